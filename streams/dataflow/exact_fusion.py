@@ -22,6 +22,9 @@ from .fusion import Fusion, FusionSpace
 STEPS = 400_000
 """Limit of the steps of the search, one to three seconds."""
 
+STEPS_PER_IDEAL = 20
+"""A search with fewer steps for each ideal is not begun."""
+
 
 @dataclass(frozen=True)
 class _In:
@@ -56,6 +59,8 @@ def exact(space: FusionSpace, limit: int, steps: int = STEPS, at_least: int = 0)
     out = [0] * count
     for s in space.streams:
         out[s.source] += s.tensor_bytes
+    if _wide(needs, nexts, steps // STEPS_PER_IDEAL):
+        return None
 
     # Of each ideal: (bytes kept, -groups, -bytes of memory), and the ideal before its last group.
     best: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
@@ -112,6 +117,23 @@ def exact(space: FusionSpace, limit: int, steps: int = STEPS, at_least: int = 0)
                 group_of[node] = smaller
         ideal = smaller
     return Fusion.ordered(space, group_of, limit, best[full][0], "exact")
+
+
+def _wide(needs: list[int], nexts: list[list[int]], most: int) -> bool:
+    """Whether there are more than so many ideals. needs: bits of what each node reads. nexts: what reads each node."""
+    first = tuple(node for node, bits in enumerate(needs) if not bits)
+    seen, todo = {0}, [(0, first)]
+    while todo:
+        ideal, ready = todo.pop()
+        for node in ready:
+            larger = ideal | 1 << node
+            if larger not in seen:
+                seen.add(larger)
+                if len(seen) > most:
+                    return True
+                after = tuple(n for n in ready if n != node) + tuple(n for n in nexts[node] if not needs[n] & ~larger)
+                todo.append((larger, after))
+    return False
 
 
 def _streams_into(space: FusionSpace) -> list[list[_In]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 
@@ -14,6 +15,7 @@ from rsn.streams.dataflow.fusion import printed
 from rsn.streams.dataflow.graph import Dataflow, Edge, Node, Timing
 from rsn.streams.dataflow.memory import Counted, fusion_space, memory_use
 from rsn.streams.orders.order import Order
+from rsn.tests.effort import cases, in_both
 
 ROWS = Order.parse("4x4xi8 [2,2]*[4,4] (d0,d1)")
 COLUMNS = Order.parse("4x4xi8 [2,2]*[4,4] (d1,d0)")
@@ -108,25 +110,38 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["i8", "bf16"])
-def test_converters_of_a_block_with_heads(shape: BlockShape, dtype: str) -> None:
+def drawn_shape(random: Random, tile: int) -> BlockShape:
+    """A block in which each size has two tiles or more, so that each product of its converters is one of tiles."""
+    length, columns, inner = (tile * random.randint(2, 6) for _ in range(3))
+    key_heads, shared = random.randint(1, 3), random.randint(1, 3)
+    hidden = tile * random.randint(2, 6)
+    options = {name: random.random() < 0.5 for name in ("gated", "rotary", "head_norms", "after_norms")}
+    return BlockShape(length, hidden, inner, key_heads * shared, key_heads, columns, **options)
+
+
+@in_both
+def test_memory_of_drawn_blocks() -> None:
     """Written down again from the sizes of the tensors: rows of tiles of left operands, whole keys and values."""
-    tile, count = 16, 2 if dtype == "bf16" else 1
-    row, head = tile * shape.hidden, tile * shape.columns
-    products_of_x = 3 + (2 if shape.gated else 1)
-    attention = head + tile * shape.length + 2 * shape.length * shape.columns * shape.key_heads + head * shape.heads
-    use = memory_use(block(shape, tile, dtype))
-    assert use.converters == 2 * count * (products_of_x * row + attention + tile * shape.ffn)
-    # Queries get the rows of tiles once for each column of theirs: more often than keys, where these have fewer heads.
-    equal = 2 if shape.key_heads == shape.heads else 1
-    assert use.shared == use.converters - 2 * count * (equal + shape.gated) * row
-    scores, queries = shape.heads * shape.length**2, shape.length * shape.columns * shape.heads
-    keys, hidden, inner = (shape.length * n for n in (shape.columns * shape.key_heads, shape.hidden, shape.ffn))
-    of_hidden = 10 + shape.gated + 2 * shape.after_norms
-    of_heads, of_inner = 2 + shape.rotary + shape.head_norms, 2 + 2 * shape.gated
-    whole = of_hidden * hidden + of_heads * (queries + keys) + 2 * scores + of_inner * inner
-    assert use.whole == 2 * count * whole
+    drawn_shapes = [
+        (drawn_shape(random, tile), tile) for random in map(Random, range(cases(200, 20))) for tile in (4, 16)
+    ]
+    for shape, tile in [(shape, 16) for shape in SHAPES] + drawn_shapes:
+        for dtype, count in (("i8", 1), ("bf16", 2)):
+            use = memory_use(block(shape, tile, dtype))
+            row, head = tile * shape.hidden, tile * shape.columns
+            of_x = (3 + (2 if shape.gated else 1)) * row
+            of_scores = head + tile * shape.length + head * shape.heads
+            of_keys = 2 * shape.length * shape.columns * shape.key_heads
+            assert use.converters == 2 * count * (of_x + of_scores + of_keys + tile * shape.ffn)
+            # Queries get the rows of tiles once for each column of theirs: more often than keys of fewer heads.
+            equal = 2 if shape.key_heads == shape.heads else 1
+            assert use.shared == use.converters - 2 * count * (equal + shape.gated) * row
+            scores, queries = shape.heads * shape.length**2, shape.length * shape.columns * shape.heads
+            keys, hidden, inner = (shape.length * n for n in (shape.columns * shape.key_heads, shape.hidden, shape.ffn))
+            of_hidden = 10 + shape.gated + 2 * shape.after_norms
+            of_heads, of_inner = 2 + shape.rotary + shape.head_norms, 2 + 2 * shape.gated
+            whole = of_hidden * hidden + of_heads * (queries + keys) + 2 * scores + of_inner * inner
+            assert use.whole == 2 * count * whole
 
 
 def test_own_memory_of_kernels() -> None:
