@@ -12,7 +12,7 @@ has no cycle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...base.errors import BudgetError, ProgramError
@@ -192,6 +192,11 @@ class Fusion:
         """Build a fusion from groups with any numbers."""
         number = {old: k for k, old in enumerate(space.quotient_order(group), 1)}
         return cls(space, tuple(number[old] for old in group), limit, bound, method)
+
+    def resized(self, space: FusionSpace) -> Fusion:
+        """Return the same groups in a space with other sizes, for example with the depths of FIFOs that were found
+        later. Raises `BudgetError` if a group no longer fits. The bound is that of no cut at all."""
+        return replace(self, space=space, bound=space.tensor_bytes)
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:

@@ -14,6 +14,7 @@ from rsn.streams.dataflow.block import BlockShape, block
 from rsn.streams.dataflow.fusion import printed
 from rsn.streams.dataflow.graph import Dataflow, Edge, Node, Timing
 from rsn.streams.dataflow.memory import Counted, fusion_space, memory_use
+from rsn.streams.dataflow.parts import parts
 from rsn.streams.orders.order import Order
 from rsn.tests.effort import cases, in_both
 
@@ -190,6 +191,38 @@ def test_less_memory_keeps_fewer_bytes_on_chip() -> None:
     assert len(found[-1][0].groups) == 1
     with pytest.raises(BudgetError, match=r"ln alone takes [\d,]+ bytes on chip, the budget is 1,000 bytes"):
         fuse(space, 1000)
+
+
+def test_a_graph_is_taken_apart_into_its_groups() -> None:
+    graph = block(BlockShape(64, 128, 256, 2), 16)
+    space = fusion_space(graph)
+    fusion = fuse(space, space.bytes_of(range(len(space.names))) // 3)
+    found = parts(graph, fusion)
+    assert tuple(tuple(node.name for node in part.graph.nodes) for part in found) == fusion.groups
+    inside = [edge for part in found for edge in part.graph.edges]
+    loads = [edge for part in found for edge in part.loads]
+    stores = [edge for part in found for edge in part.stores]
+    assert len(inside) + len(loads) == len(graph.edges)
+    assert sorted(map(str, loads)) == sorted(map(str, stores))
+    assert sum(edge.put.tokens * edge.put.bytes_per_token for edge in stores) == fusion.off_chip_bytes
+    earlier: set[str] = set()
+    for part in found:
+        assert all(edge.source in earlier for edge in part.loads)
+        assert part.load_bytes == sum(edge.get.tokens * 256 for edge in part.loads)
+        assert part.store_bytes == sum(256 * graph.outof(name)[0].put.tokens for name in part.stored)
+        earlier |= set(part.stored)
+    with pytest.raises(ProgramError, match="the fusion is of 15 other kernels, not of the 1 given"):
+        parts(Dataflow((Node("a", "op"),), ()), fusion)
+
+
+def test_groups_are_checked_again_with_depths_that_were_found_later() -> None:
+    graph = block(BlockShape(64, 128, 256, 2), 16)
+    space = fusion_space(graph)
+    limit = space.bytes_of(range(len(space.names)))
+    fusion = fuse(space, limit)
+    assert fusion.resized(fusion_space(graph, depths={0: 1})).bytes == (limit - 256,)
+    with pytest.raises(BudgetError, match="fuse fewer nodes"):
+        fusion.resized(fusion_space(graph, depths={0: 100}))
 
 
 def test_blocks_in_a_row() -> None:
