@@ -1,0 +1,54 @@
+"""How many tokens wait on a FIFO between two kernels, each with one rate (StreamTensor, MICRO'25, 5.3.2).
+
+A kernel that starts at cycle 0 puts its first token at cycle D (`first`), then one every II cycles (`interval`), T
+tokens in all, the last one at L = D + (T - 1) * II. The target starts `delay` cycles after the source, not before its
+first token, and gets a token every II cycles of its own. Convention of the paper's figure 8a: a token that is put at
+cycle c can be got at cycle c + 1, so the target gets its first one at delay + 1 (in the beats of stream programs: the
+put ends at c, the get begins at c).
+
+As printed, the two equations differ from the exact count by at most one token: the one for a fast source is up to one
+too large, the one for a slow source up to one too small, which makes a FIFO too short.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...base.errors import ProgramError
+from ..dataflow.kernel_timing import Timing
+
+Equation = Literal["exact", "paper"]
+"""`exact`: the peak of tokens in a run. `paper`: equations (1) and (2) as printed."""
+
+AT_ONCE = 0
+"""A slot takes a new token in the cycle in which its token is got: the paper's convention."""
+NEXT_CYCLE = 1
+"""A slot takes a new token in the cycle after the one in which its token is got: what the engine does."""
+
+
+def max_tokens(
+    source: Timing, target: Timing, delay: int, equation: Equation = "exact", free_after: int = AT_ONCE
+) -> int:
+    """Return the most tokens that wait: the depth with which the source is never stopped.
+
+    source: its tokens are those of the FIFO. target: its interval counts. delay: cycles from the start of the source to
+    that of the target. free_after: `AT_ONCE` or `NEXT_CYCLE`, of which the printed equations know the first only.
+    `paper` returns 0 where the printed equation does (a slow source, delay = D); no FIFO is shorter than 1. Raises
+    `ProgramError` for a delay that is less than D, and for the printed equations with `NEXT_CYCLE`.
+    """
+    if delay < source.first:
+        raise ProgramError(
+            f"the target starts {delay} cycles after the source, whose first token comes after {source.first}; start "
+            f"it at {source.first} or later"
+        )
+    tokens = source.tokens
+    if equation == "paper":
+        if free_after != AT_ONCE:
+            raise ProgramError("the printed equations free a slot at once; take equation='exact' for other FIFOs")
+        if source.interval <= target.interval:
+            return min(tokens, tokens - (source.last - delay) // target.interval)
+        return min(tokens, -((source.first - delay) // source.interval))
+    delay += free_after
+    if source.interval <= target.interval:
+        return tokens - max(0, -((delay - source.last) // target.interval))
+    return min(tokens, (delay - source.first) // source.interval + 1)

@@ -1,0 +1,232 @@
+"""When the kernels of a graph start: a linear program over start times, and the depths of FIFOs that follow.
+
+StreamTensor (MICRO'25, 5.3.3) writes a row for every path between any two kernels (`paths`). With start times as the
+unknowns there is one row for each edge: target - source >= D of the source. Their number is linear in the graph, and
+every solution is a schedule, which solutions of the rows of paths need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from math import gcd, lcm
+from typing import Literal
+
+import numpy as np
+
+from ...base.errors import ProgramError
+from ..dataflow.kernel_timing import Timing
+from ..dataflow.topology import topological_order
+from .equations import AT_ONCE, Equation, max_tokens
+
+Weights = Literal["bits", "cycles"]
+"""What a cycle of delay costs on an edge: `bits`: the bits that its source puts in a cycle; `cycles`: 1, as printed."""
+
+WEIGHT = 1 << 30
+"""The largest weight of the linear program; where exact weights would be larger, they are rounded to fit."""
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """An edge between two kernels.
+
+    source, target: positions of kernels. bits: of a token. after: least cycles from the start of the source to that of
+    the target; None: D of the source.
+    """
+
+    source: int
+    target: int
+    bits: int = 1
+    after: int | None = None
+
+
+@dataclass(frozen=True)
+class KernelGraph:
+    """Kernels with one rate each, and FIFOs between them.
+
+    Raises `CycleError`, and `ProgramError` for names that are given twice, positions that do not exist, and FIFOs whose
+    target takes another number of tokens than its source puts: such kernels have no single rate (see `measure`).
+    """
+
+    names: tuple[str, ...]
+    timings: tuple[Timing, ...]
+    fifos: tuple[Fifo, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.timings):
+            raise ProgramError(f"{len(self.names)} kernels have {len(self.timings)} timings; give one for each")
+        for fifo in self.fifos:
+            if not (0 <= fifo.source < len(self.names) and 0 <= fifo.target < len(self.names)):
+                raise ProgramError(f"a FIFO leads from kernel {fifo.source} to {fifo.target} of {len(self.names)}")
+            put, got = self.timings[fifo.source].tokens, self.timings[fifo.target].tokens
+            if put != got:
+                raise ProgramError(
+                    f"{self.names[fifo.source]} puts {put} tokens and {self.names[fifo.target]} takes {got} in an "
+                    f"execution; equations with one rate for each kernel do not hold: measure the program instead"
+                )
+        links = [(self.names[fifo.source], self.names[fifo.target]) for fifo in self.fifos]
+        topological_order(self.names, links)
+
+    def after(self, fifo: Fifo) -> int:
+        """Return the least cycles from the start of the source to that of the target."""
+        return self.timings[fifo.source].first if fifo.after is None else fifo.after
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Positions of the kernels, each after all that lead to it."""
+        position = {name: k for k, name in enumerate(self.names)}
+        links = [(self.names[fifo.source], self.names[fifo.target]) for fifo in self.fifos]
+        return tuple(position[name] for name in topological_order(self.names, links))
+
+    @cached_property
+    def sources(self) -> frozenset[int]:
+        """Kernels that no FIFO leads to."""
+        return frozenset(range(len(self.names))) - {fifo.target for fifo in self.fifos}
+
+    def weight(self, fifo: Fifo, weights: Weights) -> Fraction:
+        """Return the cost of a cycle of delay on an edge."""
+        return Fraction(1) if weights == "cycles" else Fraction(fifo.bits, self.timings[fifo.source].interval)
+
+    def as_soon_as_possible(self) -> tuple[int, ...]:
+        """Return the least start times; sources start at 0."""
+        starts = [0] * len(self.names)
+        into: dict[int, list[Fifo]] = {}
+        for fifo in self.fifos:
+            into.setdefault(fifo.target, []).append(fifo)
+        for k in self.order:
+            starts[k] = max((starts[fifo.source] + self.after(fifo) for fifo in into.get(k, ())), default=0)
+        return tuple(starts)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Start times of the kernels of a graph, in cycles; sources start at 0. Raises `ProgramError` for a kernel that
+    starts before the first token of another one is there."""
+
+    graph: KernelGraph
+    starts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = self.graph.names
+        for fifo, delay in zip(self.graph.fifos, self.delays, strict=True):
+            if delay < self.graph.after(fifo):
+                raise ProgramError(
+                    f"{names[fifo.target]} starts {delay} cycles after {names[fifo.source]}, which is less than "
+                    f"{self.graph.after(fifo)}"
+                )
+
+    @cached_property
+    def delays(self) -> tuple[int, ...]:
+        """Cycles from the start of the source to that of the target, of each FIFO."""
+        return tuple(self.starts[fifo.target] - self.starts[fifo.source] for fifo in self.graph.fifos)
+
+    @property
+    def latency(self) -> int:
+        """Cycles until the last token of any kernel, if no kernel waits after its start."""
+        pairs = zip(self.starts, self.graph.timings, strict=True)
+        return max((start + timing.last for start, timing in pairs), default=0)
+
+    def objective(self, weights: Weights = "cycles") -> Fraction:
+        """Return the weighted sum of all delays."""
+        pairs = zip(self.graph.fifos, self.delays, strict=True)
+        return sum((self.graph.weight(fifo, weights) * delay for fifo, delay in pairs), Fraction(0))
+
+    def depths(self, equation: Equation = "exact", free_after: int = AT_ONCE) -> tuple[int, ...]:
+        """Return the depth of each FIFO by the equations, at least 1."""
+        timings = self.graph.timings
+        return tuple(
+            max(1, max_tokens(timings[fifo.source], timings[fifo.target], delay, equation, free_after))
+            for fifo, delay in zip(self.graph.fifos, self.delays, strict=True)
+        )
+
+    def bits(self, depths: Sequence[int]) -> int:
+        """Return the bits of FIFOs with these depths."""
+        return sum(fifo.bits * depth for fifo, depth in zip(self.graph.fifos, depths, strict=True))
+
+
+def schedule(graph: KernelGraph, weights: Weights = "bits", latency: int | None = None) -> Schedule:
+    """Find start times with the least weighted sum of delays, by a linear program (HiGHS).
+
+    Tie break: of all optimal schedules the one in which every kernel starts as soon as possible. There is always one,
+    because the earlier of two start times, kernel by kernel, makes a schedule of two optimal ones. latency: the last
+    token of no kernel comes later than that; None: no limit. Raises `ProgramError` for a latency that is too short.
+    """
+    soon = Schedule(graph, graph.as_soon_as_possible())
+    if latency is not None and latency < soon.latency:
+        raise ProgramError(f"the kernels take {soon.latency} cycles as soon as possible; {latency} are too few")
+    if not graph.fifos:
+        return soon
+    exact = [graph.weight(fifo, weights) for fifo in graph.fifos]
+    costs = _integers(exact)
+    latest = [None if latency is None else latency - timing.last for timing in graph.timings]
+    tight, ends = _tight(graph, costs, latest)
+    least = _least(graph, tight, {k: end for k in ends if (end := latest[k]) is not None})
+    return Schedule(graph, least)
+
+
+def _integers(weights: Sequence[Fraction]) -> list[int]:
+    """Scale weights to integers of at most `WEIGHT`, at least 1 where they are not 0."""
+    scale = lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * scale) for weight in weights]
+    common, largest = gcd(*whole) or 1, max(whole)
+    if largest // common <= WEIGHT:
+        return [weight // common for weight in whole]
+    return [max(1, round(Fraction(weight * WEIGHT, largest))) if weight else 0 for weight in whole]
+
+
+def _tight(
+    graph: KernelGraph, costs: Sequence[int], latest: Sequence[int | None]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Solve the linear program. Return the FIFOs whose delay is least in every optimal schedule, and the kernels
+    that start at their latest time in every one, both by their duals: a row with a dual above 0 is tight in all optimal
+    solutions, and solutions in which all of those are tight are optimal."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_matrix
+
+    count, kernels = len(graph.fifos), len(graph.names)
+    pairs = np.array([(fifo.source, fifo.target) for fifo in graph.fifos])
+    rows = np.repeat(np.arange(count), 2)
+    matrix = csr_matrix((np.tile([1.0, -1.0], count), (rows, pairs.ravel())), shape=(count, kernels))
+    cost = np.zeros(kernels)
+    np.add.at(cost, pairs[:, 1], costs)
+    np.subtract.at(cost, pairs[:, 0], costs)
+    bounds = [(0, 0) if k in graph.sources else (0, latest[k]) for k in range(kernels)]
+    limits = [-graph.after(fifo) for fifo in graph.fifos]
+    found = linprog(cost, A_ub=matrix, b_ub=limits, bounds=bounds, method="highs-ds")
+    assert found.status == 0, found.message
+    # Weights are integers and the rows a network, so duals are integers too.
+    tight = frozenset(np.flatnonzero(found.ineqlin.marginals < -0.5).tolist())
+    ends = frozenset(np.flatnonzero(found.upper.marginals < -0.5).tolist()) - graph.sources
+    return tight, ends
+
+
+def _least(graph: KernelGraph, tight: frozenset[int], fixed: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the least start times with these FIFOs at their least delay, and these kernels at fixed times."""
+    starts = list(graph.as_soon_as_possible())
+    for k, start in fixed.items():
+        starts[k] = start
+    changed = True
+    while changed:
+        changed = False
+        for k, fifo in enumerate(graph.fifos):
+            after = graph.after(fifo)
+            if starts[fifo.target] < starts[fifo.source] + after:
+                starts[fifo.target] = starts[fifo.source] + after
+                changed = True
+            if k in tight and starts[fifo.source] < starts[fifo.target] - after:
+                starts[fifo.source] = starts[fifo.target] - after
+                changed = True
+    return tuple(starts)
+
+
+def conservative(graph: KernelGraph) -> KernelGraph:
+    """Slow every kernel to the pace of the slowest one (the paper's conservative equalisation).
+
+    II' = II * max(II * T) / (II * T) of each kernel, rounded down, so that none becomes slower than the slowest. The
+    kernels must then be built with these intervals: FIFOs of these depths do not fit faster ones.
+    """
+    slowest = max((timing.interval * timing.tokens for timing in graph.timings), default=1)
+    slowed = tuple(replace(timing, interval=slowest // timing.tokens) for timing in graph.timings)
+    return replace(graph, timings=slowed)

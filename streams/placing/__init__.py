@@ -1,0 +1,1 @@
+"""Where kernels and buffers go: unrolling, dies, memories, and the devices that are known."""
