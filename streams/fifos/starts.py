@@ -33,45 +33,69 @@ class Fifo:
     """An edge between two kernels.
 
     source, target: positions of kernels. bits: of a token. after: least cycles from the start of the source to that of
-    the target; None: D of the source.
+    the target; None: D of the source. rate: tokens that the source puts in a cycle; None: one every II.
     """
 
     source: int
     target: int
     bits: int = 1
     after: int | None = None
+    rate: Fraction | None = None
 
 
 @dataclass(frozen=True)
 class KernelGraph:
-    """Kernels with one rate each, and FIFOs between them.
+    """Kernels, and FIFOs between them.
 
-    Raises `CycleError`, and `ProgramError` for names that are given twice, positions that do not exist, and FIFOs whose
-    target takes another number of tokens than its source puts: such kernels have no single rate (see `measure`).
+    timings: None for a kernel without a single rate; then its FIFOs state `after` and `rate`. lasts: when each kernel
+    ends, in cycles from its start; (): with its last token. Raises `CycleError`, and `ProgramError` for names that are
+    given twice, positions that do not exist, and kernels of which too little is known.
     """
 
     names: tuple[str, ...]
-    timings: tuple[Timing, ...]
+    timings: tuple[Timing | None, ...]
     fifos: tuple[Fifo, ...]
+    lasts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.timings):
             raise ProgramError(f"{len(self.names)} kernels have {len(self.timings)} timings; give one for each")
+        if len(self.names) != len(self.lasts) and (self.lasts or None in self.timings):
+            raise ProgramError(f"{len(self.names)} kernels have {len(self.lasts)} last cycles; give one for each")
         for fifo in self.fifos:
             if not (0 <= fifo.source < len(self.names) and 0 <= fifo.target < len(self.names)):
                 raise ProgramError(f"a FIFO leads from kernel {fifo.source} to {fifo.target} of {len(self.names)}")
-            put, got = self.timings[fifo.source].tokens, self.timings[fifo.target].tokens
-            if put != got:
-                raise ProgramError(
-                    f"{self.names[fifo.source]} puts {put} tokens and {self.names[fifo.target]} takes {got} in an "
-                    f"execution; equations with one rate for each kernel do not hold: measure the program instead"
-                )
+            if self.timings[fifo.source] is None and (fifo.after is None or fifo.rate is None):
+                raise ProgramError(f"kernel {self.names[fifo.source]} has no timing; state it, or measure the program")
         links = [(self.names[fifo.source], self.names[fifo.target]) for fifo in self.fifos]
         topological_order(self.names, links)
 
     def after(self, fifo: Fifo) -> int:
         """Return the least cycles from the start of the source to that of the target."""
-        return self.timings[fifo.source].first if fifo.after is None else fifo.after
+        return self.timing(fifo.source).first if fifo.after is None else fifo.after
+
+    def last(self, kernel: int) -> int:
+        """Return the cycles from the start of a kernel to its end."""
+        return self.lasts[kernel] if self.lasts else self.timing(kernel).last
+
+    def timing(self, kernel: int) -> Timing:
+        """Return the timing of a kernel. Raises `ProgramError` if it has none."""
+        found = self.timings[kernel]
+        if found is None:
+            raise ProgramError(f"kernel {self.names[kernel]} has no single rate; measure the program (normal_depths)")
+        return found
+
+    def pair(self, fifo: Fifo) -> tuple[Timing, Timing]:
+        """Return the timings of both ends of a FIFO. Raises `ProgramError` if they differ in their tokens, so that
+        equations with one rate for each kernel do not hold."""
+        source, target = self.timing(fifo.source), self.timing(fifo.target)
+        if source.tokens != target.tokens:
+            raise ProgramError(
+                f"{self.names[fifo.source]} puts {source.tokens} tokens and {self.names[fifo.target]} takes "
+                f"{target.tokens} in an execution; equations with one rate for each kernel do not hold: measure the "
+                f"program (normal_depths)"
+            )
+        return source, target
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -87,7 +111,9 @@ class KernelGraph:
 
     def weight(self, fifo: Fifo, weights: Weights) -> Fraction:
         """Return the cost of a cycle of delay on an edge."""
-        return Fraction(1) if weights == "cycles" else Fraction(fifo.bits, self.timings[fifo.source].interval)
+        if weights == "cycles":
+            return Fraction(1)
+        return fifo.bits * (fifo.rate or Fraction(1, self.timing(fifo.source).interval))
 
     def as_soon_as_possible(self) -> tuple[int, ...]:
         """Return the least start times; sources start at 0."""
@@ -96,7 +122,7 @@ class KernelGraph:
         for fifo in self.fifos:
             into.setdefault(fifo.target, []).append(fifo)
         for k in self.order:
-            starts[k] = max((starts[fifo.source] + self.after(fifo) for fifo in into.get(k, ())), default=0)
+            starts[k] = max([0, *(starts[fifo.source] + self.after(fifo) for fifo in into.get(k, ()))])
         return tuple(starts)
 
 
@@ -125,8 +151,7 @@ class Schedule:
     @property
     def latency(self) -> int:
         """Cycles until the last token of any kernel, if no kernel waits after its start."""
-        pairs = zip(self.starts, self.graph.timings, strict=True)
-        return max((start + timing.last for start, timing in pairs), default=0)
+        return max((start + self.graph.last(k) for k, start in enumerate(self.starts)), default=0)
 
     def objective(self, weights: Weights = "cycles") -> Fraction:
         """Return the weighted sum of all delays."""
@@ -135,9 +160,8 @@ class Schedule:
 
     def depths(self, equation: Equation = "exact", free_after: int = AT_ONCE) -> tuple[int, ...]:
         """Return the depth of each FIFO by the equations, at least 1."""
-        timings = self.graph.timings
         return tuple(
-            max(1, max_tokens(timings[fifo.source], timings[fifo.target], delay, equation, free_after))
+            max(1, max_tokens(*self.graph.pair(fifo), delay, equation, free_after))
             for fifo, delay in zip(self.graph.fifos, self.delays, strict=True)
         )
 
@@ -146,12 +170,15 @@ class Schedule:
         return sum(fifo.bits * depth for fifo, depth in zip(self.graph.fifos, depths, strict=True))
 
 
-def schedule(graph: KernelGraph, weights: Weights = "bits", latency: int | None = None) -> Schedule:
+def schedule(
+    graph: KernelGraph, weights: Weights = "bits", latency: int | None = None, sources_wait: bool = False
+) -> Schedule:
     """Find start times with the least weighted sum of delays, by a linear program (HiGHS).
 
     Tie break: of all optimal schedules the one in which every kernel starts as soon as possible. There is always one,
     because the earlier of two start times, kernel by kernel, makes a schedule of two optimal ones. latency: the last
-    token of no kernel comes later than that; None: no limit. Raises `ProgramError` for a latency that is too short.
+    token of no kernel comes later than that; None: no limit. sources_wait: sources may start after 0 too. Raises
+    `ProgramError` for a latency that is too short.
     """
     soon = Schedule(graph, graph.as_soon_as_possible())
     if latency is not None and latency < soon.latency:
@@ -160,7 +187,9 @@ def schedule(graph: KernelGraph, weights: Weights = "bits", latency: int | None 
         return soon
     exact = [graph.weight(fifo, weights) for fifo in graph.fifos]
     costs = _integers(exact)
-    latest = [None if latency is None else latency - timing.last for timing in graph.timings]
+    latest = [None if latency is None else latency - graph.last(k) for k in range(len(graph.names))]
+    if not sources_wait:
+        latest = [0 if k in graph.sources else end for k, end in enumerate(latest)]
     tight, ends = _tight(graph, costs, latest)
     least = _least(graph, tight, {k: end for k in ends if (end := latest[k]) is not None})
     return Schedule(graph, least)
@@ -192,13 +221,13 @@ def _tight(
     cost = np.zeros(kernels)
     np.add.at(cost, pairs[:, 1], costs)
     np.subtract.at(cost, pairs[:, 0], costs)
-    bounds = [(0, 0) if k in graph.sources else (0, latest[k]) for k in range(kernels)]
+    bounds = [(0, end) for end in latest]
     limits = [-graph.after(fifo) for fifo in graph.fifos]
     found = linprog(cost, A_ub=matrix, b_ub=limits, bounds=bounds, method="highs-ds")
     assert found.status == 0, found.message
     # Weights are integers and the rows a network, so duals are integers too.
     tight = frozenset(np.flatnonzero(found.ineqlin.marginals < -0.5).tolist())
-    ends = frozenset(np.flatnonzero(found.upper.marginals < -0.5).tolist()) - graph.sources
+    ends = frozenset(np.flatnonzero(found.upper.marginals < -0.5).tolist())
     return tight, ends
 
 
@@ -227,6 +256,7 @@ def conservative(graph: KernelGraph) -> KernelGraph:
     II' = II * max(II * T) / (II * T) of each kernel, rounded down, so that none becomes slower than the slowest. The
     kernels must then be built with these intervals: FIFOs of these depths do not fit faster ones.
     """
-    slowest = max((timing.interval * timing.tokens for timing in graph.timings), default=1)
-    slowed = tuple(replace(timing, interval=slowest // timing.tokens) for timing in graph.timings)
-    return replace(graph, timings=slowed)
+    timings = [graph.timing(k) for k in range(len(graph.names))]
+    slowest = max((timing.interval * timing.tokens for timing in timings), default=1)
+    slowed = tuple(replace(timing, interval=slowest // timing.tokens) for timing in timings)
+    return KernelGraph(graph.names, slowed, graph.fifos)

@@ -1,0 +1,152 @@
+"""Normal depths of a stream program: the least with which no task ever waits for a free slot.
+
+They are the peaks of a run on endless FIFOs, counted on the timed engine. So they are right for tasks of several rates,
+for tasks that a slow input holds up, and for tasks that lead to each other, where equations for a pair of kernels
+(`equations`) are not. No FIFO can be less deep without a wait: a put would find it full.
+
+A task that starts as soon as it can fills the FIFOs behind it early. `later_starts` finds tasks that may start later at
+no cost in time, by a linear program over start times weighted by bits (`starts`); the program then states the wait with
+`cycles(n)` as the first statement of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ...base.errors import ProgramError
+from ..sizing.program import SizedProgram, TimeError
+from ..source import Place
+from ..timing.bytecode import TooLong
+from ..timing.timed import COUNTED, TOKENS, Late, Model, Stuck, TooManyTokens
+from ..tree import Beat, Body, Nodes, Repeat
+from .measure import TaskTimes, together
+from .starts import Fifo, KernelGraph, schedule
+
+
+@dataclass(frozen=True)
+class NormalDepths:
+    """depths: in elements, by name of the declared stream. bits: of all slots. starts: cycles that a task waits before
+    its first beat, by number of the instance; only tasks that wait. latency: cycles of an execution, modelled."""
+
+    depths: Mapping[str, int]
+    bits: int
+    starts: Mapping[int, int]
+    latency: int
+
+
+def normal_depths(program: SizedProgram, later: bool = False) -> NormalDepths:
+    """Find the normal depths of one execution.
+
+    All elements of an array of streams get the depth of the deepest. Where data decides between outcomes, the depths
+    are enough for each of them. later: tasks may start later (`later_starts`), if this takes fewer bits in all; the
+    latency stays. Raises `TimeError` if the time of the program is not known before the run, or it is too large.
+    """
+    bodies = program.outcomes.bodies
+    soon = _normal(program, bodies, {})
+    if not later:
+        return soon
+    starts = later_starts(program)
+    found = _normal(program, bodies, starts)
+    return found if found.bits < soon.bits and found.latency <= soon.latency else soon
+
+
+def _normal(program: SizedProgram, outcomes: tuple[tuple[Body, ...], ...], starts: Mapping[int, int]) -> NormalDepths:
+    found: dict[int, int] = {}
+    latency = 0
+    for bodies in outcomes:
+        try:
+            most, end = peaks(Model(waiting(bodies, starts), program.packing))
+        except TooLong:
+            raise TimeError(f"{program.source.file}: error: its beats take too many cycles to be timed") from None
+        except TooManyTokens:
+            message = f"more than {TOKENS} tokens would wait on its streams at once"
+            raise TimeError(f"{program.source.file}: error: {message}") from None
+        latency = max(latency, end)
+        for s, depth in most.items():
+            found[s] = max(depth, found.get(s, 0))
+    depths: dict[str, int] = {}
+    for name, group in program.groups.items():
+        packing = group.decl.packing
+        deepest = max(found[s] for s in group.elements)
+        depths[name] = -(-max(1, deepest) // packing) * packing
+    return NormalDepths(depths, program.bits(depths), dict(starts), latency)
+
+
+def waiting(bodies: tuple[Body, ...], starts: Mapping[int, int]) -> tuple[Body, ...]:
+    """Return bodies in which some tasks wait before their first beat. starts: cycles by number of the body."""
+    nodes = Nodes()
+    made: list[Body] = []
+    for k, body in enumerate(bodies):
+        wait = starts.get(k, 0)
+        made.append((nodes.beat((), wait, _place(body)), *body) if wait and body else body)
+    return tuple(made)
+
+
+def _place(body: Body) -> Place:
+    """The place of the first beat."""
+    node = body[0]
+    while isinstance(node, Repeat):
+        node = node.body[0]
+    assert isinstance(node, Beat), "beats and loops only"
+    return node.place
+
+
+def peaks(model: Model) -> tuple[dict[int, int], int]:
+    """Return the most slots in use on each stream, by its number, and the latency, on endless FIFOs.
+
+    model: of one execution. Long streams begin with a limit that is doubled until no put waits for a slot. Raises
+    `TooManyTokens`, and `ProgramError` if a beat waits for ever to fire.
+    """
+    depths = {s: n if n < COUNTED else COUNTED - 1 for s, n in model.tokens.items()}
+    while True:
+        run = model.run(depths)
+        if isinstance(run, Stuck) and not any(put for _, put in run.waits.values()):
+            raise ProgramError("beats wait for ever to fire on endless streams: each waits for a token of another")
+        assert not isinstance(run, Late), "a run without limits"
+        if isinstance(run, Stuck):
+            full = {s for s, put in run.waits.values() if put}
+        else:
+            full = {s for s, cycles in run.full.items() if cycles}
+            if not full:
+                # A stream that is as deep as its tokens, and long, is not counted: it was full with one slot less.
+                return {s: run.peak.get(s, n) for s, n in model.tokens.items()}, run.latency
+        for s in full:
+            tokens = model.tokens[s]
+            depths[s] = tokens if depths[s] >= tokens - 1 else min(2 * depths[s], tokens - 1)
+
+
+def later_starts(program: SizedProgram) -> dict[int, int]:
+    """Find tasks that may start later without delaying the end of the program, so that FIFOs hold fewer bits.
+
+    In the run on endless FIFOs a token waits at least `slack` cycles on a stream before it is got. A task with slack on
+    all its outputs can move towards its targets: a linear program finds by how much, with bits a cycle as weights.
+    Returns cycles before the first beat, by number of the instance, for those that move. For programs with several
+    outcomes of the data, with tasks that lead to each other, or with too many beats to be listed it returns none.
+    """
+    outcomes = program.outcomes.bodies
+    if len(outcomes) != 1:
+        return {}
+    try:
+        times = together(outcomes[0], program.packing)
+        graph = _graph(program, times)
+    except ProgramError:
+        return {}
+    moved = schedule(graph, "bits", max(time.last for time in times), sources_wait=True).starts
+    return {k: times[k].first + move for k, move in enumerate(moved) if move}
+
+
+def _graph(program: SizedProgram, times: tuple[TaskTimes, ...]) -> KernelGraph:
+    """The graph of how far tasks may move: a stream with slack lets its source move that much more than its target."""
+    bits = {s: group.bits for group in program.groups.values() for s in group.elements}
+    readers = {s: (k, trace) for k, time in enumerate(times) for s, trace in time.gets.items()}
+    fifos = []
+    for k, time in enumerate(times):
+        for s, put in time.puts.items():
+            target, get = readers[s]
+            slack = int((get.begin - put.end).min())
+            rate = Fraction(put.tokens, int(put.end[-1] - put.begin[0]))
+            fifos.append(Fifo(k, target, bits[s], -slack, rate))
+    names = tuple(str(k) for k in range(len(times)))
+    return KernelGraph(names, (None,) * len(times), tuple(fifos), tuple(time.last for time in times))
