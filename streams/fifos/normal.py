@@ -133,7 +133,7 @@ def later_starts(program: SizedProgram) -> dict[int, int]:
         graph = _graph(program, times)
     except ProgramError:
         return {}
-    moved = schedule(graph, "bits", max(time.last for time in times), sources_wait=True).starts
+    moved = schedule(graph, "bits", max((time.last for time in times), default=0), sources_wait=True).starts
     return {k: times[k].first + move for k, move in enumerate(moved) if move}
 
 

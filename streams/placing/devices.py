@@ -1,0 +1,110 @@
+"""Devices that machines are generated for: what each die has, and the memory off the chip.
+
+All figures are of the whole device, before any shell or platform takes its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...base.errors import ProgramError
+from ...machine.resources import VC1902 as VC1902_CAPACITIES
+
+RESOURCES = ("LUT", "DSP", "BRAM", "URAM")
+"""6-input tables, multipliers, block RAMs of 36 Kbit, UltraRAMs of 288 Kbit."""
+
+BRAM_BYTES = 36 * 1024 // 8
+"""36 Kbit (UG573, AM007)."""
+URAM_BYTES = 288 * 1024 // 8
+"""4096 words of 72 bit (UG573, AM007)."""
+
+
+@dataclass(frozen=True)
+class OffChip:
+    """A memory beside the chip. gbs: peak bandwidth in GB/s. gb: capacity in GB (2**30 bytes)."""
+
+    name: str
+    gbs: float
+    gb: int
+
+
+@dataclass(frozen=True)
+class StreamDevice:
+    """A device.
+
+    dies: the amount of each of `RESOURCES` of each die (super logic region), in the order in which they are connected.
+    lutram_bytes: of LUTs that can be memory, all dies together. off_chip: memories. mhz: clock of published designs.
+    """
+
+    name: str
+    dies: tuple[Mapping[str, int], ...]
+    lutram_bytes: int
+    off_chip: tuple[OffChip, ...]
+    mhz: int
+
+    @cached_property
+    def total(self) -> Mapping[str, int]:
+        """The amounts of all dies together."""
+        return {name: sum(die[name] for die in self.dies) for name in RESOURCES}
+
+    @property
+    def gbs(self) -> float:
+        """Peak bandwidth of all memories off the chip together, in GB/s."""
+        return sum(memory.gbs for memory in self.off_chip)
+
+
+# XCU280 and XCU55C have the same fabric as XCVU37P: three dies, 1,303,680 LUTs, 9,024 DSPs, 2,016 block RAMs and 960
+# UltraRAMs (data sheets DS963 and DS978, DS890 for the XCVU37P). Per die: table "SLR CLB Logic and Dedicated Block
+# Utilization" of Vivado's reports for the part; the bottom die has more LUTs and fewer DSPs.
+_VU37P_DIES = (
+    {"LUT": 439_680, "DSP": 2_880, "BRAM": 672, "URAM": 320},
+    {"LUT": 432_000, "DSP": 3_072, "BRAM": 672, "URAM": 320},
+    {"LUT": 432_000, "DSP": 3_072, "BRAM": 672, "URAM": 320},
+)
+# DS890: 36.7 Mbit of distributed RAM.
+_VU37P_LUTRAM = int(36.7 * (1 << 20)) // 8
+
+U55C = StreamDevice(
+    "U55C",
+    _VU37P_DIES,
+    _VU37P_LUTRAM,
+    # UG1393, "HBM Configuration and Use": 32 channels of 14.375 GB/s; 16 GB in channels of 512 MB.
+    (OffChip("HBM", 460.0, 16),),
+    # StreamTensor (MICRO'25), table 6.
+    250,
+)
+
+U280 = StreamDevice(
+    "U280",
+    _VU37P_DIES,
+    _VU37P_LUTRAM,
+    # UG1393, as above, with 8 GB in channels of 256 MB; DS963: two DDR4 modules of 16 GB at 19.2 GB/s (DDR4-2400).
+    (OffChip("HBM", 460.0, 8), OffChip("DDR4", 38.4, 32)),
+    # StreamTensor (MICRO'25), table 6: Allo on a U280 at 250 MHz (DFX: 200 MHz).
+    250,
+)
+
+VC1902 = StreamDevice(
+    "VC1902",
+    # One die; its amounts and their sources are those of the device of the VCK190 in machine/resources.py.
+    ({name: VC1902_CAPACITIES.capacities[name].amount for name in RESOURCES},),
+    # AM005: half of the LUTs can be memory of 64 bit each.
+    VC1902_CAPACITIES.capacities["LUT"].amount // 2 * 64 // 8,
+    # RSN paper, section 2.1: the memories of the VCK190 and their peak bandwidth.
+    (OffChip("DDR4", 25.6, 8), OffChip("LPDDR4", 32.0, 8)),
+    # RSN paper, section 5: clock of the programmable logic.
+    260,
+)
+
+DEVICES: Mapping[str, StreamDevice] = {device.name.lower(): device for device in (VC1902, U55C, U280)}
+"""By the name in lower case."""
+
+
+def device_named(name: str) -> StreamDevice:
+    """Return the device of this name, in upper or lower case. Raises `ProgramError`, which lists the names."""
+    found = DEVICES.get(name.lower())
+    if found is None:
+        raise ProgramError(f"no device has the name {name!r}; there are {', '.join(d.name for d in DEVICES.values())}")
+    return found

@@ -1,0 +1,153 @@
+"""Which memory each buffer goes to: LUTs, block RAMs or UltraRAMs (StreamTensor, MICRO'25, 5.3).
+
+The largest buffer chooses first. A buffer takes whole blocks. Below `LUTRAM_BELOW` it goes to LUTs; from one UltraRAM
+on to UltraRAMs; else to block RAMs; where the blocks of one kind do not suffice, to the next kind. If a buffer finds no
+room this way, an integer linear program tries all ways. A buffer is never cut, and never spilled to a memory off the
+chip: what does not fit is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ...base.errors import ProgramError, ResourceError
+from .devices import BRAM_BYTES, URAM_BYTES, StreamDevice
+
+LUTRAM_BELOW = 1024
+"""Bytes from which on a buffer takes blocks rather than LUTs."""
+
+KINDS = ("LUTRAM", "BRAM", "URAM")
+
+
+class MemoryFitError(ResourceError):
+    """A buffer that fits in no memory. holder: its name. allocation: of all other buffers."""
+
+    def __init__(self, message: str, holder: str, allocation: Allocation) -> None:
+        super().__init__(message)
+        self.holder, self.allocation = holder, allocation
+
+
+@dataclass(frozen=True)
+class Memories:
+    """Blocks of each kind. lutram: bytes. bram, uram: blocks. bram_bytes, uram_bytes: of a block."""
+
+    lutram: int
+    bram: int
+    uram: int
+    bram_bytes: int = BRAM_BYTES
+    uram_bytes: int = URAM_BYTES
+
+    @classmethod
+    def of_device(cls, device: StreamDevice) -> Memories:
+        """The memories of all dies of a device."""
+        return cls(device.lutram_bytes, device.total["BRAM"], device.total["URAM"])
+
+    def amount(self, kind: str) -> int:
+        """Return how many blocks, or bytes of LUTs, there are."""
+        return {"LUTRAM": self.lutram, "BRAM": self.bram, "URAM": self.uram}[kind]
+
+    def needed(self, size: int, kind: str) -> int:
+        """Return how many blocks, or bytes of LUTs, a buffer takes. size: in bytes."""
+        return {"LUTRAM": size, "BRAM": -(-size // self.bram_bytes), "URAM": -(-size // self.uram_bytes)}[kind]
+
+    def choices(self, size: int) -> tuple[str, ...]:
+        """Return the kinds in which a buffer may be, the best one first."""
+        if size < LUTRAM_BELOW:
+            return KINDS
+        return ("URAM", "BRAM") if size >= self.uram_bytes else ("BRAM", "URAM")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer is. amount: blocks, or bytes of LUTs."""
+
+    kind: str
+    amount: int
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """places: of buffers by name."""
+
+    places: Mapping[str, Place]
+
+    def used(self, kind: str) -> int:
+        """Return the blocks of one kind that buffers take, or the bytes of LUTs."""
+        return sum(place.amount for place in self.places.values() if place.kind == kind)
+
+
+def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
+    """Put each buffer into a memory. buffers: bytes by name.
+
+    Raises `MemoryFitError` for a buffer that fits nowhere, which names it, what it needs, what is left and who holds
+    the rest; `ProgramError` for sizes below 1.
+    """
+    for name, size in buffers.items():
+        if size < 1:
+            raise ProgramError(f"buffer {name} has {size} bytes; the least is 1")
+    order = sorted(buffers, key=lambda name: (-buffers[name], name))
+    places: dict[str, Place] = {}
+    refused: list[str] = []
+    free = {kind: memories.amount(kind) for kind in KINDS}
+    for name in order:
+        for kind in memories.choices(buffers[name]):
+            amount = memories.needed(buffers[name], kind)
+            if amount <= free[kind]:
+                places[name] = Place(kind, amount)
+                free[kind] -= amount
+                break
+        else:
+            refused.append(name)
+    if not refused:
+        return Allocation(places)
+    found = _every_way(order, buffers, memories)
+    if found is not None:
+        return found
+    raise MemoryFitError(_refusal(refused[0], buffers, memories, places), refused[0], Allocation(places))
+
+
+def _refusal(name: str, buffers: Mapping[str, int], memories: Memories, places: Mapping[str, Place]) -> str:
+    size = buffers[name]
+    parts: list[str] = []
+    for kind in memories.choices(size):
+        before = {other: place for other, place in places.items() if buffers[other] >= size and place.kind == kind}
+        left = memories.amount(kind) - sum(place.amount for place in before.values())
+        unit = "bytes of LUTRAM" if kind == "LUTRAM" else kind
+        part = f"{memories.needed(size, kind):,} {unit} needed, {left:,} of {memories.amount(kind):,} left"
+        if before:
+            holder = max(before, key=lambda other: before[other].amount)
+            part += f" ({holder} holds {before[holder].amount:,})"
+        parts.append(part)
+    return f"buffer {name} of {size:,} bytes fits in no memory: {'; '.join(parts)}; choose smaller tiles or depths"
+
+
+def _every_way(order: Sequence[str], buffers: Mapping[str, int], memories: Memories) -> Allocation | None:
+    """Find an allocation by an integer linear program, with as few second choices as possible; None if there is
+    none."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    options = [(name, rank, kind) for name in order for rank, kind in enumerate(memories.choices(buffers[name]))]
+    rows, lows, highs = [], [], []
+    for name in order:
+        rows.append([float(other == name) for other, _, _ in options])
+        lows.append(1.0)
+        highs.append(1.0)
+    for kind in KINDS:
+        rows.append([float(memories.needed(buffers[name], kind)) * (k == kind) for name, _, k in options])
+        lows.append(-inf)
+        highs.append(float(memories.amount(kind)))
+    found = milp(
+        np.array([float(rank) for _, rank, _ in options]),
+        integrality=np.ones(len(options)),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(np.array(rows), lows, highs),
+        options={"time_limit": 60.0},
+    )
+    if found.x is None:
+        return None
+    chosen = [option for option, x in zip(options, found.x, strict=True) if x > 0.5]
+    return Allocation({name: Place(kind, memories.needed(buffers[name], kind)) for name, _, kind in chosen})

@@ -1,0 +1,60 @@
+"""How far each kernel is unrolled: the slowest one is, until the budget is spent (StreamTensor, MICRO'25, 5.1).
+
+A kernel of `work` operations takes ceil(work / unroll) cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from ...base.errors import ProgramError, ResourceError
+
+
+@dataclass(frozen=True)
+class Unrolling:
+    """unroll: of each kernel. cycles: of each kernel with it. raised: kernels that were unrolled further, in order."""
+
+    unroll: Mapping[str, int]
+    cycles: Mapping[str, int]
+    raised: tuple[str, ...]
+
+    @property
+    def interval(self) -> int:
+        """Cycles of the slowest kernel, which bound those of the pipeline."""
+        return max(self.cycles.values(), default=0)
+
+
+def unroll(work: Mapping[str, int], budget: int, most: Mapping[str, int] | None = None, factor: int = 2) -> Unrolling:
+    """Unroll by a max-heap of latencies: the slowest kernel gets `factor` times as many units, until the next step
+    would exceed the budget, or the slowest kernel can be unrolled no further.
+
+    work: operations of each kernel; every one begins with one unit. budget: limit of the sum of all (the paper's
+    overall_unroll_size). most: limit of a kernel, its work if not given. Of equally slow kernels the first one by
+    name is unrolled. Raises `ResourceError` if the budget is less than one unit a kernel, and `ProgramError` for work
+    or a factor that is too small.
+    """
+    if factor < 2 or min(work.values(), default=1) < 1:
+        raise ProgramError(f"kernels need work of 1 or more and a factor of 2 or more; the factor is {factor}")
+    if budget < len(work):
+        raise ResourceError(f"{len(work)} kernels need at least one unit each, the budget is {budget}")
+    units = dict.fromkeys(work, 1)
+    heap = [(-amount, name) for name, amount in work.items()]
+    heapify(heap)
+    raised: list[str] = []
+    spent = len(work)
+    while heap:
+        _, name = heap[0]
+        after = units[name] * factor
+        if after > (most or {}).get(name, work[name]) or spent + after - units[name] > budget:
+            break
+        spent += after - units[name]
+        units[name] = after
+        raised.append(name)
+        heapreplace(heap, (-_cycles(work[name], after), name))
+    return Unrolling(units, {name: _cycles(amount, units[name]) for name, amount in work.items()}, tuple(raised))
+
+
+def _cycles(work: int, units: int) -> int:
+    return -(-work // units)
