@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...base.errors import ProgramError
-from ..dataflow.kernel_timing import Timing
+from ..dataflow.graph import Timing
 
 Equation = Literal["exact", "paper"]
 """`exact`: the peak of tokens in a run. `paper`: equations (1) and (2) as printed."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import ProgramError
-from ..dataflow.kernel_timing import Timing
+from ..dataflow.graph import Timing
 from ..dataflow.topology import topological_order
 from ..tree import Beat, Body, Repeat
 

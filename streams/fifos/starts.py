@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from ...base.errors import ProgramError
-from ..dataflow.kernel_timing import Timing
+from ..dataflow.graph import Dataflow, Timing
 from ..dataflow.topology import topological_order
 from .equations import AT_ONCE, Equation, max_tokens
 
@@ -69,6 +69,27 @@ class KernelGraph:
                 raise ProgramError(f"kernel {self.names[fifo.source]} has no timing; state it, or measure the program")
         links = [(self.names[fifo.source], self.names[fifo.target]) for fifo in self.fifos]
         topological_order(self.names, links)
+
+    @classmethod
+    def of_dataflow(cls, graph: Dataflow) -> KernelGraph:
+        """Take the timings of a graph, and its streams as FIFOs.
+
+        Raises `ProgramError` for a kernel without a timing, and for a stream whose ends have two orders: its converter
+        is a kernel too, so make it a node, with a timing of its own.
+        """
+        for node in graph.nodes:
+            if node.timing is None:
+                raise ProgramError(f"kernel {node.name} has no timing; state it, or measure the stream program")
+        for edge in graph.edges:
+            if edge.put.canonical != edge.get.canonical:
+                raise ProgramError(
+                    f"stream {edge} has two orders, {edge.put} and {edge.get}; make its converter a node with a timing"
+                )
+        fifos = [
+            Fifo(source, target, 8 * edge.put.bytes_per_token)
+            for edge, (source, target) in zip(graph.edges, graph.links, strict=True)
+        ]
+        return cls(tuple(node.name for node in graph.nodes), tuple(node.timing for node in graph.nodes), tuple(fifos))
 
     def after(self, fifo: Fifo) -> int:
         """Return the least cycles from the start of the source to that of the target."""

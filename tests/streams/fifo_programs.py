@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from rsn.streams.dataflow.kernel_timing import Timing
+from rsn.streams.dataflow.graph import Timing
 from rsn.streams.fifos.starts import KernelGraph
 from rsn.streams.reader import read
 from rsn.streams.sizing.program import SizedProgram

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from rsn.streams.dataflow.kernel_timing import Timing
+from rsn.streams.dataflow.graph import Timing
 from rsn.streams.fifos.equations import AT_ONCE
 from rsn.streams.fifos.starts import Fifo, KernelGraph
 

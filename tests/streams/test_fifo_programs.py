@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from rsn.streams.check import check
-from rsn.streams.dataflow.kernel_timing import Timing
+from rsn.streams.dataflow.graph import Timing
 from rsn.streams.fifos.equations import NEXT_CYCLE
 from rsn.streams.fifos.measure import alone, peak, together
 from rsn.streams.fifos.normal import later_starts, normal_depths, waiting

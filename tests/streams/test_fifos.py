@@ -9,10 +9,11 @@ from random import Random
 import pytest
 
 from rsn.base.errors import CycleError, ProgramError
-from rsn.streams.dataflow.kernel_timing import Timing
+from rsn.streams.dataflow.graph import Dataflow, Edge, Node, Timing
 from rsn.streams.fifos.equations import AT_ONCE, NEXT_CYCLE, max_tokens
 from rsn.streams.fifos.paths import path_delays
 from rsn.streams.fifos.starts import Fifo, KernelGraph, Schedule, conservative, schedule
+from rsn.streams.orders.order import Order
 from rsn.tests.effort import drawn, in_both
 from rsn.tests.streams.fifo_runs import random_case, random_graph, run
 
@@ -248,3 +249,17 @@ def test_graphs_that_are_refused() -> None:
         Schedule(FIGURE_8F, (0, 9, 50))
     with pytest.raises(ProgramError, match="take 103 cycles as soon as possible; 90 are too few"):
         schedule(FIGURE_8F, latency=90)
+
+
+def test_the_kernels_of_a_dataflow() -> None:
+    rows, columns = Order.parse("4x4 [2,2]*[4,4] (d0,d1)"), Order.parse("4x4 [2,2]*[4,4] (d1,d0)")
+    nodes = tuple(Node(name, "scale", timing=Timing(first, 1, 4)) for name, first in (("a", 3), ("b", 9), ("c", 1)))
+    edges = (Edge("a", "b", rows, rows), Edge("b", "c", rows, rows), Edge("a", "c", rows, rows, operand=1))
+    graph = KernelGraph.of_dataflow(Dataflow(nodes, edges))
+    assert [fifo.bits for fifo in graph.fifos] == [512] * 3
+    assert schedule(graph).starts == (0, 3, 12)
+    assert schedule(graph).depths() == (1, 1, 4)
+    with pytest.raises(ProgramError, match=r"stream a -> b has two orders, 4x4 \[2,2\]"):
+        KernelGraph.of_dataflow(Dataflow(nodes[:2], (Edge("a", "b", rows, columns),)))
+    with pytest.raises(ProgramError, match="kernel d has no timing"):
+        KernelGraph.of_dataflow(Dataflow((Node("d", "scale"),), ()))
