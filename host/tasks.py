@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import TensorError
-from ..hw.sim.machine import Machine, Run
+from ..hw.sim.machine import Run
+from ..hw.sim.tasks import run_on_tensors
 from ..isa.overlays.tasks.overlay import program_of
 from ..isa.overlays.tasks.program import TaskProgram
 from ..isa.overlays.tasks.tree import ElementType
-from ..isa.overlays.tasks.unit import BANK, Prepared
-from ..isa.overlays.tasks.values import DTYPES, convert, from_words, words_of
+from ..isa.overlays.tasks.values import DTYPES, convert
 from ..isa.program import Program
 from .tensors import shown
 
@@ -39,14 +39,7 @@ def run_tasks(program: Program, inputs: Mapping[str, Tensor] | None = None) -> T
     with the place in the user's file.
     """
     tasks = program_of(program.overlay)
-    prepared = Prepared(tasks)
-    memory = np.zeros(prepared.words, np.float32)
-    for name, value in checked_inputs(tasks, inputs).items():
-        t = prepared.tensors[name]
-        at = prepared.offsets[name]
-        memory[at : at + t.words] = words_of(value, t.type.dtype)
-    run = Machine(program).run({BANK: memory} if tasks.tensors else {})
-    return TaskResult(dict(_outputs(tasks, prepared, memory)), run)
+    return TaskResult(*run_on_tensors(program, checked_inputs(tasks, inputs)))
 
 
 def checked_inputs(tasks: TaskProgram, inputs: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
@@ -80,10 +73,3 @@ def checked(name: str, value: Tensor, kind: ElementType) -> Tensor:
 
 def _said(kind: ElementType) -> str:
     return f"{kind.dtype}[{', '.join(map(str, kind.shape))}]"
-
-
-def _outputs(tasks: TaskProgram, prepared: Prepared, memory: npt.NDArray[np.float32]) -> Any:
-    for t in tasks.tensors:
-        if t.output:
-            at = prepared.offsets[t.name]
-            yield t.name, from_words(memory[at : at + t.words].copy(), t.type.dtype).reshape(t.type.shape)

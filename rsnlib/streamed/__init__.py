@@ -1,0 +1,8 @@
+"""PyTorch blocks as stream programs: typed graphs of streams, and programs that run on the engine."""
+
+from __future__ import annotations
+
+from .block import Streamed, streamed
+from .knobs import Knobs
+
+__all__ = ["Knobs", "Streamed", "streamed"]

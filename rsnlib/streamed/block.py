@@ -1,0 +1,140 @@
+"""A PyTorch block as a graph of streams and as a stream program: one function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.fx import Node
+
+from ...base.errors import TensorError
+from ...hw.sim.machine import Run
+from ...hw.sim.tasks import run_on_tensors
+from ...isa.program import Program
+from ...scheduler.pack import pack
+from ...streams.build import build
+from ...streams.check import Report, check
+from ...streams.dataflow.graph import Dataflow
+from ..capture import Interface, capture, fitting, lifted, module_of
+from ..norm_spellings import norms
+from ..rewrites import joins, likes, rewrite
+from ..rotary import rotations
+from .attention import NEVER, flat_matrices
+from .knobs import Knobs
+from .operators import Array, FromHost, Operator
+from .plans import Plan, dataflow, planned
+from .program import Text, program
+from .reading import Block, Reader
+from .rules import RULES
+from .showing import Shown
+
+REWRITES = (likes, joins, norms, rotations)
+"""Rewrites of the captured graph that kernels profit from: norms and rotary positions in one spelling."""
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """A PyTorch block as a stream program.
+
+    block: its operators. plans: how each is cut into tiles. dataflow: the kernels, and the streams between them with
+    the order of the tokens at either end. written: the program with what its tensors hold.
+    """
+
+    block: Block
+    knobs: Knobs
+    plans: Mapping[Operator, Plan]
+    dataflow: Dataflow
+    written: Text
+    name: str
+
+    @property
+    def text(self) -> str:
+        """The stream program, as `rsn check`, `rsn run`, `rsn hls` and the other commands take it."""
+        return self.written.text
+
+    @cached_property
+    def report(self) -> Report:
+        """The program, checked."""
+        return check(self.text, f"{self.name}.py")
+
+    @cached_property
+    def machine(self) -> Program:
+        """The machine of the program, and its program. Raises `streams.build.Refused` if the check has findings."""
+        return pack(build(self.report))
+
+    def tensors(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """The input tensors of the stream program for arguments of the module, by name. Raises `TensorError` for
+        arguments that differ from the example in structure, type or shape, and for masks that hide all keys of a
+        row."""
+        values = self.block.environment(self.block.interface.bind(args, kwargs))
+        return {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
+
+    def _tensor(self, name: str, data: Array | FromHost, values: Mapping[Node, Any]) -> Array:
+        if not isinstance(data, FromHost):
+            return data.reshape(self.written.shapes[name])
+        made = flat_matrices(values[data.node], data.view).reshape(self.written.shapes[name])
+        if data.masks and (made <= NEVER).all(axis=-1).any():
+            raise TensorError(f"{name} hides all keys of a row; let each row see at least one key, such as its own")
+        return made
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the stream program on the engine with arguments of the module. Returns what the module returns: float32
+        tensors of the same structure. Raises as `tensors` and `machine` do."""
+        return self.timed_run(*args, **kwargs)[0]
+
+    def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
+        """As `run`, with the run itself: its modelled time, and what each task waited for."""
+        values = self.block.environment(self.block.interface.bind(args, kwargs))
+        tensors = {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
+        outputs, run = run_on_tensors(self.machine, tensors)
+        for node, shown in self.block.results.items():
+            values[node] = _tensor_of(outputs[self.written.outputs[shown.operator.name]], shown)
+        return self.block.interface.unbind(values), run
+
+
+def _tensor_of(matrices: Any, shown: Shown) -> torch.Tensor:
+    """What a node of PyTorch shows of an operator's result."""
+    view = shown.view
+    flat = torch.from_numpy(np.ascontiguousarray(matrices, np.float32).reshape(-1))
+    strided = flat.as_strided([size for size, _ in view.atoms], [stride for _, stride in view.atoms], view.offset)
+    return strided.reshape(view.shape).clone()
+
+
+def streamed(
+    module: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    knobs: Knobs | None = None,
+    *,
+    name: str | None = None,
+    depths: Mapping[str, int] | None = None,
+) -> Streamed:
+    """Make a stream program of a PyTorch module.
+
+    example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward; the program is for their
+    shapes. knobs: tiles and widths of its kernels. name: of the program, by default the class of the module. depths: of
+    streams of the program, by name. The module must be in eval mode, with float32 weights on the CPU.
+
+    Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, `TensorError` for
+    inputs that do not fit, and `ProgramError` for knobs and depths of what the block does not have.
+    """
+    model = module_of(module)
+    args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
+    captured = capture(model, args, kwargs)
+    interface = Interface.of(captured, signature)
+    values = lifted(captured) | interface.bind(args, kwargs)
+    rewrite(captured, REWRITES)
+    block = Reader(captured, interface, RULES).block(values)
+    chosen = knobs or Knobs()
+    plans = planned(block.graph, chosen)
+    made = name or type(model).__name__.lower()
+    title = (
+        f"{type(model).__name__} as a stream program: {len(plans)} kernels, tiles of {chosen.rows} x {chosen.columns}."
+    )
+    written = program(block.graph, plans, chosen.port, title, depths)
+    return Streamed(block, chosen, plans, dataflow(block.graph, plans), written, Path(made).stem)

@@ -1,0 +1,212 @@
+"""The bodies of kernels' tasks, in the language of stream programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from . import pointwise as p
+from .operators import Operator
+from .plans import Plan
+
+LONGEST = 88
+"""Letters of an expression that is written in one line."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Names that a body uses. gets: streams of the operands. puts: streams of the result. vectors: of constants."""
+
+    gets: Sequence[str]
+    puts: Sequence[str]
+    vectors: Mapping[str, str]
+
+    def put(self, value: str) -> list[str]:
+        """Statements that put a value on all streams of the result."""
+        if len(self.puts) == 1:
+            return [f"{self.puts[0]}.put({value})"]
+        lines = [] if value.isidentifier() else [f"result = {value}"]
+        name = "result" if lines else value
+        return [*lines, *(f"{stream}.put({name})" for stream in self.puts)]
+
+
+def nest(loops: Sequence[tuple[str, int]], body: Sequence[str]) -> list[str]:
+    """Loops around statements, outermost first, without those of one trip: their index is 0. loops: index and trips."""
+    names = [name for name, trips in loops if trips > 1]
+    trips = [n for _, n in loops if n > 1]
+    fixed = [f"{name} = 0" for name, n in loops if n == 1 and _uses(name, body)]
+    if not names:
+        return [*fixed, *body]
+    head = f"for {names[0]} in range({trips[0]}):" if len(names) == 1 else (
+        f"for {', '.join(names)} in grid({', '.join(map(str, trips))}):"
+    )  # fmt: skip
+    return [*fixed, head, *indented(body)]
+
+
+def _uses(name: str, body: Sequence[str]) -> bool:
+    return any(re.search(rf"\b{name}\b", line) for line in body)
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """Statements one level deeper."""
+    return [f"    {line}" if line else "" for line in lines]
+
+
+def span(index: str, size: int, whole: int) -> str:
+    """The part of an axis that tile number `index` of this size covers."""
+    return ":" if size == whole else f"{index} * {size} : {index} * {size} + {size}"
+
+
+def linear(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """The product of a row of tiles and a column of tiles, summed tile by tile."""
+    s, n = plan.sizes, plan.loops
+    total = "total"
+    if "bias" in ends.vectors:
+        total = f"total + {ends.vectors['bias']}[{span('j', s['tn'], x.shape[2])}]"
+    return nest(
+        [("i", n["rows"]), ("j", n["columns"])],
+        [
+            f"total = zeros(f32, {s['tm']}, {s['tn']})",
+            *nest(
+                [("k", n["parts"])],
+                [f"total = total + {ends.gets[0]}.get() @ {ends.gets[1]}.get()", f"cycles({plan.cycles})"],
+            ),
+            *ends.put(total),
+        ],
+    )
+
+
+def pointwise(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """An expression of the operands' tiles."""
+    s, n = plan.sizes, plan.loops
+    names = [chr(ord("a") + k) for k in range(len(ends.gets))]
+    lines: list[str] = []
+
+    def leaf(operand: p.Operand | p.Vector) -> str:
+        if isinstance(operand, p.Vector):
+            return f"{ends.vectors[operand.name]}[{span('j', s['tn'], x.shape[2])}]"
+        return names[operand.index]
+
+    def written(e: p.Expression) -> p.Expression:
+        """The expression, of which parts that are too long become statements."""
+        if not isinstance(e, p.Call):
+            return e
+        made = p.Call(e.name, tuple(map(written, e.arguments)))
+        if len(p.text(made, leaf)) <= LONGEST:
+            return made
+        short: list[p.Expression] = []
+        for argument in made.arguments:
+            if isinstance(argument, p.Call):
+                lines.append(f"t{len(lines)} = {p.text(argument, leaf)}")
+                names.append(f"t{len(lines) - 1}")
+                short.append(p.Operand(len(names) - 1))
+            else:
+                short.append(argument)
+        return p.Call(made.name, tuple(short))
+
+    value = p.text(written(x.attributes["expression"]), leaf)
+    gets = [f"{name} = {stream}.get()" for name, stream in zip(names, ends.gets, strict=False)]
+    body = [*gets, f"cycles({plan.cycles})", *lines, *ends.put(value)]
+    return nest([("h", n["heads"]), ("i", n["rows"]), ("j", n["columns"])], body)
+
+
+def along_rows(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """Gather a row of tiles, compute, give it tile by tile."""
+    s, n = plan.sizes, plan.loops
+    arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
+    eps = [] if x.op == "softmax" else [f"eps={x.attributes['eps']!r}"]
+    columns = x.attributes.get("columns", x.shape[2])
+
+    def computed(value: str) -> str:
+        return f"{x.op}({', '.join([value, *arguments, *eps])})"
+
+    outer = [("h", n["heads"]), ("i", n["rows"])]
+    if columns < x.shape[2] or n["columns"] == 1:
+        body = [f"tile = {ends.gets[0]}.get()", f"cycles({plan.cycles})", *ends.put(computed("tile"))]
+        return nest([*outer, ("j", n["columns"])], body)
+    part = f"row[:, {span('j', s['tn'], columns)}]"
+    loop = [("j", n["columns"])]
+    return nest(
+        outer,
+        [
+            f"row = zeros(f32, {s['tm']}, {columns})",
+            *nest(loop, [f"{part} = {ends.gets[0]}.get()", f"cycles({plan.cycles})"]),
+            f"row = {computed('row')}",
+            *nest(loop, [*ends.put(part), f"cycles({plan.cycles})"]),
+        ],
+    )
+
+
+def rotary(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """Each column of a head, and its partner, times their factors."""
+    partners: Sequence[int] = x.attributes["partners"]
+    runs = []
+    for _, group in groupby(enumerate(partners), lambda pair: pair[1] - pair[0]):
+        columns = [column for _, column in group]
+        runs.append(f"tile[:, {columns[0]}:{columns[-1] + 1}]")
+    turned = f"concat({', '.join(runs)}, axis=1)" if len(runs) > 1 else "tile"
+    return nest(
+        [("i", plan.loops["rows"]), ("j", plan.loops["columns"])],
+        [
+            f"tile = {ends.gets[0]}.get()",
+            f"own = {ends.gets[1]}.get()",
+            f"partner = {ends.gets[2]}.get()",
+            f"cycles({plan.cycles})",
+            f"turned = {turned}",
+            *ends.put("tile * own + turned * partner"),
+        ],
+    )
+
+
+def scores(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """The product of queries and keys, scaled; what the mask hides is minus infinity."""
+    s, n, a = plan.sizes, plan.loops, x.attributes
+    value = f"queries @ transpose({ends.gets[1]}.get())"
+    if a["scale"] != 1:
+        value = f"scale({value}, {a['scale']!r})"
+    if len(ends.gets) > 2:
+        value = f"{value} + {ends.gets[2]}.get()"
+    if "first" in a or "last" in a:
+        shift = f"i * {s['tm']} - j * {s['tn']}"
+        first = _shifted(shift, a["first"]) if "first" in a else str(-s["tm"])
+        last = _shifted(shift, a["last"]) if "last" in a else str(s["tn"])
+        value = f"banded({value}, {first}, {last})"
+    inner = nest([("j", n["columns"])], [f"tile = {value}", f"cycles({plan.cycles})", *ends.put("tile")])
+    return nest([("h", n["heads"]), ("i", n["rows"])], [f"queries = {ends.gets[0]}.get()", *inner])
+
+
+def _shifted(text: str, number: int) -> str:
+    return text if number == 0 else f"{text} {'+' if number > 0 else '-'} {abs(number)}"
+
+
+def attend(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """The product of the weights and the values, summed tile by tile."""
+    s, n = plan.sizes, plan.loops
+    step = [f"total = total + {ends.gets[0]}.get() @ {ends.gets[1]}.get()", f"cycles({plan.cycles})"]
+    body = [f"total = zeros(f32, {s['tm']}, {s['width']})", *nest([("k", n["parts"])], step), *ends.put("total")]
+    return nest([("h", n["heads"]), ("i", n["rows"])], body)
+
+
+def append(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """The rows of the cache, then the new ones."""
+    lines = []
+    for name, stream in zip(("before", "new"), ends.gets, strict=True):
+        body = [f"tile = {stream}.get()", f"cycles({plan.cycles})", *ends.put("tile")]
+        lines += nest([("i", plan.loops[name])], body)
+    return nest([("h", plan.loops["heads"])], lines)
+
+
+BODIES: Mapping[str, Callable[[Operator, Plan, Ends], list[str]]] = {
+    "linear": linear,
+    "pointwise": pointwise,
+    "softmax": along_rows,
+    "layernorm": along_rows,
+    "rmsnorm": along_rows,
+    "rotary": rotary,
+    "scores": scores,
+    "attend": attend,
+    "append": append,
+}
+"""The body of each kernel's task."""

@@ -1,0 +1,57 @@
+"""Knobs of a stream program made from a PyTorch block: how operators are cut into tiles, and how wide they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+
+from ...base.errors import ProgramError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """Knobs of all operators; `of` changes them for single ones.
+
+    rows, columns: of a tile, at most; depth: of the tiles that a product sums over. The largest divisor of a size that
+    is no larger is taken, so all sizes can be cut. unroll: multiply-adds of a product in a clock cycle. lanes: elements
+    of other operators in a cycle. port: bytes that a load or store moves in a cycle. of: knobs of single operators by
+    the name of the operator, by the name of the knob.
+    """
+
+    rows: int = 16
+    columns: int = 16
+    depth: int = 16
+    unroll: int = 256
+    lanes: int = 16
+    port: int = 64
+    of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = [x.name for x in fields(self) if x.name != "of"]
+        for knob in known:
+            if getattr(self, knob) < 1:
+                raise ProgramError(f"knob {knob} is {getattr(self, knob)}; the least is 1")
+        for operator, changed in self.of.items():
+            for knob, value in changed.items():
+                if knob not in known:
+                    raise ProgramError(f"operator {operator} has no knob {knob!r}; there are {', '.join(known)}")
+                if value < 1:
+                    raise ProgramError(f"knob {knob} of {operator} is {value}; the least is 1")
+
+    def at(self, name: str) -> Knobs:
+        """The knobs of one operator."""
+        return replace(self, of={}, **self.of[name]) if name in self.of else self
+
+    def check_names(self, names: list[str]) -> None:
+        """Raise `ProgramError` if knobs are given for an operator that is none of these."""
+        for name in self.of:
+            if name not in names:
+                close = get_close_matches(name, names, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+                raise ProgramError(f"knobs for {name}, which is no operator of this block; {hint}")
+
+
+def fit(size: int, most: int) -> int:
+    """The largest divisor of a size that is at most `most`."""
+    return next(n for n in range(min(size, most), 0, -1) if size % n == 0)

@@ -1,0 +1,98 @@
+"""Operators of a PyTorch block as kernels see them: each has one result, matrices of rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.fx import Node
+
+from ...machine.view import View
+
+Array = npt.NDArray[np.float32]
+Matrices = tuple[int, int, int]
+"""Heads, rows, columns: a matrix for each head."""
+
+
+@dataclass(frozen=True)
+class FromHost:
+    """A tensor that the host computes before each run. node: of the captured graph. view: which element of the
+    matrices each element of the tensor is, after broadcasting. masks: what is added to scores."""
+
+    node: Node
+    view: View
+    masks: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One operator, and its result.
+
+    op: a key of `kernels.KERNELS`, or "memory" for a tensor off the chip. operands: the operators whose results it
+    reads. shape: of the result. attributes: parameters; constant vectors are arrays. data: of a tensor off the chip.
+    site: operator and module path of PyTorch, for messages.
+    """
+
+    name: str
+    op: str
+    operands: tuple[Operator, ...]
+    shape: Matrices
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    data: Array | FromHost | None = None
+    site: str = ""
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it is a tensor off the chip."""
+        return self.op == "memory"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The operators of a block, operands first. results: those whose results are stored."""
+
+    operators: tuple[Operator, ...]
+    results: tuple[Operator, ...]
+
+    @property
+    def kernels(self) -> Iterator[Operator]:
+        """The operators that compute."""
+        return (operator for operator in self.operators if not operator.is_memory)
+
+
+def reachable(results: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Return the operators that results depend on, operands first, in a fixed order."""
+    seen: dict[Operator, None] = {}
+    stack: list[tuple[Operator, bool]] = [(operator, False) for operator in reversed(results)]
+    while stack:
+        operator, done = stack.pop()
+        if operator in seen:
+            continue
+        if done:
+            seen[operator] = None
+            continue
+        stack.append((operator, True))
+        stack += [(operand, False) for operand in reversed(operator.operands)]
+    return tuple(seen)
+
+
+def rebuilt(graph: Graph, change: Callable[[Operator], Operator]) -> Graph:
+    """Return the graph with every operator replaced by what `change` makes of it; its operands are new ones already."""
+    made: dict[Operator, Operator] = {}
+    for operator in graph.operators:
+        operands = tuple(made[x] for x in operator.operands)
+        made[operator] = change(operator if operands == operator.operands else replace(operator, operands=operands))
+    results = tuple(made[x] for x in graph.results)
+    return Graph(reachable(results), results)
+
+
+def consumers(operators: Iterable[Operator]) -> dict[Operator, list[Operator]]:
+    """Return the operators that read each operator's result, once for each operand."""
+    found: dict[Operator, list[Operator]] = {}
+    for operator in operators:
+        for operand in operator.operands:
+            found.setdefault(operand, []).append(operator)
+    return found

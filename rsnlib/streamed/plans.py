@@ -1,0 +1,249 @@
+"""Kernels: which tiles an operator takes and gives, in which order, with which memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import gcd, prod
+
+from ...streams.dataflow.graph import Dataflow, Edge, Node, Timing
+from ...streams.orders.order import Axis, Order
+from .knobs import Knobs, fit
+from .operators import Array, Graph, Operator
+from .pointwise import operations
+
+BYTES = 4
+"""Of an element: f32."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel computes an operator.
+
+    gets: the order of each operand's tokens. put: of the result's. loops: trips of the kernel's loops, by name,
+    outermost first. sizes: of its tiles, by name. cycles: of a beat of its innermost loop. memory_bytes: its own
+    memory. first, interval: cycles to the first token, and from a token to the next one on average, rounded up.
+    """
+
+    gets: tuple[Order, ...]
+    put: Order
+    loops: Mapping[str, int]
+    sizes: Mapping[str, int]
+    cycles: int
+    memory_bytes: int
+    first: int
+    interval: int
+
+
+Loop = tuple[int, int]
+"""Trips and step."""
+
+
+def tiles(
+    shape: tuple[int, int, int],
+    tile: tuple[int, int],
+    loops: list[Loop],
+    *,
+    head: int | None = None,
+    row: int | None = None,
+    column: int | None = None,
+) -> Order:
+    """An order of tiles of matrices. head, row, column: the loop that drives each axis. A tensor of one head has no
+    axis for it."""
+    axes = (Axis(head), Axis(row), Axis(column))
+    element = (1, *tile)
+    first = 0 if shape[0] > 1 else 1
+    trips, steps = tuple(n for n, _ in loops), tuple(step for _, step in loops)
+    return Order(element[first:], trips, steps, axes[first:])
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def linear(x: Operator, knobs: Knobs) -> Plan:
+    """Row tiles, column tiles, and for each of them tiles along the sum: the result is complete before the next."""
+    operand, weight = x.operands
+    (_, m, depth), n = operand.shape, x.shape[2]
+    tm, tn, tk = fit(m, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
+    rows, columns, parts = m // tm, n // tn, depth // tk
+    cycles = _ceil(tm * tn * tk, knobs.unroll)
+    return Plan(
+        (
+            tiles(operand.shape, (tm, tk), [(rows, tm), (columns, 1), (parts, tk)], row=0, column=2),
+            tiles(weight.shape, (tk, tn), [(rows, 1), (columns, tn), (parts, tk)], row=2, column=1),
+        ),
+        tiles(x.shape, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
+        {"rows": rows, "columns": columns, "parts": parts},
+        {"tm": tm, "tn": tn, "tk": tk},
+        cycles,
+        tm * tn * BYTES,
+        parts * cycles + 1,
+        parts * cycles + 1,
+    )
+
+
+def _in_place(x: Operator, tile: tuple[int, int], parts: tuple[Operator, ...]) -> tuple[tuple[Order, ...], Order]:
+    """Orders of operands and of a result, row by row of tiles."""
+    heads, rows, columns = x.shape
+    loops = [(heads, 1), (rows // tile[0], tile[0]), (columns // tile[1], tile[1])]
+    if heads == 1:
+        order = tiles(x.shape, tile, loops[1:], row=0, column=1)
+        return tuple(order for _ in parts), order
+    order = tiles(x.shape, tile, loops, head=0, row=1, column=2)
+    return tuple(order for _ in parts), order
+
+
+def pointwise(x: Operator, knobs: Knobs) -> Plan:
+    """Tile by tile."""
+    heads, rows, columns = x.shape
+    tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
+    gets, put = _in_place(x, (tm, tn), x.operands)
+    cycles = _ceil(tm * tn, knobs.lanes)
+    loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
+    return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, 0, cycles, cycles)
+
+
+def along_rows(x: Operator, knobs: Knobs) -> Plan:
+    """Softmax and norms: a row of tiles is gathered, computed, and given tile by tile. Norms of each head's columns
+    take those as one tile."""
+    heads, rows, columns = x.shape
+    whole = x.attributes.get("columns", columns)
+    tm = fit(rows, knobs.rows)
+    tn = whole if whole < columns else fit(columns, knobs.columns)
+    gets, put = _in_place(x, (tm, tn), x.operands)
+    cycles = _ceil(tm * tn, knobs.lanes)
+    count = columns // tn if whole == columns else 1
+    loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
+    first = count * cycles + 1 if count > 1 else cycles
+    interval = cycles if count == 1 else 2 * cycles
+    return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, first, interval)
+
+
+def rotary(x: Operator, knobs: Knobs) -> Plan:
+    """Row tiles of each head; the tables have one head, which serves all."""
+    _, rows, columns = x.shape
+    width: int = x.attributes["columns"]
+    tm, heads = fit(rows, knobs.rows), columns // width
+    loops = [(rows // tm, tm), (heads, width)]
+    order = tiles(x.shape, (tm, width), loops, row=0, column=1)
+    table = tiles(x.operands[1].shape, (tm, width), [(rows // tm, tm), (heads, 1)], row=0)
+    cycles = _ceil(tm * width, knobs.lanes)
+    named = {"rows": rows // tm, "columns": heads}
+    return Plan((order, table, table), order, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
+
+
+def _of_heads(x: Operator, heads: int, tile: tuple[int, int], loops: list[Loop], head: int, row: int) -> Order:
+    """Tiles of as many columns as a head has, from heads side by side in columns, or from a matrix for each head."""
+    if x.shape[0] == 1 and heads * tile[1] == x.shape[2]:
+        stepped = [(n, tile[1] if k == head else step) for k, (n, step) in enumerate(loops)]
+        return tiles(x.shape, tile, stepped, row=row, column=head)
+    return tiles(x.shape, tile, loops, head=head, row=row)
+
+
+def scores(x: Operator, knobs: Knobs) -> Plan:
+    """For each head and row tile of queries all tiles of keys. The heads of a group read the same keys, one after the
+    other."""
+    queries, keys = x.operands[:2]
+    heads, rows, columns = x.shape
+    key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
+    tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
+    m, n, group = rows // tm, columns // tn, heads // key_heads
+    cycles = _ceil(tm * tn * width, knobs.unroll)
+    gets = [
+        _of_heads(queries, heads, (tm, width), [(heads, 1), (m, tm)], 0, 1),
+        _of_heads(keys, key_heads, (tn, width), [(key_heads, 1), (group, 1), (m, 1), (n, tn)], 0, 3),
+    ]
+    for mask in x.operands[2:]:
+        loops = [(heads, 1), (m, tm), (n, tn)]
+        gets.append(tiles(mask.shape, (tm, tn), loops, head=0 if mask.shape[0] > 1 else None, row=1, column=2))
+    _, put = _in_place(x, (tm, tn), ())
+    named = {"heads": heads, "rows": m, "columns": n}
+    sizes = {"tm": tm, "tn": tn, "width": width}
+    return Plan(tuple(gets), put, named, sizes, cycles, tm * width * BYTES, cycles + 1, cycles + _ceil(1, n))
+
+
+def attend(x: Operator, knobs: Knobs) -> Plan:
+    """For each head and row tile the sum over all tiles of values."""
+    weights, values = x.operands
+    heads, rows, keys = weights.shape
+    key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
+    tm, tn = fit(rows, knobs.rows), fit(keys, knobs.columns)
+    m, n, group = rows // tm, keys // tn, heads // key_heads
+    cycles = _ceil(tm * tn * width, knobs.unroll)
+    (of_weights,), _ = _in_place(weights, (tm, tn), (weights,))
+    of_values = _of_heads(values, key_heads, (tn, width), [(key_heads, 1), (group, 1), (m, 1), (n, tn)], 0, 3)
+    put = tiles(x.shape, (tm, width), [(heads, width), (m, tm)], row=1, column=0)
+    named = {"heads": heads, "rows": m, "parts": n}
+    sizes = {"tm": tm, "tn": tn, "width": width}
+    last = n * cycles + 1
+    return Plan((of_weights, of_values), put, named, sizes, cycles, tm * width * BYTES, last, last)
+
+
+def append(x: Operator, knobs: Knobs) -> Plan:
+    """For each head the rows of the first operand, then those of the second."""
+    heads, _, width = x.shape
+    before, new = x.attributes["rows"]
+    tm = fit(gcd(before, new), knobs.rows)
+    gets = tuple(
+        _of_heads(operand, heads, (tm, width), [(heads, 1), (rows // tm, tm)], 0, 1)
+        for operand, rows in zip(x.operands, (before, new), strict=True)
+    )
+    put = tiles(x.shape, (tm, width), [(heads, 1), ((before + new) // tm, tm)], head=0, row=1)
+    named = {"heads": heads, "before": before // tm, "new": new // tm}
+    cycles = _ceil(tm * width, knobs.lanes)
+    return Plan(gets, put, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
+
+
+PLANS: Mapping[str, Callable[[Operator, Knobs], Plan]] = {
+    "linear": linear,
+    "pointwise": pointwise,
+    "softmax": along_rows,
+    "layernorm": along_rows,
+    "rmsnorm": along_rows,
+    "rotary": rotary,
+    "scores": scores,
+    "attend": attend,
+    "append": append,
+}
+"""How each operator is cut into tiles."""
+
+
+def planned(graph: Graph, knobs: Knobs) -> dict[Operator, Plan]:
+    """Plan every kernel of a graph. Raises `ProgramError` for knobs of operators that it does not have."""
+    knobs.check_names([x.name for x in graph.kernels])
+    return {x: PLANS[x.op](x, knobs.at(x.name)) for x in graph.kernels}
+
+
+def dataflow(graph: Graph, plans: Mapping[Operator, Plan]) -> Dataflow:
+    """The kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels."""
+    nodes, edges = [], []
+    for x, plan in plans.items():
+        attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
+        if x.op == "pointwise":
+            attributes["operations"] = operations(x.attributes["expression"])
+        timing = Timing(plan.first, plan.interval, plan.put.tokens)
+        vectors = sum(v.size for v in vectors_of(x).values()) * BYTES
+        nodes.append(Node(x.name, x.op, attributes, plan.memory_bytes + vectors, timing))
+        for k, operand in enumerate(x.operands):
+            if not operand.is_memory:
+                edges.append(Edge(operand.name, x.name, plans[operand].put, plan.gets[k], k))
+    return Dataflow.of(nodes, edges)
+
+
+def vectors_of(x: Operator) -> dict[str, Array]:
+    """The constant vectors that a kernel keeps, by name."""
+    named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta")} | x.attributes.get("vectors", {})
+    return {name: vector for name, vector in named.items() if vector is not None}
+
+
+def multiply_adds(x: Operator) -> int:
+    """Multiply-adds of a kernel; 0 for what is no product."""
+    match x.op:
+        case "linear":
+            return prod(x.shape) * x.operands[0].shape[2]
+        case "scores":
+            return prod(x.shape) * int(x.attributes["columns"])
+        case "attend":
+            return prod(x.shape) * x.operands[0].shape[2]
+    return 0

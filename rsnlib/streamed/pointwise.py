@@ -1,0 +1,164 @@
+"""Elementwise operators: expressions of their operands, and chains of them as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .operators import Array, Graph, Operator, consumers, rebuilt
+
+SQRT_2_OVER_PI = 0.7978845608028654
+MOST_OPERANDS = 6
+"""Operands of one elementwise operator: each is a stream of its kernel."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Operand number `index` of an elementwise operator."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A constant of one row, the same for all rows. name: of the operator's attribute that holds it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation on expressions: a kernel of the language, or one of + - * /."""
+
+    name: str
+    arguments: tuple[Expression, ...]
+
+
+Expression = Operand | Vector | Call | float
+
+
+def call(name: str, *arguments: Expression) -> Call:
+    """An operation on expressions."""
+    return Call(name, arguments)
+
+
+def gelu_tanh(x: Expression) -> Expression:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))"""
+    cube = call("*", call("*", x, x), x)
+    inner = call("*", SQRT_2_OVER_PI, call("+", x, call("*", 0.044715, cube)))
+    return call("*", call("*", 0.5, x), call("+", 1.0, call("tanh", inner)))
+
+
+def sigmoid(x: Expression) -> Expression:
+    """1 / (1 + exp(-x))"""
+    return call("/", 1.0, call("+", 1.0, call("exp", call("-", x))))
+
+
+def power(x: Expression, exponent: float) -> Expression | None:
+    """x to a power of 2, 3, 0.5, -0.5 or -1; None for any other."""
+    match exponent:
+        case 2:
+            return call("*", x, x)
+        case 3:
+            return call("*", call("*", x, x), x)
+        case 0.5:
+            return call("sqrt", x)
+        case -0.5:
+            return call("/", 1.0, call("sqrt", x))
+        case -1:
+            return call("/", 1.0, x)
+    return None
+
+
+def mapped(x: Expression, leaf: Callable[[Operand | Vector], Expression]) -> Expression:
+    """The expression with its operands and vectors replaced."""
+    if isinstance(x, Call):
+        return Call(x.name, tuple(mapped(argument, leaf) for argument in x.arguments))
+    return leaf(x) if isinstance(x, Operand | Vector) else x
+
+
+def text(x: Expression, leaf: Callable[[Operand | Vector], str], inside: bool = False) -> str:
+    """An expression in the language of stream programs. leaf: the text of an operand or a vector."""
+    if isinstance(x, Call):
+        arguments = x.arguments
+        if x.name in ("+", "-", "*", "/") and len(arguments) == 2:
+            made = f"{text(arguments[0], leaf, True)} {x.name} {text(arguments[1], leaf, True)}"
+        elif x.name == "-":
+            made = f"-{text(arguments[0], leaf, True)}"
+        else:
+            return f"{x.name}({', '.join(text(argument, leaf) for argument in arguments)})"
+        return f"({made})" if inside else made
+    if isinstance(x, Operand | Vector):
+        return leaf(x)
+    return repr(x) if x >= 0 else f"({x!r})"
+
+
+def operations(x: Expression) -> int:
+    """How many operations an expression has."""
+    return 1 + sum(map(operations, x.arguments)) if isinstance(x, Call) else 0
+
+
+def pointwise(
+    name: str, operands: Sequence[Operator], x: Expression, vectors: Mapping[str, Array], site: str
+) -> Operator:
+    """An elementwise operator. Operands that are the same operator become one."""
+    distinct = list(dict.fromkeys(operands))
+    number = {k: distinct.index(operand) for k, operand in enumerate(operands)}
+    x = mapped(x, lambda leaf: Operand(number[leaf.index]) if isinstance(leaf, Operand) else leaf)
+    attributes: dict[str, Any] = {"expression": x, "vectors": dict(vectors)}
+    return Operator(name, "pointwise", tuple(distinct), distinct[0].shape, attributes, site=site)
+
+
+def fused(graph: Graph) -> Graph:
+    """Join elementwise operators with the one elementwise operator that reads their results, so that no stream lies
+    between them: what GELU or a gate spell out becomes one kernel."""
+    readers = consumers(graph.operators)
+    kept = {
+        operator.name
+        for operator in graph.operators
+        if operator.op != "pointwise"
+        or operator in graph.results
+        or {x.op for x in readers.get(operator, [])} != {"pointwise"}
+        or len(set(readers[operator])) > 1
+    }
+
+    def change(operator: Operator) -> Operator:
+        if operator.op != "pointwise":
+            return operator
+        joined = operator
+        for operand in operator.operands:
+            if operand.op == "pointwise" and operand.name not in kept:
+                made = _joined(joined, operand)
+                joined = joined if len(made.operands) > MOST_OPERANDS else made
+        return joined
+
+    return rebuilt(graph, change)
+
+
+def _joined(operator: Operator, operand: Operator) -> Operator:
+    """An elementwise operator with the expression of one of its operands in place of that operand."""
+    place = operator.operands.index(operand)
+    rest = [x for x in operator.operands if x is not operand]
+    operands = [*rest, *operand.operands]
+    vectors: dict[str, Array] = dict(operator.attributes["vectors"])
+    names: dict[str, str] = {}
+    for name, vector in operand.attributes["vectors"].items():
+        same = next((mine for mine, other in vectors.items() if np.array_equal(other, vector)), None)
+        names[name] = same or f"v{len(vectors)}"
+        vectors[names[name]] = vector
+
+    def moved(leaf: Operand | Vector) -> Expression:
+        return Operand(leaf.index + len(rest)) if isinstance(leaf, Operand) else Vector(names[leaf.name])
+
+    inner = mapped(operand.attributes["expression"], moved)
+
+    def outer(leaf: Operand | Vector) -> Expression:
+        if isinstance(leaf, Vector):
+            return leaf
+        return inner if leaf.index == place else Operand(leaf.index - (leaf.index > place))
+
+    x = mapped(operator.attributes["expression"], outer)
+    return replace(pointwise(operator.name, operands, x, vectors, operator.site), shape=operator.shape)

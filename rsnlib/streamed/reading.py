@@ -1,0 +1,295 @@
+"""From the graph that torch.export captures to operators of streams.
+
+The graph is that of PyTorch's operators, after the rewrites that give norms and rotary positions one spelling, not the
+network of layers for the matrix machine: that one has products with everything else fused into them, while kernels of a
+generated machine are single operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ...base.errors import UnsupportedError
+from ...machine.view import View
+from ..capture import (
+    Constants,
+    Environment,
+    Interface,
+    arguments,
+    dtype_of,
+    is_empty,
+    is_static,
+    module_path,
+    op_name,
+    packet,
+    run,
+    shape_of,
+    site,
+)
+from ..layers import identifier, unique_name
+from ..rules import CHECKS
+from ..view_rules import VIEWS
+from .operators import Array, FromHost, Graph, Operator, reachable
+from .pointwise import fused
+from .showing import Part, Shown, is_matrix, part_of
+
+MODULES = ("linear", "layernorm", "rmsnorm")
+"""Operators that most models have modules for, so that their paths say what they are."""
+
+
+class Refused(Exception):
+    """Why an operator is not supported, without its name."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A tensor, or another value, that the host computes before the run. given: it is an argument, behind operators
+    that only rearrange it."""
+
+    node: Node
+    given: bool = False
+
+
+Value = Shown | Host | list[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A PyTorch module as operators of streams.
+
+    results: for each output node of the captured graph, what it shows of an operator's result; those that the host
+    computes are missing. host: the nodes that the host runs before each run, in order.
+    """
+
+    graph: Graph
+    interface: Interface
+    results: Mapping[Node, Shown]
+    host: tuple[Node, ...]
+    lifted: Environment
+
+    def environment(self, arguments_: Environment) -> Environment:
+        """The values of all nodes of the host. arguments_: the values of the arguments, from `Interface.bind`."""
+        values = {**self.lifted, **arguments_}
+        run([node for node in self.host if node not in values], values)
+        return values
+
+
+Rule = Callable[["Reader", Node, dict[str, Any]], "Value | None"]
+"""What an operator is. Gets its arguments by name; None: leave it to the host, if all its operands are there."""
+
+
+class Reader:
+    """Reads a captured graph, operator by operator. rules: for each operator of PyTorch. of: what each node is."""
+
+    def __init__(self, program: ExportedProgram, interface: Interface, rules: Mapping[Any, Rule]) -> None:
+        self.rules = rules
+        self.program = program
+        self.interface = interface
+        self.constants = Constants(program)
+        self.of: dict[Node, Value] = {}
+        self._names: set[str] = set()
+        self._memories: dict[tuple[Node, View, tuple[int, int, int], bool], Operator] = {}
+        self._regrouped: dict[tuple[Operator, tuple[int, int, int]], Operator] = {}
+        self._columns: dict[tuple[Operator, int, int], Operator] = {}
+
+    def block(self, values: Environment) -> Block:
+        """Read the whole graph. values: of all nodes that are no operators."""
+        for node in self.program.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.of[node] = Host(node, node in self.interface.arguments)
+            elif node.op == "call_function" and packet(node) not in CHECKS:
+                self.of[node] = self._read(node)
+        results = {}
+        for node in self.interface.result.all_input_nodes:
+            value = self.of[node]
+            if isinstance(value, Shown):
+                results[node] = value
+            elif isinstance(value, list):
+                raise UnsupportedError(f"{site(node)}: its result is a list of tensors; return the tensors")
+        if not results:
+            raise UnsupportedError(
+                "nothing in this module can be a kernel: there is no product, norm, attention or activation of its "
+                "arguments"
+            )
+        roots = tuple(dict.fromkeys(shown.operator for shown in results.values()))
+        graph = fused(Graph(reachable(roots), roots))
+        # Operators of results keep their names when chains are joined.
+        made = {operator.name: operator for operator in graph.results}
+        shown_after = {node: Shown(made[x.operator.name], x.view) for node, x in results.items()}
+        lifted_ = {node: value for node, value in values.items() if node not in self.interface.arguments}
+        return Block(graph, self.interface, shown_after, self._host_nodes(graph, results), lifted_)
+
+    def _host_nodes(self, graph: Graph, results: Mapping[Node, Shown]) -> tuple[Node, ...]:
+        """The operators that the host runs, in order: what tensors off the chip, and results of its own, depend on."""
+        needed = {operator.data.node for operator in graph.operators if isinstance(operator.data, FromHost)}
+        needed |= {node for node in self.interface.result.all_input_nodes if node not in results}
+        stack = list(needed)
+        while stack:
+            for x in stack.pop().all_input_nodes:
+                if x not in needed:
+                    needed.add(x)
+                    stack.append(x)
+        return tuple(node for node in self.program.graph.nodes if node.op == "call_function" and node in needed)
+
+    def _read(self, node: Node) -> Value:
+        from_host = all(isinstance(self.of.get(x), Host) for x in node.all_input_nodes)
+        rule = self.rules.get(packet(node))
+        try:
+            if not from_host and is_empty(node):
+                raise Refused("its result has no elements")
+            if not from_host and not is_static(node):
+                raise Refused("its result has a size that depends on the data: give lengths that are fixed")
+            made = rule(self, node, arguments(node)) if rule is not None else None
+        except Refused as refused:
+            raise UnsupportedError(f"{site(node)}: {refused}") from None
+        if made is not None:
+            return made
+        if not from_host:
+            names = ", ".join(
+                sorted({str(op).removeprefix("aten.") for op in self.rules if hasattr(op, "_qualified_op_name")})
+            )
+            raise UnsupportedError(f"{site(node)}: no kernel computes {op_name(node)}; there are kernels for {names}")
+        operands = [self.of[x] for x in node.all_input_nodes]
+        return Host(node, packet(node) in VIEWS and any(isinstance(x, Host) and x.given for x in operands))
+
+    # -- names and operators
+
+    def name(self, node: Node, kind: str) -> str:
+        """A name for an operator: the path of its module and what it is, without the latter for modules that are just
+        that."""
+        path = module_path(node)
+        plain = path if kind in MODULES else "_".join(filter(None, (path, kind)))
+        return unique_name(identifier(plain or kind, kind), self._names)
+
+    def operator(
+        self, node: Node, op: str, operands: Sequence[Operator], shape: tuple[int, int, int], **attributes: Any
+    ) -> Operator:
+        """A new operator that stands for a node."""
+        return Operator(self.name(node, op), op, tuple(operands), shape, attributes, site=site(node))
+
+    def known(self, x: object) -> float | None:
+        """A number that does not depend on the arguments; None for anything else."""
+        if isinstance(x, int | float) and not isinstance(x, bool):
+            return float(x)
+        if isinstance(x, Node) and x in self.constants and prod(shape_of(x)) == 1:
+            return float(self.constants.value(x))
+        return None
+
+    def array(self, node: Node) -> Array:
+        """The value of a constant node."""
+        if node not in self.constants:
+            raise Refused(f"{node.name} depends on the arguments; it must be a constant of the module")
+        value: Array = self.constants.value(node).detach().to(torch.float32).contiguous().numpy()
+        return value
+
+    def vector(self, node: Node | None, size: int) -> Array | None:
+        """A constant of `size` elements; None for none."""
+        if node is None:
+            return None
+        found = self.array(node).reshape(-1)
+        if len(found) not in (1, size):
+            raise Refused(f"{node.name} has {len(found)} elements; it must have {size}")
+        return np.ascontiguousarray(np.broadcast_to(found, size))
+
+    # -- tensors off the chip
+
+    def constant(self, node: Node, kind: str, data: Array) -> Operator:
+        """A constant tensor off the chip. data: (rows, columns) or (heads, rows, columns)."""
+        whole = np.ascontiguousarray(data, np.float32).reshape((1, *data.shape) if data.ndim == 2 else data.shape)
+        name = self.name(node, kind)
+        return Operator(name, "memory", (), (whole.shape[0], whole.shape[1], whole.shape[2]), data=whole)
+
+    def memory(
+        self,
+        node: Node,
+        view: View | None = None,
+        shape: tuple[int, int, int] | None = None,
+        masks: bool = False,
+    ) -> Operator:
+        """A tensor of the host as one off the chip. view: how it shows the matrices of `shape`; None for a matrix of
+        its own last dimension. masks: it is added to scores, or tells with Booleans which of them count."""
+        if dtype_of(node) != torch.float32 and not (masks and dtype_of(node) == torch.bool):
+            raise Refused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
+        if view is None or shape is None:
+            sizes = shape_of(node)
+            view, shape = View.dense(sizes), (1, prod(sizes[:-1]), sizes[-1] if sizes else 1)
+        key = node, view, shape, masks
+        if key not in self._memories:
+            name = unique_name(identifier(node.name, "input"), self._names)
+            self._memories[key] = Operator(name, "memory", (), shape, data=FromHost(node, view, masks))
+        return self._memories[key]
+
+    def regrouped(self, memory: Operator, shape: tuple[int, int, int]) -> Operator:
+        """The same tensor off the chip with its rows as those of several heads."""
+        if memory.shape == shape:
+            return memory
+        key = memory, shape
+        if key not in self._regrouped:
+            data = memory.data.reshape(shape) if isinstance(memory.data, np.ndarray) else memory.data
+            name = unique_name(memory.name, self._names)
+            self._regrouped[key] = replace(memory, name=name, shape=shape, data=data)
+        return self._regrouped[key]
+
+    # -- operands
+
+    def shown(self, node: Node) -> Shown:
+        """A node as a tensor on streams; one of the host is loaded."""
+        value = self.of[node]
+        if isinstance(value, Shown):
+            return value
+        if not isinstance(value, Host):
+            raise Refused(f"{node.name} is a list of tensors")
+        return Shown(self.memory(node), View.dense(shape_of(node)))
+
+    def whole(self, part: Part) -> Operator:
+        """An operator whose result is exactly these columns. A product makes them by itself: its other columns become
+        products of their own."""
+        operator = part.operator
+        if part.is_whole:
+            return operator
+        span = part.start, part.start + part.width
+        key = (operator, *span)
+        if key in self._columns:
+            return self._columns[key]
+        if operator.op == "linear":
+            weight: Array = operator.attributes["weight"][:, span[0] : span[1]]
+            bias = operator.attributes["bias"]
+            name = unique_name(f"{operator.name}_{span[0]}", self._names)
+            memory = Operator(
+                f"{name}_weight", "memory", (), (1, *weight.shape), data=np.ascontiguousarray(weight)[None]
+            )
+            attributes = {"weight": weight, "bias": None if bias is None else bias[span[0] : span[1]]}
+            shape = *operator.shape[:2], part.width
+            made = Operator(name, "linear", (operator.operands[0], memory), shape, attributes, site=operator.site)
+        else:
+            raise Refused(
+                f"it reads columns {span[0]} to {span[1] - 1} of {operator.shape[2]} of "
+                f"{operator.site or operator.name}; a kernel gives all of its columns, unless it is a "
+                "product with a constant weight"
+            )
+        self._columns[key] = made
+        return made
+
+    def part(self, node: Node) -> Part:
+        """The rows and columns that a node shows, whatever their order."""
+        found = part_of(self.shown(node))
+        if found is None:
+            raise Refused(f"{node.name} repeats or leaves out elements, or its columns do not stand side by side")
+        return found
+
+    def matrix(self, node: Node) -> Operator:
+        """An operator whose result is the node's tensor, as rows of its last dimension."""
+        part = self.part(node)
+        if not is_matrix(part):
+            raise Refused(
+                f"{node.name} is no matrix as it is stored: a transpose or a reshape has mixed its rows and columns"
+            )
+        return self.whole(part)

@@ -1,0 +1,335 @@
+"""What each operator of PyTorch is on streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ...machine.view import View, merge
+from ..capture import dtype_of, packet, shape_of, site
+from ..rotate import ROTATE
+from ..row_moves import JOINS
+from ..values import AbstractState
+from ..values import Value as Viewed
+from ..view_rules import VIEWS
+from . import pointwise as p
+from .attention import attend, flat_matrices, joined_rows, scores_of
+from .operators import Array, Operator
+from .reading import Host, Reader, Refused, Rule, Value
+from .showing import Part, Shown, heads_of
+
+aten = torch.ops.aten
+
+
+# -- views
+
+
+def view(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """An operator that only rearranges its operand."""
+    x = node.all_input_nodes[0]
+    value = reader.of[x]
+    if isinstance(value, Host):
+        return None
+    of = {x: _viewed(value)}
+    made = VIEWS[packet(node)](cast(AbstractState, SimpleNamespace(of=of)), node, a)
+    if isinstance(made, str):
+        raise Refused(made)
+    return _shown(made)
+
+
+def _viewed(value: Value) -> Any:
+    if isinstance(value, list):
+        return [_viewed(x) for x in value]
+    assert isinstance(value, Shown)
+    return Viewed(cast(Any, value.operator), value.view)
+
+
+def _shown(made: Any) -> Value:
+    if isinstance(made, list):
+        return [_shown(x) for x in made]
+    return Shown(made.base, made.view)
+
+
+# -- products
+
+
+def linear(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """x @ weight.T + bias."""
+    if a["weight"] not in reader.constants:
+        raise Refused("its weight depends on the arguments; kernels of products take constant weights")
+    return _product(reader, node, a["input"], reader.array(a["weight"]).T, a["bias"])
+
+
+def addmm(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """bias + x @ weight."""
+    if a["beta"] != 1 or a["alpha"] != 1 or a["mat2"] not in reader.constants:
+        raise Refused("it has factors, or a weight that depends on the arguments")
+    return _product(reader, node, a["mat1"], reader.array(a["mat2"]), a["self"])
+
+
+def matmul(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """A product with a constant matrix, or of an attention's operands."""
+    x, y = (a[name] for name in (("self", "other") if packet(node) is aten.matmul else ("self", "mat2")))
+    if all(isinstance(reader.of[z], Host) and not reader.of[z].given for z in (x, y)):  # type: ignore[union-attr]
+        return None
+    if y in reader.constants and len(shape_of(y)) == 2:
+        return _product(reader, node, x, reader.array(y), None)
+    if min(len(shape_of(x)), len(shape_of(y))) < 2:
+        raise Refused("it multiplies with a vector")
+    return attend(reader, node, x, y) or scores_of(reader, node, x, y)
+
+
+def _product(reader: Reader, node: Node, x: Node, weight: Array, bias: Node | None) -> Value | None:
+    if x in reader.constants:
+        return None
+    if weight.ndim != 2 or len(shape_of(x)) < 2:
+        raise Refused(f"it multiplies {shape_of(x)} with {weight.shape}; kernels multiply matrices")
+    operand = reader.matrix(x)
+    data = np.ascontiguousarray(weight, np.float32)
+    made = reader.name(node, "linear")
+    memory = Operator(f"{made}_weight", "memory", (), (1, *data.shape), data=data[None])
+    attributes = {"weight": data, "bias": reader.vector(bias, data.shape[1])}
+    if operand.shape[0] > 1:
+        raise Refused("its operand has a matrix for each head; join them first")
+    shape = 1, operand.shape[1], data.shape[1]
+    whole = Operator(made, "linear", (operand, memory), shape, attributes, site=site(node))
+    return Shown(whole, View.dense(shape_of(node)))
+
+
+# -- along rows
+
+
+def norm(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """layer_norm and rms_norm, of whole rows or of each head's columns."""
+    if a["input"] in reader.constants:
+        return None
+    columns = prod(a["normalized_shape"])
+    part = reader.part(a["input"])
+    if len(a["normalized_shape"]) != 1 or part.view.dims[-1] != merge([(columns, 1)]) or part.width % columns:
+        raise Refused(f"it is taken over {list(a['normalized_shape'])}, which are no columns that stand side by side")
+    operand = reader.whole(part)
+    eps = a["eps"]
+    attributes = {
+        "columns": columns,
+        "gamma": reader.vector(a["weight"], columns),
+        "beta": reader.vector(a.get("bias"), columns),
+        "eps": float(torch.finfo(torch.float32).eps if eps is None else eps),
+    }
+    op = "rmsnorm" if packet(node) is aten.rms_norm else "layernorm"
+    return Shown(reader.operator(node, op, (operand,), operand.shape, **attributes), part.view)
+
+
+def softmax(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Softmax over the last dimension."""
+    x: Node = a["self"]
+    if isinstance(host := reader.of[x], Host) and not host.given:
+        return None
+    if a["dim"] % len(shape_of(x)) != len(shape_of(x)) - 1 or a["dtype"] not in (None, torch.float32):
+        raise Refused("kernels take it over the last dimension, in float32")
+    part = reader.part(x)
+    if part.view.dims[-1] != merge([(part.width, 1)]):
+        raise Refused("its rows are no rows as they are stored")
+    operand = reader.whole(part)
+    return Shown(reader.operator(node, "softmax", (operand,), operand.shape), part.view)
+
+
+def rotary(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rotary positions: x[c] * own[c] + x[partners[c]] * partner[c] in each head's columns."""
+    if isinstance(reader.of[a["x"]], Host):
+        return None
+    part = reader.part(a["x"])
+    columns = len(a["partners"])
+    read = heads_of(Shown(reader.whole(part), part.view))
+    if read is None or not read.side_by_side or read.repeats != 1 or read.columns != columns:
+        raise Refused("its heads do not stand side by side in the columns of one matrix")
+    tables = []
+    for kind in ("own", "partner"):
+        table = reader.constants.value(a[kind]).detach().to(torch.float32)
+        every = table.broadcast_to(shape_of(node)).reshape(read.count, read.rows, columns)
+        if not torch.equal(every, every[:1].expand_as(every)):
+            raise Refused("its tables differ from head to head")
+        tables.append(reader.constant(node, kind, every[0].numpy()))
+    operand = reader.whole(part)
+    made = reader.operator(
+        node, "rotary", (operand, *tables), operand.shape, columns=columns, partners=tuple(a["partners"])
+    )
+    return Shown(made, part.view)
+
+
+# -- elementwise
+
+
+def unary(make: Callable[[p.Expression], p.Expression]) -> Rule:
+    """The rule of an operator of one operand."""
+
+    def rule(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+        return elementwise(reader, node, [node.all_input_nodes[0]], lambda x: make(x[0]))
+
+    return rule
+
+
+def gelu(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """GELU with the error function, or in its tanh form."""
+    make = p.gelu_tanh if a["approximate"] == "tanh" else lambda x: p.call("gelu", x)
+    return elementwise(reader, node, [a["self"]], lambda x: make(x[0]))
+
+
+def binary(name: str) -> Rule:
+    """The rule of + - * /."""
+
+    def rule(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+        x, y, alpha = a["self"], a["other"], a.get("alpha", 1)
+        if a.get("rounding_mode") is not None:
+            raise Refused("it rounds its quotients")
+
+        def make(e: list[p.Expression]) -> p.Expression:
+            return p.call(name, e[0], e[1] if alpha == 1 else p.call("*", e[1], float(alpha)))
+
+        return elementwise(reader, node, [x, y], make)
+
+    return rule
+
+
+def power(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """x to the power of a number."""
+    exponent = reader.known(a["exponent"])
+    if exponent is None or p.power(1.0, exponent) is None:
+        raise Refused("kernels compute powers of 2, 3, 0.5, -0.5 and -1")
+    return elementwise(reader, node, [a["self"]], lambda x: p.power(x[0], exponent) or x[0])
+
+
+def elementwise(
+    reader: Reader, node: Node, arguments: list[Any], make: Callable[[list[p.Expression]], p.Expression]
+) -> Value | None:
+    """An elementwise operator. arguments: nodes and numbers. All tensors must be stored alike; constants of one row,
+    and tensors of the host of any shape that fits, are repeated."""
+    values = [reader.of.get(x) if isinstance(x, Node) else None for x in arguments]
+    if not any(isinstance(value, Shown) for value in values):
+        given = [x for x, value in zip(arguments, values, strict=True) if isinstance(value, Host) and value.given]
+        same = [x for x in given if shape_of(x) == shape_of(node) and dtype_of(x) == torch.float32]
+        if not same or len(shape_of(node)) < 2:
+            return None  # the host does it
+        main = same[0]
+    else:
+        main = next(
+            (x for x, v in zip(arguments, values, strict=True) if isinstance(v, Shown) and v.shape == shape_of(node)),
+            None,
+        )
+        if main is None:
+            raise Refused(f"no operand has the shape of the result, {list(shape_of(node))}")
+    if dtype_of(node) != torch.float32:
+        raise Refused(f"its result is {dtype_of(node)}; kernels compute in float32")
+    part = reader.part(main)
+    first = reader.whole(part)
+    operands: list[Operator] = []
+    vectors: dict[str, Array] = {}
+    leaves: list[p.Expression] = []
+    for x, value in zip(arguments, values, strict=True):
+        number = reader.known(x)
+        if number is not None:
+            leaves.append(number)
+            continue
+        if x is main:
+            leaf: p.Expression = _operand(operands, first)
+        elif isinstance(value, Shown) or (isinstance(value, Host) and value.given and shape_of(x) == shape_of(node)):
+            leaf = _operand(operands, _alike(reader, x, part, first))
+        else:
+            leaf = _table(reader, x, part, first, operands, vectors)
+        leaves.append(leaf)
+    name = reader.name(node, packet(node).__name__)
+    made = p.pointwise(name, operands, make(leaves), vectors, site(node))
+    return Shown(made, part.view)
+
+
+def _operand(operands: list[Operator], operator: Operator) -> p.Operand:
+    operands.append(operator)
+    return p.Operand(len(operands) - 1)
+
+
+def _alike(reader: Reader, x: Node, like: Part, first: Operator) -> Operator:
+    part = reader.part(x)
+    operator = reader.whole(part)
+    if part.view != like.view or operator.shape != first.shape:
+        raise Refused(
+            f"{x.name} {list(shape_of(x))} is stored as {list(operator.shape)} (heads, rows, columns), the other "
+            f"operand as {list(first.shape)} in another order; elementwise kernels take tensors that are stored alike"
+        )
+    return operator
+
+
+def _table(
+    reader: Reader, x: Node, part: Part, first: Operator, operands: list[Operator], vectors: dict[str, Array]
+) -> p.Expression:
+    """A tensor of the host beside one on streams: a vector if it is constant and the same for all rows."""
+    if x not in reader.constants:
+        return _operand(operands, reader.memory(x, part.view, first.shape))
+    if dtype_of(x) != torch.float32:
+        raise Refused(f"{x.name} is {dtype_of(x)}; kernels compute in float32")
+    table = flat_matrices(reader.constants.value(x), part.view).reshape(first.shape)
+    if (table == table[:1, :1]).all():
+        name = f"v{len(vectors)}"
+        vectors[name] = np.ascontiguousarray(table[0, 0])
+        return p.Vector(name)
+    return _operand(operands, reader.constant(x, "table", table))
+
+
+def cat(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """Rows of the host in front of rows that are computed, head by head: a cache of keys or values."""
+    if all(isinstance(reader.of[x], Host) for x in a["tensors"]):
+        return None
+    return joined_rows(reader, node, a["tensors"], a["dim"])
+
+
+def sdpa(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """scaled_dot_product_attention: scores, softmax, and the product with the values."""
+    if a["dropout_p"]:
+        raise Refused("dropout in training mode")
+    queries, keys, values = a["query"], a["key"], a["value"]
+    if all(isinstance(x, Host) and not x.given for x in (reader.of[y] for y in (queries, keys, values))):
+        return None
+    scale = shape_of(queries)[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
+    scored = scores_of(
+        reader, node, queries, keys, scale=scale, mask=a["attn_mask"], causal=bool(a["is_causal"]), transposed=True
+    )
+    soft = reader.operator(node, "softmax", (scored.operator,), scored.operator.shape)
+    return attend(reader, node, Shown(soft, scored.view), values)
+
+
+UNARY: dict[Any, Callable[[p.Expression], p.Expression]] = {
+    aten.relu: lambda x: p.call("relu", x),
+    aten.silu: lambda x: p.call("silu", x),
+    aten.tanh: lambda x: p.call("tanh", x),
+    aten.exp: lambda x: p.call("exp", x),
+    aten.sqrt: lambda x: p.call("sqrt", x),
+    aten.rsqrt: lambda x: p.call("/", 1.0, p.call("sqrt", x)),
+    aten.neg: lambda x: p.call("-", x),
+    aten.square: lambda x: p.call("*", x, x),
+    aten.sigmoid: p.sigmoid,
+}
+
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(VIEWS, view),
+    **{op: unary(make) for op, make in UNARY.items()},
+    aten.linear: linear,
+    aten.addmm: addmm,
+    **dict.fromkeys((aten.matmul, aten.mm, aten.bmm), matmul),
+    aten.scaled_dot_product_attention: sdpa,
+    aten.softmax: softmax,
+    aten._softmax: softmax,
+    **dict.fromkeys((aten.layer_norm, aten.rms_norm), norm),
+    ROTATE: rotary,
+    aten.gelu: gelu,
+    aten.pow: power,
+    aten.add: binary("+"),
+    aten.sub: binary("-"),
+    aten.mul: binary("*"),
+    aten.div: binary("/"),
+    **dict.fromkeys(JOINS, cat),
+}
+"""The rule of each operator."""
