@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from string import ascii_lowercase
 
 from . import pointwise as p
 from .operators import Operator
@@ -13,6 +14,13 @@ from .plans import Plan
 
 LONGEST = 88
 """Letters of an expression that is written in one line."""
+
+WORDS = {
+    *("buffer", "own", "partner", "queries", "result", "row", "tile", "total", "turned"),
+    *ascii_lowercase,
+    *(f"t{k}" for k in range(100)),
+}
+"""Names of variables in bodies, which no task, tensor or stream has."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,21 @@ def rotary(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     )
 
 
+def turn(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """The columns of each head in another order, some with their sign changed."""
+    columns: Sequence[int] = x.attributes["partners"]
+    signs: Sequence[int] = x.attributes["signs"]
+    runs = []
+    for (_, sign), group in groupby(
+        zip(range(len(columns)), columns, signs, strict=True), lambda at: (at[1] - at[0], at[2])
+    ):
+        taken = [column for _, column, _ in group]
+        runs.append(f"{'-' if sign < 0 else ''}tile[:, {taken[0]}:{taken[-1] + 1}]")
+    made = f"concat({', '.join(runs)}, axis=1)" if len(runs) > 1 else runs[0]
+    body = [f"tile = {ends.gets[0]}.get()", f"cycles({plan.cycles})", *ends.put(made)]
+    return nest([("i", plan.loops["rows"]), ("j", plan.loops["columns"])], body)
+
+
 def scores(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     """The product of queries and keys, scaled; what the mask hides is minus infinity."""
     s, n, a = plan.sizes, plan.loops, x.attributes
@@ -205,6 +228,7 @@ BODIES: Mapping[str, Callable[[Operator, Plan, Ends], list[str]]] = {
     "layernorm": along_rows,
     "rmsnorm": along_rows,
     "rotary": rotary,
+    "turn": turn,
     "scores": scores,
     "attend": attend,
     "append": append,

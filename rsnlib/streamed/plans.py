@@ -120,17 +120,19 @@ def along_rows(x: Operator, knobs: Knobs) -> Plan:
     return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, first, interval)
 
 
-def rotary(x: Operator, knobs: Knobs) -> Plan:
-    """Row tiles of each head; the tables have one head, which serves all."""
+def by_heads(x: Operator, knobs: Knobs) -> Plan:
+    """Row tiles of each head; the tables of rotary positions have one head, which serves all."""
     _, rows, columns = x.shape
     width: int = x.attributes["columns"]
     tm, heads = fit(rows, knobs.rows), columns // width
     loops = [(rows // tm, tm), (heads, width)]
     order = tiles(x.shape, (tm, width), loops, row=0, column=1)
-    table = tiles(x.operands[1].shape, (tm, width), [(rows // tm, tm), (heads, 1)], row=0)
+    gets = [order]
+    for operand in x.operands[1:]:
+        gets.append(tiles(operand.shape, (tm, width), [(rows // tm, tm), (heads, 1)], row=0))
     cycles = _ceil(tm * width, knobs.lanes)
     named = {"rows": rows // tm, "columns": heads}
-    return Plan((order, table, table), order, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
+    return Plan(tuple(gets), order, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
 
 
 def _of_heads(x: Operator, heads: int, tile: tuple[int, int], loops: list[Loop], head: int, row: int) -> Order:
@@ -201,7 +203,8 @@ PLANS: Mapping[str, Callable[[Operator, Knobs], Plan]] = {
     "softmax": along_rows,
     "layernorm": along_rows,
     "rmsnorm": along_rows,
-    "rotary": rotary,
+    "rotary": by_heads,
+    "turn": by_heads,
     "scores": scores,
     "attend": attend,
     "append": append,

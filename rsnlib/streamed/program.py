@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from keyword import kwlist
 
+from ... import streams
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
 from ..layers import unique_name
-from .bodies import BODIES, Ends, indented, nest
+from .bodies import BODIES, WORDS, Ends, indented, nest
 from .operators import Array, FromHost, Graph, Operator
 from .plans import Plan, vectors_of
 
@@ -58,7 +61,7 @@ def program(
 class _Writer:
     def __init__(self, graph: Graph, plans: Mapping[Operator, Plan], port: int) -> None:
         self.graph, self.plans, self.port = graph, plans, port
-        self.taken: set[str] = set(dir(__builtins__)) | {"grid", "cycles", "zeros", *INDICES}
+        self.taken: set[str] = {*dir(builtins), *kwlist, *streams.__all__, *WORDS}
         self.task_names: dict[Operator, str] = {x: unique_name(x.name, self.taken) for x in plans}
         self.tensors: dict[str, tuple[int, ...]] = {}
         self.inputs: dict[str, Array | FromHost] = {}

@@ -35,6 +35,7 @@ from ..capture import (
     site,
 )
 from ..layers import identifier, unique_name
+from ..row_moves import JOINS
 from ..rules import CHECKS
 from ..view_rules import VIEWS
 from .operators import Array, FromHost, Graph, Operator, reachable
@@ -58,7 +59,15 @@ class Host:
     given: bool = False
 
 
-Value = Shown | Host | list[Any]
+@dataclass(frozen=True)
+class Missing:
+    """A tensor that no kernel computes. It may be a step of something that a kernel computes as a whole. why: message
+    of the error if it is needed."""
+
+    why: str
+
+
+Value = Shown | Host | Missing | list[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +121,8 @@ class Reader:
             value = self.of[node]
             if isinstance(value, Shown):
                 results[node] = value
+            elif isinstance(value, Missing):
+                raise UnsupportedError(value.why)
             elif isinstance(value, list):
                 raise UnsupportedError(f"{site(node)}: its result is a list of tensors; return the tensors")
         if not results:
@@ -142,6 +153,9 @@ class Reader:
     def _read(self, node: Node) -> Value:
         from_host = all(isinstance(self.of.get(x), Host) for x in node.all_input_nodes)
         rule = self.rules.get(packet(node))
+        missing = next((value for x in node.all_input_nodes if isinstance(value := self.of[x], Missing)), None)
+        if missing is not None and packet(node) not in JOINS:
+            return missing
         try:
             if not from_host and is_empty(node):
                 raise Refused("its result has no elements")
@@ -149,14 +163,14 @@ class Reader:
                 raise Refused("its result has a size that depends on the data: give lengths that are fixed")
             made = rule(self, node, arguments(node)) if rule is not None else None
         except Refused as refused:
-            raise UnsupportedError(f"{site(node)}: {refused}") from None
+            return missing or Missing(f"{site(node)}: {refused}")
         if made is not None:
             return made
         if not from_host:
             names = ", ".join(
                 sorted({str(op).removeprefix("aten.") for op in self.rules if hasattr(op, "_qualified_op_name")})
             )
-            raise UnsupportedError(f"{site(node)}: no kernel computes {op_name(node)}; there are kernels for {names}")
+            return Missing(f"{site(node)}: no kernel computes {op_name(node)}; there are kernels for {names}")
         operands = [self.of[x] for x in node.all_input_nodes]
         return Host(node, packet(node) in VIEWS and any(isinstance(x, Host) and x.given for x in operands))
 

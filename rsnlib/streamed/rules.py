@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from ...machine.view import View, merge
-from ..capture import dtype_of, packet, shape_of, site
+from ..capture import arguments, dtype_of, packet, shape_of, site
 from ..rotate import ROTATE
 from ..row_moves import JOINS
 from ..values import AbstractState
@@ -21,7 +21,7 @@ from ..view_rules import VIEWS
 from . import pointwise as p
 from .attention import attend, flat_matrices, joined_rows, scores_of
 from .operators import Array, Operator
-from .reading import Host, Reader, Refused, Rule, Value
+from .reading import Host, Missing, Reader, Refused, Rule, Value
 from .showing import Part, Shown, heads_of
 
 aten = torch.ops.aten
@@ -205,20 +205,20 @@ def power(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def elementwise(
-    reader: Reader, node: Node, arguments: list[Any], make: Callable[[list[p.Expression]], p.Expression]
+    reader: Reader, node: Node, given: list[Any], make: Callable[[list[p.Expression]], p.Expression]
 ) -> Value | None:
-    """An elementwise operator. arguments: nodes and numbers. All tensors must be stored alike; constants of one row,
+    """An elementwise operator. given: nodes and numbers. All tensors must be stored alike; constants of one row,
     and tensors of the host of any shape that fits, are repeated."""
-    values = [reader.of.get(x) if isinstance(x, Node) else None for x in arguments]
+    values = [reader.of.get(x) if isinstance(x, Node) else None for x in given]
     if not any(isinstance(value, Shown) for value in values):
-        given = [x for x, value in zip(arguments, values, strict=True) if isinstance(value, Host) and value.given]
-        same = [x for x in given if shape_of(x) == shape_of(node) and dtype_of(x) == torch.float32]
+        free = [x for x, value in zip(given, values, strict=True) if isinstance(value, Host) and value.given]
+        same = [x for x in free if shape_of(x) == shape_of(node) and dtype_of(x) == torch.float32]
         if not same or len(shape_of(node)) < 2:
             return None  # the host does it
         main = same[0]
     else:
         main = next(
-            (x for x, v in zip(arguments, values, strict=True) if isinstance(v, Shown) and v.shape == shape_of(node)),
+            (x for x, v in zip(given, values, strict=True) if isinstance(v, Shown) and v.shape == shape_of(node)),
             None,
         )
         if main is None:
@@ -230,7 +230,7 @@ def elementwise(
     operands: list[Operator] = []
     vectors: dict[str, Array] = {}
     leaves: list[p.Expression] = []
-    for x, value in zip(arguments, values, strict=True):
+    for x, value in zip(given, values, strict=True):
         number = reader.known(x)
         if number is not None:
             leaves.append(number)
@@ -280,10 +280,47 @@ def _table(
 
 
 def cat(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rows of the host in front of rows that are computed, head by head: a cache of keys or values."""
+    """Columns of each head in another order, as rotary positions have them; or rows of the host in front of rows that
+    are computed, head by head: a cache of keys or values."""
     if all(isinstance(reader.of[x], Host) for x in a["tensors"]):
         return None
+    if a["dim"] % len(shape_of(node)) == len(shape_of(node)) - 1:
+        return _turned(reader, node, a["tensors"])
+    missing = next((value for x in a["tensors"] if isinstance(value := reader.of[x], Missing)), None)
+    if missing is not None:
+        return missing
     return joined_rows(reader, node, a["tensors"], a["dim"])
+
+
+def _turned(reader: Reader, node: Node, parts: list[Node]) -> Value:
+    """cat of ranges of one tensor's columns along its last dimension, some negated."""
+    columns: list[int] = []
+    signs: list[int] = []
+    sources = set()
+    for x in parts:
+        sign = 1
+        if packet(x) is aten.neg:
+            sign, x = -1, x.all_input_nodes[0]
+        a = arguments(x)
+        if packet(x) is not aten.slice or a["step"] != 1 or a["dim"] % len(shape_of(x)) != len(shape_of(x)) - 1:
+            raise Refused("kernels join ranges of one tensor's columns, or a cache and new rows")
+        source: Node = a["self"]
+        start, stop, _ = slice(a["start"], a["end"]).indices(shape_of(source)[-1])
+        columns += range(start, stop)
+        signs += [sign] * (stop - start)
+        sources.add(source)
+    if len(sources) != 1 or sorted(columns) != list(range(shape_of(node)[-1])):
+        raise Refused("kernels join ranges that are all columns of one tensor, each once")
+    (source,) = sources
+    if isinstance(reader.of[source], Missing):
+        return reader.of[source]
+    part = reader.part(source)
+    operand = reader.whole(part)
+    width = len(columns)
+    if part.view.dims[-1] != merge([(width, 1)]) or operand.shape[0] != 1 or part.width % width:
+        raise Refused("its columns do not stand side by side in one matrix")
+    attributes = {"columns": width, "partners": tuple(columns), "signs": tuple(signs)}
+    return Shown(reader.operator(node, "turn", (operand,), operand.shape, **attributes), part.view)
 
 
 def sdpa(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import DynamicCache, Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer, Gemma3RotaryEmbedding
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -33,11 +33,27 @@ class Rotated(nn.Module):
         self.rotary = rotary(config)
         self.kinds = (config.layer_types[0],) if name == "gemma3" else ()
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        positions = torch.arange(x.shape[1])[None]
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, first: int = 0, past_key_values: Any = None
+    ) -> torch.Tensor:
+        positions = torch.arange(first, first + x.shape[1])[None]
         tables = self.rotary(x, positions, *self.kinds)
-        out = self.layer(x, position_embeddings=tables, attention_mask=mask)
+        out = self.layer(x, position_embeddings=tables, attention_mask=mask, past_key_values=past_key_values)
         return out if isinstance(out, torch.Tensor) else out[0]
+
+
+class Cached(nn.Module):
+    """A decoder layer with its cache of keys and values as tensors: (x) or (x, keys, values) to (y, keys, values)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, *past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        cache = DynamicCache([past]) if past else DynamicCache()
+        place = {"first": past[0].shape[2]} if past and isinstance(self.layer, Rotated) else {}
+        y = self.layer(x, past_key_values=cache, **place)
+        return y if isinstance(y, torch.Tensor) else y[0], cache.layers[0].keys, cache.layers[0].values
 
 
 def block(name: str, attention: str = "sdpa", **sizes: int) -> nn.Module:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from rsn.base.errors import ProgramError, UnsupportedError
+from rsn.base.errors import ProgramError, TensorError, UnsupportedError
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.tests.effort import long
-from rsn.tests.rsnlib.streamed_blocks import block
+from rsn.tests.rsnlib.streamed_blocks import Cached, block
 
 SMALL = Knobs(rows=4, columns=8, depth=8)
 TOLERANCE = 1e-4
@@ -85,6 +85,89 @@ def test_blocks(name: str) -> None:
     ops = [node.op for node in made.dataflow.nodes]
     assert ops.count("scores") == ops.count("softmax") == ops.count("attend") == 1
     assert ops.count("linear") == (6 if name == "gpt2" else 7)
+
+
+@pytest.mark.parametrize("name", [long("gpt2"), long("llama")])
+def test_a_cache_of_keys_and_values(name: str) -> None:
+    module = Cached(block(name, **BLOCKS[name]))
+    x, new = torch.randn(1, 6, 32), torch.randn(1, 1, 32)
+    prefill = agrees(module, x)
+    _, keys, values = prefill.run(x)
+    step = agrees(module, new, keys, values)
+    assert [node.op for node in step.dataflow.nodes].count("append") == 2
+    with torch.no_grad():
+        whole, all_keys, _ = module(torch.cat([x, new], 1))
+    y, step_keys, _ = step.run(new, keys, values)
+    torch.testing.assert_close(y[0, 0], whole[0, -1], rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(step_keys, all_keys, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+CAUSAL = torch.full((8, 8), float("-inf")).triu(1)[None, None]
+
+
+@pytest.mark.parametrize("attention", [long("eager"), "sdpa"])
+@pytest.mark.parametrize("mask", [CAUSAL, long(CAUSAL == 0)], ids=["added", "boolean"])
+def test_masks_from_arguments(attention: str, mask: torch.Tensor) -> None:
+    if attention == "eager" and mask.dtype == torch.bool:
+        pytest.skip("transformers adds masks without sdpa")
+    made = agrees(block("llama", attention, **GROUPED), torch.randn(1, 8, 32), mask)
+    if attention == "eager":
+        return  # a row without keys is not a number, here and in PyTorch
+    hidden = torch.full_like(mask, -torch.inf if mask.dtype == torch.float32 else 0)
+    with pytest.raises(TensorError, match="hides all keys of a row"):
+        made.run(torch.randn(1, 8, 32), hidden)
+
+
+class Masked(nn.Module):
+    """Attention with a constant mask."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-3, 0), (-1, 2), (-20, 1), (0, 20)])
+def test_bands_are_masks_by_index(first: int, last: int) -> None:
+    mask = torch.ones(8, 12, dtype=torch.bool).triu(first).tril(last)
+    made = agrees(Masked(mask), torch.randn(1, 2, 8, 4), torch.randn(1, 2, 12, 4), torch.randn(1, 2, 12, 4))
+    assert "banded(" in made.text
+    assert not any("mask" in name for name in made.written.inputs)
+
+
+def test_other_masks_are_tensors() -> None:
+    operands = torch.randn(2, 8, 4), torch.randn(2, 8, 4), torch.randn(2, 8, 4)
+    made = agrees(Masked(torch.randn(2, 8, 8)), *operands)
+    assert "banded(" not in made.text
+    with pytest.raises(UnsupportedError, match="its mask hides all keys of a row"):
+        streamed(Masked(torch.ones(8, 8, dtype=torch.bool).tril(-1)).eval(), operands)
+
+
+def test_the_host_looks_embeddings_up() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(20, 16), nn.Embedding(8, 16)
+            self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 20)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.words(tokens) + self.places(torch.arange(tokens.shape[1]))))
+
+    made = agrees(Model(), torch.randint(0, 20, (1, 8)))
+    assert [node.op for node in made.dataflow.nodes] == ["layernorm", "linear"]
+
+
+def test_rotary_positions_from_arguments() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            heads = nn.functional.silu(x).view(1, 8, 2, 8).transpose(1, 2)
+            turned = torch.cat([-heads[..., 4:], heads[..., :4]], -1)
+            return (heads * cos + turned * sin).transpose(1, 2).reshape(1, 8, 16)
+
+    made = agrees(Model(), torch.randn(1, 8, 16), torch.randn(8, 8), torch.randn(8, 8))
+    assert [node.op for node in made.dataflow.nodes] == ["pointwise", "turn", "pointwise"]
 
 
 @pytest.mark.long
