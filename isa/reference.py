@@ -87,10 +87,10 @@ def _overlay(overlay: Overlay, module: ModuleType) -> Iterator[str]:
 
 
 def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
-    """The section of an overlay that only adds formats to another one. Raises `ProgramError` for any other."""
+    """The section of an overlay that only adds formats to another one and changes rates. Raises `ProgramError` for any
+    other."""
     units, others = ([replace(u, capabilities=(), memory=None) for u in o.units] for o in (overlay, base))
-    rates = {name: rate for name, rate in overlay.rates.items() if name in base.rates}
-    if (units, overlay.streams, rates) != (others, base.streams, base.rates):
+    if (units, overlay.streams) != (others, base.streams) or not base.rates.keys() <= overlay.rates.keys():
         raise ProgramError(f"{overlay.name} is more than {base.name} and some opcodes: it needs a section of its own")
     yield f"## Overlay {overlay.name}"
     yield ""
@@ -108,9 +108,9 @@ def _extension(overlay: Overlay, base: Overlay) -> Iterator[str]:
         if u.memory is not None and u.memory != base.by_unit[u.name].memory:
             yield f"{u.name} has {u.memory.words}."
             yield ""
-    yield "Further rates:"
+    yield "Further rates, and those that differ:"
     yield ""
-    yield from _rates({name: rate for name, rate in overlay.rates.items() if name not in base.rates})
+    yield from _rates({name: rate for name, rate in overlay.rates.items() if base.rates.get(name) != rate})
     yield ""
     for form in overlay.formats:
         if form not in base.formats:

@@ -12,10 +12,10 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn";
-inline constexpr char fingerprint_text[] = "bf8396e98aa0b496";
-inline constexpr std::uint64_t fingerprint_bits = 0xbf8396e98aa0b496u;
+inline constexpr char fingerprint_text[] = "d16d906f0c98aff9";
+inline constexpr std::uint64_t fingerprint_bits = 0xd16d906f0c98aff9u;
 inline constexpr char extends[] = "xnn-base";
-inline constexpr unsigned extension = 2;  // version of what it adds
+inline constexpr unsigned extension = 3;  // version of what it adds
 
 using Word = std::uint32_t;
 
@@ -1128,26 +1128,27 @@ inline constexpr unsigned MemC5_to_MemC4_norm = 256;     // a word is a sum of a
 
 // Cycles from one round of a loop to the next.
 namespace ii {
-inline constexpr unsigned fetch = 1;          // a word of the image
-inline constexpr unsigned decode = 1;         // a uOP, once its window is there
-inline constexpr unsigned port = 1;           // a word from or to both ports of a bank, in bursts of 64
-inline constexpr unsigned load = 1;           // a word into a buffer
-inline constexpr unsigned store = 1;          // a word out of a buffer
-inline constexpr unsigned send = 1;           // a beat out of a buffer
-inline constexpr unsigned mesh = 1;           // a beat from all sources to all destinations
-inline constexpr unsigned receive = 1;        // a beat added to a buffer
-inline constexpr unsigned exchange = 1;       // a row's number to or from a neighbour, or made of both
-inline constexpr unsigned softmax_max = 1;    // a 4x8 patch: row maxima
-inline constexpr unsigned softmax_exp = 1;    // a 4x8 patch: scale, subtract, exp, row sums
-inline constexpr unsigned softmax_scale = 1;  // a 4x8 patch: multiply by 1 / row sum
-inline constexpr unsigned activation = 1;     // a 4x8 patch, four elements a round
-inline constexpr unsigned norm_sum = 1;       // a 4x8 patch, two rows a round: row sums
-inline constexpr unsigned norm_squares = 1;   // a 4x8 patch, a row a round: sums of squares
-inline constexpr unsigned norm_scale = 1;     // a 4x8 patch, a row a round: subtract, multiply
-inline constexpr unsigned rotate = 1;         // a 4x8 patch, a row a round: times own and partner's factors of a table
-inline constexpr unsigned softcap = 1;        // a 4x8 patch, four elements a round: cap * tanh(score / cap)
-inline constexpr unsigned normalise = 1;      // a word into a buffer: minus mean, times factor
-inline constexpr unsigned statistics = 1;     // a word of statistics, a row a round: made, or added to those of before
+inline constexpr unsigned fetch = 1;         // a word of the image
+inline constexpr unsigned decode = 1;        // a uOP, once its window is there
+inline constexpr unsigned port = 1;          // a word from or to both ports of a bank, in bursts of 64
+inline constexpr unsigned load = 1;          // a word into a buffer
+inline constexpr unsigned store = 1;         // a word out of a buffer
+inline constexpr unsigned send = 1;          // a beat out of a buffer
+inline constexpr unsigned mesh = 1;          // a beat from all sources to all destinations
+inline constexpr unsigned receive = 1;       // a beat added to a buffer
+inline constexpr unsigned exchange = 1;      // a row's number to or from a neighbour, or made of both
+inline constexpr unsigned softmax_max = 1;   // a 4x8 patch: row maxima
+inline constexpr unsigned softmax_exp = 1;   // a 4x8 patch: scale, subtract, exp, row sums
+// a beat to MeshA, a word to DDR or back: times 1 / row sums, where they are still missing
+inline constexpr unsigned deliver = 1;
+inline constexpr unsigned activation = 1;    // a 4x8 patch, four elements a round
+inline constexpr unsigned norm_sum = 1;      // a 4x8 patch, two rows a round: row sums
+inline constexpr unsigned norm_squares = 1;  // a 4x8 patch, a row a round: sums of squares
+inline constexpr unsigned norm_scale = 1;    // a 4x8 patch, a row a round: subtract, multiply
+inline constexpr unsigned rotate = 1;        // a 4x8 patch, a row a round: times own and partner's factors of a table
+inline constexpr unsigned softcap = 1;       // a 4x8 patch, four elements a round: cap * tanh(score / cap)
+inline constexpr unsigned normalise = 1;     // a word into a buffer: minus mean, times factor
+inline constexpr unsigned statistics = 1;    // a word of statistics, a row a round: made, or added to those of before
 }  // namespace ii
 // Rounds that a loop takes for one item, where more than one: 32 / rounds elements of a patch in each.
 namespace rounds {

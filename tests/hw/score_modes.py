@@ -160,3 +160,45 @@ class Scores:
         e = np.exp(x - top)
         total = e.sum(1, keepdims=True)
         return np.asarray(np.divide(e, total, out=np.zeros_like(e), where=total > 0))
+
+
+def left_three_times(x: Array, overlay: Overlay = XNN) -> tuple[list[list[Array]], float]:
+    """A softmax that leaves its slot three times: as it is, with gelu, and with gelu of that once more.
+
+    x: (2, rows, columns), the scores of MemC0 and MemC1. Returns of each of them what the three stores wrote, and the
+    seconds."""
+    _, rows, cols = x.shape
+    whole = Scores(x[None])
+    pieces = [block(np.ascontiguousarray(tile, np.float32)).reshape(-1) for _, tile in whole._tiles(0)]
+    at, size, times = len(pieces) * 2 * BLOCK, rows * cols, 3
+    stores = [transfer(at + i * size, size, source=f"MemC{i % 2}") for i in range(2 * times)]
+    vector = [f.MemB(load=1, bias=1, dim1=16, dim2=1), f.MemB(send=1, acc_a=1, acc_b=1)]
+    fills = [{"load": 1, "dim1": TILE, "dim2": TILE}] * len(pieces)
+    sends = [{"send": 1, "acc_a": 1, "acc_b": 1}] * len(pieces)
+    store = f.MemC(store=1, dim1=rows, dim2=cols)
+    mem_c = [
+        f.MemCConfig(max_sub=1, activation=0),
+        f.MemC(recv=1, recv_a=rows // TILE, recv_b=cols // TILE, k_iter=1, softmax=1),
+        store,
+        f.MemC(),
+        store.replace(gelu=1),
+        f.MemC(),
+        store.replace(gelu=1),
+    ]
+    after, seconds = run(
+        {
+            "DDR": [*(transfer(i * 2 * BLOCK, 2 * BLOCK, to="MemA0") for i in range(len(pieces))), *stores],
+            "LPDDR": [f.Lpddr(addr=0, size=512, bias=1, to_b0=1), f.Lpddr(addr=0, size=512, bias=1, to_b1=1)],
+            "MemA0": [f.MemA(**(a | b)) for a, b in zip([*fills, {}], [{}, *sends], strict=True)],
+            **{f"MemB{j}": vector for j in range(2)},
+            "MeshA": [f.MeshA(size=512, a0_0=1 - j, a0_1=j) for j, _ in whole._tiles(0)],
+            "MeshB": [f.MeshB(size=512, b0_0=1, b1_1=1)],
+            **{f"MME{j}": [scaling(rows // TILE, cols // TILE, load=1)] for j in range(2)},
+            **{f"MemC{j}": mem_c for j in range(2)},
+        },
+        np.concatenate([*pieces, np.zeros(2 * times * size, np.float32)]),
+        np.ones(512, np.float32),
+        overlay,
+    )
+    out = after[at:].reshape(times, 2, size)
+    return [[unblock(out[i, j], rows, cols) for i in range(times)] for j in range(2)], seconds

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rsn.base.errors import ProgramError
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
+from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.machine.executor import ProcessNetwork
 from rsn.tests.effort import examples
-from rsn.tests.hw.score_modes import Scores
+from rsn.tests.hw.score_modes import Scores, left_three_times
 
 
 def random(seed: int, *shape: int, size: float = 1.0) -> np.ndarray:
@@ -61,11 +62,31 @@ def test_as_many_keys_as_the_description_says() -> None:
 
 
 def test_parts_take_the_time_of_their_passes() -> None:
-    """Two passes for maxima and sums, and two more to apply them; a soft cap takes eight times as long as one."""
+    """Two passes for maxima and sums, and one more to apply them; a soft cap takes eight times as long as one."""
     x = random(1, 2, 2, 128, 256)
-    plain, capped = check(Scores(x)), check(Scores(x, cap=20.0))
-    beats = 128 * 256 // 32
-    assert capped - plain == pytest.approx(4 * beats * XNN.seconds["softcap_beat"], rel=0.01)
+    free = {name: 1e30 if rate.unit == "GB/s" else 0.0 for name, rate in XNN.rates.items() if "soft" not in name}
+    overlay = XNN.with_rates(**free)
+    plain, capped = Scores(x).run(overlay)[1], Scores(x, cap=20.0).run(overlay)[1]
+    beats, fills = 128 * 256 // 32, 4 * 50 + 2 * 30
+    assert plain * XNN.clock_hz == pytest.approx(2 * 3 * beats + fills, abs=0.01)
+    assert capped - plain == pytest.approx(4 * beats * XNN.seconds["softcap_beat"])
+
+
+def test_a_softmax_that_leaves_more_than_once_has_its_factors_once() -> None:
+    """Before a post-op all of the slot is multiplied, in a pass; a store without one multiplies on the way."""
+    x = random(3, 2, 256, 128, size=3.0)
+    scores = np.concatenate(x, axis=1).astype(np.float64)
+    exps = np.exp(scores - scores.max(axis=1, keepdims=True))
+    softmax = exps / exps.sum(axis=1, keepdims=True)
+    once = activation(softmax, 0)
+    found, _ = left_three_times(x)
+    for j, stored in enumerate(found):
+        part = np.s_[:, j * 128 : j * 128 + 128]
+        for a, b in zip(stored, (softmax, once, activation(once, 0)), strict=True):
+            np.testing.assert_allclose(a, b[part], rtol=3e-5, atol=1e-6)
+    free = {name: 1e30 if rate.unit == "GB/s" else 0.0 for name, rate in XNN.rates.items() if name != "softmax_beat"}
+    _, seconds = left_three_times(x, XNN.with_rates(**free))
+    assert seconds * XNN.clock_hz == pytest.approx(2 * 256 * 128 / 32 + 256 * 512 / 32, abs=0.01)
 
 
 def test_keys_without_a_first_part_are_refused() -> None:

@@ -1,8 +1,8 @@
 // Softmax of what a MemC0-3 has received, over its columns and its neighbour's: exp of the scaled scores, by default
 // without subtracting a maximum, times the reciprocal of the sum of both. A division per row is enough; one per element
-// would take 32 dividers.
+// would take 32 dividers. The product is made while the results leave (mem_c.cpp): the buffer keeps the exps.
 //
-// A round per 4x8 patch for the maxima (where they are asked for), for exp and for the product; a tile has 512. To the
+// A round per 4x8 patch for the maxima (where they are asked for) and for exp; a tile has 512. To the
 // neighbour goes the number of columns (causal), a maximum per row, a sum per row, and the same comes back.
 //
 // Rows with more keys than fit come in parts, twice. First maxima and sums alone: each part may find a larger maximum,
@@ -144,34 +144,24 @@ exps:
     }
 }
 
-inline void multiply_rows(MemCBuffer &buffer, Counter rows, Counter cols, const Rows &by) {
-products:
-    for (Walk<> at(rows); at.more(cols); at.next()) {
-#pragma HLS PIPELINE II=ii::softmax_scale style=flp
-#pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
-        Beat x = get_beat<by_rows, mem_c_cols>(buffer, at.row, at.col);
-        for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-            const float factor = by[r][at.row / patch_rows];
-            for (unsigned c = 0; c < patch_cols; ++c) {
-#pragma HLS UNROLL
-                x[by_rows(r, c)] *= factor;
-            }
-        }
-        put_beat<by_rows, mem_c_cols>(buffer, at.row, at.col, x);
-    }
+// Whether a part only adds to the maxima and sums that are kept: what it leaves in the buffer is of no use.
+inline bool collecting(Part part) {
+#pragma HLS INLINE
+    return part == Part::first || part == Part::more;
 }
 
-// kept_top, kept_total: of each row the maximum and the sum of the parts so far.
+// factors: of each row what its exps are still to be multiplied by. kept_top, kept_total: of each row the maximum and
+// the sum of the parts so far.
 inline void softmax(MemCBuffer &buffer, Counter rows, Counter cols, const MemCConfig &reg, const MemCScores &scores,
-                    bool odd, Rows &kept_top, Rows &kept_total, hls::stream<float> &to, hls::stream<float> &from) {
+                    bool odd, Rows &factors, Rows &kept_top, Rows &kept_total, hls::stream<float> &to,
+                    hls::stream<float> &from) {
     Rows top, total;
 #pragma HLS ARRAY_PARTITION variable=top complete dim=1
 #pragma HLS ARRAY_PARTITION variable=total complete dim=1
 #pragma HLS BIND_STORAGE variable=top type=ram_s2p impl=lutram
 #pragma HLS BIND_STORAGE variable=total type=ram_s2p impl=lutram
     const Part part = static_cast<Part>(scores.part);
-    const bool collects = part == Part::first || part == Part::more, applies = part == Part::apply;
+    const bool collects = collecting(part), applies = part == Part::apply;
     Mask mask = {scores.first_cols, reg.softmax_cols, 0,  reg.causal,
                  scores.windowed,   clamped(reg.offset), clamped(scores.low)};
     if ((reg.causal || scores.windowed) && !reg.alone) {
@@ -225,16 +215,14 @@ inline void softmax(MemCBuffer &buffer, Counter rows, Counter cols, const MemCCo
 combine_sums:
     for (Counter row = 0; row < rows; ++row) {
 #pragma HLS PIPELINE II=ii::exchange style=flp
-#pragma HLS DEPENDENCE variable=total type=inter dependent=false
 #pragma HLS DEPENDENCE variable=kept_total type=inter dependent=false
-        float &own = total[row % patch_rows][row / patch_rows];
+        const float own = total[row % patch_rows][row / patch_rows];
         float &kept = kept_total[row % patch_rows][row / patch_rows];
         const float theirs = reg.alone || applies ? 0.0f : from.read();
         const float sum = own + theirs, before = kept;
         if (collects) kept = before + sum;
-        own = reciprocal_of_sum(applies ? before : sum, masked);
+        factors[row % patch_rows][row / patch_rows] = reciprocal_of_sum(applies ? before : sum, masked);
     }
-    if (!collects) multiply_rows(buffer, rows, cols, total);
 }
 
 }  // namespace rsn::xnn

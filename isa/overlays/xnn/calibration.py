@@ -16,6 +16,7 @@ from ....machine.resources import VC1902, Deviation, Need
 from ...overlay import Overlay
 from .cycles import LOOPS
 from .logic import Work
+from .mem_c import BASE_LOOPS
 from .resources import LOGIC, ROW_ARRAYS, buffers, computes_softmax, mem_c, outside, streams
 
 POST_ROUTE = {name: c.post_route for name, c in VC1902.capacities.items() if c.post_route is not None}
@@ -30,7 +31,11 @@ REPORTED: Mapping[str, Mapping[str, int]] = {
 """Of units, by Vitis HLS. An AXI port (4,939 LUTs, 31 blocks of 18 Kbit) is taken into the estimate as it is."""
 
 _SHARED = {"activation": 8, "norm_sum": 2, "norm_squares": 4, "norm_scale": 4}
-_LOOPS = {**LOOPS, **{name: dataclasses.replace(LOOPS[name], ii=ii, rounds=1) for name, ii in _SHARED.items()}}
+_LOOPS = {
+    **LOOPS,
+    **BASE_LOOPS,
+    **{name: dataclasses.replace(LOOPS[name], ii=ii, rounds=1) for name, ii in _SHARED.items()},
+}
 """Its times are those of four elements of gelu a cycle, and about those of our norm. Whether it has an interval above 1
 there is not known; that needs more LUTs, and the report has more than the unit would need otherwise."""
 _MEM_C = (

@@ -207,6 +207,7 @@ class CountedMemC(CountedMem, MemCUnit):
         return (
             *registers,
             self.kept_rows,
+            self.unscaled,
             self.begun,
             self.table_tiles,
             self.tables[0].held,
@@ -217,7 +218,7 @@ class CountedMemC(CountedMem, MemCUnit):
     @state.setter
     def state(self, state: Any) -> None:
         self.registers, self.scores, self.at_store, *more = state
-        self.kept_rows, self.begun, self.table_tiles, self.tables[0].held, *rest = more
+        self.kept_rows, self.unscaled, self.begun, self.table_tiles, self.tables[0].held, *rest = more
         CountedMem.state.fset(self, rest)  # type: ignore[attr-defined]
 
     def tiles(self, rows: int, cols: int) -> str:

@@ -52,8 +52,10 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     yield cost("MemC: receive a tile", loop["receive"](BEATS), BEATS * rate["mesh_beat"])
     square, whole = _walk(256, 256), _walk(256, 512)
     rows = loop["exchange"](256)
-    softmax = loop["softmax_exp"](square) + loop["softmax_scale"](square) + 2 * rows
-    charged = rate["softmax_fill"] + 2 * square * rate["softmax_beat"] + 2 * rate["exchange_fill"]
+    late = "rotate_beat" in rate  # the product is made while results leave
+    scale = 0 if late else mem_c.BASE_LOOPS["softmax_scale"].cycles(square)
+    softmax = loop["softmax_exp"](square) + scale + 2 * rows
+    charged = rate["softmax_fill"] + (1 if late else 2) * square * rate["softmax_beat"] + 2 * rate["exchange_fill"]
     yield cost(
         "MemC: softmax of 256x256",
         softmax,
@@ -79,7 +81,7 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
         "MemC: layer norm of 256x512", layer_norm, rate["norm_us"], sets=("norm_us", layer_norm / clock_hz * 1e6)
     )
     yield cost("MemC: RMS norm of 256x512", passes, rate["norm_us"], "opcode 8; no mean")
-    if "rotate_beat" in rate:
+    if late:
         for what, cycles, simulated, remark in _of_extensions(rate):
             yield cost(what, cycles, simulated, remark)
     for kind in ("DDR", "MeshA"):
@@ -96,6 +98,13 @@ def _of_extensions(rate: Mapping[str, float]) -> Iterator[tuple[str, int, float,
     loop = {name: x.cycles for name, x in LOOPS.items()}
     square, whole, quarter = _walk(256, 256), _walk(256, 512), _walk(256, 128)
     rows = loop["exchange"](256)
+    yield "MemC0 to MemC3: send a tile, times 1 / row sums", loop["deliver"](BEATS), BEATS * rate["mesh_beat"], ""
+    yield (
+        "MemC0 to MemC3: a 128x64 block to DDR, times 1 / row sums",
+        loop["deliver"](BLOCK_WORDS),
+        BLOCK_WORDS * rate["mem_word"],
+        "the depth of a product",
+    )
     yield "MemC: activation of 256x256, times a gate", loop["activation"](square), square * rate["gelu_beat"], ""
     yield "MemC: rotation of 256x512", loop["rotate"](whole), whole * rate["rotate_beat"], ""
     of_head = loop["norm_squares"](quarter) + loop["norm_scale"](quarter) + 2 * rows
@@ -122,16 +131,16 @@ def _of_extensions(rate: Mapping[str, float]) -> Iterator[tuple[str, int, float,
         "two rounds a word, then 1 / deviation; at 0.6 words a cycle the memory takes as long as the rounds",
     )
     yield "MemC: soft cap of 256x256", loop["softcap"](square), square * rate["softcap_beat"], ""
-    passes, fills = 2 * square * rate["softmax_beat"], 4 * rate["exchange_fill"]
+    square_pass, fills = square * rate["softmax_beat"], 4 * rate["exchange_fill"]
     yield (
         "MemC: a part of a softmax, 256x256: maxima and sums",
         loop["softmax_max"](square) + loop["softmax_exp"](square) + 4 * rows,
-        passes + rate["softmax_fill"] + rate["softmax_max_fill"] + fills,
+        2 * square_pass + rate["softmax_fill"] + rate["softmax_max_fill"] + fills,
         "rows to and from the neighbour, a cycle each",
     )
     yield (
-        "MemC: a part of a softmax, 256x256: exp and product",
-        loop["softmax_exp"](square) + loop["softmax_scale"](square) + 2 * rows,
-        passes + rate["softmax_fill"],
+        "MemC: a part of a softmax, 256x256: exp",
+        loop["softmax_exp"](square) + 2 * rows,
+        square_pass + rate["softmax_fill"],
         "kept maxima and sums, a row a cycle",
     )

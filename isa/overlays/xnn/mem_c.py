@@ -22,7 +22,7 @@ LOOPS: Mapping[str, Loop] = {
     "exchange": Loop(1, 30, "a row's number to or from a neighbour, or made of both"),
     "softmax_max": Loop(1, 30, "a 4x8 patch: row maxima"),
     "softmax_exp": Loop(1, 50, "a 4x8 patch: scale, subtract, exp, row sums"),
-    "softmax_scale": Loop(1, 35, "a 4x8 patch: multiply by 1 / row sum"),
+    "deliver": Loop(1, 12, "a beat to MeshA, a word to DDR or back: times 1 / row sums, where they are still missing"),
     "activation": Loop(1, 150, "a 4x8 patch, four elements a round", rounds=8),
     "norm_sum": Loop(1, 25, "a 4x8 patch, two rows a round: row sums", rounds=2),
     "norm_squares": Loop(1, 30, "a 4x8 patch, a row a round: sums of squares", rounds=4),
@@ -30,6 +30,9 @@ LOOPS: Mapping[str, Loop] = {
     "rotate": Loop(1, 40, "a 4x8 patch, a row a round: times own and partner's factors of a table", rounds=4),
     "softcap": Loop(1, 110, "a 4x8 patch, four elements a round: cap * tanh(score / cap)", rounds=8),
 }
+BASE_LOOPS: Mapping[str, Loop] = {"softmax_scale": Loop(1, 35, "a 4x8 patch: multiply by 1 / row sum")}
+"""Of a machine that multiplies by them after exp, in a pass of its own, as the published one. The sources have no such
+loop."""
 
 
 class MemC(Record, words=2):
@@ -108,6 +111,8 @@ SENDS = 4
 """MemC0 to MemC3 compute softmax and can send to MMEs; the others cannot."""
 PAIR = 2
 """Neighbours that share the rows of a softmax or a norm: 0-1, 2-3 and 4-5."""
+LATE_PRODUCT = "late_product"
+"""The capability to multiply by 1 / row sums while results leave, without a pass for it."""
 ALL_COLUMNS = MemCConfig.field("softmax_cols").bounds[1]
 """The value of `softmax_cols` that stands for all columns received."""
 MAX_SENT = 3
@@ -141,15 +146,16 @@ def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capab
         out.append(Capability("rmsnorm", Where.STORE, norm, "norm_us", NORM_ELEMENTS))
         out += _store_capabilities(memory)
     if sends:
-        passes = 3 if registers else 2  # maxima, exp, product
+        passes = 2  # maxima and exp; without registers exp and product
         out.append(Capability("softmax", Where.RECEIVE, {"columns": (1, columns)}, "softmax_beat", BEAT / passes))
         out.append(Capability("send", Where.SEND, {"columns": (1, max_sent(memory) * TILE)}, "mesh_beat"))
         if registers:
             masks = ("mask", "causal_mask", "row_softmax", "mask_first", "window")
             out += [Capability(name, Where.RECEIVE) for name in masks]
             out.append(Capability("softcap", Where.RECEIVE, rate="softcap_beat", elements=BEAT))
-            passes = 4  # maxima and exp for the sums; exp and product to apply them
+            passes = 3  # maxima and exp for the sums; exp to apply them
             long = {"columns": (1, MAX_KEYS)}
+            out.append(Capability(LATE_PRODUCT, Where.SEND))
             out.append(Capability("long_softmax", Where.RECEIVE, long, "softmax_beat", BEAT / passes))
     return tuple(out)
 
@@ -176,6 +182,11 @@ class MemCUnit(RingUnit):
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.sends = spec.capability("send") is not None
+        self.late = spec.capability(LATE_PRODUCT) is not None
+        """It multiplies by 1 / row sums while results leave. In `buffers` they are there after a receive nevertheless:
+        the products are the same."""
+        self.unscaled = (False,) * self.size.slots
+        """Of each slot, from the current one on, whether it holds exps whose rows still lack that product."""
         self.registers = MemCConfig()
         self.scores = MemCScores()
         self.kept: tuple[Array, Array] | None = None
@@ -205,9 +216,14 @@ class MemCUnit(RingUnit):
         draining half of this one begins."""
         if not isinstance(uop, MemC):
             return None
+        first = self._multiplies_first(uop)
+        self.unscaled = self._unscaled_behind(uop)
         cur, reg, scores = self.turn(), self.registers, self.scores
         other = self.beside(cur, -1)
-        out = self._send(uop, other) if uop.send and self.sends else self._store(uop, other, reg) if uop.store else None
+        if uop.send and self.sends:
+            out: Steps | None = self._send(uop, other)
+        else:
+            out = self._store(uop, other, reg, multiply=first) if uop.store else None
         return self._recv(uop, cur, reg, scores) if uop.recv else None, out
 
     def effect_key(self, uop: MemC | Configuration) -> Hashable | None:
@@ -216,8 +232,25 @@ class MemCUnit(RingUnit):
         reg, at_store = self.registers, self.at_store
         if uop.store and uop.layernorm and at_store.statistics:
             return None  # it changes `begun`
+        if self.unscaled != self._unscaled_behind(uop):
+            return None
         scores = self.scores.capped, self.scores.windowed, self.scores.part
-        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms, scores, at_store, self.begun
+        first = self._multiplies_first(uop)
+        return uop, reg.alone, reg.causal, reg.max_sub, reg.rms, scores, at_store, self.begun, first
+
+    def _multiplies_first(self, uop: MemC) -> bool:
+        """Whether a store multiplies by 1 / row sums in a pass of its own, because a post-op comes behind."""
+        post_op = uop.gelu or uop.layernorm or self.at_store.rotate
+        return bool(self.unscaled[-1] and uop.store and not (uop.send and self.sends) and post_op)
+
+    def _unscaled_behind(self, uop: MemC) -> tuple[bool, ...]:
+        """What `unscaled` is for the next uOP."""
+        cur, *between = self.unscaled
+        if uop.recv and uop.k_iter:
+            cur = bool(self.late and uop.softmax and self.scores.part in (Part.ALL, Part.APPLY))
+        if between and self._multiplies_first(uop):
+            between[-1] = False
+        return (*between, cur)
 
     def _configure(self, uop: Configuration) -> Steps:
         match uop:
@@ -252,10 +285,11 @@ class MemCUnit(RingUnit):
         """exp over the valid columns, times the reciprocal of the row sum over both neighbours.
 
         A pass walks over all that was received, whatever is masked: one for a soft cap, one for the maxima where they
-        are subtracted, one for exp, one for the product. Between passes a number per row goes to the neighbour and
-        comes back, at the cost of filling the two loops that do it. Of all keys but the last, in parts, maxima and sums
-        are kept; to apply them takes no exchange."""
+        are subtracted, one for exp, and one for the product unless that is made while the results leave. Between passes
+        a number per row goes to the neighbour and comes back, at the cost of filling the two loops that do it. Of all
+        keys but the last, in parts, maxima and sums are kept; to apply them takes no exchange."""
         reg, part, some = state.reg, state.scores.part, int(beats > 0)
+        product = 0 if self.late or part in (Part.FIRST, Part.MORE) else beats
         yield Step("softmax_fill", some, do=state.begin)
         if state.scores.capped:
             yield Step("softcap_beat", beats, do=state.cap)
@@ -264,14 +298,14 @@ class MemCUnit(RingUnit):
             yield Step(puts=(out,), do=lambda: (state.cols,))
             yield Step(gets=(back,), do=state.set_left)
         if part == Part.APPLY:
-            yield Step("softmax_beat", 2 * beats, do=state.apply)
+            yield Step("softmax_beat", beats + product, do=state.apply)
         elif reg.alone:
             yield Step("softmax_max_fill", some * state.max_sub)
-            passes = 2 + state.max_sub - (part != Part.ALL)
-            yield Step("softmax_beat", passes * beats, do=state.keep if part else state.finish)
+            passes = 1 + state.max_sub
+            yield Step("softmax_beat", passes * beats + product, do=state.keep if part else state.finish)
         else:
             yield from self._exchanges(state, beats)
-            yield Step("softmax_beat", 0 if part else beats, do=state.keep if part else state.finish)
+            yield Step("softmax_beat", product, do=state.keep if part else state.finish)
 
     def _exchanges(self, state: Softmax, beats: int) -> Steps:
         """Maxima, exp and sums with the neighbour."""
@@ -293,8 +327,9 @@ class MemCUnit(RingUnit):
         index = tuple((a, k) for a in rows for _ in range(uop.send_b) for k in depth)
         yield self.send(self.sink("MeshA"), side, index)
 
-    def _store(self, uop: MemC, side: int, reg: MemCConfig) -> Steps:
-        """What the registers of now say; `begun` is counted at once, because stores go in this order."""
+    def _store(self, uop: MemC, side: int, reg: MemCConfig, *, multiply: bool) -> Steps:
+        """What the registers of now say; `begun` is counted at once, because stores go in this order. multiply: first
+        all that is in the slot by 1 / row sums."""
         post, begun = self.at_store, self.begun
         for reason in wrong_store(self.size, post, uop):
             self.refuse(reason)
@@ -302,12 +337,16 @@ class MemCUnit(RingUnit):
         statistics = bool(uop.layernorm and post.statistics)
         if statistics and not self.index & 1:
             self.begun = (begun + uop.dim1 // TILE) % BLOCK_QUARTERS
-        return self._stored(uop, side, reg, post, quarters=begun > 0)
+        return self._stored(uop, side, reg, post, quarters=begun > 0, multiply=multiply)
 
-    def _stored(self, uop: MemC, side: int, reg: MemCConfig, post: MemCStore, *, quarters: bool) -> Steps:
+    def _stored(
+        self, uop: MemC, side: int, reg: MemCConfig, post: MemCStore, *, quarters: bool, multiply: bool
+    ) -> Steps:
         statistics = bool(uop.layernorm and post.statistics)
         if uop.gelu or post.rotate or (uop.layernorm and not statistics):
             self.detach(side)
+        if multiply:
+            yield Step("softmax_beat", self.size.rows * self.size.columns // BEAT)
         if uop.gelu:
             yield self._activate(uop, side, reg.activation, gate=bool(post.gate))
         state = self.norm(self, side, reg, uop.dim1) if uop.layernorm and not post.head_norm else None

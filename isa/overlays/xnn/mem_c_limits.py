@@ -9,6 +9,7 @@ from .mem_c import (
     ACTIVATIONS,
     ALL_COLUMNS,
     HEADS,
+    LATE_PRODUCT,
     TABLE_COLUMNS,
     MemC,
     MemCConfig,
@@ -30,6 +31,8 @@ def legal(unit: UnitSpec, uop: MemC) -> Iterator[str]:
         yield "has no way to MeshA and no softmax"
     if uop.recv and uop.softmax and not uop.recv_a & 3:
         yield "a softmax over no rows"
+    if uop.recv and uop.softmax and not uop.k_iter and unit.capability(LATE_PRODUCT) is not None:
+        yield "a softmax of what was received before, which may still lack its product by 1 / row sums"
     if uop.store and uop.layernorm and not uop.dim1:
         yield "a norm over no rows"
     if uop.recv and (uop.recv_a > row_tiles or uop.recv_b > col_tiles):

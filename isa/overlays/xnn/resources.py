@@ -36,6 +36,7 @@ from .logic import (
     ultra_rams,
 )
 from .loop import Loop
+from .mem_c import BASE_LOOPS
 from .ring import memory_of
 from .tiles import BEAT, LANES, ROW_TOKEN
 
@@ -63,6 +64,13 @@ SOFTMAX = (
     Work("exchange", "softmax", {"add": 1, "reciprocal": 1}),
 )
 """What those MemCs have in addition that compute softmax and send to MeshA."""
+LATE_PRODUCT = Work("deliver", "softmax's product on the way out", {"mul": 32}, reads=2, writes=1)
+"""Instead of the loops store, send and softmax_scale of such a MemC: one loop, so that all that leaves goes through the
+same multipliers, and one that takes it from either shape of a word."""
+LATE_ARRAYS = 2
+"""Arrays of a factor per row, one to a slot."""
+LATE_ROWS = 4
+"""Rows of a beat; a word has two."""
 ROW_ARRAYS = 2
 """Arrays of a number per row: of the norm, and as many of the softmax."""
 ROW_BANKS, ROW_DEPTH = 4, 128
@@ -166,7 +174,12 @@ def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     works: Sequence[Work] = (RECEIVE_WITHOUT_DSPS, *MEM_C[1:]) if extended else MEM_C
     if softmax:
         works = (*works, *SOFTMAX)
-    yield from mem_c(overlay, unit, LOOPS, works, (1 + softmax) * ROW_ARRAYS)
+    if softmax and extended:
+        works = (*(w for w in works if w.loop not in ("store", "send", "softmax_scale")), LATE_PRODUCT)
+        luts = ceil((WORD_BITS + LATE_ROWS * FLOAT) * multiplexer(2))  # beat or word; whose rows' factors
+        luts += LATE_ARRAYS * ROW_BANKS * lut_ram(FLOAT, ROW_DEPTH)
+        yield Need("LUT", luts, f"{LATE_PRODUCT.part} in MemC", True)
+    yield from mem_c(overlay, unit, {**LOOPS, **BASE_LOOPS}, works, (1 + softmax) * ROW_ARRAYS)
     if extended:
         yield from extensions.needs(unit, works, softmax=softmax)
 
@@ -210,12 +223,14 @@ def added(overlay: Overlay, base: Overlay) -> Mapping[str, Mapping[str, int]]:
     for (part, resource), amount in found[True].items():
         if amount:
             out.setdefault(_CHANGED.get(part, part.rpartition(" in ")[0]), Counter())[resource] += amount
-    return out
+    return {name: {r: amount for r, amount in amounts.items() if amount} for name, amounts in out.items()}
 
 
 _CHANGED = {
     "buffers of MemB": "whole tiles of values",
     "sums in MemC": "sums of results without DSPs",
+    "softmax in MemC": LATE_PRODUCT.part,
+    "crossbars of MemC": LATE_PRODUCT.part,
     "streams of instructions": "formats of instructions",
 }
 """Parts that a capability changes."""

@@ -30,11 +30,13 @@ from .resources import needs
 from .ring import check_slots, memory_of
 from .tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 
+_LOOPS = {**LOOPS, **mem_c.BASE_LOOPS}
+
 
 def _fill(*loops: str, of: str, per: str) -> Rate:
     """Cycles until the first round of loops of hw/versal has gone through: an estimate, but nothing is fitted. of:
     their labels in the source."""
-    cycles = sum(LOOPS[name].fill for name in loops)
+    cycles = sum(_LOOPS[name].fill for name in loops)
     return Rate(cycles, "PL cycles", f"depth of loops {of} in hw/versal/pl/softmax.h, per {per}", "post-op")
 
 
@@ -66,6 +68,8 @@ RATES = {
 
 
 EXTENSION_RATES = {
+    "softmax_beat": Rate(1, "PL cycles", "structure: a pass is 512 beats a 128x128 tile; maxima, exp", "post-op"),
+    "softmax_fill": _fill("softmax_exp", of="exps", per="uOP"),
     "rotate_beat": Rate(
         LOOPS["rotate"].rounds, "PL cycles", "structure: 8 elements a cycle, of the columns that are stored", "post-op"
     ),
@@ -74,7 +78,7 @@ EXTENSION_RATES = {
         LOOPS["normalise"].rounds, "PL cycles", "structure: 32 elements a cycle, at a load", "on-chip transfer"
     ),
 }
-"""Of what opcodes 9 to 13 add."""
+"""Of what opcodes 9 to 13 add; and of a softmax whose product is made while it leaves."""
 
 
 def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
@@ -283,5 +287,5 @@ XNN = dataclasses.replace(
     ),
     emit=partial(emit, registers=True),
     extends="xnn-base",
-    extension=2,  # 1 had opcode 8 alone
+    extension=3,  # 1 had opcode 8 alone; 2 multiplied by 1 / row sums in a third pass of softmax
 )

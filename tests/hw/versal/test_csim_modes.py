@@ -90,6 +90,12 @@ def test_any_softmax(program: Scores) -> None:
         check_scores(program)
 
 
+def test_a_softmax_that_leaves_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_modes, "run", on_machine)
+    (even, odd), _ = score_modes.left_three_times(np.random.default_rng(4).standard_normal((2, 256, 128)) * 3)
+    np.testing.assert_allclose(even[0].sum(axis=1) + odd[0].sum(axis=1), 1, rtol=1e-5)
+
+
 @given(stores(), norms(), softmaxes(), SEEDS)
 @examples(5, quick=1, phases=UNSHRUNK, deadline=None)
 def test_stalls_change_no_bit(store: Halves, load: Norm, softmax: Scores, seed: int) -> None:

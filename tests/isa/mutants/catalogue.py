@@ -8,7 +8,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn import formats as f
 from rsn.tests.hw.score_modes import Scores
 from rsn.tests.hw.store_modes import Halves
-from rsn.tests.isa.mutants.mode_programs import both, loads, loads_without_mean, parts, stores, table, values
+from rsn.tests.isa.mutants.mode_programs import both, leaving, loads, loads_without_mean, parts, stores, table, values
 from rsn.tests.isa.mutants.programs import (
     CAUSAL,
     EARLY,
@@ -62,6 +62,8 @@ PROGRAMS: dict[str, Callable[[Overlay], Outcome]] = {
     "parts, alone": parts(Scores(random(193, 2, 2, 128, 128) * 4, alone=1, cap=3.0, scale=0.5, offset=100)),
     "parts, late": parts(Scores(random(194, 2, 2, 128, 128), first=300, offset=250)),
     "softcap": parts(Scores(random(195, 1, 2, 128, 128) * 4, parts=False, cap=3.0, first=5)),
+    "softcap, alone": parts(Scores(random(197, 1, 2, 128, 128) * 4, parts=False, alone=1, max_sub=0, cap=3.0)),
+    "leaving": leaving,
     "gate": stores(
         Halves(
             random(182, 2, 256, 256),
@@ -107,21 +109,23 @@ SECONDS = {
     "groups": 8.377937545312329e-05,
     "long vector": 7.515044486200533e-05,
     "activations": 0.00034484317755778207,
-    "attention": 8.833735936404021e-05,
-    "attention, masked": 0.00010478351321019407,
-    "attention, causal": 8.833735936404021e-05,
-    "attention, no keys": 0.00010478351321019407,
-    "attention, alone": 8.787582090250176e-05,
-    "attention, alone, maxima": 0.00010386043628711715,
+    "attention": 8.16220919647728e-05,
+    "attention, masked": 8.876043628711714e-05,
+    "attention, causal": 8.16220919647728e-05,
+    "attention, no keys": 8.876043628711714e-05,
+    "attention, alone": 8.16220919647728e-05,
+    "attention, alone, maxima": 8.783735936404021e-05,
     "norm": 0.0002650178304107238,
     "norm, columns": 0.00039104859964149256,
     "norm, rms": 0.0002650178304107238,
     "products": 0.00047067186813186705,
     "values": 8.774966939443543e-05,
-    "parts": 6.522657298729642e-05,
-    "parts, alone": 0.00010142259745927835,
-    "parts, late": 4.225367110903281e-05,
-    "softcap": 4.058059418595588e-05,
+    "parts": 6.061503452575794e-05,
+    "parts, alone": 9.694567438235526e-05,
+    "parts, late": 3.982439638375809e-05,
+    "softcap": 3.847674803210972e-05,
+    "leaving": 0.00016926551398955658,
+    "softcap, alone": 3.3122597459278305e-05,
     "gate": 6.870393889798148e-05,
     "heads": 0.0005041834918556627,
     "statistics": 0.0005879373760423978,
@@ -141,7 +145,7 @@ FIRST = {
     "softmax": ("attention, no keys", "attention, masked", "attention, alone", "attention", "attention, causal"),
     "norm": ("norm, rms", "norm, columns", "norm"),
     "activation": ("in place", "activations"),
-    "parts": ("parts", "parts, alone", "softcap", "parts, late"),
+    "parts": ("parts", "parts, alone", "softcap", "parts, late", "leaving"),
     "heads and gates": ("gate", "heads"),
     "statistics": ("loads", "loads, rms", "statistics"),
     "Mesh": ("attention", "pieces"),

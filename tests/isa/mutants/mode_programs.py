@@ -10,8 +10,9 @@ import numpy as np
 from rsn.isa.layout import block
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn import formats as f
+from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.tests.hw.load_modes import Norm
-from rsn.tests.hw.score_modes import Scores
+from rsn.tests.hw.score_modes import Scores, left_three_times
 from rsn.tests.hw.store_modes import Halves
 from rsn.tests.isa.mutants.steps import (
     ONCE,
@@ -94,6 +95,15 @@ def parts(program: Scores) -> Callable[[Overlay], Outcome]:
         return Outcome([x * 100 for x in found], [x * 100 for x in program.expected()], seconds)
 
     return outcome
+
+
+def leaving(overlay: Overlay) -> Outcome:
+    """A softmax that leaves its slot three times, the last two with gelu."""
+    x = random(196, 2, 128, 128) * 3
+    found, seconds = left_three_times(x, overlay)
+    (once,) = [Scores(x[None], parts=False).expected()]
+    expected = [(p, activation(p, 0), activation(activation(p, 0), 0)) for p in once]
+    return Outcome([y * 100 for of in found for y in of], [y * 100 for of in expected for y in of], seconds)
 
 
 def loads(overlay: Overlay) -> Outcome:
