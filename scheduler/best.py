@@ -18,7 +18,7 @@ from .knobs import converted
 from .schedule import PAPER, SCHEDULES, Schedule, read_schedule, show_schedule
 from .search import CostModel, Price, describe, price, search
 
-VERSION = 9
+VERSION = 10
 """Version of the search; part of the cache key. Raise it when a search may find another schedule."""
 
 

@@ -24,7 +24,19 @@ from .tile import TILE, Tiled
 def bind(tiled: Tiled) -> Bound:
     """Assign all work to units. Raises `UnsupportedError` naming the layer that the overlay cannot run or the bank that
     is too small, and `ScheduleError` if the schedule does not fit the network."""
-    binder, placed = _placed(tiled)
+    bound = _bound(tiled)
+    return bound if _holds_ops(bound) else _bound(tiled, keeps_slices=False)
+
+
+def _holds_ops(bound: Bound) -> bool:
+    """Whether no unit has more ops than its list holds."""
+    overlay = bound.tiled.overlay
+    limits = {u.name: limit for kind, (_, limit) in overlay.preloaded.items() for u in overlay.by_kind[kind]}
+    return all(len(bound.others[unit]) <= limit for unit, limit in limits.items())
+
+
+def _bound(tiled: Tiled, keeps_slices: bool = True) -> Bound:
+    binder, placed = _placed(tiled, keeps_slices)
     for segment, gemms in zip(tiled.plan, placed, strict=True):
         first = len(binder.tiles)
         if isinstance(segment.layers, AttentionLayer):
@@ -45,10 +57,10 @@ def place(tiled: Tiled) -> None:
     _placed(tiled)
 
 
-def _placed(tiled: Tiled) -> tuple[Binder, Sequence[PlacedGemms | None]]:
+def _placed(tiled: Tiled, keeps_slices: bool = True) -> tuple[Binder, Sequence[PlacedGemms | None]]:
     """A binder with all off-chip buffers but no work yet, and the placed products of each segment; None for
     attention."""
-    binder = Binder(tiled)
+    binder = Binder(tiled, keeps_slices)
     place_activations(binder)
     placed: list[PlacedGemms | None] = []
     for segment in tiled.plan:

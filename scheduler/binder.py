@@ -85,10 +85,14 @@ def _sizes(accesses: Iterable[Access]) -> str:
 
 
 class Binder:
-    """Collects the work of one program (`Bound`); binding a segment appends to it, unit by unit."""
+    """Collects the work of one program (`Bound`); binding a segment appends to it, unit by unit.
 
-    def __init__(self, tiled: Tiled) -> None:
-        self.tiled = tiled
+    keeps_slices: with Loops.ROWS, slices may stay in the left memories from one op of a segment to the next. That takes
+    more ops.
+    """
+
+    def __init__(self, tiled: Tiled, keeps_slices: bool = True) -> None:
+        self.tiled, self.keeps_slices = tiled, keeps_slices
         self.net, self.overlay, self.schedule = tiled.network, tiled.overlay, tiled.schedule
         self.columns, self.grid = tiled.columns, tiled.grid
         self.spans_of, self.seq_blocks_of = tiled.spans_of, tiled.seq_blocks_of

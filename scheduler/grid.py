@@ -100,14 +100,15 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
     the left memories still hold the last slices of K of the tile before, one in each slot, and the new tile takes them
     first. Weights move the same bytes either way (paper section 5.3).
 
-    Products with tables, and what takes several ops for an output tile, have ops of one row tile each.
+    Products with tables, what takes several ops for an output tile, and segments whose ops keep slices for each other
+    have ops of one row tile each.
     """
     for before in placed.passes:
         bind_gemms(s, before)
     tiles = row_tiles(s.row_blocks_of(placed.gemms[0].x), placed.tiles, s.tiled.limits)
     split = [any(_is_split(s, part) for part in group) for group, _ in placed.groups]
-    if _tabled(placed.gemms) and placed.loops is Loops.ROWS:  # a table serves all output tiles of its rows
-        for row in tiles:
+    if placed.loops is Loops.ROWS and (_tabled(placed.gemms) or _keeps_slices(s, placed)):
+        for row in tiles:  # a table, statistics and slices in left memories serve all output tiles of their rows
             order = None
             for group, loaded in placed.groups:
                 order = _gemm_op(s, group, [row], loaded, placed.loops, order)
@@ -115,6 +116,14 @@ def bind_gemms(s: Binder, placed: PlacedGemms) -> None:
     for (group, loaded), apart in zip(placed.groups, split, strict=True):
         for rows in [[row] for row in tiles] if apart else _op_runs(s, tiles):
             _gemm_op(s, group, rows, loaded, placed.loops)
+
+
+def _keeps_slices(s: Binder, placed: PlacedGemms) -> bool:
+    """Whether the left memories keep slices from one op of a segment to the next: if it has several ops for the same
+    rows, nothing but slices comes in between, and the schedule and the number of ops allow it."""
+    if not s.keeps_slices or s.schedule.loops is not Loops.ROWS or len(placed.groups) == 1:
+        return False
+    return all(gemm.multiplies and gemm.residual is None for gemm in placed.gemms)
 
 
 def _tabled(gemms: Sequence[Gemm]) -> bool:
