@@ -192,16 +192,9 @@ class Shell:
                 os.killpg(group, signal.SIGTERM)
 
 
-def tried(page: Path, folder: Path) -> int:
+def tried(page: Path, folder: Path, python: WarmPython | None = None) -> int:
     """Do what a page says; how many commands it has."""
-    if name_of(page) not in WARM:
-        with closing(Shell(folder)) as shell:
-            return typed(page, shell)
-    with (
-        TemporaryDirectory() as other,
-        closing(WarmPython(Path(other))) as python,
-        closing(Shell(folder, python.bin)) as shell,
-    ):
+    with closing(Shell(folder, python.bin if python else None)) as shell:
         return typed(page, shell)
 
 
@@ -223,6 +216,13 @@ def typed(page: Path, shell: Shell) -> int:
     return count
 
 
+@pytest.fixture(scope="module")
+def warm_python() -> Iterator[WarmPython]:
+    """One for all pages: a command has what its own shell exports."""
+    with TemporaryDirectory() as folder, closing(WarmPython(Path(folder))) as python:
+        yield python
+
+
 TYPED = [page for page in PAGES if any(block.typed for block in blocks(page))]
 
 
@@ -230,8 +230,9 @@ TYPED = [page for page in PAGES if any(block.typed for block in blocks(page))]
     "page",
     [pytest.param(p, id=name_of(p), marks=pytest.mark.long if name_of(p) in LONG else ()) for p in TYPED],
 )
-def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
-    assert tried(page, tmp_path)
+def test_commands_print_what_is_shown(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    python = request.getfixturevalue("warm_python") if name_of(page) in WARM else None
+    assert tried(page, tmp_path, python)
 
 
 @pytest.mark.parametrize("name", LEARNED_FROM)

@@ -23,7 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("torch", "torch.export", "torch.fx", "rsn.cli.main", "rsn.compiler", "rsn.host.model.compiled")
+IMPORTED = (
+    *("torch", "torch.export._trace", "torch.export.unflatten", "torch._export.non_strict_utils", "torch._dynamo"),
+    *("torch.fx", "rsn.cli.main", "rsn.compiler", "rsn.host.model.compiled", "rsn.host.model.torch_backend"),
+    *("rsn.assembler.parser", "rsn.cli.compile", "rsn.cli.run", "numba", "transformers"),
+)
+"""With what torch loads in its first export, and numba at the first run: each of them a second and more."""
 
 SHIM = """#!{python} -IS
 import array, json, os, signal, socket, sys
@@ -69,6 +74,7 @@ class WarmPython:
 
 def serve(address: str) -> None:
     """Fork for each command that arrives, for ever."""
+    sys.path[0] = str(Path(sys.executable).parent)  # as for the program `rsn`: the folder of this file has no packages
     for name in IMPORTED:
         importlib.import_module(name)
     assert threading.active_count() == 1, "a fork has only one of the threads"
