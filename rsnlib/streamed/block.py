@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,11 @@ from ...scheduler.pack import pack
 from ...streams.build import build
 from ...streams.check import Report, check
 from ...streams.dataflow.graph import Dataflow
+from ...streams.fifos.normal import normal_depths
+from ...streams.reader import read
+from ...streams.sizing.program import SizedProgram
 from ..capture import Interface, capture, fitting, lifted, module_of
+from ..layers import identifier
 from ..norm_spellings import norms
 from ..rewrites import joins, likes, rewrite
 from ..rotary import rotations
@@ -42,14 +45,16 @@ REWRITES = (likes, joins, norms, rotations)
 class Streamed:
     """A PyTorch block as a stream program.
 
-    block: its operators. plans: how each is cut into tiles. dataflow: the kernels, and the streams between them with
-    the order of the tokens at either end. written: the program with what its tensors hold.
+    block: its operators. knobs, plans: how each is cut into tiles. dataflow: the kernels, and the streams between them
+    with the order of the tokens at either end. groups: of kernels, by name; empty for one group. written: the program
+    with what its tensors hold. name: of the program.
     """
 
     block: Block
     knobs: Knobs
     plans: Mapping[Operator, Plan]
     dataflow: Dataflow
+    groups: Mapping[str, int]
     written: Text
     name: str
 
@@ -57,6 +62,28 @@ class Streamed:
     def text(self) -> str:
         """The stream program, as `rsn check`, `rsn run`, `rsn hls` and the other commands take it."""
         return self.written.text
+
+    def changed(
+        self,
+        knobs: Knobs | None = None,
+        *,
+        groups: Mapping[str, int] | None = None,
+        depths: Mapping[str, int] | None = None,
+    ) -> Streamed:
+        """The same block with other knobs, groups of kernels or depths of streams; the module is not captured again.
+
+        knobs: None for the present ones. groups: the number of each kernel's group, by name, such as a `Fusion` gives:
+        between groups, results go through memory off the chip; None for the present ones. depths: of streams of the
+        program, by name; others get depths that are safe. Raises `ProgramError` for names that the block does not have.
+        """
+        return _made(self.block, knobs or self.knobs, self.groups if groups is None else groups, depths, self.name)
+
+    def with_normal_depths(self, later: bool = False) -> Streamed:
+        """The same program with the least depths with which no task waits for a free slot, as `normal_depths` measures
+        them on the program itself."""
+        timed = read(self.text, self.report.region.source.file, timed=True)
+        found = normal_depths(SizedProgram(self.report.region, timed), later)
+        return self.changed(depths=found.depths)
 
     @cached_property
     def report(self) -> Report:
@@ -75,7 +102,9 @@ class Streamed:
         values = self.block.environment(self.block.interface.bind(args, kwargs))
         return {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
 
-    def _tensor(self, name: str, data: Array | FromHost, values: Mapping[Node, Any]) -> Array:
+    def _tensor(self, name: str, data: Array | FromHost | None, values: Mapping[Node, Any]) -> Array:
+        if data is None:
+            return np.zeros(self.written.shapes[name], np.float32)
         if not isinstance(data, FromHost):
             return data.reshape(self.written.shapes[name])
         made = flat_matrices(values[data.node], data.view).reshape(self.written.shapes[name])
@@ -112,16 +141,15 @@ def streamed(
     knobs: Knobs | None = None,
     *,
     name: str | None = None,
-    depths: Mapping[str, int] | None = None,
 ) -> Streamed:
     """Make a stream program of a PyTorch module.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward; the program is for their
-    shapes. knobs: tiles and widths of its kernels. name: of the program, by default the class of the module. depths: of
-    streams of the program, by name. The module must be in eval mode, with float32 weights on the CPU.
+    shapes. knobs: tiles and widths of its kernels. name: of the program, by default the class of the module. The module
+    must be in eval mode, with float32 weights on the CPU.
 
     Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, `TensorError` for
-    inputs that do not fit, and `ProgramError` for knobs and depths of what the block does not have.
+    inputs that do not fit, and `ProgramError` for knobs of operators that the block does not have.
     """
     model = module_of(module)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
@@ -130,11 +158,13 @@ def streamed(
     values = lifted(captured) | interface.bind(args, kwargs)
     rewrite(captured, REWRITES)
     block = Reader(captured, interface, RULES).block(values)
-    chosen = knobs or Knobs()
-    plans = planned(block.graph, chosen)
-    made = name or type(model).__name__.lower()
-    title = (
-        f"{type(model).__name__} as a stream program: {len(plans)} kernels, tiles of {chosen.rows} x {chosen.columns}."
-    )
-    written = program(block.graph, plans, chosen.port, title, depths)
-    return Streamed(block, chosen, plans, dataflow(block.graph, plans), written, Path(made).stem)
+    return _made(block, knobs or Knobs(), {}, None, identifier(name or type(model).__name__.lower(), "block"))
+
+
+def _made(
+    block: Block, knobs: Knobs, groups: Mapping[str, int], depths: Mapping[str, int] | None, name: str
+) -> Streamed:
+    plans = planned(block.graph, knobs)
+    title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
+    written = program(block.graph, plans, knobs.port, title, groups=groups, depths=depths)
+    return Streamed(block, knobs, plans, dataflow(block.graph, plans), groups, written, name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from string import ascii_lowercase
 
+from ...streams.orders.text import nest, span
 from . import pointwise as p
 from .operators import Operator
 from .plans import Plan
@@ -16,7 +16,7 @@ LONGEST = 88
 """Letters of an expression that is written in one line."""
 
 WORDS = {
-    *("buffer", "own", "partner", "queries", "result", "row", "tile", "total", "turned"),
+    *("buffer", "own", "partner", "queries", "result", "row", "tile", "token", "total", "turned"),
     *ascii_lowercase,
     *(f"t{k}" for k in range(100)),
 }
@@ -38,33 +38,6 @@ class Ends:
         lines = [] if value.isidentifier() else [f"result = {value}"]
         name = "result" if lines else value
         return [*lines, *(f"{stream}.put({name})" for stream in self.puts)]
-
-
-def nest(loops: Sequence[tuple[str, int]], body: Sequence[str]) -> list[str]:
-    """Loops around statements, outermost first, without those of one trip: their index is 0. loops: index and trips."""
-    names = [name for name, trips in loops if trips > 1]
-    trips = [n for _, n in loops if n > 1]
-    fixed = [f"{name} = 0" for name, n in loops if n == 1 and _uses(name, body)]
-    if not names:
-        return [*fixed, *body]
-    head = f"for {names[0]} in range({trips[0]}):" if len(names) == 1 else (
-        f"for {', '.join(names)} in grid({', '.join(map(str, trips))}):"
-    )  # fmt: skip
-    return [*fixed, head, *indented(body)]
-
-
-def _uses(name: str, body: Sequence[str]) -> bool:
-    return any(re.search(rf"\b{name}\b", line) for line in body)
-
-
-def indented(lines: Sequence[str]) -> list[str]:
-    """Statements one level deeper."""
-    return [f"    {line}" if line else "" for line in lines]
-
-
-def span(index: str, size: int, whole: int) -> str:
-    """The part of an axis that tile number `index` of this size covers."""
-    return ":" if size == whole else f"{index} * {size} : {index} * {size} + {size}"
 
 
 def linear(x: Operator, plan: Plan, ends: Ends) -> list[str]:

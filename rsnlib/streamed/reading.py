@@ -35,6 +35,7 @@ from ..capture import (
     site,
 )
 from ..layers import identifier, unique_name
+from ..norm_spellings import origin
 from ..row_moves import JOINS
 from ..rules import CHECKS
 from ..view_rules import VIEWS
@@ -232,6 +233,7 @@ class Reader:
         its own last dimension. masks: it is added to scores, or tells with Booleans which of them count."""
         if dtype_of(node) != torch.float32 and not (masks and dtype_of(node) == torch.bool):
             raise Refused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
+        node = origin(node)
         if view is None or shape is None:
             sizes = shape_of(node)
             view, shape = View.dense(sizes), (1, prod(sizes[:-1]), sizes[-1] if sizes else 1)

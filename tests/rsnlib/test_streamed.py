@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import nn
 
 from rsn.base.errors import ProgramError, TensorError, UnsupportedError
 from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.streams.dataflow.best_fusion import fuse
+from rsn.streams.dataflow.memory import fusion_space
+from rsn.streams.dataflow.parts import parts
 from rsn.tests.effort import long
 from rsn.tests.rsnlib.streamed_blocks import Cached, block
 
@@ -100,6 +104,33 @@ def test_a_cache_of_keys_and_values(name: str) -> None:
     y, step_keys, _ = step.run(new, keys, values)
     torch.testing.assert_close(y[0, 0], whole[0, -1], rtol=TOLERANCE, atol=TOLERANCE)
     torch.testing.assert_close(step_keys, all_keys, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_groups_pass_results_through_memory() -> None:
+    x = torch.randn(1, 8, 32)
+    whole = streamed(block("gpt2", **BLOCKS["gpt2"]), (x,), SMALL)
+    fusion = fuse(fusion_space(whole.dataflow), 2000)
+    names = [node.name for node in whole.dataflow.nodes]
+    cut = whole.changed(groups=dict(zip(names, fusion.group, strict=True)))
+    assert len(fusion.groups) > 1
+    assert not cut.report.findings
+    torch.testing.assert_close(cut.run(x), whole.run(x), rtol=0, atol=0)
+    stored = {stored for part in parts(whole.dataflow, fusion) for stored in part.stored}
+    assert {name.removesuffix("_kept") for name, data in cut.written.inputs.items() if data is None} == stored
+    with pytest.raises(ProgramError, match="no group is given for"):
+        whole.changed(groups={names[0]: 1})
+
+
+def test_normal_depths() -> None:
+    x = torch.randn(1, 8, 32)
+    made = streamed(block("gpt2", **BLOCKS["gpt2"]), (x,), SMALL)
+    normal = made.with_normal_depths()
+    y, run = normal.timed_run(x)
+    endless = made.changed(depths=dict.fromkeys(re.findall(r"^(\w+): Stream", made.text, re.MULTILINE), 1000))
+    assert run.latency_s == endless.timed_run(x)[1].latency_s
+    torch.testing.assert_close(y, made.run(x), rtol=0, atol=0)
+    with pytest.raises(ProgramError, match="a depth of ln_1_tile, which is no stream of this program; did you mean"):
+        made.changed(depths={"ln_1_tile": 3})
 
 
 CAUSAL = torch.full((8, 8), float("-inf")).triu(1)[None, None]

@@ -1,0 +1,95 @@
+"""Statements of the stream language that go through a tensor in an order: loads, stores, and converters.
+
+A token of the stream is a tile of the last two axes at most; along axes in front of these it has one element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from ...base.errors import ProgramError
+from .converter import Converter
+from .order import Order
+
+INDICES = "ijklmnop"
+"""Names of the loops of an order, outermost first."""
+
+
+def nest(loops: Sequence[tuple[str, int]], body: Sequence[str]) -> list[str]:
+    """Loops around statements, outermost first. loops: index and trips. A loop of one trip is none: its index is 0."""
+    inner = [(name, trips) for name, trips in loops if trips > 1]
+    fixed = [f"{name} = 0" for name, trips in loops if trips == 1 and _uses(name, body)]
+    if not inner:
+        return [*fixed, *body]
+    names, sizes = ", ".join(name for name, _ in inner), ", ".join(str(trips) for _, trips in inner)
+    head = f"for {names} in {'range' if len(inner) == 1 else 'grid'}({sizes}):"
+    return [*fixed, head, *indented(body)]
+
+
+def _uses(name: str, body: Sequence[str]) -> bool:
+    return any(re.search(rf"\b{name}\b", line) for line in body)
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """Statements one level deeper."""
+    return [f"    {line}" if line else "" for line in lines]
+
+
+def span(index: str, size: int, whole: int) -> str:
+    """The part of an axis of `whole` elements that tile number `index` of `size` elements covers."""
+    return ":" if size == whole else f"{index} * {size} : {index} * {size} + {size}"
+
+
+def loops_of(order: Order) -> list[tuple[str, int]]:
+    """The loops of an order: index and trips. Raises `ProgramError` for more loops than there are names."""
+    if len(order.trips) > len(INDICES):
+        raise ProgramError(f"order {order} has {len(order.trips)} loops; the most that a task is written with are 8")
+    return list(zip(INDICES, order.trips, strict=False))
+
+
+def token_shape(order: Order) -> tuple[int, ...]:
+    """The tile that a stream carries: a token without the axes of one element in front of its last two. Raises
+    `ProgramError` for tokens that are no such tile."""
+    front = max(0, len(order.element) - 2)
+    if any(size != 1 for size in order.element[:front]):
+        raise ProgramError(f"order {order}: a token is a tile of its last two axes, with one element along the others")
+    return order.element[front:]
+
+
+def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> str:
+    """A token as a part of a tensor. kept: axes along which `tensor` is a buffer that holds one token only."""
+    parts = []
+    front = len(order.element) - len(token_shape(order))
+    for k, (axis, size, whole) in enumerate(zip(order.axes, order.element, order.tensor, strict=True)):
+        moves = axis.loop is not None and order.trips[axis.loop] > 1 and k not in kept
+        index = INDICES[axis.loop] if moves and axis.loop is not None else "0"
+        if axis.start:
+            raise ProgramError(f"order {order}: axis {k} begins at {axis.start}; tasks go through whole tensors")
+        parts.append(index if k < front else span(index, size, whole) if moves else ":")
+    return f"{tensor}[{', '.join(parts)}]"
+
+
+def load(tensor: str, order: Order, stream: str, after: Sequence[str] = ()) -> list[str]:
+    """Put a tensor on a stream, token by token. after: statements behind each put."""
+    return nest(loops_of(order), [f"{stream}.put({token_of(tensor, order)})", *after])
+
+
+def store(tensor: str, order: Order, stream: str, after: Sequence[str] = ()) -> list[str]:
+    """Store a tensor from a stream, token by token. after: statements behind each get."""
+    return nest(loops_of(order), [f"{token_of(tensor, order)} = {stream}.get()", *after])
+
+
+def converted(made: Converter, source: str, targets: Sequence[str], dtype: str = "f32") -> list[str]:
+    """Get a tensor in one order and put it in another one: in each iteration of the loops that both share, a buffer is
+    filled and then read. targets: streams that all get the same."""
+    kept = {k for k, (size, whole) in enumerate(zip(made.buffer, made.put.tensor, strict=True)) if size != whole}
+    shared = made.shared_loops
+    fill = nest(loops_of(made.put)[shared:], [f"{token_of('buffer', made.put, kept)} = {source}.get()"])
+    token = token_of("buffer", made.get, kept)
+    puts = [f"{targets[0]}.put({token})"]
+    if len(targets) > 1:
+        puts = [f"token = {token}", *(f"{stream}.put(token)" for stream in targets)]
+    read = nest(loops_of(made.get)[shared:], puts)
+    sizes = ", ".join(map(str, made.buffer))
+    return nest(loops_of(made.put)[:shared], [f"buffer = zeros({dtype}, {sizes})", *fill, *read])
