@@ -56,8 +56,8 @@ def test_a_program_of_another_version() -> None:
     told = refusal(dataclasses.replace(attention().program, overlay=older), VCK190)
     assert told == (
         f"the program is for overlay xnn {older.fingerprint} (version 1 of its instructions), board vck190 is xnn "
-        f"{XNN.fingerprint} (version {XNN.extension} of its instructions): compile it with the rsn that the bitstream was built "
-        "with, or build the bitstream with this rsn"
+        f"{XNN.fingerprint} (version {XNN.extension} of its instructions): compile it with the rsn that the bitstream "
+        "was built with, or build the bitstream with this rsn"
     )
 
 
