@@ -244,6 +244,8 @@ def algorithm_2(space: FusionSpace, limit: int) -> tuple[list[set[int]], list[in
     Each node, in topological order, joins the group of its predecessors with the greatest number ("nearest"), if there
     is one and it stays within the limit; else it begins a group. Index 0 of F stays empty. Beyond the listing: a node's
     own memory counts, and a converter that streams share counts once; both change nothing for costs of streams alone.
+    Of several streams between two nodes the listing takes the first (`edges[p, n, 0]`), so that a group could take more
+    than the limit; here all count.
     Raises `BudgetError` if a node alone takes more than `limit` bytes.
     """
     space.check_budget(limit)

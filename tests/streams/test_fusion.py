@@ -73,6 +73,19 @@ def test_nearest_is_the_group_with_the_greatest_number_not_the_cheapest() -> Non
     assert fuse(space, 600).groups == (("a", "b", "c", "d"),)
 
 
+def test_all_streams_between_two_nodes_count() -> None:
+    """The listing takes the first of them, and would put 120 bytes where 100 fit."""
+    space = FusionSpace.of_numbers("ab", [("a", "b", 60), ("a", "b", 60)])
+    for method in (printed, fuse):
+        assert method(space, 100).groups == (("a",), ("b",))
+        assert method(space, 120).bytes == (120,)
+
+
+def test_a_space_without_nodes_has_no_groups() -> None:
+    empty = FusionSpace((), (), (), ())
+    assert printed(empty, 0).groups == fuse(empty, 0).groups == ()
+
+
 def test_algorithm_2_depends_on_the_topological_order() -> None:
     costs = [("a", "c", 500), ("b", "d", 10), ("c", "d", 90)]
     assert printed(FusionSpace.of_numbers("abcd", costs), 600).groups == (("a", "c"), ("b", "d"))
