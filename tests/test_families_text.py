@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -165,6 +166,27 @@ def test_lengths_of_a_family() -> None:
         for rows in (20, 11):
             given = {name: x[:, :rows].contiguous() for name, x in text("right").items()}
             assert_close(first(compiled(**given)), first(module(**given)), given)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sequences", [2, 1])
+def test_new_weights_files_and_threads(sequences: int, tmp_path: Any) -> None:
+    """Writes through `.data`, also to frequencies; then the file has them, and threads call one model."""
+    name, config = FAMILIES["qwen3"]
+    module = model(name, config | {"num_hidden_layers": 1}, "sdpa")
+    given = {name: x[-sequences:].contiguous() for name, x in text("left").items()}
+    with torch.no_grad(), rsn.compile(module, given, checksums=True) as compiled:
+        assert_close(first(compiled(**given)), first(module(**given)), given)
+        for x in (*module.parameters(), *(x for name, x in module.named_buffers() if "inv_freq" in name)):
+            x.data.mul_(1 + 0.3 * torch.rand(x.shape))
+        assert_close(first(compiled(**given)), first(module(**given)), given)
+        compiled.save(tmp_path / "model.rsnm")
+        with rsn.load(tmp_path / "model.rsnm") as loaded:
+            assert_close(torch.as_tensor(loaded(**given)[0]), first(module(**given)), given)
+        calls = [given | {"input_ids": given["input_ids"].roll(n, 1)} for n in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            for call, got in zip(calls, pool.map(lambda x: first(compiled(**x)), calls), strict=True):
+                assert_close(got, first(module(**call)), call)
 
 
 @pytest.mark.long
