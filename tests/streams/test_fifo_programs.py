@@ -10,8 +10,9 @@ from rsn.streams.check import check
 from rsn.streams.dataflow.graph import Timing
 from rsn.streams.fifos.equations import NEXT_CYCLE
 from rsn.streams.fifos.measure import alone, peak, together
-from rsn.streams.fifos.normal import later_starts, normal_depths, waiting
+from rsn.streams.fifos.normal import fast_depths, later_starts, normal_depths, waiting
 from rsn.streams.fifos.starts import Fifo, KernelGraph, Schedule, conservative
+from rsn.streams.reader import read
 from rsn.streams.sizing.depths import sizes
 from rsn.streams.sizing.program import SizedProgram
 from rsn.streams.timing.timed import Model
@@ -98,6 +99,9 @@ def check_normal(text: str, counts: dict[str, int]) -> None:
             less = Model(bodies, program.packing).run(program.of_streams({**soon.depths, name: depth - 1}))
             assert not isinstance(less, Run) or any(less.full.values())
     assert later.bits <= soon.bits
+    lowered = fast_depths(program)
+    assert program.later(lowered.levels, endless) is None
+    assert all(1 <= depth <= soon.depths[name] for name, depth in lowered.levels.items())
     counts["graphs"] += 1
     counts["moved"] += later.bits < soon.bits
     if len(soon.depths) > 6:
@@ -105,10 +109,11 @@ def check_normal(text: str, counts: dict[str, int]) -> None:
     found_sizes = sizes(program)
     assert found_sizes.fast is not None
     assert found_sizes.safe.bound <= found_sizes.fast.cost
-    assert found_sizes.fast.bound <= soon.bits
+    assert found_sizes.fast.bound <= lowered.cost <= soon.bits
     for name, bits in (
         ("safe", found_sizes.safe.cost),
         ("fast", found_sizes.fast.cost),
+        ("lowered", lowered.cost),
         ("later", later.bits),
         ("soon", soon.bits),
     ):
@@ -126,13 +131,14 @@ def with_depths(text: str, depths: dict[str, int]) -> str:
 @in_both
 def test_normal_depths_of_random_graphs() -> None:
     random = Random(7)
-    counts = dict.fromkeys(("graphs", "moved", "safe", "fast", "later", "soon"), 0)
+    counts = dict.fromkeys(("graphs", "moved", "safe", "fast", "lowered", "later", "soon"), 0)
     for k in range(drawn(500, 5)):
         graph = random_graph(random)
         text = program_of(graph) if k % 2 else row_program(random)
         if "@task" in text:
             check_normal(text, counts)
-    assert counts["safe"] < counts["fast"] < counts["later"] <= counts["soon"]
+    assert counts["safe"] < counts["fast"] <= counts["lowered"] < counts["later"] <= counts["soon"]
+    assert 20 * counts["lowered"] < 21 * counts["fast"]
 
 
 @in_both
@@ -197,6 +203,36 @@ def both() -> None:
     assert later.latency == soon.latency
     assert later.starts == later_starts(program) == {0: 39, 2: 40}
     assert later.depths["wide"] < 8
+
+
+def test_fast_depths_of_several_executions() -> None:
+    """The next execution of a fast source begins before the last one is used up."""
+    text = """
+from rsn.streams import *
+s: Stream[f32, 1]
+t: Stream[f32, 1]
+@task(mapping=[1])
+def read() -> None:
+    for k in range(6):
+        s.put(0.0)
+@task(mapping=[1])
+def rows() -> None:
+    for r in range(2):
+        for k in range(3):
+            drop(s.get()); cycles(2)
+        t.put(0.0); cycles(9)
+@task(mapping=[1])
+def write() -> None:
+    for r in range(2):
+        drop(t.get())
+"""
+    program = SizedProgram(read(text), read(text, timed=True), 3)
+    endless = program.together({})
+    assert endless is not None
+    found = fast_depths(program)
+    assert found.proved
+    assert found.levels == {"s": 2, "t": 1}
+    assert program.later(found.levels, endless) is None
 
 
 @pytest.mark.long

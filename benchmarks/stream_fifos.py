@@ -1,0 +1,166 @@
+"""Depths of FIFOs on random graphs of kernels: equations, start times, normal depths, and the search of `rsn depths`.
+
+    python benchmarks/stream_fifos.py [pairs] [paths] [graphs] [--graphs 500]
+
+Without names of tables it prints all of them. All cycles are modelled, all bits counted; nothing is measured on a
+device. The kernels have D, II and T, as in StreamTensor (MICRO'25, 5.3.2); each is a task of a stream program.
+
+pairs: printed and exact equations against runs of two kernels, cycle by cycle.
+paths: the linear program over paths (equations 3 to 5, as printed) against the one over start times.
+graphs: every way to choose depths, tried on the timed engine: bits of all FIFOs, programs that wait for ever, programs
+in which a put waits for a free slot, and the latency relative to endless FIFOs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import click
+
+from rsn.streams.fifos.equations import NEXT_CYCLE, max_tokens
+from rsn.streams.fifos.normal import fast_depths, normal_depths, waiting
+from rsn.streams.fifos.paths import path_delays
+from rsn.streams.fifos.starts import KernelGraph, Schedule, conservative, schedule
+from rsn.streams.sizing.depths import sizes
+from rsn.streams.sizing.program import SizedProgram
+from rsn.streams.timing.timed import Model, Timing
+from rsn.tests.streams.fifo_programs import program_of, sized
+from rsn.tests.streams.fifo_runs import random_case, random_graph, run
+
+PAIRS = 4000
+
+
+def pairs() -> None:
+    """Print how often the printed equations differ, by equation."""
+    random = Random(1)
+    drawn = {"(1)": 0, "(2)": 0}
+    more, fewer, slower = dict(drawn), dict(drawn), dict(drawn)
+    wrong = 0
+    for _ in range(PAIRS):
+        source, target, delay = random_case(random)
+        name = "(1)" if source.interval <= target.interval else "(2)"
+        paper, exact = max_tokens(source, target, delay, "paper"), max_tokens(source, target, delay)
+        peak, end = run(source, target, delay, None)
+        drawn[name] += 1
+        more[name] += paper > exact
+        fewer[name] += paper < exact
+        slower[name] += run(source, target, delay, max(1, paper))[1] > end
+        wrong += exact != peak
+    click.echo(f"{'equation':10}{'pairs':>8}{'one more':>10}{'one fewer':>11}{'slower run':>12}")
+    for name in drawn:
+        click.echo(f"{name:10}{drawn[name]:>8}{more[name]:>10}{fewer[name]:>11}{slower[name]:>12}")
+    click.echo(f"exact equations: {wrong} of {PAIRS} differ from the peak of the run\n")
+
+
+def paths() -> None:
+    """Print how often the two linear programs differ."""
+    random = Random(4)
+    equal, less, largest = 0, 0, (0.0, 0.0)
+    count = 400
+    for _ in range(count):
+        graph = random_graph(random, most=8, one_source=True)
+        starts, found = float(schedule(graph, "cycles").objective()), path_delays(graph)
+        if found.objective < starts - 1e-3:
+            less += 1
+            assert not found.schedule
+            largest = max(largest, (starts, found.objective), key=lambda pair: pair[0] - pair[1])
+        else:
+            equal += 1
+    click.echo(f"{count} graphs with one source: {equal} equal; over paths smaller in {less}, none of them a schedule")
+    click.echo(f"largest difference: {largest[1]:.0f} over paths, {largest[0]:.0f} over start times\n")
+
+
+@dataclass
+class Row:
+    """What one way to choose depths came to. latency: sum of the latencies relative to endless FIFOs; ended: programs
+    that end."""
+
+    bits: int = 0
+    deadlocks: int = 0
+    waits: int = 0
+    latency: float = 0.0
+    ended: int = 0
+    longest: float = 0.0
+
+
+def _try(row: Row, program: SizedProgram, depths: Mapping[str, int], starts: Mapping[int, int], endless: int) -> None:
+    row.bits += program.bits(depths)
+    (bodies,) = program.outcomes.bodies
+    found = Model(waiting(bodies, starts), program.packing).run(program.of_streams(depths))
+    if not isinstance(found, Timing):
+        # Some beats cannot fire at once with these depths; they are taken apart, if that helps.
+        times = program.times(depths)
+        if times is None:
+            row.deadlocks += 1
+            return
+        (found,) = times.runs
+    row.ended += 1
+    row.waits += any(found.full.values())
+    row.latency += found.latency / endless
+    row.longest = max(row.longest, found.latency / endless)
+
+
+def _named(depths: Sequence[int]) -> dict[str, int]:
+    return {f"s{k}": depth for k, depth in enumerate(depths)}
+
+
+def graphs(count: int) -> None:
+    """Print what each way to choose depths comes to."""
+    names = ("printed", "exact", "exact, engine", "conservative", "normal", "normal, later", "lowered", "fast", "safe")
+    rows = {name: Row() for name in names}
+    random = Random(11)
+    tried = unproved = 0
+    while tried < count:
+        graph = random_graph(random)
+        if not graph.fifos:
+            continue
+        tried += 1
+        program = sized(program_of(graph))
+        times = program.together({})
+        assert times is not None
+        endless = times.latency
+        soon = Schedule(graph, graph.as_soon_as_possible())
+        _try(rows["printed"], program, _named(soon.depths("paper")), {}, endless)
+        _try(rows["exact"], program, _named(soon.depths()), {}, endless)
+        _try(rows["exact, engine"], program, _named(soon.depths("exact", NEXT_CYCLE)), {}, endless)
+        slowed: KernelGraph = conservative(graph)
+        slow = Schedule(slowed, slowed.as_soon_as_possible())
+        _try(rows["conservative"], sized(program_of(slowed)), _named(slow.depths("exact", NEXT_CYCLE)), {}, endless)
+        for name, later in (("normal", False), ("normal, later", True)):
+            found = normal_depths(program, later)
+            _try(rows[name], program, found.depths, found.starts, endless)
+        _try(rows["lowered"], program, fast_depths(program).levels, {}, endless)
+        searched = sizes(program)
+        assert searched.fast is not None
+        unproved += not searched.fast.proved
+        _try(rows["fast"], program, searched.fast.levels, {}, endless)
+        _try(rows["safe"], program, searched.safe.levels, {}, endless)
+    click.echo(f"{count} graphs of up to 9 kernels, T = 24, II 1 to 3, D 1 to 40, 8 to 128 bits a token")
+    head = f"{'depths':16}{'bits':>10}{'wait for ever':>15}{'put waits':>11}{'latency':>9}{'worst':>8}"
+    click.echo(head)
+    for name, row in rows.items():
+        mean = row.latency / row.ended if row.ended else 0.0
+        click.echo(f"{name:16}{row.bits:>10}{row.deadlocks:>15}{row.waits:>11}{mean:>9.3f}{row.longest:>8.2f}")
+    click.echo(f"fast: proved to be the fewest bits in {count - unproved} of {count}")
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", help="pairs, paths, graphs")
+    parser.add_argument("--graphs", type=int, default=50, help="random graphs of the last table")
+    arguments = parser.parse_args()
+    tables = arguments.tables or ["pairs", "paths", "graphs"]
+    if "pairs" in tables:
+        pairs()
+    if "paths" in tables:
+        paths()
+    if "graphs" in tables:
+        graphs(arguments.graphs)
+
+
+if __name__ == "__main__":
+    main()
