@@ -20,7 +20,7 @@ from ...scheduler.pack import pack
 from ...streams.build import build
 from ...streams.check import Report, check
 from ...streams.dataflow.graph import Dataflow
-from ...streams.fifos.normal import normal_depths
+from ...streams.fifos.normal import fast_depths, normal_depths
 from ...streams.reader import read
 from ...streams.sizing.program import SizedProgram
 from ..capture import Interface, capture, fitting, lifted, module_of
@@ -78,12 +78,20 @@ class Streamed:
         """
         return _made(self.block, knobs or self.knobs, self.groups if groups is None else groups, depths, self.name)
 
-    def with_normal_depths(self, later: bool = False) -> Streamed:
+    def sized(self, executions: int = 1) -> SizedProgram:
+        """The program, ready to be tried with other depths. executions: how many, back to back, are timed."""
+        timed = read(self.text, self.report.region.source.file, timed=True)
+        return SizedProgram(self.report.region, timed, executions)
+
+    def with_normal_depths(self) -> Streamed:
         """The same program with the least depths with which no task waits for a free slot, as `normal_depths` measures
         them on the program itself."""
-        timed = read(self.text, self.report.region.source.file, timed=True)
-        found = normal_depths(SizedProgram(self.report.region, timed), later)
-        return self.changed(depths=found.depths)
+        return self.changed(depths=normal_depths(self.sized()).depths)
+
+    def with_fast_depths(self) -> Streamed:
+        """The same program with depths of fewer bits, with which it ends as early as with normal ones: tasks wait for
+        free slots where this costs no time, such as loads of weights (`fast_depths`)."""
+        return self.changed(depths=fast_depths(self.sized()).levels)
 
     @cached_property
     def report(self) -> Report:
