@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import torch
@@ -71,3 +72,82 @@ def block(name: str, attention: str = "sdpa", **sizes: int) -> nn.Module:
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return made.eval()
+
+
+class Attention(nn.Module):
+    """Attention with groups of queries. options: causal; normed: heads are normed; packed: one projection; split: own
+    spelling with matmul and softmax."""
+
+    def __init__(self, width: int, heads: int, groups: int, columns: int, options: frozenset[str]) -> None:
+        super().__init__()
+        self.heads, self.groups, self.columns, self.options = heads, groups, columns, options
+        self.project = nn.Linear(width, (heads + 2 * (heads // groups)) * columns)
+        self.norm = nn.RMSNorm(columns)
+        self.out = nn.Linear(heads * columns, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, keys = x.shape[1], self.heads // self.groups
+        sizes = [self.heads * self.columns, keys * self.columns, keys * self.columns]
+        q, k, v = (
+            part.view(1, rows, -1, self.columns).transpose(1, 2) for part in self.project(x).split(sizes, dim=-1)
+        )
+        if "normed" in self.options:
+            q, k = self.norm(q), self.norm(k)
+        causal = "causal" in self.options
+        if "split" in self.options:
+            k, v = (part.repeat_interleave(self.groups, dim=1) for part in (k, v))
+            scores = q @ k.transpose(2, 3) * self.columns**-0.5
+            if causal:
+                scores = scores + torch.full((rows, rows), -torch.inf).triu(1)
+            y = torch.softmax(scores, -1) @ v
+        else:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        return self.out(y.transpose(1, 2).reshape(1, rows, -1))
+
+
+class Gated(nn.Module):
+    """A gated perceptron; `packed`: with one projection for both halves."""
+
+    def __init__(self, width: int, inner: int, activation: nn.Module, packed: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * inner, bias=packed)
+        self.down = nn.Linear(inner, width)
+        self.activation, self.packed = activation, packed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up if self.packed else up * self.activation(gate) + 0.5 * up)
+
+
+ACTIVATIONS = (nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ReLU(), nn.Tanh(), nn.Sigmoid())
+
+
+class Drawn(nn.Module):
+    """A drawn block: attention and perceptrons behind norms, each beside a residual."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.rows = random.choice((1, 4, 6, 8, 9))
+        heads, columns = random.choice((1, 2, 4)), random.choice((4, 6, 8))
+        self.width = random.choice((8, 12, 20))
+        self.parts = nn.ModuleList()
+        for _ in range(random.randint(1, 3)):
+            norm = random.choice((nn.LayerNorm(self.width), nn.RMSNorm(self.width, eps=1e-6), nn.Identity()))
+            inner, activation = random.choice((8, 18, 24)), random.choice(ACTIVATIONS)
+            options = frozenset(x for x in ("causal", "normed", "split") if random.random() < 0.5)
+            part = random.choice(
+                (
+                    Attention(
+                        self.width, heads, random.choice([n for n in (1, 2, 4) if heads % n == 0]), columns, options
+                    ),
+                    Gated(self.width, inner, activation, random.random() < 0.5),
+                    nn.Sequential(nn.Linear(self.width, inner), activation, nn.Linear(inner, self.width)),
+                )
+            )
+            self.parts.append(nn.Sequential(norm, part))
+        self.last = random.choice((nn.Identity(), nn.Softmax(-1), nn.LayerNorm(self.width), nn.Linear(self.width, 10)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = x + part(x)
+        return self.last(x)

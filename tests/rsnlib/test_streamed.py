@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.memory import fusion_space
 from rsn.streams.dataflow.parts import parts
-from rsn.tests.effort import long
-from rsn.tests.rsnlib.streamed_blocks import Cached, block
+from rsn.tests.effort import drawn, in_both, long
+from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, block
 
 SMALL = Knobs(rows=4, columns=8, depth=8)
 TOLERANCE = 1e-4
@@ -104,6 +105,16 @@ def test_a_cache_of_keys_and_values(name: str) -> None:
     y, step_keys, _ = step.run(new, keys, values)
     torch.testing.assert_close(y[0, 0], whole[0, -1], rtol=TOLERANCE, atol=TOLERANCE)
     torch.testing.assert_close(step_keys, all_keys, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@in_both
+def test_drawn_blocks() -> None:
+    for seed in range(drawn(120, 2)):
+        random = Random(seed)
+        torch.manual_seed(seed)
+        module = Drawn(random)
+        sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in ("rows", "columns", "depth", "unroll", "lanes")}
+        agrees(module, torch.randn(1, module.rows, module.width), knobs=Knobs(**sizes, port=random.choice((4, 64))))
 
 
 def test_groups_pass_results_through_memory() -> None:

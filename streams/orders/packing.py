@@ -1,0 +1,104 @@
+"""How a tensor lies in memory off the chip so that its tokens are read in whole words of the port: packed and widened.
+
+A tensor of 64 x 64 bytes in tokens of 16 x 16 is packed as 4 x 4 x 16 x 16, and for a port of 512 bits widened to words
+of 8 x 8 bytes: 4 x 4 x 2 x 2 x (8 x 8), 64 words (StreamTensor, MICRO'25). The same vectors can be what a stream
+carries: a token of 16 x 16 is 32 vectors of 2 x 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import ProgramError
+from ..language import BITS
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide.
+
+    tensor, tile, vector: shapes, of the same rank. dtype: of the elements.
+    """
+
+    tensor: tuple[int, ...]
+    tile: tuple[int, ...]
+    vector: tuple[int, ...]
+    dtype: str = "f32"
+
+    def __post_init__(self) -> None:
+        if not len(self.tensor) == len(self.tile) == len(self.vector):
+            raise ProgramError(
+                f"a tensor {list(self.tensor)} in tiles {list(self.tile)} of vectors {list(self.vector)}: give all "
+                f"three as many axes"
+            )
+        for what, whole, part in (("tiles", self.tensor, self.tile), ("vectors", self.tile, self.vector)):
+            for axis, (size, inner) in enumerate(zip(whole, part, strict=True)):
+                if inner < 1 or size % inner:
+                    raise ProgramError(
+                        f"axis {axis} has {size} elements, which is no multiple of {inner}: {what} of {list(part)} do "
+                        f"not divide {list(whole)}"
+                    )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Tiles along each axis, vectors of a tile along each axis, and the vector."""
+        tiles = (size // tile for size, tile in zip(self.tensor, self.tile, strict=True))
+        vectors = (tile // vector for tile, vector in zip(self.tile, self.vector, strict=True))
+        return (*tiles, *vectors, *self.vector)
+
+    @property
+    def words(self) -> int:
+        """Vectors of the whole tensor."""
+        return prod(self.tensor) // prod(self.vector)
+
+    @property
+    def tokens_per_tile(self) -> int:
+        """Vectors of a tile: the tokens of a stream that carries vectors."""
+        return prod(self.tile) // prod(self.vector)
+
+    @property
+    def word_bits(self) -> int:
+        """Bits of a vector."""
+        return prod(self.vector) * BITS[self.dtype]
+
+    def pack(self, x: Array) -> Array:
+        """A tensor as it lies in memory, of `shape`."""
+        split = [n for axis in self._axes for n in axis]
+        rank = len(self.tensor)
+        order = [3 * axis + level for level in range(3) for axis in range(rank)]
+        return np.ascontiguousarray(np.asarray(x).reshape(split).transpose(order))
+
+    def unpack(self, x: Array) -> Array:
+        """The tensor of what lies in memory: the inverse of `pack`."""
+        rank = len(self.tensor)
+        order = [level * rank + axis for axis in range(rank) for level in range(3)]
+        return np.ascontiguousarray(np.asarray(x).reshape(self.shape).transpose(order)).reshape(self.tensor)
+
+    @property
+    def _axes(self) -> list[tuple[int, int, int]]:
+        """Tiles, vectors of a tile, and elements of a vector along each axis."""
+        sizes = zip(self.tensor, self.tile, self.vector, strict=True)
+        return [(size // tile, tile // vector, vector) for size, tile, vector in sizes]
+
+
+def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: int) -> Packing:
+    """Pack a tensor in the largest vectors that fit the port and divide a tile, the closest to square among these, and
+    with more columns than rows if two are equally close. Raises `ProgramError` if no element fits the port."""
+    bits = BITS[dtype]
+    if port_bits < bits:
+        raise ProgramError(
+            f"a port of {port_bits} bits moves no element of {dtype}, which has {bits}; the port is too narrow"
+        )
+    divisors = [[n for n in range(1, size + 1) if size % n == 0] for size in tile]
+    fitting = (vector for vector in product(*divisors) if prod(vector) * bits <= port_bits)
+    best = max(fitting, key=lambda vector: (prod(vector), -(max(vector) - min(vector)), vector[::-1]))
+    return Packing(tuple(tensor), tuple(tile), best, dtype)

@@ -1,0 +1,82 @@
+"""Tensors as they lie in memory, and buffers at the ends of streams."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from rsn.base.errors import ProgramError
+from rsn.streams.dataflow.folding import end_buffers, folded_bytes
+from rsn.streams.dataflow.graph import Dataflow, Edge, Node
+from rsn.streams.orders.order import Order
+from rsn.streams.orders.packing import Packing, widened
+
+
+def test_a_tensor_for_a_port_of_512_bits() -> None:
+    packing = widened((64, 64), (16, 16), "u8", 512)
+    assert packing.shape == (4, 4, 2, 2, 8, 8)
+    assert (packing.words, packing.word_bits) == (64, 512)
+
+
+def test_vectors_of_a_tile() -> None:
+    assert Packing((64, 64), (16, 16), (2, 4)).tokens_per_tile == 32
+
+
+def test_one_buffer_for_write_and_read_of_one_pattern() -> None:
+    order = Order.parse("16x16 [4,4]*[16,16] (d0,d1)")
+    turned = Order.parse("16x16 [4,4]*[16,16] (d1,d0)")
+    same, other = Edge("a", "b", order, order), Edge("b", "c", order, turned)
+    assert [end_buffers(same, fold).elements for fold in (False, True)] == [4 * 256, 2 * 256]
+    assert [end_buffers(other, fold).elements for fold in (False, True)] == [4 * 256, 4 * 256]
+    graph = Dataflow((Node("a", "x"), Node("b", "x"), Node("c", "x")), (same, other))
+    assert folded_bytes(graph) == (8 * 256 * 4, 6 * 256 * 4)
+
+
+def test_packed_tensors_hold_their_tiles_one_after_the_other() -> None:
+    random = Random(0)
+    for _ in range(200):
+        vector = [random.randint(1, 3) for _ in range(random.randint(1, 3))]
+        tile = [n * random.randint(1, 3) for n in vector]
+        tensor = [n * random.randint(1, 3) for n in tile]
+        packing = Packing(tuple(tensor), tuple(tile), tuple(vector))
+        x = np.arange(np.prod(tensor)).reshape(tensor)
+        packed = packing.pack(x)
+        assert packed.shape == packing.shape
+        np.testing.assert_array_equal(packing.unpack(packed), x)
+        at = [random.randrange(size // part) for size, part in zip(tensor, tile, strict=True)]
+        inside = [random.randrange(size // part) for size, part in zip(tile, vector, strict=True)]
+        first = [a * t + i * v for a, t, i, v in zip(at, tile, inside, vector, strict=True)]
+        part = x[tuple(slice(f, f + v) for f, v in zip(first, vector, strict=True))]
+        np.testing.assert_array_equal(packed[(*at, *inside)], part)
+
+
+def test_words_fill_the_port_as_far_as_tiles_allow() -> None:
+    random = Random(1)
+    for _ in range(200):
+        tile = [random.choice((1, 2, 3, 4, 6, 8, 12, 16)) for _ in range(2)]
+        port = random.choice((32, 64, 96, 128, 512))
+        packing = widened([2 * n for n in tile], tile, "f32", port)
+        fitting = [
+            (rows, columns)
+            for rows in range(1, tile[0] + 1)
+            for columns in range(1, tile[1] + 1)
+            if tile[0] % rows == tile[1] % columns == 0 and rows * columns * 32 <= port
+        ]
+        most = max(rows * columns for rows, columns in fitting)
+        assert packing.word_bits == 32 * most
+        square = min(abs(rows - columns) for rows, columns in fitting if rows * columns == most)
+        assert abs(packing.vector[0] - packing.vector[1]) == square
+        assert packing.vector[0] <= packing.vector[1] or packing.vector[::-1] not in fitting
+
+
+def test_refused() -> None:
+    with pytest.raises(ProgramError, match=r"axis 1 has 60 elements, which is no multiple of 16: tiles of \[16, 16\]"):
+        Packing((64, 60), (16, 16), (8, 8))
+    with pytest.raises(ProgramError, match="vectors of"):
+        Packing((64, 64), (16, 16), (3, 8))
+    with pytest.raises(ProgramError, match="as many axes"):
+        Packing((64, 64), (16,), (8, 8))
+    with pytest.raises(ProgramError, match="a port of 16 bits moves no element of f32"):
+        widened((4, 4), (2, 2), "f32", 16)
