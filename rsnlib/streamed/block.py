@@ -114,11 +114,12 @@ class Streamed:
         if data is None:
             return np.zeros(self.written.shapes[name], np.float32)
         if not isinstance(data, FromHost):
-            return data.reshape(self.written.shapes[name])
-        made = flat_matrices(values[data.node], data.view).reshape(self.written.shapes[name])
-        if data.masks and (made <= NEVER).all(axis=-1).any():
+            return self.written.laid_out(name, data)
+        made = flat_matrices(values[data.node], data.view)
+        keys = data.view.shape[-1]
+        if data.masks and (made.reshape(-1, keys) <= NEVER).all(axis=-1).any():
             raise TensorError(f"{name} hides all keys of a row; let each row see at least one key, such as its own")
-        return made
+        return self.written.laid_out(name, made)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stream program on the engine with arguments of the module. Returns what the module returns: float32
@@ -131,14 +132,15 @@ class Streamed:
         tensors = {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
         outputs, run = run_on_tensors(self.machine, tensors)
         for node, shown in self.block.results.items():
-            values[node] = _tensor_of(outputs[self.written.outputs[shown.operator.name]], shown)
+            tensor = self.written.outputs[shown.operator.name]
+            values[node] = _tensor_of(self.written.elements(tensor, outputs[tensor]), shown)
         return self.block.interface.unbind(values), run
 
 
-def _tensor_of(matrices: Any, shown: Shown) -> torch.Tensor:
-    """What a node of PyTorch shows of an operator's result."""
+def _tensor_of(elements: Array, shown: Shown) -> torch.Tensor:
+    """What a node of PyTorch shows of an operator's result. elements: of the result, row-major."""
     view = shown.view
-    flat = torch.from_numpy(np.ascontiguousarray(matrices, np.float32).reshape(-1))
+    flat = torch.from_numpy(elements)
     strided = flat.as_strided([size for size, _ in view.atoms], [stride for _, stride in view.atoms], view.offset)
     return strided.reshape(view.shape).clone()
 
@@ -174,5 +176,5 @@ def _made(
 ) -> Streamed:
     plans = planned(block.graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
-    written = program(block.graph, plans, knobs.port, title, groups=groups, depths=depths)
+    written = program(block.graph, plans, knobs, title, groups=groups, depths=depths)
     return Streamed(block, knobs, plans, dataflow(block.graph, plans), groups, written, name)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from ...base.errors import ProgramError
+
+OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes")
+"""Knobs that an operator may have for itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +18,9 @@ class Knobs:
 
     rows, columns: of a tile, at most; depth: of the tiles that a product sums over. The largest divisor of a size that
     is no larger is taken, so all sizes can be cut. unroll: multiply-adds of a product in a clock cycle. lanes: elements
-    of other operators in a cycle. port: bytes that a load or store moves in a cycle. of: knobs of single operators by
-    the name of the operator, by the name of the knob.
+    of other operators in a cycle. port: bytes that a load or store moves in a cycle. packed: 1 if tensors off the
+    chip lie tile by tile, so that a tile is read in full words of the port; 0 if they are row-major, so that each row
+    of a tile begins a word. of: knobs of single operators by the name of the operator, by the name of the knob.
     """
 
     rows: int = 16
@@ -25,17 +29,19 @@ class Knobs:
     unroll: int = 256
     lanes: int = 16
     port: int = 64
+    packed: int = 0
     of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = [x.name for x in fields(self) if x.name != "of"]
-        for knob in known:
+        if self.packed not in (0, 1):
+            raise ProgramError(f"knob packed is {self.packed}; it is 0 or 1")
+        for knob in (*OF_OPERATORS, "port"):
             if getattr(self, knob) < 1:
                 raise ProgramError(f"knob {knob} is {getattr(self, knob)}; the least is 1")
         for operator, changed in self.of.items():
             for knob, value in changed.items():
-                if knob not in known:
-                    raise ProgramError(f"operator {operator} has no knob {knob!r}; there are {', '.join(known)}")
+                if knob not in OF_OPERATORS:
+                    raise ProgramError(f"operator {operator} has no knob {knob!r}; there are {', '.join(OF_OPERATORS)}")
                 if value < 1:
                     raise ProgramError(f"knob {knob} of {operator} is {value}; the least is 1")
 

@@ -8,15 +8,21 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from keyword import kwlist
 
+import numpy as np
+
 from ... import streams
 from ...base.errors import ProgramError
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
+from ...streams.orders.packing import Packing
 from ...streams.orders.text import INDICES, converted, indented, load, store, token_shape
 from ..layers import unique_name
 from .bodies import BODIES, WORDS, Ends
+from .knobs import Knobs
 from .operators import Array, FromHost, Graph, Operator
 from .plans import Plan, vectors_of
+
+Shape = tuple[int, ...]
 
 LEAST_DEPTH = 2
 """Tokens of a stream that closes no circle of tasks."""
@@ -25,13 +31,26 @@ LEAST_DEPTH = 2
 @dataclass(frozen=True)
 class Text:
     """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
-    outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task."""
+    outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
+    packings: of tensors that lie tile by tile."""
 
     text: str
     inputs: Mapping[str, Array | FromHost | None]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
     converters: Mapping[str, Converter]
+    packings: Mapping[str, Packing]
+
+    def laid_out(self, name: str, x: Array) -> Array:
+        """The elements of a tensor, as they lie in memory."""
+        packing = self.packings.get(name)
+        lying = x if packing is None else packing.pack(x.reshape(packing.tensor))
+        return lying.reshape(self.shapes[name])
+
+    def elements(self, name: str, x: Array) -> Array:
+        """The elements of what lies in memory, row-major: the inverse of `laid_out`."""
+        packing = self.packings.get(name)
+        return np.ascontiguousarray(x if packing is None else packing.unpack(x)).reshape(-1)
 
 
 @dataclass
@@ -58,7 +77,7 @@ class _Stream:
 def program(
     graph: Graph,
     plans: Mapping[Operator, Plan],
-    port: int,
+    knobs: Knobs,
     title: str,
     *,
     groups: Mapping[str, int] | None = None,
@@ -66,21 +85,23 @@ def program(
 ) -> Text:
     """Write the stream program of planned kernels.
 
-    port: bytes that a load or store moves in a cycle. title: of the first line. groups: the number of each kernel's
-    group, by name: between groups, results go through memory off the chip. depths: of streams, by name; others hold 2
-    tokens, or all that ever go over them if they close a circle of tasks, so that no task waits for ever. Raises
-    `ProgramError` for kernels without a group, and depths of streams that the program does not have.
+    knobs: of the program: how its tensors lie off the chip, and how fast they move. title: of the first line. groups:
+    the number of each kernel's group, by name: between groups, results go through memory off the chip. depths: of
+    streams, by name; others hold 2 tokens, or all that ever go over them if they close a circle of tasks, so that no
+    task waits for ever. Raises `ProgramError` for kernels without a group, and depths of streams that the program does
+    not have.
     """
     chosen = groups or {}
     missing = [x.name for x in plans if chosen and x.name not in chosen]
     if missing:
         raise ProgramError(f"no group is given for {', '.join(missing)}; give one for each kernel")
-    return _Writer(graph, plans, port, chosen).text(title, depths or {})
+    return _Writer(graph, plans, knobs, chosen).text(title, depths or {})
 
 
 class _Writer:
-    def __init__(self, graph: Graph, plans: Mapping[Operator, Plan], port: int, groups: Mapping[str, int]) -> None:
-        self.graph, self.plans, self.port, self.groups = graph, plans, port, groups
+    def __init__(self, graph: Graph, plans: Mapping[Operator, Plan], knobs: Knobs, groups: Mapping[str, int]) -> None:
+        self.graph, self.plans, self.knobs, self.groups = graph, plans, knobs, groups
+        self.packings: dict[str, Packing] = {}
         self.taken: set[str] = {*dir(builtins), *kwlist, *streams.__all__, *WORDS, *INDICES}
         self.names: dict[Operator, str] = {x: unique_name(x.name, self.taken) for x in plans}
         self.tensors: dict[str, tuple[int, ...]] = {}
@@ -91,7 +112,7 @@ class _Writer:
         self.converters: dict[str, Converter] = {}
         self.gets: dict[tuple[Operator, int], str] = {}
         self.puts: dict[Operator, list[str]] = {x: [] for x in plans}
-        self._loaded: dict[Operator, str] = {}
+        self._loaded: dict[tuple[Operator, Shape], str] = {}
 
     def text(self, title: str, depths: Mapping[str, int]) -> Text:
         kernels = {}
@@ -114,7 +135,7 @@ class _Writer:
             lines.append(f"{s.name}: Stream[{s.element}, {depth}]")
         for task in self.tasks:
             lines += ["", "", *self._written(task)]
-        return Text("\n".join(lines) + "\n", self.inputs, self.outputs, self.tensors, self.converters)
+        return Text("\n".join(lines) + "\n", self.inputs, self.outputs, self.tensors, self.converters, self.packings)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -158,15 +179,27 @@ class _Writer:
 
     def _load(self, x: Operator, k: int, memory: Operator, order: Order) -> None:
         """A task that loads a tensor in the order in which a kernel gets it."""
-        if memory not in self._loaded:
-            self._loaded[memory] = self._tensor(memory.name, _whole(memory))
-            self.inputs[self._loaded[memory]] = memory.data
-        self.gets[x, k] = self._load_of(self._loaded[memory], order, self.names[x], [])
+        key = memory, order.element if self.knobs.packed else ()
+        if key not in self._loaded:
+            self._loaded[key] = self._moving_tensor(memory.name, order, bool(self.knobs.packed))
+            self.inputs[self._loaded[key]] = memory.data
+        self.gets[x, k] = self._load_of(self._loaded[key], order, self.names[x], [])
+
+    def _moving_tensor(self, stem: str, order: Order, packed: bool) -> str:
+        """A tensor that is loaded, or stored, in an order. packed: it lies token by token."""
+        if not packed:
+            return self._tensor(stem, order.tensor)
+        packing = Packing(order.tensor, order.element, order.element)
+        tiles = packing.shape[: len(order.element)]
+        name = self._tensor(stem, (*tiles, *token_shape(order)))
+        self.packings[name] = packing
+        return name
 
     def _load_of(self, tensor: str, order: Order, target: str, before: list[str]) -> str:
         task = unique_name(f"load_{tensor}", self.taken)
         stream = self._stream(f"{tensor}_tiles", order, task, target)
-        self.tasks.append(_Task(task, [*before, *load(tensor, order, stream, self._moved(order))], [tensor]))
+        body = load(tensor, order, stream, self._moved(tensor, order), tensor in self.packings)
+        self.tasks.append(_Task(task, [*before, *body], [tensor]))
         return stream
 
     def _connect(self, x: Operator, plan: Plan) -> None:
@@ -203,11 +236,14 @@ class _Writer:
     def _store(self, x: Operator, plan: Plan, readers: Sequence[tuple[Operator, int]]) -> None:
         """A task that stores a result, and tasks that load it for kernels of other groups once it is complete."""
         is_result = x in self.graph.results
-        tensor = self._tensor(f"{x.name}_result" if is_result else f"{x.name}_kept", _whole(x))
+        alike = all(self.plans[other].gets[k].element == plan.put.element for other, k in readers)
+        stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
+        tensor = self._moving_tensor(stem, plan.put, bool(self.knobs.packed) and alike)
         task = unique_name(f"store_{tensor}", self.taken)
         stream = self._stream(f"{tensor}_tiles", plan.put, self.names[x], task)
         self.puts[x].append(stream)
-        stored = _Task(task, store(tensor, plan.put, stream, self._moved(plan.put)), [tensor])
+        body = store(tensor, plan.put, stream, self._moved(tensor, plan.put), tensor in self.packings)
+        stored = _Task(task, body, [tensor])
         self.tasks.append(stored)
         if is_result:
             self.outputs[x.name] = tensor
@@ -222,8 +258,13 @@ class _Writer:
             )
             self.streams.append(_Stream(ready, "boolean", 1, task, self.tasks[before].name))
 
-    def _moved(self, order: Order) -> list[str]:
-        cycles = -(-order.bytes_per_token // self.port)
+    def _moved(self, tensor: str, order: Order) -> list[str]:
+        """The cycles of a token on its way: of words that the port moves. Rows of a tile that do not follow each other
+        in memory begin a word each."""
+        rows, columns = token_shape(order)
+        row = columns * order.bytes_per_token // (rows * columns)
+        follows = tensor in self.packings or columns == order.tensor[-1]
+        cycles = -(-rows * row // self.knobs.port) if follows else rows * -(-row // self.knobs.port)
         return [f"cycles({cycles})"] if cycles > 1 else []
 
     def _kernel(self, x: Operator, task: _Task) -> None:
@@ -242,10 +283,6 @@ class _Writer:
         comment = [f"# {task.comment}"] if task.comment else []
         head = [f"@task(mapping=[1]{arguments})", f"def {task.name}({parameters}) -> None:"]
         return [*head, *indented([*comment, *task.body])]
-
-
-def _whole(x: Operator) -> tuple[int, ...]:
-    return x.shape if x.shape[0] > 1 else x.shape[1:]
 
 
 def _type(shape: Sequence[int]) -> str:

@@ -70,14 +70,23 @@ def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> str:
     return f"{tensor}[{', '.join(parts)}]"
 
 
-def load(tensor: str, order: Order, stream: str, after: Sequence[str] = ()) -> list[str]:
-    """Put a tensor on a stream, token by token. after: statements behind each put."""
-    return nest(loops_of(order), [f"{stream}.put({token_of(tensor, order)})", *after])
+def packed_token_of(tensor: str, order: Order) -> str:
+    """A token as a part of a tensor that lies token by token: tiles along each axis, then the tile (`packing`)."""
+    token_shape(order)
+    indices = ("0" if axis.loop is None or order.trips[axis.loop] == 1 else INDICES[axis.loop] for axis in order.axes)
+    return f"{tensor}[{', '.join(indices)}]"
 
 
-def store(tensor: str, order: Order, stream: str, after: Sequence[str] = ()) -> list[str]:
-    """Store a tensor from a stream, token by token. after: statements behind each get."""
-    return nest(loops_of(order), [f"{token_of(tensor, order)} = {stream}.get()", *after])
+def load(tensor: str, order: Order, stream: str, after: Sequence[str] = (), packed: bool = False) -> list[str]:
+    """Put a tensor on a stream, token by token. after: statements behind each put. packed: it lies token by token."""
+    token = packed_token_of(tensor, order) if packed else token_of(tensor, order)
+    return nest(loops_of(order), [f"{stream}.put({token})", *after])
+
+
+def store(tensor: str, order: Order, stream: str, after: Sequence[str] = (), packed: bool = False) -> list[str]:
+    """Store a tensor from a stream, token by token. after: statements behind each get. packed: as for `load`."""
+    token = packed_token_of(tensor, order) if packed else token_of(tensor, order)
+    return nest(loops_of(order), [f"{token} = {stream}.get()", *after])
 
 
 def converted(made: Converter, source: str, targets: Sequence[str], dtype: str = "f32") -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from rsn.base.errors import ProgramError, TensorError, UnsupportedError
 from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.rsnlib.streamed.knobs import OF_OPERATORS
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.memory import fusion_space
 from rsn.streams.dataflow.parts import parts
@@ -113,8 +115,9 @@ def test_drawn_blocks() -> None:
         random = Random(seed)
         torch.manual_seed(seed)
         module = Drawn(random)
-        sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in ("rows", "columns", "depth", "unroll", "lanes")}
-        agrees(module, torch.randn(1, module.rows, module.width), knobs=Knobs(**sizes, port=random.choice((4, 64))))
+        sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in OF_OPERATORS}
+        knobs = Knobs(**sizes, port=random.choice((4, 64)), packed=random.randrange(2))
+        agrees(module, torch.randn(1, module.rows, module.width), knobs=knobs)
 
 
 def test_groups_pass_results_through_memory() -> None:
@@ -130,6 +133,19 @@ def test_groups_pass_results_through_memory() -> None:
     assert {name.removesuffix("_kept") for name, data in cut.written.inputs.items() if data is None} == stored
     with pytest.raises(ProgramError, match="no group is given for"):
         whole.changed(groups={names[0]: 1})
+
+
+def test_packed_tensors_are_read_in_whole_words() -> None:
+    module, x = block("gpt2", **BLOCKS["gpt2"]), torch.randn(1, 8, 32)
+    plain = streamed(module, (x,), replace(SMALL, port=64))
+    packed = plain.changed(replace(SMALL, port=64, packed=1))
+    assert "mlp_c_fc_weight: f32[4, 6, 8, 8]" in packed.text
+    torch.testing.assert_close(packed.run(x), plain.run(x), rtol=0, atol=0)
+    for made, cycles in ((plain, 8), (packed, 4)):  # a tile of 8 x 8: 8 rows of 32 bytes, or 256 bytes in words of 64
+        (load,) = re.findall(r"mlp_c_fc_weight_tiles.put.*\n +cycles\((\d+)\)", made.text)
+        assert int(load) == cycles
+    groups = {node.name: k // 5 for k, node in enumerate(plain.dataflow.nodes)}
+    torch.testing.assert_close(packed.changed(groups=groups).run(x), plain.run(x), rtol=0, atol=0)
 
 
 def test_normal_depths() -> None:
