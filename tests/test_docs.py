@@ -53,6 +53,7 @@ LONG = {
     "docs/rsnlib.md",
     "docs/serving.md",
     "docs/simulator.md",
+    "docs/stream-blocks.md",
     "docs/stream-cases.md",
     "docs/stream-fusion.md",
     "docs/streams.md",

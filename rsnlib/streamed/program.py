@@ -228,7 +228,7 @@ class _Writer:
             if made is None:
                 self.puts[x] += outs
             else:
-                comment = f"{made.put} to {made.get}, {made.ping_pong_bytes} bytes for two buffers"
+                comment = f"{made.put} to {made.get}, a buffer of {made.ping_pong_bytes // 2} bytes"
                 self.tasks.append(_Task(source, converted(made, self.puts[x][-1], outs), [], comment))
         if far or x in self.graph.results:
             self._store(x, plan, far)

@@ -179,9 +179,9 @@ class Reader:
 
     def name(self, node: Node, kind: str) -> str:
         """A name for an operator: the path of its module and what it is, without the latter for modules that are just
-        that."""
+        that, or that have a number only."""
         path = module_path(node)
-        plain = path if kind in MODULES else "_".join(filter(None, (path, kind)))
+        plain = path if kind in MODULES or path.isdigit() else "_".join(filter(None, (path, kind)))
         return unique_name(identifier(plain or kind, kind), self._names)
 
     def operator(
