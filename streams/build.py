@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,24 @@ class Refused(SourceError):
         self.report = report
 
 
-def build(report: Report, execute: bool = False) -> UnpackedProgram:
+def build(report: Report, execute: bool = False, clock_hz: float | None = None) -> UnpackedProgram:
     """Return the machine of a checked region, and its program.
 
     execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
-    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. Raises `Refused`, or
-    `ProgramError` for a region without tasks.
+    constants of the file are executed, if a task calls one. Otherwise such tasks are refused. clock_hz: of the machine;
+    None for the usual one. Raises `Refused`, or `ProgramError` for a region without tasks.
     """
     if report.code:
         raise Refused(report)
     if not report.region.instances:
         raise ProgramError(f"{report.region.source.file}: it has no tasks, so there is no machine to make")
     try:
-        return uops_of(task_program(report.region, None))
+        made = task_program(report.region, None)
     except Refused:
         if not execute:
             raise
-    return uops_of(task_program(report.region, executed(report.region.source)))
+        made = task_program(report.region, executed(report.region.source))
+    return uops_of(made if clock_hz is None else replace(made, clock_hz=clock_hz))
 
 
 def executed(source: Source) -> Mapping[str, Any]:

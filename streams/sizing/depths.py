@@ -76,6 +76,12 @@ def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> Siz
     return replace(result, fast=fast, at_declared=at_declared, endless=endless, steps=steps)
 
 
+def safe_depths(program: SizedProgram) -> Least:
+    """Find the cheapest safe depths, in bits of all streams together, with a proof or a bound."""
+    finder = _Finder(program)
+    return finder.safe(finder.tokens)
+
+
 class _Finder:
     def __init__(self, program: SizedProgram) -> None:
         self.program = program

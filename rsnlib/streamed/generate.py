@@ -1,0 +1,308 @@
+"""A machine for a PyTorch block, on a stated device: unrolled, fused, sized and placed, with its modelled time.
+
+This is what section 4.2 of the RSN paper does by hand: a datapath that follows from a network's segments. The steps, in
+order: tiles (`Knobs`), unrolling, groups of kernels within the memory on chip, depths of streams, memories, dies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from ...base.errors import ResourceError
+from ...isa.program import Program
+from ...scheduler.pack import pack
+from ...streams.build import build
+from ...streams.dataflow.best_fusion import fuse
+from ...streams.dataflow.fusion import Fusion
+from ...streams.dataflow.memory import fusion_space
+from ...streams.dataflow.parts import parts
+from ...streams.fifos.normal import fast_depths
+from ...streams.orders.converter import Converter
+from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, StreamDevice
+from ...streams.placing.dies import DiePlacement, Wire, place_on_dies
+from ...streams.placing.memories import Allocation, Memories, MemoryFitError, allocate
+from ...streams.placing.unrolling import unroll
+from ...streams.sizing.depths import safe_depths
+from ...streams.sizing.program import SizedProgram
+from .block import Streamed, streamed
+from .knobs import Knobs
+from .operators import Operator
+from .plans import Plan, multiply_adds
+from .resources import area, multiply_add_dsps
+
+FILL = 0.75
+"""Share of a device that kernels may use: the shell of the card and routing take the rest."""
+
+BALANCE = 64.0
+"""Bits on cut streams that a fully used die is worth, when kernels are placed on dies."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A machine, its program, and what is known about them before they run.
+
+    streamed: the block as a stream program, with the depths that were chosen. machine: with its program, at the clock
+    of the device. fusion: groups of kernels. memories: of kernels, converters and streams, by name. dies: where each
+    kernel is. cycles: of an execution, modelled. slowest: the kernel with most work, and the cycles that it is busy.
+    off_chip_bytes: that an execution loads and stores. seconds: of each step of the generation.
+    """
+
+    streamed: Streamed
+    device: StreamDevice
+    machine: Program
+    fusion: Fusion
+    memories: Allocation
+    dies: DiePlacement
+    cycles: int
+    slowest: tuple[str, int]
+    off_chip_bytes: int
+    seconds: Mapping[str, float]
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of an execution, modelled: its cycles at the clock of the device."""
+        return self.cycles / (self.device.mhz * 1e6)
+
+    @property
+    def bounds_s(self) -> dict[str, float]:
+        """Least seconds by the busiest kernel, and by the memory off the chip at its peak bandwidth."""
+        return {
+            "slowest kernel": self.slowest[1] / (self.device.mhz * 1e6),
+            "memory off the chip": self.off_chip_bytes / (self.device.gbs * 1e9),
+        }
+
+    def used(self) -> dict[str, int]:
+        """What is used of each resource of the device; DSP and LUT are estimates."""
+        sums = {name: sum(load.get(name, 0) for load in self.dies.loads) for name in self.device.total}
+        return sums | {"LUTRAM bytes": self.memories.used("LUTRAM")}
+
+
+def generate(
+    module: nn.Module,
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    device: StreamDevice,
+    knobs: Knobs | None = None,
+    *,
+    on_chip_bytes: int | None = None,
+    name: str | None = None,
+    done: Callable[[str], None] = lambda step: None,
+) -> Generated:
+    """Generate a machine for a PyTorch block.
+
+    knobs: tiles and widths; `unroll` is a limit, each product is unrolled as far as the multipliers of the device go.
+    on_chip_bytes: limit of kernels, converters and streams, the device's by default. done: called after each step.
+
+    Raises as `streamed` does, and `ResourceError` with the numbers if the block does not fit: no group of kernels, no
+    memory, no die.
+    """
+    seconds: dict[str, float] = {}
+    step = _steps(seconds, done)
+    with step("capture"):
+        made = streamed(module, example_inputs, knobs, name=name)
+    return place(made, device, on_chip_bytes=on_chip_bytes, seconds=seconds, done=done)
+
+
+def place(
+    made: Streamed,
+    device: StreamDevice,
+    knobs: Knobs | None = None,
+    *,
+    on_chip_bytes: int | None = None,
+    seconds: dict[str, float] | None = None,
+    done: Callable[[str], None] = lambda step: None,
+) -> Generated:
+    """As `generate`, for a block that was captured before. knobs: other ones than it has. seconds: of the steps so
+    far."""
+    seconds = {} if seconds is None else seconds
+    step = _steps(seconds, done)
+    limit = on_chip_bytes or _bytes_on_chip(device)
+    with step("unroll"):
+        made = _unrolled(made.changed(knobs) if knobs else made, device)
+    with step("fuse"):
+        fusion = fuse(fusion_space(made.dataflow), limit)
+        group = dict(zip(fusion.space.names, fusion.group, strict=True))
+        made = made.changed(groups=group) if len(fusion.groups) > 1 else made
+    with step("size and place"):
+        made, memories, dies = _sized(made, device, limit)
+    with step("machine"):
+        machine = pack(build(made.report, clock_hz=device.mhz * 1e6))
+    with step("time"):
+        cycles = _cycles(made.sized())
+    busy = {x.name: prod(plan.loops.values()) * plan.cycles for x, plan in made.plans.items()}
+    slowest = max(busy, key=lambda kernel: busy[kernel])
+    moved = _off_chip(made.plans) + sum(part.load_bytes + part.store_bytes for part in parts(made.dataflow, fusion))
+    return Generated(made, device, machine, fusion, memories, dies, cycles, (slowest, busy[slowest]), moved, seconds)
+
+
+def _steps(seconds: dict[str, float], done: Callable[[str], None]) -> Any:
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        seconds[name] = time.perf_counter() - begun
+        done(name)
+
+    return step
+
+
+def _bytes_on_chip(device: StreamDevice) -> int:
+    """Bytes of block RAMs and UltraRAMs that kernels may use."""
+    return int(FILL * (device.total["BRAM"] * BRAM_BYTES + device.total["URAM"] * URAM_BYTES))
+
+
+def _unrolled(made: Streamed, device: StreamDevice) -> Streamed:
+    """Spend the multipliers on the slowest products, and the bandwidth of the memory on loads and stores."""
+    knobs = made.knobs
+    products = {x.name: multiply_adds(x) for x in made.plans if multiply_adds(x)}
+    dsps = int(FILL * device.total["DSP"]) - sum(
+        area(node, made.knobs.at(node.name).lanes, device)["DSP"]
+        for node in made.dataflow.nodes
+        if node.name not in products
+    )
+    of = {operator: dict(chosen) for operator, chosen in knobs.of.items()}
+    if products:
+        if dsps < multiply_add_dsps(device) * len(products):
+            raise ResourceError(
+                f"{device.name}: {int(FILL * device.total['DSP']):,} DSPs may be used, and {len(products)} products "
+                f"and the other kernels with {knobs.lanes} lanes need more; choose fewer lanes, or a larger device"
+            )
+        most = {x.name: _widest(x, plan, knobs.at(x.name)) for x, plan in made.plans.items() if x.name in products}
+        found = unroll(products, dsps // multiply_add_dsps(device), most)
+        for operator, units in found.unroll.items():
+            if "unroll" not in of.get(operator, {}):
+                of.setdefault(operator, {})["unroll"] = units
+    ports = sum(operand.is_memory for x in made.plans for operand in x.operands) + 1
+    port = max(1, min(knobs.port, int(device.gbs * 1e9 / (device.mhz * 1e6)) // ports))
+    return made.changed(replace(knobs, of=of, port=port))
+
+
+def _widest(x: Operator, plan: Plan, knobs: Knobs) -> int:
+    """The most multiply-adds in a cycle of a kernel whose streams are `port` bytes wide: its operands must arrive."""
+    beat = multiply_adds(x) // prod(plan.loops.values())
+    arrive = max(-(-order.bytes_per_token // knobs.port) for order in plan.gets)
+    return max(1, min(knobs.unroll, beat // arrive))
+
+
+def _sized(made: Streamed, device: StreamDevice, limit: int) -> tuple[Streamed, Allocation, DiePlacement]:
+    """Choose depths, memories and dies: the fast depths if there is room for them, else the deepest ones below that
+    there is room for. Depths below the fast ones take time; below the safe ones a run would hang."""
+    sized = made.sized()
+    safe, fast = safe_depths(sized).levels, fast_depths(sized).levels
+
+    def placed(most: int) -> tuple[dict[str, int], Allocation, DiePlacement]:
+        depths = {stream: max(safe[stream], min(fast[stream], most)) for stream in safe}
+        memories = _held(made, sized, depths, device, limit)
+        return depths, memories, _on_dies(made, memories, device)
+
+    # Steps by factors of 2: what is between hardly changes the time.
+    caps = [max(fast.values(), default=1)]
+    while caps[-1] > 1:
+        caps.append(caps[-1] // 2)
+    for cap in caps:
+        try:
+            depths, memories, dies = placed(cap)
+        except ResourceError:
+            if cap == caps[-1]:
+                raise
+        else:
+            return made.changed(depths=depths), memories, dies
+    raise AssertionError("the last step returns or raises")
+
+
+def _held(
+    made: Streamed, sized: SizedProgram, depths: Mapping[str, int], device: StreamDevice, limit: int
+) -> Allocation:
+    """The memories of a program with these depths. Raises `ResourceError` if they do not fit."""
+    buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
+    converters: Mapping[str, Converter] = made.written.converters
+    buffers |= {task: found.ping_pong_bytes for task, found in converters.items()}
+    for stream, depth in depths.items():
+        group = sized.groups[stream]
+        buffers[stream] = -(-depth * group.bits * len(group.elements) // 8)
+    held = sum(buffers.values())
+    if held > limit:
+        largest = max(buffers, key=lambda name: buffers[name])
+        raise MemoryFitError(
+            f"kernels, converters and streams hold {held:,} bytes, and {limit:,} may be used on the chip; the largest "
+            f"is {largest} with {buffers[largest]:,}; choose smaller tiles, or a larger limit",
+            largest,
+            Allocation({}),
+        )
+    return allocate(buffers, Memories.of_device(device))
+
+
+def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DiePlacement:
+    """Put each kernel on a die, with the memories of what leads to it."""
+    areas = {
+        node.name: area(node, _lanes(made, node.name, node.op), device) | {"BRAM": 0, "URAM": 0}
+        for node in made.dataflow.nodes
+    }
+    holder = _holders(made)
+    for name, place_ in memories.places.items():
+        if place_.kind != "LUTRAM":
+            areas[holder[name]][place_.kind] += place_.amount
+    wires = [Wire(edge.source, edge.target, _bits_a_cycle(made, edge.source)) for edge in made.dataflow.edges]
+    return place_on_dies(areas, wires, device.dies, BALANCE, FILL)
+
+
+def _holders(made: Streamed) -> dict[str, str]:
+    """The kernel on whose die each buffer is: of a stream or a converter, the kernel that it leads to; of what is
+    stored, the kernel that it comes from."""
+    region, kernels = made.report.region, made.written.kernels
+    writer: dict[str, str] = {}
+    reader: dict[str, str] = {}
+    for instance in region.instances:
+        for node in instance.body:
+            for stream, put, _ in node.needs:
+                (writer if put else reader)[region.stream(stream)[0].name] = instance.task.name
+    ahead = {writer[stream]: task for stream, task in reader.items()}
+    behind = {task: writer[stream] for stream, task in reader.items()}
+
+    def kernel(task: str) -> str:
+        along = task
+        while along not in kernels and along in ahead:
+            along = ahead[along]
+        while along not in kernels:
+            along = behind[along]
+        return kernels[along]
+
+    found = {name: name for name in kernels.values()}
+    found |= {task: kernel(task) for task in made.written.converters}
+    return found | {stream: kernel(task) for stream, task in reader.items()}
+
+
+def _lanes(made: Streamed, name: str, op: str) -> int:
+    knobs = made.knobs.at(name)
+    return knobs.unroll if op in ("linear", "scores", "attend") else knobs.lanes
+
+
+def _bits_a_cycle(made: Streamed, source: str) -> int:
+    """The width of a stream that carries a token of its source in the cycles of a beat."""
+    plan = next(plan for x, plan in made.plans.items() if x.name == source)
+    return -(-8 * plan.put.bytes_per_token // max(1, plan.cycles))
+
+
+def _cycles(sized: SizedProgram) -> int:
+    times = sized.times(sized.declared)
+    assert times is not None, "depths that were found safe wait for ever"
+    return times.latency
+
+
+def _off_chip(plans: Mapping[Operator, Plan]) -> int:
+    """Bytes that kernels load from tensors off the chip, and that results of the block take."""
+    loaded = sum(
+        order.tokens * order.bytes_per_token
+        for x, plan in plans.items()
+        for operand, order in zip(x.operands, plan.gets, strict=True)
+        if operand.is_memory
+    )
+    read = {operand for x in plans for operand in x.operands}
+    stored = sum(plan.put.tokens * plan.put.bytes_per_token for x, plan in plans.items() if x not in read)
+    return loaded + stored
