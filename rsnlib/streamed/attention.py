@@ -62,7 +62,7 @@ def scores_of(
 
 
 def attend(reader: Reader, node: Node, weights: Node | Shown, values: Node) -> Shown | None:
-    """weights @ values for each head; None if `weights` are no rows of scores for each head."""
+    """weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads."""
     if isinstance(weights, Node):
         value = reader.of[weights]
         if not isinstance(value, Shown):
@@ -72,9 +72,9 @@ def attend(reader: Reader, node: Node, weights: Node | Shown, values: Node) -> S
     part = part_of(weights)
     if part is None or not part.is_whole or part.view != View.dense(weights.shape) or weights.shape[-1] != keys:
         return None
-    if weights.operator.op not in ("softmax", "scores", "pointwise") or prod(weights.shape[:-2]) != heads:
+    v = heads_of(reader.shown(values))
+    if v is None or prod(weights.shape[:-2]) != heads:
         return None
-    v = _read(reader, values)
     if v.rows != keys or heads % v.count or v.count * v.repeats not in (heads, v.count):
         return None
     attributes = {"heads": heads, "key_heads": v.count, "columns": v.columns}

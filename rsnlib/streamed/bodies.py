@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from string import ascii_lowercase
 
 from ...streams.orders.text import nest, span
 from . import pointwise as p
@@ -14,13 +13,6 @@ from .plans import Plan
 
 LONGEST = 88
 """Letters of an expression that is written in one line."""
-
-WORDS = {
-    *("buffer", "own", "partner", "queries", "result", "row", "tile", "token", "total", "turned"),
-    *ascii_lowercase,
-    *(f"t{k}" for k in range(100)),
-}
-"""Names of variables in bodies, which no task, tensor or stream has."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,16 @@ Loop = tuple[int, int]
 """Trips and step."""
 
 
+def _times(first: int, total: int, tokens: int) -> tuple[int, int]:
+    """Cycles to the first token, and from a token to the next one on average. total: to the last one."""
+    return first, _ceil(total - first, tokens - 1) if tokens > 1 else first
+
+
+def _summed(parts: int, cycles: int) -> int:
+    """Cycles of a sum: a beat for each part, and one to put it; a sum of one part is put in the beat of that."""
+    return parts * cycles + 1 if parts > 1 else cycles
+
+
 def tiles(
     shape: tuple[int, int, int],
     tile: tuple[int, int],
@@ -78,8 +88,7 @@ def linear(x: Operator, knobs: Knobs) -> Plan:
         {"tm": tm, "tn": tn, "tk": tk},
         cycles,
         tm * tn * BYTES,
-        parts * cycles + 1,
-        parts * cycles + 1,
+        *_times(_summed(parts, cycles), rows * columns * _summed(parts, cycles), rows * columns),
     )
 
 
@@ -115,9 +124,10 @@ def along_rows(x: Operator, knobs: Knobs) -> Plan:
     cycles = _ceil(tm * tn, knobs.lanes)
     count = columns // tn if whole == columns else 1
     loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
-    first = count * cycles + 1 if count > 1 else cycles
-    interval = cycles if count == 1 else 2 * cycles
-    return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, first, interval)
+    steps = count + 1 if count > 1 else 1
+    total = put.tokens * (2 if count > 1 else 1) * cycles
+    times = _times(steps * cycles, total, put.tokens)
+    return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, *times)
 
 
 def by_heads(x: Operator, knobs: Knobs) -> Plan:
@@ -162,7 +172,9 @@ def scores(x: Operator, knobs: Knobs) -> Plan:
     _, put = _in_place(x, (tm, tn), ())
     named = {"heads": heads, "rows": m, "columns": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    return Plan(tuple(gets), put, named, sizes, cycles, tm * width * BYTES, cycles + 1, cycles + _ceil(1, n))
+    get = 1 if n > 1 else 0  # the queries of a row of tiles come in a beat of their own
+    times = _times(get + cycles, heads * m * (get + n * cycles), put.tokens)
+    return Plan(tuple(gets), put, named, sizes, cycles, tm * width * BYTES, *times)
 
 
 def attend(x: Operator, knobs: Knobs) -> Plan:
@@ -178,8 +190,8 @@ def attend(x: Operator, knobs: Knobs) -> Plan:
     put = tiles(x.shape, (tm, width), [(heads, width), (m, tm)], row=1, column=0)
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    last = n * cycles + 1
-    return Plan((of_weights, of_values), put, named, sizes, cycles, tm * width * BYTES, last, last)
+    times = _times(_summed(n, cycles), put.tokens * _summed(n, cycles), put.tokens)
+    return Plan((of_weights, of_values), put, named, sizes, cycles, tm * width * BYTES, *times)
 
 
 def append(x: Operator, knobs: Knobs) -> Plan:

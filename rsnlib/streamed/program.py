@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from keyword import kwlist
 
 import numpy as np
 
-from ... import streams
 from ...base.errors import ProgramError
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
 from ...streams.orders.packing import Packing
-from ...streams.orders.text import INDICES, converted, indented, load, store, token_shape
+from ...streams.orders.text import converted, indented, load, store, token_shape
 from ..layers import unique_name
-from .bodies import BODIES, WORDS, Ends
+from .bodies import BODIES, Ends
 from .knobs import Knobs
+from .names import RESERVED
 from .operators import Array, FromHost, Graph, Operator
 from .plans import Plan, vectors_of
 
@@ -103,8 +101,7 @@ class _Writer:
     def __init__(self, graph: Graph, plans: Mapping[Operator, Plan], knobs: Knobs, groups: Mapping[str, int]) -> None:
         self.graph, self.plans, self.knobs, self.groups = graph, plans, knobs, groups
         self.packings: dict[str, Packing] = {}
-        self.taken: set[str] = {*dir(builtins), *kwlist, *streams.__all__, *WORDS, *INDICES}
-        self.names: dict[Operator, str] = {x: unique_name(x.name, self.taken) for x in plans}
+        self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
         self.tensors: dict[str, tuple[int, ...]] = {}
         self.inputs: dict[str, Array | FromHost | None] = {}
         self.outputs: dict[str, str] = {}
@@ -121,7 +118,7 @@ class _Writer:
             for k, operand in enumerate(x.operands):
                 if operand.is_memory:
                     self._load(x, k, operand, plan.gets[k])
-            kernels[x] = _Task(self.names[x], [])
+            kernels[x] = _Task(x.name, [])
             self.tasks.append(kernels[x])
             self._connect(x, plan)
         for x, task in kernels.items():
@@ -187,7 +184,7 @@ class _Writer:
         if key not in self._loaded:
             self._loaded[key] = self._moving_tensor(memory.name, order, bool(self.knobs.packed))
             self.inputs[self._loaded[key]] = memory.data
-        self.gets[x, k] = self._load_of(self._loaded[key], order, self.names[x], [])
+        self.gets[x, k] = self._load_of(self._loaded[key], order, x.name, [])
 
     def _moving_tensor(self, stem: str, order: Order, packed: bool) -> str:
         """A tensor that is loaded, or stored, in an order. packed: it lies token by token."""
@@ -219,15 +216,15 @@ class _Writer:
                     far.append((other, k))
         for get, targets in near.items():
             made = converter(plan.put, get)
-            source = self.names[x]
+            source = x.name
             if made is not None:
-                source = unique_name(f"reorder_{self.names[x]}", self.taken)
+                source = unique_name(f"reorder_{x.name}", self.taken)
                 self.converters[source] = made
-                self.puts[x].append(self._stream(f"{self.names[x]}_tiles", plan.put, self.names[x], source))
+                self.puts[x].append(self._stream(f"{x.name}_tiles", plan.put, x.name, source))
             outs = []
             for other, k in targets:
-                stem = f"{self.names[x]}_to_{self.names[other]}"
-                self.gets[other, k] = self._stream(stem, get, source, self.names[other])
+                stem = f"{x.name}_to_{other.name}"
+                self.gets[other, k] = self._stream(stem, get, source, other.name)
                 outs.append(self.gets[other, k])
             if made is None:
                 self.puts[x] += outs
@@ -244,7 +241,7 @@ class _Writer:
         stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
         tensor = self._moving_tensor(stem, plan.put, bool(self.knobs.packed) and alike)
         task = unique_name(f"store_{tensor}", self.taken)
-        stream = self._stream(f"{tensor}_tiles", plan.put, self.names[x], task)
+        stream = self._stream(f"{tensor}_tiles", plan.put, x.name, task)
         self.puts[x].append(stream)
         body = store(tensor, plan.put, stream, self._moved(tensor, plan.put), tensor in self.packings)
         stored = _Task(task, body, [tensor])
@@ -257,9 +254,7 @@ class _Writer:
             ready = unique_name(f"{tensor}_ready", self.taken)
             stored.body.append(f"{ready}.put(True)")
             before = len(self.tasks)
-            self.gets[other, k] = self._load_of(
-                tensor, self.plans[other].gets[k], self.names[other], [f"drop({ready}.get())"]
-            )
+            self.gets[other, k] = self._load_of(tensor, self.plans[other].gets[k], other.name, [f"drop({ready}.get())"])
             self.streams.append(_Stream(ready, "boolean", 1, task, self.tasks[before].name))
 
     def _moved(self, tensor: str, order: Order) -> list[str]:

@@ -39,6 +39,7 @@ from ..norm_spellings import origin
 from ..row_moves import JOINS
 from ..rules import CHECKS
 from ..view_rules import VIEWS
+from .names import RESERVED
 from .operators import Array, FromHost, Graph, Operator, reachable
 from .pointwise import fused
 from .showing import Part, Shown, is_matrix, part_of
@@ -105,7 +106,7 @@ class Reader:
         self.interface = interface
         self.constants = Constants(program)
         self.of: dict[Node, Value] = {}
-        self._names: set[str] = set()
+        self._names: set[str] = set(RESERVED)
         self._memories: dict[tuple[Node, View, tuple[int, int, int], bool], Operator] = {}
         self._regrouped: dict[tuple[Operator, tuple[int, int, int]], Operator] = {}
         self._columns: dict[tuple[Operator, int, int], Operator] = {}

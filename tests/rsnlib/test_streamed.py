@@ -13,11 +13,14 @@ import torch
 from torch import nn
 
 from rsn.base.errors import ProgramError, TensorError, UnsupportedError
-from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.knobs import OF_OPERATORS
 from rsn.streams.dataflow.best_fusion import fuse
+from rsn.streams.dataflow.graph import Timing
 from rsn.streams.dataflow.memory import fusion_space
 from rsn.streams.dataflow.parts import parts
+from rsn.streams.fifos.measure import alone
+from rsn.streams.reader import read
 from rsn.tests.effort import drawn, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, block
 
@@ -38,6 +41,17 @@ def agrees(module: nn.Module, *inputs: torch.Tensor, knobs: Knobs = SMALL) -> An
         for mine, theirs in pairs:
             torch.testing.assert_close(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
     return made
+
+
+def has_times_of_its_tasks(made: Streamed) -> None:
+    """Check the times of kernels with those that their tasks state."""
+    region = read(made.text, timed=True)
+    traces = {task.task.name: alone(task.body).puts for task in region.instances}
+    for node in made.dataflow.nodes:
+        ends = next(iter(traces[node.name].values())).end
+        first, tokens = int(ends[0]), len(ends)
+        interval = -(-int(ends[-1] - first) // (tokens - 1)) if tokens > 1 else first
+        assert node.timing == Timing(first, interval, tokens), node
 
 
 class Function(nn.Module):
@@ -117,7 +131,7 @@ def test_drawn_blocks() -> None:
         module = Drawn(random)
         sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in OF_OPERATORS}
         knobs = Knobs(**sizes, port=random.choice((4, 64)), packed=random.randrange(2))
-        agrees(module, torch.randn(1, module.rows, module.width), knobs=knobs)
+        has_times_of_its_tasks(agrees(module, torch.randn(1, module.rows, module.width), knobs=knobs))
 
 
 @pytest.mark.long
@@ -217,6 +231,12 @@ def test_the_host_looks_embeddings_up() -> None:
 
     made = agrees(Model(), torch.randint(0, 20, (1, 8)))
     assert [node.op for node in made.dataflow.nodes] == ["layernorm", "linear"]
+
+
+def test_products_of_two_operands() -> None:
+    silu = nn.functional.silu
+    agrees(Function(lambda x, y: silu(x) @ silu(y)), torch.randn(6, 4), torch.randn(4, 8))
+    agrees(Function(lambda x, y: silu(x) @ silu(y).t()), torch.randn(6, 4), torch.randn(8, 4))
 
 
 def test_rotary_positions_from_arguments() -> None:
