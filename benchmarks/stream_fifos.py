@@ -1,6 +1,6 @@
 """Depths of FIFOs on random graphs of kernels: equations, start times, normal depths, and the search of `rsn depths`.
 
-    python benchmarks/stream_fifos.py [pairs] [paths] [graphs] [--graphs 500]
+    python benchmarks/stream_fifos.py [pairs] [paths] [graphs] [blocks] [--graphs 500]
 
 Without names of tables it prints all of them. All cycles are modelled, all bits counted; nothing is measured on a
 device. The kernels have D, II and T, as in StreamTensor (MICRO'25, 5.3.2); each is a task of a stream program.
@@ -9,6 +9,7 @@ pairs: printed and exact equations against runs of two kernels, cycle by cycle.
 paths: the linear program over paths (equations 3 to 5, as printed) against the one over start times.
 graphs: every way to choose depths, tried on the timed engine: bits of all FIFOs, programs that wait for ever, programs
 in which a put waits for a free slot, and the latency relative to endless FIFOs.
+blocks: the same for blocks of four models from PyTorch; it takes torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 from random import Random
 
 import click
+import torch
 
+from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.streams.fifos.equations import NEXT_CYCLE, max_tokens
 from rsn.streams.fifos.normal import fast_depths, normal_depths, waiting
 from rsn.streams.fifos.paths import path_delays
@@ -27,6 +30,8 @@ from rsn.streams.fifos.starts import KernelGraph, Schedule, conservative, schedu
 from rsn.streams.sizing.depths import sizes
 from rsn.streams.sizing.program import SizedProgram
 from rsn.streams.timing.timed import Model, Timing
+from rsn.tests.rsnlib.scaled_blocks import SCALED
+from rsn.tests.rsnlib.streamed_blocks import block
 from rsn.tests.streams.fifo_programs import program_of, sized
 from rsn.tests.streams.fifo_runs import random_case, random_graph, run
 
@@ -147,19 +152,42 @@ def graphs(count: int) -> None:
     click.echo(f"fast: proved to be the fewest bits in {count - unproved} of {count}")
 
 
+def blocks() -> None:
+    """Print the depths of blocks from PyTorch."""
+    click.echo("Blocks of four models, 32 rows, tiles of 8 x 8, f32 (bytes counted, cycles modelled)")
+    click.echo(
+        "  safe: as emitted; later: normal, with later starts; bound: no fast depths up to the normal ones take less"
+    )
+    click.echo(f"{'model':8}{'FIFOs':>6}{'safe B':>10}{'cycles':>8}{'normal B':>10}{'later B':>10}", nl=False)
+    click.echo(f"{'fast B':>9}{'bound B':>9}{'cycles':>8}")
+    for name, shape in SCALED.items():
+        example = (torch.zeros(1, 32, shape["hidden_size"]),)
+        made = streamed(block(name, **shape), example, Knobs(rows=8, columns=8, depth=8))
+        program = made.sized()
+        declared, soon, fast = program.times(program.declared), normal_depths(program), fast_depths(program)
+        assert declared is not None
+        later = normal_depths(program, later=True)
+        click.echo(
+            f"{name:8}{len(program.groups):>6}{program.bits(program.declared) // 8:>10}{declared.latency:>8}"
+            f"{soon.bits // 8:>10}{later.bits // 8:>10}{fast.cost // 8:>9}{fast.bound // 8:>9}{soon.latency:>8}"
+        )
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help="pairs, paths, graphs")
+    parser.add_argument("tables", nargs="*", help="pairs, paths, graphs, blocks")
     parser.add_argument("--graphs", type=int, default=50, help="random graphs of the last table")
     arguments = parser.parse_args()
-    tables = arguments.tables or ["pairs", "paths", "graphs"]
+    tables = arguments.tables or ["pairs", "paths", "graphs", "blocks"]
     if "pairs" in tables:
         pairs()
     if "paths" in tables:
         paths()
     if "graphs" in tables:
         graphs(arguments.graphs)
+    if "blocks" in tables:
+        blocks()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ LONG = {
     "docs/simulator.md",
     "docs/stream-blocks.md",
     "docs/stream-cases.md",
+    "docs/stream-fifos.md",
     "docs/stream-fusion.md",
     "docs/streams.md",
     "docs/time.md",

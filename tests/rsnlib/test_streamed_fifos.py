@@ -7,22 +7,14 @@ import torch
 
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.streams.timing.timed import Model, Timing
+from rsn.tests.rsnlib.scaled_blocks import SCALED
 from rsn.tests.rsnlib.streamed_blocks import block
-
-SIZES: dict[str, dict[str, int]] = {
-    "gpt2": {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4},
-    "llama": {"hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4, "num_key_value_heads": 4},
-    "qwen2": {"hidden_size": 56, "intermediate_size": 304, "num_attention_heads": 7, "num_key_value_heads": 1},
-    "gemma3": {
-        "hidden_size": 72, "intermediate_size": 432, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16
-    },
-}  # fmt: skip
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", SCALED)
 def test_depths_of_blocks(name: str) -> None:
-    module, x = block(name, **SIZES[name]), torch.randn(1, 16, SIZES[name]["hidden_size"])
+    module, x = block(name, **SCALED[name]), torch.randn(1, 16, SCALED[name]["hidden_size"])
     made = streamed(module, (x,), Knobs(rows=8, columns=8, depth=8))
     program = made.sized()
     endless = program.together({})
