@@ -159,17 +159,20 @@ def blocks() -> None:
         "  safe: as emitted; later: normal, with later starts; bound: no fast depths up to the normal ones take less"
     )
     click.echo(f"{'model':8}{'FIFOs':>6}{'safe B':>10}{'cycles':>8}{'normal B':>10}{'later B':>10}", nl=False)
-    click.echo(f"{'fast B':>9}{'bound B':>9}{'cycles':>8}")
+    click.echo(f"{'fast B':>9}{'bound B':>9}{'cycles':>8}{'5 % later':>11}{'cycles':>8}")
     for name, shape in SCALED.items():
         example = (torch.zeros(1, 32, shape["hidden_size"]),)
-        made = streamed(block(name, **shape), example, Knobs(rows=8, columns=8, depth=8))
+        made = streamed(block(name, "sdpa", **shape), example, Knobs(rows=8, columns=8, depth=8))
         program = made.sized()
         declared, soon, fast = program.times(program.declared), normal_depths(program), fast_depths(program)
         assert declared is not None
-        later = normal_depths(program, later=True)
+        later, slower = normal_depths(program, later=True), fast_depths(program, slack=0.05)
+        times = program.times(slower.levels)
+        assert times is not None
         click.echo(
             f"{name:8}{len(program.groups):>6}{program.bits(program.declared) // 8:>10}{declared.latency:>8}"
             f"{soon.bits // 8:>10}{later.bits // 8:>10}{fast.cost // 8:>9}{fast.bound // 8:>9}{soon.latency:>8}"
+            f"{slower.cost // 8:>11}{times.latency:>8}"
         )
 
 

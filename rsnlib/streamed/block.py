@@ -88,10 +88,11 @@ class Streamed:
         them on the program itself."""
         return self.changed(depths=normal_depths(self.sized()).depths)
 
-    def with_fast_depths(self) -> Streamed:
+    def with_fast_depths(self, slack: float = 0.0) -> Streamed:
         """The same program with depths of fewer bits, with which it ends as early as with normal ones: tasks wait for
-        free slots where this costs no time, such as loads of weights (`fast_depths`)."""
-        return self.changed(depths=fast_depths(self.sized()).levels)
+        free slots where this costs no time, such as loads of weights (`fast_depths`). slack: it may end later by this
+        share of the time."""
+        return self.changed(depths=fast_depths(self.sized(), slack).levels)
 
     @cached_property
     def report(self) -> Report:

@@ -15,7 +15,7 @@ no cost in time, by a linear program over start times weighted by bits (`starts`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ...base.errors import ProgramError
@@ -56,20 +56,26 @@ def normal_depths(program: SizedProgram, later: bool = False) -> NormalDepths:
     return found if found.bits < soon.bits and found.latency <= soon.latency else soon
 
 
-def fast_depths(program: SizedProgram, tries: int = 200) -> Least:
+def fast_depths(program: SizedProgram, slack: float = 0.0, tries: int = 200) -> Least:
     """Find depths with which every execution ends when it does with endless FIFOs, each at most the normal one.
+
+    slack: executions may end later by this share of that time, for fewer bits.
 
     It begins at the normal depths of all executions, which takes a few runs. `sizing.depths.sizes` begins
     at the number of tokens and takes far longer; it may find fewer bits, where one FIFO that is deeper than its normal
     depth lets others be less deep. So `bound` and `proved` hold among depths up to the normal ones. tries: as for
-    `sizing.least.least`. Raises `TimeError` as `normal_depths` does.
+    `sizing.least.least`. Raises `TimeError` as `normal_depths` does, and `ProgramError` for a slack below 0.
     """
+    if slack < 0:
+        raise ProgramError(f"the slack is {slack}; the least is 0, which is no later end")
     high = _normal(program, program.outcomes.bodies, {}, program.executions).depths
     endless = program.together({})
     assert endless is not None, "beats on endless streams wait for ever"
+    runs = tuple(replace(run, ends=tuple(int(end * (1 + slack)) for end in run.ends)) for run in endless.runs)
+    allowed = replace(endless, runs=runs)
     low = {name: group.decl.packing for name, group in program.groups.items()}
     weights = {name: group.weight for name, group in program.groups.items()}
-    return least(low, high, low, weights, lambda depths: program.later(depths, endless), tries)
+    return least(low, high, low, weights, lambda depths: program.later(depths, allowed), tries)
 
 
 def _normal(

@@ -46,6 +46,12 @@ class Memories:
         """The memories of all dies of a device."""
         return cls(device.lutram_bytes, device.total["BRAM"], device.total["URAM"])
 
+    @classmethod
+    def of_die(cls, device: StreamDevice, die: int) -> Memories:
+        """The memories of one die of a device; of the LUTs that can be memory it has the share that it has of all."""
+        own, total = device.dies[die], device.total
+        return cls(device.lutram_bytes * own["LUT"] // total["LUT"], own["BRAM"], own["URAM"])
+
     def amount(self, kind: str) -> int:
         """Return how many blocks, or bytes of LUTs, there are."""
         return {"LUTRAM": self.lutram, "BRAM": self.bram, "URAM": self.uram}[kind]

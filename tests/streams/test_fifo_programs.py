@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from rsn.base.errors import ProgramError
 from rsn.streams.check import check
 from rsn.streams.dataflow.graph import Timing
 from rsn.streams.fifos.equations import NEXT_CYCLE
@@ -87,9 +88,9 @@ def check_normal(text: str, counts: dict[str, int]) -> None:
         assert not any(run.full.values())
         assert run.latency == found.latency == endless.latency
         assert check(with_depths(text, dict(found.depths))).code == ""
-    times = together(bodies, program.packing)
-    ends = {s: trace for time in times for s, trace in time.gets.items()}
-    for time in times:
+    measured = together(bodies, program.packing)
+    ends = {s: trace for time in measured for s, trace in time.gets.items()}
+    for time in measured:
         for s, trace in time.puts.items():
             assert soon.depths[program.timed.stream(s)[0].name] == max(1, peak(trace, ends[s]))
     one = {s: max(1, depth) for s, depth in (maxplus.run(bodies, {}, program.packing, 1) or ([], {}))[1].items()}
@@ -102,6 +103,11 @@ def check_normal(text: str, counts: dict[str, int]) -> None:
     lowered = fast_depths(program)
     assert program.later(lowered.levels, endless) is None
     assert all(1 <= depth <= soon.depths[name] for name, depth in lowered.levels.items())
+    slower = fast_depths(program, slack=0.25)
+    assert slower.bound <= lowered.cost
+    times = program.together(slower.levels)
+    assert times is not None
+    assert times.latency <= 1.25 * endless.latency
     counts["graphs"] += 1
     counts["moved"] += later.bits < soon.bits
     if len(soon.depths) > 6:
@@ -233,6 +239,8 @@ def write() -> None:
     assert found.proved
     assert found.levels == {"s": 2, "t": 1}
     assert program.later(found.levels, endless) is None
+    with pytest.raises(ProgramError, match=r"the slack is -0\.1"):
+        fast_depths(program, slack=-0.1)
 
 
 @pytest.mark.long

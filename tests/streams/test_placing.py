@@ -184,6 +184,9 @@ def test_the_memories_of_a_device() -> None:
     whole = Memories.of_device(device_named("U55C"))
     assert whole.bram * BRAM_BYTES + whole.uram * URAM_BYTES == pytest.approx(44.7e6, rel=0.01)
     assert allocate({"tile": 2_392_064}, whole).places == {"tile": Place("URAM", 65)}
+    dies = [Memories.of_die(device_named("U55C"), die) for die in range(3)]
+    assert (sum(die.bram for die in dies), sum(die.uram for die in dies)) == (whole.bram, whole.uram)
+    assert whole.lutram - 3 < sum(die.lutram for die in dies) <= whole.lutram
 
 
 # -- unrolling ---------------------------------------------------------------------------------------------------------
