@@ -6,7 +6,9 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -28,18 +30,25 @@ from ..rsnlib.dump import SHOWN, shown
 from ..rsnlib.fold import fold, fold_shapes
 from ..scheduler.best import Chosen, schedule_named
 from ..scheduler.bounds import bounds
+from ..streams.placing.devices import DEVICES, device_named
 from .progress import stepping
-from .stream_programs import Named, is_region, machine_program, refuse_options, stream_program
+from .stream_programs import Named, is_region, machine_program, refuse_options
+from .stream_programs import stream_program as stream_program_named
 
 if TYPE_CHECKING:
     from ..rsnlib import capture, models, passes, precision
     from ..rsnlib import pipeline as pipelines
+    from ..rsnlib.streamed import figures
+    from ..rsnlib.streamed import generate as generating
+    from ..rsnlib.streamed.knobs import Knobs
 else:
     capture = deferred("rsn.rsnlib.capture")
     models = deferred("rsn.rsnlib.models")
     passes = deferred("rsn.rsnlib.passes")
     pipelines = deferred("rsn.rsnlib.pipeline")
     precision = deferred("rsn.rsnlib.precision")
+    figures = deferred("rsn.rsnlib.streamed.figures")
+    generating = deferred("rsn.rsnlib.streamed.generate")
 
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
@@ -93,6 +102,36 @@ STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
 @click.option(
     "--kernels", type=click.Path(dir_okay=False), help="with a stream program: how fast library kernels are (.toml)"
 )
+@click.option(
+    "--machine",
+    type=click.Choice(["generated"]),
+    help="make a machine for this model (FILE.py:CALLABLE) instead of using an overlay",
+)
+@click.option(
+    "--onto",
+    default="vc1902",
+    show_default=True,
+    type=click.Choice(list(DEVICES), case_sensitive=False),
+    help="with --machine: the device that the machine must fit on",
+)
+@click.option(
+    "--on-chip", type=click.IntRange(1), help="with --machine: most bytes on the chip [default: 75 % of the device]"
+)
+@click.option(
+    "--set",
+    "chosen",
+    multiple=True,
+    metavar="KNOB=VALUE",
+    help="with --machine: rows, columns, depth of tiles; unroll, lanes, port, packed",
+)
+@click.option(
+    "--stream-program", type=click.Path(dir_okay=False), help="with --machine: file for the stream program (.py)"
+)
+@click.option(
+    "--inputs-out",
+    type=click.Path(dir_okay=False),
+    help="with --machine: file for weights and example inputs (.npz), for rsn run --inputs",
+)
 @click.option("--explain", "explains", is_flag=True, help="show how far each segment is from the best possible time")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def compile_command(
@@ -109,6 +148,12 @@ def compile_command(
     seed: int,
     dumped: tuple[str, ...],
     kernels: str | None,
+    machine: str | None,
+    onto: str,
+    on_chip: int | None,
+    chosen: tuple[str, ...],
+    stream_program: str | None,
+    inputs_out: str | None,
     explains: bool,
     as_json: bool,
 ) -> None:
@@ -121,14 +166,23 @@ def compile_command(
     (.rsnmodel): programs, weights, and the part that PyTorch runs.
 
     The text of a stream program holds its machine: a unit for each task instance. Its file is read, not executed.
+
+    With --machine generated, a model becomes a stream program, and that a machine of its own: a kernel for each
+    operator, unrolled, fused, sized and placed on a device. The text holds the machine.
     """
-    named = stream_program(spec)
+    named = stream_program_named(spec)
     if named is not None and is_region(named):
         refuse_options(OF_MODELS, "a model")
         _compile_streams(named, output, kernels, as_json)
         return
     refuse_options(("kernels",), "a stream program (.py)")
     require_torch("compiling a model")
+    if machine is not None:
+        refuse_options(OF_OVERLAYS, "an overlay, not with --machine generated")
+        files = Files(output, stream_program, inputs_out)
+        _compile_generated(spec, Asked(batch, seq, seed), onto, on_chip, chosen, files, as_json)
+        return
+    refuse_options(OF_MACHINES, "--machine generated")
     if output.endswith(".bin"):
         raise click.UsageError(f"{output}: rsn compile writes .rsn or {SUFFIX}; rsn asm makes a .bin of the .rsn")
     if budget is not None and schedule != "best":
@@ -216,7 +270,80 @@ def compile_command(
         click.echo("\n".join(["", f"modelled latency {duration(modelled.latency_s)}", *lines]))
 
 
+class Asked(NamedTuple):
+    """The sizes and the seed that a model is made with."""
+
+    batch: int | None
+    seq: int | None
+    seed: int
+
+
+class Files(NamedTuple):
+    """The files that a generated machine is written to."""
+
+    output: str
+    text: str | None
+    inputs: str | None
+
+
+def _compile_generated(
+    spec: str,
+    asked: Asked,
+    onto: str,
+    on_chip: int | None,
+    chosen: Sequence[str],
+    files: Files,
+    as_json: bool,
+) -> None:
+    """Write a machine that is generated for a model, and its program, as a text."""
+    if not files.output.endswith(".rsn"):
+        raise click.UsageError(f"{files.output}: a generated machine is a text (.rsn); rsn asm makes a .bin of it")
+    for path in files:
+        if path is not None:
+            check_file(path)
+    knobs = knobs_of(chosen)
+    with stepping(f"generating a machine for {spec} on {onto}", generating.STEPS) as steps:
+        model, example = models.load_spec(spec, batch=asked.batch, seq=asked.seq, seed=asked.seed)
+        made = generating.generate(
+            model,
+            example,
+            device_named(onto),
+            knobs,
+            on_chip_bytes=on_chip,
+            name=Path(files.output).stem,
+            done=steps.done,
+        )
+    write_text(files.output, show(made.machine))
+    if files.text is not None:
+        write_text(files.text, made.streamed.text)
+    if files.inputs is not None:
+        args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
+        save_tensors(files.inputs, made.streamed.tensors(*args, **kwargs))
+    if as_json:
+        click.echo(json.dumps({"program": files.output, **figures.facts(made)}))
+        return
+    units, streams = len(made.machine.overlay.units), len(made.machine.overlay.streams)
+    click.echo(f"{files.output}: a machine of {units} units and {streams} streams, with its program")
+    for line in figures.lines(made):
+        click.echo(line)
+
+
+OF_OVERLAYS = (
+    "weights_path",
+    "lengths",
+    "overlay",
+    "schedule",
+    "budget",
+    "schedule_out",
+    "dumped",
+    "explains",
+)
+"""Options that are about overlays, not about generated machines."""
+OF_MACHINES = ("onto", "on_chip", "chosen", "stream_program", "inputs_out")
+"""Options that are about generated machines."""
 OF_MODELS = (
+    *OF_MACHINES,
+    "machine",
     "weights_path",
     "batch",
     "seq",
@@ -245,6 +372,20 @@ def _compile_streams(named: Named, output: str, kernels: str | None, as_json: bo
     else:
         plural = f"{units} unit{'s' * (units != 1)} and {streams} stream{'s' * (streams != 1)}"
         click.echo(f"{output}: a machine of {plural}, with its program")
+
+
+def knobs_of(chosen: Sequence[str]) -> Knobs:
+    """The knobs that texts such as rows=32 choose. Raises `click.UsageError`."""
+    knobs = deferred("rsn.rsnlib.streamed.knobs")
+    known = [x.name for x in fields(knobs.Knobs) if x.name != "of"]
+    values: dict[str, int] = {}
+    for text in chosen:
+        knob, equals, value = text.partition("=")
+        if knob not in known or not equals or not value.isdigit():
+            raise click.UsageError(f"--set {text}: KNOB=NUMBER, such as rows=32; knobs are {', '.join(known)}")
+        values[knob] = int(value)
+    made: Knobs = knobs.Knobs(**values)
+    return made
 
 
 def _kind(extensions: Sequence[int]) -> str:

@@ -40,6 +40,9 @@ from .resources import area, multiply_add_dsps
 FILL = 0.75
 """Share of a device that kernels may use: the shell of the card and routing take the rest."""
 
+STEPS = ("capture", "unroll", "fuse", "size and place", "machine", "time")
+"""The steps, by the names that `done` gets."""
+
 BALANCE = 64.0
 """Bits on cut streams that a fully used die is worth, when kernels are placed on dies."""
 
@@ -49,7 +52,8 @@ class Generated:
     """A machine, its program, and what is known about them before they run.
 
     streamed: the block as a stream program, with the depths that were chosen. machine: with its program, at the clock
-    of the device. fusion: groups of kernels. memories: of kernels, converters and streams, by name. dies: where each
+    of the device. fusion: groups of kernels. held, memories: bytes of kernels, converters and
+    streams, and where they are, by name. dies: where each
     kernel is. cycles: of an execution, modelled. slowest: the kernel with most work, and the cycles that it is busy.
     off_chip_bytes: that an execution loads and stores. seconds: of each step of the generation.
     """
@@ -58,6 +62,7 @@ class Generated:
     device: StreamDevice
     machine: Program
     fusion: Fusion
+    held: Mapping[str, int]
     memories: Allocation
     dies: DiePlacement
     cycles: int
@@ -69,6 +74,11 @@ class Generated:
     def latency_s(self) -> float:
         """Seconds of an execution, modelled: its cycles at the clock of the device."""
         return self.cycles / (self.device.mhz * 1e6)
+
+    @property
+    def on_chip_bytes(self) -> int:
+        """Bytes that kernels, converters and streams hold."""
+        return sum(self.held.values())
 
     @property
     def bounds_s(self) -> dict[str, float]:
@@ -130,7 +140,7 @@ def place(
         group = dict(zip(fusion.space.names, fusion.group, strict=True))
         made = made.changed(groups=group) if len(fusion.groups) > 1 else made
     with step("size and place"):
-        made, memories, dies = _sized(made, device, limit)
+        made, held, memories, dies = _sized(made, device, limit)
     with step("machine"):
         machine = pack(build(made.report, clock_hz=device.mhz * 1e6))
     with step("time"):
@@ -138,7 +148,9 @@ def place(
     busy = {x.name: prod(plan.loops.values()) * plan.cycles for x, plan in made.plans.items()}
     slowest = max(busy, key=lambda kernel: busy[kernel])
     moved = _off_chip(made.plans) + sum(part.load_bytes + part.store_bytes for part in parts(made.dataflow, fusion))
-    return Generated(made, device, machine, fusion, memories, dies, cycles, (slowest, busy[slowest]), moved, seconds)
+    return Generated(
+        made, device, machine, fusion, held, memories, dies, cycles, (slowest, busy[slowest]), moved, seconds
+    )
 
 
 def _steps(seconds: dict[str, float], done: Callable[[str], None]) -> Any:
@@ -190,16 +202,19 @@ def _widest(x: Operator, plan: Plan, knobs: Knobs) -> int:
     return max(1, min(knobs.unroll, beat // arrive))
 
 
-def _sized(made: Streamed, device: StreamDevice, limit: int) -> tuple[Streamed, Allocation, DiePlacement]:
+def _sized(
+    made: Streamed, device: StreamDevice, limit: int
+) -> tuple[Streamed, dict[str, int], Allocation, DiePlacement]:
     """Choose depths, memories and dies: the fast depths if there is room for them, else the deepest ones below that
     there is room for. Depths below the fast ones take time; below the safe ones a run would hang."""
     sized = made.sized()
     safe, fast = safe_depths(sized).levels, fast_depths(sized).levels
 
-    def placed(most: int) -> tuple[dict[str, int], Allocation, DiePlacement]:
+    def placed(most: int) -> tuple[dict[str, int], dict[str, int], Allocation, DiePlacement]:
         depths = {stream: max(safe[stream], min(fast[stream], most)) for stream in safe}
-        memories = _held(made, sized, depths, device, limit)
-        return depths, memories, _on_dies(made, memories, device)
+        held = _held(made, sized, depths, limit)
+        memories = allocate(held, Memories.of_device(device))
+        return depths, held, memories, _on_dies(made, memories, device)
 
     # Steps by factors of 2: what is between hardly changes the time.
     caps = [max(fast.values(), default=1)]
@@ -207,19 +222,17 @@ def _sized(made: Streamed, device: StreamDevice, limit: int) -> tuple[Streamed, 
         caps.append(caps[-1] // 2)
     for cap in caps:
         try:
-            depths, memories, dies = placed(cap)
+            depths, held, memories, dies = placed(cap)
         except ResourceError:
             if cap == caps[-1]:
                 raise
         else:
-            return made.changed(depths=depths), memories, dies
+            return made.changed(depths=depths), held, memories, dies
     raise AssertionError("the last step returns or raises")
 
 
-def _held(
-    made: Streamed, sized: SizedProgram, depths: Mapping[str, int], device: StreamDevice, limit: int
-) -> Allocation:
-    """The memories of a program with these depths. Raises `ResourceError` if they do not fit."""
+def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Bytes of kernels, converters and streams with these depths. Raises `ResourceError` for more than the limit."""
     buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
     converters: Mapping[str, Converter] = made.written.converters
     buffers |= {task: found.ping_pong_bytes for task, found in converters.items()}
@@ -235,13 +248,13 @@ def _held(
             largest,
             Allocation({}),
         )
-    return allocate(buffers, Memories.of_device(device))
+    return buffers
 
 
 def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DiePlacement:
     """Put each kernel on a die, with the memories of what leads to it."""
     areas = {
-        node.name: area(node, _lanes(made, node.name, node.op), device) | {"BRAM": 0, "URAM": 0}
+        node.name: area(node, made.knobs.lanes_of(node.name, node.op), device) | {"BRAM": 0, "URAM": 0}
         for node in made.dataflow.nodes
     }
     holder = _holders(made)
@@ -255,7 +268,7 @@ def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DieP
 def _holders(made: Streamed) -> dict[str, str]:
     """The kernel on whose die each buffer is: of a stream or a converter, the kernel that it leads to; of what is
     stored, the kernel that it comes from."""
-    region, kernels = made.report.region, made.written.kernels
+    region, kernels = made.report.region, {node.name for node in made.dataflow.nodes}
     writer: dict[str, str] = {}
     reader: dict[str, str] = {}
     for instance in region.instances:
@@ -271,16 +284,11 @@ def _holders(made: Streamed) -> dict[str, str]:
             along = ahead[along]
         while along not in kernels:
             along = behind[along]
-        return kernels[along]
+        return along
 
-    found = {name: name for name in kernels.values()}
+    found = {name: name for name in kernels}
     found |= {task: kernel(task) for task in made.written.converters}
     return found | {stream: kernel(task) for stream, task in reader.items()}
-
-
-def _lanes(made: Streamed, name: str, op: str) -> int:
-    knobs = made.knobs.at(name)
-    return knobs.unroll if op in ("linear", "scores", "attend") else knobs.lanes
 
 
 def _bits_a_cycle(made: Streamed, source: str) -> int:

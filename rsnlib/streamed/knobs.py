@@ -11,6 +11,9 @@ from ...base.errors import ProgramError
 OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes")
 """Knobs that an operator may have for itself."""
 
+PRODUCTS = frozenset(("linear", "scores", "attend"))
+"""Operators that `unroll` is about; `lanes` is about the others."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
@@ -48,6 +51,11 @@ class Knobs:
     def at(self, name: str) -> Knobs:
         """The knobs of one operator."""
         return replace(self, of={}, **self.of[name]) if name in self.of else self
+
+    def lanes_of(self, name: str, op: str) -> int:
+        """Multiply-adds of a product, or elements of another kernel, in a cycle."""
+        chosen = self.at(name)
+        return chosen.unroll if op in PRODUCTS else chosen.lanes
 
     def check_names(self, names: list[str]) -> None:
         """Raise `ProgramError` if knobs are given for an operator that is none of these."""

@@ -30,7 +30,7 @@ LEAST_DEPTH = 2
 class Text:
     """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
     outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
-    packings: of tensors that lie tile by tile. kernels: by name of their task."""
+    packings: of tensors that lie tile by tile."""
 
     text: str
     inputs: Mapping[str, Array | FromHost | None]
@@ -38,7 +38,6 @@ class Text:
     shapes: Mapping[str, tuple[int, ...]]
     converters: Mapping[str, Converter]
     packings: Mapping[str, Packing]
-    kernels: Mapping[str, str]
 
     def laid_out(self, name: str, x: Array) -> Array:
         """The elements of a tensor, as they lie in memory."""
@@ -133,10 +132,7 @@ class _Writer:
             lines.append(f"{s.name}: Stream[{s.element}, {depth}]")
         for task in self.tasks:
             lines += ["", "", *self._written(task)]
-        named = {name: x.name for x, name in self.names.items()}
-        return Text(
-            "\n".join(lines) + "\n", self.inputs, self.outputs, self.tensors, self.converters, self.packings, named
-        )
+        return Text("\n".join(lines) + "\n", self.inputs, self.outputs, self.tensors, self.converters, self.packings)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]

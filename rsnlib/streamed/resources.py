@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...streams.dataflow.graph import Node
 from ...streams.placing.devices import VC1902, StreamDevice
+from .knobs import PRODUCTS
 
 CONTROL_LUTS = 400
 """Loop counters and stream handshakes of a task. An estimate: no HLS tool has compiled these tasks."""
@@ -45,7 +46,6 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "turn": (0, 1, 0),
     "append": (0, 0, 0),
 }
-PRODUCTS = ("linear", "scores", "attend")
 
 
 def units_of(device: StreamDevice) -> FloatUnits:

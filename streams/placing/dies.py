@@ -14,6 +14,7 @@ from math import inf
 import numpy as np
 
 from ...base.errors import ProgramError, ResourceError
+from ...base.quiet import quiet_stdout
 
 SECONDS = 60.0
 """Limit of the search for one placement."""
@@ -146,13 +147,15 @@ def _solve(
     # Sides differ by 0 or 1, so crossings are whole numbers without being asked to be.
     whole = np.concatenate([np.ones(crossings), np.zeros(share + 1 - crossings)])
     limits = LinearConstraint(matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows])
-    found = milp(
-        cost,
-        integrality=whole,
-        bounds=Bounds(0, np.concatenate([np.ones(share), [np.inf]])),
-        constraints=limits,
-        options={"time_limit": SECONDS, "mip_rel_gap": 0.0},
-    )
+    # HiGHS prints a line of its own when it polishes a solution, whatever its options.
+    with quiet_stdout():
+        found = milp(
+            cost,
+            integrality=whole,
+            bounds=Bounds(0, np.concatenate([np.ones(share), [np.inf]])),
+            constraints=limits,
+            options={"time_limit": SECONDS, "mip_rel_gap": 0.0},
+        )
     if found.status == 2:
         totals = {r: sum(area.get(r, 0) for area in areas.values()) for r in resources}
         rooms = {r: [int(fill * die.get(r, 0)) for die in dies] for r in resources}

@@ -1,0 +1,57 @@
+"""What a generated machine is, as lines to read and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...base.durations import duration
+from .generate import Generated
+
+
+def facts(made: Generated) -> dict[str, Any]:
+    """The figures of a machine as data. Times are modelled; DSP and LUT are estimates."""
+    return {
+        "device": made.device.name,
+        "clock_mhz": made.device.mhz,
+        "kernels": {
+            node.name: {
+                "operator": node.op,
+                "group": group,
+                "die": made.dies.die[node.name],
+                "a_cycle": made.streamed.knobs.lanes_of(node.name, node.op),
+            }
+            for node, group in zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True)
+        },
+        "groups": len(made.fusion.groups),
+        "cycles": made.cycles,
+        "latency_s": made.latency_s,
+        "bounds_s": made.bounds_s,
+        "slowest_kernel": made.slowest[0],
+        "off_chip_bytes": made.off_chip_bytes,
+        "used": made.used(),
+        "cut_bits": made.dies.cut,
+        "seconds": dict(made.seconds),
+    }
+
+
+def lines(made: Generated) -> Iterator[str]:
+    """The figures of a machine as text."""
+    device = made.device
+    yield f"latency        {duration(made.latency_s)} ({made.cycles:,} cycles at {device.mhz} MHz, modelled)"
+    yield f"off the chip   {made.off_chip_bytes / 1e6:.1f} MB in an execution"
+    bounds = ", ".join(f"{name} {duration(seconds)}" for name, seconds in made.bounds_s.items())
+    yield f"bounds         {bounds} (busiest: {made.slowest[0]})"
+    groups = len(made.fusion.groups)
+    yield f"kernels        {len(made.streamed.dataflow.nodes)} in {groups} group{'s' * (groups != 1)}"
+    used = made.used()
+    shares = (f"{name} {used[name]:,} of {most:,} ({used[name] / most:.0%})" for name, most in device.total.items())
+    yield f"{device.name:<14} {', '.join(shares)}; LUT and DSP are estimates"
+    if len(device.dies) > 1:
+        yield f"dies           {made.dies.cut} bits a cycle cross a border"
+    yield ""
+    knobs = made.streamed.knobs
+    yield f"{'kernel':<28}{'operator':<12}{'a cycle':>8}{'group':>7}{'die':>5}"
+    for node, group in zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True):
+        a_cycle = knobs.lanes_of(node.name, node.op)
+        yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{group:>7}{made.dies.die[node.name]:>5}"

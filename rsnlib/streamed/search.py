@@ -1,0 +1,81 @@
+"""The search for the knobs of a generated machine: tiles and widths, by modelled latency and bytes on the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ...streams.placing.devices import device_named
+from ...tuning.problem import Choice, Knob, Outcome
+from ..models import load_spec
+from .block import Streamed, streamed
+from .generate import Generated, place
+from .knobs import Knobs
+
+KNOBS = (
+    Knob("rows", (8, 16, 32, 64, 128)),
+    Knob("columns", (8, 16, 32, 64)),
+    Knob("depth", (16, 32, 64, 128)),
+    Knob("unroll", (64, 256, 1024, 4096)),
+    Knob("lanes", (4, 8, 16, 32)),
+    Knob("packed", (0, 1)),
+)
+START: Choice = {"rows": 16, "columns": 16, "depth": 16, "unroll": 256, "lanes": 16, "packed": 0}
+"""The defaults of `Knobs`."""
+GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
+
+
+@dataclass(frozen=True)
+class BlockSearch:
+    """The knobs of a machine for a module on a device.
+
+    spec: FILE.py:CALLABLE or a preset, as `rsn compile` takes it; each worker loads it. goals: of `GOALS`.
+    on_chip_bytes: as for `generate`.
+    """
+
+    spec: str
+    device: str
+    wanted: tuple[str, ...] = ("latency",)
+    on_chip_bytes: int | None = None
+    batch: int | None = None
+    seq: int | None = None
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        sizes = f"batch {self.batch}, seq {self.seq}, seed {self.seed}, on chip {self.on_chip_bytes}"
+        return f"{self.spec} on {self.device} ({sizes})"
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        return tuple(GOALS[goal] for goal in self.wanted)
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        return KNOBS
+
+    @property
+    def start(self) -> tuple[Choice, ...]:
+        return (START,)
+
+    def evaluate(self, choice: Choice) -> Outcome:
+        made = self.made(choice)
+        kib = made.on_chip_bytes / 1024
+        costs = {"latency": made.latency_s * 1e3, "memory": kib}
+        facts = {"cycles": float(made.cycles), "on-chip KiB": kib, "groups": float(len(made.fusion.groups))}
+        return Outcome(tuple(costs[goal] for goal in self.wanted), facts)
+
+    def made(self, choice: Choice) -> Generated:
+        """The machine of a choice. Raises as `generate` does."""
+        chosen: dict[str, Any] = {name: int(value) for name, value in choice.items()}
+        captured = _captured(self.spec, self.batch, self.seq, self.seed)
+        return place(captured, device_named(self.device), Knobs(**chosen), on_chip_bytes=self.on_chip_bytes)
+
+
+@cache
+def _captured(spec: str, batch: int | None, seq: int | None, seed: int) -> Streamed:
+    """The module, captured once in a process."""
+    module, example = load_spec(spec, batch=batch, seq=seq, seed=seed)
+    return streamed(module, example)

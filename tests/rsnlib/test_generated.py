@@ -1,0 +1,163 @@
+"""Machines that are generated for PyTorch blocks: right, on a device that has room for them, with the time they say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from rsn.base.errors import ResourceError
+from rsn.cli.main import main
+from rsn.hw.sim.machine import Machine
+from rsn.rsnlib.streamed import Knobs
+from rsn.rsnlib.streamed.generate import Generated, generate, place
+from rsn.streams.placing.devices import DEVICES, U55C
+from rsn.streams.placing.dies import DieError
+from rsn.tests.rsnlib.streamed_blocks import block
+
+X = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def perceptron() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).eval()
+
+
+@cache
+def made() -> Generated:
+    return generate(perceptron(), (X,), U55C)
+
+
+def right(generated: Generated, module: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(generated.streamed.run(x), module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_machine_computes_what_its_block_does() -> None:
+    right(made(), perceptron(), X)
+
+
+def test_its_time_is_that_of_the_machine_at_the_clock_of_the_device() -> None:
+    assert made().machine.overlay.clock_hz == 250e6
+    assert Machine(made().machine).timing.latency == pytest.approx(made().latency_s, rel=1e-9)
+    assert max(made().bounds_s.values()) <= made().latency_s
+
+
+def test_products_are_unrolled_as_far_as_their_streams_are_wide() -> None:
+    # A tile of 16 x 16 f32 takes 16 cycles of 64 bytes; its 16^3 multiply-adds take as many with 256 in a cycle.
+    unrolled = {
+        node.name: made().streamed.knobs.lanes_of(node.name, node.op) for node in made().streamed.dataflow.nodes
+    }
+    assert unrolled == {"layernorm_0": 16, "linear_1": 256, "gelu_2": 16, "linear_3": 256}
+
+
+def test_what_is_held_is_counted() -> None:
+    # Sums, rows of the norm and vectors; two buffers of a row of tiles for each converter; streams.
+    held = made().held
+    assert held["linear_1"] == 4 * (16 * 16 + 128)
+    assert sum(
+        made().streamed.written.converters[task].ping_pong_bytes for task in made().streamed.written.converters
+    ) == sum(size for name, size in held.items() if name.startswith("reorder_"))
+    used = made().used()
+    assert all(used[name] <= most for name, most in U55C.total.items())
+    assert made().off_chip_bytes == 4 * (16 * 64 + 64 * 128 + 128 * 64 + 16 * 64)
+
+
+def test_less_memory_gives_groups_or_a_refusal() -> None:
+    whole = made().on_chip_bytes
+    parted = place(made().streamed, U55C, on_chip_bytes=whole // 4)
+    assert len(parted.fusion.groups) > 1
+    assert parted.on_chip_bytes <= whole // 4
+    right(parted, perceptron(), X)
+    with pytest.raises(ResourceError, match=r"1,?000"):
+        place(made().streamed, U55C, on_chip_bytes=1000)
+
+
+def test_a_die_that_is_too_small_is_an_error_with_the_numbers() -> None:
+    tiny = replace(U55C, dies=({"LUT": 30_000, "DSP": 900, "BRAM": 20, "URAM": 4},))
+    with pytest.raises(DieError, match=r"LUT, the largest die has room for 22,500|need .* LUT"):
+        place(made().streamed, tiny)
+    with pytest.raises(ResourceError, match="choose fewer lanes, or a larger device"):
+        place(made().streamed, replace(tiny, dies=({"LUT": 90_000, "DSP": 9, "BRAM": 20, "URAM": 4},)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", list(DEVICES))
+def test_a_decoder_layer_fits_on_every_device(device: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    layer = block("llama", **sizes)
+    x = torch.randn(1, 16, 64)
+    right(generate(layer, (x,), DEVICES[device], Knobs(rows=8, columns=16)), layer, x)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+def block():
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)).eval(), (torch.randn(8, 32),)
+"""
+
+
+@pytest.mark.long
+def test_the_machine_travels_in_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(MODEL)
+
+    def rsn(*arguments: str) -> str:
+        result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    files = ("-o", "block.rsn", "--inputs-out", "in.npz", "--stream-program", "block.py")
+    facts = json.loads(rsn("compile", "model.py:block", "--machine", "generated", "--onto", "u280", *files, "--json"))
+    assert facts["device"] == "U280"
+    rsn("asm", "block.rsn", "-o", "block.bin")
+    run = json.loads(rsn("run", "block.bin", "--inputs", "in.npz", "--outputs", "out.npz", "--json"))
+    assert run["latency_s"] == pytest.approx(facts["latency_s"], rel=1e-9)
+    assert rsn("check", "block.py").startswith("block.py: ok")
+    given, got = np.load("in.npz"), np.load("out.npz")
+    weights = [given[name] for name in given.files]
+    assert any(w.shape == (32, 64) for w in weights)
+    (y,) = (got[name] for name in got.files)
+    assert y.shape == (8, 32)
+    assert np.abs(y).max() > 0
+
+
+@pytest.mark.long
+def test_a_search_finds_no_worse_machine_and_says_the_same_again(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+
+    def tuned(*more: str) -> dict[str, object]:
+        spec = f"{tmp_path / 'model.py'}:block"
+        asked = ["tune", spec, "--onto", "u55c", "--trials", "8", "--json", *more]
+        result = CliRunner().invoke(main, asked, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        found: dict[str, object] = json.loads(result.stdout)
+        return found
+
+    first = tuned("--page", str(tmp_path / "page.html"), "--study", str(tmp_path / "study.log"))
+    costs = [trial["latency ms"] for trial in first["trials"] if "latency ms" in trial]  # type: ignore[attr-defined]
+    assert first["best"][0]["latency ms"] == min(costs) <= costs[0]  # type: ignore[index]
+    assert tuned("--workers", "2") == first
+    assert "plotly" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("row=3", "KNOB=NUMBER"), ("rows", "KNOB=NUMBER"), ("rows=many", "KNOB=NUMBER"), ("rows=0", "is 0")]
+)
+def test_knobs_that_do_not_exist_are_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    spec, output = f"{tmp_path / 'model.py'}:block", str(tmp_path / "x.rsn")
+    result = CliRunner().invoke(main, ["compile", spec, "--machine", "generated", "--set", text, "-o", output])
+    assert result.exit_code in (1, 2)
+    assert told in result.output
