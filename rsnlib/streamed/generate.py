@@ -268,7 +268,7 @@ def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DieP
 def _holders(made: Streamed) -> dict[str, str]:
     """The kernel on whose die each buffer is: of a stream or a converter, the kernel that it leads to; of what is
     stored, the kernel that it comes from."""
-    region, kernels = made.report.region, {node.name for node in made.dataflow.nodes}
+    region, kernels = made.report.region, made.dataflow.index
     writer: dict[str, str] = {}
     reader: dict[str, str] = {}
     for instance in region.instances:

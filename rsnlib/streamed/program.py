@@ -11,7 +11,7 @@ import numpy as np
 from ...base.errors import ProgramError
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
-from ...streams.orders.packing import Packing
+from ...streams.orders.packed_tensor import PackedTensor
 from ...streams.orders.text import converted, indented, load, store, token_shape
 from ..layers import unique_name
 from .bodies import BODIES, Ends
@@ -30,25 +30,25 @@ LEAST_DEPTH = 2
 class Text:
     """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
     outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
-    packings: of tensors that lie tile by tile."""
+    packed_tensors: of tensors that lie tile by tile."""
 
     text: str
     inputs: Mapping[str, Array | FromHost | None]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
     converters: Mapping[str, Converter]
-    packings: Mapping[str, Packing]
+    packed_tensors: Mapping[str, PackedTensor]
 
     def laid_out(self, name: str, x: Array) -> Array:
         """The elements of a tensor, as they lie in memory."""
-        packing = self.packings.get(name)
-        lying = x if packing is None else packing.pack(x.reshape(packing.tensor))
+        packed = self.packed_tensors.get(name)
+        lying = x if packed is None else packed.pack(x.reshape(packed.tensor))
         return lying.reshape(self.shapes[name])
 
     def elements(self, name: str, x: Array) -> Array:
         """The elements of what lies in memory, row-major: the inverse of `laid_out`."""
-        packing = self.packings.get(name)
-        return np.ascontiguousarray(x if packing is None else packing.unpack(x)).reshape(-1)
+        packed = self.packed_tensors.get(name)
+        return np.ascontiguousarray(x if packed is None else packed.unpack(x)).reshape(-1)
 
 
 @dataclass
@@ -99,7 +99,7 @@ def program(
 class _Writer:
     def __init__(self, graph: Graph, plans: Mapping[Operator, Plan], knobs: Knobs, groups: Mapping[str, int]) -> None:
         self.graph, self.plans, self.knobs, self.groups = graph, plans, knobs, groups
-        self.packings: dict[str, Packing] = {}
+        self.packed_tensors: dict[str, PackedTensor] = {}
         self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
         self.tensors: dict[str, tuple[int, ...]] = {}
         self.inputs: dict[str, Array | FromHost | None] = {}
@@ -132,7 +132,8 @@ class _Writer:
             lines.append(f"{s.name}: Stream[{s.element}, {depth}]")
         for task in self.tasks:
             lines += ["", "", *self._written(task)]
-        return Text("\n".join(lines) + "\n", self.inputs, self.outputs, self.tensors, self.converters, self.packings)
+        text = "\n".join(lines) + "\n"
+        return Text(text, self.inputs, self.outputs, self.tensors, self.converters, self.packed_tensors)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -186,16 +187,16 @@ class _Writer:
         """A tensor that is loaded, or stored, in an order. packed: it lies token by token."""
         if not packed:
             return self._tensor(stem, order.tensor)
-        packing = Packing(order.tensor, order.element, order.element)
-        tiles = packing.shape[: len(order.element)]
+        lying = PackedTensor(order.tensor, order.element, order.element)
+        tiles = lying.shape[: len(order.element)]
         name = self._tensor(stem, (*tiles, *token_shape(order)))
-        self.packings[name] = packing
+        self.packed_tensors[name] = lying
         return name
 
     def _load_of(self, tensor: str, order: Order, target: str, before: list[str]) -> str:
         task = unique_name(f"load_{tensor}", self.taken)
         stream = self._stream(f"{tensor}_tiles", order, task, target)
-        body = load(tensor, order, stream, self._moved(tensor, order), tensor in self.packings)
+        body = load(tensor, order, stream, self._moved(tensor, order), tensor in self.packed_tensors)
         self.tasks.append(_Task(task, [*before, *body], [tensor]))
         return stream
 
@@ -239,7 +240,7 @@ class _Writer:
         task = unique_name(f"store_{tensor}", self.taken)
         stream = self._stream(f"{tensor}_tiles", plan.put, x.name, task)
         self.puts[x].append(stream)
-        body = store(tensor, plan.put, stream, self._moved(tensor, plan.put), tensor in self.packings)
+        body = store(tensor, plan.put, stream, self._moved(tensor, plan.put), tensor in self.packed_tensors)
         stored = _Task(task, body, [tensor])
         self.tasks.append(stored)
         if is_result:
@@ -258,7 +259,7 @@ class _Writer:
         in memory begin a word each."""
         rows, columns = token_shape(order)
         row = columns * order.bytes_per_token // (rows * columns)
-        follows = tensor in self.packings or columns == order.tensor[-1]
+        follows = tensor in self.packed_tensors or columns == order.tensor[-1]
         cycles = -(-rows * row // self.knobs.port) if follows else rows * -(-row // self.knobs.port)
         return [f"cycles({cycles})"] if cycles > 1 else []
 

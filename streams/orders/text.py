@@ -71,7 +71,7 @@ def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> str:
 
 
 def packed_token_of(tensor: str, order: Order) -> str:
-    """A token as a part of a tensor that lies token by token: tiles along each axis, then the tile (`packing`)."""
+    """A token as a part of a tensor that lies token by token: tiles along each axis, then the tile."""
     token_shape(order)
     indices = ("0" if axis.loop is None or order.trips[axis.loop] == 1 else INDICES[axis.loop] for axis in order.axes)
     return f"{tensor}[{', '.join(indices)}]"

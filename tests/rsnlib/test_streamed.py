@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 from torch import nn
 
 from rsn.base.errors import ProgramError, TensorError, UnsupportedError
+from rsn.host.native_tasks import run_native
+from rsn.hw.sim.tasks import run_on_tensors
+from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.knobs import OF_OPERATORS
 from rsn.streams.dataflow.best_fusion import fuse
@@ -23,6 +27,7 @@ from rsn.streams.fifos.measure import alone
 from rsn.streams.reader import read
 from rsn.tests.effort import drawn, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, block
+from rsn.tests.streams.test_hls import built
 
 SMALL = Knobs(rows=4, columns=8, depth=8)
 TOLERANCE = 1e-4
@@ -248,6 +253,24 @@ def test_rotary_positions_from_arguments() -> None:
 
     made = agrees(Model(), torch.randn(1, 8, 16), torch.randn(8, 8), torch.randn(8, 8))
     assert [node.op for node in made.dataflow.nodes] == ["pointwise", "turn", "pointwise"]
+
+
+@pytest.mark.long
+def test_hls_gives_the_same_bits(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    past = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)
+    step = Cached(block("llama", **sizes, num_key_value_heads=1)).eval(), (torch.randn(1, 1, 8), *past)
+    blocks = {"step": step, "prompt": (block("gpt2", **sizes), (torch.randn(1, 4, 8),))}
+    knobs = Knobs(rows=2, columns=4, depth=4, packed=1)
+    made = {name: streamed(module, inputs, knobs, name=name) for name, (module, inputs) in blocks.items()}
+    regions = built(tmp_path, {name: program_of(x.machine.overlay) for name, x in made.items()})
+    for name, x in made.items():
+        tensors = x.tensors(*blocks[name][1])
+        expected, _ = run_on_tensors(x.machine, tensors)
+        got = run_native(regions[name], tensors)
+        assert {key: value.tobytes() for key, value in got.items()} == {
+            key: value.tobytes() for key, value in expected.items()
+        }
 
 
 @pytest.mark.long

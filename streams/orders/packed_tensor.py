@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Packing:
+class PackedTensor:
     """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide.
 
     tensor, tile, vector: shapes, of the same rank. dtype: of the elements.
@@ -90,7 +90,7 @@ class Packing:
         return [(size // tile, tile // vector, vector) for size, tile, vector in sizes]
 
 
-def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: int) -> Packing:
+def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: int) -> PackedTensor:
     """Pack a tensor in the largest vectors that fit the port and divide a tile, the closest to square among these, and
     with more columns than rows if two are equally close. Raises `ProgramError` if no element fits the port."""
     bits = BITS[dtype]
@@ -101,4 +101,4 @@ def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: i
     divisors = [[n for n in range(1, size + 1) if size % n == 0] for size in tile]
     fitting = (vector for vector in product(*divisors) if prod(vector) * bits <= port_bits)
     best = max(fitting, key=lambda vector: (prod(vector), -(max(vector) - min(vector)), vector[::-1]))
-    return Packing(tuple(tensor), tuple(tile), best, dtype)
+    return PackedTensor(tuple(tensor), tuple(tile), best, dtype)

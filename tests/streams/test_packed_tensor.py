@@ -11,17 +11,17 @@ from rsn.base.errors import ProgramError
 from rsn.streams.dataflow.folding import end_buffers, folded_bytes
 from rsn.streams.dataflow.graph import Dataflow, Edge, Node
 from rsn.streams.orders.order import Order
-from rsn.streams.orders.packing import Packing, widened
+from rsn.streams.orders.packed_tensor import PackedTensor, widened
 
 
 def test_a_tensor_for_a_port_of_512_bits() -> None:
-    packing = widened((64, 64), (16, 16), "u8", 512)
-    assert packing.shape == (4, 4, 2, 2, 8, 8)
-    assert (packing.words, packing.word_bits) == (64, 512)
+    packed = widened((64, 64), (16, 16), "u8", 512)
+    assert packed.shape == (4, 4, 2, 2, 8, 8)
+    assert (packed.words, packed.word_bits) == (64, 512)
 
 
 def test_vectors_of_a_tile() -> None:
-    assert Packing((64, 64), (16, 16), (2, 4)).tokens_per_tile == 32
+    assert PackedTensor((64, 64), (16, 16), (2, 4)).tokens_per_tile == 32
 
 
 def test_one_buffer_for_write_and_read_of_one_pattern() -> None:
@@ -40,11 +40,11 @@ def test_packed_tensors_hold_their_tiles_one_after_the_other() -> None:
         vector = [random.randint(1, 3) for _ in range(random.randint(1, 3))]
         tile = [n * random.randint(1, 3) for n in vector]
         tensor = [n * random.randint(1, 3) for n in tile]
-        packing = Packing(tuple(tensor), tuple(tile), tuple(vector))
+        layout = PackedTensor(tuple(tensor), tuple(tile), tuple(vector))
         x = np.arange(np.prod(tensor)).reshape(tensor)
-        packed = packing.pack(x)
-        assert packed.shape == packing.shape
-        np.testing.assert_array_equal(packing.unpack(packed), x)
+        packed = layout.pack(x)
+        assert packed.shape == layout.shape
+        np.testing.assert_array_equal(layout.unpack(packed), x)
         at = [random.randrange(size // part) for size, part in zip(tensor, tile, strict=True)]
         inside = [random.randrange(size // part) for size, part in zip(tile, vector, strict=True)]
         first = [a * t + i * v for a, t, i, v in zip(at, tile, inside, vector, strict=True)]
@@ -57,7 +57,7 @@ def test_words_fill_the_port_as_far_as_tiles_allow() -> None:
     for _ in range(200):
         tile = [random.choice((1, 2, 3, 4, 6, 8, 12, 16)) for _ in range(2)]
         port = random.choice((32, 64, 96, 128, 512))
-        packing = widened([2 * n for n in tile], tile, "f32", port)
+        packed = widened([2 * n for n in tile], tile, "f32", port)
         fitting = [
             (rows, columns)
             for rows in range(1, tile[0] + 1)
@@ -65,18 +65,18 @@ def test_words_fill_the_port_as_far_as_tiles_allow() -> None:
             if tile[0] % rows == tile[1] % columns == 0 and rows * columns * 32 <= port
         ]
         most = max(rows * columns for rows, columns in fitting)
-        assert packing.word_bits == 32 * most
+        assert packed.word_bits == 32 * most
         square = min(abs(rows - columns) for rows, columns in fitting if rows * columns == most)
-        assert abs(packing.vector[0] - packing.vector[1]) == square
-        assert packing.vector[0] <= packing.vector[1] or packing.vector[::-1] not in fitting
+        assert abs(packed.vector[0] - packed.vector[1]) == square
+        assert packed.vector[0] <= packed.vector[1] or packed.vector[::-1] not in fitting
 
 
 def test_refused() -> None:
     with pytest.raises(ProgramError, match=r"axis 1 has 60 elements, which is no multiple of 16: tiles of \[16, 16\]"):
-        Packing((64, 60), (16, 16), (8, 8))
+        PackedTensor((64, 60), (16, 16), (8, 8))
     with pytest.raises(ProgramError, match="vectors of"):
-        Packing((64, 64), (16, 16), (3, 8))
+        PackedTensor((64, 64), (16, 16), (3, 8))
     with pytest.raises(ProgramError, match="as many axes"):
-        Packing((64, 64), (16,), (8, 8))
+        PackedTensor((64, 64), (16,), (8, 8))
     with pytest.raises(ProgramError, match="a port of 16 bits moves no element of f32"):
         widened((4, 4), (2, 2), "f32", 16)
