@@ -144,7 +144,7 @@ class _Search:
         if self.fails(top) is None:
             raise AssertionError("the property fails for names other than those given")
         clause: dict[str, int] = {}
-        for name in sorted(names, key=lambda n: self.weights[n]):
+        for name in sorted(names, key=lambda n: (self.weights[n], n)):
             over = self._lowest({**top, name: self.high[name]}, name, top[name]) if self._matters(top, name) else None
             if over is None:
                 top[name] = self.high[name]
