@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ...base.errors import ResourceError
+from ...base.errors import BudgetError, ResourceError
 from ...isa.program import Program
 from ...scheduler.pack import pack
 from ...streams.build import build
@@ -40,7 +40,7 @@ from .resources import area, multiply_add_dsps
 FILL = 0.75
 """Share of a device that kernels may use: the shell of the card and routing take the rest."""
 
-STEPS = ("capture", "unroll", "fuse", "size and place", "machine", "time")
+STEPS = ("capture", "unroll", "fuse, size and place", "machine", "time")
 """The steps, by the names that `done` gets."""
 
 BALANCE = 64.0
@@ -135,12 +135,8 @@ def place(
     limit = on_chip_bytes or _bytes_on_chip(device)
     with step("unroll"):
         made = _unrolled(made.changed(knobs) if knobs else made, device)
-    with step("fuse"):
-        fusion = fuse(fusion_space(made.dataflow), limit)
-        group = dict(zip(fusion.space.names, fusion.group, strict=True))
-        made = made.changed(groups=group) if len(fusion.groups) > 1 else made
-    with step("size and place"):
-        made, held, memories, dies = _sized(made, device, limit)
+    with step("fuse, size and place"):
+        made, fusion, held, memories, dies = _fused(made, device, limit)
     with step("machine"):
         machine = pack(build(made.report, clock_hz=device.mhz * 1e6))
     with step("time"):
@@ -200,6 +196,35 @@ def _widest(x: Operator, plan: Plan, knobs: Knobs) -> int:
     beat = multiply_adds(x) // prod(plan.loops.values())
     arrive = max(-(-order.bytes_per_token // knobs.port) for order in plan.gets)
     return max(1, min(knobs.unroll, beat // arrive))
+
+
+def _fused(
+    made: Streamed, device: StreamDevice, limit: int
+) -> tuple[Streamed, Fusion, dict[str, int], Allocation, DiePlacement]:
+    """Choose groups, depths, memories and dies. All groups are on the chip at once, so each gets less than the limit
+    until their sum is within it."""
+    space = fusion_space(made.dataflow)
+    fusion = fuse(space, limit)
+    share = limit
+    while True:
+        group = dict(zip(space.names, fusion.group, strict=True))
+        parted = made.changed(groups=group) if len(fusion.groups) > 1 else made
+        try:
+            sized, held, memories, dies = _sized(parted, device, limit)
+            return sized, fusion, held, memories, dies
+        except ResourceError as e:
+            too_large = e
+        while True:
+            share = share * 3 // 4
+            if not share:
+                raise too_large
+            try:
+                smaller = fuse(space, share)
+            except BudgetError:
+                raise too_large from None
+            if smaller.group != fusion.group:
+                break
+        fusion = smaller
 
 
 def _sized(
