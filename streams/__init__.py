@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .language import (
     Layout,
+    Order,
     Stream,
     add,
     allreduce,
@@ -65,6 +66,7 @@ from .language import (
 
 __all__ = [
     "Layout",
+    "Order",
     "Stream",
     "add",
     "allreduce",

@@ -6,7 +6,9 @@ import ast
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..base.errors import ProgramError
 from .language import BITS, Layout
+from .orders.order import Order
 from .source import Refusal
 from .tree import ElementType
 from .values import Static, Value, element_type, integer, sizes
@@ -16,12 +18,13 @@ Evaluate = Callable[[ast.expr], Value]
 
 
 class StreamType(NamedTuple):
-    """What `Stream[T, N, P][shape]` states. depth, packing: None if they are not written."""
+    """What `Stream[T, N, P][shape] @ Order("...")` states. depth, packing, order: None if they are not written."""
 
     type: ElementType
     depth: int | None
     packing: int | None
     shape: tuple[int, ...]
+    order: Order | None = None
 
 
 class TensorType(NamedTuple):
@@ -56,12 +59,21 @@ def last_name(node: ast.expr) -> str:
 
 def is_stream(node: ast.expr) -> bool:
     """Whether an expression is meant to be the type of a stream."""
-    return last_name(node) == "Stream"
+    return last_name(_parted(node)[0]) == "Stream"
+
+
+def _parted(node: ast.expr) -> tuple[ast.expr, ast.expr | None]:
+    """Return a type, and what `@` or `Annotated` adds to it."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        return node.left, node.right
+    parts = node.slice.elts if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) else []
+    return (unquoted(parts[0]), parts[1]) if len(parts) == 2 and last_name(node) == "Annotated" else (node, None)
 
 
 def stream_type(node: ast.expr, constants: Evaluate) -> StreamType:
-    """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`. Raises `Refusal`."""
+    """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order. Raises `Refusal`."""
     shape: tuple[int, ...] = ()
+    node, added = _parted(node)
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
         shape = sizes(node.slice, constants)
         node = node.value
@@ -75,7 +87,26 @@ def stream_type(node: ast.expr, constants: Evaluate) -> StreamType:
     kind = element_type(parts[0], constants)
     depth = integer(parts[1], constants) if len(parts) > 1 else None
     packing = integer(parts[2], constants) if len(parts) > 2 else None
-    return StreamType(kind, depth, packing, shape)
+    return StreamType(kind, depth, packing, shape, None if added is None else _order(added, kind, constants))
+
+
+def _order(node: ast.expr, kind: ElementType, constants: Evaluate) -> Order:
+    """Read `Order("...")`, or a constant that is one. kind: of the stream, whose dtype the text need not repeat."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Order"):
+        form = 'an order is written as Order("4x2 [4,2]*[2,4] (d1,d0)")'
+        raise Refusal("unsupported", "this is no order of a stream", node, form)
+    value = constants(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+    if not isinstance(value, Static) or not isinstance(value.value, str):
+        raise Refusal("unsupported", "Order takes one text that is known before the run", node)
+    try:
+        order = Order.parse(value.value, kind.dtype)
+    except ProgramError as error:
+        raise Refusal("type", str(error), node) from None
+    sizes_of = [tuple(n for n in shape if n != 1) for shape in (order.element, kind.shape)]
+    if sizes_of[0] != sizes_of[1] or order.dtype != kind.dtype:
+        token = f"{order.dtype}[{', '.join(map(str, order.element))}]"
+        raise Refusal("type", f"the order has tokens of {token}, and the stream carries {kind}", node)
+    return order
 
 
 def tensor_type(node: ast.expr, constants: Evaluate) -> TensorType:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .circles import bridges, without
+from .order_check import Ends, compare_orders
 from .reader import read
 from .run import MOVES, Effort, Outcome, Run, Unending, Wait
 from .source import ORDER, Diagnostic
@@ -24,9 +25,6 @@ FEW = MOVES // 5
 BEATS = 1 << 31
 """Limit of the operations that compiled runs of one check walk."""
 LIMITS = f"the check makes at most {MOVES} moves of task instances, and {BEATS} in compiled code"
-
-Ends = dict[int, dict[int, int]]
-"""Stream -> instance -> tokens that it puts, or gets."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,7 @@ class _Check:
         self._unused()
         self._packing()
         if not self._counts() and not any(f.code == "pack" for f in self.source.findings):
+            compare_orders(self.region, self.puts, self.gets)
             self._live()
         if {f.code for f in self.source.findings if not f.warning} == {"unread"}:
             self.source.findings[:] = map(_though_it_ends, self.source.findings)

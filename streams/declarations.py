@@ -263,7 +263,7 @@ class Scope:
         first, size = self.declared.size, prod(kind.shape)
         if first + size > STREAMS:
             raise Refusal("limit", f"{full} brings the streams to more than {STREAMS}", statement)
-        stream = StreamDecl(full, kind.type, depth, packing, kind.shape, place, first)
+        stream = StreamDecl(full, kind.type, depth, packing, kind.shape, place, first, kind.order)
         self.streams[name] = stream
         self.declared.streams.append(stream)
         self.declared.size = first + size
@@ -462,8 +462,8 @@ class Scope:
         if not is_stream(note):
             raise Refusal("type", f"{name} is {ast.unparse(note)[:40]}, but {stream.name} is a stream", value)
         kind = stream_type(note, self.evaluate)
-        own = StreamType(stream.type, stream.depth, stream.packing, stream.shape)
-        for what, stated, its in zip(("elements", "depth", "packing", "shape"), kind, own, strict=True):
+        own = StreamType(stream.type, stream.depth, stream.packing, stream.shape, stream.order)
+        for what, stated, its in zip(("elements", "depth", "packing", "shape", "order"), kind, own, strict=True):
             if stated is not None and stated != its:
                 message = f"{what} of {name}: {_text(stated)}, but {stream.name} has {_text(its)}"
                 raise Refusal("type", message, value)

@@ -69,7 +69,7 @@ class Elaborator(Paths):
         whole = True
         try:
             for parameter in self.task.parameters:
-                self.env[parameter.name] = self.shard(parameter)
+                self.env[parameter.name] = self.shards[parameter.name] = self.shard(parameter)
             self.block(self.task.body.body)
             self.end_beat()
         except Refusal as r:
@@ -81,7 +81,8 @@ class Elaborator(Paths):
             whole = False
         if whole:
             self.unread(set(self.pending))
-        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole, frozenset(self.ran))
+        shown = {end: order for end, order in self.shown.items() if order is not None}
+        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole, frozenset(self.ran), shown)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -368,6 +369,8 @@ class Elaborator(Paths):
         outer, start = self.ops, self.save()
         self.ran.add((node.lineno, node.col_offset, len(values)))
         self._loops += 1
+        around = self.nest, self.bound, self.entered
+        self.enter(target, values)
         try:
             how = self._trips(node, target, values, body)
             if isinstance(node, ast.For | ast.With) and self.varies(
@@ -382,6 +385,7 @@ class Elaborator(Paths):
             self.restore(start)
         finally:
             self._loops -= 1
+            self.nest, self.bound, self.entered = around
         return self._by_data(node, target, body)
 
     def _trips(
@@ -459,6 +463,7 @@ class Elaborator(Paths):
     def _bind_index(self, target: ast.expr | None, value: int | Static) -> None:
         if target is not None:
             self._bind(target, value if isinstance(value, Static) else Static(value))
+            self.bind_indices()
 
     def _while(self, node: ast.While) -> Exit:
         if node.orelse:

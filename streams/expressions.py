@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import NoReturn
 
 from .language import BITS, LIBRARY, Layout
+from .orders.shown import Shown
 from .source import Place, Refusal, Source
 from .syntax import Below, Deciding, names_in, touches
 from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
@@ -68,7 +69,7 @@ class Reading:
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
     regions, tensors: their names. decisive, varying, loops, nests, below: what the functions of `syntax` found in what
-    was read before. varies: whether static parts of an expression do."""
+    was read before. varies: whether static parts of an expression do. orders: those that statements show."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -83,6 +84,7 @@ class Context:
     below: dict[ast.FunctionDef, Below] = field(default_factory=dict)
     varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
     varies: dict[ast.AST, bool] = field(default_factory=dict)
+    orders: dict[tuple[object, ...], Shown | None] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -103,11 +105,12 @@ class Context:
 
 @dataclass
 class Future:
-    """A get. used: by none, by some, or by all of the paths so far (0, 1, 2)."""
+    """A get. used: by none, by some, or by all of the paths so far (0, 1, 2). number: of the stream."""
 
     place: Place
     stream: str
     used: int = 0
+    number: int = -1
 
 
 class Taken(IntEnum):
@@ -458,10 +461,15 @@ class Expressions:
             return Data(stream.type)
         self.record(self.context.nodes.op(number, bool(wanted), place))
         if wanted:
+            self.shows(number, True, node.args[0], node)
             return Data()
         self._futures += 1
-        self.pending[self._futures] = Future(place, stream.element(number - stream.first))
+        self.pending[self._futures] = Future(place, stream.element(number - stream.first), number=number)
         return Data(stream.type, frozenset((self._futures,)))
+
+    def shows(self, stream: int, put: bool, part: ast.expr, at: ast.AST) -> None:
+        """Take the order in which an end of a stream goes through a tensor, if it shows one. part: what is put, or
+        where what was got is stored. at: the put or the store."""
 
     def _index(self, stream: StreamDecl, base: ast.expr) -> int | None:
         """Return the number of a stream, or None after a finding: its index is wrong."""

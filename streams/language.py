@@ -68,6 +68,9 @@ class StreamType:
     def __getitem__(self, index: Any) -> StreamType:
         return self
 
+    def __matmul__(self, order: Order) -> StreamType:
+        return self
+
     def put(self, value: Any) -> None:
         """Append a value; wait while the stream is full."""
         _only_in_a_task("put")
@@ -80,6 +83,16 @@ class StreamType:
 Stream: Any = StreamType
 """A stream between two task instances: `Stream[T, N, P]` holds at most N elements of type T and moves P of them at a
 time. N is 2 and P is 1 unless stated. `Stream[T, N][A, B]` is an array of A x B streams."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which the tokens of a stream carry a tensor: shape of a token, trips and steps of the loops that
+    give the tokens (outermost first), and the loop that moves along each axis of the tensor. A stream states it as
+    `s: Stream[f32[4, 2], 2] @ Order("4x2 [4,2]*[2,4] (d1,d0)")`, or, for type-checkers, as
+    `s: Annotated[Stream[f32[4, 2], 2], Order("4x2 [4,2]*[2,4] (d1,d0)")]`."""
+
+    text: str
 
 
 @dataclass(frozen=True)

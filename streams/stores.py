@@ -8,19 +8,32 @@ from dataclasses import replace
 
 from . import layouts
 from .annotations import tensor_type
+from .expressions import Context
 from .kernel_pending import collective
 from .kernel_types import stored
 from .kernels import Operand
 from .layouts import Distribution
 from .library import Library
+from .orders.shown import Nest, Shown, shown_order
 from .source import Refusal
+from .syntax import Grid, names_in
 from .tiles import short
-from .tree import ElementType, Parameter
-from .values import Data, Value, distribution_of, type_of
+from .tree import ElementType, Parameter, TaskDecl
+from .values import Data, Static, Value, distribution_of, type_of
 
 
 class Stores(Library):
-    """Expressions of a task instance, its parameters, and its stores."""
+    """Expressions of a task instance, its parameters, and its stores. shards: its parameters. nest, bound: the loops
+    around the statement, and the value of each one's index. entered: how many of these the
+    innermost statement made. shown: the order that each end of a stream shows."""
+
+    def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+        super().__init__(context, task, name, tid)
+        self.shards: dict[str, Data] = {}
+        self.nest: Nest = ()
+        self.bound: tuple[Value | None, ...] = ()
+        self.entered = 0
+        self.shown: dict[tuple[int, bool], Shown | None] = {}
 
     def shard(self, parameter: Parameter) -> Data:
         """Return what an instance holds of a parameter."""
@@ -94,6 +107,55 @@ class Stores(Library):
             self.asking.add("return")
         self.settled(operand, "return", "the task", source)
 
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def shows(self, stream: int, put: bool, part: ast.expr, at: ast.AST) -> None:
+        """Take the order that an end of a stream shows; none if two of its statements show different ones."""
+        found, known = None, self.shown.get((stream, put), self)
+        if known is None:
+            return
+        base = part.value if isinstance(part, ast.Subscript) else None
+        held = self.shards.get(base.id) if isinstance(base, ast.Name) else None
+        if isinstance(part, ast.Subscript) and held is not None and self.env.get(held.tensor) is held and held.type:
+            found = self._order(part, held.type, at)
+        self.shown[stream, put] = found if known is self or known == found else None
+
+    def enter(self, target: ast.expr | None, values: range | Grid | Sequence[Static]) -> None:
+        """Add a loop to those around the statements that follow."""
+        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        names = [part.id if isinstance(part, ast.Name) else "" for part in parts]
+        if isinstance(values, Grid):
+            ranges = [range(size) for size in values.sizes]
+            names = names if len(names) == len(ranges) else [""] * len(ranges)
+        else:
+            counted = isinstance(values, range) and len(names) == 1
+            ranges, names = [values if isinstance(values, range) else range(len(values))], names if counted else [""]
+        self.nest = (*self.nest, *zip(names, ranges, strict=True))
+        self.entered = len(names)
+        self.bound = (*self.bound, *(None for _ in names))
+
+    def bind_indices(self) -> None:
+        """Take the values that the indices of the innermost loop have in this iteration."""
+        depth = len(self.nest) - self.entered
+        self.bound = (*self.bound[:depth], *(self.env.get(name) for name, _ in self.nest[depth:]))
+
+    def _order(self, part: ast.Subscript, kind: ElementType, at: ast.AST) -> Shown | None:
+        for (name, _), bound in zip(self.nest, self.bound, strict=True):
+            if name and self.env.get(name) is not bound:
+                return None  # the body has given the index another value
+        names = names_in(part.slice)
+        numbers = {name: self._number(name) for name in names}
+        indices = {name for name, _ in self.nest}
+        key = part, kind, self.nest, tuple((name, number) for name, number in numbers.items() if name not in indices)
+        if key not in self.context.orders:
+            place = self.context.source.place(at)
+            self.context.orders[key] = shown_order(part, kind.shape, kind.dtype, self.nest, numbers.get, place)
+        return self.context.orders[key]
+
+    def _number(self, name: str) -> int | None:
+        value = self.env.get(name, self.context.constants.get(name))
+        return value.value if isinstance(value, Static) and type(value.value) is int else None
+
     # -- stores ------------------------------------------------------------------------------------------------------
 
     def store(self, target: ast.Subscript, value: Value, source: ast.expr) -> None:
@@ -102,6 +164,9 @@ class Stores(Library):
         if not isinstance(base, Data):
             self.fail(target, f"{short(target.value)} cannot be assigned to")
         part = self.select(base, target)
+        for number in value.futures if isinstance(value, Data) and len(value.futures) == 1 else ():
+            future = self.pending.get(number) or self.tokens[number][1]
+            self.shows(future.number, False, target, target)
         self.read(value)
         operand, into = self.operand(source, value), Operand(part.type, part.dist, short(target))
         try:

@@ -13,6 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from .orders.order import Order
+from .orders.shown import Shown
 from .source import Place, Source
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class ElementType:
 @dataclass(frozen=True)
 class StreamDecl:
     """A declared stream or array of streams. depth: capacity in elements. packing: elements of one transfer. shape: of
-    the array, empty for a single stream. first: number of its first element among all streams of the region."""
+    the array, empty for a single stream. first: number of its first element among all streams of the region. order: in
+    which it carries the tokens of a tensor, None if it is not stated."""
 
     name: str
     type: ElementType
@@ -46,6 +49,7 @@ class StreamDecl:
     shape: tuple[int, ...]
     place: Place
     first: int
+    order: Order | None = None
 
     @property
     def size(self) -> int:
@@ -271,7 +275,8 @@ def same(a: Body, b: Body) -> bool:
 @dataclass(frozen=True)
 class Instance:
     """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading. ran: the
-    statements that it runs, each as (line, column), and of loops with known trips also (line, column, trips)."""
+    statements that it runs, each as (line, column), and of loops with known trips also (line, column, trips). orders:
+    of the ends of streams that show one, by stream and whether it is put on."""
 
     name: str
     task: TaskDecl
@@ -279,6 +284,7 @@ class Instance:
     body: Body
     whole: bool
     ran: frozenset[tuple[int, ...]] = frozenset()
+    orders: Mapping[tuple[int, bool], Shown] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

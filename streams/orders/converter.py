@@ -55,6 +55,8 @@ def converter(put: Order, get: Order) -> Converter | None:
 def _check_one_tensor(put: Order, get: Order) -> None:
     if put.tensor != get.tensor or put.dtype != get.dtype:
         raise ProgramError(f"no converter from {put} to {get}: they are of tensors of another shape or type")
+    if [axis.start for axis in put.axes] != [axis.start for axis in get.axes]:
+        raise ProgramError(f"no converter from {put} to {get}: they begin at other elements of the tensor")
 
 
 def _shared(source: Order, target: Order) -> tuple[int, set[int]]:
@@ -73,19 +75,20 @@ def _shared(source: Order, target: Order) -> tuple[int, set[int]]:
     return shared, kept
 
 
-def parting(put: Order, get: Order) -> str:
-    """Say at which loop two orders part, and what either does there; an empty text if they are equal."""
+def parting(put: Order, get: Order, verbs: tuple[str, str] = ("put", "got")) -> str:
+    """Say at which loop two orders part, and what either does there; an empty text if they are equal. verbs: of the
+    first and of the second one."""
     source, target = put.canonical, get.canonical
     if source == target:
         return ""
     if source.dtype != target.dtype or source.tensor != target.tensor:
         return f"one is of {_tensor(source)}, the other of {_tensor(target)}"
     if source.element != target.element:
-        sizes = ("x".join(map(str, order.element)) for order in (source, target))
-        return "tokens of {} are put, tokens of {} are got".format(*sizes)
+        sizes = ["x".join(map(str, order.element)) for order in (source, target)]
+        return f"tokens of {sizes[0]} are {verbs[0]}, tokens of {sizes[1]} are {verbs[1]}"
     loop, _ = _shared(source, target)
     where = "the outermost loop" if not loop else f"loop {loop}, counted from the outermost one as 0"
-    return f"they part at {where}: put {_doing(source, loop)}, got {_doing(target, loop)}"
+    return f"they part at {where}: {verbs[0]} {_doing(source, loop)}, {verbs[1]} {_doing(target, loop)}"
 
 
 def _tensor(order: Order) -> str:

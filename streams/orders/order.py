@@ -123,8 +123,9 @@ class Order:
             yield tuple(a.start if a.loop is None else a.start + at[a.loop] * self.steps[a.loop] for a in self.axes)
 
     @classmethod
-    def parse(cls, text: str) -> Order:
-        """Read an order from its text form."""
+    def parse(cls, text: str, dtype: str = "f32") -> Order:
+        """Read an order from its text form. dtype: of the elements where the text states none. Raises
+        `ProgramError`."""
         form = r"\s*(\d+(?:x\d+)*)(?:x([a-z]+\w*))?\s*\[([\d,\s]*)\]\s*\*\s*\[([\d,\s]*)\]\s*\(([^()]*)\)\s*"
         found = re.fullmatch(form, text)
         if found is None:
@@ -136,7 +137,7 @@ class Order:
                 raise ProgramError(f"{text!r}: {word!r} places no axis; write d0, d0+4 or 4")
             axes.append(Axis(int(axis[1]) if axis[1] is not None else None, int(axis[2] or 0)))
         trips, steps = (tuple(int(n) for n in found[k].split(",") if n.strip()) for k in (3, 4))
-        return cls(tuple(map(int, found[1].split("x"))), trips, steps, tuple(axes), found[2] or "f32")
+        return cls(tuple(map(int, found[1].split("x"))), trips, steps, tuple(axes), found[2] or dtype)
 
     def __str__(self) -> str:
         trips, steps = (",".join(map(str, sizes)) for sizes in (self.trips, self.steps))

@@ -1,6 +1,7 @@
 """Statements of the stream language that go through a tensor in an order: loads, stores, and converters.
 
-A token of the stream is a tile of the last two axes at most; along axes in front of these it has one element.
+A token of the stream is a tile of the last two axes if it has one element along those in front of them, or else of all
+axes.
 """
 
 from __future__ import annotations
@@ -49,12 +50,10 @@ def loops_of(order: Order) -> list[tuple[str, int]]:
 
 
 def token_shape(order: Order) -> tuple[int, ...]:
-    """The tile that a stream carries: a token without the axes of one element in front of its last two. Raises
-    `ProgramError` for tokens that are no such tile."""
+    """The tile that a stream carries: a token without the axes in front of its last two if all of these have one
+    element, the whole token otherwise."""
     front = max(0, len(order.element) - 2)
-    if any(size != 1 for size in order.element[:front]):
-        raise ProgramError(f"order {order}: a token is a tile of its last two axes, with one element along the others")
-    return order.element[front:]
+    return order.element if any(size != 1 for size in order.element[:front]) else order.element[front:]
 
 
 def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> str:
@@ -92,13 +91,36 @@ def store(tensor: str, order: Order, stream: str, after: Sequence[str] = (), pac
 def converted(made: Converter, source: str, targets: Sequence[str], dtype: str = "f32") -> list[str]:
     """Get a tensor in one order and put it in another one: in each iteration of the loops that both share, a buffer is
     filled and then read. targets: streams that all get the same."""
-    kept = {k for k, (size, whole) in enumerate(zip(made.buffer, made.put.tensor, strict=True)) if size != whole}
-    shared = made.shared_loops
-    fill = nest(loops_of(made.put)[shared:], [f"{token_of('buffer', made.put, kept)} = {source}.get()"])
-    token = token_of("buffer", made.get, kept)
+    fill, read = _fill(made, source), _read(made, targets)
+    sizes = ", ".join(map(str, made.buffer))
+    return nest(loops_of(made.put)[: made.shared_loops], [f"buffer = zeros({dtype}, {sizes})", *fill, *read])
+
+
+def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[str]) -> list[str]:
+    """A converter as two tasks at the top of a program, so that one buffer is filled while the one before is read; a
+    stream hands them over. The arguments are those of `converted`."""
+    dtype, sizes = made.put.dtype, ", ".join(map(str, made.buffer))
+    around, buffers = loops_of(made.put)[: made.shared_loops], f"{name}_buffers"
+    fill = [f"buffer = zeros({dtype}, {sizes})", *_fill(made, source), f"{buffers}.put(buffer)"]
+    read = [f"buffer = {buffers}.get()", *_read(made, targets)]
+    lines = [f"{buffers}: Stream[{dtype}[{sizes}], 1]"]
+    for part, body in (("fill", fill), ("read", read)):
+        lines += ["", "", "@task(mapping=[1])", f"def {name}_{part}() -> None:", *indented(nest(around, body))]
+    return lines
+
+
+def _kept(made: Converter) -> set[int]:
+    return {k for k, (size, whole) in enumerate(zip(made.buffer, made.put.tensor, strict=True)) if size != whole}
+
+
+def _fill(made: Converter, source: str) -> list[str]:
+    token = token_of("buffer", made.put, _kept(made))
+    return nest(loops_of(made.put)[made.shared_loops :], [f"{token} = {source}.get()"])
+
+
+def _read(made: Converter, targets: Sequence[str]) -> list[str]:
+    token = token_of("buffer", made.get, _kept(made))
     puts = [f"{targets[0]}.put({token})"]
     if len(targets) > 1:
         puts = [f"token = {token}", *(f"{stream}.put(token)" for stream in targets)]
-    read = nest(loops_of(made.get)[shared:], puts)
-    sizes = ", ".join(map(str, made.buffer))
-    return nest(loops_of(made.put)[:shared], [f"buffer = zeros({dtype}, {sizes})", *fill, *read])
+    return nest(loops_of(made.get)[made.shared_loops :], puts)
