@@ -1,0 +1,151 @@
+"""Orders that follow from orders: tensors that are copied, cut, put together, dealt out, or given other axes.
+
+The operations are those of StreamTensor on typed streams (MICRO'25, section 3.1.3). No element moves within its token,
+and each rule says which tokens go where, so that a task for it only gets and puts. What would need a buffer is refused;
+a converter to an order that fits comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from ...base.errors import ProgramError
+from .order import Axis, Order
+
+
+def fork(order: Order, streams: int) -> tuple[Order, ...]:
+    """Orders of `streams` streams that all get every token. Raises `ProgramError` for less than 1."""
+    if streams < 1:
+        raise ProgramError(f"a fork into {streams} streams; the least is 1")
+    return (order,) * streams
+
+
+def chunk(order: Order, axis: int, parts: int) -> tuple[Order, ...]:
+    """Orders of the parts of a tensor that is cut along an axis into equal ones, one stream each: a token goes to the
+    part that it lies in. Raises `ProgramError` if a cut goes through tokens."""
+    loop = _loop(order, axis)
+    trips = 1 if loop is None else order.trips[loop]
+    if parts < 1 or trips % parts:
+        raise ProgramError(
+            f"order {order}: {parts} parts along axis {axis}, which has {trips} tokens; parts divide them"
+        )
+    return fork(order if loop is None else _with_trips(order, loop, trips // parts), parts)
+
+
+def concat(orders: Sequence[Order], axis: int) -> Order:
+    """The order of a tensor that is put together along an axis from equal parts, one stream each: the stream to get
+    from is the part that the next token lies in. Without a loop along the axis, the parts come one after the other.
+    Raises `ProgramError` for parts in orders that differ."""
+    order = _same(orders, "concat")
+    loop = _loop(order, axis)
+    if loop is not None:
+        return _with_trips(order, loop, order.trips[loop] * len(orders))
+    axes = [at if at.loop is None else replace(at, loop=at.loop + 1) for at in order.axes]
+    axes[axis] = Axis(0, order.axes[axis].start)
+    steps = order.element[axis], *order.steps
+    return Order(order.element, (len(orders), *order.trips), steps, tuple(axes), order.dtype)
+
+
+def deal(order: Order, streams: int) -> tuple[Order, ...]:
+    """Orders of streams that get one token each in turn: of each, in a tensor made of its own tokens. Raises
+    `ProgramError` unless the innermost loop moves along an axis, in a multiple of `streams` trips."""
+    order = order.canonical
+    loop = len(order.trips) - 1
+    if loop < 0 or order.axis_of(loop) is None or streams < 1 or order.trips[loop] % streams:
+        raise ProgramError(
+            f"order {order} cannot be dealt to {streams} streams in turn: its innermost loop moves along an axis, in a "
+            f"multiple of {streams} trips"
+        )
+    return fork(_with_trips(order, loop, order.trips[loop] // streams), streams)
+
+
+def join(orders: Sequence[Order]) -> Order:
+    """The order of one token from each stream in turn, which undoes `deal`: the innermost loop, even one of one trip,
+    says along which axis. Raises `ProgramError` for orders that differ, or whose innermost loop moves along none."""
+    order = _same(orders, "join")
+    loop = len(order.trips) - 1
+    if loop < 0 or order.axis_of(loop) is None:
+        raise ProgramError(f"streams of order {order} cannot be joined in turn: its innermost loop moves along no axis")
+    return _with_trips(order, loop, order.trips[loop] * len(orders))
+
+
+def expand(order: Order, axis: int, sizes: Sequence[int]) -> Order:
+    """The order of the same tokens where an axis is several, the last of these the innermost. Raises `ProgramError` if
+    the sizes do not make up the axis, or tokens are no boxes of the new axes."""
+    loop, element = _loop(order, axis), order.element[axis]
+    if not sizes or min(sizes) < 1 or prod(sizes) != order.tensor[axis] or order.axes[axis].start:
+        raise ProgramError(f"order {order}: axis {axis} of {order.tensor[axis]} elements is no {list(sizes)}")
+    token, left = list[int](), element
+    for size in reversed(sizes):
+        if left % size and size % left:
+            raise ProgramError(
+                f"order {order}: {element} elements of a token along axis {axis} are no box of {list(sizes)}"
+            )
+        token.insert(0, min(left, size))
+        left = max(1, left // size)
+    trips = [size // part for size, part in zip(sizes, token, strict=True)]
+    shape = (*order.element[:axis], *token, *order.element[axis + 1 :])
+    if loop is None:
+        axes = (*order.axes[:axis], *(Axis(None) for _ in sizes), *order.axes[axis + 1 :])
+        return Order(shape, order.trips, order.steps, axes, order.dtype)
+    more = len(sizes) - 1
+    moved = [at if at.loop is None or at.loop <= loop else replace(at, loop=at.loop + more) for at in order.axes]
+    axes = (*moved[:axis], *(Axis(loop + k) for k in range(len(sizes))), *moved[axis + 1 :])
+    all_trips = (*order.trips[:loop], *trips, *order.trips[loop + 1 :])
+    all_steps = (*order.steps[:loop], *token, *order.steps[loop + 1 :])
+    return Order(shape, all_trips, all_steps, axes, order.dtype)
+
+
+def collapse(order: Order, axis: int, count: int) -> Order:
+    """The order of the same tokens where `count` axes from `axis` on are one, which undoes `expand`. Raises
+    `ProgramError` if that is not the order of any tensor: the axes' loops must follow each other in the axes' order."""
+    order = order.canonical
+    if count < 1 or not 0 <= axis <= len(order.element) - count:
+        raise ProgramError(f"order {order} has no {count} axes from {axis} on")
+    end = axis + count
+    token, sizes, group = order.element[axis:end], order.tensor[axis:end], order.axes[axis:end]
+    cut = max((k for k in range(count) if token[k] < sizes[k]), default=0)
+    loops = [at.loop for at in group if at.loop is not None]
+    first, last = (loops[0], loops[-1]) if loops else (0, -1)
+    if prod(token[:cut]) > 1 or loops != [*range(first, last + 1)] or any(at.start for at in group):
+        raise ProgramError(
+            f"order {order}: axes {axis} to {end - 1} are not one: tokens must have one element along those in front "
+            f"of the last one that is cut, and the loops of the axes must follow each other"
+        )
+    trips, steps = list(order.trips), list(order.steps)
+    if loops:
+        trips[first : last + 1], steps[first : last + 1] = [prod(trips[first : last + 1])], [prod(token)]
+    fewer = max(0, len(loops) - 1)
+    moved = [at if at.loop is None or at.loop <= last else replace(at, loop=at.loop - fewer) for at in order.axes]
+    axes = (*moved[:axis], Axis(first) if loops else Axis(None), *moved[end:])
+    element = (*order.element[:axis], prod(token), *order.element[end:])
+    return Order(element, tuple(trips), tuple(steps), axes, order.dtype)
+
+
+def _loop(order: Order, axis: int) -> int | None:
+    if not 0 <= axis < len(order.axes):
+        raise ProgramError(f"order {order} has no axis {axis}; it has {len(order.axes)}")
+    return order.axes[axis].loop
+
+
+def _with_trips(order: Order, loop: int, trips: int) -> Order:
+    """The order with other trips of a loop, which may have had one with any step."""
+    axis = order.axis_of(loop)
+    step = order.steps[loop] if axis is None else order.element[axis]
+    return replace(
+        order,
+        trips=(*order.trips[:loop], trips, *order.trips[loop + 1 :]),
+        steps=(*order.steps[:loop], step, *order.steps[loop + 1 :]),
+    )
+
+
+def _same(orders: Sequence[Order], what: str) -> Order:
+    """The order that all streams have."""
+    if not orders:
+        raise ProgramError(f"a {what} of no streams; the least is 1")
+    for other in orders:
+        if other != orders[0]:
+            raise ProgramError(f"a {what} takes streams of one order; there are {orders[0]} and {other}")
+    return orders[0]
