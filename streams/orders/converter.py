@@ -140,7 +140,8 @@ def least_elements(put: Order, get: Order) -> int:
     got as soon as all of its elements were put, and an element is held until the last token with it is got.
 
     A lower bound to quote beside `Converter.ping_pong_elements`, which is for two whole buffers. Takes time in
-    proportion to the tensor and the tokens. Where a side puts tokens again, its first puts count.
+    proportion to the tensor and the tokens. Where tokens are put again, their first puts count: a converter that waits
+    for later ones may hold less, and it is no lower bound there.
     """
     _check_one_tensor(put, get)
     arrival = np.full(put.tensor, -1, np.int64)
