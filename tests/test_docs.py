@@ -57,6 +57,7 @@ LONG = {
     "docs/stream-cases.md",
     "docs/stream-fifos.md",
     "docs/stream-fusion.md",
+    "docs/stream-machines.md",
     "docs/streams.md",
     "docs/time.md",
     "docs/tutorial.md",

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "assembler": {"base", "isa", "machine"},
     "scheduler": {"base", "isa", "machine", "streams"},
     "hw": {"base", "isa", "machine"},
-    "rsnlib": {"assembler", "base", "hw", "isa", "machine", "scheduler", "streams"},
+    "rsnlib": {"assembler", "base", "hw", "isa", "machine", "scheduler", "streams", "tuning"},
     "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "root": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "tuning": {"base"},
