@@ -379,7 +379,7 @@ def _compile_streams(named: Named, output: str, kernels: str | None, as_json: bo
 def knobs_of(chosen: Sequence[str]) -> Knobs:
     """The knobs that texts such as rows=32 choose. Raises `click.UsageError`."""
     known = [x.name for x in fields(streamed_knobs.Knobs) if x.name != "of"]
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for text in chosen:
         knob, equals, value = text.partition("=")
         if knob not in known or not equals or not value.isdigit():
