@@ -1,0 +1,174 @@
+"""Machines that are generated for a layer of StreamTensor's models, on its device, beside its published times.
+
+    python benchmarks/stream_machines.py [gpt2 qwen llama gemma] [--lengths 32 64 128 256] [--trials 6] [--seed 0]
+
+For each model: a machine for a layer that reads a prompt, and one for a layer that decodes a token with a cache. The
+layers of a model run one after the other on the same machine, with other weights, as StreamTensor's do. So the time to
+the first token (TTFT) is layers times the first machine's latency, and the speed is one token per layers times the
+second one's, at the middle length of the answer, which is as long as the prompt. Tiles and widths are searched.
+
+Ours is modelled, with weights and activations in float32. StreamTensor's is measured, with 4-bit weights and 8-bit
+activations, on a U55C at 250 MHz (MICRO'25, 10.1145/3725843.3762817, tables 4 to 7). Nothing depends on this computer
+but the seconds of the generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import torch
+
+from rsn.base.durations import duration
+from rsn.base.errors import RsnError
+from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.rsnlib.streamed.block import Streamed
+from rsn.rsnlib.streamed.generate import Generated, place
+from rsn.streams.placing.devices import U55C
+from rsn.tests.rsnlib.streamed_blocks import Cached, block
+from rsn.tuning.problem import Choice, Knob, Outcome
+from rsn.tuning.study import tune
+
+LAYERS = {"gpt2": 24, "qwen": 24, "llama": 22, "gemma": 26}
+"""Table 7."""
+SIZES: dict[str, tuple[str, dict[str, int]]] = {
+    "gpt2": ("gpt2", {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}),
+    "qwen": (
+        "qwen2",
+        {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2},
+    ),
+    "llama": (
+        "llama",
+        {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4},
+    ),
+    "gemma": (
+        "gemma3",
+        {"hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1}
+        | {"head_dim": 256},
+    ),
+}
+"""Table 7; Gemma's columns of a head, which the table leaves out, as in the model."""
+PUBLISHED = {
+    32: (194.99, 34.59, 199.51),
+    64: (358.24, 61.27, 215.51),
+    128: (696.65, 125.35, 224.05),
+    256: (1387.76, 272.85, 229.61),
+}
+"""GPT-2 by length of prompt and answer: latency in ms, TTFT in ms, tokens/s (tables 4 and 5)."""
+COMPILE_S = 26.8, 63.4
+"""Seconds of StreamTensor's own passes, over the four models (Fig. 10c)."""
+
+
+@dataclass(frozen=True)
+class LayerSearch:
+    """Tiles and widths of a layer."""
+
+    layer: Streamed
+    name: str = "layer"
+    goals: tuple[str, ...] = ("latency ms",)
+    knobs: tuple[Knob, ...] = (
+        Knob("rows", (16, 32, 64, 128)),
+        Knob("columns", (16, 32, 64)),
+        Knob("depth", (32, 64, 128)),
+        Knob("port", (64, 128, 256)),
+        Knob("lanes", (8, 16, 32)),
+        Knob("packed", (0, 1)),
+    )
+    start: tuple[Choice, ...] = (
+        {"rows": 32, "columns": 16, "depth": 64, "port": 128, "lanes": 16, "packed": 1},
+        {"rows": 16, "columns": 16, "depth": 64, "port": 64, "lanes": 16, "packed": 1},
+    )
+
+    def evaluate(self, choice: Choice) -> Outcome:
+        return Outcome((self.made(choice).latency_s * 1e3,))
+
+    def made(self, choice: Choice) -> Generated:
+        """The machine of a choice."""
+        values: dict[str, Any] = {"unroll": 1 << 14, **choice}
+        return place(self.layer, U55C, Knobs(**values))
+
+
+def best(layer: Streamed, trials: int, seed: int) -> Generated:
+    """The fastest machine of so many."""
+    problem = LayerSearch(layer)
+    found = tune(problem, trials, seed=seed, together=2)
+    if not found.best:
+        raise RsnError(f"no machine fits: {found.trials[0].outcome.refused}")
+    return problem.made(found.best[0].choice)
+
+
+def figures(model: str, length: int, trials: int, seed: int) -> dict[str, Any]:
+    """The two machines of a model at one length, and its modelled times."""
+    name, sizes = SIZES[model]
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    kv, columns = sizes.get("num_key_value_heads", heads), sizes.get("head_dim", hidden // heads)
+    torch.manual_seed(seed)
+    module = block(name, **sizes)
+    begun = time.perf_counter()
+    prompt = best(streamed(module, (torch.randn(1, length, hidden),)), trials, seed)
+    # In the middle of the answer; rounded so that tiles of rows divide the cache.
+    cache = -(-(length + length // 2) // 16) * 16
+    past = (torch.randn(1, kv, cache - 1, columns), torch.randn(1, kv, cache - 1, columns))
+    token = best(streamed(Cached(module), (torch.randn(1, 1, hidden), *past)), trials, seed)
+    seconds = time.perf_counter() - begun
+    layers = LAYERS[model]
+    ttft, step = layers * prompt.latency_s, layers * token.latency_s
+    return {
+        "ttft_ms": ttft * 1e3,
+        "tokens_per_s": 1 / step,
+        "latency_ms": (ttft + length * step) * 1e3,
+        "bound_ttft_ms": layers * max(prompt.bounds_s.values()) * 1e3,
+        "bound_tokens_per_s": 1 / (layers * max(token.bounds_s.values())),
+        "off_chip_tokens_per_s": 1 / (layers * token.bounds_s["memory off the chip"]),
+        "prompt": {"knobs": shown(prompt), "used": prompt.used(), "seconds": dict(prompt.seconds)},
+        "token": {"knobs": shown(token), "used": token.used(), "seconds": dict(token.seconds)},
+        "search_s": seconds,
+    }
+
+
+def shown(made: Generated) -> str:
+    """The knobs of a machine."""
+    k = made.streamed.knobs
+    return f"tiles {k.rows} x {k.columns} x {k.depth}, lanes {k.lanes}, port {k.port}, packed {k.packed}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", choices=[*SIZES, []], default=["gpt2"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(PUBLISHED), help="of prompt and answer")
+    parser.add_argument("--trials", type=int, default=6, help="machines to try for each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    head = f"{'model':<7}{'length':>7}{'latency ms':>12}{'TTFT ms':>10}{'bound':>9}{'tok/s':>9}{'bound':>8}{'HBM':>8}"
+    if not options.json:
+        click.echo(f"{head}   published: latency, TTFT, tok/s")
+    for model in options.models:
+        for length in options.lengths:
+            row = results[f"{model} {length}"] = figures(model, length, options.trials, options.seed)
+            if options.json:
+                continue
+            published = PUBLISHED.get(length) if model == "gpt2" else None
+            beside = "" if published is None else "{:>12.2f}{:>9.2f}{:>9.2f}".format(*published)
+            click.echo(
+                f"{model:<7}{length:>7}{row['latency_ms']:>12.2f}{row['ttft_ms']:>10.2f}{row['bound_ttft_ms']:>9.2f}"
+                f"{row['tokens_per_s']:>9.2f}{row['bound_tokens_per_s']:>8.1f}{row['off_chip_tokens_per_s']:>8.1f}{beside}"
+            )
+            for part in ("prompt", "token"):
+                steps = ", ".join(f"{step} {duration(seconds)}" for step, seconds in row[part]["seconds"].items())
+                used = ", ".join(f"{name} {count:,}" for name, count in row[part]["used"].items())
+                click.echo(f"  {part:<7}{row[part]['knobs']}; {used}; {steps}")
+    if options.json:
+        click.echo(json.dumps(results))
+        return
+    low, high = COMPILE_S
+    click.echo(f"Seconds of StreamTensor's own passes: {low} to {high} (published).")
+
+
+if __name__ == "__main__":
+    main()
