@@ -166,7 +166,8 @@ def _bytes_on_chip(device: StreamDevice) -> int:
 
 
 def _unrolled(made: Streamed, device: StreamDevice) -> Streamed:
-    """Spend the multipliers on the slowest products, and the bandwidth of the memory on loads and stores."""
+    """Spend the multipliers on the slowest products."""
+    made = made.changed(replace(made.knobs, port=_port(made, device, 0)))
     knobs = made.knobs
     products = {x.name: multiply_adds(x) for x in made.plans if multiply_adds(x)}
     dsps = int(FILL * device.total["DSP"]) - sum(
@@ -186,9 +187,15 @@ def _unrolled(made: Streamed, device: StreamDevice) -> Streamed:
         for operator, units in found.unroll.items():
             if "unroll" not in of.get(operator, {}):
                 of.setdefault(operator, {})["unroll"] = units
-    ports = sum(operand.is_memory for x in made.plans for operand in x.operands) + 1
-    port = max(1, min(knobs.port, int(device.gbs * 1e9 / (device.mhz * 1e6)) // ports))
-    return made.changed(replace(knobs, of=of, port=port))
+    return made.changed(replace(knobs, of=of))
+
+
+def _port(made: Streamed, device: StreamDevice, crossing: int) -> int:
+    """Bytes in a cycle of a load or store, so that all of them together are within the bandwidth of the device.
+    crossing: streams between groups, which are stored and loaded."""
+    loads = sum(operand.is_memory for x in made.plans for operand in x.operands)
+    ports = loads + len(made.block.graph.results) + 2 * crossing
+    return max(1, min(made.knobs.port, int(device.gbs * 1e9 / (device.mhz * 1e6)) // ports))
 
 
 def _widest(x: Operator, plan: Plan, knobs: Knobs) -> int:
@@ -208,7 +215,10 @@ def _fused(
     share = limit
     while True:
         group = dict(zip(space.names, fusion.group, strict=True))
-        parted = made.changed(groups=group) if len(fusion.groups) > 1 else made
+        parted = made
+        if len(fusion.groups) > 1:
+            crossing = sum(group[edge.source] != group[edge.target] for edge in made.dataflow.edges)
+            parted = made.changed(replace(made.knobs, port=_port(made, device, crossing)), groups=group)
         try:
             sized, held, memories, dies = _sized(parted, device, limit)
             return sized, fusion, held, memories, dies

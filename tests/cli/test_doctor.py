@@ -19,6 +19,8 @@ from rsn.cli import doctor
 from rsn.cli.main import main
 from rsn.host.boards.xrt_ctypes import LIBRARY
 
+pytestmark = pytest.mark.long
+
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 
 

@@ -42,6 +42,8 @@ from rsn.tests.cli.test_raw import gemm
 
 from .sshd import Server, children, gone, shell_script, until
 
+pytestmark = pytest.mark.long
+
 rng = np.random.default_rng(7)
 W, B = rng.standard_normal((100, 70)).astype(np.float32), rng.standard_normal(70).astype(np.float32)
 X = {"x": rng.standard_normal((1, 50, 100)).astype(np.float32)}

@@ -39,6 +39,8 @@ from rsn.tests.effort import long
 from .faulty import CALLS, Fault, Faulty, raising
 from .programs import X, attention, stuck
 
+pytestmark = pytest.mark.long
+
 LENGTHS = {"len[0]": 17}
 
 
@@ -317,7 +319,7 @@ def test_an_interrupt_waits_for_the_driver(rig: Rig, expected: np.ndarray) -> No
 def test_the_wrong_bitstream(rig: Rig) -> None:
     rig.device.next("register", other_bitstream)
     text = (
-        rf"this rsn has overlay xnn {XNN.fingerprint} \(version 2 of its instructions\), the bitstream has fingerprint "
+        rf"this rsn has overlay xnn {XNN.fingerprint} \(version {XNN.extension} of its instructions\), the bitstream has fingerprint "
         rf"{XNN_BASE.fingerprint}, so another version or other sources: build "
         r"the bitstream again \(make -C hw/versal xclbin\), or use the rsn it was built with"
     )
