@@ -319,8 +319,8 @@ def test_an_interrupt_waits_for_the_driver(rig: Rig, expected: np.ndarray) -> No
 def test_the_wrong_bitstream(rig: Rig) -> None:
     rig.device.next("register", other_bitstream)
     text = (
-        rf"this rsn has overlay xnn {XNN.fingerprint} \(version {XNN.extension} of its instructions\), the bitstream has fingerprint "
-        rf"{XNN_BASE.fingerprint}, so another version or other sources: build "
+        rf"this rsn has overlay xnn {XNN.fingerprint} \(version {XNN.extension} of its instructions\), the bitstream "
+        rf"has fingerprint {XNN_BASE.fingerprint}, so another version or other sources: build "
         r"the bitstream again \(make -C hw/versal xclbin\), or use the rsn it was built with"
     )
     with pytest.raises(BoardMismatch, match=text):
