@@ -35,7 +35,7 @@ from rsn.tuning.study import tune
 
 LAYERS = {"gpt2": 24, "qwen": 24, "llama": 22, "gemma": 26}
 """Table 7."""
-SIZES: dict[str, tuple[str, dict[str, int]]] = {
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}),
     "qwen": (
         "qwen2",
