@@ -22,6 +22,8 @@ from rsn.host.model.compiled import Compiled  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
 from rsn.tests.effort import long  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:

@@ -31,7 +31,10 @@ from rsn.tests.effort import thinned
 
 from .rigged import COLUMNS, Gate, Rig, attended, attention, weights_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12, about threads
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # of Python 3.12, about threads
+]
 
 PATIENCE_S = 30.0
 X = np.random.default_rng(3).standard_normal((1, 8, COLUMNS)).astype(np.float32)

@@ -43,6 +43,8 @@ from .served import AttentionServer, Stub, opened, serving
 from .soak_http import soak
 from .test_serving import until
 
+pytestmark = pytest.mark.long
+
 IDS = Argument("input_ids", "int64", ("batch", "length"))
 FLOATS = Argument("x", "float32", ("n",))
 rng = np.random.default_rng(3)

@@ -277,7 +277,7 @@ STATISTICS = (
         "mem_c",
         ("if statistics and not self.index & 1:\n            self.begun", "if False:\n            self.begun"),
         ("(begun + uop.dim1 // TILE) % BLOCK_QUARTERS", "(begun + uop.dim1 // TILE) % 2"),
-        ("quarters=begun > 0)", "quarters=False)"),
+        ("quarters=begun > 0, ", "quarters=False, "),
         ("(STATISTICS_SHARE if statistics else 1)", "1"),
         ("do=state.other_squares if statistics else state.normalise", "do=state.normalise"),
         ("(state.statistics()[at - n : at],)", "(state.statistics()[:n],)"),
