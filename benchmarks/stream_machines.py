@@ -113,7 +113,7 @@ def figures(model: str, length: int, trials: int, seed: int) -> dict[str, Any]:
     # In the middle of the answer; rounded so that tiles of rows divide the cache.
     cache = -(-(length + length // 2) // 16) * 16
     past = (torch.randn(1, kv, cache - 1, columns), torch.randn(1, kv, cache - 1, columns))
-    token = best(streamed(Cached(module), (torch.randn(1, 1, hidden), *past)), trials, seed)
+    token = best(streamed(Cached(module).eval(), (torch.randn(1, 1, hidden), *past)), trials, seed)
     seconds = time.perf_counter() - begun
     layers = LAYERS[model]
     ttft, step = layers * prompt.latency_s, layers * token.latency_s

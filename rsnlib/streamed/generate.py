@@ -26,7 +26,7 @@ from ...streams.dataflow.parts import parts
 from ...streams.fifos.normal import fast_depths
 from ...streams.orders.converter import Converter
 from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, StreamDevice
-from ...streams.placing.dies import DiePlacement, Wire, place_on_dies
+from ...streams.placing.dies import DieError, DiePlacement, Wire, place_on_dies
 from ...streams.placing.memories import Allocation, Memories, MemoryFitError, allocate
 from ...streams.placing.unrolling import unroll
 from ...streams.sizing.depths import safe_depths
@@ -40,8 +40,12 @@ from .resources import area, multiply_add_dsps
 FILL = 0.75
 """Share of a device that kernels may use: the shell of the card and routing take the rest."""
 
-STEPS = ("capture", "unroll", "fuse, size and place", "machine", "time")
+STEPS = ("capture", "unroll, fuse, size and place", "machine", "time")
 """The steps, by the names that `done` gets."""
+
+SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)
+"""Of the multipliers that kernels may use, what products are unrolled to: less where large kernels leave gaps on dies
+that no other kernel fills."""
 
 BALANCE = 64.0
 """Bits on cut streams that a fully used die is worth, when kernels are placed on dies."""
@@ -133,10 +137,15 @@ def place(
     seconds = {} if seconds is None else seconds
     step = _steps(seconds, done)
     limit = on_chip_bytes or _bytes_on_chip(device)
-    with step("unroll"):
-        made = _unrolled(made.changed(knobs) if knobs else made, device)
-    with step("fuse, size and place"):
-        made, fusion, held, memories, dies = _fused(made, device, limit)
+    made = made.changed(knobs) if knobs else made
+    with step("unroll, fuse, size and place"):
+        for share in SHARES:
+            try:
+                made, fusion, held, memories, dies = _fused(_unrolled(made, device, share), device, limit)
+                break
+            except DieError:
+                if share == SHARES[-1]:
+                    raise
     with step("machine"):
         machine = pack(build(made.report, clock_hz=device.mhz * 1e6))
     with step("time"):
@@ -165,7 +174,7 @@ def _bytes_on_chip(device: StreamDevice) -> int:
     return int(FILL * (device.total["BRAM"] * BRAM_BYTES + device.total["URAM"] * URAM_BYTES))
 
 
-def _unrolled(made: Streamed, device: StreamDevice) -> Streamed:
+def _unrolled(made: Streamed, device: StreamDevice, share: float) -> Streamed:
     """Spend the multipliers on the slowest products."""
     made = made.changed(replace(made.knobs, port=_port(made, device, 0)))
     knobs = made.knobs
@@ -183,7 +192,8 @@ def _unrolled(made: Streamed, device: StreamDevice) -> Streamed:
                 f"and the other kernels with {knobs.lanes} lanes need more; choose fewer lanes, or a larger device"
             )
         most = {x.name: _widest(x, plan, knobs.at(x.name)) for x, plan in made.plans.items() if x.name in products}
-        found = unroll(products, dsps // multiply_add_dsps(device), most)
+        budget = max(len(products), int(share * dsps) // multiply_add_dsps(device))
+        found = unroll(products, budget, most)
         for operator, units in found.unroll.items():
             if "unroll" not in of.get(operator, {}):
                 of.setdefault(operator, {})["unroll"] = units

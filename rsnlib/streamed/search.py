@@ -45,8 +45,9 @@ class BlockSearch:
 
     @property
     def name(self) -> str:
-        sizes = f"batch {self.batch}, seq {self.seq}, seed {self.seed}, on chip {self.on_chip_bytes}"
-        return f"{self.spec} on {self.device} ({sizes})"
+        given = {"batch": self.batch, "seq": self.seq, "bytes on chip": self.on_chip_bytes, "seed": self.seed}
+        stated = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        return f"{self.spec} on {self.device} ({stated})"
 
     @property
     def goals(self) -> tuple[str, ...]:
