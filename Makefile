@@ -1,6 +1,6 @@
 # make demo       set up .venv and run the main example
 # make test       set up .venv, lint, check types, run the tests: 4 minutes on two cores
-# make test-long  the tests that make test leaves out, and all cases of those that it tries some of: 8 minutes
+# make test-long  the tests that make test leaves out, and all cases of those that it tries some of: 11 minutes
 # make test-full  all programs that tests draw, of which make test-long tries a tenth, and all spellings of all
 #                 families of transformers: 20 minutes
 # make lint       the linter and the type-checker alone
