@@ -93,7 +93,7 @@ class LayerSearch:
 
 
 def best(layer: Streamed, trials: int, seed: int) -> Generated:
-    """The fastest machine of so many."""
+    """The fastest of `trials` machines."""
     problem = LayerSearch(layer)
     found = tune(problem, trials, seed=seed, together=2)
     if not found.best:

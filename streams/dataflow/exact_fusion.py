@@ -39,7 +39,7 @@ class _In:
 
 
 def exact(space: FusionSpace, limit: int, steps: int = STEPS, at_least: int = 0) -> Fusion | None:
-    """Return the best fusion, or None if the search takes more than so many steps.
+    """Return the best fusion, or None if the search takes more than `steps`.
 
     limit: C_max in bytes. at_least: bytes that some fusion keeps on chip under this limit. Raises `BudgetError` if a
     node alone takes more than the limit.
@@ -120,7 +120,7 @@ def exact(space: FusionSpace, limit: int, steps: int = STEPS, at_least: int = 0)
 
 
 def _wide(needs: list[int], nexts: list[list[int]], most: int) -> bool:
-    """Whether there are more than so many ideals. needs: bits of what each node reads. nexts: what reads each node."""
+    """Whether there are more ideals than `most`. needs: bits of what each node reads. nexts: what reads each node."""
     first = tuple(node for node, bits in enumerate(needs) if not bits)
     seen, todo = {0}, [(0, first)]
     while todo:
