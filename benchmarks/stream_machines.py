@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -25,9 +25,10 @@ import torch
 
 from rsn.base.durations import duration
 from rsn.base.errors import RsnError
-from rsn.rsnlib.streamed import Knobs, streamed
+from rsn.rsnlib.streamed import streamed
 from rsn.rsnlib.streamed.block import Streamed
-from rsn.rsnlib.streamed.generate import Generated, place
+from rsn.rsnlib.streamed.generate import DEFAULT, Generated, Rule, place
+from rsn.rsnlib.streamed.search import KNOBS, START
 from rsn.streams.placing.devices import U55C
 from rsn.tests.rsnlib.streamed_blocks import Cached, block
 from rsn.tuning.problem import Choice, Knob, Outcome
@@ -65,31 +66,21 @@ COMPILE_S = 26.8, 63.4
 
 @dataclass(frozen=True)
 class LayerSearch:
-    """Tiles and widths of a layer."""
+    """Tiles of a layer."""
 
     layer: Streamed
     name: str = "layer"
     goals: tuple[str, ...] = ("latency ms",)
-    knobs: tuple[Knob, ...] = (
-        Knob("rows", (16, 32, 64, 128)),
-        Knob("columns", (16, 32, 64)),
-        Knob("depth", (32, 64, 128)),
-        Knob("port", (64, 128, 256)),
-        Knob("lanes", (8, 16, 32)),
-        Knob("packed", (0, 1)),
-    )
-    start: tuple[Choice, ...] = (
-        {"rows": 32, "columns": 16, "depth": 64, "port": 128, "lanes": 16, "packed": 1},
-        {"rows": 16, "columns": 16, "depth": 64, "port": 64, "lanes": 16, "packed": 1},
-    )
+    knobs: tuple[Knob, ...] = KNOBS
+    start: tuple[Choice, ...] = (START,)
 
     def evaluate(self, choice: Choice) -> Outcome:
         return Outcome((self.made(choice).latency_s * 1e3,))
 
-    def made(self, choice: Choice) -> Generated:
+    def made(self, choice: Choice, rule: Rule = "balanced") -> Generated:
         """The machine of a choice."""
-        values: dict[str, Any] = {"unroll": 1 << 14, **choice}
-        return place(self.layer, U55C, Knobs(**values))
+        values: dict[str, Any] = {**choice}
+        return place(self.layer, U55C, replace(DEFAULT, **values), rule=rule)
 
 
 def best(layer: Streamed, trials: int, seed: int) -> Generated:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ..rsnlib import pipeline as pipelines
     from ..rsnlib.streamed import figures
     from ..rsnlib.streamed import generate as generating
-    from ..rsnlib.streamed import knobs as streamed_knobs
     from ..rsnlib.streamed.knobs import Knobs
 else:
     capture = deferred("rsn.rsnlib.capture")
@@ -50,7 +49,6 @@ else:
     precision = deferred("rsn.rsnlib.precision")
     figures = deferred("rsn.rsnlib.streamed.figures")
     generating = deferred("rsn.rsnlib.streamed.generate")
-    streamed_knobs = deferred("rsn.rsnlib.streamed.knobs")
 
 CONVERSIONS = {"_to_copy", "to"}
 """Operators of PyTorch's part that compute nothing: they convert arguments."""
@@ -377,15 +375,15 @@ def _compile_streams(named: Named, output: str, kernels: str | None, as_json: bo
 
 
 def knobs_of(chosen: Sequence[str]) -> Knobs:
-    """The knobs that texts such as rows=32 choose. Raises `click.UsageError`."""
-    known = [x.name for x in fields(streamed_knobs.Knobs) if x.name != "of"]
+    """The knobs of generated machines, of which texts such as rows=32 change some. Raises `click.UsageError`."""
+    known = [x.name for x in fields(generating.DEFAULT) if x.name != "of"]
     values: dict[str, Any] = {}
     for text in chosen:
         knob, equals, value = text.partition("=")
         if knob not in known or not equals or not value.isdigit():
             raise click.UsageError(f"--set {text}: KNOB=NUMBER, such as rows=32; knobs are {', '.join(known)}")
         values[knob] = int(value)
-    made: Knobs = streamed_knobs.Knobs(**values)
+    made: Knobs = replace(generating.DEFAULT, **values)
     return made
 
 

@@ -33,11 +33,19 @@ class Ends:
 
 
 def linear(x: Operator, plan: Plan, ends: Ends) -> list[str]:
-    """The product of a row of tiles and a column of tiles, summed tile by tile."""
+    """The product of a row of tiles and a column of tiles, summed tile by tile; or, outward, sums of a row of tiles, to
+    which each tile of the operand adds."""
     s, n = plan.sizes, plan.loops
-    total = "total"
-    if "bias" in ends.vectors:
-        total = f"total + {ends.vectors['bias']}[{span('j', s['tn'], x.shape[2])}]"
+    columns = span("j", s["tn"], x.shape[2])
+    bias = f" + {ends.vectors['bias']}[{columns}]" if "bias" in ends.vectors else ""
+    if "sent" in s:
+        part = f"row[:, {columns}]"
+        product = [f"{part} = {part} + tile @ {ends.gets[1]}.get()", f"cycles({plan.cycles})"]
+        step = [f"tile = {ends.gets[0]}.get()", *nest([("j", n["columns"])], product)]
+        sent = [*ends.put(f"{part}{bias}"), f"cycles({s['sent']})"]
+        body = [f"row = zeros(f32, {s['tm']}, {x.shape[2]})", *nest([("k", n["parts"])], step)]
+        return nest([("i", n["rows"])], [*body, *nest([("j", n["columns"])], sent)])
+    total = f"total{bias}"
     return nest(
         [("i", n["rows"]), ("j", n["columns"])],
         [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -24,15 +24,15 @@ from ...streams.dataflow.fusion import Fusion
 from ...streams.dataflow.memory import fusion_space
 from ...streams.dataflow.parts import parts
 from ...streams.fifos.normal import fast_depths
-from ...streams.orders.converter import Converter
 from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, StreamDevice
 from ...streams.placing.dies import DieError, DiePlacement, Wire, place_on_dies
 from ...streams.placing.memories import Allocation, Memories, MemoryFitError, allocate
 from ...streams.placing.unrolling import unroll
 from ...streams.sizing.depths import safe_depths
 from ...streams.sizing.program import SizedProgram
+from .balance import balanced
 from .block import Streamed, streamed
-from .knobs import Knobs
+from .knobs import PRODUCTS, Knobs
 from .operators import Operator
 from .plans import Plan, multiply_adds
 from .resources import area, multiply_add_dsps
@@ -40,12 +40,25 @@ from .resources import area, multiply_add_dsps
 FILL = 0.75
 """Share of a device that kernels may use: the shell of the card and routing take the rest."""
 
-STEPS = ("capture", "unroll, fuse, size and place", "machine", "time")
+DEFAULT = Knobs(rows=32, columns=64, depth=64, unroll=1 << 14, lanes=256, port=1024, packed=1)
+"""Knobs of a machine for which none are given: its tiles; `unroll`, `lanes` and `port` are limits."""
+
+Rule = Literal["balanced", "printed"]
+"""How kernels share a device: by the time that they save (`balance`), or as StreamTensor prints it (`unrolling`)."""
+
+PREFETCH = 0.6
+"""Share of the free bytes on the chip that loads may keep ahead of their kernels: streams take others, and memories are
+whole blocks on one die."""
+
+STEPS = ("capture", "fuse, balance, size and place", "machine", "time")
 """The steps, by the names that `done` gets."""
 
-SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)
-"""Of the multipliers that kernels may use, what products are unrolled to: less where large kernels leave gaps on dies
-that no other kernel fills."""
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.2)
+"""Of the multipliers that kernels may use, what they get: less where large kernels leave gaps on dies that no other
+kernel fills."""
+
+CUT, CUTS = 0.8, 14
+"""Streams that do not fit are cut to this share of their slots, and so on, so many times; then to the safe ones."""
 
 BALANCE = 64.0
 """Bits on cut streams that a fully used die is worth, when kernels are placed on dies."""
@@ -104,14 +117,16 @@ def generate(
     device: StreamDevice,
     knobs: Knobs | None = None,
     *,
+    rule: Rule = "balanced",
     on_chip_bytes: int | None = None,
     name: str | None = None,
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
     """Generate a machine for a PyTorch block.
 
-    knobs: tiles and widths; `unroll` is a limit, each product is unrolled as far as the multipliers of the device go.
-    on_chip_bytes: limit of kernels, converters and streams, the device's by default. done: called after each step.
+    knobs: tiles; `unroll`, `lanes` and `port` are limits, but for operators that they are given for; None for
+    `DEFAULT`. rule: how kernels share multipliers and bandwidth. on_chip_bytes: limit of kernels, converters and
+    streams, the device's by default. done: called after each step.
 
     Raises as `streamed` does, and `ResourceError` with the numbers if the block does not fit: no group of kernels, no
     memory, no die.
@@ -119,8 +134,8 @@ def generate(
     seconds: dict[str, float] = {}
     step = _steps(seconds, done)
     with step("capture"):
-        made = streamed(module, example_inputs, knobs, name=name)
-    return place(made, device, on_chip_bytes=on_chip_bytes, seconds=seconds, done=done)
+        made = streamed(module, example_inputs, knobs or DEFAULT, name=name)
+    return place(made, device, rule=rule, on_chip_bytes=on_chip_bytes, seconds=seconds, done=done)
 
 
 def place(
@@ -128,6 +143,7 @@ def place(
     device: StreamDevice,
     knobs: Knobs | None = None,
     *,
+    rule: Rule = "balanced",
     on_chip_bytes: int | None = None,
     seconds: dict[str, float] | None = None,
     done: Callable[[str], None] = lambda step: None,
@@ -138,14 +154,10 @@ def place(
     step = _steps(seconds, done)
     limit = on_chip_bytes or _bytes_on_chip(device)
     made = made.changed(knobs) if knobs else made
-    with step("unroll, fuse, size and place"):
-        for share in SHARES:
-            try:
-                made, fusion, held, memories, dies = _fused(_unrolled(made, device, share), device, limit)
-                break
-            except DieError:
-                if share == SHARES[-1]:
-                    raise
+    with step("fuse, balance, size and place"):
+        if rule == "balanced":
+            made = made.changed(_outward(made))
+        made, fusion, held, memories, dies = _fused(made, device, limit, rule)
     with step("machine"):
         machine = pack(build(made.report, clock_hz=device.mhz * 1e6))
     with step("time"):
@@ -174,13 +186,29 @@ def _bytes_on_chip(device: StreamDevice) -> int:
     return int(FILL * (device.total["BRAM"] * BRAM_BYTES + device.total["URAM"] * URAM_BYTES))
 
 
-def _unrolled(made: Streamed, device: StreamDevice, share: float) -> Streamed:
-    """Spend the multipliers on the slowest products."""
-    made = made.changed(replace(made.knobs, port=_port(made, device, 0)))
+def _outward(made: Streamed) -> Knobs:
+    """Let a linear operator sum outward if its operand comes from another product, column by column: then both work at
+    the same time. Its tiles along the sum are the columns of that product's tiles."""
+    of = {operator: dict(chosen) for operator, chosen in made.knobs.of.items()}
+    for x in made.plans:
+        source = x.operands[0] if x.op == "linear" else None
+        while source is not None and source.op == "pointwise":
+            source = next((operand for operand in source.operands if not operand.is_memory), None)
+        if source is not None and source.op in PRODUCTS and "outward" not in made.knobs.of.get(x.name, {}):
+            columns = made.plans[x.operands[0]].put.element[-1]
+            of.setdefault(x.name, {}).update(outward=int(columns < x.operands[0].shape[2]), depth=columns)
+    return replace(made.knobs, of=of)
+
+
+def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
+    """Spend the multipliers on the slowest products, and share the bandwidth evenly."""
+    group = made.groups
+    crossing = sum(group[e.source] != group[e.target] for e in made.dataflow.edges) if group else 0
+    made = made.changed(replace(made.knobs, port=_port(made, device, crossing)))
     knobs = made.knobs
     products = {x.name: multiply_adds(x) for x in made.plans if multiply_adds(x)}
-    dsps = int(FILL * device.total["DSP"]) - sum(
-        area(node, made.knobs.at(node.name).lanes, device)["DSP"]
+    dsps -= sum(
+        area(node, knobs.at(node.name).lanes, device)["DSP"]
         for node in made.dataflow.nodes
         if node.name not in products
     )
@@ -192,8 +220,7 @@ def _unrolled(made: Streamed, device: StreamDevice, share: float) -> Streamed:
                 f"and the other kernels with {knobs.lanes} lanes need more; choose fewer lanes, or a larger device"
             )
         most = {x.name: _widest(x, plan, knobs.at(x.name)) for x, plan in made.plans.items() if x.name in products}
-        budget = max(len(products), int(share * dsps) // multiply_add_dsps(device))
-        found = unroll(products, budget, most)
+        found = unroll(products, max(len(products), dsps // multiply_add_dsps(device)), most)
         for operator, units in found.unroll.items():
             if "unroll" not in of.get(operator, {}):
                 of.setdefault(operator, {})["unroll"] = units
@@ -215,22 +242,23 @@ def _widest(x: Operator, plan: Plan, knobs: Knobs) -> int:
     return max(1, min(knobs.unroll, beat // arrive))
 
 
+_Sized = tuple[Streamed, dict[str, int], Allocation, DiePlacement]
+"""A block with its depths, the bytes of all that is on the chip, and where these and the kernels are."""
+
+
 def _fused(
-    made: Streamed, device: StreamDevice, limit: int
+    made: Streamed, device: StreamDevice, limit: int, rule: Rule
 ) -> tuple[Streamed, Fusion, dict[str, int], Allocation, DiePlacement]:
-    """Choose groups, depths, memories and dies. All groups are on the chip at once, so each gets less than the limit
-    until their sum is within it."""
+    """Choose groups, units of kernels, depths, memories and dies. All groups are on the chip at once, so each gets less
+    than the limit until their sum is within it."""
     space = fusion_space(made.dataflow)
     fusion = fuse(space, limit)
     share = limit
     while True:
         group = dict(zip(space.names, fusion.group, strict=True))
-        parted = made
-        if len(fusion.groups) > 1:
-            crossing = sum(group[edge.source] != group[edge.target] for edge in made.dataflow.edges)
-            parted = made.changed(replace(made.knobs, port=_port(made, device, crossing)), groups=group)
+        parted = made.changed(groups=group) if len(fusion.groups) > 1 else made
         try:
-            sized, held, memories, dies = _sized(parted, device, limit)
+            sized, held, memories, dies = _shared(parted, device, limit, rule)
             return sized, fusion, held, memories, dies
         except ResourceError as e:
             too_large = e
@@ -247,40 +275,65 @@ def _fused(
         fusion = smaller
 
 
-def _sized(
-    made: Streamed, device: StreamDevice, limit: int
-) -> tuple[Streamed, dict[str, int], Allocation, DiePlacement]:
-    """Choose depths, memories and dies: the fast depths if there is room for them, else the deepest ones below that
-    there is room for. Depths below the fast ones take time; below the safe ones a run would hang."""
+def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> _Sized:
+    """Share the multipliers, of which kernels get less where they do not fit on dies, and size the streams."""
+    dsps = FILL * device.total["DSP"]
+    prefetch = int(PREFETCH * max(0, limit - sum(_buffers(made).values())))
+    for share in SHARES:
+        try:
+            if rule == "balanced":
+                shared = balanced(made, device, int(share * dsps), prefetch)
+            else:
+                shared = _unrolled(made, device, int(share * dsps))
+            _on_dies(shared, Allocation({}), device)
+        except DieError as e:
+            too_large = e
+        else:
+            return _sized(shared, device, limit)
+    raise too_large
+
+
+def _sized(made: Streamed, device: StreamDevice, limit: int) -> _Sized:
+    """Choose depths, memories and dies: the fast depths if there is room for them, else less deep streams, those of
+    loads first. Depths below the fast ones take time; below the safe ones a run would hang."""
     sized = made.sized()
     safe, fast = safe_depths(sized).levels, fast_depths(sized).levels
-
-    def placed(most: int) -> tuple[dict[str, int], dict[str, int], Allocation, DiePlacement]:
-        depths = {stream: max(safe[stream], min(fast[stream], most)) for stream in safe}
-        held = _held(made, sized, depths, limit)
-        memories = allocate(held, Memories.of_device(device))
-        return depths, held, memories, _on_dies(made, memories, device)
-
-    # Steps by factors of 2: what is between hardly changes the time.
-    caps = [max(fast.values(), default=1)]
-    while caps[-1] > 1:
-        caps.append(caps[-1] // 2)
-    for cap in caps:
+    loads = _load_streams(made)
+    shares = [CUT**step for step in range(CUTS)] + [0.0]
+    for of_loads, of_others in [*((share, 1.0) for share in shares), *((0.0, share) for share in shares[1:])]:
+        of = {stream: of_loads if stream in loads else of_others for stream in safe}
+        depths = {stream: max(least, int(of[stream] * fast[stream])) for stream, least in safe.items()}
         try:
-            depths, held, memories, dies = placed(cap)
-        except ResourceError:
-            if cap == caps[-1]:
-                raise
-        else:
-            return made.changed(depths=depths), held, memories, dies
-    raise AssertionError("the last step returns or raises")
+            held = _held(made, sized, depths, limit)
+            memories = allocate(held, Memories.of_device(device))
+            return made.changed(depths=depths), held, memories, _on_dies(made, memories, device)
+        except ResourceError as e:
+            too_large = e
+    raise too_large
+
+
+def _load_streams(made: Streamed) -> set[str]:
+    """The streams on which loads put what they load."""
+    region = made.report.region
+    return {
+        region.stream(stream)[0].name
+        for instance in region.instances
+        if instance.task.name in made.written.loads
+        for node in instance.body
+        for stream, put, _ in node.needs
+        if put
+    }
+
+
+def _buffers(made: Streamed) -> dict[str, int]:
+    """Bytes of kernels and converters."""
+    buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
+    return buffers | {task: found.ping_pong_bytes for task, found in made.written.converters.items()}
 
 
 def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit: int) -> dict[str, int]:
     """Bytes of kernels, converters and streams with these depths. Raises `ResourceError` for more than the limit."""
-    buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
-    converters: Mapping[str, Converter] = made.written.converters
-    buffers |= {task: found.ping_pong_bytes for task, found in converters.items()}
+    buffers = _buffers(made)
     for stream, depth in depths.items():
         group = sized.groups[stream]
         buffers[stream] = -(-depth * group.bits * len(group.elements) // 8)

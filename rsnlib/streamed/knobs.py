@@ -8,8 +8,11 @@ from difflib import get_close_matches
 
 from ...base.errors import ProgramError
 
-OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes")
+OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes", "port", "outward")
 """Knobs that an operator may have for itself."""
+
+SWITCHES = frozenset(("outward", "packed"))
+"""Knobs that are 0 or 1."""
 
 PRODUCTS = frozenset(("linear", "scores", "attend"))
 """Operators that `unroll` is about; `lanes` is about the others."""
@@ -21,9 +24,12 @@ class Knobs:
 
     rows, columns: of a tile, at most; depth: of the tiles that a product sums over. The largest divisor of a size that
     is no larger is taken, so all sizes can be cut. unroll: multiply-adds of a product in a clock cycle. lanes: elements
-    of other operators in a cycle. port: bytes that a load or store moves in a cycle. packed: 1 if tensors off the
-    chip lie tile by tile, so that a tile is read in full words of the port; 0 if they are row-major, so that each row
-    of a tile begins a word. of: knobs of single operators by the name of the operator, by the name of the knob.
+    of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an operator, those of its
+    loads. outward: 1 if the loop over the sum of a linear operator is outside the one over columns: it then works on
+    each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result is complete
+    before the next. packed: 1 if tensors off the chip lie tile by tile, so that a tile is read in full words of the
+    port; 0 if they are row-major, so that each row of a tile begins a word. of: knobs of single operators by the name
+    of the operator, by the name of the knob.
     """
 
     rows: int = 16
@@ -32,21 +38,18 @@ class Knobs:
     unroll: int = 256
     lanes: int = 16
     port: int = 64
+    outward: int = 0
     packed: int = 0
     of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.packed not in (0, 1):
-            raise ProgramError(f"knob packed is {self.packed}; it is 0 or 1")
-        for knob in (*OF_OPERATORS, "port"):
-            if getattr(self, knob) < 1:
-                raise ProgramError(f"knob {knob} is {getattr(self, knob)}; the least is 1")
+        for knob in (*OF_OPERATORS, "packed"):
+            _check(f"knob {knob}", knob, getattr(self, knob))
         for operator, changed in self.of.items():
             for knob, value in changed.items():
                 if knob not in OF_OPERATORS:
                     raise ProgramError(f"operator {operator} has no knob {knob!r}; there are {', '.join(OF_OPERATORS)}")
-                if value < 1:
-                    raise ProgramError(f"knob {knob} of {operator} is {value}; the least is 1")
+                _check(f"knob {knob} of {operator}", knob, value)
 
     def at(self, name: str) -> Knobs:
         """The knobs of one operator."""
@@ -64,6 +67,14 @@ class Knobs:
                 close = get_close_matches(name, names, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
                 raise ProgramError(f"knobs for {name}, which is no operator of this block; {hint}")
+
+
+def _check(name: str, knob: str, value: int) -> None:
+    if knob in SWITCHES:
+        if value not in (0, 1):
+            raise ProgramError(f"{name} is {value}; it is 0 or 1")
+    elif value < 1:
+        raise ProgramError(f"{name} is {value}; the least is 1")
 
 
 def fit(size: int, most: int) -> int:

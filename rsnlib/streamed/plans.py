@@ -72,12 +72,28 @@ def _ceil(a: int, b: int) -> int:
 
 
 def linear(x: Operator, knobs: Knobs) -> Plan:
-    """Row tiles, column tiles, and for each of them tiles along the sum: the result is complete before the next."""
+    """Row tiles, column tiles, and for each of them tiles along the sum: the result is complete before the next. Or
+    outward: row tiles, tiles along the sum, and for each of them column tiles: a row of sums is complete at its end."""
     operand, weight = x.operands
     (_, m, depth), n = operand.shape, x.shape[2]
     tm, tn, tk = fit(m, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
     rows, columns, parts = m // tm, n // tn, depth // tk
     cycles = _ceil(tm * tn * tk, knobs.unroll)
+    if knobs.outward and columns > 1:
+        sent = _ceil(tm * tn, knobs.unroll)
+        summed = parts * (1 + columns * cycles)  # a tile of the operand comes in a beat of its own
+        return Plan(
+            (
+                tiles(operand.shape, (tm, tk), [(rows, tm), (parts, tk)], row=0, column=1),
+                tiles(weight.shape, (tk, tn), [(rows, 1), (parts, tk), (columns, tn)], row=1, column=2),
+            ),
+            tiles(x.shape, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
+            {"rows": rows, "parts": parts, "columns": columns},
+            {"tm": tm, "tn": tn, "tk": tk, "sent": sent},
+            cycles,
+            tm * (n + tk) * BYTES,
+            *_times(summed + sent, rows * (summed + columns * sent), rows * columns),
+        )
     return Plan(
         (
             tiles(operand.shape, (tm, tk), [(rows, tm), (columns, 1), (parts, tk)], row=0, column=2),

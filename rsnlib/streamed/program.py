@@ -30,7 +30,8 @@ LEAST_DEPTH = 2
 class Text:
     """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
     outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
-    packed_tensors: of tensors that lie tile by tile."""
+    packed_tensors: of tensors that lie tile by tile. loads: the operator that each task that loads a tensor is for.
+    stores: tasks that store one."""
 
     text: str
     inputs: Mapping[str, Array | FromHost | None]
@@ -38,6 +39,8 @@ class Text:
     shapes: Mapping[str, tuple[int, ...]]
     converters: Mapping[str, Converter]
     packed_tensors: Mapping[str, PackedTensor]
+    loads: Mapping[str, str]
+    stores: Sequence[str]
 
     def laid_out(self, name: str, x: Array) -> Array:
         """The elements of a tensor, as they lie in memory."""
@@ -107,6 +110,8 @@ class _Writer:
         self.streams: list[_Stream] = []
         self.tasks: list[_Task] = []
         self.converters: dict[str, Converter] = {}
+        self.loads: dict[str, str] = {}
+        self.stores: list[str] = []
         self.gets: dict[tuple[Operator, int], str] = {}
         self.puts: dict[Operator, list[str]] = {x: [] for x in plans}
         self._loaded: dict[tuple[Operator, Shape], str] = {}
@@ -133,7 +138,8 @@ class _Writer:
         for task in self.tasks:
             lines += ["", "", *self._written(task)]
         text = "\n".join(lines) + "\n"
-        return Text(text, self.inputs, self.outputs, self.tensors, self.converters, self.packed_tensors)
+        tensors = self.inputs, self.outputs, self.tensors
+        return Text(text, *tensors, self.converters, self.packed_tensors, self.loads, self.stores)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -181,7 +187,7 @@ class _Writer:
         if key not in self._loaded:
             self._loaded[key] = self._moving_tensor(memory.name, order, bool(self.knobs.packed))
             self.inputs[self._loaded[key]] = memory.data
-        self.gets[x, k] = self._load_of(self._loaded[key], order, x.name, [])
+        self.gets[x, k] = self._load_of(self._loaded[key], order, x, [])
 
     def _moving_tensor(self, stem: str, order: Order, packed: bool) -> str:
         """A tensor that is loaded, or stored, in an order. packed: it lies token by token."""
@@ -193,10 +199,12 @@ class _Writer:
         self.packed_tensors[name] = lying
         return name
 
-    def _load_of(self, tensor: str, order: Order, target: str, before: list[str]) -> str:
+    def _load_of(self, tensor: str, order: Order, target: Operator, before: list[str]) -> str:
         task = unique_name(f"load_{tensor}", self.taken)
-        stream = self._stream(f"{tensor}_tiles", order, task, target)
-        body = load(tensor, order, stream, self._moved(tensor, order), tensor in self.packed_tensors)
+        self.loads[task] = target.name
+        stream = self._stream(f"{tensor}_tiles", order, task, target.name)
+        moved = self._moved(tensor, order, self.knobs.at(target.name).port)
+        body = load(tensor, order, stream, moved, tensor in self.packed_tensors)
         self.tasks.append(_Task(task, [*before, *body], [tensor]))
         return stream
 
@@ -238,9 +246,11 @@ class _Writer:
         stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
         tensor = self._moving_tensor(stem, plan.put, bool(self.knobs.packed) and alike)
         task = unique_name(f"store_{tensor}", self.taken)
+        self.stores.append(task)
         stream = self._stream(f"{tensor}_tiles", plan.put, x.name, task)
         self.puts[x].append(stream)
-        body = store(tensor, plan.put, stream, self._moved(tensor, plan.put), tensor in self.packed_tensors)
+        moved = self._moved(tensor, plan.put, self.knobs.port)
+        body = store(tensor, plan.put, stream, moved, tensor in self.packed_tensors)
         stored = _Task(task, body, [tensor])
         self.tasks.append(stored)
         if is_result:
@@ -251,16 +261,16 @@ class _Writer:
             ready = unique_name(f"{tensor}_ready", self.taken)
             stored.body.append(f"{ready}.put(True)")
             before = len(self.tasks)
-            self.gets[other, k] = self._load_of(tensor, self.plans[other].gets[k], other.name, [f"drop({ready}.get())"])
+            self.gets[other, k] = self._load_of(tensor, self.plans[other].gets[k], other, [f"drop({ready}.get())"])
             self.streams.append(_Stream(ready, "boolean", 1, task, self.tasks[before].name))
 
-    def _moved(self, tensor: str, order: Order) -> list[str]:
+    def _moved(self, tensor: str, order: Order, port: int) -> list[str]:
         """The cycles of a token on its way: of words that the port moves. Rows of a tile that do not follow each other
         in memory begin a word each."""
         rows, columns = token_shape(order)
         row = columns * order.bytes_per_token // (rows * columns)
         follows = tensor in self.packed_tensors or columns == order.tensor[-1]
-        cycles = -(-rows * row // self.knobs.port) if follows else rows * -(-row // self.knobs.port)
+        cycles = -(-rows * row // port) if follows else rows * -(-row // port)
         return [f"cycles({cycles})"] if cycles > 1 else []
 
     def _kernel(self, x: Operator, task: _Task) -> None:

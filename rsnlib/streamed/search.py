@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -11,19 +11,16 @@ from ...streams.placing.devices import device_named
 from ...tuning.problem import Choice, Knob, Outcome
 from ..models import load_spec
 from .block import Streamed, streamed
-from .generate import Generated, place
-from .knobs import Knobs
+from .generate import DEFAULT, Generated, place
 
 KNOBS = (
-    Knob("rows", (8, 16, 32, 64, 128)),
-    Knob("columns", (8, 16, 32, 64)),
+    Knob("rows", (8, 16, 32, 64, 128, 256)),
+    Knob("columns", (8, 16, 32, 64, 128)),
     Knob("depth", (16, 32, 64, 128)),
-    Knob("unroll", (64, 256, 1024, 4096)),
-    Knob("lanes", (4, 8, 16, 32)),
     Knob("packed", (0, 1)),
 )
-START: Choice = {"rows": 16, "columns": 16, "depth": 16, "unroll": 256, "lanes": 16, "packed": 0}
-"""The defaults of `Knobs`."""
+START: Choice = {knob.name: getattr(DEFAULT, knob.name) for knob in KNOBS}
+"""The tiles of a machine for which no knobs are given."""
 GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 
 
@@ -72,7 +69,8 @@ class BlockSearch:
         """The machine of a choice. Raises as `generate` does."""
         chosen: dict[str, Any] = {name: int(value) for name, value in choice.items()}
         captured = _captured(self.spec, self.batch, self.seq, self.seed)
-        return place(captured, device_named(self.device), Knobs(**chosen), on_chip_bytes=self.on_chip_bytes)
+        knobs = replace(DEFAULT, **chosen)
+        return place(captured, device_named(self.device), knobs, on_chip_bytes=self.on_chip_bytes)
 
 
 @cache

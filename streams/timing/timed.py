@@ -10,6 +10,7 @@ there is no queue of events.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -112,6 +113,12 @@ class Model:
     def tokens(self) -> dict[int, int]:
         """Elements that all executions put on each stream: a stream as deep as that is never full."""
         return {s: n * self.executions for s, n in zip(self.code.streams, self.code.tokens, strict=True)}
+
+    def sped_up(self, units: Sequence[float]) -> Model:
+        """The same program with instances that take less time, as of `Code.sped_up`."""
+        made = copy(self)
+        made.code = self.code.sped_up(np.array(units, np.float64))
+        return made
 
     def run(self, depths: Mapping[int, int], skips: bool = True, limits: Sequence[int] = ()) -> Timing | Stuck | Late:
         """Run with these depths, in elements; a stream that is not among them, or that holds more than `COUNTED` and

@@ -18,7 +18,7 @@ from rsn.host.native_tasks import run_native
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
-from rsn.rsnlib.streamed.knobs import OF_OPERATORS
+from rsn.rsnlib.streamed.knobs import OF_OPERATORS, SWITCHES
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.graph import Timing
 from rsn.streams.dataflow.memory import fusion_space
@@ -134,8 +134,9 @@ def test_drawn_blocks() -> None:
         random = Random(seed)
         torch.manual_seed(seed)
         module = Drawn(random)
-        sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in OF_OPERATORS}
-        knobs = Knobs(**sizes, port=random.choice((4, 64)), packed=random.randrange(2))
+        switches = {knob: random.randrange(2) for knob in sorted(SWITCHES)}
+        sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in OF_OPERATORS if knob not in SWITCHES}
+        knobs = Knobs(**(sizes | switches))
         has_times_of_its_tasks(agrees(module, torch.randn(1, module.rows, module.width), knobs=knobs))
 
 
@@ -263,6 +264,8 @@ def test_hls_gives_the_same_bits(tmp_path: Path) -> None:
     blocks = {"step": step, "prompt": (block("gpt2", **sizes), (torch.randn(1, 4, 8),))}
     knobs = Knobs(rows=2, columns=4, depth=4, packed=1)
     made = {name: streamed(module, inputs, knobs, name=name) for name, (module, inputs) in blocks.items()}
+    made["outward"] = made["prompt"].changed(replace(knobs, outward=1))
+    blocks["outward"] = blocks["prompt"]
     regions = built(tmp_path, {name: program_of(x.machine.overlay) for name, x in made.items()})
     for name, x in made.items():
         tensors = x.tensors(*blocks[name][1])

@@ -1,0 +1,218 @@
+"""Shares of a device for the kernels and loads of a block: multipliers and bandwidth go to where they save most time.
+
+The published rule (`placing.unrolling`) makes the slowest kernel faster. That is best for a pipeline that is always
+full. A block that runs once is not: kernels wait until rows are complete. So here the modelled time of the whole
+program decides. Where it is least, the amount of a resource that a kernel holds is proportional to the time that the
+kernel would save with a little more of it. Steps towards that point take milliseconds each: they run the timed model of
+the program, with fewer cycles for its beats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, log
+
+from ...base.errors import ResourceError
+from ...streams.placing.devices import StreamDevice
+from ...streams.sizing.program import SizedProgram
+from ...streams.timing.timed import Model, Timing
+from .block import Streamed
+from .knobs import PRODUCTS, Knobs
+from .plans import Plan
+from .program import LEAST_DEPTH
+from .resources import area
+
+STREAM_BYTES = 512
+"""Most bytes that a stream between kernels moves in a cycle: 4,096 bits, the widest integer of Vitis HLS (UG1399)."""
+
+FIRST_STEP, LAST_STEP = 2.0, 1.02
+"""Largest ratio by which a step changes what a kernel holds: at first, and when the steps end. A step that saves no
+time is taken back, and the next ones are smaller."""
+
+LESS = 0.75
+"""How much smaller, and larger, an amount is made to see how much time it saves."""
+
+STORES = 1 / 16
+"""Share of the bandwidth that stores may use: a block stores few rows, and loads all its weights."""
+
+
+@dataclass
+class _Holder:
+    """What holds an amount of a resource: a kernel, or the loads of an operator.
+
+    operator, knob: the knob that states the amount. tasks: numbers of the instances that are faster with it. cost: of a
+    unit. most: units that can be used. work: of a beat, in cycles of one unit; 0 if its beats differ. units: that it
+    holds.
+    """
+
+    operator: str
+    knob: str
+    tasks: Sequence[int]
+    cost: float
+    most: int
+    work: int = 0
+    units: float = 1.0
+
+    @property
+    def chosen(self) -> int:
+        """Whole units: the least with which a beat takes no longer."""
+        whole = max(1, int(self.units))
+        return ceil(self.work / ceil(self.work / whole)) if self.work else whole
+
+
+def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> Streamed:
+    """Choose `unroll` or `lanes`, and `port`, of each operator for which the knobs do not say them; what the knobs say
+    for all operators is a limit.
+
+    dsps: multipliers that kernels may use. prefetch: bytes that loads may keep on the chip ahead of their kernels.
+    Raises `ResourceError` if kernels with one unit each need more multipliers.
+    """
+    knobs = made.knobs
+    bandwidth = device.gbs * 1e9 / (device.mhz * 1e6)
+    single = made.changed(replace(knobs, unroll=1, lanes=1, port=1))
+    kernels, loads = _kernels(single, knobs, device), _loads(single, knobs)
+    free = {holder.operator for holder in kernels}
+    given = sum(
+        area(node, knobs.lanes_of(node.name, node.op), device)["DSP"]
+        for node in made.dataflow.nodes
+        if node.name not in free
+    )
+    least = given + int(sum(holder.cost for holder in kernels))
+    if least > dsps:
+        raise ResourceError(
+            f"{device.name}: {dsps:,} DSPs may be used, and the {len(made.plans)} kernels need {least:,} with one unit "
+            f"each; choose a larger device, or cut the block"
+        )
+    stored = max(1, min(knobs.port, int(bandwidth * STORES / max(1, len(single.written.stores)))))
+    _Steps(single, [(kernels, dsps - given), (loads, bandwidth * (1 - STORES))], stored, prefetch).run()
+    of = {operator: dict(chosen) for operator, chosen in knobs.of.items()}
+    for holder in (*kernels, *loads):
+        of.setdefault(holder.operator, {})[holder.knob] = holder.chosen
+    return made.changed(replace(knobs, port=stored, of=of))
+
+
+def _instances(made: Streamed) -> dict[str, int]:
+    """The number of each task's instance; tasks of blocks have one."""
+    return {instance.task.name: k for k, instance in enumerate(made.report.region.instances)}
+
+
+def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
+    """Kernels whose units are free. single: the block with one unit each."""
+    numbers = _instances(single)
+    nodes = {node.name: node for node in single.dataflow.nodes}
+    found = []
+    for x, plan in single.plans.items():
+        knob = "unroll" if x.op in PRODUCTS else "lanes"
+        if knob not in knobs.of.get(x.name, {}):
+            most = min(getattr(knobs, knob), _arriving(plan, [operand.is_memory for operand in x.operands]))
+            cost = max(1, area(nodes[x.name], 1, device)["DSP"])
+            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, most, plan.cycles))
+    return found
+
+
+def _arriving(plan: Plan, loaded: Sequence[bool]) -> int:
+    """Units with which a beat takes as long as the streams from other kernels need for its tokens. loaded: operands
+    that are loads, whose time is that of their port."""
+    tokens = [order.bytes_per_token for order, load in zip(plan.gets, loaded, strict=True) if not load]
+    return max(1, plan.cycles // max((-(-size // STREAM_BYTES) for size in tokens), default=1))
+
+
+def _loads(single: Streamed, knobs: Knobs) -> list[_Holder]:
+    """Loads whose ports are free: all of an operator have the same one."""
+    numbers = _instances(single)
+    of: dict[str, list[int]] = {}
+    for task, operator in single.written.loads.items():
+        if "port" not in knobs.of.get(operator, {}):
+            of.setdefault(operator, []).append(numbers[task])
+    return [_Holder(operator, "port", tasks, len(tasks), knobs.port) for operator, tasks in of.items()]
+
+
+class _Steps:
+    """Steps towards the amounts with which the program takes the least time. single: the block with one unit each;
+    amounts that its knobs state for single operators stay. resources: who holds each, and how much there is. stored:
+    bytes that a store moves in a cycle."""
+
+    def __init__(
+        self, single: Streamed, resources: Sequence[tuple[list[_Holder], float]], stored: int, prefetch: int
+    ) -> None:
+        sized = single.sized()
+        self.resources = resources
+        self.model = Model(sized.outcomes.bodies[0], sized.packing)
+        self.depths = _depths(sized, set(single.written.loads), prefetch)
+        numbers = _instances(single)
+        self.fixed = dict.fromkeys((numbers[task] for task in single.written.stores), stored)
+
+    def run(self) -> None:
+        """Set the units of all holders to the best ones that were found."""
+        busy = self.model.code.cycles
+        for holders, amount in self.resources:
+            self._share(holders, amount, [float(max(busy[task] for task in holder.tasks)) for holder in holders])
+        best, step = self._cycles(), FIRST_STEP
+        while step > LAST_STEP:
+            before = self._units()
+            for holders, amount in self.resources:
+                saved = [self._saved(holder) for holder in holders]
+                held = [holder.cost * holder.units for holder in holders]
+                if any(saved):
+                    goal = [amount * s / sum(saved) for s in saved]
+                    held = [h * min(step, max(1 / step, g / h)) for h, g in zip(held, goal, strict=True)]
+                self._share(holders, amount, held)
+            cycles = self._cycles()
+            if cycles < best:
+                best = cycles
+            else:
+                step **= 0.5
+                for holder, units in before:
+                    holder.units = units
+
+    def _units(self) -> list[tuple[_Holder, float]]:
+        return [(holder, holder.units) for holders, _ in self.resources for holder in holders]
+
+    def _share(self, holders: list[_Holder], amount: float, goal: list[float]) -> None:
+        """Share an amount in these proportions, but for the least and the most units of each holder."""
+        open_ = dict(enumerate(goal))
+        left = amount
+        while open_:
+            total = sum(open_.values())
+            wanted = {k: left * (w / total if total else 1 / len(open_)) / holders[k].cost for k, w in open_.items()}
+            over = [k for k, units in wanted.items() if units >= holders[k].most]
+            under = [k for k, units in wanted.items() if units < 1]
+            # Those at a limit first: what they leave, or take, changes the others' parts.
+            for k in under or over or list(open_):
+                holders[k].units = min(max(1.0, wanted[k]), float(holders[k].most))
+                left -= holders[k].units * holders[k].cost
+                del open_[k]
+
+    def _saved(self, holder: _Holder) -> float:
+        """The time that more units save: cycles between fewer and more of them, for the logarithm of their ratio."""
+        units = holder.units
+        fewer, more = max(1.0, units * LESS), min(float(holder.most), max(units + 1, units / LESS))
+        taken = []
+        for holder.units in (fewer, more):
+            taken.append(self._cycles())
+        holder.units = units
+        return max(0.0, (taken[0] - taken[1]) / log(more / fewer)) if more > fewer else 0.0
+
+    def _cycles(self) -> int:
+        units = [1.0] * self.model.code.instances
+        for task, stored in self.fixed.items():
+            units[task] = stored
+        for holders, _ in self.resources:
+            for holder in holders:
+                for task in holder.tasks:
+                    units[task] = holder.chosen
+        run = self.model.sped_up(units).run(self.depths)
+        assert isinstance(run, Timing), "a program without limits that is deep enough to end"
+        return run.latency
+
+
+def _depths(sized: SizedProgram, loads: set[str], prefetch: int) -> dict[int, int]:
+    """Depths of the streams of loads, in proportion to what they load; other streams are endless."""
+    of: dict[int, int] = {}
+    for instance in sized.untimed.instances:
+        if instance.task.name in loads:
+            of |= {s: n for node in instance.body for s, put, n in node.needs if put}
+    bits = {s: group.bits for group in sized.groups.values() for s in group.elements}
+    total = sum(n * bits[s] for s, n in of.items())
+    return {s: max(LEAST_DEPTH, min(n, int(n * prefetch * 8 / total))) for s, n in of.items()}
