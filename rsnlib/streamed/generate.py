@@ -99,9 +99,13 @@ class Generated:
 
     @property
     def bounds_s(self) -> dict[str, float]:
-        """Least seconds by the busiest kernel, and by the memory off the chip at its peak bandwidth."""
+        """Least seconds by the busiest kernel of this machine, by all multipliers that kernels may use if products had
+        them all the time, and by the memory off the chip at its peak bandwidth."""
+        hz = self.device.mhz * 1e6
+        most = max(1, int(FILL * self.device.total["DSP"]) // multiply_add_dsps(self.device))
         return {
-            "slowest kernel": self.slowest[1] / (self.device.mhz * 1e6),
+            "slowest kernel": self.slowest[1] / hz,
+            "multipliers": sum(multiply_adds(x) for x in self.streamed.plans) / most / hz,
             "memory off the chip": self.off_chip_bytes / (self.device.gbs * 1e9),
         }
 
