@@ -122,7 +122,7 @@ STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
     "chosen",
     multiple=True,
     metavar="KNOB=VALUE",
-    help="with --machine: rows, columns, depth of tiles; unroll, lanes, port, packed",
+    help="with --machine: rows, columns, depth of tiles; outward, packed; limits unroll, lanes, port",
 )
 @click.option(
     "--stream-program", type=click.Path(dir_okay=False), help="with --machine: file for the stream program (.py)"
@@ -168,7 +168,7 @@ def compile_command(
     The text of a stream program holds its machine: a unit for each task instance. Its file is read, not executed.
 
     With --machine generated, a model becomes a stream program, and that a machine of its own: a kernel for each
-    operator, unrolled, fused, sized and placed on a device. The text holds the machine.
+    operator, that share a device so that the block takes the least time. The text holds the machine.
     """
     named = stream_program_named(spec)
     if named is not None and is_region(named):
