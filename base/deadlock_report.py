@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from .finding import Finding
@@ -70,7 +70,8 @@ class Wait:
     or the dispatcher: the packet), -1 before the first. place: source line of that uOP or packet. words: how many
     words, or how much room, it needs. filled, capacity: words in the stream now, and at most. peer: the process at the
     other end of the stream. ended: `peer` has ended. serves: None for a unit; for a process of the instruction path
-    the unit that it feeds, "" if it feeds all units. idle: it waits for its next instruction.
+    the unit that it feeds, "" if it feeds all units. idle: it waits for its next instruction. any_of: a word on one of
+    several streams is enough, and this is one of them.
     """
 
     unit: str
@@ -85,6 +86,7 @@ class Wait:
     ended: bool
     serves: str | None
     idle: bool
+    any_of: bool = False
 
     @property
     def control(self) -> bool:
@@ -117,9 +119,11 @@ class Deadlock:
     """A deadlock; `str` gives the report.
 
     waits: every blocked process, units first, in the overlay's order. cycle: the shortest wait-for cycle: each process
-    waits for the next one, the last for the first. chain: only if there is no cycle: each process waits for the next
-    one, the last for a process that has ended. imbalances: the streams on which sends and receives differ over the
-    whole program, those of the cycle or chain first. uncounted: why some streams were not counted; "" if all were.
+    waits for the next one, the last for the first. knot: with units that wait for any of several streams, where a cycle
+    does not show why none of these gets a word: processes that wait for one another only. chain: only if there is no
+    cycle: each process waits for the next one, the last for a process that has ended. imbalances: the streams on which
+    sends and receives differ over the whole program, those of the cycle or chain first. uncounted: why some streams
+    were not counted; "" if all were. chosen: so far, how often each stream was chosen among several, by name.
     """
 
     waits: tuple[Wait, ...]
@@ -127,6 +131,8 @@ class Deadlock:
     chain: tuple[Wait, ...]
     imbalances: tuple[Imbalance, ...]
     uncounted: str = ""
+    knot: tuple[Wait, ...] = ()
+    chosen: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def imbalance(self) -> Imbalance | None:
@@ -138,7 +144,7 @@ class Deadlock:
 
     @cached_property
     def _text(self) -> str:
-        links = self.cycle or self.chain
+        links = self.knot or self.cycle or self.chain
         rest = [w for w in self.waits if w not in links]
         busy, idle = [w for w in rest if not w.idle], [w for w in rest if w.idle]
         below = [*_idle(idle), *self._verdict()]
@@ -153,6 +159,8 @@ class Deadlock:
         return "\n".join([*lines, *below])
 
     def _heading(self, links: Sequence[Wait]) -> str:
+        if self.knot:
+            return "a knot: none of them moves before another one of them does:"
         if self.chain:
             peer = links[-1].peer.replace("dispatcher", "the dispatcher")
             one = f"{links[0].unit} waits" if len(links) == 1 else "each waits for the next, and the last"
@@ -172,6 +180,8 @@ class Deadlock:
                 yield f"sends and receives differ also on {names}"
         elif self.uncounted:
             yield f"not every stream was counted: {self.uncounted}"
+            if self.chosen:
+                yield "chosen so far: " + ", ".join(f"{name} {count} times" for name, count in self.chosen.items())
         elif self.cycle:
             yield "every stream is balanced: order or depth is at fault"
         elif self.chain:
@@ -186,7 +196,7 @@ def _aligned(rows: Sequence[Wait | str]) -> list[str]:
     return [
         f"  {w}"
         if isinstance(w, str)
-        else f"  {w.unit:<{unit}}  {w.position:<{at}}  waits to {w.what} {w.stream} ({w.fill})"
+        else f"  {w.unit:<{unit}}  {w.position:<{at}}  waits to {w.what} {'any, ' * w.any_of}{w.stream} ({w.fill})"
         for w in rows
     ]
 

@@ -373,6 +373,8 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
             "utilization": run.utilization,
             "critical_path": run.critical_path,
         }
+        if run.chosen:
+            facts["chosen_by_arrival"] = dict(run.chosen)
         click.echo(json.dumps(facts if reasons is None else facts | {"explain": reasons.as_json()}))
         return
     in_cycles = ""
@@ -388,6 +390,8 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
     kinds = program.overlay.by_kind.items()
     used = [f"{kind} {_shares([run.utilization[u.name] for u in units])}" for kind, units in kinds]
     click.echo(f"utilization %  {', '.join(used)}")
+    if run.chosen:
+        click.echo(f"by arrival     {sum(run.chosen.values())} choices: results may depend on times")
     for written in ("outputs", "dump_ddr", "trace", "report"):
         if options.get(written):
             click.echo(f"{written.replace('_', '-'):<14} {options[written]}")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..base.deadlock_report import Imbalance
 from ..base.finding import Finding
 from .description import Machine, Memory
-from .steps import Channel, Par, Steps
+from .steps import AnyOf, Channel, Par, Steps
 from .unit import Immutable, Unit
 from .wiring import Wiring
 
@@ -210,6 +210,9 @@ class _Counts:
                 for lane in effect.lanes:
                     self._walk(lane, out)
                 continue
+            if isinstance(effect, AnyOf):
+                names = ", ".join(channel.name for channel in effect.channels)
+                raise _Undecidable(f"what comes first decides how many words are taken from each of {names}")
             self.steps += 1
             if self.steps > MAX_STEPS:
                 raise _Undecidable(f"more than {MAX_STEPS} steps")

@@ -1,9 +1,10 @@
 """Explains a deadlock: which process waits for which, and the first stream on which sends and receives differ.
 
 Each blocked process waits for words or for room in a stream, and so for the process at the other end. The chain of
-waits ends in a cycle or at a process that has ended. A cycle does not show which unit is at fault. The words sent and
-received over the whole program do: if they differ on a stream, one of its units is wrong; if they are equal everywhere,
-the order of work or the depth of a stream is.
+waits ends in a cycle or at a process that has ended. A process that waits for any of several streams is blocked only if
+the processes at the other ends of all of them are; then a cycle may not be enough, and the report shows a knot. A cycle
+does not show which unit is at fault. The words sent and received over the whole program do: if they differ on a stream,
+one of its units is wrong; if they are equal everywhere, the order of work or the depth of a stream is.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ def explain(net: ProcessNetwork, alive: Collection[Task]) -> Callable[[], Deadlo
     The waits are recorded now, so the network may be used again. Words are counted only when the returned function is
     called: it is slow, and a search for the smallest FIFO depth does not need it.
     """
-    waits = tuple(_waits(net, alive))
+    waits, chosen = tuple(_waits(net, alive)), dict(net.chosen)
 
     def facts() -> Deadlock:
         cycle = _cycle(waits)
+        knot = _knot(waits, cycle)
         chain = () if cycle else _chain(waits)
         imbalances, uncounted = _imbalances(net)
-        streams = [w.stream for w in (*reversed(cycle or chain), *waits)]
+        streams = [w.stream for w in (*reversed(knot or cycle or chain), *waits)]
         imbalances.sort(key=lambda i: streams.index(i.stream) if i.stream in streams else len(streams))
-        return Deadlock(waits, cycle, chain, tuple(imbalances), uncounted)
+        return Deadlock(waits, cycle, chain, tuple(imbalances), uncounted, knot, chosen)
 
     return facts
 
@@ -49,7 +51,7 @@ def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
     inner = {c for handover in net.apart.values() for c in handover}  # the other half of the unit is listed itself
     rank = {u.name: i for i, u in enumerate(net.machine.units)}
 
-    def wait(task: Task, what: str, channel: Channel, words: int) -> Wait:
+    def wait(task: Task, what: str, channel: Channel, words: int, any_of: bool = False) -> Wait:
         at = task.unit
         origin = at.issue.origin if at.issue is not None else NEVER
         number = at.number if at.serves is None else origin
@@ -68,10 +70,14 @@ def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
             ended=peer not in going,
             serves=at.serves,
             idle=what == "get" and channel.control,
+            any_of=any_of,
         )
 
     for task in sorted(alive, key=lambda t: (rank.get(t.unit.owner, len(rank)), t.unit.index, t.lane)):
         fire = task.pending
+        if task.choice is not None:
+            yield from (wait(task, "get", c, 1, len(task.choice.channels) > 1) for c in task.choice.channels)
+            continue
         if fire is None:  # it waits for its own lanes, which are listed themselves
             continue
         for channel in fire.gets:
@@ -109,6 +115,26 @@ def _cycle(waits: Sequence[Wait]) -> tuple[Wait, ...]:
             if not best or len(links) < len(best):
                 best = links
     return tuple(reversed(best))
+
+
+def _knot(waits: Sequence[Wait], cycle: Sequence[Wait]) -> tuple[Wait, ...]:
+    """Return the waits of processes that wait for one another only: those of the cycle, those that a process of them
+    could get a word from instead, and so on. Nothing if the cycle is all of that."""
+    by_unit = _by_unit(waits)
+    picked = {w.unit: [w] for w in cycle}
+    ahead = deque(w.unit for w in cycle)
+    while ahead:
+        unit = ahead.popleft()
+        for w in by_unit.get(unit, ()):
+            if w.any_of and w not in picked[unit]:
+                picked[unit].append(w)
+        for w in picked[unit]:
+            if w.peer not in picked and not w.ended and w.peer in by_unit:
+                inward = [x for x in by_unit[w.peer] if x.peer in picked]
+                picked[w.peer] = (inward or by_unit[w.peer])[:1]
+                ahead.append(w.peer)
+    knot = tuple(w for waits_of in picked.values() for w in waits_of)
+    return knot if len(knot) > len(cycle) else ()
 
 
 def _chain(waits: Sequence[Wait]) -> tuple[Wait, ...]:

@@ -6,6 +6,11 @@ keeps its own clock. A token carries the times at which its first and last word 
 which it was read; a firing starts at the latest time of all that it depends on. Source: paper section 3.1; design
 section 4.
 
+A unit that chooses by arrival (`AnyOf`) has to know that no earlier word can come. It chooses when nothing else in the
+network can move, and of several such units only the one whose choice starts first (ties: the unit that is listed
+first); then all others go on. Each word that is yet to come follows from that choice or from a later one, and no step
+takes negative time, so none can come earlier. Results remain independent of the order in which units are stepped.
+
 A kernel is a generator over `Step` and `Par`. In a run without data (`ProcessNetwork(..., data=False)`) the same
 kernels decide only time and deadlock.
 """
@@ -14,13 +19,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from ..base.errors import DeadlockError, ProgramError
 from .deadlock import explain
 from .description import Machine
 from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, EventLog, StepSignature
-from .steps import NEVER, Burst, Channel, Issue, Par, Step, Steps
+from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps
 from .wiring import Wiring
 from .workload import UopLists, Workload
 
@@ -30,16 +36,21 @@ class Task:
 
     unit: the process. after: the task that forked this lane, None for a process. firing: its last firing. children:
     lanes that have not ended. queued: it is in the queue of tasks to step. busy: seconds in which it did not wait.
+    choice: the streams among which it waits to choose. offer: when it could choose which of them, as far as is known.
+    chosen: the index of the stream, for its kernel.
     """
 
     __slots__ = (
         "after",
         "busy",
         "children",
+        "choice",
+        "chosen",
         "clock",
         "firing",
         "lane",
         "left",
+        "offer",
         "pending",
         "queued",
         "slowest",
@@ -62,6 +73,9 @@ class Task:
         self.queued = True
         self.busy = 0.0
         self.slowest = 0.0  # busy time of the busiest lane so far
+        self.choice: AnyOf | None = None
+        self.offer: tuple[float, int] | None = None
+        self.chosen: int | None = None
 
 
 class Progress:
@@ -118,7 +132,8 @@ class ProcessNetwork(Wiring):
     workload: the uOPs of each unit. A mapping stands for lists of uOPs by unit name (`UopLists`).
     banks: off-chip memories by name (float32 vectors); ignored unless `data`.
     order: permutes the list of processes; for tests.
-    record: keep the event log in `events`.
+    record: keep the event log in `events`. chosen: how often each stream, by name, was chosen among several by arrival
+    (`AnyOf`); if any was, results may depend on times.
     where: returns the place of a uOP in the source, given unit and origin; default: the workload's `where`.
     """
 
@@ -143,6 +158,9 @@ class ProcessNetwork(Wiring):
         self.events = EventLog.empty() if record else None
         self._known_steps: dict[StepSignature, int] = {}
         self._count = 0
+        self._offers: list[tuple[float, int, tuple[int, ...], int, int, Task]] = []
+        self._offered = 0
+        self.chosen: dict[str, int] = {}
         self.progress: dict[str, Progress] = {}
         self._tasks: list[Task] = []
         self.apart = {name: self._handover(name, unit.ahead) for name, unit in self.units.items() if unit.ahead}
@@ -190,7 +208,7 @@ class ProcessNetwork(Wiring):
                 yield Step(puts=(apart.slots,))
             yield from self.end(name)
 
-    def take(self, name: str) -> Generator[Step | Par, Any, bool]:
+    def take(self, name: str) -> Generator[Step | Par | AnyOf, Any, bool]:
         """Execute the current uOP of a unit whose halves are apart, up to the end of its filling half. The process has
         put a word to the unit's `slots` for it. Returns whether that word still stands for no uOP."""
         unit, progress = self.units[name], self.progress[name]
@@ -233,12 +251,47 @@ class ProcessNetwork(Wiring):
         alive: set[Task] = set(self._tasks)
         end = 0.0
         while ready:
-            task = ready.popleft()
-            task.queued = False
-            self._step(task, ready, alive)
-            end = max(end, task.clock)
+            while ready:
+                task = ready.popleft()
+                task.queued = False
+                if task.choice is not None:
+                    self._offer(task)
+                    continue
+                self._step(task, ready, alive)
+                end = max(end, task.clock)
+            self._choose(ready)
         self.settle(alive)
         return end
+
+    def _offer(self, task: Task) -> None:
+        """Note which stream a task would choose, as far as is known, and let later words wake it."""
+        assert task.choice is not None
+        best: tuple[float, int] | None = None
+        for index, channel in enumerate(task.choice.channels):
+            if not channel.filled:
+                channel.reader = task
+            elif best is None or channel.tokens[0][2] < best[0]:
+                best = channel.tokens[0][2], index
+        if best is not None:
+            task.offer = max(task.clock, best[0]), best[1]
+            self._offered += 1
+            heappush(self._offers, (task.offer[0], task.unit.index, task.lane, best[1], self._offered, task))
+
+    def _choose(self, ready: deque[Task]) -> None:
+        """Let the task choose that can do so first; nothing else in the network can move."""
+        while self._offers:
+            start, _, _, index, _, task = heappop(self._offers)
+            if task.choice is None or task.offer != (start, index):
+                continue  # a word that came earlier has replaced this offer
+            for channel in task.choice.channels:
+                channel.reader = None
+            if len(task.choice.channels) > 1:
+                name = task.choice.channels[index].name
+                self.chosen[name] = self.chosen.get(name, 0) + 1
+            task.choice, task.offer, task.chosen = None, None, index
+            task.queued = True
+            ready.append(task)
+            return
 
     def settle(self, alive: Collection[Task]) -> None:
         """Raise unless the run is complete. alive: the processes that have not ended; none of them can move.
@@ -261,7 +314,8 @@ class ProcessNetwork(Wiring):
         """Advance one task until it blocks, forks or ends."""
         fire = task.pending
         left = task.left
-        value: Any = None
+        value: Any = task.chosen
+        task.chosen = None
         firings = self.events
         while True:
             if fire is None:
@@ -390,7 +444,8 @@ class ProcessNetwork(Wiring):
         return known
 
     def _next(self, task: Task, value: Any, ready: deque[Task], alive: set[Task]) -> Step | None:
-        """Return the next step of a task, None if it has ended or forked. value: the payloads of the previous step."""
+        """Return the next step of a task, None if it has ended or forked, or waits to choose. value: the payloads of
+        the previous step, or the index of the stream that was chosen."""
         while True:
             try:
                 effect = task.steps.send(value)
@@ -402,8 +457,16 @@ class ProcessNetwork(Wiring):
                     self._fork(task, effect, ready, alive)
                     return None
             elif effect.times:
-                return effect
+                return effect  # type: ignore[return-value]  # an AnyOf has none; a test of types costs time
+            elif isinstance(effect, AnyOf):
+                self.await_any(task, effect)
+                return None
             value = None
+
+    def await_any(self, task: Task, choice: AnyOf) -> None:
+        """Let a task wait until it may choose among streams."""
+        task.choice = choice
+        self._offer(task)
 
     def _fork(self, task: Task, par: Par, ready: deque[Task], alive: set[Task]) -> None:
         task.children = len(par.lanes)

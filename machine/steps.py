@@ -178,4 +178,26 @@ class Par:
         self.lanes = lanes
 
 
-Steps = Generator[Step | Par, Any, None]
+class AnyOf:
+    """Wait until a word has come on one of several streams, and choose the stream on which it came first: of equal
+    times, the one that is listed first. The kernel gets its index, and then takes the words with a `Step`. It takes no
+    time.
+
+    A network with such a unit is no Kahn network: its results may depend on times. They are still a function of the
+    program and the rates alone (`ProcessNetwork.run`). Times are sums of floats: for words that come in the same cycle
+    to come at the same time, let the clock of the machine be a power of 2, so that the sums are exact. Raises
+    `ValueError` without streams, or for one that is listed twice.
+    """
+
+    __slots__ = ("channels",)
+
+    times = 0
+    """It is no firing."""
+
+    def __init__(self, *channels: Channel) -> None:
+        if not channels or len(set(channels)) < len(channels):
+            raise ValueError("a unit chooses among one or more streams, each listed once")
+        self.channels = channels
+
+
+Steps = Generator[Step | Par | AnyOf, Any, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from .event_log import CriticalPath, EventLog
@@ -17,7 +17,8 @@ class Timing:
     latency: seconds, without the launch of the program. busy: seconds in which a process (a unit, a decoder, the
     dispatcher) did not wait, by name. amounts: bytes, tiles or cycles charged to each rate, by name. waits: by stream,
     the seconds in which its reader waited for words (empty) and its writer for room (full). order: the jobs of a
-    `ListSchedulingProblem` in the order in which they were executed, else empty.
+    `ListSchedulingProblem` in the order in which they were executed, else empty. chosen: how often each stream, by
+    name, was chosen among several because its word came first; if any was, results may depend on times.
     """
 
     latency: float
@@ -28,6 +29,7 @@ class Timing:
     _starts: Callable[[str], list[tuple[float, int]]]
     _firings: Callable[[], EventLog]
     _chain: Callable[[], CriticalPath]
+    chosen: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(net: ProcessNetwork, latency: float) -> Timing:
@@ -47,6 +49,7 @@ class Timing:
             lambda unit: net.progress[unit].starts,
             recorded,
             lambda: recorded().critical_path(),
+            net.chosen,
         )
 
     def unit_busy(self, unit: str) -> float:

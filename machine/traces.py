@@ -23,7 +23,7 @@ from ..base.garbage import gc_disabled
 from .description import FREE, Machine
 from .event_log import StepSignature
 from .executor import ProcessNetwork, draining
-from .steps import NEVER, Burst, Channel, Par, Steps
+from .steps import NEVER, AnyOf, Burst, Channel, Par, Steps
 from .unit import Unit
 from .workload import Workload
 
@@ -213,6 +213,8 @@ class TraceTable:
                     times = 0
                     rows.append(Fork(tuple([self.record(lane) for lane in effect.lanes])))
                 continue
+            if isinstance(effect, AnyOf):
+                raise UntraceableError("a unit chooses by what comes first")
             if effect.send:
                 raise UntraceableError("a kernel sends tokens that may steer others")
             self.steps += 1

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...base.errors import ProgramError
 from ...isa.instruction_path import InstructionPath
 from ...machine.executor import ProcessNetwork, Task
-from ...machine.steps import Burst, Channel
+from ...machine.steps import AnyOf, Burst, Channel
 
 DEEPER = 32
 """Factor by which streams are deeper than the machine's: enough for all tiles that a MemB sends for one MME op. Data in
@@ -96,6 +97,10 @@ class Dataflow(ProcessNetwork):
             if completed is not None and u.kind not in path.overlay.preloaded:
                 uops[u.name] = _reporting(uops[u.name], u.name, completed)
         super().__init__(path.overlay, uops, banks=banks, data=True, where=where)
+
+    def await_any(self, task: Task, choice: AnyOf) -> None:
+        """Refuse: what comes first is not known without clocks."""
+        raise ProgramError(f"{task.unit.owner} chooses by what comes first, which a run without clocks does not know")
 
     def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
         fire = task.pending

@@ -34,7 +34,8 @@ class Run:
     of the latency in which it did not wait. critical_path: by cause, the share of the latency along the chain of steps
     that determined it. clock: "modelled" for seconds of the modelled machine; "measured" for those of a real one, as
     its host sees them; "wall" for those of this computer, from a board that only computes the results. facts: facts
-    about the board that ran it, by name.
+    about the board that ran it, by name. chosen: how often each stream, by name, was chosen among several because its
+    word came first (`machine.steps.AnyOf`); if any was, results may depend on times.
     """
 
     latency_s: float
@@ -43,6 +44,7 @@ class Run:
     critical_path: dict[str, float]
     clock: str = "modelled"
     facts: dict[str, str] = field(default_factory=dict)
+    chosen: Mapping[str, int] = field(default_factory=dict)
 
 
 class Machine:
@@ -154,6 +156,7 @@ def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
         bytes=moved,
         utilization={u.name: done.unit_busy(u.name) / latency if latency else 0.0 for u in overlay.units},
         critical_path={c: s / latency for c, s in critical_path(done, overlay).items()} if latency else {},
+        chosen=done.chosen,
     )
 
 

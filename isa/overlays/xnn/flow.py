@@ -259,7 +259,7 @@ def words_moved(steps: Steps) -> Counter[str]:
         if isinstance(step, Par):
             for lane in step.lanes:
                 out += words_moved(lane)
-        else:
+        elif isinstance(step, Step):
             for channel in (*step.gets, *step.puts):
                 out[channel.name] += step.words * step.times
     return out
@@ -287,7 +287,7 @@ class _Kernel:
             if isinstance(step, Par):
                 for lane in step.lanes:
                     self.walk(lane)
-            elif step.times and step.do is not None:
+            elif isinstance(step, Step) and step.times and step.do is not None:
                 self._take(step, step.do)
 
     def _take(self, step: Step, do: Any) -> None:
