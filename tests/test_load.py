@@ -143,6 +143,24 @@ def test_a_family_answers_all_sizes(family: tuple[Any, Path], sizes: tuple[int, 
     assert answer["more"]["first"].shape == (sizes[0], C)
 
 
+def test_a_family_with_padding_on_the_left_answers_batches_between_those_of_its_programs(tmp_path: Path) -> None:
+    """Their first rows are parameters of a program, so that a request is as large as its program."""
+
+    def on_the_left(batch: int, length: int) -> dict[str, Any]:
+        x = given(batch, length)
+        return x | {"mask": x["mask"].flip(1)}
+
+    path = tmp_path / "x.rsnmodel"
+    with rsn.compile(Stack(lambda y: y).eval(), on_the_left(3, 12), dynamic_shapes=dims((1, 3), (12,))) as made:
+        made.save(path)
+        with rsn.load(path) as loaded, loaded.server() as server:
+            for sizes in ((2, 12), (2, 7), (3, 5), (1, 9)):
+                x = on_the_left(*sizes)
+                expected = made(**x)
+                assert equal(loaded(**x), expected)
+                assert equal(server.submit(**x).result(60), expected)
+
+
 def test_what_a_loaded_family_says_of_itself(family: tuple[Any, Path]) -> None:
     loaded = rsn.load(family[1])
     assert repr(loaded) == (

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from inspect import Signature
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..forks import forget_in_children
 from ..runner import Runner
 from ..serving import ALONE, Serving
 from ..serving.arguments import Argument
+from ..serving.family import Member
 from ..serving.server import Asked, Server
 from .file import Part, Saved, read
 
@@ -226,18 +228,22 @@ class Loaded(Closing):
 
     def _sequences(self, part: Part, call: Fitted) -> int:
         """Return how many of the network's sequences belong to the call. The others are padding, copies of the last
-        one, and need not run: so it is where the batch of each program is the network's own and programs have several
-        batch sizes."""
+        one, and need not run if requests may have fewer sequences than a program."""
+        return part.host.batch if self._batch is None else call.asked[self._batch]
+
+    @cached_property
+    def _batch(self) -> int | None:
+        """The index in `dims` of the number of sequences of a request to the machine. None if each request has as many
+        as its program: unless the batch of each program is the network's own, programs have several batch sizes, and
+        each sequence of a program has a slot."""
         batches = [i for i, dim in enumerate(self.dims) if isinstance(dim, Batch)]
         if len(batches) != 1:
-            return part.host.batch
+            return None
         (i,) = batches
-        if (
-            any(p.host.batch != p.sizes[i] for p in self._saved.parts)
-            or len({p.sizes[i] for p in self._saved.parts}) == 1
-        ):
-            return part.host.batch
-        return call.asked[i]
+        parts = self._saved.parts
+        own = all(part.host.batch == part.sizes[i] for part in parts)
+        several = len({part.sizes[i] for part in parts}) > 1
+        return i if own and several and all(Member.of(part.program).slots for part in parts) else None
 
 
 @contextmanager
