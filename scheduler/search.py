@@ -211,7 +211,8 @@ class _Trial:
                     return
                 self.found.steps.append(f"{label}: {duration(run.latency)}, {self._size.words(schedule)}")
                 self.found.schedule, self.found.latency_s, self._price_s = schedule, run.latency, price_s
-        except (DeadlockError, ProgramError, UnsupportedError) as e:  # it cannot run, or has no image
+        except (DeadlockError, ProgramError, ScheduleError, UnsupportedError) as e:
+            # it cannot run, or has no image, or the memories of the machine are too small for its tiles
             self.failure = self.failure or e
             return
         self.found.busy = {u.name: run.busy[u.name] for u in self._overlay.units if u.name in run.busy}

@@ -25,6 +25,7 @@ from rsn.scheduler.search import Found, describe, first, price, sample, search
 from rsn.tests.effort import sampled
 
 from .networks import Maker, error, execute, reference
+from .test_memories import overlay_of
 
 
 class Clock:
@@ -167,6 +168,15 @@ def test_what_the_machine_cannot_run_is_refused_as_without_a_search() -> None:
     network = Maker().encoder(1, 128, 320, 1, 128)
     with pytest.raises(UnsupportedError, match=r"l0.attention: heads of 320 columns"):
         searched(network)
+
+
+def test_tiles_that_the_machine_does_not_hold_are_passed_over() -> None:
+    """Memories of one row block hold no tile of four on two rows of MMEs."""
+    overlay = overlay_of({"MemA": {"rows": 128}})
+    tried: list[Schedule] = []
+    searched(Maker().gemm(900, 64, 700), math.inf, overlay=overlay, cost=_noting(tried))
+    rows = {cut.tile_rows for schedule in tried for _, cut in schedule.tiles}
+    assert rows == {3, 6}
 
 
 @pytest.mark.long
