@@ -163,14 +163,17 @@ class Arguments:
         return out
 
     def example_of(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """The example for a program of these sizes. A mask that hides first rows of a sequence, as padding on the left,
-        does so in each: else the program would refuse such calls."""
+        """The example for a program of these sizes. Masks of padding show as many rows as there are: of few rows, one
+        would not tell whether it is causal. A mask that hides first rows of a sequence, as padding on the left, hides
+        one: else the program would refuse such calls."""
         made = self.resized(self.example, sizes)
         for name in self.shapes:
             x = self.example[name]
-            if _is_padded_on_left(x) and made[name].shape[1] > 1:
+            if not _is_zero_or_one(x) or not (_is_padded_on_left(x) or _is_prefix(x)):
+                continue
+            if made[name].shape[1] > 1:
                 made[name] = made[name].new_ones(made[name].shape)
-                made[name][0, 0] = 0
+                made[name][0, 0] = not _is_padded_on_left(x)
         return made
 
 
@@ -192,8 +195,18 @@ def _resized(x: torch.Tensor, axis: int, size: int, copies: bool) -> torch.Tenso
     return torch.cat([x, rest if copies else torch.zeros_like(rest)], axis)
 
 
-def _is_padded_on_left(x: Any) -> bool:
-    """Whether an argument is a mask (batch, rows) of 0 and 1, and a sequence has rows that are hidden before others."""
+def _is_zero_or_one(x: Any) -> bool:
+    """Whether an argument has the form of a mask: of whole numbers or bool, (batch, rows), of 0 and 1."""
     if not hasattr(x, "is_floating_point") or x.is_floating_point() or x.is_complex() or x.ndim != 2:
         return False
-    return bool(((x == 0) | (x == 1)).all()) and bool(((x[:, 0] == 0) & (x != 0).any(1)).any())
+    return x.numel() > 0 and bool(((x == 0) | (x == 1)).all())
+
+
+def _is_padded_on_left(x: torch.Tensor) -> bool:
+    """Whether a sequence of a mask has rows that are hidden before others."""
+    return bool(((x[:, 0] == 0) & (x != 0).any(1)).any())
+
+
+def _is_prefix(x: torch.Tensor) -> bool:
+    """Whether a mask shows the first rows of each sequence, one or more."""
+    return bool((x[:, 0] != 0).all() and (x[:, 1:] <= x[:, :-1]).all())

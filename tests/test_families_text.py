@@ -206,6 +206,20 @@ def test_left_padding_in_a_family() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("shown", [[1], [1, 0, 0]], ids=["a row", "a row and padding"])
+def test_a_family_whose_example_shows_one_row(shown: list[int]) -> None:
+    """Its programs are for more."""
+    name, config = FAMILIES["llama, groups"]
+    module = model(name, config | {"num_hidden_layers": 1}, "sdpa")
+    mask = torch.tensor([shown])
+    example = {"input_ids": torch.full_like(mask, 7), "attention_mask": mask}
+    sizes = {0: rsn.Batch(2), 1: rsn.Length(20)}
+    with rsn.compile(module, example, dynamic_shapes=dict.fromkeys(example, sizes)) as compiled, torch.no_grad():
+        for given in (text("right"), example):
+            assert_close(first(compiled(**given)), first(module(**given)), given)
+
+
+@pytest.mark.long
 def test_position_ids_are_constants(tmp_path: Any) -> None:
     """Of the compiled model and of its file: calls must give those of the example."""
     module, given = model(*FAMILIES["llama, groups"], "sdpa"), text("")

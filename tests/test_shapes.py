@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import ScheduleError, TensorError, UnsupportedError  # noqa: E402
 from rsn.nn import Encoder  # noqa: E402
-from rsn.rsnlib.shapes import Dim  # noqa: E402
+from rsn.rsnlib.shapes import Arguments, Dim  # noqa: E402
 
 HIDDEN = 64
 
@@ -207,3 +208,24 @@ def test_a_dimension_is_its_sizes() -> None:
     assert rsn.Length(40, 128) == rsn.Length(128, 40) != rsn.Batch(40, 128)
     with pytest.raises(TensorError, match="sizes must be whole numbers"):
         rsn.Batch(True)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ([[1]], [[1, 1, 1]]),
+        ([[1, 1], [1, 0]], [[1, 1, 1], [1, 1, 1]]),
+        ([[1, 1], [0, 1]], [[0, 1, 1], [1, 1, 1]]),
+        ([[1, 0, 1]], [[1, 0, 1]]),
+        ([[2, 1]], [[2, 1, 0]]),
+    ],
+    ids=["of one row", "right", "left", "a hole", "no mask"],
+)
+def test_masks_of_examples_show_all_rows(mask: Any, expected: Any) -> None:
+    """Else no program for more rows than the example has could tell whether its mask is causal. Only the side of the
+    padding is the example's."""
+
+    def forward(mask: Any) -> None: ...
+
+    arguments = Arguments(inspect.signature(forward), (torch.tensor(mask),), {"mask": {1: rsn.Length(3)}})
+    assert arguments.example_of((3,))["mask"].tolist() == expected
