@@ -1,9 +1,10 @@
 """How much a test tries: what is enough for a change in `make test`, more in `make test-long`, all in `make test-full`.
 
 A test, or a case of one, that is marked `long` is left to `make test-long`, which sets RSN_TESTS=long. A property with
-many cases runs in both: it says how many cases it has in full, and how many a quick run tries. Where it draws a large
-number of programs, `make test-long` tries a tenth of them (`drawn`), and `make test-full` (RSN_TESTS=full) all; cases
-marked `full` are left to that target, too.
+many cases runs in both: it says how many cases it has in full, and how many a quick run tries. `make test-long` tries a
+quarter of them (`cases`, `examples`), or a tenth of drawn programs (`drawn`), but no fewer than `make test`; a property
+of which it would try no more is left out there (`examples`, `in_full`). `make test-full` (RSN_TESTS=full) tries all,
+and the cases that are marked `full`.
 """
 
 from __future__ import annotations
@@ -18,33 +19,41 @@ from hypothesis import settings
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 FULL = os.environ.get("RSN_TESTS") == "full"
-"""Whether properties try all of the programs that they draw."""
+"""Whether properties try all of their cases."""
 LONG = FULL or os.environ.get("RSN_TESTS") == "long"
-"""Whether properties try all of their cases, but for those that are drawn."""
+"""Whether properties try more of their cases than in `make test`."""
 
 
 def cases(full: int, quick: int) -> int:
     """How many cases a test decorated with `in_both` tries in this run."""
-    return full if LONG else quick
+    return full if FULL else max(quick, full // 4) if LONG else quick
 
 
 def drawn(full: int, quick: int) -> int:
-    """How many programs a test decorated with `in_both` draws in this run."""
+    """How many programs a test decorated with `in_both` or `in_full` draws in this run."""
     return full if FULL else max(quick, full // 10) if LONG else quick
 
 
 def in_both(test: Test) -> Test:
-    """Run a test in both targets, with as many cases as `cases` says."""
+    """Run a test in all targets, with as many cases as `cases` or `drawn` says."""
     marked: Test = pytest.mark.long(test) if LONG else test
+    return in_full(marked)
+
+
+def in_full(test: Test) -> Test:
+    """Run a test in `make test-full`, too, with all its cases; else in `make test`, or in `make test-long` if it is
+    marked so."""
+    marked: Test = pytest.mark.long(pytest.mark.full(test)) if FULL else test
     return marked
 
 
 def examples(full: int, quick: int, **options: Any) -> Callable[[Test], Test]:
-    """Settings of a Hypothesis test that runs in both targets, with so many examples; `options` as for `settings`."""
+    """Settings of a Hypothesis test that runs in all targets, with so many examples; `options` as for `settings`."""
+    count = cases(full, quick)
 
     def decorate(test: Test) -> Test:
-        decorated: Test = settings(max_examples=cases(full, quick), **options)(test)
-        return in_both(decorated)
+        decorated: Test = settings(max_examples=count, **options)(test)
+        return in_both(decorated) if count > quick else in_full(decorated)
 
     return decorate
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.tests.effort import cases, in_both
+from rsn.tests.effort import cases, in_full
 
 from . import mutate
 from .corpus import FOUND, covering
@@ -34,7 +34,7 @@ def test_inputs_that_cover_the_reader(target: str) -> None:
         TARGETS[target](data)
 
 
-@in_both
+@in_full
 @pytest.mark.parametrize(("target", "count"), [("image", 4000), ("binary", 600), ("text", 300)])
 def test_mutated_inputs(target: str, count: int) -> None:
     """Both outcomes, and the bounds of `tests/fuzz/mutate.py`."""

@@ -36,7 +36,7 @@ from rsn.host.serving.arguments import Argument
 from rsn.host.serving.http import application
 from rsn.host.serving.http_json import CHUNK, read_array, read_question, write_json
 from rsn.host.serving.metrics import Metrics
-from rsn.tests.effort import cases, in_both
+from rsn.tests.effort import cases, in_full
 
 from .rigged import COLUMNS, Gate, Rig, attended
 from .served import AttentionServer, Stub, opened, serving
@@ -726,7 +726,7 @@ def test_wrong_usage(option: list[str]) -> None:
 # -- many clients
 
 
-@in_both
+@in_full
 def test_a_small_soak() -> None:
     requests, kills = cases(200, 60), cases(2, 1)
     tally = soak(requests=requests, clients=16, seed=2, faults=0.15, kills=kills)

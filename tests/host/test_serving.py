@@ -23,7 +23,7 @@ from rsn.host.boards.device import BoardBusy, BoardLost, BoardMemory, BoardTimeo
 from rsn.host.runner import Runner
 from rsn.host.serving import QueueFull, RequestTimeout, Serving, State
 from rsn.host.serving.metrics import Metrics
-from rsn.tests.effort import cases, in_both, long
+from rsn.tests.effort import cases, in_full, long
 
 from .rigged import COLUMNS, Array, Gate, Rig, attended, attention, linear, weights_of
 from .soak import soak
@@ -630,7 +630,7 @@ def test_runners_of_the_same_metrics_have_names_of_their_own() -> None:
 # -- all at once
 
 
-@in_both
+@in_full
 @pytest.mark.parametrize("seed", [1, long(2)])
 def test_a_small_soak(seed: int) -> None:
     requests = cases(400, 120)

@@ -340,7 +340,7 @@ def chatter(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list
     return depths, programs
 
 
-@effort.in_both
+@effort.in_full
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 @pytest.mark.parametrize("kind", [networks, chatter])
 def test_random_networks(engine: str, kind: Callable[[], st.SearchStrategy[Any]]) -> None:
@@ -372,7 +372,7 @@ def images(draw: st.DrawFn) -> tuple[list[Packet], int]:
     return packets, draw(st.integers(1, 3))
 
 
-@effort.in_both
+@effort.in_full
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 def test_random_images(engine: str) -> None:
     @settings(max_examples=effort.cases(100, 40) if engine == "compiled" else effort.cases(40, 15))

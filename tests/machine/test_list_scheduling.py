@@ -199,7 +199,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], list[Job], Progr
     return depths, jobs, programs
 
 
-@effort.in_both
+@effort.in_full
 @engines
 def test_random_networks_by_the_stated_rule(engine: str) -> None:
     @settings(max_examples=effort.cases(250, 60) if engine == "compiled" else effort.cases(80, 25))

@@ -16,7 +16,7 @@ import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.padding_check import Filling  # noqa: E402
 from rsn.rsnlib.shapes import Arguments  # noqa: E402
-from rsn.tests.effort import cases, in_both  # noqa: E402
+from rsn.tests.effort import cases, in_full  # noqa: E402
 from rsn.tests.padding import chains  # noqa: E402
 from rsn.tests.padding.heads import HEADS, draw, tried  # noqa: E402
 
@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@in_both
+@in_full
 @pytest.mark.usefixtures("one_thread")
 def test_random_heads() -> None:
     """None is wrong, and few are refused without need. `python -m rsn.tests.padding.heads` tries more."""
@@ -46,7 +46,7 @@ def test_random_heads() -> None:
     assert len(strict) <= max(1, 0.2 * right), strict  # of 600 it is 2 %
 
 
-@in_both
+@in_full
 @pytest.mark.usefixtures("one_thread")
 def test_random_chains() -> None:
     """None is wrong. `python -m rsn.tests.padding.chains` tries more."""

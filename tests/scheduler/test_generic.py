@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -41,7 +41,7 @@ from rsn.scheduler.graph import Activation, AttentionLayer, LayerGraph
 from rsn.scheduler.lower import require_compilable
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule
-from rsn.tests.effort import drawn, examples
+from rsn.tests.effort import drawn, in_both
 
 from .networks import Maker, error, reference
 from .toy_machines import POST_OPS, TOY3, TOY5, TOY5_SHARED, Toy, toy, toys
@@ -275,7 +275,8 @@ def small(draw: st.DrawFn) -> tuple[LayerGraph, list[int] | None]:
     return network, [draw(st.integers(1, n)) for n in network.rows] if masked else None
 
 
-@examples(drawn(400, 10), quick=10)
+@in_both
+@settings(max_examples=drawn(400, 10))
 @given(machine=toys(), given=small(), strict=st.booleans())
 def test_any_machine_computes_any_network_or_says_what_it_lacks(
     machine: Toy, given: tuple[LayerGraph, list[int] | None], strict: bool

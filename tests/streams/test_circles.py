@@ -6,7 +6,7 @@ from random import Random
 
 from rsn.streams.check import check
 from rsn.streams.circles import bridges
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import drawn, in_both, in_full
 from rsn.tests.streams.test_exhaustive import program_of, source_of
 
 
@@ -37,7 +37,7 @@ def test_bridges_against_a_search() -> None:
     assert some > drawn(400, 20)
 
 
-@in_both
+@in_full
 def test_a_program_behind_a_bridge_has_the_same_verdict() -> None:
     """One task gets a token from a new source before all else, and another gives one to a new sink at its end."""
     random = Random(6)

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from rsn.streams.check import check
-from rsn.tests.effort import drawn, in_both, sampled
+from rsn.tests.effort import drawn, in_full, sampled
 
 pytestmark = pytest.mark.long
 
@@ -193,7 +193,7 @@ def walk_sticks(depths: list[int], bodies: list[tuple[Item, ...]]) -> bool:
     return any(k < len(mine) for k, mine in zip(at, steps, strict=True))
 
 
-@in_both
+@in_full
 def test_whole_periods_give_the_verdict_of_a_walk() -> None:
     random = Random(3)
     verdicts: Counter[str] = Counter()
@@ -208,7 +208,7 @@ def test_whole_periods_give_the_verdict_of_a_walk() -> None:
     assert {"", "depth", "deadlock"} <= verdicts.keys(), verdicts
 
 
-@in_both
+@in_full
 @pytest.mark.parametrize("seed", sampled([1, 2], [1]))
 def test_verdicts_are_those_of_an_exploration(seed: int) -> None:
     random = Random(seed)

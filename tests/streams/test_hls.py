@@ -35,7 +35,7 @@ from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.program import mapped_program
 from rsn.streams.reader import read
-from rsn.tests.effort import drawn, full, long
+from rsn.tests.effort import drawn, full, in_full, long
 from rsn.tests.streams import hls_programs as programs
 from rsn.tests.streams.test_mapped_program import FFN
 
@@ -190,6 +190,7 @@ def test_results_are_those_of_the_simulator(regions: dict[str, NativeRegion]) ->
     assert outcomes["data"] >= 1
 
 
+@in_full
 @pytest.mark.parametrize("sort", [long("listed"), long("pipelines"), long("scalars"), full("tiles"), full("systolic")])
 def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> None:
     texts, most = {
@@ -204,6 +205,7 @@ def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> No
     assert compare(built(tmp_path, given))["equal"] >= 0.95 * most
 
 
+@in_full
 @pytest.mark.long
 def test_changed_programs_are_refused_or_give_equal_results(tmp_path: Path) -> None:
     given: dict[str, TaskProgram] = {}

@@ -22,7 +22,7 @@ from rsn.host.tasks import run_tasks
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
-from rsn.tests.effort import drawn, in_both, sampled
+from rsn.tests.effort import drawn, in_both, in_full, sampled
 
 Mesh = tuple[int, ...]
 Labels = tuple[int | None, ...]
@@ -294,7 +294,7 @@ def kind_of_refusal(program: Program, seed: int) -> str:
     return ""
 
 
-@in_both
+@in_full
 @pytest.mark.parametrize("seed", sampled([1, 2], [1]))
 def test_verdicts_are_those_of_numbers(seed: int) -> None:
     random = Random(seed)

@@ -16,7 +16,7 @@ from rsn.streams.mapping.proof import check_mapped
 from rsn.streams.mapping.search import search
 from rsn.streams.mapping.shots import Shots
 from rsn.streams.tree import Body, Choice, Op, Repeat
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import drawn, in_full
 
 from .graphs import HEAD, start
 
@@ -171,7 +171,7 @@ def tried(action: Callable[[], Mapped]) -> tuple[Mapped | None, str]:
         return None, error.code
 
 
-@in_both
+@in_full
 def test_primitives_and_proofs_agree_with_the_oracle() -> None:
     found: dict[str, int] = defaultdict(int)
     programs = 0
@@ -199,7 +199,7 @@ def test_primitives_and_proofs_agree_with_the_oracle() -> None:
     assert {"chain", "bundle", "path", "kernel", "ends"} <= found.keys(), dict(found)
 
 
-@in_both
+@in_full
 def test_what_the_search_finds_runs_to_its_end() -> None:
     programs = found = seed = 0
     while programs < drawn(200, 25):

@@ -12,7 +12,7 @@ from rsn.streams.mapping.errors import MappingError
 from rsn.streams.mapping.machine import MeshDescription, MeshError, mesh
 from rsn.streams.mapping.place import best_placement, place
 from rsn.streams.mapping.primitives import bundle
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import drawn, in_full
 
 from .graphs import HEAD, gemm, products, start
 
@@ -27,7 +27,7 @@ def shortest(weights: list[dict[int, int]], rows: int, columns: int) -> int:
     )
 
 
-@in_both
+@in_full
 def test_placements_are_the_shortest() -> None:
     for seed in range(drawn(200, 30)):
         random = Random(seed)

@@ -13,7 +13,7 @@ from rsn.streams.placing.devices import BRAM_BYTES, DEVICES, RESOURCES, URAM_BYT
 from rsn.streams.placing.dies import DieError, Wire, place_on_dies
 from rsn.streams.placing.memories import KINDS, LUTRAM_BELOW, Memories, MemoryFitError, Place, allocate
 from rsn.streams.placing.unrolling import unroll
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import drawn, in_both, in_full
 
 # -- dies --------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ def test_published_unrolling() -> None:
     assert found.interval == 1024
 
 
-@in_both
+@in_full
 def test_no_unrolling_by_powers_is_faster() -> None:
     """Of all unrollings by powers of two within the budget none has a shorter slowest kernel."""
     random = Random(3)

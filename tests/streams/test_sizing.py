@@ -20,7 +20,7 @@ from rsn.streams.sizing.cover import cost
 from rsn.streams.sizing.depths import Sizes, sizes
 from rsn.streams.sizing.least import least, lowest
 from rsn.streams.sizing.program import SizedProgram
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import drawn, in_both, in_full
 from rsn.tests.streams import maxplus
 from rsn.tests.streams.systolic import systolic
 from rsn.tests.streams.test_exhaustive import Item, first_outcome, program_of, source_of, stuck, walk_sticks
@@ -40,7 +40,7 @@ def found(text: str, executions: int = 3) -> Sizes:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-@in_both
+@in_full
 def test_the_cheapest_levels_of_random_monotone_properties() -> None:
     random = Random(5)
     joint = 0

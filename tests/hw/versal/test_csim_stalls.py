@@ -17,7 +17,7 @@ from rsn.hw.versal.csim import build as b
 from rsn.hw.versal.csim import machine
 from rsn.hw.versal.csim.csim_deadlock import Facts, stalled
 from rsn.scheduler.graph import Activation
-from rsn.tests.effort import cases, examples, in_both, sampled
+from rsn.tests.effort import cases, examples, in_full, sampled
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.scheduler.test_any_shape import schedules
 
@@ -37,7 +37,7 @@ def check_stalls(e: Example | Case, seed: int) -> None:
     check_same(plain, stalls)
 
 
-@in_both
+@in_full
 @pytest.mark.parametrize("name", sampled(["fig10", "encoder"], quick=["fig10"]))
 def test_shipped_programs(name: str) -> None:
     for seed in range(1, 1 + cases(6, 2)):
