@@ -23,6 +23,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 # The tests of a file run in one process, which makes once what they share.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 FUZZ_SECONDS ?= 60
+TYPES := MYPYPATH=.typing .venv/bin/mypy -p rsn
 
 # pip's own progress, where somebody looks at a terminal.
 QUIET := $(shell test -t 2 || echo --quiet)
@@ -48,20 +49,22 @@ demo: .venv/demo.stamp
 # Tests start many processes; without bytecode on disk, each would compile the package anew.
 test test-long test-full: export PYTHONDONTWRITEBYTECODE =
 
-test: lint
-	$(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS)
+# The type-checker would leave a core idle; so it runs beside the tests.
+test: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(TYPES) & types=$$!; $(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS); tests=$$?; \
+		wait $$types && exit $$tests
 
-# The file that takes longest is first, so that no process is left alone with it at the end.
+# The files that take longest are first (tests/conftest.py); pytest-xdist would put those with the most tests first.
 test-long: .venv/dev.stamp
-	RSN_TESTS=long $(BIN)/python -m pytest tests/test_docs.py tests -m "long and not full" $(PYTEST_ARGS)
+	RSN_TESTS=long $(BIN)/python -m pytest tests -m "long and not full" --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-full: .venv/dev.stamp
-	RSN_TESTS=full $(BIN)/python -m pytest tests/streams tests/scheduler/test_generic.py \
-		tests/test_families_text.py tests/test_families_vision.py -m long $(PYTEST_ARGS)
+	RSN_TESTS=full $(BIN)/python -m pytest tests -m full $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
-	MYPYPATH=.typing $(BIN)/mypy -p rsn
+	$(TYPES)
 
 generate: .venv/demo.stamp
 	$(BIN)/python -m rsn.isa.generate

@@ -59,6 +59,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if marked else None
 
 
+LONGEST = ("test_docs.py", "programs/test_serve_ray.py", "test_families_text.py", "test_dynamo.py")
+"""The files whose long tests take most time, from the longest on. They are first, so that no process is left alone with
+one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {ROOT / "tests" / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout, which is also the package `rsn`."""
