@@ -21,13 +21,13 @@ from pathlib import Path
 
 import click
 
-from ...base.errors import RsnError
+from ...base.errors import BoardError, RsnError
 from ...isa.generate import OUTPUTS
 from ...isa.overlays.xnn import XNN
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
 from ...isa.overlays.xnn.tiles import TILE_TOKEN
 from . import check_places, pragmas
-from .csim.build import FLAGS, compiler
+from .csim.build import FLAGS, compiled, compiler
 
 HERE = Path(__file__).resolve().parent
 
@@ -89,11 +89,13 @@ class Sources:
             source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"
             source.write_text(PORTS, encoding="utf-8")
             flags = [f for f in FLAGS if f != "-O3"]
-            parts = [str(source), *(str(self.root / p) for p in ("aie/kernels.cc", "csim/machine.cpp"))]
-            include = [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}"]
-            done = subprocess.run(
-                [compiler(), *flags, *include, *parts, "-o", str(program)], capture_output=True, text=True, check=False
-            )
+            flags += [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}"]
+            try:
+                parts = [str(compiled(self.root / p, flags)) for p in ("aie/kernels.cc", "csim/machine.cpp")]
+            except BoardError as e:
+                raise RsnError(f"the graph does not compile:\n{e}") from e
+            command = [compiler(), *flags, str(source), *parts, "-o", str(program)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RsnError(f"the graph does not compile:\n{done.stderr}")
             done = subprocess.run([program], capture_output=True, text=True, check=False)

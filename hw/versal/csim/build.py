@@ -73,6 +73,28 @@ def csim_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "rsn" / "csim"
 
 
+def compiled(source: Path, flags: Sequence[str]) -> Path:
+    """Compile a source to an object file, unless the cache has one of the same text, with all that it includes, and the
+    same options; return its path. Raises `BoardError` if there is no compiler, or if it finds a mistake."""
+    cxx = compiler()
+    command = [cxx, *flags, "-E", "-P", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BoardError(f"{source.name} cannot be compiled:\n{done.stderr}")
+    options = [flag for flag in flags if not flag.startswith("-I")]  # where the text is found is no part of it
+    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
+    key = hashlib.sha256(repr((version, options, done.stdout)).encode()).hexdigest()[:16]
+    target = csim_cache() / "objects" / f"{key}.o"
+    if not target.exists():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as made:
+                _call([cxx, *flags, "-c", str(source), "-o", str(made)])
+        except OSError as e:
+            raise BoardError(f"board csim cannot be built: {e}; set XDG_CACHE_HOME to build in another folder") from e
+    return target
+
+
 def _key(cxx: str, flags: Sequence[str], versal: Path) -> str:
     """Return a hash of all that the result depends on: compiler, options and sources, but not the sources' folder."""
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout

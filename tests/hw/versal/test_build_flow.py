@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from rsn.base.errors import RsnError
 from rsn.hw.versal import check, check_places
 from rsn.hw.versal.check import Sources
+from rsn.hw.versal.csim.build import FLAGS, compiled
 from rsn.isa.overlays import XNN
 from rsn.tests.effort import long
 
@@ -409,13 +410,20 @@ int main() {
 """
 
 
+def objects(versal: Path, *sources: str) -> list[str]:
+    """Object files of sources, built as `make check` does."""
+    flags = [flag for flag in FLAGS if flag != "-O3"]
+    include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
+    return [str(compiled(versal / source, [*flags, *include])) for source in sources]
+
+
 @pytest.mark.long
 def test_buffers_give_back_in_one_shape_what_was_put_in_another(root: Path, tmp_path: Path) -> None:
     """That an access takes one cell from each bank is how it is written; here: that they are the right ones."""
     versal = root / "hw/versal"
     (tmp_path / "t.cpp").write_text(BUFFERS, encoding="utf-8")
     include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
-    sources = [str(tmp_path / "t.cpp"), str(versal / "csim/machine.cpp")]
+    sources = [str(tmp_path / "t.cpp"), *objects(versal, "csim/machine.cpp")]
     subprocess.run([*GXX, *include, *sources, "-pthread", "-o", str(tmp_path / "t")], check=True)
     done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     assert done.stdout == "0 0 0\n"
@@ -456,7 +464,7 @@ def test_an_op_list_is_written_before_the_first_run_and_stays(root: Path, tmp_pa
     versal = root / "hw/versal"
     (tmp_path / "t.cpp").write_text(NO_OP_LIST, encoding="utf-8")
     include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
-    sources = [str(tmp_path / "t.cpp"), *(str(versal / name) for name in ("aie/kernels.cc", "csim/machine.cpp"))]
+    sources = [str(tmp_path / "t.cpp"), *objects(versal, "aie/kernels.cc", "csim/machine.cpp")]
     subprocess.run([*GXX, *include, *sources, "-pthread", "-o", str(tmp_path / "t")], check=True)
     done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     assert done.stdout == "a kernel has a parameter without a value: update it before the run\nruns\nruns\n"
