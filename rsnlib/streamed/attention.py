@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -50,10 +51,13 @@ def scores_of(
     heads = q.count
     if q.repeats != 1 or heads % k.count or k.count * k.repeats not in (heads, k.count) or q.columns != k.columns:
         raise Refused(f"{q.count} heads of queries with {q.columns} columns, {k.count} of keys with {k.columns}")
-    seen = _seen(reader, mask, causal, heads, q.rows, k.rows)
-    operands = [_whole(reader, q), _whole(reader, k), *([] if isinstance(seen, dict) else [seen])]
+    _check_batch(queries, keys, "queries", "keys")
+    batch = shape_of(queries)[:-3]
+    seen = _seen(reader, mask, causal, batch, heads, q.rows, k.rows)
+    operands = [reader.whole(q.part), reader.whole(k.part), *([] if seen.tensor is None else [seen.tensor])]
     attributes: dict[str, Any] = {"heads": heads, "key_heads": k.count, "columns": q.columns, "scale": scale}
-    attributes |= seen if isinstance(seen, dict) else {}
+    attributes |= {"sequences": q.sequences, "key_sequences": k.sequences, "mask": (prod(batch), *seen.apart)}
+    attributes |= seen.band
     shape = heads, q.rows, k.rows
     if len(shape_of(queries)) == 2 and heads > 1:
         raise Refused("heads of a tensor without a dimension for them")
@@ -77,12 +81,37 @@ def attend(reader: Reader, node: Node, weights: Node | Shown, values: Node) -> S
         return None
     if v.rows != keys or heads % v.count or v.count * v.repeats not in (heads, v.count):
         return None
+    _check_batch(weights, values, "weights", "values")
+    sequences = _sequences_of(weights, heads)
+    each = heads // sequences
     attributes = {"heads": heads, "key_heads": v.count, "columns": v.columns}
-    made = reader.operator(
-        node, "attend", (weights.operator, _whole(reader, v)), (1, rows, heads * v.columns), **attributes
-    )
-    dims = [merge([(heads, v.columns)]), merge([(rows, heads * v.columns)]), merge([(v.columns, 1)])]
-    return Shown(made, View((*((),) * (len(weights.shape) - 3), *dims[3 - min(3, len(weights.shape)) :])))
+    attributes |= {"sequences": sequences, "key_sequences": v.sequences}
+    shape = 1, sequences * rows, each * v.columns
+    made = reader.operator(node, "attend", (weights.operator, reader.whole(v.part)), shape, **attributes)
+    in_front = [(sequences, rows * each * v.columns), (each, v.columns)]
+    view = View((merge(in_front), merge([(rows, each * v.columns)]), merge([(v.columns, 1)])))
+    shown = view.regroup((*weights.shape[:-1], v.columns))
+    return None if shown is None else Shown(made, shown)
+
+
+def _sequences_of(weights: Shown, heads: int) -> int:
+    """The sequences of which each has the results of its heads side by side. heads: of all sequences."""
+    if len(weights.shape) > 3:
+        return prod(weights.shape[:-3])
+    # One dimension in front of rows and columns: heads, a batch, or both. The queries tell, if they were computed.
+    behind = weights.operator
+    while behind.op != "scores" and behind.operands:
+        behind = behind.operands[0]
+    if behind.op != "scores" or behind.shape[0] != heads or behind.operands[0].is_memory:
+        return 1
+    return int(behind.attributes["sequences"]) if behind.operands[0].shape[0] == 1 else 1
+
+
+def _check_batch(one: Node | Shown, other: Node, name: str, other_name: str) -> None:
+    """Raise `Refused` for operands of different batches, of which PyTorch would repeat one."""
+    batches = [prod((x.shape if isinstance(x, Shown) else shape_of(x))[:-3]) for x in (one, other)]
+    if batches[0] != batches[1]:
+        raise Refused(f"{name} of {batches[0]} sequences, and {other_name} of {batches[1]}; give both the same batch")
 
 
 def _read(reader: Reader, node: Node, *, swapped: bool = False) -> HeadRead:
@@ -94,44 +123,44 @@ def _read(reader: Reader, node: Node, *, swapped: bool = False) -> HeadRead:
         shown = Shown(shown.operator, shown.view.permute(order))
     read = heads_of(shown)
     if read is None:
-        batch = shape_of(node)[:-3]
-        more = f"a batch of {prod(batch)}; kernels of attention take one sequence" if prod(batch) != 1 else (
-            "no heads that stand side by side in columns, or one below the other"
-        )  # fmt: skip
-        raise Refused(f"{node.name} {list(shape_of(node))} has {more}")
+        raise Refused(
+            f"{node.name} {list(shape_of(node))} has no heads that stand side by side in columns, or one below the "
+            f"other"
+        )
     return read
 
 
-def _whole(reader: Reader, read: HeadRead) -> Operator:
-    operator = reader.whole(read.part)
-    if read.side_by_side or operator.shape[0] == read.count:
-        return operator
-    if not operator.is_memory:
-        raise Refused(f"{operator.name} has its heads one below the other in one matrix")
-    return reader.regrouped(operator, (read.count, read.rows, read.columns))
+@dataclass(frozen=True)
+class _Seen:
+    """Which keys a row sees. band: diagonals, as attributes. tensor: to add to the scores. apart: the sequences that
+    the tensor tells apart, and the heads of each."""
+
+    band: Mapping[str, int] = field(default_factory=dict)
+    tensor: Operator | None = None
+    apart: tuple[int, int] = (1, 1)
 
 
 def _seen(
-    reader: Reader, mask: Node | None, causal: bool, heads: int, rows: int, keys: int
-) -> dict[str, int] | Operator:
-    """Which keys a row sees, as attributes, or as a tensor to add."""
+    reader: Reader, mask: Node | None, causal: bool, batch: Sequence[int], heads: int, rows: int, keys: int
+) -> _Seen:
+    """Which keys a row sees. batch: dimensions in front of the heads. heads: of all sequences."""
     if mask is None:
-        return {"last": 0} if causal else {}
+        return _Seen({"last": 0} if causal else {})
     if causal:
         raise Refused("it has both a mask and is_causal")
     shape = shape_of(mask)
-    if prod(shape[:-3]) != 1:
-        raise Refused(f"its mask has shape {list(shape)}; kernels of attention take one sequence")
-    each = len(shape) > 2 and shape[-3] != 1
-    matrices = (heads if each else 1), rows, keys
-    view = View.dense((*(1,) * max(0, len(shape) - 3), *(matrices if len(shape) > 2 else matrices[1:])))
+    each = heads // prod(batch) if len(shape) > 2 and shape[-3] != 1 else 1
+    every = tuple(batch) if prod(shape[:-3]) != 1 else (1,) * max(0, len(shape) - 3)
+    apart = prod(every), each
+    matrices = prod(apart), rows, keys
+    view = View.dense((*every, *((each, rows, keys) if len(shape) > 2 else (rows, keys))))
     if mask in reader.constants:
         table = flat_matrices(reader.constants.value(mask), view).reshape(matrices)
         if (table <= NEVER).all(axis=-1).any():
             raise Refused("its mask hides all keys of a row")
         band = _band(table)
-        return reader.constant(mask, "mask", table) if band is None else band
-    return reader.memory(mask, view, matrices, masks=True)
+        return _Seen(tensor=reader.constant(mask, "mask", table), apart=apart) if band is None else _Seen(band)
+    return _Seen(tensor=reader.memory(mask, view, matrices, masks=True), apart=apart)
 
 
 def _band(table: Array) -> dict[str, int] | None:
@@ -157,9 +186,12 @@ def joined_rows(reader: Reader, node: Node, parts: Sequence[Node], dim: int) -> 
     first, second = reads
     if (first.count, first.columns) != (second.count, second.columns) or first.repeats * second.repeats != 1:
         raise Refused("its parts have different heads")
+    attributes = {
+        "heads": first.count,
+        "rows": (first.rows, second.rows),
+        "columns": first.columns,
+        "sequences": (first.sequences, second.sequences),
+    }
     shape = first.count, first.rows + second.rows, first.columns
-    operands = [_whole(reader, read) for read in reads]
-    made = reader.operator(
-        node, "append", operands, shape, heads=first.count, rows=(first.rows, second.rows), columns=first.columns
-    )
+    made = reader.operator(node, "append", [reader.whole(read.part) for read in reads], shape, **attributes)
     return Shown(made, View.dense(shape_of(node)))

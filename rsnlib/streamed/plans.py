@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from ...streams.dataflow.graph import Dataflow, Edge, Node, Timing
@@ -11,6 +11,7 @@ from ...streams.orders.order import Axis, Order
 from .knobs import Knobs, fit
 from .operators import Array, Graph, Operator
 from .pointwise import operations
+from .sequences import as_order_of, common_tensor, row_units
 
 BYTES = 4
 """Of an element: f32."""
@@ -71,12 +72,12 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def linear(x: Operator, knobs: Knobs) -> Plan:
+def linear(x: Operator, knobs: Knobs, unit: int) -> Plan:
     """Row tiles, column tiles, and for each of them tiles along the sum: the result is complete before the next. Or
     outward: row tiles, tiles along the sum, and for each of them column tiles: a row of sums is complete at its end."""
     operand, weight = x.operands
     (_, m, depth), n = operand.shape, x.shape[2]
-    tm, tn, tk = fit(m, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
+    tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
     rows, columns, parts = m // tm, n // tn, depth // tk
     cycles = _ceil(tm * tn * tk, knobs.unroll)
     if knobs.outward and columns > 1:
@@ -119,22 +120,22 @@ def _in_place(x: Operator, tile: tuple[int, int], parts: tuple[Operator, ...]) -
     return tuple(order for _ in parts), order
 
 
-def pointwise(x: Operator, knobs: Knobs) -> Plan:
+def pointwise(x: Operator, knobs: Knobs, unit: int) -> Plan:
     """Tile by tile."""
     heads, rows, columns = x.shape
-    tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
+    tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     cycles = _ceil(tm * tn, knobs.lanes)
     loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
     return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, 0, cycles, cycles)
 
 
-def along_rows(x: Operator, knobs: Knobs) -> Plan:
+def along_rows(x: Operator, knobs: Knobs, unit: int) -> Plan:
     """Softmax and norms: a row of tiles is gathered, computed, and given tile by tile. Norms of each head's columns
     take those as one tile."""
     heads, rows, columns = x.shape
     whole = x.attributes.get("columns", columns)
-    tm = fit(rows, knobs.rows)
+    tm = fit(unit, knobs.rows)
     tn = whole if whole < columns else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     cycles = _ceil(tm * tn, knobs.lanes)
@@ -146,30 +147,32 @@ def along_rows(x: Operator, knobs: Knobs) -> Plan:
     return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, *times)
 
 
-def by_heads(x: Operator, knobs: Knobs) -> Plan:
-    """Row tiles of each head; the tables of rotary positions have one head, which serves all."""
+def by_heads(x: Operator, knobs: Knobs, unit: int) -> Plan:
+    """Row tiles of each head; the tables of rotary positions have one head, which serves all, and the rows of all
+    sequences, or of one that serves all."""
     _, rows, columns = x.shape
     width: int = x.attributes["columns"]
-    tm, heads = fit(rows, knobs.rows), columns // width
-    loops = [(rows // tm, tm), (heads, width)]
-    order = tiles(x.shape, (tm, width), loops, row=0, column=1)
+    tm, heads = fit(unit, knobs.rows), columns // width
+    order = tiles(x.shape, (tm, width), [(rows // tm, tm), (heads, width)], row=0, column=1)
     gets = [order]
     for operand in x.operands[1:]:
-        gets.append(tiles(operand.shape, (tm, width), [(rows // tm, tm), (heads, 1)], row=0))
+        of_one = operand.shape[1]
+        gets.append(tiles(operand.shape, (tm, width), [(rows // of_one, 1), (of_one // tm, tm), (heads, 1)], row=1))
     cycles = _ceil(tm * width, knobs.lanes)
     named = {"rows": rows // tm, "columns": heads}
     return Plan(tuple(gets), order, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
 
 
-def _of_heads(x: Operator, heads: int, tile: tuple[int, int], loops: list[Loop], head: int, row: int) -> Order:
-    """Tiles of as many columns as a head has, from heads side by side in columns, or from a matrix for each head."""
-    if x.shape[0] == 1 and heads * tile[1] == x.shape[2]:
-        stepped = [(n, tile[1] if k == head else step) for k, (n, step) in enumerate(loops)]
-        return tiles(x.shape, tile, stepped, row=row, column=head)
-    return tiles(x.shape, tile, loops, head=head, row=row)
+def _of_heads(x: Operator, heads: int, sequences: int, tile: tuple[int, int], inner: list[Loop]) -> Order:
+    """Tiles of as many columns as a head has, head by head: from heads side by side in the columns of a matrix for each
+    sequence. heads: of all sequences. inner: the loops inside those over sequences and heads; the last one drives the
+    rows."""
+    each = heads // sequences
+    shape = sequences, prod(x.shape[:2]) // sequences, each * tile[1]
+    return tiles(shape, tile, [(sequences, 1), (each, tile[1]), *inner], head=0, row=1 + len(inner), column=1)
 
 
-def scores(x: Operator, knobs: Knobs) -> Plan:
+def scores(x: Operator, knobs: Knobs, unit: int) -> Plan:
     """For each head and row tile of queries all tiles of keys. The heads of a group read the same keys, one after the
     other."""
     queries, keys = x.operands[:2]
@@ -179,12 +182,11 @@ def scores(x: Operator, knobs: Knobs) -> Plan:
     m, n, group = rows // tm, columns // tn, heads // key_heads
     cycles = _ceil(tm * tn * width, knobs.unroll)
     gets = [
-        _of_heads(queries, heads, (tm, width), [(heads, 1), (m, tm)], 0, 1),
-        _of_heads(keys, key_heads, (tn, width), [(key_heads, 1), (group, 1), (m, 1), (n, tn)], 0, 3),
+        _of_heads(queries, heads, x.attributes["sequences"], (tm, width), [(m, tm)]),
+        _of_heads(keys, key_heads, x.attributes["key_sequences"], (tn, width), [(group, 1), (m, 1), (n, tn)]),
     ]
     for mask in x.operands[2:]:
-        loops = [(heads, 1), (m, tm), (n, tn)]
-        gets.append(tiles(mask.shape, (tm, tn), loops, head=0 if mask.shape[0] > 1 else None, row=1, column=2))
+        gets.append(_of_mask(mask, heads, x.attributes["mask"], (tm, tn), [(m, tm), (n, tn)]))
     _, put = _in_place(x, (tm, tn), ())
     named = {"heads": heads, "rows": m, "columns": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
@@ -193,8 +195,19 @@ def scores(x: Operator, knobs: Knobs) -> Plan:
     return Plan(tuple(gets), put, named, sizes, cycles, tm * width * BYTES, *times)
 
 
-def attend(x: Operator, knobs: Knobs) -> Plan:
-    """For each head and row tile the sum over all tiles of values."""
+def _of_mask(mask: Operator, heads: int, of: tuple[int, int, int], tile: tuple[int, int], inner: list[Loop]) -> Order:
+    """Tiles of a mask, for each head. heads: of all sequences. of: the sequences of the scores, and those and the heads
+    of each that the mask tells apart, 1 if it serves all."""
+    sequences, apart, heads_apart = of
+    each = heads // sequences
+    if mask.shape[0] == heads:
+        return tiles(mask.shape, tile, [(heads, 1), *inner], head=0, row=1, column=2)
+    head = 0 if apart > 1 else 1 if heads_apart > 1 else None
+    return tiles(mask.shape, tile, [(sequences, 1), (each, 1), *inner], head=head, row=2, column=3)
+
+
+def attend(x: Operator, knobs: Knobs, unit: int) -> Plan:
+    """For each head and row tile the sum over all tiles of values. The heads of a sequence are put side by side."""
     weights, values = x.operands
     heads, rows, keys = weights.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
@@ -202,22 +215,23 @@ def attend(x: Operator, knobs: Knobs) -> Plan:
     m, n, group = rows // tm, keys // tn, heads // key_heads
     cycles = _ceil(tm * tn * width, knobs.unroll)
     (of_weights,), _ = _in_place(weights, (tm, tn), (weights,))
-    of_values = _of_heads(values, key_heads, (tn, width), [(key_heads, 1), (group, 1), (m, 1), (n, tn)], 0, 3)
-    put = tiles(x.shape, (tm, width), [(heads, width), (m, tm)], row=1, column=0)
+    inner = [(group, 1), (m, 1), (n, tn)]
+    of_values = _of_heads(values, key_heads, x.attributes["key_sequences"], (tn, width), inner)
+    put = _of_heads(x, heads, x.attributes["sequences"], (tm, width), [(m, tm)])
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
     times = _times(_summed(n, cycles), put.tokens * _summed(n, cycles), put.tokens)
     return Plan((of_weights, of_values), put, named, sizes, cycles, tm * width * BYTES, *times)
 
 
-def append(x: Operator, knobs: Knobs) -> Plan:
+def append(x: Operator, knobs: Knobs, unit: int) -> Plan:
     """For each head the rows of the first operand, then those of the second."""
     heads, _, width = x.shape
     before, new = x.attributes["rows"]
     tm = fit(gcd(before, new), knobs.rows)
     gets = tuple(
-        _of_heads(operand, heads, (tm, width), [(heads, 1), (rows // tm, tm)], 0, 1)
-        for operand, rows in zip(x.operands, (before, new), strict=True)
+        _of_heads(operand, heads, sequences, (tm, width), [(rows // tm, tm)])
+        for operand, rows, sequences in zip(x.operands, (before, new), x.attributes["sequences"], strict=True)
     )
     put = tiles(x.shape, (tm, width), [(heads, 1), ((before + new) // tm, tm)], head=0, row=1)
     named = {"heads": heads, "before": before // tm, "new": new // tm}
@@ -225,7 +239,7 @@ def append(x: Operator, knobs: Knobs) -> Plan:
     return Plan(gets, put, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
 
 
-PLANS: Mapping[str, Callable[[Operator, Knobs], Plan]] = {
+PLANS: Mapping[str, Callable[[Operator, Knobs, int], Plan]] = {
     "linear": linear,
     "pointwise": pointwise,
     "softmax": along_rows,
@@ -237,13 +251,33 @@ PLANS: Mapping[str, Callable[[Operator, Knobs], Plan]] = {
     "attend": attend,
     "append": append,
 }
-"""How each operator is cut into tiles."""
+"""How each operator is cut into tiles. The last argument is its unit of rows (`row_units`)."""
 
 
 def planned(graph: Graph, knobs: Knobs) -> dict[Operator, Plan]:
-    """Plan every kernel of a graph. Raises `ProgramError` for knobs of operators that it does not have."""
+    """Plan every kernel of a graph, with orders of one tensor at all ends of a result. Raises `ProgramError` for knobs
+    of operators that it does not have, and `UnsupportedError` for kernels that cut the rows of a result into different
+    sequences."""
     knobs.check_names([x.name for x in graph.kernels])
-    return {x: PLANS[x.op](x, knobs.at(x.name)) for x in graph.kernels}
+    units = row_units(graph)
+    plans = {x: PLANS[x.op](x, knobs.at(x.name), units.get(x, x.shape[1])) for x in graph.kernels}
+    ends = {x: [(x.name, plan.put)] for x, plan in plans.items()}
+    for x, plan in plans.items():
+        for operand, get in zip(x.operands, plan.gets, strict=True):
+            if not operand.is_memory:
+                ends[operand].append((x.name, get))
+    tensors = {x: common_tensor(x, orders) for x, orders in ends.items()}
+    return {
+        x: replace(
+            plan,
+            put=as_order_of(plan.put, tensors[x]),
+            gets=tuple(
+                get if operand.is_memory else as_order_of(get, tensors[operand])
+                for operand, get in zip(x.operands, plan.gets, strict=True)
+            ),
+        )
+        for x, plan in plans.items()
+    }
 
 
 def dataflow(graph: Graph, plans: Mapping[Operator, Plan]) -> Dataflow:

@@ -114,7 +114,7 @@ class _Writer:
         self.stores: list[str] = []
         self.gets: dict[tuple[Operator, int], str] = {}
         self.puts: dict[Operator, list[str]] = {x: [] for x in plans}
-        self._loaded: dict[tuple[Operator, Shape], str] = {}
+        self._loaded: dict[tuple[Operator, Shape, Shape], str] = {}
 
     def text(self, title: str, depths: Mapping[str, int]) -> Text:
         kernels = {}
@@ -183,7 +183,7 @@ class _Writer:
 
     def _load(self, x: Operator, k: int, memory: Operator, order: Order) -> None:
         """A task that loads a tensor in the order in which a kernel gets it."""
-        key = memory, order.element if self.knobs.packed else ()
+        key = memory, order.tensor, order.element if self.knobs.packed else ()
         if key not in self._loaded:
             self._loaded[key] = self._moving_tensor(memory.name, order, bool(self.knobs.packed))
             self.inputs[self._loaded[key]] = memory.data

@@ -8,7 +8,7 @@ generated machine are single operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -108,7 +108,6 @@ class Reader:
         self.of: dict[Node, Value] = {}
         self._names: set[str] = set(RESERVED)
         self._memories: dict[tuple[Node, View, tuple[int, int, int], bool], Operator] = {}
-        self._regrouped: dict[tuple[Operator, tuple[int, int, int]], Operator] = {}
         self._columns: dict[tuple[Operator, int, int], Operator] = {}
 
     def block(self, values: Environment) -> Block:
@@ -243,17 +242,6 @@ class Reader:
             name = unique_name(identifier(node.name, "input"), self._names)
             self._memories[key] = Operator(name, "memory", (), shape, data=FromHost(node, view, masks))
         return self._memories[key]
-
-    def regrouped(self, memory: Operator, shape: tuple[int, int, int]) -> Operator:
-        """The same tensor off the chip with its rows as those of several heads."""
-        if memory.shape == shape:
-            return memory
-        key = memory, shape
-        if key not in self._regrouped:
-            data = memory.data.reshape(shape) if isinstance(memory.data, np.ndarray) else memory.data
-            name = unique_name(memory.name, self._names)
-            self._regrouped[key] = replace(memory, name=name, shape=shape, data=data)
-        return self._regrouped[key]
 
     # -- operands
 

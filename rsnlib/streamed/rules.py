@@ -146,15 +146,17 @@ def rotary(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     part = reader.part(a["x"])
     columns = len(a["partners"])
     read = heads_of(Shown(reader.whole(part), part.view))
-    if read is None or not read.side_by_side or read.repeats != 1 or read.columns != columns:
+    if read is None or read.part.operator.shape[0] != 1 or read.repeats != 1 or read.columns != columns:
         raise Refused("its heads do not stand side by side in the columns of one matrix")
     tables = []
     for kind in ("own", "partner"):
         table = reader.constants.value(a[kind]).detach().to(torch.float32)
-        every = table.broadcast_to(shape_of(node)).reshape(read.count, read.rows, columns)
-        if not torch.equal(every, every[:1].expand_as(every)):
+        every = table.broadcast_to(shape_of(node)).reshape(read.sequences, -1, read.rows, columns)
+        if not torch.equal(every, every[:, :1].expand_as(every)):
             raise Refused("its tables differ from head to head")
-        tables.append(reader.constant(node, kind, every[0].numpy()))
+        alike = torch.equal(every, every[:1].expand_as(every))
+        rows = every[:1, 0] if alike else every[:, 0]
+        tables.append(reader.constant(node, kind, rows.reshape(-1, columns).numpy()))
     operand = reader.whole(part)
     made = reader.operator(
         node, "rotary", (operand, *tables), operand.shape, columns=columns, partners=tuple(a["partners"])

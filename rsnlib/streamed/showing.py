@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
@@ -43,15 +42,16 @@ class Part:
 class HeadRead:
     """Heads of an attention's operand: `count` matrices, each of which serves `repeats` heads of queries.
 
-    They lie side by side in the columns of one matrix, or are the matrices of the operator.
+    The rows of each of `sequences` follow each other in one matrix, and the heads of a sequence lie side by side in the
+    columns: a matrix for each head has as many sequences as heads.
     """
 
     part: Part
     count: int
+    sequences: int
     repeats: int
     rows: int
     columns: int
-    side_by_side: bool
 
 
 def part_of(x: Shown) -> Part | None:
@@ -74,25 +74,25 @@ def is_matrix(part: Part) -> bool:
 
 
 def heads_of(x: Shown) -> HeadRead | None:
-    """How a tensor (..., heads, rows, columns) is read head by head; None if it cannot. The dimensions in front must be
-    of size 1, as all that is not the last two must be for a tensor without heads."""
-    view = x.view
-    if len(view.dims) < 2 or prod(view.shape[:-3]) != 1:
+    """How a tensor (..., heads, rows, columns) is read head by head; None if it cannot. The dimensions in front of the
+    heads are those of a batch."""
+    if len(x.view.dims) < 2:
         return None
-    if len(view.dims) == 2:
-        view = View(((), *view.dims), view.offset)
-    view, repeats = View(view.dims[-3:], view.offset).once(0)
+    leading = tuple(atom for dim in x.view.dims[:-2] for atom in dim)
+    view, repeats = View((leading, *x.view.dims[-2:]), x.view.offset).once(0)
     part = part_of(Shown(x.operator, view))
     if part is None:
         return None
-    head, row, column = part.view.dims
     count, rows, columns = part.view.shape
-    if column != merge([(columns, 1)]) or part.view.offset:
+    if part.view.offset or columns < 1 or part.width % columns or count % (part.width // columns):
         return None
-    side_by_side = (head, row) == (merge([(count, columns)]), merge([(rows, part.width)]))
-    if side_by_side and part.operator.shape[0] == 1 and part.width == count * columns:
-        return HeadRead(part, count, repeats, rows, columns, True)
-    stacked = (head, row) == (merge([(count, rows * columns)]), merge([(rows, columns)]))
-    if stacked and part.width == columns and part.operator.shape[0] in (1, count):
-        return HeadRead(part, count, repeats, rows, columns, False)
-    return None
+    sequences = count // (part.width // columns)
+    shown = (
+        merge([(sequences, rows * part.width), (count // sequences, columns)]),
+        merge([(rows, part.width)]),
+        merge([(columns, 1)]),
+    )
+    matrices = part.operator.shape[0]
+    if part.view.dims != shown or not (part.operator.is_memory or matrices in (1, sequences)):
+        return None
+    return HeadRead(part, count, sequences, repeats, rows, columns)

@@ -89,7 +89,7 @@ class Attention(nn.Module):
         rows, keys = x.shape[1], self.heads // self.groups
         sizes = [self.heads * self.columns, keys * self.columns, keys * self.columns]
         q, k, v = (
-            part.view(1, rows, -1, self.columns).transpose(1, 2) for part in self.project(x).split(sizes, dim=-1)
+            part.view(len(x), rows, -1, self.columns).transpose(1, 2) for part in self.project(x).split(sizes, dim=-1)
         )
         if "normed" in self.options:
             q, k = self.norm(q), self.norm(k)
@@ -102,7 +102,7 @@ class Attention(nn.Module):
             y = torch.softmax(scores, -1) @ v
         else:
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-        return self.out(y.transpose(1, 2).reshape(1, rows, -1))
+        return self.out(y.transpose(1, 2).reshape(len(x), rows, -1))
 
 
 class Gated(nn.Module):

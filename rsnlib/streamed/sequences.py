@@ -1,0 +1,84 @@
+"""Rows of several sequences below each other in one matrix: which tiles of rows fit, and the matrices as tensors.
+
+Most kernels take the rows of a batch as those of one matrix (sequences * rows, columns). Kernels of attention go
+through it sequence by sequence and head by head. Their orders are of the tensor (sequences, rows, columns), of the same
+elements in the same places; the orders at the other ends of their streams become orders of it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import gcd
+
+from ...base.errors import UnsupportedError
+from ...streams.orders.operations import expand
+from ...streams.orders.order import Order
+from .operators import Graph, Operator
+
+ROW_BY_ROW = frozenset(("linear", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn"))
+"""Kernels that make each row of their result from the same row of their operands."""
+
+
+def row_units(graph: Graph) -> dict[Operator, int]:
+    """For each kernel with one matrix as its result: rows that are whole sequences for all kernels that it gets rows
+    from, or gives rows to. A tile of rows must divide them, so that no tile lies in two sequences."""
+    units = {x: x.shape[1] for x in graph.kernels if x.shape[0] == 1}
+    for x in graph.kernels:
+        for other, rows in _sequence_rows(x):
+            if other in units:
+                units[other] = gcd(units[other], rows)
+    alike = [
+        (x, operand)
+        for x in units
+        if x.op in ROW_BY_ROW
+        for operand in x.operands
+        if operand in units and operand.shape[1] == x.shape[1]
+    ]
+    changed = True
+    while changed:
+        changed = False
+        for x, operand in alike:
+            common = gcd(units[x], units[operand])
+            changed |= (units[x], units[operand]) != (common, common)
+            units[x] = units[operand] = common
+    return units
+
+
+def _sequence_rows(x: Operator) -> Iterator[tuple[Operator, int]]:
+    """Operators whose rows a kernel goes through sequence by sequence, and the rows of a sequence."""
+    match x.op:
+        case "scores":
+            yield x.operands[0], x.shape[1]
+            yield x.operands[1], x.shape[2]
+        case "attend":
+            yield x, x.operands[0].shape[1]
+            yield x.operands[1], x.operands[0].shape[2]
+        case "append":
+            yield from zip(x.operands, x.attributes["rows"], strict=True)
+        case "rotary":
+            yield from ((x, table.shape[1]) for table in x.operands[1:])
+
+
+def common_tensor(x: Operator, ends: Sequence[tuple[str, Order]]) -> tuple[int, ...]:
+    """The tensor of which both ends of all streams of a result give orders. ends: the name of the kernel at each end,
+    and its order. Raises `UnsupportedError` for ends that cut the rows into different sequences."""
+    most = max(len(order.tensor) for _, order in ends)
+    found = {order.tensor: name for name, order in ends if len(order.tensor) == most}
+    if len(found) > 1:
+        (one, name), (two, other) = list(found.items())[:2]
+        raise UnsupportedError(
+            f"{x.site or x.name}: {name} takes its rows as {_sequences(one)}, {other} as {_sequences(two)}; kernels of "
+            f"attention must agree on the sequences of a tensor"
+        )
+    (tensor,) = found
+    return tensor
+
+
+def _sequences(tensor: tuple[int, ...]) -> str:
+    return f"{tensor[0]} sequences of {tensor[-2]}" if len(tensor) > 2 else f"one of {tensor[0]}"
+
+
+def as_order_of(order: Order, tensor: tuple[int, ...]) -> Order:
+    """An order of a matrix as one of the same elements with an axis for sequences. tensor: (rows, columns) or
+    (sequences, rows, columns)."""
+    return order if order.tensor == tensor else expand(order, 0, tensor[:2])
