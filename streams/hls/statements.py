@@ -332,8 +332,9 @@ class Body(Ends):
             if new == head:
                 return lines, head
             self._restore(saved)
-            for name, value in new.items():  # variables that joins have made
-                self.declare(name, value)
+            for name, value in new.items():  # variables that joins have made; others are declared where they were kept
+                if value != head.get(name):
+                    self.declare(name, value)
             head = new
         self.fail(f"the kinds of the variables of this loop are not stable after {PASSES} passes")
 

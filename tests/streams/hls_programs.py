@@ -206,6 +206,35 @@ def store(x, y, z, n):
 """Batches of products, new axes, axes that are kept, tensors without axes."""
 
 
+TOKENS = (
+    HEAD
+    + """
+x: f32[3, 4]
+at: i32[2]
+y: f32[8, 4]
+ready: Stream[boolean, 1]
+rows: Stream[f32[4], 2]
+
+@task(mapping=[1], args=[x])
+def send(x: f32[3, 4]):
+    ready.put(True)
+    for i in range(3):
+        rows.put(x[i, :])
+
+@task(mapping=[1], args=[at, y])
+def store(at: i32[2], y: f32[8, 4]):
+    drop(ready.get())
+    for i in range(3):
+        row = rows.get()
+        for r in range(2):
+            p = at[r]
+            if p >= 0 and p < 8:
+                y[p, :] = row
+"""
+)
+"""A token that is dropped before loops, rows at places that the run knows."""
+
+
 def expression(random: Random, depth: int, names: tuple[str, ...] = ("a", "held", "i", "3")) -> str:
     """An expression of integers."""
     if not depth or random.random() < 0.15:
