@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .block import Streamed, streamed
+from .carrying import Carrying
 from .knobs import Knobs
 
-__all__ = ["Knobs", "Streamed", "streamed"]
+__all__ = ["Carrying", "Knobs", "Streamed", "streamed"]

@@ -1,4 +1,5 @@
-"""Attention as kernels: scores of queries and keys, their product with values, rows added to a cache."""
+"""Attention as kernels: scores of queries and keys, their product with values, rows of a cache that are added or
+replaced."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ import torch
 from torch.fx import Node
 
 from ...machine.view import View, merge
-from ..capture import shape_of
-from .operators import Array, Operator
-from .reading import Reader, Refused
+from ..capture import dtype_of, shape_of
+from .operators import Array, Operator, Positions
+from .reading import Host, Reader, Refused
 from .showing import HeadRead, Shown, heads_of, part_of
 
 NEVER = -torch.finfo(torch.float32).max / 2
@@ -116,10 +117,15 @@ def _check_batch(one: Node | Shown, other: Node, name: str, other_name: str) -> 
 
 def _read(reader: Reader, node: Node, *, swapped: bool = False) -> HeadRead:
     """The heads of an operand. swapped: its last two dimensions are in the other order."""
-    shown = reader.shown(node)
+    sizes, order = shape_of(node), list(range(len(shape_of(node))))
     if swapped:
-        order = list(range(len(shown.shape)))
         order[-2:] = order[-1], order[-2]
+    if swapped and isinstance(reader.of[node], Host):  # the host puts it into the order in which it is read
+        flat = View.dense([sizes[k] for k in order])
+        memory = reader.memory(node, flat.permute(order), (1, prod(flat.shape[:-1]), flat.shape[-1]))
+        shown = Shown(memory, flat)
+    else:
+        shown = reader.shown(node)
         shown = Shown(shown.operator, shown.view.permute(order))
     read = heads_of(shown)
     if read is None:
@@ -195,3 +201,29 @@ def joined_rows(reader: Reader, node: Node, parts: Sequence[Node], dim: int) -> 
     shape = first.count, first.rows + second.rows, first.columns
     made = reader.operator(node, "append", [reader.whole(read.part) for read in reads], shape, **attributes)
     return Shown(made, View.dense(shape_of(node)))
+
+
+def replaced_rows(reader: Reader, node: Node, cache: Node, dim: int, positions: Node, new: Node) -> Shown:
+    """A cache of fixed capacity in which new rows replace those at positions that the host gives."""
+    rank = len(shape_of(cache))
+    if dim % rank != rank - 2 or len(shape_of(positions)) > 1:
+        raise Refused("kernels replace rows, along the last dimension but one, at one list of positions")
+    if not isinstance(reader.of[cache], Host):
+        raise Refused("it replaces rows of a computed tensor; a cache must be an argument")
+    if not isinstance(reader.of[positions], Host) or dtype_of(positions) not in (torch.int32, torch.int64):
+        raise Refused("its positions must be integers that the host computes")
+    old, rows = _read(reader, cache), _read(reader, new)
+    if (old.count, old.columns) != (rows.count, rows.columns) or old.repeats * rows.repeats != 1:
+        raise Refused("the new rows have other heads than the cache")
+    if not old.part.is_whole or prod(shape_of(positions)) != rows.rows:
+        raise Refused(f"{prod(shape_of(positions))} positions for {rows.rows} new rows")
+    attributes = {
+        "heads": old.count,
+        "rows": (old.rows, rows.rows),
+        "columns": old.columns,
+        "sequences": (old.sequences, rows.sequences),
+        "positions": Positions(positions, reader.whole(old.part).name, old.rows),
+    }
+    shape = old.sequences, old.rows, old.part.width
+    operands = [reader.whole(old.part), reader.whole(rows.part)]
+    return Shown(reader.operator(node, "replace", operands, shape, **attributes), reader.part(cache).view)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.fx import Node
@@ -29,8 +30,9 @@ from ..norm_spellings import norms
 from ..rewrites import joins, likes, rewrite
 from ..rotary import rotations
 from .attention import NEVER, flat_matrices
+from .carrying import Carrying
 from .knobs import Knobs
-from .operators import Array, FromHost, Operator
+from .operators import Array, FromHost, Held, Operator, Positions
 from .plans import Plan, dataflow, planned
 from .program import Text, program
 from .reading import Block, Reader
@@ -104,16 +106,19 @@ class Streamed:
         """The machine of the program, and its program. Raises `streams.build.Refused` if the check has findings."""
         return pack(build(self.report))
 
-    def tensors(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+    def tensors(self, *args: Any, **kwargs: Any) -> dict[str, npt.NDArray[Any]]:
         """The input tensors of the stream program for arguments of the module, by name. Raises `TensorError` for
-        arguments that differ from the example in structure, type or shape, and for masks that hide all keys of a
-        row."""
+        arguments that differ from the example in structure, type or shape, for masks that hide all keys of a row, and
+        for positions that a cache does not have."""
         values = self.block.environment(self.block.interface.bind(args, kwargs))
         return {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
 
-    def _tensor(self, name: str, data: Array | FromHost | None, values: Mapping[Node, Any]) -> Array:
+    def _tensor(self, name: str, data: Held, values: Mapping[Node, Any]) -> npt.NDArray[Any]:
         if data is None:
             return np.zeros(self.written.shapes[name], np.float32)
+        if isinstance(data, Positions):
+            positions: npt.NDArray[Any] = values[data.node].to(torch.int32).numpy()
+            return positions.reshape(self.written.shapes[name])
         if not isinstance(data, FromHost):
             return self.written.laid_out(name, data)
         made = flat_matrices(values[data.node], data.view)
@@ -126,6 +131,13 @@ class Streamed:
         """Run the stream program on the engine with arguments of the module. Returns what the module returns: float32
         tensors of the same structure. Raises as `tensors` and `machine` do."""
         return self.timed_run(*args, **kwargs)[0]
+
+    def carrying(self, carried: Mapping[str, int], **state: Any) -> Carrying:
+        """Steps that carry state: results of a step that are arguments of the next one, such as caches of keys and
+        values. carried: for each such argument, the position in the result of what it is in the next step. state: these
+        arguments of the first step. Raises `ProgramError` for arguments and results that do not exist or do not have
+        the same shapes, `TensorError` if the first state lacks one of them, or has others."""
+        return Carrying(self, carried, state)
 
     def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
         """As `run`, with the run itself: its modelled time, and what each task waited for."""

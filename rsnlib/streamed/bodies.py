@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ...streams.orders.text import nest, span
+from ...streams.orders.order import Order
+from ...streams.orders.text import loops_of, nest, span
 from . import pointwise as p
 from .operators import Operator
 from .plans import Plan
@@ -17,11 +18,13 @@ LONGEST = 88
 
 @dataclass(frozen=True)
 class Ends:
-    """Names that a body uses. gets: streams of the operands. puts: streams of the result. vectors: of constants."""
+    """Names that a body uses. gets: streams of the operands. puts: streams of the result. vectors: of constants, and of
+    positions. stored: the stream to the task that stores new rows of a cache, "" for none."""
 
     gets: Sequence[str]
     puts: Sequence[str]
     vectors: Mapping[str, str]
+    stored: str = ""
 
     def put(self, value: str) -> list[str]:
         """Statements that put a value on all streams of the result."""
@@ -194,6 +197,42 @@ def append(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     return nest([("h", plan.loops["heads"])], lines)
 
 
+def replace(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+    """The new rows, then the cache tile by tile, with them in the rows at their positions."""
+    s, n = plan.sizes, plan.loops
+    new, width, positions = n["new"] * s["tn"], s["width"], ends.vectors["positions"]
+    kept = [
+        f"rows = {ends.gets[1]}.get()",
+        f"cycles({s['new_cycles']})",
+        f"buffer[{span('k', s['tn'], new)}, :] = rows",
+        *([f"{ends.stored}.put(rows)"] if ends.stored else []),
+    ]
+    inside = [f"if p >= 0 and p < {s['tm']}:", f"    tile[p, :] = buffer[{'r' if new > 1 else '0'}, :]"]
+    shift = f" - i * {s['tm']}" if n["tiles"] > 1 else ""
+    place = nest([("r", new)], [f"p = {positions}[{'r' if new > 1 else '0'}]{shift}", *inside])
+    tile = [f"tile = {ends.gets[0]}.get()", f"cycles({plan.cycles})", *place, *ends.put("tile")]
+    if not ends.puts:
+        tile = [f"drop({ends.gets[0]}.get())"]
+    body = [f"buffer = zeros(f32, {new}, {width})", *nest([("k", n["new"])], kept), *nest([("i", n["tiles"])], tile)]
+    return nest([("h", n["heads"])], body)
+
+
+def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Sequence[str]) -> list[str]:
+    """Store rows at their positions in a cache. order: of the rows, as those of a tensor like the cache. after:
+    statements behind each get."""
+    front, axis, columns = len(order.axes) - 2, order.axes[-2], order.axes[-1]
+    tn, width = order.element[-2:]
+    loops = loops_of(order)
+    sequence = [loops[axis.loop][0] if axis.loop is not None else "0" for axis in order.axes[:front]]
+    assert axis.loop is not None
+    assert columns.loop is not None
+    part = span(loops[columns.loop][0], width, order.tensor[-1])
+    first = f"{loops[axis.loop][0]} * {tn} + " if loops[axis.loop][1] > 1 else ""
+    row = f"{positions}[{first}{'r' if tn > 1 else '0'}]" if first or tn > 1 else f"{positions}[0]"
+    place = f"{cache}[{', '.join([*sequence, row, part])}] = rows[{'r' if tn > 1 else '0'}, :]"
+    return nest(loops, [f"rows = {stream}.get()", *after, *nest([("r", tn)], [place])])
+
+
 BODIES: Mapping[str, Callable[[Operator, Plan, Ends], list[str]]] = {
     "linear": linear,
     "pointwise": pointwise,
@@ -205,5 +244,6 @@ BODIES: Mapping[str, Callable[[Operator, Plan, Ends], list[str]]] = {
     "scores": scores,
     "attend": attend,
     "append": append,
+    "replace": replace,
 }
 """The body of each kernel's task."""

@@ -33,8 +33,8 @@ from ...streams.sizing.program import SizedProgram
 from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
-from .operators import Operator
-from .plans import Plan, multiply_adds
+from .operators import Graph, Operator
+from .plans import Plan, multiply_adds, new_rows
 from .resources import area, multiply_add_dsps
 
 FILL = 0.75
@@ -166,9 +166,11 @@ def place(
         machine = pack(build(made.report, clock_hz=device.mhz * 1e6))
     with step("time"):
         cycles = _cycles(made.sized())
-    busy = {x.name: prod(plan.loops.values()) * plan.cycles for x, plan in made.plans.items()}
+    busy = {x.name: plan.busy for x, plan in made.plans.items()}
     slowest = max(busy, key=lambda kernel: busy[kernel])
-    moved = _off_chip(made.plans) + sum(part.load_bytes + part.store_bytes for part in parts(made.dataflow, fusion))
+    moved = _off_chip(made.plans, made.block.graph) + sum(
+        part.load_bytes + part.store_bytes for part in parts(made.dataflow, fusion)
+    )
     return Generated(
         made, device, machine, fusion, held, memories, dies, cycles, (slowest, busy[slowest]), moved, seconds
     )
@@ -405,14 +407,14 @@ def _cycles(sized: SizedProgram) -> int:
     return times.latency
 
 
-def _off_chip(plans: Mapping[Operator, Plan]) -> int:
-    """Bytes that kernels load from tensors off the chip, and that results of the block take."""
+def _off_chip(plans: Mapping[Operator, Plan], graph: Graph) -> int:
+    """Bytes that kernels load from tensors off the chip, and that results of the block take: of a cache, those of its
+    new rows."""
     loaded = sum(
         order.tokens * order.bytes_per_token
         for x, plan in plans.items()
         for operand, order in zip(x.operands, plan.gets, strict=True)
         if operand.is_memory
     )
-    read = {operand for x in plans for operand in x.operands}
-    stored = sum(plan.put.tokens * plan.put.bytes_per_token for x, plan in plans.items() if x not in read)
-    return loaded + stored
+    stored = (new_rows(x, plans[x]) if x.positions is not None else plans[x].put for x in graph.results)
+    return loaded + sum(order.tokens * order.bytes_per_token for order in stored)

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 
 from ... import streams
 
-VARIABLES = {"buffer", "own", "partner", "queries", "result", "row", "tile", "token", "total", "turned"}
+VARIABLES = {"buffer", "own", "partner", "queries", "result", "row", "rows", "tile", "token", "total", "turned"}
 """Variables in the bodies of tasks, beside single letters, and t0, t1 ... for parts of long expressions."""
 
 RESERVED = frozenset(

@@ -27,6 +27,20 @@ class FromHost:
     masks: bool = False
 
 
+@dataclass(frozen=True)
+class Positions:
+    """The rows of a cache that new rows replace, which the host computes before each run. node: of the captured graph,
+    an integer for each new row. cache: name of the cache, for messages. capacity: rows of the cache."""
+
+    node: Node
+    cache: str
+    capacity: int
+
+
+Held = Array | FromHost | Positions | None
+"""What a tensor off the chip holds before a run; None for one that tasks fill before they read it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
     """One operator, and its result.
@@ -48,6 +62,12 @@ class Operator:
     def is_memory(self) -> bool:
         """Whether it is a tensor off the chip."""
         return self.op == "memory"
+
+    @property
+    def positions(self) -> Positions | None:
+        """The rows that it replaces, of an operator that replaces rows of a cache."""
+        found: Positions | None = self.attributes.get("positions")
+        return found
 
 
 @dataclass(frozen=True)

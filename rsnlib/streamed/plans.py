@@ -23,7 +23,8 @@ class Plan:
 
     gets: the order of each operand's tokens. put: of the result's. loops: trips of the kernel's loops, by name,
     outermost first. sizes: of its tiles, by name. cycles: of a beat of its innermost loop. memory_bytes: its own
-    memory. first, interval: cycles to the first token, and from a token to the next one on average, rounded up.
+    memory. first, interval: cycles to the first token, and from a token to the next one on average, rounded up. beats:
+    of its innermost loop, or loops where one follows another; 0 for the product of all trips.
     """
 
     gets: tuple[Order, ...]
@@ -34,6 +35,12 @@ class Plan:
     memory_bytes: int
     first: int
     interval: int
+    beats: int = 0
+
+    @property
+    def busy(self) -> int:
+        """Cycles of all beats of its innermost loops, the fewest that an execution takes."""
+        return (self.beats or prod(self.loops.values())) * self.cycles
 
 
 Loop = tuple[int, int]
@@ -236,7 +243,36 @@ def append(x: Operator, knobs: Knobs, unit: int) -> Plan:
     put = tiles(x.shape, (tm, width), [(heads, 1), ((before + new) // tm, tm)], head=0, row=1)
     named = {"heads": heads, "before": before // tm, "new": new // tm}
     cycles = _ceil(tm * width, knobs.lanes)
-    return Plan(gets, put, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
+    beats = heads * (named["before"] + named["new"])
+    return Plan(gets, put, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles, beats)
+
+
+def replace_rows(x: Operator, knobs: Knobs, unit: int) -> Plan:
+    """For each head the new rows, which the kernel keeps, then the tiles of the cache with them in place: tiles as
+    attention reads them, where its own knobs are the same."""
+    heads, width = x.attributes["heads"], x.attributes["columns"]
+    capacity, new = x.attributes["rows"]
+    tm, tn = fit(capacity, knobs.columns), fit(new, knobs.rows)
+    of_cache, of_new = x.attributes["sequences"]
+    put = _of_heads(x, heads, of_cache, (tm, width), [(capacity // tm, tm)])
+    gets = put, _of_heads(x.operands[1], heads, of_new, (tn, width), [(new // tn, tn)])
+    named = {"heads": heads, "tiles": capacity // tm, "new": new // tn}
+    cycles, cycles_new = _ceil(tm * width, knobs.lanes), _ceil(tn * width, knobs.lanes)
+    kept = named["new"] * cycles_new
+    placed = cycles + (1 if new > 1 else 0)  # a loop over several new rows ends the beat, so the put is one of its own
+    times = _times(kept + placed, heads * (kept + named["tiles"] * placed), put.tokens)
+    sizes = {"tm": tm, "tn": tn, "width": width, "new_cycles": cycles_new}
+    return Plan(gets, put, named, sizes, cycles, new * width * BYTES, *times, beats=heads * named["tiles"])
+
+
+def new_rows(x: Operator, plan: Plan) -> Order:
+    """The order in which a kernel that replaces rows of a cache gives the new ones: they are those of a tensor like the
+    cache, with as many rows as are new."""
+    heads, width, (_, new) = x.attributes["heads"], x.attributes["columns"], x.attributes["rows"]
+    sequences, tn = x.attributes["sequences"][0], plan.sizes["tn"]
+    each = heads // sequences
+    loops = [(sequences, 1), (each, width), (new // tn, tn)]
+    return tiles((sequences, new, each * width), (tn, width), loops, head=0, row=2, column=1)
 
 
 PLANS: Mapping[str, Callable[[Operator, Knobs, int], Plan]] = {
@@ -250,6 +286,7 @@ PLANS: Mapping[str, Callable[[Operator, Knobs, int], Plan]] = {
     "scores": scores,
     "attend": attend,
     "append": append,
+    "replace": replace_rows,
 }
 """How each operator is cut into tiles. The last argument is its unit of rows (`row_units`)."""
 

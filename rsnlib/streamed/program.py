@@ -14,11 +14,11 @@ from ...streams.orders.order import Order
 from ...streams.orders.packed_tensor import PackedTensor
 from ...streams.orders.text import converted, indented, load, store, token_shape
 from ..layers import unique_name
-from .bodies import BODIES, Ends
+from .bodies import BODIES, Ends, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
-from .operators import Array, FromHost, Graph, Operator
-from .plans import Plan, vectors_of
+from .operators import Array, Graph, Held, Operator
+from .plans import Plan, new_rows, vectors_of
 
 Shape = tuple[int, ...]
 
@@ -34,7 +34,7 @@ class Text:
     stores: tasks that store one."""
 
     text: str
-    inputs: Mapping[str, Array | FromHost | None]
+    inputs: Mapping[str, Held]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
     converters: Mapping[str, Converter]
@@ -66,13 +66,26 @@ class _Task:
 
 @dataclass
 class _Stream:
-    """element: the type of a token. tokens: that go over it in a run."""
+    """element: the type of a token. tokens: that go over it in a run. holds_all: of them, so that it closes no circle
+    in which tasks could wait for each other."""
 
     name: str
     element: str
     tokens: int
     source: str
     target: str
+    holds_all: bool = False
+
+
+@dataclass
+class _Cache:
+    """A cache of which a kernel replaces rows. tensor: it. positions: the tensor of those. load: the task that loads
+    it. stored: the stream to the task that stores the new rows, "" for none."""
+
+    tensor: str
+    positions: str
+    load: _Task
+    stored: str = ""
 
 
 def program(
@@ -105,7 +118,8 @@ class _Writer:
         self.packed_tensors: dict[str, PackedTensor] = {}
         self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
         self.tensors: dict[str, tuple[int, ...]] = {}
-        self.inputs: dict[str, Array | FromHost | None] = {}
+        self.integers: set[str] = set()
+        self.inputs: dict[str, Held] = {}
         self.outputs: dict[str, str] = {}
         self.streams: list[_Stream] = []
         self.tasks: list[_Task] = []
@@ -114,6 +128,7 @@ class _Writer:
         self.stores: list[str] = []
         self.gets: dict[tuple[Operator, int], str] = {}
         self.puts: dict[Operator, list[str]] = {x: [] for x in plans}
+        self.caches: dict[Operator, _Cache] = {}
         self._loaded: dict[tuple[Operator, Shape, Shape], str] = {}
 
     def text(self, title: str, depths: Mapping[str, int]) -> Text:
@@ -129,11 +144,12 @@ class _Writer:
             self._kernel(x, task)
         self._check_depths(depths)
         lines = [f'"""{title}"""', "", "from rsn.streams import *", ""]
-        lines += [f"{name}: {_type(shape)}" for name, shape in self.tensors.items()]
+        lines += [f"{name}: {self._tensor_type(name)}" for name in self.tensors]
         lines.append("")
         circles = self._in_circles()
         for s in self.streams:
-            depth = depths.get(s.name, s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens))
+            whole = s.holds_all or s.name in circles
+            depth = depths.get(s.name, s.tokens if whole else min(LEAST_DEPTH, s.tokens))
             lines.append(f"{s.name}: Stream[{s.element}, {depth}]")
         for task in self.tasks:
             lines += ["", "", *self._written(task)]
@@ -156,19 +172,23 @@ class _Writer:
         self.tensors[name] = shape
         return name
 
-    def _stream(self, stem: str, order: Order, source: str, target: str) -> str:
+    def _tensor_type(self, name: str) -> str:
+        return _type(self.tensors[name], "i32" if name in self.integers else "f32")
+
+    def _stream(self, stem: str, order: Order, source: str, target: str, holds_all: bool = False) -> str:
         name = unique_name(stem, self.taken)
-        self.streams.append(_Stream(name, _type(token_shape(order)), order.tokens, source, target))
+        self.streams.append(_Stream(name, _type(token_shape(order)), order.tokens, source, target, holds_all))
         return name
 
     def _in_circles(self) -> set[str]:
         """The streams that lie on a circle of tasks, whatever their direction."""
         near: dict[str, list[tuple[str, str]]] = {}
-        for stream in self.streams:
+        streams = [stream for stream in self.streams if not stream.holds_all]
+        for stream in streams:
             near.setdefault(stream.source, []).append((stream.target, stream.name))
             near.setdefault(stream.target, []).append((stream.source, stream.name))
         found = set()
-        for stream in self.streams:
+        for stream in streams:
             seen, stack = {stream.source}, [stream.source]
             while stack and stream.target not in seen:
                 for task, over in near[stack.pop()]:
@@ -183,11 +203,27 @@ class _Writer:
 
     def _load(self, x: Operator, k: int, memory: Operator, order: Order) -> None:
         """A task that loads a tensor in the order in which a kernel gets it."""
+        if x.positions is not None and k == 0:
+            self._load_cache(x, memory, order)
+            return
         key = memory, order.tensor, order.element if self.knobs.packed else ()
         if key not in self._loaded:
             self._loaded[key] = self._moving_tensor(memory.name, order, bool(self.knobs.packed))
             self.inputs[self._loaded[key]] = memory.data
         self.gets[x, k] = self._load_of(self._loaded[key], order, x, [])
+
+    def _load_cache(self, x: Operator, memory: Operator, order: Order) -> None:
+        """A task that loads a cache for the kernel that replaces rows of it. The cache lies row by row, in a tensor of
+        its own, because new rows are stored in place."""
+        assert x.positions is not None
+        tensor = self._moving_tensor(memory.name, order, packed=False)
+        self.inputs[tensor] = memory.data
+        places = self._tensor(f"{tensor}_positions", (x.attributes["rows"][1],))
+        self.integers.add(places)
+        self.inputs[places] = x.positions
+        before = len(self.tasks)
+        self.gets[x, 0] = self._load_of(tensor, order, x, [])
+        self.caches[x] = _Cache(tensor, places, self.tasks[before])
 
     def _moving_tensor(self, stem: str, order: Order, packed: bool) -> str:
         """A tensor that is loaded, or stored, in an order. packed: it lies token by token."""
@@ -242,27 +278,43 @@ class _Writer:
     def _store(self, x: Operator, plan: Plan, readers: Sequence[tuple[Operator, int]]) -> None:
         """A task that stores a result, and tasks that load it for kernels of other groups once it is complete."""
         is_result = x in self.graph.results
-        alike = all(self.plans[other].gets[k].element == plan.put.element for other, k in readers)
-        stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
-        tensor = self._moving_tensor(stem, plan.put, bool(self.knobs.packed) and alike)
-        task = unique_name(f"store_{tensor}", self.taken)
-        self.stores.append(task)
-        stream = self._stream(f"{tensor}_tiles", plan.put, x.name, task)
-        self.puts[x].append(stream)
-        moved = self._moved(tensor, plan.put, self.knobs.port)
-        body = store(tensor, plan.put, stream, moved, tensor in self.packed_tensors)
-        stored = _Task(task, body, [tensor])
+        if x in self.caches:
+            tensor, stored = self.caches[x].tensor, self._store_new_rows(x, plan, self.caches[x])
+        else:
+            alike = all(self.plans[other].gets[k].element == plan.put.element for other, k in readers)
+            stem = f"{x.name}_result" if is_result else f"{x.name}_kept"
+            tensor = self._moving_tensor(stem, plan.put, bool(self.knobs.packed) and alike)
+            stored = _Task(unique_name(f"store_{tensor}", self.taken), [], [tensor])
+            stream = self._stream(f"{tensor}_tiles", plan.put, x.name, stored.name)
+            self.puts[x].append(stream)
+            moved = self._moved(tensor, plan.put, self.knobs.port)
+            stored.body += store(tensor, plan.put, stream, moved, tensor in self.packed_tensors)
+            if readers:
+                self.inputs[tensor] = None
+        self.stores.append(stored.name)
         self.tasks.append(stored)
         if is_result:
             self.outputs[x.name] = tensor
-        if readers:
-            self.inputs[tensor] = None
         for other, k in readers:
             ready = unique_name(f"{tensor}_ready", self.taken)
             stored.body.append(f"{ready}.put(True)")
             before = len(self.tasks)
             self.gets[other, k] = self._load_of(tensor, self.plans[other].gets[k], other, [f"drop({ready}.get())"])
-            self.streams.append(_Stream(ready, "boolean", 1, task, self.tasks[before].name))
+            self.streams.append(_Stream(ready, "boolean", 1, stored.name, self.tasks[before].name))
+
+    def _store_new_rows(self, x: Operator, plan: Plan, cache: _Cache) -> _Task:
+        """A task that stores new rows at their positions in a cache, after the old ones were loaded. Until then the
+        stream to it holds the new rows."""
+        order = new_rows(x, plan)
+        task = _Task(unique_name(f"store_{cache.tensor}", self.taken), [], [cache.tensor, cache.positions])
+        cache.stored = self._stream(f"{cache.tensor}_rows", order, x.name, task.name, holds_all=True)
+        loaded = unique_name(f"{cache.tensor}_loaded", self.taken)
+        cache.load.body.append(f"{loaded}.put(True)")
+        self.streams.append(_Stream(loaded, "boolean", 1, cache.load.name, task.name, holds_all=True))
+        moved = self._moved(cache.tensor, order, self.knobs.port)
+        body = stored_rows(cache.tensor, cache.positions, order, cache.stored, moved)
+        task.body += [f"drop({loaded}.get())", *body]
+        return task
 
     def _moved(self, tensor: str, order: Order, port: int) -> list[str]:
         """The cycles of a token on its way: of words that the port moves. Rows of a tile that do not follow each other
@@ -279,17 +331,21 @@ class _Writer:
             vectors[name] = self._tensor(f"{x.name}_{name}", vector.shape)
             self.inputs[vectors[name]] = vector
             task.parameters.append(vectors[name])
+        cache = self.caches.get(x)
+        if cache is not None:
+            vectors["positions"] = cache.positions
+            task.parameters.append(cache.positions)
         gets = [self.gets[x, k] for k in range(len(x.operands))]
-        task.body = BODIES[x.op](x, self.plans[x], Ends(gets, self.puts[x], vectors))
+        task.body = BODIES[x.op](x, self.plans[x], Ends(gets, self.puts[x], vectors, cache.stored if cache else ""))
         task.comment = x.site
 
     def _written(self, task: _Task) -> list[str]:
         arguments = f", args=[{', '.join(task.parameters)}]" if task.parameters else ""
-        parameters = ", ".join(f"{name}: {_type(self.tensors[name])}" for name in task.parameters)
+        parameters = ", ".join(f"{name}: {self._tensor_type(name)}" for name in task.parameters)
         comment = [f"# {task.comment}"] if task.comment else []
         head = [f"@task(mapping=[1]{arguments})", f"def {task.name}({parameters}) -> None:"]
         return [*head, *indented([*comment, *task.body])]
 
 
-def _type(shape: Sequence[int]) -> str:
-    return f"f32[{', '.join(map(str, shape))}]"
+def _type(shape: Sequence[int], dtype: str = "f32") -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"

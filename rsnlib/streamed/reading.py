@@ -17,7 +17,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ...base.errors import UnsupportedError
+from ...base.errors import TensorError, UnsupportedError
 from ...machine.view import View
 from ..capture import (
     Constants,
@@ -40,7 +40,7 @@ from ..row_moves import JOINS
 from ..rules import CHECKS
 from ..view_rules import VIEWS
 from .names import RESERVED
-from .operators import Array, FromHost, Graph, Operator, reachable
+from .operators import Array, FromHost, Graph, Operator, Positions, reachable
 from .pointwise import fused
 from .showing import Part, Shown, is_matrix, part_of
 
@@ -77,7 +77,8 @@ class Block:
     """A PyTorch module as operators of streams.
 
     results: for each output node of the captured graph, what it shows of an operator's result; those that the host
-    computes are missing. host: the nodes that the host runs before each run, in order.
+    computes are missing. host: the nodes that the host runs before each run, in order: first those that tell which rows
+    of caches are replaced.
     """
 
     graph: Graph
@@ -87,10 +88,29 @@ class Block:
     lifted: Environment
 
     def environment(self, arguments_: Environment) -> Environment:
-        """The values of all nodes of the host. arguments_: the values of the arguments, from `Interface.bind`."""
+        """The values of all nodes of the host. arguments_: the values of the arguments, from `Interface.bind`. Raises
+        `TensorError` for positions that a cache does not have."""
         values = {**self.lifted, **arguments_}
-        run([node for node in self.host if node not in values], values)
+        unchecked = [x.positions for x in self.graph.operators if x.positions is not None]
+        for node in (None, *self.host):
+            if node is not None and node not in values:
+                run([node], values)
+            for positions in [positions for positions in unchecked if positions.node in values]:
+                _check_positions(positions, values[positions.node])
+                unchecked.remove(positions)
         return values
+
+
+def _check_positions(positions: Positions, given: torch.Tensor) -> None:
+    """Raise `TensorError` for a position that its cache does not have."""
+    for position in given.reshape(-1).tolist():
+        if position >= positions.capacity:
+            raise TensorError(
+                f"position {position} is beyond the capacity of {positions.capacity} rows of {positions.cache}; make "
+                f"the program for a larger cache"
+            )
+        if position < 0:
+            raise TensorError(f"position {position} of {positions.cache}; positions begin at 0")
 
 
 Rule = Callable[["Reader", Node, dict[str, Any]], "Value | None"]
@@ -140,16 +160,23 @@ class Reader:
         return Block(graph, self.interface, shown_after, self._host_nodes(graph, results), lifted_)
 
     def _host_nodes(self, graph: Graph, results: Mapping[Node, Shown]) -> tuple[Node, ...]:
-        """The operators that the host runs, in order: what tensors off the chip, and results of its own, depend on."""
+        """The operators that the host runs, in order: what positions in caches depend on, then what tensors off the
+        chip, and results of its own, depend on."""
+        positions = self._ahead({x.positions.node for x in graph.operators if x.positions is not None})
         needed = {operator.data.node for operator in graph.operators if isinstance(operator.data, FromHost)}
         needed |= {node for node in self.interface.result.all_input_nodes if node not in results}
-        stack = list(needed)
+        others = self._ahead(needed)
+        return (*positions, *(node for node in others if node not in positions))
+
+    def _ahead(self, nodes: set[Node]) -> list[Node]:
+        """Operators, and those that they depend on, in order."""
+        needed, stack = set(nodes), list(nodes)
         while stack:
             for x in stack.pop().all_input_nodes:
                 if x not in needed:
                     needed.add(x)
                     stack.append(x)
-        return tuple(node for node in self.program.graph.nodes if node.op == "call_function" and node in needed)
+        return [node for node in self.program.graph.nodes if node.op == "call_function" and node in needed]
 
     def _read(self, node: Node) -> Value:
         from_host = all(isinstance(self.of.get(x), Host) for x in node.all_input_nodes)

@@ -45,6 +45,7 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
     "rotary": (1, 2, 0),
     "turn": (0, 1, 0),
     "append": (0, 0, 0),
+    "replace": (0, 0, 0),
 }
 
 

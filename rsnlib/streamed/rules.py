@@ -19,7 +19,7 @@ from ..values import AbstractState
 from ..values import Value as Viewed
 from ..view_rules import VIEWS
 from . import pointwise as p
-from .attention import attend, flat_matrices, joined_rows, scores_of
+from .attention import attend, flat_matrices, joined_rows, replaced_rows, scores_of
 from .operators import Array, Operator
 from .reading import Host, Missing, Reader, Refused, Rule, Value
 from .showing import Part, Shown, heads_of
@@ -294,6 +294,28 @@ def cat(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     return joined_rows(reader, node, a["tensors"], a["dim"])
 
 
+def index_copy(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """New rows in place of those of a cache, head by head."""
+    if all(isinstance(reader.of[x], Host) for x in (a["self"], a["source"])):
+        return None
+    return replaced_rows(reader, node, a["self"], a["dim"], a["index"], a["source"])
+
+
+def index_put(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    """As `index_copy`, spelled cache[:, :, positions] = rows."""
+    cache, rows = a["self"], a["values"]
+    if all(isinstance(reader.of[x], Host) for x in (cache, rows)):
+        return None
+    given = [(dim, index) for dim, index in enumerate(a["indices"]) if index is not None]
+    if a["accumulate"] or len(given) != 1:
+        raise Refused("kernels replace rows, at one list of positions")
+    ((dim, positions),) = given
+    shape = shape_of(cache)
+    if tuple(shape_of(rows)) != (*shape[:dim], *shape_of(positions), *shape[dim + 1 :]):
+        raise Refused(f"its rows have shape {list(shape_of(rows))}, which PyTorch repeats")
+    return replaced_rows(reader, node, cache, dim, positions, rows)
+
+
 def _turned(reader: Reader, node: Node, parts: list[Node]) -> Value:
     """cat of ranges of one tensor's columns along its last dimension, some negated."""
     columns: list[int] = []
@@ -370,5 +392,7 @@ RULES: dict[Any, Rule] = {
     aten.mul: binary("*"),
     aten.div: binary("/"),
     **dict.fromkeys(JOINS, cat),
+    aten.index_copy: index_copy,
+    aten.index_put: index_put,
 }
 """The rule of each operator."""

@@ -53,7 +53,7 @@ def _sequence_rows(x: Operator) -> Iterator[tuple[Operator, int]]:
         case "attend":
             yield x, x.operands[0].shape[1]
             yield x.operands[1], x.operands[0].shape[2]
-        case "append":
+        case "append" | "replace":
             yield from zip(x.operands, x.attributes["rows"], strict=True)
         case "rotary":
             yield from ((x, table.shape[1]) for table in x.operands[1:])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import DynamicCache, Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer, Gemma3RotaryEmbedding
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -35,9 +36,13 @@ class Rotated(nn.Module):
         self.kinds = (config.layer_types[0],) if name == "gemma3" else ()
 
     def forward(
-        self, x: torch.Tensor, mask: torch.Tensor | None = None, first: int = 0, past_key_values: Any = None
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        first: int | torch.Tensor = 0,
+        past_key_values: Any = None,
     ) -> torch.Tensor:
-        positions = torch.arange(first, first + x.shape[1])[None]
+        positions = (torch.arange(x.shape[1]) + first)[None]
         tables = self.rotary(x, positions, *self.kinds)
         out = self.layer(x, position_embeddings=tables, attention_mask=mask, past_key_values=past_key_values)
         return out if isinstance(out, torch.Tensor) else out[0]
@@ -55,6 +60,36 @@ class Cached(nn.Module):
         place = {"first": past[0].shape[2]} if past and isinstance(self.layer, Rotated) else {}
         y = self.layer(x, past_key_values=cache, **place)
         return y if isinstance(y, torch.Tensor) else y[0], cache.layers[0].keys, cache.layers[0].values
+
+
+class Fixed(nn.Module):
+    """Decoder layers with caches of fixed capacity as tensors: (x, position, keys, values) to (y, keys, values), with
+    lists of caches. before, after: of the layers."""
+
+    def __init__(
+        self, layers: list[nn.Module], before: nn.Module | None = None, after: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.before, self.after = before or nn.Identity(), after or nn.Identity()
+
+    def forward(
+        self, x: torch.Tensor, position: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        capacity = keys[0].shape[2]
+        places = position + torch.arange(x.shape[1])
+        mask = (torch.arange(capacity) <= places[:, None])[None, None]
+        y = self.before(x)
+        made = []
+        for layer, own_keys, own_values in zip(self.layers, keys, values, strict=True):
+            static = StaticLayer(capacity)
+            static.keys, static.values, static.is_initialized = own_keys.clone(), own_values.clone(), True
+            static.device, static.cumulative_length = x.device, position.clone()
+            made.append(static)
+            arguments = {"mask": mask, "first": position} if isinstance(layer, Rotated) else {"attention_mask": mask}
+            y = layer(y, past_key_values=Cache(layers=[static]), **arguments)
+            y = y if isinstance(y, torch.Tensor) else y[0]
+        return self.after(y), [static.keys for static in made], [static.values for static in made]
 
 
 def block(name: str, attention: str = "sdpa", **sizes: int) -> nn.Module:
