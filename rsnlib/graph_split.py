@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.graph import Gemm, Layer, LayerGraph, Output
 from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
+from .experts.replace import ExpertsPlan
 from .flops import FlopCounter
 from .ideas import with_ideas
 from .partition import Traced
@@ -121,7 +122,7 @@ def split(
     except (RefusedError, WrongTypeError, LimitError) as refused:
         if whole:
             raise
-        program, interface, environment = _captured(refused, model, example_inputs)
+        program, interface, environment = _captured(refused, model, example_inputs, passes.experts)
         _check_dropout(program)
         cut = _Cut(program, environment, lower)
         try:
@@ -148,10 +149,10 @@ def runs_in_pieces(refused: UnsupportedError, model: nn.Module, example_inputs: 
 
 
 def _captured(
-    refused: Exception, model: nn.Module, example_inputs: Examples
+    refused: Exception, model: nn.Module, example_inputs: Examples, experts: ExpertsPlan | None = None
 ) -> tuple[ExportedProgram, Interface, Environment]:
     found = refused.captured if isinstance(refused, RefusedError) else None
-    return captured(model, example_inputs) if found is None else found
+    return captured(model, example_inputs, experts) if found is None else found
 
 
 def _lowered(traced: Traced, lower: Lower) -> Traced:

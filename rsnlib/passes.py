@@ -19,6 +19,7 @@ from ..scheduler.graph import Gemm, LayerGraph
 from ..scheduler.lower import Banks
 from ..scheduler.norms import norms_at_loads
 from ..scheduler.room import check_weights
+from .experts.replace import ExpertsPlan
 from .fold import fold, fold_shapes
 from .rewriter import Rewrite
 from .rewrites import REWRITES
@@ -34,11 +35,12 @@ keep their order."""
 class Passes(build.Passes):
     """All passes of the compiler. rewrites: of the captured graph, in their order (`rewrites`). rules: the lowering
     rule of each PyTorch operator (`rules`). fold: from matched layers to folded ones (`fold`). The other passes are
-    those of the scheduler."""
+    those of the scheduler. experts: how experts that data choose are computed; None leaves them to PyTorch."""
 
     rewrites: Sequence[Rewrite] = REWRITES
     rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)
     fold: Fold = fold
+    experts: ExpertsPlan | None = None
 
 
 USUAL = Passes()

@@ -42,6 +42,8 @@ from .capture import (
     shape_of,
     site,
 )
+from .experts.library import in_groups
+from .experts.replace import ExpertsPlan, replace_experts
 from .fixed_arguments import arguments_of_tables, fix
 from .host_part import HostPart
 from .ideas import ROTARY, ideas, with_ideas
@@ -111,7 +113,7 @@ def _trace(
     fixed: Sequence[str] = (),
 ) -> Traced:
     """Trace a module, like `trace`. fixed: names of arguments whose values become constants."""
-    program, interface, environment = found = _fixed(captured(model, example_inputs), fixed)
+    program, interface, environment = found = _fixed(captured(model, example_inputs, passes.experts), fixed)
     if not fixed:
         passes.observe("capture", program)
     rewritten: RefusedError | None = None
@@ -125,7 +127,7 @@ def _trace(
             if isinstance(error, RefusedError) and ideas(program, error.node):
                 rewritten = _with_ideas(error, program)
         # The rewrites made something else impossible: try the graph as it was captured.
-        program, interface, environment = found = _fixed(captured(model, example_inputs), fixed)
+        program, interface, environment = found = _fixed(captured(model, example_inputs, passes.experts), fixed)
     passes.observe("rewrite", program)
     try:
         return interpret(program, interface, environment, passes, again=again)
@@ -163,13 +165,19 @@ def _fixed(
 
 
 def captured(
-    model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]
+    model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], experts: ExpertsPlan | None = None
 ) -> tuple[ExportedProgram, Interface, Environment]:
     """Capture a module. Returns its graph, its interface, and the values of all nodes that are no operators: weights
-    and constants, and the example's arguments. Raises like `module_of`, `fitting` and `capture`."""
+    and constants, and the example's arguments. experts: what takes the place of experts that data choose. Raises like
+    `module_of`, `fitting`, `capture` and `replace_experts`."""
     model = module_of(model)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
-    program = capture(model, args, kwargs)
+    if experts is None:
+        program = capture(model, args, kwargs)
+    else:
+        with in_groups(model):
+            program = capture(model, args, kwargs)
+        replace_experts(program, experts)
     interface = Interface.of(program, signature)
     return program, interface, lifted(program) | interface.bind(args, kwargs)
 

@@ -1,0 +1,1 @@
+"""Mixtures of experts: how they are found in a captured graph, and what takes their place."""

@@ -1,0 +1,124 @@
+"""Two operators that stand for experts in a captured graph: what each token's experts weigh, and all experts together.
+
+`rsn::experts` computes a layer in PyTorch, expert by expert, unless an executor is attached to it: then that computes
+it, for example with programs that the host patches (`host.model.experts`). Both check the selected experts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from ...base.errors import TensorError
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu_erf": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+"""The activations of a gate, by the names of `scheduler.graph.Activation`."""
+
+
+class Executor(Protocol):
+    """Computes a layer of experts. x: (tokens, H). index, weights: (tokens, k), each token's experts and their shares.
+    gate_up: (E, 2 I, H). down: (E, H, I). Returns (tokens, H)."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def attached(executor: Executor) -> int:
+    """The number by which `rsn::experts` finds an executor, as long as somebody else holds it."""
+    number = next(_numbers)
+    _executors[number] = executor
+    return number
+
+
+def check_selectors(index: torch.Tensor, experts: int) -> None:
+    """Raise `TensorError` for an expert that the layer does not have. index: (tokens, k)."""
+    wrong = (index < 0) | (index >= experts)
+    if wrong.any():
+        token, place = (int(i) for i in wrong.nonzero()[0])
+        raise TensorError(
+            f"token {token} selects expert {int(index[token, place])} (its selector {place}); "
+            f"the layer has experts 0 to {experts - 1}"
+        )
+
+
+def run_in_pytorch(
+    x: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """Compute a layer of experts expert by expert. Arguments as for an `Executor`."""
+    out = torch.zeros_like(x)
+    for expert in torch.unique(index).tolist():
+        token, place = torch.where(index == expert)
+        gate, up = functional.linear(x[token], gate_up[expert]).chunk(2, -1)
+        y = functional.linear(ACTIVATIONS[activation](gate) * up, down[expert])
+        out.index_add_(0, token, y * weights[token, place, None])
+    return out
+
+
+@torch.library.custom_op("rsn::expert_weights", mutates_args=())
+def expert_weights(index: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tensor:
+    """What each expert weighs in each token: (tokens, experts), 0 for those that it did not select. Raises
+    `TensorError` for an expert that there is not."""
+    check_selectors(index, experts)
+    return weights.new_zeros(len(index), experts).scatter_add(1, index, weights)
+
+
+@torch.library.custom_op("rsn::experts", mutates_args=())
+def experts(
+    x: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    executor: int,
+) -> torch.Tensor:
+    """A layer of experts. executor: the number of one that is attached; 0 computes it here. Raises `TensorError` for
+    an expert that there is not, and what the executor raises."""
+    check_selectors(index, len(gate_up))
+    found = _executors.get(executor)
+    if found is None:
+        return run_in_pytorch(x, index, weights, gate_up, down, activation)
+    return found(x, index, weights, gate_up, down)
+
+
+@expert_weights.register_fake
+def _(index: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tensor:
+    return weights.new_empty(index.shape[0], experts)
+
+
+@experts.register_fake
+def _(
+    x: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    executor: int,
+) -> torch.Tensor:
+    return torch.empty_like(x)

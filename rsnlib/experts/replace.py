@@ -1,0 +1,166 @@
+"""What takes the place of layers of experts in a captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ...base.errors import UnsupportedError
+from ..capture import dtype_of, module_path, shape_of
+from ..rewriter import Rewriter
+from .operators import ACTIVATIONS, Executor, attached
+from .recognise import Columns, Layer, find
+
+aten = torch.ops.aten
+KINDS = ("static", "patched")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a layer of experts. width, inner: H and I, the columns of a row and of what is gated. path: of its
+    module."""
+
+    path: str
+    tokens: int
+    each: int
+    experts: int
+    width: int
+    inner: int
+    activation: str
+
+
+MakeExecutor = Callable[[Sizes], Executor]
+"""Makes what computes a layer of experts. Raises `UnsupportedError` if that is not possible."""
+
+
+@dataclass(frozen=True)
+class ExpertsPlan:
+    """How experts that data choose are computed.
+
+    kind: "static": one program with all experts over all rows. "patched": of the active experts alone, by executors.
+    executor: makes the executors; None only with "static".
+    """
+
+    kind: str
+    executor: MakeExecutor | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UnsupportedError(f"experts={self.kind!r}: must be one of {', '.join(map(repr, KINDS))}")
+
+
+EXECUTOR = "rsn_experts"
+"""Key in a node's meta: its executor, which lives as long as the graph."""
+
+
+def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
+    """Replace all layers of experts in a captured graph, in place. Returns how many there were. Raises
+    `UnsupportedError` as the plan's executors."""
+    graph, found = Rewriter(program), 0
+    for node in graph.nodes():
+        layer = find(node)
+        if layer is not None and _is_plain(graph, layer):
+            graph.put(_static(graph, layer) if plan.kind == "static" else _operator(graph, layer, plan), node)
+            found += 1
+    if found:
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
+    return found
+
+
+def _is_plain(graph: Rewriter, layer: Layer) -> bool:
+    """Whether all is float32, and weights are constant."""
+    weights = [
+        w for c in (layer.gate, layer.up, layer.down) for w in (c.weight if isinstance(c.weight, tuple) else [c.weight])
+    ]
+    floats = all(dtype_of(x) == torch.float32 for x in (layer.node, layer.x, layer.shares, *weights))
+    return floats and layer.activation in ACTIVATIONS and all(w in graph.constants for w in weights)
+
+
+def _selectors(graph: Rewriter, layer: Layer) -> tuple[Node, Node]:
+    """The experts of each token and their shares, (tokens, k) each."""
+    shape = [layer.tokens, layer.each]
+    index, shares = (graph.insert(layer.node, aten.reshape.default, x, shape) for x in (layer.index, layer.shares))
+    return index, shares
+
+
+def _static(graph: Rewriter, layer: Layer) -> Node:
+    """All experts as products over all rows. Each token's results count with their shares; where a token has not
+    selected an expert, with 0, whatever the result is."""
+    at = layer.node
+    index, shares = _selectors(graph, layer)
+    share = graph.insert(at, torch.ops.rsn.expert_weights.default, index, shares, layer.experts)
+    results = []
+    for expert in range(layer.experts):
+        gate = graph.insert(at, aten.linear.default, layer.x, _of_one(graph, layer, layer.gate, expert))
+        up = graph.insert(at, aten.linear.default, layer.x, _of_one(graph, layer, layer.up, expert))
+        gated = graph.insert(at, aten.mul.Tensor, _activated(graph, layer, gate), up)
+        results.append(graph.insert(at, aten.linear.default, gated, _of_one(graph, layer, layer.down, expert)))
+    each = graph.insert(at, aten.stack.default, results, 1)
+    column = graph.insert(at, aten.unsqueeze.default, share, -1)
+    chosen = graph.insert(at, aten.ne.Scalar, column, 0)
+    kept = graph.insert(at, aten.where.ScalarOther, chosen, each, 0.0)
+    return graph.insert(at, aten.sum.dim_IntList, graph.insert(at, aten.mul.Tensor, kept, column), [1])
+
+
+def _activated(graph: Rewriter, layer: Layer, x: Node) -> Node:
+    at = layer.node
+    match layer.activation:
+        case "silu":
+            return graph.insert(at, aten.silu.default, x)
+        case "relu":
+            return graph.insert(at, aten.relu.default, x)
+        case activation:
+            return graph.insert(at, aten.gelu.default, x, approximate=activation.removeprefix("gelu_").replace("erf", "none"))
+
+
+def _of_one(graph: Rewriter, layer: Layer, columns: Columns, expert: int) -> Node:
+    """The weight (N, K) of one expert."""
+    at = layer.node
+    if isinstance(columns.weight, tuple):
+        matrix = columns.weight[expert]
+    else:
+        matrix = graph.insert(at, aten.select.int, columns.weight, 0, expert)
+    if columns.transposed:
+        matrix = graph.insert(at, aten.t.default, matrix)
+    return _kept(graph, at, matrix, columns, 0)
+
+
+def _kept(graph: Rewriter, at: Node, matrix: Node, columns: Columns, dim: int) -> Node:
+    if (columns.first, columns.end) == (0, shape_of(matrix)[dim]):
+        return matrix
+    return graph.insert(at, aten.slice.Tensor, matrix, dim, columns.first, columns.end)
+
+
+def _operator(graph: Rewriter, layer: Layer, plan: ExpertsPlan) -> Node:
+    """One operator, whose executor computes it."""
+    assert plan.executor is not None
+    at = layer.node
+    width, inner = shape_of(layer.x)[1], layer.gate.end - layer.gate.first
+    sizes = Sizes(module_path(at), layer.tokens, layer.each, layer.experts, width, inner, layer.activation)
+    executor = plan.executor(sizes)
+    index, shares = _selectors(graph, layer)
+    up = _all_of(graph, layer, layer.gate, layer.up)
+    given = (layer.x, index, shares, up, _all_of(graph, layer, layer.down))
+    node = graph.insert(at, torch.ops.rsn.experts.default, *given, layer.activation, attached(executor))
+    node.meta[EXECUTOR] = executor
+    return node
+
+
+def _all_of(graph: Rewriter, layer: Layer, *parts: Columns) -> Node:
+    """The weights of all experts, (E, N, K), with the columns of all parts one after the other."""
+    at = layer.node
+    first, last = parts[0], parts[-1]
+    if isinstance(first.weight, Node) and not first.transposed and first.first == 0:
+        joins = len(parts) == 1 or (first.weight is last.weight and not last.transposed and first.end == last.first)
+        if joins and last.end == shape_of(first.weight)[1]:
+            return first.weight
+    rows = [
+        graph.insert(at, aten.stack.default, [_of_one(graph, layer, part, e) for e in range(layer.experts)])
+        for part in parts
+    ]
+    return rows[0] if len(rows) == 1 else graph.insert(at, aten.cat.default, rows, 1)
