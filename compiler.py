@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from .base.deferred import deferred
 from .base.errors import ScheduleError, TensorError, UnsupportedError, require_torch
+from .host.model import experts as patched
 from .host.model.compiled import Compiled, Recipe, modelled_layers
 from .host.model.family import Family
+from .rsnlib.experts.choice import Experts
 from .rsnlib.shapes import Shapes
 from .scheduler.best import Best
 from .scheduler.schedule import Schedule
@@ -90,6 +93,7 @@ def compile(
     dynamic_shapes: None = ...,
     passes: Passes | None = ...,
     checksums: bool = ...,
+    experts: str | Experts | None = ...,
 ) -> Compiled: ...
 @overload
 def compile(
@@ -103,6 +107,7 @@ def compile(
     dynamic_shapes: Shapes,
     passes: Passes | None = ...,
     checksums: bool = ...,
+    experts: str | Experts | None = ...,
 ) -> Family: ...
 def compile(
     model: nn.Module,
@@ -116,6 +121,7 @@ def compile(
     dynamic_shapes: Shapes | None = None,
     passes: Passes | None = None,
     checksums: bool = False,
+    experts: str | Experts | None = None,
 ) -> Compiled | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
@@ -132,6 +138,9 @@ def compile(
     checksums: each call also checks all values of the weights. This finds writes that PyTorch does not count, through
     `.data` or NumPy, and takes about a second per GB.
 
+    experts: how experts that data choose are computed (docs/experts.md): "static", "patched", or an `rsn.Experts`; None
+    leaves them to PyTorch.
+
     Weights in float16 or bfloat16 are widened to float32, with a warning; arguments and results keep the model's types
     (docs/models.md, "Half precision").
 
@@ -143,6 +152,9 @@ def compile(
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
     usual = pipelines.Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
+    if experts is not None:
+        plan = patched.plan(Experts.of(experts), usual.overlay, usual.schedule, board, is_required=True)
+        usual = replace(usual, passes=replace(usual.passes, experts=plan))
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
     borders = precision.Borders.of(module, example)
     if borders is not None:

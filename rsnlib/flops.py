@@ -38,6 +38,9 @@ class FlopCounter:
             return 0
         if not all(map(is_static, (node, *node.all_input_nodes))):
             return _of_expert(node)
+        if packet(node) is torch.ops.rsn.experts:
+            a = arguments(node)
+            return 2 * prod(shape_of(a["index"])) * (prod(shape_of(a["gate_up"])[1:]) + prod(shape_of(a["down"])[1:]))
         grouped = _of_groups(node)
         if grouped:
             return grouped

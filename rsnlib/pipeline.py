@@ -135,9 +135,12 @@ class Pipeline:
             paper = replace(self, schedule=PAPER)
             if not self._is_usual or not runs_in_pieces(error, model, example, paper.check):
                 raise
-            options = "" if self.overlay.name == "xnn" else f", options={{'overlay': '{self.overlay.name}'}}"
-            given = "model.float()" if is_half else "model"
-            proposal = f'torch.compile({given}, backend="rsn"{options}) runs the rest on the machine, in pieces'
+            given = {} if self.overlay.name == "xnn" else {"overlay": self.overlay.name}
+            if self.passes.experts is not None:
+                given["experts"] = "static" if self.passes.experts.executor is None else "patched"
+            options = f", options={given!r}" if given else ""
+            which = "model.float()" if is_half else "model"
+            proposal = f'torch.compile({which}, backend="rsn"{options}) runs the rest on the machine, in pieces'
             raise UnsupportedError(f"{error}; {proposal}") from error
 
     @property

@@ -42,6 +42,7 @@ from .capture import (
     shape_of,
     site,
 )
+from .experts.choice import EXECUTOR
 from .experts.library import in_groups
 from .experts.replace import ExpertsPlan, replace_experts
 from .fixed_arguments import arguments_of_tables, fix
@@ -352,6 +353,11 @@ class _Tracer:
                 self._place(node, "host", "after the machine: not an activation of the machine")
 
     def _place(self, node: Node, where: str, why: str) -> None:
+        if EXECUTOR in node.meta:
+            where, why = (
+                "machine",
+                "the experts that rows select: programs of each call, not timed here",
+            )
         self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why, node)
 
     def partition(self, interface: Interface) -> Traced:

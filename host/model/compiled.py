@@ -17,6 +17,7 @@ from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
 from ...isa.statistics import count
+from ...rsnlib.experts.choice import EXECUTOR
 from ...rsnlib.summary import Modelled
 from ...scheduler.bounds import bounds
 from ...scheduler.build import Built
@@ -26,6 +27,7 @@ from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
 from .compare import Compared, compare
+from .experts import PatchedExperts
 from .family import HELD
 from .file import Part, write
 
@@ -193,6 +195,15 @@ class Compiled(Closing):
     def weights(self) -> Mapping[str, Any]:
         """The packed weights by buffer name: flat float32, in memory order."""
         return self._now().weights
+
+    @property
+    def experts(self) -> tuple[PatchedExperts, ...]:
+        """The layers of experts whose programs the host makes for each call, in order; `last_run` of each is of
+        the latest call. Empty unless compiled with `experts="patched"`."""
+        self._now()
+        host = self._traced.host
+        found = (node.meta.get(EXECUTOR) for node in (*host.before, *host.after))
+        return tuple(x for x in found if isinstance(x, PatchedExperts))
 
     @property
     def device(self) -> torch.device:

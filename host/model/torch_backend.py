@@ -27,6 +27,7 @@ from ...base.errors import BoardError, ProgramError, ScheduleError, TensorError,
 from ...isa.overlays import find
 from ...rsnlib import explain_captured
 from ...rsnlib.captured_graph import CapturedGraph, Weights
+from ...rsnlib.experts.choice import Experts
 from ...rsnlib.fallback import Fallback, Refusal, watch_recompile_limit
 from ...rsnlib.graph_split import Split
 from ...rsnlib.partition import Traced
@@ -38,6 +39,7 @@ from ..boards.profile import PROFILES, find_profile
 from ..boards.ssh import Target
 from ..forks import forget_in_children
 from .compiled import Compiled, modelled_layers
+from .experts import plan
 
 REMEMBERED = 8
 """Number of programs kept for each graph: one per set of shapes, those used last."""
@@ -49,7 +51,7 @@ log = logging.getLogger("rsn")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the backend. board, overlay, schedule, checksums: as for `rsn.compile`.
+    """The options of the backend. board, overlay, schedule, checksums, experts: as for `rsn.compile`.
 
     fallback: what to do with a graph that the machine cannot run, or not as a whole. "warn": run it, or the pieces that
     the machine cannot run, in PyTorch, with a warning. "error": raise the reason: `UnsupportedError`, `TensorError` or
@@ -61,6 +63,7 @@ class Options:
     schedule: Any = "paper"
     fallback: str = "warn"
     checksums: bool = False
+    experts: Any = None
 
     def pipeline(self) -> Pipeline:
         """Check the options, and return the pipeline that compiles graphs with them. Raises `UnsupportedError`, also
@@ -79,7 +82,11 @@ class Options:
             _check_board(self.board)
         except BoardError as e:
             raise UnsupportedError(f"option board: {e}") from None
-        return replace(pipeline, schedule=schedule)
+        pipeline = replace(pipeline, schedule=schedule)
+        if self.experts is None:
+            return pipeline
+        chosen = plan(Experts.of(self.experts), pipeline.overlay, schedule, self.board, is_required=False)
+        return replace(pipeline, passes=replace(pipeline.passes, experts=chosen))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

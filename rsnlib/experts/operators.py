@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from ...base.errors import TensorError
+from ...base.errors import BoardError, TensorError
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -79,16 +79,14 @@ def run_in_pytorch(
     return out
 
 
-@torch.library.custom_op("rsn::expert_weights", mutates_args=())
-def expert_weights(index: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tensor:
+def _expert_weights(index: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tensor:
     """What each expert weighs in each token: (tokens, experts), 0 for those that it did not select. Raises
     `TensorError` for an expert that there is not."""
     check_selectors(index, experts)
     return weights.new_zeros(len(index), experts).scatter_add(1, index, weights)
 
 
-@torch.library.custom_op("rsn::experts", mutates_args=())
-def experts(
+def _experts(
     x: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
@@ -98,21 +96,21 @@ def experts(
     executor: int,
 ) -> torch.Tensor:
     """A layer of experts. executor: the number of one that is attached; 0 computes it here. Raises `TensorError` for
-    an expert that there is not, and what the executor raises."""
+    an expert that there is not, `BoardError` if the executor is gone, and what it raises."""
     check_selectors(index, len(gate_up))
+    if not executor:
+        return run_in_pytorch(x, index, weights, gate_up, down, activation)
     found = _executors.get(executor)
     if found is None:
-        return run_in_pytorch(x, index, weights, gate_up, down, activation)
+        raise BoardError("the programs of these experts are gone with the model that they were compiled for")
     return found(x, index, weights, gate_up, down)
 
 
-@expert_weights.register_fake
-def _(index: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tensor:
+def _fake_weights(index: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tensor:
     return weights.new_empty(index.shape[0], experts)
 
 
-@experts.register_fake
-def _(
+def _fake_experts(
     x: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
@@ -122,3 +120,9 @@ def _(
     executor: int,
 ) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+expert_weights = torch.library.custom_op("rsn::expert_weights", _expert_weights, mutates_args=())
+expert_weights.register_fake(_fake_weights)
+experts = torch.library.custom_op("rsn::experts", _experts, mutates_args=())
+experts.register_fake(_fake_experts)

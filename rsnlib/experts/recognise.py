@@ -1,8 +1,8 @@
 """Finds layers of experts in a captured graph, by their operators.
 
-A layer of experts is: rows x (tokens, H), the numbers and the shares of the k experts of each token, and for each expert
-a gated feed-forward, down(activation(gate(x)) * up(x)). Its result is the sum of a token's experts, each times its
-share. PyTorch programs spell this in three ways, which are all found:
+A layer of experts is: rows x (tokens, H), the numbers and the shares of the k experts of each token, and for each
+expert a gated feed-forward, down(activation(gate(x)) * up(x)). Its result is the sum of a token's experts, each times
+its share. PyTorch programs spell this in three ways, which are all found:
 
 - batched: the weights of each pair of token and expert are gathered, and multiplied one by one (bmm);
 - grouped: the pairs are sorted by expert, and each group of rows has one product (grouped_mm);
@@ -23,7 +23,16 @@ from ..capture import arguments, dtype_of, packet, shape_of
 
 aten = torch.ops.aten
 
-RESHAPES = {aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.contiguous, aten.alias, aten.clone}
+RESHAPES = {
+    aten.view,
+    aten.reshape,
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.flatten,
+    aten.contiguous,
+    aten.alias,
+    aten.clone,
+}
 """Operators that keep the order of the elements."""
 GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 """Products (S, K) x (E, K, N) of rows in groups, one group for each matrix, by the ends of the groups."""
@@ -100,7 +109,7 @@ def _same(x: Any) -> Node:
 
 
 def _alike(x: Any, y: Any) -> bool:
-    """Whether two nodes are the same, or the same operator of the same operands, such as rows that are gathered twice."""
+    """Whether two nodes are the same, or the same operator of the same operands, such as rows gathered twice."""
     if isinstance(x, list | tuple) and isinstance(y, list | tuple):
         return len(x) == len(y) and all(map(_alike, x, y))
     if not (isinstance(x, Node) and isinstance(y, Node)):
@@ -140,13 +149,17 @@ def _activation(node: Node) -> tuple[str, Node]:
 
 def _span(node: Node) -> tuple[Node, int, int]:
     """A tensor of which a node has the columns first to end."""
-    if node.target is operator.getitem and packet(_node(node.args[0])) in (aten.split, aten.chunk, aten.split_with_sizes):
+    if node.target is operator.getitem and packet(_node(node.args[0])) in (
+        aten.split,
+        aten.chunk,
+        aten.split_with_sizes,
+    ):
         cut = _node(node.args[0])
         a = arguments(cut)
         whole = _node(a["self"])
         _need(a["dim"] in (-1, len(shape_of(whole)) - 1))
         widths = [int(part.shape[-1]) for part in cut.meta["val"]]
-        place = int(node.args[1])  # type: ignore[call-overload]
+        place = int(node.args[1])
         return whole, sum(widths[:place]), sum(widths[: place + 1])
     if packet(node) is aten.slice:
         a = arguments(node)
@@ -235,7 +248,8 @@ def _pairs(node: Node, product: Node, share: Node, order: Node | None, sizes: tu
     rows, activation, gate, up = _gated(hidden, of)
     x = _repeated(_same(rows), each) if order is None else _gathered(_same(rows), order, each)
     _need(ids is not None and not isinstance(weight, tuple))
-    assert ids is not None and isinstance(weight, Node)
+    assert ids is not None
+    assert isinstance(weight, Node)
     _need(len(shape_of(x)) == 2 and shape_of(x)[0] == tokens and _elements(ids) == size and _elements(shares) == size)
     _need(shape_of(x)[1] == shape_of(product)[-1])
     return Layer(node, x, ids, shares, tokens, each, shape_of(weight)[0], gate, up, down, activation)
@@ -403,9 +417,7 @@ def _looped(node: Node) -> Layer:
         return Columns(weights, False, parts[0].first, parts[0].end)
 
     gate, up, down = joined(lambda t: t.gate), joined(lambda t: t.up), joined(lambda t: t.down)
-    return Layer(
-        node, first.x, first.index, first.shares, tokens, each, len(turns), gate, up, down, first.activation
-    )
+    return Layer(node, first.x, first.index, first.shares, tokens, each, len(turns), gate, up, down, first.activation)
 
 
 def _turn(token: Node, source: Node) -> _Turn:

@@ -10,13 +10,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ...base.errors import UnsupportedError
+from ...scheduler.graph import TOP
 from ..capture import dtype_of, module_path, shape_of
 from ..rewriter import Rewriter
+from .choice import EXECUTOR
 from .operators import ACTIVATIONS, Executor, attached
 from .recognise import Columns, Layer, find
 
 aten = torch.ops.aten
-KINDS = ("static", "patched")
 
 
 @dataclass(frozen=True)
@@ -41,31 +42,27 @@ MakeExecutor = Callable[[Sizes], Executor]
 class ExpertsPlan:
     """How experts that data choose are computed.
 
-    kind: "static": one program with all experts over all rows. "patched": of the active experts alone, by executors.
-    executor: makes the executors; None only with "static".
+    executor: makes what computes a layer for a call; None: the layer becomes products of all experts over all rows.
+    is_required: a graph without such layers is refused.
     """
 
-    kind: str
     executor: MakeExecutor | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UnsupportedError(f"experts={self.kind!r}: must be one of {', '.join(map(repr, KINDS))}")
-
-
-EXECUTOR = "rsn_experts"
-"""Key in a node's meta: its executor, which lives as long as the graph."""
+    is_required: bool = False
 
 
 def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
     """Replace all layers of experts in a captured graph, in place. Returns how many there were. Raises
-    `UnsupportedError` as the plan's executors."""
+    `UnsupportedError` as the plan's executors, and for a graph without such layers if the plan requires one."""
     graph, found = Rewriter(program), 0
     for node in graph.nodes():
         layer = find(node)
         if layer is not None and _is_plain(graph, layer):
-            graph.put(_static(graph, layer) if plan.kind == "static" else _operator(graph, layer, plan), node)
+            graph.put(_static(graph, layer) if plan.executor is None else _operator(graph, layer, plan.executor), node)
             found += 1
+    if plan.is_required and not found:
+        raise UnsupportedError(
+            "experts: the module has no layer of experts that is known; docs/experts.md tells which ones are"
+        )
     if found:
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
@@ -115,7 +112,9 @@ def _activated(graph: Rewriter, layer: Layer, x: Node) -> Node:
         case "relu":
             return graph.insert(at, aten.relu.default, x)
         case activation:
-            return graph.insert(at, aten.gelu.default, x, approximate=activation.removeprefix("gelu_").replace("erf", "none"))
+            return graph.insert(
+                at, aten.gelu.default, x, approximate=activation.removeprefix("gelu_").replace("erf", "none")
+            )
 
 
 def _of_one(graph: Rewriter, layer: Layer, columns: Columns, expert: int) -> Node:
@@ -136,13 +135,12 @@ def _kept(graph: Rewriter, at: Node, matrix: Node, columns: Columns, dim: int) -
     return graph.insert(at, aten.slice.Tensor, matrix, dim, columns.first, columns.end)
 
 
-def _operator(graph: Rewriter, layer: Layer, plan: ExpertsPlan) -> Node:
+def _operator(graph: Rewriter, layer: Layer, make: MakeExecutor) -> Node:
     """One operator, whose executor computes it."""
-    assert plan.executor is not None
     at = layer.node
     width, inner = shape_of(layer.x)[1], layer.gate.end - layer.gate.first
-    sizes = Sizes(module_path(at), layer.tokens, layer.each, layer.experts, width, inner, layer.activation)
-    executor = plan.executor(sizes)
+    sizes = Sizes(module_path(at) or TOP, layer.tokens, layer.each, layer.experts, width, inner, layer.activation)
+    executor = make(sizes)
     index, shares = _selectors(graph, layer)
     up = _all_of(graph, layer, layer.gate, layer.up)
     given = (layer.x, index, shares, up, _all_of(graph, layer, layer.down))

@@ -1,0 +1,271 @@
+"""Programs of the active experts of a layer, put together from templates.
+
+A template is the program of one expert over a number of row tiles. The program of a call is the packets of the active
+experts one after the other, each expert's from the template for its number of row tiles, with addresses patched: of
+its weights, of its rows, of its results. Rows lie one expert after the other (`Placed`): the host gathers them, and
+scatters the results. Each template ends with all units idle, so that templates one after the other cannot wait for each
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import ScheduleError, UnsupportedError
+from ..isa.layout import padded
+from ..isa.overlay import Overlay
+from ..isa.packet import Packet
+from ..isa.program import Buffer, Program, Role, place_buffers
+from .build import build
+from .graph import Activation, Gemm, LayerGraph, Output
+from .lower import lower
+from .schedule import PAPER, Schedule
+
+Array = npt.NDArray[np.float32]
+ALIGN = 64
+"""Address units of which each buffer's place is a multiple."""
+X, Y = "x", "y"
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """The sizes of a layer of experts. path: of its module, for messages. width, inner: columns of a row, and of what
+    is gated. rows: the most rows that one expert takes in a call."""
+
+    path: str
+    experts: int
+    width: int
+    inner: int
+    activation: Activation
+    rows: int
+
+    def network(self, rows: int, gate_up: Array | None = None, down: Array | None = None) -> LayerGraph:
+        """One expert as layers. gate_up: (width, 2 inner), the gate's columns first. down: (inner, width). None: 0."""
+        wide = np.zeros((self.width, 2 * self.inner), np.float32) if gate_up is None else gate_up
+        back = np.zeros((self.inner, self.width), np.float32) if down is None else down
+        layers = (
+            Gemm(self.path, X, "h", wide, np.zeros(2 * self.inner, np.float32), self.activation, gated=True),
+            Gemm(self.path, "h", Y, back, np.zeros(self.width, np.float32)),
+        )
+        return LayerGraph(1, rows, {X: self.width}, (Output(Y),), layers)
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """The program of one expert over `tiles` row tiles. packets: without terminators. patches: packet, mOP, and the
+    buffer that its address is in."""
+
+    tiles: int
+    program: Program
+    packets: tuple[Packet, ...]
+    patches: tuple[tuple[int, int, str], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one expert that one template computes. first: the first of them in the gathered rows of the launch.
+    begin, rows: which of the expert's rows."""
+
+    expert: int
+    tiles: int
+    first: int
+    begin: int
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A program of some experts. parts: in the order in which they are computed."""
+
+    program: Program
+    parts: tuple[Part, ...]
+
+
+class ExpertPrograms:
+    """The templates of a layer, and programs made of them.
+
+    tile: rows of a row tile. Raises `UnsupportedError`, naming the layer, if the overlay cannot run one expert, or if
+    the weights of all do not fit its memory.
+    """
+
+    def __init__(self, sizes: ExpertSizes, overlay: Overlay, schedule: Schedule = PAPER) -> None:
+        self.sizes, self.overlay, self.schedule = sizes, overlay, schedule
+        self._templates: dict[int, Template] = {}
+        one = build(sizes.network(1), overlay, schedule).program
+        self.tile = one.buffer(X).shape[0]
+        self._images = [b for b in one.buffers if b.role is Role.WEIGHT]
+        self.weights_bank, self.bank = self._images[0].bank, one.buffer(X).bank
+        self._unit = overlay.address_unit
+        self._weight_at: dict[str, int] = {}
+        self.pitch = 0
+        """Address units from one expert's weights to the next's."""
+        for b in self._images:
+            self._weight_at[b.name] = self.pitch
+            self.pitch += padded(-(-b.size // self._unit), ALIGN)
+        needed = 4 * self._unit * self.pitch * sizes.experts
+        there = min(overlay.banks[self.weights_bank], overlay.max_bank_bytes)
+        if needed > there:
+            raise UnsupportedError(
+                f"{sizes.path}: the weights of {sizes.experts} experts need {needed} bytes of {self.weights_bank}, "
+                f"which has {there} on overlay {overlay.name}"
+            )
+        self.max_tiles = self._largest(-(-sizes.rows // self.tile))
+
+    def _largest(self, tiles: int) -> int:
+        """The most row tiles, up to `tiles`, whose template fits the overlay's lists of instructions."""
+        low, high = 1, tiles
+        if self._fits([self.template(tiles)]):
+            return tiles
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._fits([self.template(middle)]) else (low, middle - 1)
+        if not self._fits([self.template(low)]):
+            raise UnsupportedError(
+                f"{self.sizes.path}: the program of one expert exceeds what {self.overlay.name} takes"
+            )
+        return low
+
+    def template(self, tiles: int) -> Template:
+        """The template for a number of row tiles."""
+        if tiles not in self._templates:
+            program = build(self.sizes.network(tiles * self.tile), self.overlay, self.schedule).program
+            if program.parameters:
+                raise UnsupportedError(f"{self.sizes.path}: the program of an expert has run-time parameters")
+            packets = tuple(p for p in program.packets if not p.header.last)
+            self._templates[tiles] = Template(tiles, program, packets, tuple(self._patches(program, packets)))
+        return self._templates[tiles]
+
+    def _patches(self, program: Program, packets: Sequence[Packet]) -> Iterator[tuple[int, int, str]]:
+        for i, packet in enumerate(packets):
+            form = self.overlay.by_opcode[packet.header.opcode]
+            bank = self.overlay.by_kind[form.kind][0].bank
+            if form.config or bank is None:
+                continue
+            for j, mop in enumerate(packet.mops):
+                addr = mop.addr  # type: ignore[attr-defined]
+                held = [
+                    b.name
+                    for b in program.buffers
+                    if b.bank == bank and b.offset <= addr < b.offset + max(1, -(-b.size // self._unit))
+                ]
+                if len(held) != 1:
+                    raise ScheduleError(
+                        f"{self.sizes.path}: packet {i} of an expert's program is in {len(held)} buffers"
+                    )
+                yield i, j, held[0]
+
+    # -- weights
+
+    def weights(self, expert: int, gate_up: Array, down: Array) -> Iterator[tuple[int, Array]]:
+        """The weights of one expert as the machine stores them: pairs of the first element in the bank, and elements.
+
+        gate_up: (2 inner, width). down: (width, inner), both as PyTorch has them.
+        """
+        network = self.sizes.network(1, np.ascontiguousarray(gate_up.T), np.ascontiguousarray(down.T))
+        packed = lower(network, self.overlay, self.schedule).weights
+        for b in self._images:
+            yield self._unit * (expert * self.pitch + self._weight_at[b.name]), packed[b.name]
+
+    @property
+    def weight_elements(self) -> int:
+        """Elements of the weights of all experts in their bank."""
+        return self._unit * self.pitch * self.sizes.experts
+
+    # -- programs
+
+    def launches(self, counts: Mapping[int, int]) -> list[Launch]:
+        """The programs for a call. counts: rows of each active expert, 1 to `sizes.rows`; experts in this order.
+
+        One program, or several if one would exceed the overlay's lists of instructions or memory.
+        """
+        out: list[Launch] = []
+        held: list[tuple[int, int, int]] = []
+        for expert, rows in counts.items():
+            for begin in range(0, rows, self.max_tiles * self.tile):
+                part = expert, begin, min(rows - begin, self.max_tiles * self.tile)
+                if held and not self._fits([self.template(self._tiles(n)) for _, _, n in (*held, part)]):
+                    out.append(self._launch(held))
+                    held = []
+                held.append(part)
+        return [*out, self._launch(held)] if held else out
+
+    def _tiles(self, rows: int) -> int:
+        return -(-rows // self.tile)
+
+    def _fits(self, templates: Sequence[Template]) -> bool:
+        """Whether a program of these templates fits the overlay's lists of instructions and its memory."""
+        overlay = self.overlay
+        words = sum(p.words for t in templates for p in t.packets) + sum(p.words for p in self._ends) + 2
+        if overlay.image_bytes is not None and 4 * words > overlay.image_bytes:
+            return False
+        for kind, (_, most) in overlay.preloaded.items():
+            for unit in overlay.by_kind[kind]:
+                if sum(len(t.program.preloaded.get(unit.name, ())) for t in templates) > most:
+                    return False
+        used = sum(b.offset + -(-b.size // self._unit) for b in self._buffers(templates)[-1:])
+        return 4 * self._unit * used <= min(overlay.banks[self.bank], overlay.max_bank_bytes)
+
+    @cached_property
+    def _ends(self) -> tuple[Packet, ...]:
+        """The terminators of all units."""
+        return tuple(p for p in self.template(1).program.packets if p.header.last)
+
+    def _buffers(self, templates: Sequence[Template]) -> tuple[Buffer, ...]:
+        """The buffers of a program: weights of all experts, gathered rows, results, and what one expert keeps."""
+        tiles = sum(t.tiles for t in templates)
+        largest = max(templates, key=lambda t: t.tiles).program
+        out = [replace(largest.buffer(self._images[0].name), name="experts", shape=(self.weight_elements,), view=None)]
+        out[0] = replace(out[0], offset=0, layout=out[0].layout.LINEAR)
+        for name, role in ((X, Role.INPUT), (Y, Role.OUTPUT)):
+            b = largest.buffer(name)
+            shape = (tiles * self.tile, b.shape[1])
+            out.append(replace(b, offset=-1, shape=shape, view=shape, role=role))
+        out += [replace(b, offset=-1) for b in largest.buffers if b.role is Role.SCRATCH]
+        return place_buffers(out, self._unit, ALIGN)
+
+    def _launch(self, held: Sequence[tuple[int, int, int]]) -> Launch:
+        templates = [self.template(self._tiles(rows)) for _, _, rows in held]
+        buffers = self._buffers(templates)
+        places = {b.name: b.offset for b in buffers}
+        packets: list[Packet] = []
+        parts: list[Part] = []
+        ops: dict[str, tuple[object, ...]] = {}
+        first = 0
+        for (expert, begin, rows), template in zip(held, templates, strict=True):
+            packets += self._patched(template, expert, first, places)
+            for unit, listed in template.program.preloaded.items():
+                ops[unit] = (*ops.get(unit, ()), *listed)
+            parts.append(Part(expert, template.tiles, first, begin, rows))
+            first += template.tiles * self.tile
+        program = Program(self.overlay, (*packets, *self._ends), ops, buffers)  # type: ignore[arg-type]
+        return Launch(program, tuple(parts))
+
+    def _patched(self, template: Template, expert: int, first: int, places: Mapping[str, int]) -> list[Packet]:
+        """The packets of a template for one expert, whose rows begin at row `first`."""
+        moves: dict[str, int] = {}
+        for b in template.program.buffers:
+            if b.role is Role.WEIGHT:
+                moves[b.name] = expert * self.pitch + self._weight_at[b.name] - b.offset
+            else:
+                rows = first * b.shape[1] // self._unit if b.name in (X, Y) else 0
+                moves[b.name] = places[b.name] + rows - b.offset
+        packets = list(template.packets)
+        mops = [list(p.mops) for p in packets]
+        for i, j, name in template.patches:
+            mops[i][j] = mops[i][j].replace(addr=mops[i][j].addr + moves[name])  # type: ignore[attr-defined]
+        return [Packet(p.header, tuple(m)) for p, m in zip(packets, mops, strict=True)]
+
+
+def counted(index: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
+    """The pairs of token and selector of each expert that is selected, experts in ascending order. index:
+    (tokens, k). Returns indices in the flat index, ascending."""
+    flat = index.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    ends = [0, *(np.flatnonzero(np.diff(flat[order])) + 1).tolist(), len(flat)]
+    return {int(flat[order[a]]): order[a:b] for a, b in pairwise(ends) if a < b}
