@@ -56,7 +56,7 @@ def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
     graph, found = Rewriter(program), 0
     for node in graph.nodes():
         layer = find(node)
-        if layer is not None and _is_plain(graph, layer):
+        if layer is not None and is_plain(graph, layer):
             graph.put(_static(graph, layer) if plan.executor is None else _operator(graph, layer, plan.executor), node)
             found += 1
     if plan.is_required and not found:
@@ -69,7 +69,7 @@ def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
     return found
 
 
-def _is_plain(graph: Rewriter, layer: Layer) -> bool:
+def is_plain(graph: Rewriter, layer: Layer) -> bool:
     """Whether all is float32, and weights are constant."""
     weights = [
         w for c in (layer.gate, layer.up, layer.down) for w in (c.weight if isinstance(c.weight, tuple) else [c.weight])
@@ -117,6 +117,11 @@ def _activated(graph: Rewriter, layer: Layer, x: Node) -> Node:
             )
 
 
+def weights_of(graph: Rewriter, layer: Layer) -> tuple[Node, Node]:
+    """The weights of all experts: (E, 2 I, H) with the gate first, and (E, H, I)."""
+    return _all_of(graph, layer, layer.gate, layer.up), _all_of(graph, layer, layer.down)
+
+
 def _of_one(graph: Rewriter, layer: Layer, columns: Columns, expert: int) -> Node:
     """The weight (N, K) of one expert."""
     at = layer.node
@@ -142,8 +147,7 @@ def _operator(graph: Rewriter, layer: Layer, make: MakeExecutor) -> Node:
     sizes = Sizes(module_path(at) or TOP, layer.tokens, layer.each, layer.experts, width, inner, layer.activation)
     executor = make(sizes)
     index, shares = _selectors(graph, layer)
-    up = _all_of(graph, layer, layer.gate, layer.up)
-    given = (layer.x, index, shares, up, _all_of(graph, layer, layer.down))
+    given = (layer.x, index, shares, *weights_of(graph, layer))
     node = graph.insert(at, torch.ops.rsn.experts.default, *given, layer.activation, attached(executor))
     node.meta[EXECUTOR] = executor
     return node

@@ -1,0 +1,219 @@
+"""A layer of experts with its router on the machine with Seq: as a static program, patched by the host, sequenced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.deferred import deferred
+from ...base.errors import TensorError, UnsupportedError
+from ...hw.sim.machine import Machine, Run, one_blas_thread, summary
+from ...isa.image import decode_image
+from ...isa.overlay import Overlay
+from ...isa.overlays.moe import MACHINE
+from ...isa.overlays.moe.formats import Choose
+from ...isa.overlays.moe.sequence import Part, SequencedPath, parts_of
+from ...isa.overlays.moe.units import chosen_of
+from ...isa.program import Buffer, Program
+from ...machine.executor import ProcessNetwork
+from ...machine.timing import Timing
+from ...scheduler.expert_machine import MoePrograms, MoeSizes
+from ..tensors import pack, unpack
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ...rsnlib.experts import router as routers
+else:
+    routers = deferred("rsn.rsnlib.experts.router")
+
+Array = npt.NDArray[np.float32]
+HOWS = ("static", "patched", "sequenced")
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """What a layer did in a call. how: static, patched, sequenced. rows: of each active expert. runs: of its programs.
+    host_bytes, host_s: what the host read and wrote off chip between programs, and the seconds of that: logits, shares
+    and instructions."""
+
+    how: str
+    rows: dict[int, int]
+    runs: tuple[Run, ...]
+    host_bytes: int = 0
+    host_s: float = 0.0
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of all programs, launches included, and of the host."""
+        return sum(run.latency_s for run in self.runs) + self.host_s
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes that the machine moved, by direction."""
+        return {name: sum(run.bytes[name] for run in self.runs) for name in self.runs[0].bytes}
+
+
+class ExpertLayer:
+    """A layer on the machine. A call computes it with data; `time` gives the time for given selectors alone.
+
+    Raises `UnsupportedError` for sizes beyond the machine's.
+    """
+
+    def __init__(
+        self, sizes: MoeSizes, *, how: str = "sequenced", machine: Overlay = MACHINE, rows: int | None = None
+    ) -> None:
+        """rows: the most rows that one expert takes in a call, None for no bound."""
+        if how not in HOWS:
+            raise UnsupportedError(f"how={how!r}: must be one of {', '.join(map(repr, HOWS))}")
+        if rows is not None and rows < 1:
+            raise UnsupportedError(f"rows={rows}: an expert takes at least 1 row")
+        self.how, self.rows = how, rows
+        self.programs = MoePrograms(sizes, machine)
+        self.last_run: LayerRun | None = None
+        """Of the latest call; None before the first one."""
+        self._weights: Array | None = None
+        self._layer: Any = None
+
+    @property
+    def sizes(self) -> MoeSizes:
+        """The layer's sizes."""
+        return self.programs.sizes
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        example: tuple[Any, ...] | dict[str, Any],
+        *,
+        how: str = "sequenced",
+        machine: Overlay = MACHINE,
+        rows: int | None = None,
+    ) -> ExpertLayer:
+        """Make a layer from a module: a router and its experts. Its weights are copied."""
+        found = routers.routed_layer(module, example)
+        experts, wide, width = found.gate_up.shape
+        sizes = MoeSizes(
+            found.path, found.tokens, found.each, experts, width, wide // 2, found.activation, found.over_chosen
+        )
+        layer = cls(sizes, how=how, machine=machine, rows=rows)
+        layer._weights = layer.programs.packed(found.router, found.gate_up, found.down)
+        layer._layer = found
+        return layer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Compute the layer, as the module does. Raises `TensorError` for an argument of another shape or type, and for
+        more rows of one expert than `rows`."""
+        import torch
+
+        if self._layer is None:
+            raise TensorError("the layer has sizes and no weights: make it with ExpertLayer.of")
+        (x,) = self._layer.interface.bind(args, kwargs).values()
+        y = self.run(x.detach().reshape(-1, self.sizes.width).numpy())
+        return torch.from_numpy(y).reshape(x.shape)
+
+    def run(self, x: Array) -> Array:
+        """Compute the layer. x: (tokens, width), float32. Returns the same shape."""
+        program = {
+            "static": self.programs.static,
+            "sequenced": self.programs.sequenced,
+            "patched": self.programs.router,
+        }
+        first = program[self.how]()
+        banks = self._banks(first, x)
+        if self.how == "sequenced":
+            run = self._sequenced(first, banks)
+        else:
+            run = Machine(first).run(banks)
+        chosen, share = self._chosen(self._read(first, banks, "logits"))
+        parts = self._parts(chosen.tolist())
+        runs, last, moved = [run], first, 0
+        if self.how == "patched":
+            last = self.programs.patched(parts)
+            banks = self._banks(last, x)
+            self._write(last, banks, "shares", self._shares_of(parts, share))
+            runs.append(Machine(last).run(banks))
+            moved = self._host_bytes(last, len(parts))
+        self._note(parts, runs, moved)
+        return self._read(last, banks, "y")
+
+    def time(self, chosen: Sequence[Sequence[int]]) -> LayerRun:
+        """The run in which tokens choose these experts, without data: traffic and time. chosen: k experts of each
+        token. Raises `TensorError` for selectors that do not fit the layer, and for more rows than `rows`."""
+        s = self.sizes
+        if len(chosen) != s.tokens or any(len(row) != s.each for row in chosen):
+            raise TensorError(f"{s.path}: selectors are {s.tokens} rows of {s.each} experts")
+        parts = self._parts(chosen)
+        moved = 0
+        if self.how == "sequenced":
+            runs = [self._sequenced(self.programs.sequenced(), None, parts)]
+        elif self.how == "static":
+            runs = [Machine(self.programs.static()).run()]
+        else:
+            program = self.programs.patched(parts)
+            runs = [Machine(p).run() for p in (self.programs.router(), program)]
+            moved = self._host_bytes(program, len(parts))
+        return self._note(parts, runs, moved)
+
+    # -- parts of a run
+
+    def _parts(self, chosen: Sequence[Sequence[int]]) -> list[Part]:
+        return parts_of(chosen, self.sizes.experts, self.programs.tile_rows, self.rows)
+
+    def _note(self, parts: Sequence[Part], runs: Sequence[Run], moved: int) -> LayerRun:
+        rows: dict[int, int] = {}
+        for part in parts:
+            rows[part.expert] = rows.get(part.expert, 0) + len(part.pairs)
+        host_s = moved * self.programs.overlay.seconds["ddr_read_gbs"]
+        self.last_run = LayerRun(self.how, rows, tuple(runs), moved, host_s)
+        return self.last_run
+
+    def _host_bytes(self, program: Program, parts: int) -> int:
+        """What the host moves between the two programs: it reads logits, and writes shares and instructions."""
+        logits = 4 * self.sizes.tokens * self.programs.logits
+        return logits + 4 * parts * self.programs.tile_rows + 4 * len(program.image)
+
+    def _sequenced(self, program: Program, banks: dict[str, Array] | None, parts: Sequence[Part] | None = None) -> Run:
+        """Run a program with Seq. Its time depends on what Route chooses, so that data and time are one run."""
+        overlay = program.overlay
+        path = SequencedPath(program, decode_image(program.image, overlay), parts, self.rows)
+        net = ProcessNetwork(overlay, path, banks=banks, data=banks is not None, record=True)
+        with one_blas_thread():
+            timing = Timing.of(net, net.run())
+        return summary(timing, overlay, 4 * len(program.image))
+
+    def _chosen(self, logits: Array) -> tuple[npt.NDArray[np.int64], Array]:
+        s = self.sizes
+        fields = {"tokens": s.tokens, "experts": s.experts, "size": s.experts, "each": s.each}
+        return chosen_of(np.ascontiguousarray(logits), Choose(**fields, over_chosen=int(s.over_chosen)))
+
+    def _shares_of(self, parts: Sequence[Part], share: Array) -> Array:
+        out = np.zeros((len(parts), self.programs.tile_rows), np.float32)
+        for row, part in zip(out, parts, strict=True):
+            row[: len(part.pairs)] = share.reshape(-1)[list(part.pairs)]
+        return out
+
+    def _banks(self, program: Program, x: Array) -> dict[str, Array]:
+        if self._weights is None:
+            raise TensorError("the layer has sizes and no weights: make it with ExpertLayer.of")
+        banks = {"ddr": np.zeros(program.bank_size("ddr"), np.float32), "weights": self._weights}
+        self._write(program, banks, "x", x)
+        return banks
+
+    def _place(self, program: Program, name: str) -> tuple[Buffer, slice]:
+        b = program.buffer(name)
+        at = b.offset * program.overlay.address_unit
+        return b, slice(at, at + b.size)
+
+    def _write(self, program: Program, banks: dict[str, Array], name: str, value: Array) -> None:
+        b, place = self._place(program, name)
+        banks[b.bank][place] = pack(replace(b, rows=()), value)
+
+    def _read(self, program: Program, banks: dict[str, Array], name: str) -> Array:
+        b, place = self._place(program, name)
+        return unpack(b, banks[b.bank][place])

@@ -1,0 +1,227 @@
+"""Seq: from selectors to instructions.
+
+A template has one instruction a line, and what changes in it from part to part. A part is up to a tile of rows of one
+expert. `issued` makes the instructions of parts, for the unit Seq as for a host that makes programs.
+
+Seq is a process whose input is a stream and whose outputs are the instruction FIFOs of the other units. Each decoder
+has two FIFOs, one from the dispatcher and one from Seq. It reads the first one until a packet without operations tells
+it to read the second, and goes back when Seq ends. So each FIFO has one writer and one reader, and what is read next
+depends on the program alone: the machine is a Kahn process network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ....base.errors import TensorError
+from ....machine.description import UnitSpec
+from ....machine.executor import ProcessNetwork
+from ....machine.steps import Channel, Issue, Step, Steps
+from ....machine.traces import Items, TraceTable, UntraceableError
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...fields import Record
+from ...instruction_path import DISPATCHER, InstructionPath, decoder_of, mop_fifo
+from ...overlay import InstructionFormat, Overlay
+from ...packet import Header, Packet, expand_window
+from ...program import Program
+from .formats import ROWS, Line, Patch, Rows, Run
+
+SEQ, ROUTE = "Seq", "Route"
+ONCE = Header(window=1, reuse=1)
+
+
+class Part(NamedTuple):
+    """Rows of one expert that are computed together. pairs: of token and selector, each token * k + selector."""
+
+    expert: int
+    pairs: tuple[int, ...]
+
+
+def parts_of(chosen: Sequence[Sequence[int]], experts: int, tile: int, most: int | None = None) -> list[Part]:
+    """The parts of a call: experts in ascending order, each one's pairs in the order of tokens, `tile` to a part.
+
+    chosen: the experts of each token. most: rows that one expert may have. Raises `TensorError` for an expert that
+    there is not, and for more rows than that.
+    """
+    pairs: dict[int, list[int]] = {}
+    for token, row in enumerate(chosen):
+        for place, expert in enumerate(row):
+            if not 0 <= expert < experts:
+                raise TensorError(
+                    f"token {token} selects expert {expert} (its selector {place}); the layer has experts 0 to "
+                    f"{experts - 1}"
+                )
+            pairs.setdefault(expert, []).append(token * len(row) + place)
+    out: list[Part] = []
+    for expert, found in sorted(pairs.items()):
+        if most is not None and len(found) > most:
+            raise TensorError(f"{len(found)} rows select expert {expert}; the program is for at most {most}")
+        out += [Part(expert, tuple(found[i : i + tile])) for i in range(0, len(found), tile)]
+    return out
+
+
+Issued = tuple[InstructionFormat, Record]
+"""An instruction with its format."""
+
+
+def of_part(
+    lines: Sequence[Line], part: Part, number: int, each: int, overlay: Overlay
+) -> tuple[list[Issued], list[Issued]]:
+    """The instructions of one part: its stores apart, which come last. number: of the part. each: selectors of a
+    token."""
+    first: list[Issued] = []
+    stores: list[Issued] = []
+    for line in lines:
+        form = overlay.by_opcode[line.opcode]
+        mop: Any = line.mop(form.mop)
+        match Patch(line.patch):
+            case Patch.NONE:
+                first.append((form, mop))
+            case Patch.WEIGHTS:
+                first.append((form, mop.replace(addr=mop.addr + part.expert * line.pitch)))
+            case Patch.ROWS:
+                first.append((form, mop.replace(rows=len(part.pairs))))
+            case Patch.PART:
+                first.append((form, mop.replace(row0=number)))
+            case Patch.GATHER:
+                first += [(form, m) for m in by_rows(mop, [pair // each for pair in part.pairs])]
+            case Patch.SCATTER:
+                stores += [(form, m) for m in by_rows(mop, part.pairs)]
+    return first, stores
+
+
+def issued(lines: Sequence[Line], parts: Iterable[Part], each: int, overlay: Overlay) -> Iterator[Issued]:
+    """The instructions of parts. Stores of a part come behind the loads of the next one, so that its weights and rows
+    are on their way by then. each: selectors of a token."""
+    waiting: list[Issued] = []
+    for number, part in enumerate(parts):
+        first, stores = of_part(lines, part, number, each, overlay)
+        yield from (*first, *waiting)
+        waiting = stores
+    yield from waiting
+
+
+def by_rows(mop: Rows, rows: Sequence[int]) -> Iterator[Rows]:
+    """An instruction for some rows, in as many instructions as they need."""
+    for i in range(0, len(rows), ROWS):
+        some = rows[i : i + ROWS]
+        yield mop.replace(count=len(some), **{f"row{j}": row for j, row in enumerate(some)})
+
+
+def seq_fifo(unit: str) -> str:
+    """The name of the FIFO from Seq to a unit's decoder."""
+    return f"mOP FIFO from Seq of {unit}"
+
+
+def followers(overlay: Overlay) -> tuple[UnitSpec, ...]:
+    """The units that Seq can issue instructions to: all others."""
+    return tuple(u for u in overlay.units if u.kind != SEQ)
+
+
+class SeqUnit(Unit):
+    """Keeps the lines of a template, and issues them for each part that Route names."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.lines: list[Line] = []
+
+    def kernel(self, uop: Line | Run) -> Steps:
+        if isinstance(uop, Line):
+            self.lines.append(uop)
+            return
+        overlay = self._net.machine
+        assert isinstance(overlay, Overlay)
+        source = self.source("Route")
+        fifos = {u.kind: self._net.named_channel(seq_fifo(u.name)) for u in followers(overlay)}
+        lines, self.lines = tuple(self.lines), []
+        waiting: list[Issued] = []
+        number = 0
+        while True:
+            (part,) = yield Step("dispatch", gets=(source,))
+            first, stores = ([], []) if part is None else of_part(lines, part, number, uop.each, overlay)
+            for form, mop in (*first, *waiting):
+                yield Step("dispatch", 1 + mop.WORDS)
+                yield Step(puts=(fifos[form.kind],), send=((number, ONCE, form, mop),))
+            waiting = stores
+            number += 1
+            if part is None:
+                break
+        for fifo in fifos.values():
+            yield Step(puts=(fifo,), send=(None,))
+
+
+def following(overlay: Overlay) -> list[Packet]:
+    """The packets that tell all decoders to read from Seq until it ends."""
+    return [Packet(Header(opcode=overlay.format_of(u.kind).opcode)) for u in followers(overlay)]
+
+
+class SequencedPath(InstructionPath):
+    """The workload of an image whose decoders may follow Seq.
+
+    parts: what Route decides, for a run without data; in a run with data it decides by the data. most: rows that one
+    expert may have; a run with more raises `TensorError`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        packets: Sequence[Packet],
+        parts: Sequence[Part] | None = None,
+        most: int | None = None,
+    ) -> None:
+        super().__init__(program.overlay, packets)
+        self.parts, self.most = parts, most
+
+    def attach(self, net: ProcessNetwork) -> None:
+        depth = self.overlay.mop_fifo_depth
+        for spec in followers(self.overlay):
+            net.add_channel(seq_fifo(spec.name), depth, SEQ, decoder_of(spec.name), control=True)
+        route: Any = net.units[ROUTE]
+        route.parts, route.most = self.parts, self.most
+        super().attach(net)
+
+    def _dispatch(self, net: ProcessNetwork) -> Steps:
+        progress = net.progress[DISPATCHER]
+        for number, packet in enumerate(self.packets):
+            header = packet.header
+            progress.number, progress.issue = number, Issue(packet, number)
+            yield Step("dispatch")
+            form = self.overlay.by_opcode[header.opcode]
+            (unit,) = self.overlay.selected(header.opcode, header.mask)
+            sink = net.named_channel(mop_fifo(unit.name))
+            if not packet.mops:  # a terminator, or the order to follow Seq
+                yield Step(puts=(sink,), send=((number, header, form, None),))
+            for mop in packet.mops:
+                yield Step("dispatch", mop.WORDS)
+                yield Step(puts=(sink,), send=((number, header, form, mop),))
+
+    def _decode(self, net: ProcessNetwork, name: str, mops: Channel, uops: Channel) -> Steps:
+        progress = net.progress[name]
+        unit = progress.serves
+        source = mops
+        while True:
+            progress.number += 1
+            (taken,) = yield Step(gets=(source,))
+            if taken is None:  # Seq has ended
+                source = mops
+                continue
+            number, header, form, mop = taken
+            progress.issue = Issue(mop, number)
+            if header.last:
+                yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(None, number, True),))
+                return
+            if mop is None:
+                source = net.named_channel(seq_fifo(str(unit)))
+                continue
+            window = [mop]
+            while form.loops_window and len(window) < header.window:
+                ((_, _, _, mop),) = yield Step(gets=(source,))
+                window.append(mop)
+            for uop in expand_window(form, window, range(header.reuse)):
+                yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
+
+    def trace(self, table: TraceTable) -> Mapping[str, Items]:
+        """Refused: what Seq issues is known only in a run."""
+        raise UntraceableError("Seq issues what its selectors say")

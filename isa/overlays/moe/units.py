@@ -1,0 +1,265 @@
+"""The units of the machine for experts, but for Seq. Streams count elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.errors import ProgramError
+from ....machine.description import UnitSpec
+from ....machine.steps import Step, Steps
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ..xnn.post_ops import activation
+from .formats import Add, Choose, Fill, Finish, Hold, Move, Port, Product, Tiles
+from .sequence import Part, parts_of
+
+Array = npt.NDArray[np.float32]
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
+"""By number; those of XNN's unit MemC."""
+WORD = 32
+"""Elements that an on-chip stream carries in a cycle."""
+
+
+class Sized(Unit):
+    """A unit of a machine with a tile of (rows, columns)."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        limits = net.machine.capability_of("Mac", "matmul").limits
+        self.tile_rows, self.tile = int(limits["tile_rows"][1]), int(limits["tile_columns"][1])
+
+
+class ActsUnit(Unit):
+    """The memory of activations: rows, in the order of its list."""
+
+    def kernel(self, uop: Move) -> Steps:
+        port = Port(uop.port)
+        yield Step("offchip_uop")
+        if port.stores:
+            source = self.source("Sum" if port is Port.TOTAL else "Post")
+            keep = lambda x: self.write(uop.addr, x.reshape(-1))  # noqa: E731
+            yield Step("ddr_write_gbs", 4 * uop.size, gets=(source,), words=uop.size, do=keep)
+            return
+        peer = {Port.X: "X", Port.ROUTE: "Route", Port.SUM: "Sum", Port.SHARES: "Post"}[port]
+        fetch = lambda: (self.read(uop.addr, uop.size),)  # noqa: E731
+        yield Step("ddr_read_gbs", 4 * uop.size, puts=(self.sink(peer),), words=uop.size, do=fetch)
+
+    def effect_key(self, uop: Move) -> Any:
+        return uop.size, uop.port
+
+
+class WeightsUnit(Sized):
+    """The memory of weights: tiles in the order in which Mac takes them."""
+
+    read_only = True
+
+    def kernel(self, uop: Tiles) -> Steps:
+        sink, size = self.sink("Mac"), self.tile * self.tile
+        yield Step("offchip_uop")
+        for at in range(uop.addr, uop.addr + uop.tiles * size, size):
+            fetch = lambda at=at: (self.read(at, size),)  # noqa: E731
+            yield Step("weights_read_gbs", 4 * size, puts=(sink,), words=size, do=fetch)
+
+    def effect_key(self, uop: Tiles) -> Any:
+        return uop.tiles
+
+
+class RowsUnit(Sized):
+    """Sends what it holds as tiles of K to Mac."""
+
+    held: Array
+
+    def sent(self, rows: int, depth: int, times: int) -> Steps:
+        """Send rows x (depth tiles), so often."""
+        sink, tile = self.sink("Mac"), self.tile
+        words = rows * tile
+        for _ in range(times):
+            for d in range(depth):
+                cut = lambda d=d: (self.held[:, d * tile : (d + 1) * tile].copy(),)  # noqa: E731
+                yield Step("word", words / WORD, puts=(sink,), words=words, do=cut)
+
+
+class XUnit(RowsUnit):
+    """Rows of one part."""
+
+    def kernel(self, uop: Fill) -> Steps:
+        width = uop.depth * self.tile
+        self.held = np.zeros((uop.rows, width) if self._net.data else 0, np.float32)
+        for i in range(uop.rows):
+
+            def keep(x: Any, i: int = i) -> None:
+                self.held[i] = x.reshape(-1)
+
+            yield Step("word", width / WORD, gets=(self.source("Acts"),), words=width, do=keep)
+        yield from self.sent(uop.rows, uop.depth, uop.times)
+
+    def effect_key(self, uop: Fill) -> Any:
+        return uop
+
+
+class HiddenUnit(RowsUnit):
+    """What the gate makes of one part."""
+
+    def kernel(self, uop: Hold) -> Steps:
+        words, tile = uop.rows * self.tile, self.tile
+        self.held = np.zeros((uop.rows, uop.blocks * tile) if self._net.data else 0, np.float32)
+        for b in range(uop.blocks):
+
+            def keep(x: Any, b: int = b) -> None:
+                self.held[:, b * tile : (b + 1) * tile] = x.reshape(-1, tile)
+
+            yield Step("word", words / WORD, gets=(self.source("Post"),), words=words, do=keep)
+        yield from self.sent(uop.rows, uop.blocks, uop.times)
+
+    def effect_key(self, uop: Hold) -> Any:
+        return uop
+
+
+class MacUnit(Sized):
+    """Multiplies rows by tiles of weights, and adds up over K."""
+
+    def kernel(self, uop: Product) -> Steps:
+        rows, weights = self.source("Hidden" if uop.hidden else "X"), self.source("Weights")
+        words = uop.rows * self.tile
+        for _ in range(uop.results):
+            total = np.zeros((uop.rows, self.tile) if self._net.data else 0, np.float32)
+            for _ in range(uop.depth):
+                taken: list[Any] = []
+                yield Step(gets=(rows,), words=words, do=taken.append)
+                yield Step(gets=(weights,), words=self.tile**2, do=taken.append)
+
+                def add(taken: list[Any] = taken, total: Any = total) -> None:
+                    left, right = taken
+                    np.add(total, left.reshape(-1, self.tile) @ right.reshape(self.tile, self.tile), out=total)
+
+                yield Step("multiply", uop.rows * self.tile**2, do=add)
+            yield Step(puts=(self.sink("Post"),), words=words, do=lambda total=total: (total,))
+
+    def effect_key(self, uop: Product) -> Any:
+        return uop
+
+
+class PostUnit(Sized):
+    """Gates, and rows with their shares."""
+
+    def kernel(self, uop: Finish) -> Steps:
+        source, words = self.source("Mac"), uop.rows * self.tile
+        if uop.gate:
+            for _ in range(uop.blocks):
+                pair: list[Any] = []
+                for _ in range(2):
+                    yield Step("word", words / WORD, gets=(source,), words=words, do=pair.append)
+
+                def gated(pair: list[Any] = pair) -> tuple[Array]:
+                    return (activation(pair[0], uop.activation) * pair[1],)
+
+                yield Step("post", words, puts=(self.sink("Hidden"),), words=words, do=gated)
+            return
+        width = uop.blocks * self.tile
+        strip = np.zeros((uop.rows, width) if self._net.data else 0, np.float32)
+        share: list[Any] = []
+        if uop.shares:
+            peer = "Route" if uop.shares == 2 else "Acts"
+            yield Step(gets=(self.source(peer),), words=self.tile_rows, do=share.append)
+        for b in range(uop.blocks):
+
+            def keep(x: Any, b: int = b) -> None:
+                strip[:, b * self.tile : (b + 1) * self.tile] = x.reshape(-1, self.tile)
+
+            yield Step("word", words / WORD, gets=(source,), words=words, do=keep)
+        for i in range(uop.rows):
+
+            def row(i: int = i) -> tuple[Array]:
+                return (strip[i] * share[0].reshape(-1)[i] if share else strip[i],)
+
+            yield Step("word", width / WORD, puts=(self.sink("Acts"),), words=width, do=row)
+
+    def effect_key(self, uop: Finish) -> Any:
+        return uop
+
+
+class SumUnit(Unit):
+    """Adds up rows."""
+
+    def kernel(self, uop: Add) -> Steps:
+        for _ in range(uop.results):
+            total = np.zeros(uop.size if self._net.data else 0, np.float32)
+            for _ in range(uop.each):
+
+                def add(x: Any, total: Any = total) -> None:
+                    np.add(total, x.reshape(-1), out=total)
+
+                yield Step("word", uop.size / WORD, gets=(self.source("Acts"),), words=uop.size, do=add)
+            yield Step(puts=(self.sink("Acts"),), words=uop.size, do=lambda total=total: (total,))
+
+    def effect_key(self, uop: Add) -> Any:
+        return uop
+
+
+class RouteUnit(Sized):
+    """Chooses the experts of each token by its logits; names the parts to Seq, and sends the shares of their rows.
+
+    parts: what it chooses in a run without data. most: rows that one expert may have.
+    """
+
+    parts: Sequence[Part] | None = None
+    most: int | None = None
+
+    def kernel(self, uop: Choose) -> Steps:
+        rows: list[Any] = []
+        for _ in range(uop.tokens):
+            yield Step("word", uop.size / WORD, gets=(self.source("Acts"),), words=uop.size, do=rows.append)
+            yield Step("choose", uop.experts)
+        # In a run without data, shares are not needed, and parts only if they steer Seq.
+        chosen: Any = None
+        share: Any = None
+        if self._net.data:
+            chosen, share = chosen_of(np.stack(rows), uop)
+        if uop.dense:
+            yield from self._dense(uop, chosen, share)
+            return
+        parts = self.parts
+        if chosen is not None:
+            parts = parts_of(chosen.tolist(), uop.experts, self.tile_rows, self.most)
+        if parts is None:
+            raise ProgramError("Route: without data, what it chooses must be given")
+        for part in parts:
+            yield Step("dispatch", puts=(self.sink("Seq"),), send=(part,))
+
+            def of_part(part: Part = part) -> tuple[Array]:
+                out = np.zeros(self.tile_rows, np.float32)
+                out[: len(part.pairs)] = share.reshape(-1)[list(part.pairs)]
+                return (out,)
+
+            yield Step("word", self.tile_rows / WORD, puts=(self.sink("Post"),), words=self.tile_rows, do=of_part)
+        yield Step("dispatch", puts=(self.sink("Seq"),), send=(None,))
+
+    def _dense(self, uop: Choose, chosen: Any, share: Any) -> Steps:
+        for expert in range(uop.experts):
+            for first in range(0, uop.tokens, self.tile_rows):
+
+                def column(expert: int = expert, first: int = first) -> tuple[Array]:
+                    out = np.zeros(self.tile_rows, np.float32)
+                    some = np.where(chosen == expert, share, 0).sum(1)[first : first + self.tile_rows]
+                    out[: len(some)] = some
+                    return (out,)
+
+                yield Step("word", self.tile_rows / WORD, puts=(self.sink("Post"),), words=self.tile_rows, do=column)
+
+    def effect_key(self, uop: Choose) -> Any:
+        return uop if uop.dense else None
+
+
+def chosen_of(logits: Array, uop: Choose) -> tuple[npt.NDArray[np.int64], Array]:
+    """The experts of each token, those with larger logits first, and their shares: (tokens, each) both. Of equal logits
+    the first ones are chosen."""
+    x = logits.reshape(uop.tokens, uop.size)[:, : uop.experts]
+    chosen = np.argsort(-x, axis=1, kind="stable")[:, : uop.each]
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    share = np.take_along_axis(e, chosen, 1)
+    share /= (share if uop.over_chosen else e).sum(axis=1, keepdims=True)
+    return chosen, share.astype(np.float32)

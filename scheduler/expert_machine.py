@@ -1,0 +1,259 @@
+"""Programs of a layer of experts for the machine with Seq (`isa.overlays.moe`): static, patched by a host, sequenced.
+
+All three have the same templates: the lines of one part, which is up to a tile of rows of one expert. Static: all
+experts compute all rows, and shares are 0 where a token has not chosen an expert. Patched: a program computes logits,
+a host chooses and issues the parts. Sequenced: Route chooses and Seq issues the parts, in one program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import UnsupportedError
+from ..isa.fields import Record
+from ..isa.layout import Layout, padded
+from ..isa.overlay import Overlay
+from ..isa.overlays.moe.formats import Add, Choose, Fill, Finish, Hold, Line, Patch, Port, Product, Rows, Run, Tiles
+from ..isa.overlays.moe.sequence import Issued, Part, by_rows, following, issued
+from ..isa.overlays.moe.units import ACTIVATIONS
+from ..isa.packet import MAX_WINDOW, Packet
+from ..isa.program import Buffer, Program, Role, place_buffers
+
+Array = npt.NDArray[np.float32]
+MAX_ROW = (1 << 16) - 1
+"""Largest number of a row that an instruction of Acts can name."""
+
+
+@dataclass(frozen=True)
+class MoeSizes:
+    """A layer with its router. over_chosen: shares are a softmax over the chosen experts, not over all. path: of its
+    module, for messages."""
+
+    path: str
+    tokens: int
+    each: int
+    experts: int
+    width: int
+    inner: int
+    activation: str
+    over_chosen: bool
+
+
+class MoePrograms:
+    """The programs of a layer. Raises `UnsupportedError`, naming the layer, for sizes beyond a limit of the machine."""
+
+    def __init__(self, sizes: MoeSizes, overlay: Overlay) -> None:
+        self.sizes, self.overlay = sizes, overlay
+        limits = overlay.capability_of("Mac", "matmul").limits
+        self.tile_rows, self.tile = int(limits["tile_rows"][1]), int(limits["tile_columns"][1])
+        self.width, self.inner, self.logits = (padded(n, self.tile) for n in (sizes.width, sizes.inner, sizes.experts))
+        if sizes.activation not in ACTIVATIONS:
+            raise UnsupportedError(f"{sizes.path}: activation {sizes.activation}; Post has {', '.join(ACTIVATIONS)}")
+        for what, number in {
+            "pairs of token and expert": sizes.tokens * sizes.experts,
+            "columns of a row": max(self.width, self.logits),
+            "columns of the gate": 2 * self.inner,
+        }.items():
+            if number > MAX_ROW:
+                raise UnsupportedError(f"{sizes.path}: {number} {what}; instructions of {overlay.name} count {MAX_ROW}")
+        needed = {"weights": 4 * self.weight_elements, "ddr": 4 * max(self._program([], True).bank_size("ddr"), 1)}
+        for bank, size in needed.items():
+            if size > overlay.banks[bank]:
+                raise UnsupportedError(
+                    f"{sizes.path}: needs {size} bytes of {bank}; overlay {overlay.name} has {overlay.banks[bank]}"
+                )
+
+    # -- weights
+
+    @property
+    def router_elements(self) -> int:
+        """Elements of the router's weights, which come first."""
+        return self.width * self.logits
+
+    @property
+    def pitch(self) -> int:
+        """Elements from the weights of one expert to those of the next."""
+        return 3 * self.width * self.inner
+
+    @property
+    def weight_elements(self) -> int:
+        """Elements of all weights."""
+        return self.router_elements + self.sizes.experts * self.pitch
+
+    def packed(self, router: Array, gate_up: Array, down: Array) -> Array:
+        """All weights as the machine stores them: tiles in the order in which Mac takes them.
+
+        router: (E, H). gate_up: (E, 2 I, H), the gate first. down: (E, H, I).
+        """
+        out = np.empty(self.weight_elements, np.float32)
+        out[: self.router_elements] = self._tiles(router.T, self.width, self.logits).reshape(-1)
+        at, inner = self.router_elements, self.sizes.inner
+        for wide, back in zip(gate_up, down, strict=True):
+            gate, up = (self._tiles(half.T, self.width, self.inner) for half in (wide[:inner], wide[inner:]))
+            size = 2 * gate.size
+            out[at : at + size] = np.stack([gate, up], 1).reshape(-1)
+            out[at + size : at + self.pitch] = self._tiles(back.T, self.inner, self.width).reshape(-1)
+            at += self.pitch
+        return out
+
+    def _tiles(self, matrix: Array, depth: int, columns: int) -> Array:
+        """A matrix (K, N) as (blocks of columns, tiles of K, tile, tile)."""
+        tile = self.tile
+        full = np.zeros((depth, columns), np.float32)
+        full[: matrix.shape[0], : matrix.shape[1]] = matrix
+        return full.reshape(depth // tile, tile, columns // tile, tile).transpose(2, 0, 1, 3)
+
+    # -- templates
+
+    def _line(self, mop: Record, patch: Patch = Patch.NONE, pitch: int = 0) -> Line:
+        form = next(f for f in self.overlay.formats if f.mop is type(mop))
+        return Line.of(form.opcode, mop, patch, pitch)
+
+    def _router_lines(self, at: dict[str, int]) -> list[Line]:
+        """The template of logits: a part is a tile of tokens."""
+        depth, blocks = self.width // self.tile, self.logits // self.tile
+        return [
+            self._line(Fill(depth=depth, times=blocks), Patch.ROWS),
+            self._line(Tiles(addr=0, tiles=depth * blocks)),
+            self._line(Product(results=blocks, depth=depth), Patch.ROWS),
+            self._line(Finish(blocks=blocks), Patch.ROWS),
+            self._line(Rows(addr=at["x"], size=self.width, port=Port.X), Patch.GATHER),
+            self._line(Rows(addr=at["logits"], size=self.logits, port=Port.RESULT), Patch.SCATTER),
+        ]
+
+    def expert_lines(self, at: dict[str, int], shares: int) -> list[Line]:
+        """The template of an expert. at: first element of each buffer. shares: where Post takes them from."""
+        depth, blocks = self.width // self.tile, self.inner // self.tile
+        which = ACTIVATIONS.index(self.sizes.activation)
+        lines = [
+            self._line(Fill(depth=depth, times=2 * blocks), Patch.ROWS),
+            self._line(Tiles(addr=self.router_elements, tiles=3 * depth * blocks), Patch.WEIGHTS, self.pitch),
+            self._line(Product(results=2 * blocks, depth=depth), Patch.ROWS),
+            self._line(Finish(blocks=blocks, gate=1, activation=which), Patch.ROWS),
+            self._line(Hold(blocks=blocks, times=depth), Patch.ROWS),
+            self._line(Product(results=depth, depth=blocks, hidden=1), Patch.ROWS),
+            self._line(Finish(blocks=depth, shares=shares), Patch.ROWS),
+            self._line(Rows(addr=at["x"], size=self.width, port=Port.X), Patch.GATHER),
+        ]
+        if shares == 1:
+            share = Rows(addr=at["shares"], size=self.tile_rows, count=1, port=Port.SHARES)
+            lines.append(self._line(share, Patch.PART))
+        lines.append(self._line(Rows(addr=at["pairs"], size=self.width, port=Port.RESULT), Patch.SCATTER))
+        return lines
+
+    # -- programs
+
+    def _buffers(self, pairs: int, parts: int = 0) -> list[Buffer]:
+        """pairs: results for each token. parts: whose shares come from the host."""
+        s = self.sizes
+        weights = Buffer("weights", "weights", 0, (self.weight_elements,), Layout.LINEAR, Role.WEIGHT)
+        rows = [
+            Buffer("x", "ddr", -1, (s.tokens, self.width), Layout.LINEAR, Role.INPUT, (s.tokens, s.width)),
+            Buffer("logits", "ddr", -1, (s.tokens, self.logits), Layout.LINEAR, Role.OUTPUT, (s.tokens, s.experts)),
+            Buffer("y", "ddr", -1, (s.tokens, self.width), Layout.LINEAR, Role.OUTPUT, (s.tokens, s.width)),
+            Buffer("pairs", "ddr", -1, (s.tokens * pairs, self.width), Layout.LINEAR),
+            Buffer("shares", "ddr", -1, (max(parts, 1), self.tile_rows), Layout.LINEAR, Role.INPUT),
+        ]
+        return list(place_buffers([weights, *rows[: len(rows) if parts else -1]], self.overlay.address_unit))
+
+    def _program(self, packets: Iterable[Packet], dense: bool = False, parts: int = 0, unused: str = "") -> Program:
+        """unused: an output that the program does not make."""
+        s = self.sizes
+        ends = [Packet.terminator(self.overlay.by_format[name].opcode) for name in self.overlay.terminators]
+        buffers = self._buffers(s.experts if dense else s.each, parts)
+        buffers = [replace(b, role=Role.SCRATCH) if b.name == unused else b for b in buffers]
+        return Program(self.overlay, (*packets, *ends), {}, tuple(buffers))
+
+    def _at(self, dense: bool = False, parts: int = 0) -> dict[str, int]:
+        return {b.name: b.offset for b in self._program([], dense, parts).buffers}
+
+    def _packed(self, made: Iterable[Issued]) -> Iterator[Packet]:
+        """Instructions as packets: those of one format in a row together."""
+        for _, group in groupby(made, key=lambda issue: issue[0].opcode):
+            form, mops = None, []
+            for form, mop in group:
+                mops.append(mop)
+                if len(mops) == MAX_WINDOW:
+                    yield Packet.of(form.opcode, mops)
+                    mops = []
+            if form is not None and mops:
+                yield Packet.of(form.opcode, mops)
+
+    def _one(self, *mops: Record) -> Iterator[Packet]:
+        forms = {f.mop: f for f in self.overlay.formats}
+        yield from self._packed((forms[type(mop)], mop) for mop in mops)
+
+    @cached_property
+    def token_parts(self) -> list[Part]:
+        """The tiles of tokens."""
+        tokens, tile = self.sizes.tokens, self.tile_rows
+        return [Part(0, tuple(range(i, min(i + tile, tokens)))) for i in range(0, tokens, tile)]
+
+    def _router(self, at: dict[str, int]) -> Iterator[Packet]:
+        yield from self._packed(issued(self._router_lines(at), self.token_parts, 1, self.overlay))
+
+    def _choose(self, at: dict[str, int], *, dense: bool) -> Iterator[Packet]:
+        s = self.sizes
+        fields = {"tokens": s.tokens, "size": self.logits, "experts": s.experts, "each": s.each}
+        yield from self._one(Choose(**fields, over_chosen=int(s.over_chosen), dense=int(dense)))
+        loads = Rows(addr=at["logits"], size=self.logits, port=Port.ROUTE)
+        yield from self._one(*by_rows(loads, range(s.tokens)))
+
+    def _combine(self, at: dict[str, int], each: int) -> Iterator[Packet]:
+        """Add up the results of each token."""
+        tokens = self.sizes.tokens
+        yield from self._one(Add(results=tokens, each=each, size=self.width))
+        loads = Rows(addr=at["pairs"], size=self.width, port=Port.SUM)
+        stores = Rows(addr=at["y"], size=self.width, port=Port.TOTAL)
+        for token in range(tokens):
+            yield from self._one(*by_rows(loads, range(token * each, token * each + each)), *by_rows(stores, [token]))
+
+    def static(self) -> Program:
+        """All experts over all rows."""
+        at, s = self._at(dense=True), self.sizes
+        parts = [
+            Part(expert, tuple(token * s.experts + expert for token in part.pairs))
+            for expert in range(s.experts)
+            for part in self.token_parts
+        ]
+        lines = self.expert_lines(at, 2)
+        packets = [*self._router(at), *self._choose(at, dense=True)]
+        packets += self._packed(issued(lines, parts, s.experts, self.overlay))
+        return self._program([*packets, *self._combine(at, s.experts)], dense=True)
+
+    def router(self) -> Program:
+        """The logits alone, for a host to choose by."""
+        return self._program(self._router(self._at()), unused="y")
+
+    def patched(self, parts: Sequence[Part]) -> Program:
+        """The parts that a host has chosen; their shares are the input `shares`, one row a part."""
+        at = self._at(parts=len(parts))
+        lines = self.expert_lines(at, 1)
+        packets = self._packed(issued(lines, parts, self.sizes.each, self.overlay))
+        return self._program([*packets, *self._combine(at, self.sizes.each)], parts=len(parts), unused="logits")
+
+    def sequenced(self) -> Program:
+        """Seq issues the parts."""
+        at = self._at()
+        packets = [*self._router(at), *self._one(*self.expert_lines(at, 2))]
+        packets += [*self._choose(at, dense=False), *self._one(Run(each=self.sizes.each))]
+        return self._program([*packets, *following(self.overlay), *self._combine(at, self.sizes.each)])
+
+    # -- what cannot be avoided
+
+    def bound_s(self, active: int) -> float:
+        """Seconds in which the router's weights and those of `active` experts, rows and results cross the memories
+        once, each at its bandwidth, both at the same time."""
+        seconds = self.overlay.seconds
+        s = self.sizes
+        weights = s.width * s.experts + active * 3 * s.width * s.inner
+        rows = 4 * s.tokens * s.width
+        return max(
+            4 * weights * seconds["weights_read_gbs"], rows * (seconds["ddr_read_gbs"] + seconds["ddr_write_gbs"])
+        )
