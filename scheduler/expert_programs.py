@@ -46,14 +46,19 @@ class ExpertSizes:
     rows: int
 
     def network(self, rows: int, gate_up: Array | None = None, down: Array | None = None) -> LayerGraph:
-        """One expert as layers. gate_up: (width, 2 inner), the gate's columns first. down: (inner, width). None: 0."""
+        """One expert as a network. gate_up, down: as for `layers`."""
+        return LayerGraph(1, rows, {X: self.width}, (Output(Y),), self.layers(gate_up, down))
+
+    def layers(self, gate_up: Array | None = None, down: Array | None = None, number: str = "") -> tuple[Gemm, Gemm]:
+        """One expert as layers. gate_up: (width, 2 inner), the gate's columns first. down: (inner, width). None: 0.
+        number: behind the names of what they compute."""
         wide = np.zeros((self.width, 2 * self.inner), np.float32) if gate_up is None else gate_up
         back = np.zeros((self.inner, self.width), np.float32) if down is None else down
-        layers = (
-            Gemm(self.path, X, "h", wide, np.zeros(2 * self.inner, np.float32), self.activation, gated=True),
-            Gemm(self.path, "h", Y, back, np.zeros(self.width, np.float32)),
+        h = f"h{number}"
+        return (
+            Gemm(self.path, X, h, wide, np.zeros(2 * self.inner, np.float32), self.activation, gated=True),
+            Gemm(self.path, h, f"{Y}{number}", back, np.zeros(self.width, np.float32)),
         )
-        return LayerGraph(1, rows, {X: self.width}, (Output(Y),), layers)
 
 
 @dataclass(frozen=True, eq=False)
