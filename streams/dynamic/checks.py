@@ -1,0 +1,163 @@
+"""What a run checks of every stream: its tokens against its type. From the same counts come the values of symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from .errors import TokenError
+from .shapes import (
+    BufferType,
+    DataType,
+    Dimension,
+    SelectorType,
+    StreamType,
+    TileType,
+    TupleType,
+)
+from .tokens import BufferReference, Done, Groups, Selector, Stop, Tile, Token
+
+
+@dataclass
+class Seen:
+    """The sizes that a dimension had: their sum and the largest one; `only` if there was just one."""
+
+    total: int = 0
+    largest: int = 0
+    values: set[int] = field(default_factory=set)
+
+    def add(self, size: int) -> None:
+        """One more size."""
+        self.total += size
+        self.largest = max(self.largest, size)
+        if len(self.values) < 2:
+            self.values.add(size)
+
+
+class Measured:
+    """Follows a stream: raises `TokenError` where it departs from its type, and counts sizes.
+
+    bounds: of symbols. elements: so far. sizes: of each dimension of the stream, the innermost first. data: of each
+    dimension in the elements' type, in the order of the type.
+    """
+
+    def __init__(self, stream: StreamType, bounds: Mapping[sympy.Symbol, int]) -> None:
+        self.type = stream
+        self.groups = Groups(stream.rank)
+        self.elements = 0
+        self.sizes = [Seen() for _ in stream.shape]
+        self.data: dict[tuple[int, ...], Seen] = {}
+        self._open = [0] * len(stream.shape)
+        self._limits = [_Limit(one, bounds) for one in reversed(stream.shape)]
+        self._bounds = bounds
+        self._data_limits: dict[tuple[int, ...], _Limit] = {}
+
+    @property
+    def position(self) -> int:
+        """Of the last token, from 0."""
+        return self.groups.position
+
+    def see(self, token: Token) -> None:
+        """Take a token into account. Raises `TokenError`."""
+        self.groups.see(token)
+        if isinstance(token, Stop):
+            for level in range(self.groups.lowest, token.level + 1):
+                self._end(level - 1)
+                self._grow(level)
+        elif isinstance(token, Done):
+            self._end(self.type.rank)
+        else:
+            self.elements += 1
+            self._grow(0)
+            self._element(token, self.type.data, ())
+
+    def _grow(self, dimension: int) -> None:
+        self._open[dimension] += 1
+        self._limits[dimension].at_most(self._open[dimension], f"dimension {dimension}", self.position)
+
+    def _end(self, dimension: int) -> None:
+        size = self._open[dimension]
+        self._open[dimension] = 0
+        self._limits[dimension].exactly(size, f"dimension {dimension}", self.position)
+        self.sizes[dimension].add(size)
+
+    def _element(self, token: Any, data: DataType, path: tuple[int, ...]) -> None:
+        match data, token:
+            case TileType(), Tile():
+                for axis, (one, size) in enumerate(zip(data.shape, token.shape, strict=True)):
+                    self._size(one, size, (*path, axis), ("rows", "columns")[axis] + " of a tile")
+                if data.dtype != token.dtype:
+                    raise TokenError(f"a tile of {token.dtype} in a stream of {data.dtype}", self.position)
+            case SelectorType(), Selector():
+                if any(not 0 <= one < data.choices for one in token.chosen):
+                    raise TokenError(f"selector {token} of {data.choices} streams", self.position)
+                if data.hot is not None and len(token.chosen) != data.hot:
+                    raise TokenError(f"selector {token} in a stream of selectors of {data.hot}", self.position)
+            case BufferType(), BufferReference():
+                for axis, (one, size) in enumerate(zip(data.shape, token.shape, strict=True)):
+                    if axis == 0 or token.shape[0]:
+                        self._size(one, size, (*path, axis), f"dimension {len(data.shape) - 1 - axis} of a buffer")
+            case TupleType(), tuple() if len(token) == len(data.parts):
+                for number, (part, one) in enumerate(zip(data.parts, token, strict=True)):
+                    self._element(one, part, (*path, number))
+            case _:
+                raise TokenError(f"{token} in a stream of {data}", self.position)
+
+    def _size(self, one: Dimension, size: int, path: tuple[int, ...], what: str) -> None:
+        limit = self._data_limits.get(path)
+        if limit is None:
+            limit = self._data_limits[path] = _Limit(one, self._bounds)
+        limit.at_most(size, what, self.position)
+        limit.exactly(size, what, self.position)
+        self.data.setdefault(path, Seen()).add(size)
+
+    def values(self) -> dict[sympy.Symbol, int]:
+        """The values of the symbols that are a dimension's own: of regular ones their value, of ragged ones the sum and
+        the largest one."""
+        found: dict[sympy.Symbol, int] = {}
+        for one, seen in zip(reversed(self.type.shape), self.sizes, strict=True):
+            _bind(found, one, seen)
+        for path, seen in self.data.items():
+            _bind(found, _at(self.type.data, path), seen)
+        return found
+
+
+def _at(data: DataType, path: tuple[int, ...]) -> Dimension:
+    if isinstance(data, TupleType):
+        return _at(data.parts[path[0]], path[1:])
+    assert isinstance(data, TileType | BufferType)
+    return data.shape[path[0]]
+
+
+def _bind(found: dict[sympy.Symbol, int], one: Dimension, seen: Seen) -> None:
+    if one.ragged:
+        for expression, value in ((one.total, seen.total), (one.largest, seen.largest)):
+            if isinstance(expression, sympy.Symbol):
+                found[expression] = value
+    elif isinstance(one.size, sympy.Symbol) and len(seen.values) == 1:
+        found[one.size] = next(iter(seen.values))
+
+
+class _Limit:
+    """What a size of a dimension must be: a number, the size seen first, or at most a bound."""
+
+    def __init__(self, one: Dimension, bounds: Mapping[sympy.Symbol, int]) -> None:
+        self.known = int(one.size) if one.size.is_Integer else None
+        self.regular = not one.ragged
+        self.text = str(one)
+        self.bound = bounds.get(one.size)
+
+    def at_most(self, size: int, what: str, position: int) -> None:
+        if self.bound is not None and size > self.bound:
+            raise TokenError(f"{what} is {size} or more, beyond the bound {self.text} <= {self.bound}", position)
+        if self.known is not None and size > self.known:
+            raise TokenError(f"{what} is {size} or more, and {self.known} by its type or before", position)
+
+    def exactly(self, size: int, what: str, position: int) -> None:
+        if self.known is None and self.regular:
+            self.known = size
+        if self.known is not None and size != self.known:
+            raise TokenError(f"{what} is {size}, and {self.known} by its type or before ({self.text})", position)

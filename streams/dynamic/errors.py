@@ -1,0 +1,69 @@
+"""What is wrong with a dynamic stream program: where it is built (`StepError`), and where it runs (`StreamFault`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...base.errors import ProgramError
+
+
+class StepError(ProgramError):
+    """An operator does not take its inputs or parameters.
+
+    operator: the paper's name of it. text: what is wrong. where: file:line of the user's call, "" if not known.
+    """
+
+    def __init__(self, operator: str, text: str, where: str = "") -> None:
+        super().__init__(f"{where}: {operator}: {text}" if where else f"{operator}: {text}")
+        self.operator, self.text, self.where = operator, text, where
+
+    def at(self, where: str) -> StepError:
+        """Return the same error with a place."""
+        return StepError(self.operator, self.text, where)
+
+
+class TokenError(ProgramError):
+    """Tokens that are no stream of a rank, or a text that is no stream. position: of the token, from 0."""
+
+    def __init__(self, text: str, position: int) -> None:
+        super().__init__(f"token {position}: {text}")
+        self.text, self.position = text, position
+
+
+class StreamFault(ProgramError):
+    """A run met tokens that the program must not meet.
+
+    node: the operator's name in the program. where: its line. stream: such as "input 0". position: of the token at
+    fault in that stream, counted from 0, stops included; None if no token is at fault.
+    """
+
+    def __init__(self, node: str, where: str, stream: str, text: str, position: int | None) -> None:
+        at = stream if position is None else f"{stream}, token {position}"
+        super().__init__(f"{where}: {node}: {at}: {text}" if where else f"{node}: {at}: {text}")
+        self.node, self.where, self.stream, self.text, self.position = node, where, stream, text, position
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a node waits for. port: such as "input 0" or "output 1". other: the node at the other end. stream: filled
+    and depth of the FIFO there, depth None without a bound."""
+
+    node: str
+    where: str
+    port: str
+    other: str
+    filled: int
+    depth: int | None
+
+    def __str__(self) -> str:
+        room = "no bound" if self.depth is None else f"{self.filled} of {self.depth} tokens"
+        return f"{self.where}: {self.node} waits at {self.port} for {self.other} ({room})"
+
+
+class StuckError(ProgramError):
+    """No operator can move, and some have not ended. waiting: each of these, and what it waits for."""
+
+    def __init__(self, waiting: Sequence[Waiting]) -> None:
+        super().__init__("deadlock: no operator can move\n" + "\n".join(f"  {line}" for line in waiting))
+        self.waiting = tuple(waiting)

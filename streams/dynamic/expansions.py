@@ -1,0 +1,135 @@
+"""What FlatMap makes streams of elements with (STeP, section 3.2.4)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .functions import Affine, Base, Refused, index_in, tiles_in
+from .shapes import DataType, Dimension, Expression, Symbols, TileType, TupleType, dimension, tile
+from .tokens import Tile
+
+
+class Expansion(Base, ABC):
+    """Makes a stream of some rank of each element."""
+
+    rank: int = 0
+
+    @abstractmethod
+    def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        """Return the sizes of what it makes of an element, outermost first, None where data decide; and the type of
+        its elements."""
+
+    @abstractmethod
+    def __call__(self, element: Any) -> list[Any]:
+        """Return nested lists, `rank` deep, of elements."""
+
+
+@dataclass(frozen=True)
+class RetileStreamify(Expansion):
+    """Split a tile into tiles of so many rows or columns; the last one may be smaller. along: 0 rows, 1 columns.
+    drop_padding: of a tuple of a tile and a [N,1] tile of flags, leave out rows or columns whose flag is set; of a tile
+    alone, those that are not filled."""
+
+    size: int
+    along: int = 0
+    drop_padding: bool = False
+
+    def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        masked = self.drop_padding and isinstance(element, TupleType)
+        one, *_ = tiles_in(self.name, element.parts if isinstance(element, TupleType) else [element], 1 + masked)
+        whole, other = one.shape[self.along], one.shape[1 - self.along]
+        if whole.kind.dynamic or whole.kind.ragged:
+            if self.size != 1:
+                raise Refused(f"{self.name} splits {one} in parts of {self.size}; a dynamic size takes parts of 1")
+        elif int(whole.size) % self.size:
+            raise Refused(f"{self.name}: {whole} of {one} is not divisible by {self.size}")
+        if self.drop_padding and self.size != 1:
+            raise Refused(f"{self.name} drops padding of parts of 1, not {self.size}")
+        part = dimension(self.size)
+        made = TileType(other, part, one.dtype) if self.along else TileType(part, other, one.dtype)
+        if self.drop_padding:
+            return (None,), made
+        count = whole if self.size == 1 else dimension(int(whole.size) // self.size)
+        return (count,), made
+
+    def __call__(self, element: Any) -> list[Any]:
+        one, mask = element if isinstance(element, tuple) else (element, None)
+        whole = one.shape[self.along]
+        kept = range(0, whole, self.size)
+        if self.drop_padding:
+            if mask is not None:
+                if mask.data is None or mask.rows * mask.columns != whole:
+                    raise ValueError(f"{whole} parts, and flags of {mask.rows}x{mask.columns}")
+                kept = [at for at in kept if not mask.data.reshape(-1)[at]]  # type: ignore[assignment]
+            elif one.filled is not None:
+                kept = range(one.filled)
+        return [self._part(one, at) for at in kept]
+
+    def _part(self, one: Tile, at: int) -> Tile:
+        size = min(self.size, one.shape[self.along] - at)
+        if self.along:
+            return Tile(one.rows, size, one.dtype, None if one.data is None else one.data[:, at : at + size])
+        return Tile(size, one.columns, one.dtype, None if one.data is None else one.data[at : at + size])
+
+
+@dataclass(frozen=True)
+class Addresses(Expansion):
+    """Of an index k, `group` addresses from k*group + base on: the tiles of the weights of an expert. Rank 1."""
+
+    group: int
+    base: int = 0
+    rank: int = 1
+
+    def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        Affine(1).type(element)
+        return (dimension(1), dimension(self.group)), tile(1, 1, "i32")
+
+    def __call__(self, element: Any) -> list[Any]:
+        first = index_in(element) * self.group + self.base
+        return [[Tile.of(first + k, "i32") for k in range(self.group)]]
+
+
+@dataclass(frozen=True)
+class WhereTrue(Expansion):
+    """Of a tuple of an element and a flag, the element if the flag is set: a filter."""
+
+    negate: bool = False
+
+    def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        if not isinstance(element, TupleType) or len(element.parts) != 2 or str(element.parts[1]) != "[1,1]":
+            raise Refused(f"{self.name} takes a tuple of an element and a flag, not {element}")
+        return (None,), element.parts[0]
+
+    def __call__(self, element: Any) -> list[Any]:
+        one, flag = element
+        return [one] if bool(flag.scalar) != self.negate else []
+
+
+@dataclass(frozen=True)
+class DefinedExpansion(Expansion):
+    """An expansion of the user's. sizes: of what it makes of an element, outermost first, None where data decide.
+    result: the type of its elements, of that of an element. apply: nested lists of elements."""
+
+    label: str
+    sizes: tuple[int | Expression | None, ...]
+    result: Callable[[DataType], DataType]
+    apply: Callable[[Any], list[Any]]
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self.label
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Rank of what it makes."""
+        return len(self.sizes) - 1
+
+    def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        return tuple(None if one is None else dimension(one) for one in self.sizes), self.result(element)
+
+    def __call__(self, element: Any) -> list[Any]:
+        return self.apply(element)

@@ -1,0 +1,315 @@
+"""Functions that higher-order operators apply to elements (STeP, section 3.2.4, and those of the evaluation).
+
+A `Function` maps elements to an element; an `Update` (`updates`) folds elements into a state (Accum, Scan); an
+`Expansion` (`expansions`) makes a stream of each element (FlatMap). Each says what becomes of types, what it computes,
+and what it costs. Sizes are computed in every run, values only where tiles have data. Values are computed in the types
+of numpy arrays as given: the element type of a tile only counts bytes.
+
+FLOPs: a product of M x K and K x N takes 2*M*K*N; per element, +, -, *, / and a sum along rows take 1, exp 4, SiLU 8.
+A cost is given as a factor and dimensions, whose product it is: dimensions of tiles at run time, of types before it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .shapes import (
+    DataType,
+    Dimension,
+    SelectorType,
+    TileType,
+    dimension,
+    is_address,
+    tile,
+)
+from .tokens import Array, Element, Selector, Tile
+
+Cost: TypeAlias = "tuple[int, tuple[Any, ...]]"
+"""Factor and sizes: of tiles (int) or of types (Dimension)."""
+NONE: Cost = (0, ())
+
+
+class Refused(Exception):
+    """What an operator does not take. The text has no name and no place yet."""
+
+
+class Base:
+    """What all functions have."""
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return type(self).__name__
+
+    @property
+    def matmul(self) -> bool:
+        """Whether it multiplies matrices, which takes memory of its own (v2, section 4.2)."""
+        return False
+
+
+class Function(Base, ABC):
+    """Maps elements; a function of several takes a tuple, or several streams."""
+
+    @abstractmethod
+    def type(self, *of: DataType) -> DataType:
+        """Return the type of the result. Raises `Refused`."""
+
+    @abstractmethod
+    def __call__(self, *of: Any) -> Element:
+        """Return the result."""
+
+    def cost(self, *of: Any) -> Cost:
+        """Return what an application costs; arguments are tiles or their types."""
+        return NONE
+
+
+def tiles_in(name: str, of: Sequence[DataType], count: int) -> list[TileType]:
+    tiles = [one for one in of if isinstance(one, TileType)]
+    if len(tiles) != len(of) or len(of) != count:
+        raise Refused(f"{name} takes {count} tile{'s' * (count > 1)}, not {' and '.join(map(str, of))}")
+    return tiles
+
+
+def same_size(name: str, a: Dimension, b: Dimension, left: TileType, right: TileType) -> None:
+    if not a.same(b):
+        raise Refused(f"{name} of {left} and {right}")
+
+
+@dataclass(frozen=True)
+class Matmul(Function):
+    """The product of two tiles. transpose_left, transpose_right: of a tile before."""
+
+    transpose_left: bool = False
+    transpose_right: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "matmul"
+
+    @property
+    def matmul(self) -> bool:
+        """It multiplies matrices."""
+        return True
+
+    def sizes(self, left: Any, right: Any) -> tuple[Any, Any, Any, Any]:
+        """Rows, inner size of the left and of the right tile, columns."""
+        rows, inner = reversed(left.shape) if self.transpose_left else left.shape
+        other, columns = reversed(right.shape) if self.transpose_right else right.shape
+        return rows, inner, other, columns
+
+    def type(self, *of: DataType) -> DataType:
+        left, right = tiles_in(self.name, of, 2)
+        rows, inner, other, columns = self.sizes(left, right)
+        same_size(self.name, inner, other, left, right)
+        return TileType(rows, columns, left.dtype)
+
+    def __call__(self, *of: Any) -> Element:
+        left, right = of
+        rows, _, _, columns = self.sizes(left, right)
+        if left.data is None or right.data is None:
+            return Tile(rows, columns, left.dtype)
+        a = left.data.T if self.transpose_left else left.data
+        b = right.data.T if self.transpose_right else right.data
+        return Tile(rows, columns, left.dtype, a @ b)
+
+    def cost(self, *of: Any) -> Cost:
+        rows, inner, _, columns = self.sizes(*of)
+        return 2, (rows, inner, columns)
+
+
+@dataclass(frozen=True)
+class Elementwise(Function):
+    """An operation on elements of two tiles; a size of 1 is repeated. symbol: one of + - * /."""
+
+    symbol: str
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self.symbol
+
+    def _shape(self, left: Any, right: Any) -> tuple[Any, Any]:
+        first, second = (a if is_one(b) else b for a, b in zip(left.shape, right.shape, strict=True))
+        return first, second
+
+    def type(self, *of: DataType) -> DataType:
+        left, right = tiles_in(self.name, of, 2)
+        for a, b in zip(left.shape, right.shape, strict=True):
+            if not (is_one(a) or is_one(b)):
+                same_size(self.name, a, b, left, right)
+        return TileType(*self._shape(left, right), left.dtype)
+
+    def __call__(self, *of: Any) -> Element:
+        left, right = of
+        rows, columns = self._shape(left, right)
+        if left.data is None or right.data is None:
+            return Tile(rows, columns, left.dtype)
+        return Tile(rows, columns, left.dtype, _OPERATIONS[self.symbol](left.data, right.data))
+
+    def cost(self, *of: Any) -> Cost:
+        return 1, self._shape(*of)
+
+
+_OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+}
+
+
+def is_one(size: Any) -> bool:
+    return bool(size.size == 1 if isinstance(size, Dimension) else size == 1)
+
+
+Add, Sub, Mul, Div = (Elementwise(symbol) for symbol in "+-*/")
+
+
+@dataclass(frozen=True)
+class Pointwise(Function):
+    """A function of each value of a tile. flops: per value."""
+
+    label: str
+    apply: Callable[[Array], Array]
+    flops: int
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self.label
+
+    def type(self, *of: DataType) -> DataType:
+        return tiles_in(self.name, of, 1)[0]
+
+    def __call__(self, *of: Any) -> Element:
+        (one,) = of
+        assert isinstance(one, Tile)
+        return one if one.data is None else replace(one, data=self.apply(one.data))
+
+    def cost(self, *of: Any) -> Cost:
+        return self.flops, of[0].shape
+
+
+def _silu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+SiLU = Pointwise("SiLU", _silu, 8)
+Exp = Pointwise("exp", np.exp, 4)
+
+
+@dataclass(frozen=True)
+class RowSum(Function):
+    """The sum along each row: a column."""
+
+    def type(self, *of: DataType) -> DataType:
+        (one,) = tiles_in(self.name, of, 1)
+        return TileType(one.rows, dimension(1), one.dtype)
+
+    def __call__(self, *of: Any) -> Element:
+        (one,) = of
+        data = None if one.data is None else one.data.sum(axis=1, keepdims=True)
+        return Tile(one.rows, 1, one.dtype, data)
+
+    def cost(self, *of: Any) -> Cost:
+        return 1, of[0].shape
+
+
+@dataclass(frozen=True)
+class Affine(Function):
+    """An address of an address or index: a*k + b."""
+
+    a: int
+    b: int = 0
+
+    def type(self, *of: DataType) -> DataType:
+        (one,) = of
+        if not (is_address(one) or isinstance(one, SelectorType)):
+            raise Refused(f"{self.name} takes a [1,1] tile of integers or a selector of one, not {one}")
+        return tile(1, 1, "i32")
+
+    def __call__(self, *of: Any) -> Element:
+        return Tile.of(self.a * index_in(of[0]) + self.b, "i32")
+
+
+def index_in(element: Element) -> int:
+    """The number that a tile or a selector of one holds."""
+    if isinstance(element, Selector):
+        if len(element.chosen) != 1:
+            raise ValueError(f"selector {element} does not choose one")
+        return element.chosen[0]
+    assert isinstance(element, Tile)
+    return element.scalar
+
+
+@dataclass(frozen=True)
+class SetOffset(Function):
+    """Mark how many rows of a tile are filled. Of a tile and a [1,1] tile of integers (a KV cache's last tile)."""
+
+    def type(self, *of: DataType) -> DataType:
+        one, offset = of
+        if not isinstance(one, TileType) or not is_address(offset):
+            raise Refused(f"{self.name} takes a tile and a [1,1] tile of integers, not {one} and {offset}")
+        return one
+
+    def __call__(self, *of: Any) -> Element:
+        one, offset = of
+        assert isinstance(one, Tile)
+        if not 0 <= offset.scalar <= one.rows:
+            raise ValueError(f"offset {offset.scalar} in a tile of {one.rows} rows")
+        return replace(one, filled=offset.scalar)
+
+
+@dataclass(frozen=True)
+class AppendRow(Function):
+    """Write a row after the filled ones. Of a tile and a tile of one row."""
+
+    def type(self, *of: DataType) -> DataType:
+        one, row = tiles_in(self.name, of, 2)
+        same_size(self.name, one.columns, row.columns, one, row)
+        if not is_one(row.rows):
+            raise Refused(f"{self.name} appends one row, not {row}")
+        return one
+
+    def __call__(self, *of: Any) -> Element:
+        one, row = of
+        assert isinstance(one, Tile)
+        at = one.rows if one.filled is None else one.filled
+        if at >= one.rows:
+            raise ValueError(f"no row is left in a tile of {one.rows} rows")
+        if one.data is None or row.data is None:
+            return replace(one, filled=at + 1)
+        data = one.data.copy()
+        data[at] = row.data[0]
+        return replace(one, data=data, filled=at + 1)
+
+
+@dataclass(frozen=True)
+class Defined(Function):
+    """A function of the user's. result: the type of the result of types. apply: its value. flops: what it costs, of
+    tiles or their types."""
+
+    label: str
+    result: Callable[..., DataType]
+    apply: Callable[..., Element]
+    flops: Callable[..., Cost] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self.label
+
+    def type(self, *of: DataType) -> DataType:
+        return self.result(*of)
+
+    def __call__(self, *of: Any) -> Element:
+        return self.apply(*of)
+
+    def cost(self, *of: Any) -> Cost:
+        return self.flops(*of) if self.flops else NONE

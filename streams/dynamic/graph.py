@@ -1,0 +1,226 @@
+"""Programs of dynamic streams: operators, and the typed streams between them.
+
+    with Program() as program:
+        rows = program.input("rows", [4, "B"], tile(1, 64))
+        packed = Accum(1, RetileRow)(rows)
+    print(packed.type)
+
+Operators are called with streams, and return streams. What does not fit is a `StepError` at the line of that call. A
+stream that is used several times goes to all its readers; one that is used nowhere is a result.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextvars import Token as Reset
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import sympy
+
+from .errors import StepError
+from .functions import Refused
+from .operators.base import BUILDING, Limits, Operator
+from .operators.higher_order import Map
+from .operators.shape import Zip
+from .shapes import DataType, Dimension, Size, StreamType, Symbols, dimension, ragged, symbol
+from .tokens import Token, parse
+
+_PACKAGE = str(Path(__file__).resolve().parent)
+
+
+def users_line() -> str:
+    """file:line of the innermost call that is not of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(Path(frame.f_code.co_filename).resolve()).startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+@dataclass(eq=False)
+class Stream:
+    """A stream of a program. source: its writer; None for an input. port: which output of it."""
+
+    program: Program
+    type: StreamType
+    name: str
+    source: Node | None = None
+    port: int = 0
+
+    def assume(self, shape: Sequence[Size]) -> Stream:
+        """State the shape where the program's author knows more than its types: the paper's substitution of K (v2,
+        Listing 1). A run checks it. Returns this stream. Raises `StepError` for another rank or a known size."""
+        stated = tuple(map(dimension, shape))
+        where = users_line()
+        if len(stated) != len(self.type.shape):
+            raise StepError("assume", f"rank {len(stated) - 1} of a stream of rank {self.type.rank}", where)
+        for level, (one, known) in enumerate(zip(reversed(stated), reversed(self.type.shape), strict=True)):
+            if not known.dynamic and not known.ragged and not known.same(one):
+                raise StepError("assume", f"dimension {level} is {known}, not {one}", where)
+        if self.program.readers(self):
+            raise StepError("assume", f"{self.name} has readers, whose types follow from the former shape", where)
+        self.type = StreamType(stated, self.type.data)
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(eq=False)
+class Node:
+    """An operator in a program. name: the operator's, numbered if there are several. where: the user's line."""
+
+    operator: Operator
+    inputs: tuple[Stream, ...]
+    outputs: tuple[Stream, ...]
+    where: str
+    name: str
+
+    @property
+    def input_types(self) -> tuple[StreamType, ...]:
+        """Types of its inputs."""
+        return tuple(stream.type for stream in self.inputs)
+
+    @property
+    def output_types(self) -> tuple[StreamType, ...]:
+        """Types of its outputs."""
+        return tuple(stream.type for stream in self.outputs)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.where})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reader of a stream: an input of a node."""
+
+    stream: Stream
+    node: Node
+    port: int
+
+
+@dataclass
+class Program:
+    """A program. limits: what its operators allow. nodes: in the order of their calls, which need not be topological:
+    `feedback` makes a stream before its writer."""
+
+    limits: Limits = field(default_factory=Limits)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[str, Stream] = field(default_factory=dict)
+    outputs: dict[str, Stream] = field(default_factory=dict)
+    symbols: Symbols = field(default_factory=Symbols)
+    bounds: dict[sympy.Symbol, int] = field(default_factory=dict)
+    _readings: dict[Stream, list[Reading]] = field(default_factory=dict)
+    _open: dict[Stream, str] = field(default_factory=dict)
+    _reset: Reset[Program | None] | None = None
+
+    def __enter__(self) -> Program:
+        self._reset = BUILDING.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._reset is not None
+        BUILDING.reset(self._reset)
+
+    def symbol(self, name: str, at_most: int | None = None) -> sympy.Symbol:
+        """A size that is known at run time. at_most: a bound, which a run checks."""
+        made = symbol(name)
+        if at_most is not None:
+            self.bounds[made] = at_most
+        return made
+
+    def ragged(self, name: str, at_most: int | None = None, static: bool = False) -> Dimension:
+        """A size that varies. at_most: a bound of each value, which a run checks."""
+        made = ragged(name, static)
+        if at_most is not None:
+            self.bounds[symbol(name)] = at_most
+        return made
+
+    def input(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
+        """A stream from outside. Raises `StepError` if the name is taken, or the outermost dimension is ragged."""
+        if name in self.inputs:
+            raise StepError("input", f"{name} is there twice", users_line())
+        made = Stream(self, StreamType.of(shape, data), name)
+        if not made.type.shape or made.type.shape[0].ragged:
+            raise StepError(
+                "input", f"{name}: the outermost dimension has one value; it cannot be ragged", users_line()
+            )
+        self.inputs[name] = made
+        return made
+
+    def output(self, name: str, stream: Stream) -> Stream:
+        """Name a stream whose tokens a run returns. Raises `StepError` if the name is taken."""
+        if name in self.outputs:
+            raise StepError("output", f"{name} is there twice", users_line())
+        self.outputs[name] = stream
+        return stream
+
+    def feedback(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
+        """A stream whose writer comes later; `close` names it."""
+        made = Stream(self, StreamType.of(shape, data), name)
+        self._open[made] = users_line()
+        return made
+
+    def close(self, loop: Stream, stream: Stream) -> None:
+        """Make a stream what a `feedback` carries. Raises `StepError` unless ranks and types agree."""
+        if loop not in self._open:
+            raise StepError("close", f"{loop.name} is no open feedback", users_line())
+        if loop.type.rank != stream.type.rank or str(loop.type.data) != str(stream.type.data):
+            raise StepError("close", f"{loop.name} is {loop.type}, and {stream.name} is {stream.type}", users_line())
+        del self._open[loop]
+        for reading in self._readings.pop(loop, []):
+            index = reading.node.inputs.index(loop)
+            reading.node.inputs = (*reading.node.inputs[:index], stream, *reading.node.inputs[index + 1 :])
+            self._readings.setdefault(stream, []).append(Reading(stream, reading.node, reading.port))
+
+    def add(self, operator: Operator, *streams: Stream) -> Any:
+        """Add an operator. Returns its stream, a tuple of several, or None for none. Raises `StepError`."""
+        where = users_line()
+        if isinstance(operator, Map) and len(streams) > 1:
+            streams = (self.add(Zip(), *streams),)
+        for stream in streams:
+            if stream.program is not self:
+                raise StepError(operator.name, f"{stream.name} is a stream of another program", where)
+        try:
+            types = operator.types([stream.type for stream in streams], self.symbols, self.limits)
+        except Refused as error:
+            raise StepError(operator.name, str(error), where) from error
+        number = sum(node.operator.name == operator.name for node in self.nodes)
+        node = Node(operator, streams, (), where, f"{operator.name}{number or ''}")
+        node.outputs = tuple(
+            Stream(self, one, f"{node.name}.{port}" if len(types) > 1 else node.name, node, port)
+            for port, one in enumerate(types)
+        )
+        self.nodes.append(node)
+        for port, stream in enumerate(streams):
+            self._readings.setdefault(stream, []).append(Reading(stream, node, port))
+        return node.outputs if len(types) > 1 else node.outputs[0] if types else None
+
+    def readers(self, stream: Stream) -> tuple[Reading, ...]:
+        """Who reads a stream."""
+        return tuple(self._readings.get(stream, ()))
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """All streams: inputs, then outputs of nodes."""
+        return (*self.inputs.values(), *(stream for node in self.nodes for stream in node.outputs))
+
+    def check_closed(self) -> None:
+        """Raise `StepError` if a feedback has no writer."""
+        for stream, where in self._open.items():
+            raise StepError("feedback", f"{stream.name} has no writer; close it", where)
+
+    def tokens(self, text: str, name: str) -> list[Token]:
+        """Read the text of an input in its type, such as `1 2 S1 3 S2 D`. Raises `TokenError`."""
+        data = self.inputs[name].type.data
+        dtype = getattr(data, "dtype", "bf16")
+        return parse(text, dtype, selectors=not hasattr(data, "parts") and not hasattr(data, "dtype"))
+
+    def defined(self) -> Mapping[sympy.Symbol, Any]:
+        """New symbols that are equal to an expression of others."""
+        return self.symbols.defined

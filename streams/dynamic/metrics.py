@@ -1,0 +1,111 @@
+"""Traffic off the chip, memory on chip, operations and their ratio, as expressions over a program's symbols (STeP v2,
+section 4.2).
+
+The values of the symbols are given (how many rows each expert gets), or taken from a run. Where an operator's work is
+no sum over one ragged dimension, it is a symbol of its own, which a run measures. If other operators may spill, the
+traffic is a lower bound, and the operational intensity an upper one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from .graph import Node, Program
+from .operators.base import FIGURES, PAPER, Accounting, Rules
+from .run import Run, flops_symbol
+from .shapes import Expression, largest_of, sum_of, symbol
+
+
+@dataclass(frozen=True)
+class NodeMetrics:
+    """Of an operator. traffic, memory: bytes. flops: operations. All are of the whole run; memory is the most."""
+
+    traffic: Expression
+    memory: Expression
+    flops: Expression
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Of a program. nodes: of each operator."""
+
+    program: Program
+    nodes: Mapping[Node, NodeMetrics]
+
+    @cached_property
+    def traffic(self) -> Expression:
+        """Bytes between the chip and the memory off it."""
+        return sympy.Add(*(one.traffic for one in self.nodes.values()))
+
+    @cached_property
+    def memory(self) -> Expression:
+        """Bytes on chip."""
+        return sympy.Add(*(one.memory for one in self.nodes.values()))
+
+    @cached_property
+    def flops(self) -> Expression:
+        """Operations."""
+        return sympy.Add(*(one.flops for one in self.nodes.values()))
+
+    @property
+    def intensity(self) -> Expression:
+        """Operations for each byte of traffic."""
+        return self.flops / self.traffic
+
+    def of(self, name: str) -> NodeMetrics:
+        """Those of an operator by its name in the program."""
+        return next(metrics for node, metrics in self.nodes.items() if node.name == name)
+
+    def value(self, expression: Expression, values: Mapping[Any, Any] | Run) -> Expression:
+        """An expression with the values of symbols, by name or symbol: a number, for a ragged dimension the list of its
+        sizes, or all that a run measured. What is not given stays."""
+        given = values.values if isinstance(values, Run) else substitution(values)
+        given = {**self.program.symbols.defined, **given}
+        for _ in range(len(self.program.symbols.defined) + 1):
+            replaced = sympy.sympify(expression).subs(given)
+            if replaced == expression:
+                break
+            expression = replaced
+        return expression
+
+
+def substitution(values: Mapping[Any, Any]) -> dict[sympy.Symbol, Any]:
+    """Symbols and their values: a list stands for the sizes of a ragged dimension, in the whole stream."""
+    given: dict[sympy.Symbol, Any] = {}
+    for name, value in values.items():
+        one = symbol(name) if isinstance(name, str) else name
+        if isinstance(value, Sequence):
+            given[sum_of(str(one))], given[largest_of(str(one))] = sum(value), max(value, default=0)
+        else:
+            given[one] = value
+    return given
+
+
+def metrics(
+    program: Program, accounting: Accounting = "paper", on_chip_dtype: str | None = None, on_demand: bool = False
+) -> Metrics:
+    """The metrics of a program.
+
+    accounting: "paper", the equations of the text; "figures", what the published figures are made with: operators off
+    the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: of tiles on chip;
+    None for the accounting's own. on_demand: loaders whose reference is empty hold nothing.
+    """
+    base = PAPER if accounting == "paper" else FIGURES
+    rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype, on_demand)
+    return Metrics(program, {node: of_node(node, rules) for node in program.nodes})
+
+
+def of_node(node: Node, rules: Rules = PAPER) -> NodeMetrics:
+    """The metrics of an operator."""
+    inputs, outputs = node.input_types, node.output_types
+    flops = node.operator.flops(inputs, outputs)
+    return NodeMetrics(
+        sympy.sympify(node.operator.traffic(inputs, outputs)),
+        sympy.sympify(node.operator.memory(inputs, outputs, rules)),
+        sympy.sympify(flops_symbol(node) if flops is None else flops),
+    )

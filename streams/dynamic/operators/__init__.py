@@ -1,0 +1,1 @@
+"""The operators of STeP, by their names in the paper; a file for each of its tables."""

@@ -1,0 +1,196 @@
+"""What all operators have: types, kernel, and what they take of memory, traffic and computation.
+
+An operator is its parameters. Called with streams, it adds itself to their program and returns its streams:
+`Accum(1, RetileRow)(rows)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import sympy
+
+from ..errors import StepError, StreamFault, TokenError
+from ..functions import Refused
+from ..requests import Kernel
+from ..shapes import Dimension, Expression, StreamType, Symbols, as_on_chip, bytes_of
+from ..tokens import Groups, Stop, Token
+
+if TYPE_CHECKING:
+    from ..graph import Program, Stream
+    from ..memory import Memory
+
+Accounting: TypeAlias = Literal["paper", "figures"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How memory on chip is counted (v2, section 4.2, and what the published figures use).
+
+    accounting: "paper" for the equations of the text; "figures" for what the published points come from: operators off
+    chip hold one tile, not two; products hold nothing of their own; tiles on chip are of `on_chip_dtype`. on_demand: a
+    loader whose reference is empty takes nothing (published for dynamic tiling of Qwen only).
+    """
+
+    accounting: Accounting = "paper"
+    on_chip_dtype: str | None = None
+    on_demand: bool = False
+
+    @property
+    def tiles_off_chip(self) -> int:
+        """Tiles that an operator at the memory off the chip holds."""
+        return 2 if self.accounting == "paper" else 1
+
+    def size(self, data: Any) -> Expression:
+        """|data|: bytes of an element on chip."""
+        return bytes_of(as_on_chip(data, self.on_chip_dtype))
+
+
+PAPER = Rules()
+FIGURES = Rules("figures", "f32")
+
+
+class Reader:
+    """An input of a kernel, or what stands in it: follows its groups, and says what is wrong with a token."""
+
+    __slots__ = ("_context", "groups", "label")
+
+    def __init__(self, context: Context, label: str, rank: int) -> None:
+        self._context = context
+        self.label = label
+        self.groups = Groups(rank)
+
+    def __call__(self, token: Token) -> Token:
+        """Take a token into account, and return it. Raises `StreamFault`."""
+        try:
+            self.groups.see(token)
+        except TokenError as error:
+            raise self.fault(error.text) from error
+        return token
+
+    def fault(self, text: str) -> StreamFault:
+        """An error at the last token."""
+        return self._context.fault(self.label, text, self.groups.position)
+
+    def apply(self, function: Callable[..., Any], *of: Any) -> Any:
+        """Apply a function to elements. Raises `StreamFault` at the last token for values that it does not take."""
+        try:
+            return function(*of)
+        except ValueError as error:
+            raise self.fault(str(error)) from error
+
+    def ended(self, level: int, stop: Stop) -> bool:
+        """Whether a stop, the last token, ended a tensor of this rank."""
+        return self.groups.lowest <= level <= stop.level
+
+    @property
+    def empty(self) -> bool:
+        """Whether the last stop ended a tensor without children."""
+        return self.groups.was_empty
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a kernel sees of its place. inputs, outputs: types. memory: off the chip; made anew for each run."""
+
+    node: str
+    where: str
+    inputs: tuple[StreamType, ...]
+    outputs: tuple[StreamType, ...]
+    memory: Memory
+
+    def reader(self, port: int) -> Reader:
+        """A reader of an input."""
+        return Reader(self, f"input {port}", self.inputs[port].rank)
+
+    def fault(self, stream: str, text: str, position: int | None) -> StreamFault:
+        """An error of this node."""
+        return StreamFault(self.node, self.where, stream, text, position)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program allows. ragged_traffic: an operator at the memory off the chip may have ragged dimensions below
+    the two outermost ones (v2; v1, section 4.1, forbids it)."""
+
+    ragged_traffic: bool = False
+
+
+class Operator(ABC):
+    """An operator: its parameters, types, kernel and costs. Costs are of the whole run, as expressions."""
+
+    @property
+    def name(self) -> str:
+        """The paper's name."""
+        return type(self).__name__
+
+    @abstractmethod
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        """Return the types of the outputs. Raises `Refused` with what is wrong."""
+
+    @abstractmethod
+    def kernel(self, context: Context) -> Kernel:
+        """Return what runs."""
+
+    def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
+        """Bytes that it moves between the chip and the memory off it."""
+        return sympy.Integer(0)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        """Bytes that it holds on chip."""
+        return sympy.Integer(0)
+
+    def flops(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression | None:
+        """Operations that it computes; None where that is known after a run only."""
+        return sympy.Integer(0)
+
+    def __call__(self, *streams: Stream) -> Any:
+        """Add this operator to the program of its inputs. Returns its stream, a tuple of several, or None for none."""
+        return streams[0].program.add(self, *streams)
+
+
+class SourceOperator(Operator):
+    """An operator that may have no inputs; then it belongs to the program whose `with` it stands in."""
+
+    def __call__(self, *streams: Stream) -> Any:
+        """Add this operator to a program. Raises `StepError` without inputs outside of a `with Program()`."""
+        program = streams[0].program if streams else BUILDING.get()
+        if program is None:
+            raise StepError(self.name, "has no inputs, and stands outside of a `with Program()`")
+        return program.add(self, *streams)
+
+
+BUILDING: ContextVar[Program | None] = ContextVar("BUILDING", default=None)
+"""The program whose `with` is open."""
+
+
+def take(inputs: Sequence[StreamType], count: int) -> None:
+    """Raise `Refused` unless there are so many inputs."""
+    if len(inputs) != count:
+        raise Refused(f"takes {count} stream{'s' * (count != 1)}, not {len(inputs)}")
+
+
+def check_same(a: Sequence[Dimension], b: Sequence[Dimension], what: str = "") -> None:
+    """Raise `Refused` unless dimensions are equal, the innermost one being dimension 0. what: both streams."""
+    if len(a) != len(b):
+        raise Refused(f"{what}rank {len(a) - 1} and rank {len(b) - 1}")
+    for number in range(len(a)):
+        one, other = a[-1 - number], b[-1 - number]
+        if not one.same(other):
+            raise Refused(f"{what}dimension {number} is {one} there and {other} here")
+
+
+def check_ragged_traffic(stream: StreamType, limits: Limits) -> None:
+    """Raise `Refused` for ragged dimensions that the equation of traffic has no place for (v1, section 4.1)."""
+    if not limits.ragged_traffic and any(one.ragged for one in stream.shape[2:]):
+        raise Refused("ragged below the two outermost dimensions of its output (the restriction of 4.1)")
+
+
+def merged_stop(level: int, after_empty: bool, raised: int) -> tuple[int, ...]:
+    """The levels of the stops that end a tensor of rank `level` and `raised` more ranks around it. after_empty: the
+    tensor has no children, so that its own stop stands for itself."""
+    return (level, level + raised) if after_empty and raised else (level + raised,)

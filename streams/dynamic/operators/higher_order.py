@@ -1,0 +1,262 @@
+"""Operators that apply functions (v1 Table 4, v2 Table 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import sympy
+
+from ...language import BITS
+from ..expansions import Expansion
+from ..functions import Cost, Function, Refused
+from ..requests import Busy, Get, Keep, Kernel, Put, Work
+from ..shapes import (
+    DataType,
+    Dimension,
+    Expression,
+    StreamType,
+    Symbols,
+    TileType,
+    TupleType,
+    dimension,
+    has_buffers,
+    volume,
+)
+from ..tokens import DONE, Done, Element, Stop, Tile, encode, size_in_bytes
+from ..updates import Update, folded
+from .base import Context, Limits, Operator, Rules, take
+
+MATMUL_ROWS = 16
+"""Rows of a unit of matrix products: of the input tile, a product holds so many (v2, section 4.2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit(Operator):
+    """What computes. compute: operations per cycle, None for no bound. memory_in: for each operand, whether it comes
+    through a memory unit, which bounds its rate; memory_out: the same for the result."""
+
+    compute: int | None = None
+    memory_in: tuple[bool, ...] = ()
+    memory_out: bool = False
+
+    def work(self, cost: Cost, operands: Sequence[Element], result: Element | None) -> Work:
+        """The work of an element."""
+        factor, sizes = cost
+        read = tuple(size_in_bytes(one) for one, through in zip(operands, self.memory_in, strict=False) if through)
+        written = size_in_bytes(result) if self.memory_out and result is not None else 0
+        return Work(read, factor * prod(sizes), written, self.compute)
+
+
+def parts(data: Any) -> tuple[Any, ...]:
+    """The operands in an element or its type: of a tuple, its parts."""
+    if isinstance(data, TupleType):
+        return data.parts
+    return data if isinstance(data, tuple) else (data,)
+
+
+def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
+    """FLOPs of a function on all elements of a stream; None if no sum over its ragged sizes gives it."""
+    factor, sizes = cost
+    if not factor:
+        return sympy.Integer(0)
+    total = stream.volume(sizes)
+    return None if total is None else factor * total
+
+
+def product_memory(data: DataType, rules: Rules) -> Expression:
+    """What a product holds: rows of the input tile, and the weight tile. `figures`: nothing."""
+    operands = parts(data)
+    if rules.accounting == "figures":
+        return sympy.Integer(0)
+    tiles = [one for one in operands if isinstance(one, TileType)]
+    dtype = rules.on_chip_dtype or tiles[0].dtype
+    return MATMUL_ROWS * tiles[0].columns.largest * BITS[dtype] / 8 + rules.size(tiles[-1])
+
+
+def held_by_product(operands: Sequence[Tile]) -> int:
+    """The same in a run."""
+    return MATMUL_ROWS * operands[0].columns * BITS[operands[0].dtype] // 8 + operands[-1].bytes
+
+
+def no_buffers(stream: StreamType) -> None:
+    """Raise `Refused` if a stream carries buffers: types A and B of the paper are none."""
+    if has_buffers(stream.data):
+        raise Refused("takes no buffers")
+
+
+@dataclass(frozen=True)
+class Map(Unit):
+    """Apply a function to each element; shape unchanged. Called with several streams, it zips them."""
+
+    function: Function
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        no_buffers(stream)
+        return (StreamType(stream.shape, self.function.type(*parts(stream.data))),)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader = context.reader(0)
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if isinstance(token, Stop):
+                yield Put((0,), token)
+                continue
+            operands = parts(token)
+            result = reader.apply(self.function, *operands)
+            if self.function.matmul:
+                yield Keep(held_by_product(operands))
+            yield Busy(self.work(self.function.cost(*operands), operands, result))
+            yield Put((0,), result)
+        yield Put((0,), DONE)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        return product_memory(inputs[0].data, rules) if self.function.matmul else sympy.Integer(0)
+
+    def flops(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression | None:
+        return symbolic(inputs[0], self.function.cost(*parts(inputs[0].data)))
+
+
+@dataclass(frozen=True)
+class Reduction(Unit):
+    """What Accum and Scan share. rank: of the groups that are reduced. update: an `Update`, or a function of state and
+    element that begins with `initial`."""
+
+    rank: int
+    update: Update | Function
+    initial: float = 0
+
+    @property
+    def fold(self) -> Update:
+        """The update."""
+        return folded(self.update, self.initial)
+
+    def check(self, inputs: Sequence[StreamType]) -> StreamType:
+        """The input. Raises `Refused` unless its groups can be reduced."""
+        take(inputs, 1)
+        (stream,) = inputs
+        no_buffers(stream)
+        if not 1 <= self.rank <= stream.rank:
+            raise Refused(f"reduces {self.rank} dimensions of a stream of rank {stream.rank}")
+        return stream
+
+    def held(self, element: Element, state: Element) -> int:
+        """Bytes of the state, and of what a product takes."""
+        product = held_by_product(parts(element)) if self.fold.matmul else 0
+        return product + size_in_bytes(state)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        product = product_memory(inputs[0].data, rules) if self.fold.matmul else sympy.Integer(0)
+        return product + rules.size(outputs[0].data)
+
+    def flops(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression | None:
+        return symbolic(inputs[0], self.fold.cost(inputs[0].data))
+
+
+@dataclass(frozen=True)
+class Accum(Reduction):
+    """Reduce the inner dimensions: [D_a .. D_0] -> [D_a .. D_b]. The state begins anew in each group, and is put at its
+    end; it may be larger than an element, and of dynamic size."""
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        stream = self.check(inputs)
+        state = self.fold.state(stream.data, stream.inner(self.rank), symbols)
+        return (StreamType(stream.outer(self.rank), state),)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, fold, data = context.reader(0), self.fold, context.inputs[0].data
+        state = fold.start(data)
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if not isinstance(token, Stop):
+                state = reader.apply(fold, state, token)
+                yield Keep(self.held(token, state))
+                yield Busy(self.work(fold.cost(token), parts(token), None))
+                continue
+            if reader.ended(self.rank, token):
+                yield Keep(size_in_bytes(state))
+                if self.memory_out:
+                    yield Busy(Work(bytes_out=size_in_bytes(state), least=0))
+                yield Put((0,), state)
+                state = fold.start(data)
+            if token.level > self.rank:
+                yield Put((0,), Stop(token.level - self.rank))
+        yield Put((0,), DONE)
+
+
+@dataclass(frozen=True)
+class Scan(Reduction):
+    """As Accum, and the state after every element: the shape is unchanged."""
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        stream = self.check(inputs)
+        return (StreamType(stream.shape, self.fold.running(stream.data, stream.inner(self.rank), symbols)),)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, fold, data = context.reader(0), self.fold, context.inputs[0].data
+        state = fold.start(data)
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if isinstance(token, Stop):
+                if reader.ended(self.rank, token):
+                    state = fold.start(data)
+                yield Put((0,), token)
+                continue
+            state = reader.apply(fold, state, token)
+            yield Keep(self.held(token, state))
+            yield Busy(self.work(fold.cost(token), parts(token), state))
+            yield Put((0,), state)
+        yield Put((0,), DONE)
+
+
+@dataclass(frozen=True)
+class FlatMap(Unit):
+    """Make a stream of rank b of each element, and join those of a group along their outermost dimension:
+    [D_a .. D_1, D_0] -> [D_a .. D_1, D'_b .. D'_0], D'_b being the sum over D_0."""
+
+    function: Expansion
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        no_buffers(stream)
+        sizes, data = self.function.type(stream.data, symbols)
+        outermost, *inside = sizes
+        joined = self._joined(stream, outermost, symbols)
+        inner = [symbols.ragged("F") if one is None else symbols.again_one(one, None) for one in inside]
+        known = [one for one in sizes if one is not None and not one.ragged]
+        times = volume(known) if len(known) == len(sizes) else None
+        return (StreamType((*stream.shape[:-1], joined, *inner), symbols.again(data, times)),)
+
+    def _joined(self, stream: StreamType, size: Dimension | None, symbols: Symbols) -> Dimension:
+        last = stream.shape[-1]
+        if size is not None and not size.ragged and not last.ragged:
+            return dimension(size.size * last.size)
+        total = None
+        if size is not None:
+            total = size.total if size.total is not None else size.size * stream.count()
+        if stream.rank == 0:
+            return symbols.regular("F", value=total)
+        return symbols.ragged("F", total=total)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, rank = context.reader(0), self.function.rank
+        held: Stop | None = None  # the end of the last tensor, which a stop of the input may raise
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if isinstance(token, Stop):
+                yield Put((0,), Stop(token.level + rank))
+                held = None
+                continue
+            nested = reader.apply(self.function, token)
+            made = encode(nested, rank)[:-1]
+            if made and held is not None:
+                yield Put((0,), held)
+                held = None
+            if rank and context.inputs[0].rank and len(nested) and len(nested[-1]):
+                held = made.pop()  # type: ignore[assignment]
+            for one in made:
+                if not isinstance(one, Stop | Done):
+                    yield Busy(self.work((0, ()), parts(token), one))
+                yield Put((0,), one)
+        yield Put((0,), DONE)

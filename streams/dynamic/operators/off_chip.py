@@ -1,0 +1,268 @@
+"""Operators between the chip and the memory off it (v1 Table 2, v2 Table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from ...language import BITS
+from ..functions import Refused
+from ..memory import Tensor
+from ..requests import Get, Keep, Kernel, OffChip, Peek, Put, Request
+from ..shapes import (
+    FLAG,
+    Expression,
+    StreamType,
+    Symbols,
+    TileType,
+    bytes_of,
+    dimension,
+    is_address,
+    positive,
+    tile,
+)
+from ..tokens import DONE, Done, Stop, Tile
+from .base import Context, Limits, Operator, Rules, SourceOperator, check_ragged_traffic, check_same, take
+
+
+def affine(shape: Sequence[int], stride: Sequence[int]) -> Iterator[int]:
+    """The indices of an affine read, row-major over the shape."""
+    for at in product(*map(range, shape)):
+        yield sum(i * step for i, step in zip(at, stride, strict=True))
+
+
+def _transfer(tensor: Tensor, index: int, size: tuple[int, int], read: bool) -> OffChip:
+    address, stride = tensor.address(index, size)
+    return OffChip(read, address, size[0], size[1] * BITS[tensor.dtype] // 8, stride)
+
+
+@dataclass(frozen=True)
+class LinearOffChipLoad(SourceOperator):
+    """Read a tensor in tiles, in an affine order, once for each element of a reference stream.
+
+    tensor: off the chip. tile: rows and columns. stride, shape: of the read, in tiles; a stride of 0 repeats. The index
+    of a tile is the sum of i_k * stride_k, row-major over the shape. Without a reference, once: the reference is [1].
+    Shape: [D_b .. D_0] -> [D_b .. D_0, *shape].
+    """
+
+    tensor: Tensor
+    tile: tuple[int, int]
+    stride: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        count = prod(self.tensor.tiled(self.tile))
+        if len(self.stride) != len(self.shape):
+            raise Refused(f"{len(self.stride)} strides for {len(self.shape)} dimensions")
+        if not self.shape or min(self.shape) < 1 or min(self.stride) < 0:
+            raise Refused(f"reads shape {list(self.shape)} by strides {list(self.stride)}; sizes >= 1, strides >= 0")
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        if last >= count:
+            raise Refused(f"reads tile {last} of a tensor of {count} tiles")
+        outer = inputs[0].shape if inputs else (dimension(1),)
+        made = StreamType((*outer, *map(dimension, self.shape)), tile(*self.tile, self.tensor.dtype))
+        check_ragged_traffic(made, limits)
+        return (made,)
+
+    def kernel(self, context: Context) -> Kernel:
+        yield Keep(2 * context.memory.read(self.tensor, 0, self.tile).bytes)
+        rank = len(self.shape)
+        if not context.inputs:
+            yield from self._read(context)
+            yield Put((0,), Stop(rank))
+            yield Put((0,), DONE)
+            return
+        reader = context.reader(0)
+        while True:
+            token = reader((yield Get(0)))
+            if isinstance(token, Done):
+                yield Put((0,), DONE)
+                return
+            if isinstance(token, Stop):
+                yield Put((0,), Stop(token.level + rank))
+                continue
+            yield from self._read(context)
+            raised = 0
+            if context.inputs[0].rank and isinstance((yield Peek(0)), Stop):
+                raised = reader((yield Get(0))).level  # type: ignore[union-attr]
+            yield Put((0,), Stop(rank + raised))
+
+    def _read(self, context: Context) -> Kernel:
+        """Read the tensor once, with the stops inside of the read."""
+        places = list(affine(self.shape, self.stride))
+        for number, index in enumerate(places, 1):
+            yield _transfer(self.tensor, index, self.tile, read=True)
+            yield Put((0,), context.memory.read(self.tensor, index, self.tile))
+            ended = stops_after(number, self.shape)
+            if ended and number < len(places):
+                yield Put((0,), Stop(ended))
+
+    def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
+        return outputs[0].count() * bytes_of(outputs[0].data)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        held = rules.tiles_off_chip * rules.size(outputs[0].data)
+        return held * positive(inputs[0].count()) if rules.on_demand and inputs else held
+
+
+def stops_after(number: int, shape: Sequence[int]) -> int:
+    """The level of the stop after so many elements of a row-major shape; 0 if none."""
+    level, size = 0, 1
+    for inner in reversed(shape):
+        size *= inner
+        if number % size:
+            break
+        level += 1
+    return level
+
+
+@dataclass(frozen=True)
+class LinearOffChipStore(Operator):
+    """Write tiles of a static size to consecutive places of a tensor. first: number of the first tile. No output.
+
+    The published table prints the input's shape as [D_{a-1} .. D_0]; it is [D_a .. D_0].
+    """
+
+    tensor: Tensor
+    first: int = 0
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        data = static_tile(inputs[0], "tile")
+        check_whole(self.tensor, data)
+        check_ragged_traffic(inputs[0], limits)
+        return ()
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, index = context.reader(0), self.first
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if isinstance(token, Stop):
+                continue
+            assert isinstance(token, Tile)
+            yield from write(context, self.tensor, index, token, reader.label, reader.groups.position)
+            index += 1
+
+    def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
+        return inputs[0].count() * bytes_of(inputs[0].data)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        return rules.tiles_off_chip * rules.size(inputs[0].data)
+
+
+def static_tile(stream: StreamType, what: str) -> TileType:
+    """The type of a stream's tiles. Raises `Refused` unless it is type S of the paper."""
+    if not isinstance(stream.data, TileType):
+        raise Refused(f"takes tiles, not {stream.data}")
+    if not stream.data.static:
+        raise Refused(f"{what} of dynamic size (type S is a statically sized tile)")
+    return stream.data
+
+
+def check_whole(tensor: Tensor, data: TileType) -> None:
+    """Raise `Refused` unless a tensor takes tiles of this type."""
+    rows, columns = (int(one.size) for one in data.shape)
+    tensor.tiled((rows, columns))
+    if data.dtype != tensor.dtype:
+        raise Refused(f"tiles of {data.dtype} and a tensor of {tensor.dtype}")
+
+
+def place(context: Context, tensor: Tensor, index: int, size: tuple[int, int], stream: str, position: int) -> int:
+    """The number of a tile. Raises `StreamFault` if the tensor has no such tile."""
+    count = prod(tensor.tiled(size))
+    if not 0 <= index < count:
+        raise context.fault(stream, f"tile {index} of a tensor of {count} tiles", position)
+    return index
+
+
+def write(
+    context: Context, tensor: Tensor, index: int, value: Tile, stream: str, position: int
+) -> Generator[Request, Any, None]:
+    """Move a tile to its place off the chip."""
+    place(context, tensor, index, value.shape, stream, position)
+    yield Keep(2 * value.bytes)
+    yield _transfer(tensor, index, value.shape, read=False)
+    context.memory.write(tensor, index, value)
+
+
+@dataclass(frozen=True)
+class RandomOffChipLoad(Operator):
+    """Read the tile at each address. An address is the number of a tile, in row-major order. Shape: unchanged."""
+
+    tensor: Tensor
+    tile: tuple[int, int]
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        self.tensor.tiled(self.tile)
+        check_address(inputs[0])
+        made = StreamType(inputs[0].shape, tile(*self.tile, self.tensor.dtype))
+        check_ragged_traffic(made, limits)
+        return (made,)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader = context.reader(0)
+        yield Keep(2 * context.memory.read(self.tensor, 0, self.tile).bytes)
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if isinstance(token, Stop):
+                yield Put((0,), token)
+                continue
+            assert isinstance(token, Tile)
+            index = place(context, self.tensor, token.scalar, self.tile, reader.label, reader.groups.position)
+            yield _transfer(self.tensor, index, self.tile, read=True)
+            yield Put((0,), context.memory.read(self.tensor, index, self.tile))
+        yield Put((0,), DONE)
+
+    def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
+        return outputs[0].count() * bytes_of(outputs[0].data)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        return rules.tiles_off_chip * rules.size(outputs[0].data)
+
+
+def check_address(stream: StreamType) -> None:
+    """Raise `Refused` unless a stream carries addresses."""
+    if not is_address(stream.data):
+        raise Refused("an address is a [1,1] tile of integers")
+
+
+@dataclass(frozen=True)
+class RandomOffChipStore(Operator):
+    """Write each tile to its address; a flag per tile says that it is written.
+
+    Inputs: addresses, tiles, of equal shape. Shape: unchanged. The published table gives the inputs rank b and the
+    output rank a, which cannot be; both are of one rank here.
+    """
+
+    tensor: Tensor
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 2)
+        check_address(inputs[0])
+        check_whole(self.tensor, static_tile(inputs[1], "tile"))
+        check_same(inputs[0].shape, inputs[1].shape, "addresses and data: ")
+        check_ragged_traffic(inputs[1], limits)
+        return (StreamType(inputs[0].shape, FLAG),)
+
+    def kernel(self, context: Context) -> Kernel:
+        readers = [context.reader(port) for port in range(2)]
+        while True:
+            where, value = readers[0]((yield Get(0))), readers[1]((yield Get(1)))
+            if isinstance(where, Tile) and isinstance(value, Tile):
+                position = readers[0].groups.position
+                yield from write(context, self.tensor, where.scalar, value, readers[0].label, position)
+                yield Put((0,), Tile.of(True, "boolean"))
+            elif where == value and isinstance(where, Stop | Done):
+                yield Put((0,), where)
+                if isinstance(where, Done):
+                    return
+            else:
+                raise readers[1].fault(f"{value}, and the addresses have {where}")
+
+    def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
+        return inputs[1].count() * bytes_of(inputs[1].data)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        return rules.tiles_off_chip * rules.size(inputs[1].data)

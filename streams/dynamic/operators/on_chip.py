@@ -1,0 +1,242 @@
+"""Operators between streams and buffers on chip (v1 Table 3, v2 Table 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..functions import Refused
+from ..requests import CYCLE, Busy, Get, Keep, Kernel, Peek, Put
+from ..shapes import (
+    ANY,
+    REGULAR,
+    BufferType,
+    Dimension,
+    Expression,
+    StreamType,
+    Symbols,
+    dimension,
+    dimensions_of,
+    largest_volume,
+    volume,
+)
+from ..tokens import DONE, BufferReference, Done, Element, Stop, Token, size_in_bytes
+from .base import Context, Limits, Operator, Reader, Rules, check_same, merged_stop, take
+from .off_chip import affine, stops_after
+
+
+@dataclass(frozen=True)
+class Bufferize(Operator):
+    """Store tensors of some rank on chip, and put a reference to each.
+
+    Shape: [D_a .. D_0] -> [D_a .. D_b] of buffers [D_{b-1} .. D_0]. The dimensions of a buffer are regular, static or
+    dynamic, but the outermost one, which may be ragged (v2; v1 has none). Elements are tiles of a static size.
+    """
+
+    rank: int
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        if not 1 <= self.rank <= stream.rank:
+            raise Refused(f"buffers {self.rank} dimensions of a stream of rank {stream.rank}")
+        for one in dimensions_of(stream.data):
+            if one.ragged or one.dynamic:
+                raise Refused("tile of dynamic size (type S is a statically sized tile)")
+        outermost, *inside = stream.inner(self.rank)
+        if not ANY.takes(outermost.kind) or not all(REGULAR.takes(one.kind) for one in inside):
+            raise Refused("only the outermost bufferized dimension may be ragged (v2 3.2.2; none in v1)")
+        return (StreamType(stream.outer(self.rank), BufferType(stream.data, stream.inner(self.rank))),)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, held = context.reader(0), list[Element]()
+        sizes = Sizes(self.rank)
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if not isinstance(token, Stop):
+                held.append(token)
+                sizes.element()
+                element = size_in_bytes(token)
+                yield Keep(element + 2 * len(held) * element)
+                yield Busy(CYCLE)
+                continue
+            sizes.stop(token, reader, self.rank)
+            if reader.ended(self.rank, token):
+                yield Put((0,), BufferReference(sizes.shape(), tuple(held)))
+                held, sizes = [], Sizes(self.rank)
+            if token.level > self.rank:
+                yield Put((0,), Stop(token.level - self.rank))
+        yield Put((0,), DONE)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        element = rules.size(inputs[0].data)
+        buffer = outputs[0].data
+        assert isinstance(buffer, BufferType)
+        return element + 2 * largest_volume(buffer.shape) * element
+
+
+class Sizes:
+    """The sizes of a buffer that fills. All groups of a level must be of one size: a buffer is regular."""
+
+    def __init__(self, rank: int) -> None:
+        self._open = [0] * (rank + 1)  # children so far of the open group of each rank; rank 0 is not used
+        self._known: list[int | None] = [None] * (rank + 1)
+
+    def element(self) -> None:
+        """One more element."""
+        self._open[1] += 1
+
+    def stop(self, stop: Stop, reader: Reader, rank: int) -> None:
+        """A stop. Raises `StreamFault` for a group of another size than the one before."""
+        for level in range(reader.groups.lowest, min(stop.level, rank) + 1):
+            size, known = self._open[level], self._known[level]
+            if known is not None and known != size:
+                raise reader.fault(f"dimension {level - 1} of a buffer is {known} and then {size}; a buffer is regular")
+            self._known[level], self._open[level] = size, 0
+            if level < rank:
+                self._open[level + 1] += 1
+
+    def shape(self) -> tuple[int, ...]:
+        """The sizes, outermost first; what is inside of an empty group is 0."""
+        return tuple(size or 0 for size in reversed(self._known[1:]))
+
+
+@dataclass(frozen=True)
+class Streamify(Operator):
+    """Read buffers, each once for every element of a group of a reference stream.
+
+    Inputs: buffers [D_b .. D_0], reference [D_b .. D_0, D'_{c-1} .. D'_0]. Shape: the reference's, then the read's.
+    inner: c, at least 1. The next buffer comes when the c inner dimensions of the reference end. stride, shape: of an
+    affine read of a static buffer; without them, and for all others, the buffer is read linearly in its own shape.
+    count: in place of a reference, how often each buffer is read; then the only inner dimension is `count`.
+    """
+
+    inner: int = 1
+    stride: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    count: int | None = None
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 2 if self.count is None else 1)
+        buffers = inputs[0]
+        if not isinstance(buffers.data, BufferType):
+            raise Refused(f"reads buffers, not {buffers.data}")
+        if self.inner < 1 or (self.count is not None and (self.count < 1 or self.inner != 1)):
+            raise Refused("the inner dimensions of its reference are at least 1, and 1 for a count")
+        if self.count is not None:
+            repeated: tuple[Dimension, ...] = (dimension(self.count),)
+        else:
+            reference = inputs[1]
+            if reference.rank != buffers.rank + self.inner:
+                raise Refused(f"reference of rank {reference.rank}, not {buffers.rank + self.inner}")
+            check_same(buffers.shape, reference.outer(self.inner), "buffers and reference: ")
+            repeated = reference.inner(self.inner)
+        if len(self.stride) != len(self.shape):
+            raise Refused(f"{len(self.stride)} strides for {len(self.shape)} dimensions")
+        if self.shape:
+            self._check_affine(buffers.data)
+        outer = (*buffers.shape, *repeated)
+        read: tuple[Dimension, ...] = tuple(map(dimension, self.shape))
+        if not self.shape:
+            # Each group of a ragged buffer comes once for every element of the reference.
+            times = None if any(one.ragged for one in repeated) else volume(repeated)
+            read = tuple(symbols.again_one(one, times) for one in buffers.data.shape)
+        return (StreamType((*outer, *read), buffers.data.element),)
+
+    def _check_affine(self, data: BufferType) -> None:
+        if not data.static:
+            raise Refused("stride and shape for a buffer of dynamic shape, which is read linearly")
+        count = prod(int(one.size) for one in data.shape)
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        if min(self.shape) < 1 or min(self.stride) < 0 or last >= count:
+            raise Refused(f"reads element {last} of a buffer of {count} elements")
+
+    def kernel(self, context: Context) -> Kernel:
+        buffers = context.reader(0)
+        if self.count is not None:
+            yield from self._counted(buffers, context.inputs[0].rank, _read_rank(self, context))
+            return
+        reference, current = context.reader(1), None
+        rank = _read_rank(self, context)
+        while True:
+            token = reference((yield Get(1)))
+            if isinstance(token, Done):
+                _agree(buffers, buffers((yield Get(0))), DONE)
+                yield Put((0,), DONE)
+                return
+            stop = token if isinstance(token, Stop) else None
+            if stop is None:
+                if current is None:
+                    current = _buffer(buffers, buffers((yield Get(0))), token)
+                yield from self._read(current)
+                if isinstance((yield Peek(1)), Stop):
+                    stop = reference((yield Get(1)))  # type: ignore[assignment]
+                empty = 0 in _read_shape(self, current)
+                for level in merged_stop(rank, empty, stop.level if stop else 0):
+                    yield Put((0,), Stop(level))
+            else:
+                yield Put((0,), Stop(stop.level + rank))
+            if stop is None or stop.level < self.inner:
+                continue
+            if reference.ended(self.inner, stop):
+                if current is None:
+                    _buffer(buffers, buffers((yield Get(0))), stop)
+                current = None
+            if stop.level > self.inner:
+                _agree(buffers, buffers((yield Get(0))), Stop(stop.level - self.inner))
+
+    def _counted(self, buffers: Reader, rank: int, inside: int) -> Kernel:
+        assert self.count is not None
+        while True:
+            token = buffers((yield Get(0)))
+            if isinstance(token, Done):
+                yield Put((0,), DONE)
+                return
+            if isinstance(token, Stop):
+                yield Put((0,), Stop(token.level + 1 + inside))
+                continue
+            current = _buffer(buffers, token, token)
+            raised = 1
+            for number in range(self.count):
+                yield from self._read(current)
+                if number == self.count - 1:
+                    if rank and isinstance((yield Peek(0)), Stop):
+                        raised += buffers((yield Get(0))).level  # type: ignore[union-attr]
+                    levels = merged_stop(inside, 0 in _read_shape(self, current), raised)
+                else:
+                    levels = (inside,)
+                for level in levels:
+                    yield Put((0,), Stop(level))
+
+    def _read(self, buffer: BufferReference) -> Kernel:
+        """Read a buffer once, with the stops inside of the read."""
+        shape = _read_shape(self, buffer)
+        places: Iterator[int] = affine(self.shape, self.stride) if self.shape else iter(range(len(buffer.elements)))
+        last = prod(shape)
+        for number, index in enumerate(places, 1):
+            yield Busy(CYCLE)
+            yield Put((0,), buffer.elements[index])
+            ended = stops_after(number, shape)
+            if ended and number < last:
+                yield Put((0,), Stop(ended))
+
+
+def _read_shape(operator: Streamify, buffer: BufferReference) -> tuple[int, ...]:
+    return operator.shape or buffer.shape
+
+
+def _read_rank(operator: Streamify, context: Context) -> int:
+    data = context.inputs[0].data
+    assert isinstance(data, BufferType)
+    return len(operator.shape or data.shape)
+
+
+def _buffer(reader: Reader, token: Token, there: Token) -> BufferReference:
+    if not isinstance(token, BufferReference):
+        raise reader.fault(f"{token}, and the reference has {there}")
+    return token
+
+
+def _agree(reader: Reader, token: Token, expected: Token) -> None:
+    if token != expected:
+        raise reader.fault(f"{token}, and the reference asks for {expected}")

@@ -1,0 +1,288 @@
+"""Operators that route and merge (v1 Table 5, v2 Table 6).
+
+EagerMerge, and Reassemble where a selector chooses several, depend on which token comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from ..functions import Refused
+from ..requests import CYCLE, AnyOf, Busy, Get, Kernel, Peek, Put, Request
+from ..shapes import (
+    Dimension,
+    SelectorType,
+    StreamType,
+    Symbols,
+    dimension,
+    same_type,
+)
+from ..tokens import DONE, Done, Selector, Stop
+from .base import Context, Limits, Operator, Reader, check_same, merged_stop, take
+
+
+def selectors(stream: StreamType, choices: int) -> SelectorType:
+    """The type of a selector stream. Raises `Refused` unless it chooses among so many."""
+    if not isinstance(stream.data, SelectorType):
+        raise Refused("selector stream carries no selectors")
+    if stream.data.choices != choices:
+        raise Refused(f"selectors of {stream.data.choices} and {choices} streams")
+    return stream.data
+
+
+def chosen(token: Selector, reader: Reader, choices: int) -> tuple[int, ...]:
+    """What a selector chooses. Raises `StreamFault` if there is no such stream."""
+    if any(not 0 <= one < choices for one in token.chosen):
+        raise reader.fault(f"selector {token} of {choices} streams")
+    return token.chosen
+
+
+@dataclass(frozen=True)
+class Partition(Operator):
+    """Route each chunk of a stream to the outputs that its selector chooses; none of them drops it.
+
+    Inputs: in [D_a .. D_0], selectors [D_a .. D_{a-s}]. Outputs: `consumers` streams [D^i, D_{a-s-1} .. D_0], each with
+    a new dynamic-regular D^i. rank: of a chunk, a-s; None takes that of the inputs. The outer dimensions are flattened:
+    stops above the rank become stops of the rank.
+    """
+
+    consumers: int
+    rank: int | None = None
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 2)
+        stream, selector = inputs
+        selectors(selector, self.consumers)
+        rank = stream.rank - selector.rank
+        if rank < 0 or (self.rank is not None and rank != self.rank):
+            raise Refused(f"data of rank {stream.rank} and selectors of rank {selector.rank}")
+        check_same(stream.outer(rank), selector.shape, "data and selector: ")
+        return parts(stream, rank, self.consumers, symbols)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, selector = context.reader(0), context.reader(1)
+        rank = context.inputs[0].rank - context.inputs[1].rank
+        while True:
+            token = selector((yield Get(1)))
+            if isinstance(token, Done):
+                _agree(reader, reader((yield Get(0))), DONE)
+                break
+            if isinstance(token, Stop):  # of a group without children, or after a chunk of rank 0
+                _agree(reader, reader((yield Get(0))), Stop(token.level + rank))
+                continue
+            assert isinstance(token, Selector)
+            yield Busy(CYCLE)
+            stop = yield from route(reader, rank, chosen(token, selector, self.consumers))
+            if stop > rank:
+                _agree(selector, selector((yield Get(1))), Stop(stop - rank))
+        for port in range(self.consumers):
+            yield Put((port,), DONE)
+
+
+def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[StreamType, ...]:
+    """The types of streams over which chunks of a rank are spread: what is in each is not known."""
+    number = symbols.number()
+    made = []
+    for port in range(count):
+        outer = symbols.regular("B", f"_{port}", number)
+        inner = tuple(
+            symbols.ragged(f"{one.size}.", f"_{port}", number, largest=one.largest) if one.ragged else one
+            for one in stream.inner(rank)
+        )
+        made.append(StreamType((outer, *inner), symbols.again(stream.data, None)))
+    return tuple(made)
+
+
+def route(reader: Reader, rank: int, ports: tuple[int, ...]) -> Generator[Request, Any, int]:
+    """Move a chunk of an input to outputs. Returns the level of the stop that ended it; 0 for an element."""
+    while True:
+        token = reader((yield Get(0)))
+        if isinstance(token, Done):
+            raise reader.fault(f"D, and a selector asks for a chunk of rank {rank}")
+        if not isinstance(token, Stop):
+            yield Busy(CYCLE)
+            if ports:
+                yield Put(ports, token)
+            if rank == 0:
+                return 0
+            continue
+        if token.level >= rank and not reader.ended(rank, token):
+            raise reader.fault(f"{token} where a selector asks for a chunk of rank {rank}")
+        if ports:
+            yield Put(ports, Stop(min(token.level, rank)))
+        if token.level >= rank:
+            return token.level
+
+
+def _agree(reader: Reader, token: object, expected: object) -> None:
+    if token != expected:
+        raise reader.fault(f"{token} where the stream beside it has {expected}: the groups of both do not agree")
+
+
+@dataclass(frozen=True)
+class Parallelize(Operator):
+    """Deal chunks of some rank to outputs in turn: a Partition by selectors (0), (1), .. in turn."""
+
+    consumers: int
+    rank: int = 0
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        if not 0 <= self.rank <= stream.rank:
+            raise Refused(f"chunks of rank {self.rank} of a stream of rank {stream.rank}")
+        made = parts(stream, self.rank, self.consumers, symbols)
+        chunks = stream.count(self.rank)
+        for port, part in enumerate(made):
+            symbols.defined[part.shape[0].size] = sympy.ceiling((chunks - port) / self.consumers)
+        return made
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, turn = context.reader(0), 0
+        while True:
+            token = yield Peek(0)
+            if isinstance(token, Done):
+                break
+            if isinstance(token, Stop) and (not self.rank or token.level > self.rank):
+                reader((yield Get(0)))  # of what is around chunks
+                continue
+            yield from route(reader, self.rank, (turn % self.consumers,))
+            turn += 1
+        reader((yield Get(0)))
+        for port in range(self.consumers):
+            yield Put((port,), DONE)
+
+
+def mergeable(inputs: Sequence[StreamType]) -> None:
+    """Raise `Refused` unless streams are equal but for their outermost dimension."""
+    first = inputs[0]
+    for other in inputs[1:]:
+        if other.rank != first.rank:
+            raise Refused(f"inputs of rank {first.rank} and {other.rank}")
+        if not same_type(first.data, other.data):
+            raise Refused("inputs of different data types")
+        for number in range(first.rank):
+            one, another = first.shape[-1 - number], other.shape[-1 - number]
+            if not (one.same(another) or (one.ragged and another.ragged)):
+                raise Refused(f"inputs: dimension {number} is {one} there and {another} here")
+
+
+def merged(inputs: Sequence[StreamType], symbols: Symbols) -> tuple[tuple[Dimension, ...], Any]:
+    """The inner dimensions and the data type of streams that merge."""
+    inner = []
+    for level in range(inputs[0].rank):
+        column = [stream.shape[level + 1] for stream in inputs]
+        inner.append(symbols.merged_one(column, [stream.count(stream.rank - level) for stream in inputs], "M"))
+    return tuple(inner), symbols.merged([stream.data for stream in inputs], [stream.count() for stream in inputs])
+
+
+@dataclass(frozen=True)
+class Reassemble(Operator):
+    """Collect chunks: for each selector, one of every input that it chooses.
+
+    Inputs: streams of rank a, equal but for their outermost dimension, and, last, selectors [D^s_s .. D^s_0]. A chunk
+    is a tensor of rank a, an element if a is 0. The chunks of a selector come whole, in the order in which their first
+    token came, ties by the number of the input. Shape: [D^s_s .. D^s_0, K, D_{a-1} .. D_0]; K is ragged, unless all
+    selectors choose equally many.
+    """
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        *streams, selector = inputs
+        if not streams:
+            raise Refused("takes streams and, last, selectors")
+        kind = selectors(selector, len(streams))
+        mergeable(streams)
+        total = sum((stream.count(stream.rank) for stream in streams), start=sympy.Integer(0))
+        if kind.hot is not None:
+            hot = dimension(kind.hot)
+        else:
+            hot = symbols.ragged("K", total=total)
+        inner, data = merged(streams, symbols)
+        return (StreamType((*selector.shape, hot, *inner), data),)
+
+    def kernel(self, context: Context) -> Kernel:
+        last = len(context.inputs) - 1
+        readers = [context.reader(port) for port in range(last + 1)]
+        selector, around = readers[last], context.inputs[last].rank
+        rank = context.inputs[0].rank
+        while True:
+            token = selector((yield Get(last)))
+            if isinstance(token, Done):
+                break
+            if isinstance(token, Stop):
+                yield Put((0,), Stop(token.level + rank + 1))
+                continue
+            assert isinstance(token, Selector)
+            yield Busy(CYCLE)
+            left = list(chosen(token, selector, last))
+            empty = not left
+            ended_empty = False
+            while left:
+                port = (yield AnyOf(tuple(left))) if len(left) > 1 else left[0]
+                left.remove(port)
+                ended_empty = yield from collect(readers[port], port, rank, keep_stop=not left)
+            raised = 0
+            if around and isinstance((yield Peek(last)), Stop):
+                raised = selector((yield Get(last))).level  # type: ignore[union-attr]
+            levels = merged_stop(rank + 1, empty, raised)
+            for level in (rank, *levels) if ended_empty else levels:
+                yield Put((0,), Stop(level))
+        for port in range(last):
+            rest = readers[port]((yield Get(port)))
+            if not isinstance(rest, Done):
+                raise readers[port].fault(f"{rest} is left over: all selectors are used")
+        yield Put((0,), DONE)
+
+
+def collect(reader: Reader, port: int, rank: int, keep_stop: bool = False) -> Generator[Request, Any, bool]:
+    """Move a chunk of an input to output 0. keep_stop: without the stop that ends it, which the caller puts. Returns
+    whether the chunk is a tensor without children (of a rank above 0)."""
+    while True:
+        token = reader((yield Get(port)))
+        if isinstance(token, Done):
+            raise reader.fault(f"D, and a selector asks for a chunk of rank {rank}")
+        if not isinstance(token, Stop):
+            yield Busy(CYCLE)
+            yield Put((0,), token)
+            if rank == 0:
+                return False
+            continue
+        if token.level < rank or not keep_stop:
+            yield Put((0,), token)
+        if token.level == rank:
+            return reader.empty
+
+
+@dataclass(frozen=True)
+class EagerMerge(Operator):
+    """Merge streams: whole chunks, as they come; ties by the number of the input.
+
+    Inputs: streams of rank a, equal but for their outermost dimension. Outputs: data [sum of D^i_a, D_{a-1} .. D_0],
+    and selectors [sum of D^i_a], each one-hot and before its chunk. It ends when all inputs have ended.
+    """
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        if not inputs:
+            raise Refused("takes streams")
+        mergeable(inputs)
+        outer = dimension(sum((stream.count(stream.rank) for stream in inputs), start=sympy.Integer(0)))
+        inner, data = merged(inputs, symbols)
+        return StreamType((outer, *inner), data), StreamType((outer,), SelectorType(len(inputs), 1))
+
+    def kernel(self, context: Context) -> Kernel:
+        readers = [context.reader(port) for port in range(len(context.inputs))]
+        rank, left = context.inputs[0].rank, list(range(len(readers)))
+        while left:
+            port = yield AnyOf(tuple(left))
+            if isinstance((yield Peek(port)), Done):
+                readers[port]((yield Get(port)))
+                left.remove(port)
+                continue
+            yield Put((1,), Selector((port,)))
+            yield from collect(readers[port], port, rank)
+        yield Put((0,), DONE)
+        yield Put((1,), DONE)

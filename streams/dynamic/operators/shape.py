@@ -1,0 +1,449 @@
+"""Operators that change stops only (v1 Table 6, v2 Table 7), and what is built of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import sympy
+
+from ..functions import Refused
+from ..requests import CYCLE, Busy, Get, Kernel, Peek, Put
+from ..shapes import (
+    FLAG,
+    STATIC,
+    Dimension,
+    Expression,
+    StreamType,
+    Symbols,
+    TileType,
+    TupleType,
+    dimension,
+    has_buffers,
+    positive,
+    volume,
+)
+from ..tokens import DONE, Done, Element, Stop, Tile, Token
+from .base import Context, Limits, Operator, Reader, Rules, check_same, take
+from .off_chip import stops_after
+
+
+@dataclass(frozen=True)
+class Flatten(Operator):
+    """Make one dimension of D_max .. D_min. If all are regular it is their product; otherwise a new ragged dimension,
+    or, with the outermost one among them, a new number."""
+
+    least: int
+    most: int
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        if not 0 <= self.least <= self.most <= stream.rank:
+            raise Refused(f"dimensions {self.least} to {self.most} of a stream of rank {stream.rank}")
+        size = len(stream.shape)
+        outer, inner = stream.shape[: size - 1 - self.most], stream.shape[size - self.least :]
+        flat = stream.shape[size - 1 - self.most : size - self.least]
+        return (StreamType((*outer, self._flat(stream, flat, symbols), *inner), stream.data),)
+
+    def _flat(self, stream: StreamType, flat: Sequence[Dimension], symbols: Symbols) -> Dimension:
+        if len(flat) == 1:
+            return flat[0]
+        if not any(one.ragged for one in flat):
+            return dimension(volume(flat))
+        total = stream.count(self.least)
+        if self.most == stream.rank:
+            return symbols.regular("D", value=total)
+        return symbols.ragged("R", total=total, static=not any(one.dynamic for one in flat))
+
+    def kernel(self, context: Context) -> Kernel:
+        reader = context.reader(0)
+        least, most = self.least, self.most
+        # A stop of the flattened dimensions becomes one that a stop above may still raise.
+        holds = 0 < least < most < context.inputs[0].rank
+        held = False
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if not isinstance(token, Stop):
+                if held:
+                    yield Put((0,), Stop(least))
+                    held = False
+                yield Busy(CYCLE)
+                yield Put((0,), token)
+            elif token.level > most:
+                held = False
+                yield Put((0,), Stop(token.level - (most - least)))
+            elif token.level <= least or (least and reader.ended(least, token)):
+                if held:
+                    yield Put((0,), Stop(least))
+                # An own stop of a group without children never rises.
+                held = holds and token.level >= least and not reader.empty
+                if not held:
+                    yield Put((0,), Stop(min(token.level, least)))
+        yield Put((0,), DONE)
+
+
+@dataclass(frozen=True)
+class Reshape(Operator):
+    """Split dimension D_b in chunks: [.., D_b, ..] -> [.., ceil(D_b/chunk), chunk, ..]. Outputs: data, padding flags.
+
+    rank: b. For b = 0, chunks are filled up with `pad`, a value for every place of a tile, where a group ends; a
+    dimension that is known not to need it may go without. For b > 0, D_b is static and divisible.
+    """
+
+    rank: int
+    chunk: int
+    pad: float | None = None
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        if not 0 <= self.rank <= stream.rank or self.chunk < 1:
+            raise Refused(f"dimension {self.rank} of a stream of rank {stream.rank} in chunks of {self.chunk}")
+        if has_buffers(stream.data):
+            raise Refused("takes no buffers (v2)")
+        at = stream.rank - self.rank
+        split = stream.shape[at]
+        static = STATIC.takes(split.kind)
+        if self.rank and not static:
+            raise Refused(f"dimension {self.rank} is {split}, not static (A.1)")
+        if static and int(split.size) % self.chunk and (self.rank or self.pad is None):
+            raise Refused(f"dimension {self.rank} of {split} is not divisible by {self.chunk}")
+        if self.pad is not None and not self.rank and self.chunk > 1 and not isinstance(stream.data, TileType):
+            raise Refused(f"pads tiles, not {stream.data}")
+        chunks = self._chunks(split, symbols)
+        shape = (*stream.shape[:at], chunks, dimension(self.chunk), *stream.shape[at + 1 :])
+        return StreamType(shape, stream.data), StreamType(shape, FLAG)
+
+    def _chunks(self, split: Dimension, symbols: Symbols) -> Dimension:
+        if self.chunk == 1:
+            return split
+        if split.ragged:
+            return symbols.ragged("R", static=not split.dynamic, largest=sympy.ceiling(split.largest / self.chunk))
+        return dimension(sympy.ceiling(split.size / self.chunk))
+
+    def kernel(self, context: Context) -> Kernel:
+        return self._innermost(context) if self.rank == 0 else self._outer(context)
+
+    def _innermost(self, context: Context) -> Kernel:
+        reader, rank = context.reader(0), context.inputs[0].rank
+        filled, held, last = 0, False, None  # held: the stop of a full chunk, which the end of the group raises
+        while True:
+            token = reader((yield Get(0)))
+            if not isinstance(token, Stop | Done):
+                if held:
+                    yield from _both(Stop(1))
+                    held = False
+                yield Busy(CYCLE)
+                yield from _flagged(token, False)
+                filled, last = filled + 1, token
+                if filled == self.chunk:
+                    filled, held = 0, rank > 0
+                    if not held:
+                        yield from _both(Stop(1))
+                continue
+            if filled:
+                for _ in range(self.chunk - filled):
+                    yield Busy(CYCLE)
+                    yield from _flagged(self._padding(last, reader, filled), True)
+                filled = 0
+                if isinstance(token, Done):
+                    yield from _both(Stop(1))
+            held = False
+            yield from _both(Stop(token.level + 1) if isinstance(token, Stop) else DONE)
+            if isinstance(token, Done):
+                return
+
+    def _padding(self, last: Token | None, reader: Reader, filled: int) -> Tile:
+        if self.pad is None:
+            raise reader.fault(f"a chunk of {filled} of {self.chunk} elements, and no value to pad it with")
+        assert isinstance(last, Tile)
+        if last.data is None:
+            return replace(last, filled=None)
+        return replace(last, data=np.full(last.shape, self.pad, last.data.dtype), filled=None)
+
+    def _outer(self, context: Context) -> Kernel:
+        reader, rank = context.reader(0), context.inputs[0].rank
+        number, held = 0, False  # chunks' children so far; held: the stop of a chunk whose last child is empty
+        while True:
+            token = reader((yield Get(0)))
+            if isinstance(token, Done):
+                if number:
+                    raise reader.fault(f"{number} at the end are no whole chunk of {self.chunk}")
+                yield from _both(DONE)
+                return
+            raises = isinstance(token, Stop) and token.level > self.rank and reader.groups.lowest == self.rank + 1
+            if held and not raises:
+                yield from _both(Stop(self.rank + 1))
+            held = False
+            if not isinstance(token, Stop):
+                yield Busy(CYCLE)
+                yield from _flagged(token, False)
+                continue
+            number += reader.ended(self.rank, token)
+            if token.level < self.rank:
+                yield from _both(token)
+                continue
+            full = number == self.chunk
+            number = 0 if full else number
+            if token.level > self.rank:
+                if number:
+                    raise reader.fault(f"{number} at the end are no whole chunk of {self.chunk}")
+                yield from _both(Stop(token.level + 1))
+            elif not full:
+                yield from _both(token)
+            elif not reader.empty:
+                yield from _both(Stop(self.rank + 1))
+            else:
+                yield from _both(token)
+                held = self.rank < rank
+                if not held:
+                    yield from _both(Stop(self.rank + 1))
+
+
+def _both(token: Stop | Done) -> Kernel:
+    yield Put((0,), token)
+    yield Put((1,), token)
+
+
+def _flagged(token: Element, padded: bool) -> Kernel:
+    yield Put((0,), token)
+    yield Put((1,), Tile.of(padded, "boolean"))
+
+
+@dataclass(frozen=True)
+class Promote(Operator):
+    """Add an outermost dimension: [D_a ..] -> [1 if D_a>0 else 0, D_a ..]. The last stop rises by 1, so that each stop
+    that might be the last one waits for the next token. An empty stream stays empty."""
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        outermost = stream.shape[0].size
+        return (StreamType((dimension(positive(outermost)), *stream.shape), stream.data),)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, rank = context.reader(0), context.inputs[0].rank
+        held, seen = False, False
+        while not isinstance(token := reader((yield Get(0))), Done):
+            if held:
+                yield Put((0,), Stop(rank))
+            held, seen = False, True
+            if isinstance(token, Stop) and token.level == rank and not reader.empty:
+                held = True
+                continue
+            if not isinstance(token, Stop):
+                yield Busy(CYCLE)
+            yield Put((0,), token)
+        if seen:
+            yield Put((0,), Stop(rank + 1))
+        yield Put((0,), DONE)
+
+
+@dataclass(frozen=True)
+class Expand(Operator):
+    """Repeat each element of a stream for every element of its group of a reference.
+
+    Inputs: data [D_a .. D_b, 1 .. 1] (b times 1), reference [D_a .. D_0]. Shape: the reference's. rank: b, the smallest
+    stop level of the data, so that b = 2 for [2,1,1]. counts: in place of a reference, the b inner dimensions.
+    """
+
+    rank: int
+    counts: tuple[int, ...] = ()
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1 if self.counts else 2)
+        stream = inputs[0]
+        if not self.counts and inputs[1].rank != stream.rank:
+            raise Refused(f"data and reference: rank {stream.rank} and rank {inputs[1].rank}")
+        if not 1 <= self.rank <= stream.rank + 1:
+            raise Refused(f"expands {self.rank} dimensions of a stream of rank {stream.rank}")
+        if any(one.ragged or one.size != 1 for one in stream.inner(self.rank)):
+            shape = ",".join(map(str, stream.shape))
+            raise Refused(f"the {self.rank} innermost dimensions of [{shape}] are not 1")
+        if self.counts:
+            if len(self.counts) != self.rank or min(self.counts) < 1:
+                raise Refused(f"{list(self.counts)} for {self.rank} dimensions; each is at least 1")
+            shape_out: tuple[Dimension, ...] = (*stream.outer(self.rank), *map(dimension, self.counts))
+        else:
+            check_same(stream.outer(self.rank), inputs[1].outer(self.rank), "data and reference: ")
+            shape_out = inputs[1].shape
+        inner = shape_out[len(shape_out) - self.rank :]
+        times = None if any(one.ragged for one in inner) else volume(inner)
+        return (StreamType(shape_out, symbols.again(stream.data, times)),)
+
+    def kernel(self, context: Context) -> Kernel:
+        return self._counted(context) if self.counts else self._referred(context)
+
+    def _referred(self, context: Context) -> Kernel:
+        data, reference = context.reader(0), context.reader(1)
+        whole = self.rank > context.inputs[0].rank  # all of the reference is one group
+        current: Token | None = None
+        while not isinstance(token := reference((yield Get(1))), Done):
+            if not isinstance(token, Stop):
+                if current is None:
+                    current = _element(data, data((yield Get(0))), token)
+                yield Busy(CYCLE)
+                yield Put((0,), current)
+                continue
+            yield Put((0,), token)
+            if whole or token.level < self.rank:
+                continue
+            if reference.ended(self.rank, token):
+                if current is None:
+                    _element(data, data((yield Get(0))), token)
+                current = None
+            there = data((yield Get(0)))
+            if there != token:
+                raise data.fault(f"{there} where the reference has {token}")
+        if whole and current is None and not isinstance((yield Peek(0)), Done):
+            data((yield Get(0)))
+        there = data((yield Get(0)))
+        if not isinstance(there, Done):
+            raise data.fault(f"{there} where the reference has D")
+        yield Put((0,), DONE)
+
+    def _counted(self, context: Context) -> Kernel:
+        data, last = context.reader(0), prod(self.counts)
+        while not isinstance(token := data((yield Get(0))), Done):
+            if isinstance(token, Stop):
+                yield Put((0,), token)
+                continue
+            for number in range(1, last + 1):
+                yield Busy(CYCLE)
+                yield Put((0,), token)
+                level = stops_after(number, self.counts)
+                if level and number < last:
+                    yield Put((0,), Stop(level))
+        yield Put((0,), DONE)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        return rules.size(outputs[0].data)
+
+
+def _element(reader: Reader, token: Token, there: Token) -> Token:
+    if isinstance(token, Stop | Done):
+        raise reader.fault(f"{token} where the reference has {there}")
+    return token
+
+
+@dataclass(frozen=True)
+class Repeat(Operator):
+    """Repeat each element: [D_a .. D_0] -> [D_a .. D_0, count]. The paper's sugar for an Expand by a number."""
+
+    count: int
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        if self.count < 1:
+            raise Refused(f"repeats {self.count} times; the least is 1")
+        data = symbols.again(stream.data, sympy.Integer(self.count))
+        return (StreamType((*stream.shape, dimension(self.count)), data),)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, rank = context.reader(0), context.inputs[0].rank
+        while not isinstance(token := reader((yield Get(0))), Done):
+            raised = 0
+            if isinstance(token, Stop):
+                yield Put((0,), Stop(token.level + 1))
+                continue
+            for _ in range(self.count):
+                yield Busy(CYCLE)
+                yield Put((0,), token)
+            if rank and isinstance((yield Peek(0)), Stop):
+                raised = reader((yield Get(0))).level  # type: ignore[union-attr]
+            yield Put((0,), Stop(1 + raised))
+        yield Put((0,), DONE)
+
+    def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
+        return rules.size(outputs[0].data)
+
+
+@dataclass(frozen=True)
+class Zip(Operator):
+    """Make tuples of the elements of streams of one shape."""
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        if len(inputs) < 2:
+            raise Refused("takes two streams or more")
+        for other in inputs[1:]:
+            check_same(inputs[0].shape, other.shape)
+        return (StreamType(inputs[0].shape, TupleType(tuple(stream.data for stream in inputs))),)
+
+    def kernel(self, context: Context) -> Kernel:
+        readers = [context.reader(port) for port in range(len(context.inputs))]
+        while True:
+            tokens: list[Token] = []
+            for port, reader in enumerate(readers):
+                token = reader((yield Get(port)))
+                steers = isinstance(token, Stop | Done)
+                if tokens and (steers or isinstance(tokens[0], Stop | Done)) and token != tokens[0]:
+                    raise reader.fault(f"{token} where input 0 has {tokens[0]}")
+                tokens.append(token)
+            if not isinstance(tokens[0], Stop | Done):
+                yield Busy(CYCLE)
+                yield Put((0,), tuple(tokens))
+                continue
+            yield Put((0,), tokens[0])
+            if isinstance(tokens[0], Done):
+                return
+
+
+@dataclass(frozen=True)
+class Broadcast(Operator):
+    """The same stream several times. A stream that is used more than once needs none: it is implied."""
+
+    count: int
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        return (inputs[0],) * self.count
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, ports = context.reader(0), tuple(range(self.count))
+        while not isinstance(token := reader((yield Get(0))), Done):
+            yield Put(ports, token)
+        yield Put(ports, DONE)
+
+
+@dataclass(frozen=True)
+class First(Operator):
+    """The first elements of a stream of rank 0, then its end; what follows is taken and dropped. Not of the papers:
+    it ends the loop of dynamic parallelisation, whose dispatcher needs as many free regions as there are requests."""
+
+    count: int
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        (stream,) = inputs
+        if stream.rank:
+            raise Refused(f"takes a stream of rank 0, not {stream.rank}")
+        size = stream.shape[0]
+        least = sympy.Min(self.count, size.size)
+        return (StreamType((dimension(least),), symbols.again(stream.data, None)),)
+
+    def kernel(self, context: Context) -> Kernel:
+        reader, left = context.reader(0), self.count
+        while left and not isinstance(token := reader((yield Get(0))), Done):
+            yield Put((0,), token)
+            left -= 1
+        yield Put((0,), DONE)
+        if not left:
+            while not isinstance(reader((yield Get(0))), Done):
+                pass
+
+
+@dataclass(frozen=True)
+class Discard(Operator):
+    """Take a stream and drop it."""
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 1)
+        return ()
+
+    def kernel(self, context: Context) -> Kernel:
+        reader = context.reader(0)
+        while not isinstance(reader((yield Get(0))), Done):
+            pass

@@ -1,0 +1,87 @@
+"""Streams that a program begins with: selectors and metadata (the artifact's SelectGen and MetadataGen)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..functions import Refused
+from ..requests import CYCLE, Busy, Kernel, Put
+from ..shapes import Dimension, SelectorType, StreamType, Symbols, dimension, ragged, tile
+from ..tokens import Element, Selector, Stop, Tile, encode
+from .base import Context, Limits, SourceOperator
+
+
+def sizes_of(nested: Sequence[Any], rank: int, symbols: Symbols) -> tuple[Dimension, ...]:
+    """The shape of nested lists. A dimension with several sizes is ragged, and static: all sizes are known."""
+    groups: list[Any] = [nested]
+    shape = []
+    for level in range(rank + 1):
+        sizes = [len(group) for group in groups]
+        if len(set(sizes)) <= 1:
+            shape.append(dimension(sizes[0] if sizes else 0))
+        else:
+            name = f"R{symbols.number()}"
+            shape.append(ragged(name, static=True, total=sum(sizes), largest=max(sizes)))
+        groups = [child for group in groups for child in group] if level < rank else []
+    return tuple(shape)
+
+
+def _frozen(nested: Any, rank: int) -> Any:
+    return tuple(_frozen(child, rank - 1) for child in nested) if rank >= 0 else nested
+
+
+@dataclass(frozen=True, init=False)
+class SelectGen(SourceOperator):
+    """Selectors that the program states. nested: tensors of tuples of numbers, `rank` deep. choices: how many streams
+    they choose among."""
+
+    nested: Any
+    choices: int
+    rank: int
+
+    def __init__(self, nested: Sequence[Any], choices: int, rank: int = 0) -> None:
+        object.__setattr__(self, "nested", _frozen(nested, rank))
+        object.__setattr__(self, "choices", choices)
+        object.__setattr__(self, "rank", rank)
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        flat = [one for one in encode(self.nested, self.rank, Selector) if isinstance(one, Selector)]
+        for one in flat:
+            if any(not 0 <= choice < self.choices for choice in one.chosen):
+                raise Refused(f"selector {one} of {self.choices} streams")
+        hot = {len(one.chosen) for one in flat}
+        kind = SelectorType(self.choices, hot.pop() if len(hot) == 1 else None)
+        return (StreamType(sizes_of(self.nested, self.rank, symbols), kind),)
+
+    def kernel(self, context: Context) -> Kernel:
+        for token in encode(self.nested, self.rank, Selector):
+            if not isinstance(token, Stop):
+                yield Busy(CYCLE)
+            yield Put((0,), token)
+
+
+@dataclass(frozen=True, init=False)
+class MetadataGen(SourceOperator):
+    """Integers that the program states: sizes, offsets, addresses. nested: tensors of integers, `rank` deep."""
+
+    nested: Any
+    rank: int
+
+    def __init__(self, nested: Sequence[Any], rank: int = 0) -> None:
+        object.__setattr__(self, "nested", _frozen(nested, rank))
+        object.__setattr__(self, "rank", rank)
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        return (StreamType(sizes_of(self.nested, self.rank, symbols), tile(1, 1, "i32")),)
+
+    def kernel(self, context: Context) -> Kernel:
+        for token in encode(self.nested, self.rank, _integer):
+            if not isinstance(token, Stop):
+                yield Busy(CYCLE)
+            yield Put((0,), token)
+
+
+def _integer(value: int) -> Element:
+    return Tile.of(int(value), "i32")

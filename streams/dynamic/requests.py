@@ -1,0 +1,116 @@
+"""What the kernel of an operator asks of the engine that runs it.
+
+A kernel is a generator: it yields requests, and an engine answers each. One definition serves a run without clocks and
+one with clocks; an engine needs to know these requests and nothing of operators.
+
+| request | the engine | answer |
+| --- | --- | --- |
+| `Get(port)` | waits for a token at an input, and takes it | the token |
+| `Peek(port)` | waits for a token at an input, and leaves it there | the token |
+| `AnyOf(ports)` | waits for the token that comes first at one of these inputs (ties: lowest port) | the port |
+| `Put(ports, token)` | waits for room at all consumers of these outputs, then delivers | None |
+| `Busy(work)` | keeps the operator busy for the time of an element (latency = initiation interval) | None |
+| `OffChip(...)` | moves a tile between the chip and the memory off the chip | None |
+| `Keep(bytes)` | notes what the operator holds on chip from now on; takes no time | None |
+
+Stops and D take no time of their own: a kernel is never `Busy` for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .tokens import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Take the next token of an input."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Look at the next token of an input."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """Choose the input whose next token came first."""
+
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Deliver a token to all consumers of some outputs at once."""
+
+    ports: tuple[int, ...]
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an element takes (v1 section 4.2, v2 section 4.3).
+
+    bytes_in: of each input that comes through a memory unit; FIFOs between units count nothing. flops: operations.
+    bytes_out: of the output, if it goes through a memory unit. compute: operations per cycle of this operator, None
+    for no bound. least: cycles that it takes in any case.
+    """
+
+    bytes_in: tuple[int, ...] = ()
+    flops: int = 0
+    bytes_out: int = 0
+    compute: int | None = None
+    least: int = 1
+
+    def cycles(self, on_chip: int) -> int:
+        """Cycles by the roofline. on_chip: bytes per cycle of a memory unit. Two operands from memory: their times
+        add."""
+        reading = sum(-(-size // on_chip) for size in self.bytes_in)
+        computing = -(-self.flops // self.compute) if self.compute else 0
+        return max(self.least, reading, computing, -(-self.bytes_out // on_chip))
+
+
+CYCLE = Work()
+"""Work of an element that takes one cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Be busy for the time of some work."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class OffChip:
+    """Move a tile. read: from the memory off the chip; otherwise to it. address: of its first byte. rows, row_bytes:
+    the parts that lie together. stride: bytes from a row to the next."""
+
+    read: bool
+    address: int
+    rows: int
+    row_bytes: int
+    stride: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tile."""
+        return self.rows * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Hold this much on chip: the state in use, with the factors of the paper's accounting."""
+
+    bytes: int
+
+
+Request: TypeAlias = Get | Peek | AnyOf | Put | Busy | OffChip | Keep
+Kernel: TypeAlias = Generator[Request, Any, None]

@@ -1,0 +1,387 @@
+"""Shapes of dynamic streams: dimensions that are known, that are known at run time, or that have many values.
+
+A dimension is regular or ragged, and static or dynamic (STeP v2, section 3.1; v1 has no static ragged ones). A regular
+one has one value, an expression over symbols; a ragged one has a value for each group, and one symbol stands for all of
+them. What takes a looser kind also takes a stricter one. An expression over a ragged dimension is a new ragged
+dimension.
+
+Sizes of whole streams need more than the symbol of a ragged dimension: the sum of its values over the stream (`total`)
+and its largest value (`largest`). For a ragged R that comes from outside, these are the symbols `ΣR` and `max R`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, TypeAlias
+
+import sympy
+from sympy.printing.str import StrPrinter
+
+from ..language import BITS
+
+Expression: TypeAlias = sympy.Expr
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """A size that is known at run time."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def sum_of(name: str) -> sympy.Symbol:
+    """The sum of the values of a ragged dimension over the whole stream."""
+    return symbol(f"Σ{name}")
+
+
+def largest_of(name: str) -> sympy.Symbol:
+    """The largest value of a ragged dimension."""
+    return symbol(f"max {name}")
+
+
+class _Printer(StrPrinter):  # type: ignore[misc]
+    def _print_Piecewise(self, expr: Any) -> str:  # noqa: N802 - the name that sympy calls
+        (value, condition), *rest = expr.args
+        if len(rest) != 1 or rest[0][1] != True:  # noqa: E712 - a sympy truth
+            return str(super()._print(expr))
+        return f"({self._print(value)} if {self._print(condition).replace(' ', '')} else {self._print(rest[0][0])})"
+
+
+def text_of(expression: Any) -> str:
+    """An expression as text: `1 if B>0 else 0` in place of a Piecewise."""
+    return str(_Printer().doprint(expression))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of dimension."""
+
+    ragged: bool
+    dynamic: bool
+
+    def takes(self, other: Kind) -> bool:
+        """Whether what takes this kind takes the other one: regular < ragged, static < dynamic."""
+        return other.ragged <= self.ragged and other.dynamic <= self.dynamic
+
+
+STATIC = Kind(ragged=False, dynamic=False)
+REGULAR = Kind(ragged=False, dynamic=True)
+ANY = Kind(ragged=True, dynamic=True)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A dimension of a stream, a buffer or a tile.
+
+    size: its value; a symbol of its own if it is ragged. total: if it is ragged, the sum of its values over the stream.
+    largest: its largest value. dynamic: it depends on data.
+    """
+
+    size: Expression
+    ragged: bool
+    dynamic: bool
+    total: Expression | None
+    largest: Expression
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind."""
+        return Kind(self.ragged, self.dynamic)
+
+    def same(self, other: Dimension) -> bool:
+        """Whether both have the same size for certain. Ragged ones have if their symbols are the same."""
+        if self.ragged != other.ragged:
+            return False
+        if self.size == other.size:
+            return True
+        alike = self.size.free_symbols == other.size.free_symbols
+        return bool(alike and sympy.simplify(self.size - other.size) == 0)
+
+    def __str__(self) -> str:
+        return text_of(self.size) + ("~" if self.ragged else "")
+
+
+Size: TypeAlias = "int | str | sympy.Expr | Dimension"
+
+
+def dimension(size: Size) -> Dimension:
+    """A dimension of a number, of a symbol by its name, or of an expression; regular."""
+    if isinstance(size, Dimension):
+        return size
+    expression = symbol(size) if isinstance(size, str) else sympy.sympify(size)
+    return Dimension(expression, False, not expression.is_Integer, None, expression)
+
+
+def ragged(name: str, static: bool = False, total: Any = None, largest: Any = None) -> Dimension:
+    """A ragged dimension. name: of its symbol. static: its values do not depend on data. total, largest: if they are
+    known."""
+    most = largest_of(name) if largest is None else sympy.sympify(largest)
+    return Dimension(symbol(name), True, not static, sum_of(name) if total is None else sympy.sympify(total), most)
+
+
+def positive(size: Expression) -> Expression:
+    """1 if a size is more than 0, else 0: the new dimension of Promote."""
+    return sympy.Piecewise((sympy.Integer(1), size > 0), (sympy.Integer(0), True))
+
+
+def volume(dimensions: Iterable[Dimension]) -> Expression:
+    """How many elements there are in dimensions, outermost first. A ragged one brings the sum over all groups."""
+    product: Expression = sympy.Integer(1)
+    for one in dimensions:
+        product = one.total if one.total is not None else product * one.size
+    return product
+
+
+def largest_volume(dimensions: Iterable[Dimension]) -> Expression:
+    """The most elements that dimensions may have."""
+    return sympy.prod([one.largest for one in dimensions], start=sympy.Integer(1))
+
+
+# Data types ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TileType:
+    """Tiles. Either size may be dynamic."""
+
+    rows: Dimension
+    columns: Dimension
+    dtype: str = "bf16"
+
+    @property
+    def shape(self) -> tuple[Dimension, Dimension]:
+        """Rows, columns."""
+        return self.rows, self.columns
+
+    @property
+    def static(self) -> bool:
+        """Whether both sizes are known: type S of the papers."""
+        return all(STATIC.takes(one.kind) for one in self.shape)
+
+    def __str__(self) -> str:
+        return f"[{self.rows},{self.columns}]"
+
+
+@dataclass(frozen=True)
+class SelectorType:
+    """Selectors. choices: how many consumers or producers there are. hot: how many each selector chooses, None if that
+    varies."""
+
+    choices: int
+    hot: int | None = None
+
+    def __str__(self) -> str:
+        return "Sel"
+
+
+@dataclass(frozen=True)
+class BufferType:
+    """References to buffers. shape: outermost dimension first, in elements of type `element`."""
+
+    element: DataType
+    shape: tuple[Dimension, ...]
+
+    @property
+    def static(self) -> bool:
+        """Whether all sizes are known, so that the buffer may be read in any affine order."""
+        return all(STATIC.takes(one.kind) for one in self.shape)
+
+    def __str__(self) -> str:
+        return "Buf"
+
+
+@dataclass(frozen=True)
+class TupleType:
+    """Tuples."""
+
+    parts: tuple[DataType, ...]
+
+    def __str__(self) -> str:
+        return "Tup"
+
+
+DataType: TypeAlias = "TileType | SelectorType | BufferType | TupleType"
+
+
+def tile(rows: Size, columns: Size, dtype: str = "bf16") -> TileType:
+    """A type of tiles."""
+    return TileType(dimension(rows), dimension(columns), dtype)
+
+
+ADDRESS = tile(1, 1, "i32")
+FLAG = tile(1, 1, "boolean")
+
+
+def is_address(data: DataType) -> bool:
+    """Whether a type is an integer in a tile of [1,1]."""
+    return isinstance(data, TileType) and data.static and str(data) == "[1,1]" and data.dtype[0] in "iu"
+
+
+def has_buffers(data: DataType) -> bool:
+    """Whether references to buffers are in a type."""
+    return isinstance(data, BufferType) or (isinstance(data, TupleType) and any(map(has_buffers, data.parts)))
+
+
+def same_type(a: DataType, b: DataType) -> bool:
+    """Whether two types are the same, but for the symbols of dimensions that vary."""
+    match a, b:
+        case TileType(), TileType():
+            return a.dtype == b.dtype and all(alike(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+        case SelectorType(), SelectorType():
+            return a.choices == b.choices
+        case BufferType(), BufferType():
+            alike_shapes = len(a.shape) == len(b.shape) and all(map(alike, a.shape, b.shape))
+            return alike_shapes and same_type(a.element, b.element)
+        case TupleType(), TupleType():
+            return len(a.parts) == len(b.parts) and all(map(same_type, a.parts, b.parts))
+    return False
+
+
+def alike(a: Dimension, b: Dimension) -> bool:
+    """Whether dimensions of streams that merge agree: two static ones must be equal; dynamic ones may have any
+    values."""
+    return a.same(b) or (a.dynamic and b.dynamic) or (a.ragged and b.ragged)
+
+
+def dimensions_of(data: DataType) -> tuple[Dimension, ...]:
+    """All dimensions in a type."""
+    match data:
+        case TileType():
+            return data.shape
+        case BufferType():
+            return (*data.shape, *dimensions_of(data.element))
+        case TupleType():
+            return tuple(one for part in data.parts for one in dimensions_of(part))
+    return ()
+
+
+def mapped(data: DataType, change: Callable[[Dimension], Dimension]) -> DataType:
+    """A type with each of its dimensions changed."""
+    match data:
+        case TileType():
+            return TileType(change(data.rows), change(data.columns), data.dtype)
+        case BufferType():
+            return BufferType(mapped(data.element, change), tuple(map(change, data.shape)))
+        case TupleType():
+            return TupleType(tuple(mapped(part, change) for part in data.parts))
+    return data
+
+
+def bytes_of(data: DataType) -> Expression:
+    """Bytes of the largest element of a type: |type|. Selectors and references take none."""
+    match data:
+        case TileType():
+            bits = largest_volume(data.shape) * BITS[data.dtype]
+            return sympy.ceiling(bits / 8) if bits.is_Integer else bits / 8
+        case TupleType():
+            return sum((bytes_of(part) for part in data.parts), start=sympy.Integer(0))
+    return sympy.Integer(0)
+
+
+def as_on_chip(data: DataType, dtype: str | None) -> DataType:
+    """The same type with tiles of another type of elements. dtype: None leaves it."""
+    match data:
+        case TileType() if dtype is not None and data.dtype != "boolean":
+            return replace(data, dtype=dtype)
+        case BufferType():
+            return replace(data, element=as_on_chip(data.element, dtype))
+        case TupleType():
+            return TupleType(tuple(as_on_chip(part, dtype) for part in data.parts))
+    return data
+
+
+# Streams ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StreamType:
+    """What a stream carries. shape: outermost dimension first, one more than the rank."""
+
+    shape: tuple[Dimension, ...]
+    data: DataType
+
+    @classmethod
+    def of(cls, shape: Sequence[Size], data: DataType) -> StreamType:
+        """Make a type; sizes may be numbers, names of symbols, or expressions."""
+        return cls(tuple(map(dimension, shape)), data)
+
+    @property
+    def rank(self) -> int:
+        """Rank: the level of the highest stop."""
+        return len(self.shape) - 1
+
+    def count(self, level: int = 0) -> Expression:
+        """How many tensors of this rank the whole stream holds; level 0: elements."""
+        return volume(self.shape[: len(self.shape) - level])
+
+    def inner(self, count: int) -> tuple[Dimension, ...]:
+        """The innermost dimensions."""
+        return self.shape[len(self.shape) - count :]
+
+    def outer(self, count: int) -> tuple[Dimension, ...]:
+        """All but so many of the innermost dimensions."""
+        return self.shape[: len(self.shape) - count]
+
+    def volume(self, dimensions: Sequence[Dimension]) -> Expression | None:
+        """The sum over all elements of the product of dimensions in their type; None where several vary from element
+        to element."""
+        varying = [one for one in dimensions if one.ragged]
+        if len(varying) > 1:
+            return None
+        product = varying[0].total if varying else self.count()
+        assert product is not None
+        return product * sympy.prod([one.size for one in dimensions if not one.ragged], start=sympy.Integer(1))
+
+    def __str__(self) -> str:
+        return f"[{','.join(map(str, self.shape))}] {self.data}"
+
+
+class Symbols:
+    """New symbols of a program. defined: what a new symbol is equal to, where that is known."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self.defined: dict[sympy.Symbol, Expression] = {}
+
+    def number(self) -> int:
+        """The next number: symbols that are made together share one."""
+        return next(self._numbers)
+
+    def regular(self, letter: str, suffix: str = "", number: int | None = None, value: Any = None) -> Dimension:
+        """A new dynamic-regular dimension. value: what it is equal to, if that is known."""
+        made = dimension(f"{letter}{self.number() if number is None else number}{suffix}")
+        if value is not None:
+            self.defined[made.size] = sympy.sympify(value)
+        return made
+
+    def ragged(self, letter: str, suffix: str = "", number: int | None = None, **known: Any) -> Dimension:
+        """A new ragged dimension; `known` as for `ragged`."""
+        return ragged(f"{letter}{self.number() if number is None else number}{suffix}", **known)
+
+    def again(self, data: DataType, times: Expression | None) -> DataType:
+        """A data type when each element comes so often; None: for elements that are chosen, or come any number of
+        times, so that the sums over the stream are new symbols."""
+        return mapped(data, lambda one: self.again_one(one, times))
+
+    def again_one(self, one: Dimension, times: Expression | None) -> Dimension:
+        """The same for a dimension."""
+        if not one.ragged or times == 1:
+            return one
+        if times is None:
+            return replace(one, total=sum_of(f"{one.size}.{self.number()}"))
+        return replace(one, total=one.total * times)
+
+    def merged(self, several: Sequence[DataType], counts: Sequence[Expression], letter: str = "M") -> DataType:
+        """The data type of streams that merge: where dimensions are not the same, a new ragged one. counts: how many
+        elements each stream has."""
+        columns = zip(*map(dimensions_of, several), strict=True)
+        made = iter([self.merged_one(column, counts, letter) for column in columns])
+        return mapped(several[0], lambda _: next(made))
+
+    def merged_one(self, several: Sequence[Dimension], counts: Sequence[Expression], letter: str = "M") -> Dimension:
+        """The same for a dimension. Its total is the sum of theirs."""
+        if all(one.same(several[0]) and not one.ragged for one in several):
+            return several[0]
+        totals = [one.total if one.total is not None else one.size * n for one, n in zip(several, counts, strict=True)]
+        largest = sympy.Max(*[one.largest for one in several])
+        return self.ragged(letter, total=sympy.Add(*totals), largest=largest)

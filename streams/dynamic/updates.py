@@ -1,0 +1,224 @@
+"""What Accum and Scan fold elements with (STeP, section 3.2.4)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .functions import NONE, Add, Base, Cost, Function, Matmul, tiles_in
+from .shapes import DataType, Dimension, Symbols, TileType, TupleType, dimension, largest_volume, tile, volume
+from .tokens import Element, Tile
+
+
+class Update(Base, ABC):
+    """Folds elements into a state."""
+
+    @abstractmethod
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        """Return the type of the state after a group of elements, whose dimensions are given, outermost first."""
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        """Return the type of the state after any element (Scan)."""
+        return self.state(element, group, symbols)
+
+    @abstractmethod
+    def start(self, element: DataType) -> Element:
+        """Return the state before the first element."""
+
+    @abstractmethod
+    def __call__(self, state: Any, element: Any) -> Element:
+        """Return the state after one more element."""
+
+    def cost(self, *of: Any) -> Cost:
+        """Return what an update costs. of: the elements, or their types."""
+        return NONE
+
+
+@dataclass(frozen=True)
+class Fold(Update):
+    """A function of a state and an element; the state has the element's type. initial: of each value of it."""
+
+    function: Function
+    initial: float = 0
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self.function.name
+
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return self.function.type(element, element)
+
+    def start(self, element: DataType) -> Element:
+        (one,) = tiles_in(self.name, [element], 1)
+        if not one.static:
+            return Tile(1, 1, one.dtype, np.full((1, 1), self.initial))  # repeated along the first element
+        rows, columns = (int(size.size) for size in one.shape)
+        return Tile(rows, columns, one.dtype, np.full((rows, columns), self.initial))
+
+    def __call__(self, state: Any, element: Any) -> Element:
+        return self.function(state, element)
+
+    def cost(self, *of: Any) -> Cost:
+        return self.function.cost(of[0], of[0])
+
+
+def folded(function: Function | Update, initial: float = 0) -> Update:
+    """An update as it is; a function as one."""
+    return function if isinstance(function, Update) else Fold(function, initial)
+
+
+@dataclass(frozen=True)
+class MatmulAdd(Update):
+    """Add the product of a tuple of two tiles to the state: a reduction in tiles."""
+
+    product: Matmul = field(default_factory=Matmul)
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "matmul"
+
+    @property
+    def matmul(self) -> bool:
+        """It multiplies matrices."""
+        return True
+
+    def _pair(self, element: DataType) -> tuple[DataType, ...]:
+        return element.parts if isinstance(element, TupleType) else (element,)
+
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return self.product.type(*self._pair(element))
+
+    def start(self, element: DataType) -> Element:
+        state = self.product.type(*self._pair(element))
+        assert isinstance(state, TileType)
+        if not state.static:
+            return Tile(1, 1, state.dtype, np.zeros((1, 1)))
+        rows, columns = (int(size.size) for size in state.shape)
+        return Tile(rows, columns, state.dtype, np.zeros((rows, columns)))
+
+    def __call__(self, state: Any, element: Any) -> Element:
+        return Add(state, self.product(*element))
+
+    def cost(self, *of: Any) -> Cost:
+        return self.product.cost(*(of[0].parts if isinstance(of[0], TupleType) else of[0]))
+
+
+@dataclass(frozen=True)
+class Retile(Update):
+    """Pack tiles into one: below each other, or side by side. along: 0 rows, 1 columns."""
+
+    along: int
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return ("RetileRow", "RetileCol")[self.along]
+
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        (one,) = tiles_in(self.name, [element], 1)
+        size = packed(one.shape[self.along], group, symbols)
+        return TileType(one.rows, size, one.dtype) if self.along else TileType(size, one.columns, one.dtype)
+
+    def start(self, element: DataType) -> Element:
+        (one,) = tiles_in(self.name, [element], 1)
+        other = one.shape[1 - self.along].size
+        known = int(other) if other.is_Integer else 0
+        shape = (known, 0) if self.along else (0, known)
+        return Tile(*shape, one.dtype, np.zeros(shape))
+
+    def __call__(self, state: Any, element: Any) -> Element:
+        if not state.shape[self.along]:
+            assert isinstance(element, Tile)
+            return replace(element, filled=None)
+        if state.shape[1 - self.along] != element.shape[1 - self.along]:
+            raise ValueError(
+                f"{self.name} of tiles of {state.rows}x{state.columns} and {element.rows}x{element.columns}"
+            )
+        data = None
+        if state.data is not None and element.data is not None:
+            data = np.concatenate([state.data, element.data], axis=self.along)
+        size = state.shape[self.along] + element.shape[self.along]
+        shape = (state.rows, size) if self.along else (size, state.columns)
+        return Tile(*shape, state.dtype, data)
+
+
+def packed(size: Dimension, group: Sequence[Dimension], symbols: Symbols) -> Dimension:
+    """The size of a tile that holds a group of tiles. A ragged one of the group, or of the tile, makes it ragged."""
+    parts = [*group, size]
+    varying = [one for one in parts if one.ragged]
+    if not varying:
+        return dimension(volume(parts))
+    whole = [one for one in parts if one.size != 1]
+    if len(whole) == 1:
+        return whole[0]
+    # The innermost ragged one has the sum over all groups, so that what is outside of it is counted.
+    inside = parts[parts.index(varying[-1]) :]
+    return symbols.ragged("R", total=volume(inside), largest=largest_volume(parts))
+
+
+RetileRow, RetileCol = Retile(0), Retile(1)
+
+
+@dataclass(frozen=True)
+class Last(Update):
+    """The last element of each group: the last tile of a KV cache, into which a row is written."""
+
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return element
+
+    def start(self, element: DataType) -> Element:
+        return Tile(0, 0, "bf16")
+
+    def __call__(self, state: Any, element: Any) -> Element:
+        done: Element = element
+        return done
+
+
+@dataclass(frozen=True)
+class AllRead(Update):
+    """A flag once all elements of a group were read: that a request is done."""
+
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return tile(1, 1, "boolean")
+
+    def start(self, element: DataType) -> Element:
+        return Tile.of(True, "boolean")
+
+    def __call__(self, state: Any, element: Any) -> Element:
+        done: Element = state
+        return done
+
+
+@dataclass(frozen=True)
+class DefinedUpdate(Update):
+    """An update of the user's. result: the type of the state, of the type of an element. initial: the first state.
+    apply: the next one, of a state and an element. flops: what an update costs, of an element or its type."""
+
+    label: str
+    result: Callable[[DataType], DataType]
+    initial: Callable[[], Element]
+    apply: Callable[[Any, Any], Element]
+    flops: Callable[..., Cost] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self.label
+
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return self.result(element)
+
+    def start(self, element: DataType) -> Element:
+        return self.initial()
+
+    def __call__(self, state: Any, element: Any) -> Element:
+        return self.apply(state, element)
+
+    def cost(self, *of: Any) -> Cost:
+        return self.flops(*of) if self.flops else NONE
