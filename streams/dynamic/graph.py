@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import Token as Reset
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,11 +34,14 @@ _PACKAGE = str(Path(__file__).resolve().parent)
 
 
 def users_line() -> str:
-    """file:line of the innermost call that is not of this package."""
+    """file:line of the innermost call that is not of this package; the file as seen from the working directory."""
     frame = sys._getframe(1)
     while frame.f_back is not None and str(Path(frame.f_code.co_filename).resolve()).startswith(_PACKAGE):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    file = Path(frame.f_code.co_filename)
+    with suppress(ValueError):  # elsewhere
+        file = file.relative_to(Path.cwd())
+    return f"{file}:{frame.f_lineno}"
 
 
 @dataclass(eq=False)
