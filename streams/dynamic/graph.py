@@ -133,6 +133,7 @@ class Program:
 
     def symbol(self, name: str, at_most: int | None = None) -> sympy.Symbol:
         """A size that is known at run time. at_most: a bound, which a run checks."""
+        self._give([name])
         made = symbol(name)
         if at_most is not None:
             self.bounds[made] = at_most
@@ -140,6 +141,7 @@ class Program:
 
     def ragged(self, name: str, at_most: int | None = None, static: bool = False) -> Dimension:
         """A size that varies. at_most: a bound of each value, which a run checks."""
+        self._give([name])
         made = ragged(name, static)
         if at_most is not None:
             self.bounds[symbol(name)] = at_most
@@ -149,6 +151,7 @@ class Program:
         """A stream from outside. Raises `StepError` if the name is taken, or the outermost dimension is ragged."""
         if name in self.inputs:
             raise StepError("input", f"{name} is there twice", users_line())
+        self._give(shape)
         made = Stream(self, StreamType.of(shape, data), name)
         if not made.type.shape or made.type.shape[0].ragged:
             raise StepError(
@@ -156,6 +159,17 @@ class Program:
             )
         self.inputs[name] = made
         return made
+
+    def _give(self, sizes: Sequence[Size]) -> None:
+        """Note the names of symbols. A size that is no name may be that of another stream."""
+        for size in sizes:
+            names = [size] if isinstance(size, str) else [one.name for one in dimension(size).size.free_symbols]
+            for name in names:
+                try:
+                    self.symbols.give(name)
+                except StepError as error:
+                    if isinstance(size, str):
+                        raise error.at(users_line()) from None
 
     def output(self, name: str, stream: Stream) -> Stream:
         """Name a stream whose tokens a run returns. Raises `StepError` if the name is taken."""

@@ -11,7 +11,7 @@ and its largest value (`largest`). For a ragged R that comes from outside, these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ import sympy
 from sympy.printing.str import StrPrinter
 
 from ..language import BITS
+from .errors import StepError
 
 Expression: TypeAlias = sympy.Expr
 
@@ -337,11 +338,26 @@ class StreamType:
 
 
 class Symbols:
-    """New symbols of a program. defined: what a new symbol is equal to, where that is known."""
+    """New symbols of a program. numbers: that they get. defined: what a new symbol is equal to, where that is known."""
 
-    def __init__(self) -> None:
-        self._numbers = count()
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+        self._numbers = count() if numbers is None else numbers
+        self._made: set[str] = set()
+        self._given: set[str] = set()
         self.defined: dict[sympy.Symbol, Expression] = {}
+
+    def give(self, name: str) -> None:
+        """Note a name that the program's author uses. Raises `StepError` if it is that of a new symbol."""
+        if name in self._made:
+            raise StepError("symbol", f"{name} is the name of a symbol that an operator made; choose another one")
+        self._given.add(name)
+
+    def _name(self, letter: str, suffix: str, number: int | None) -> str:
+        name = f"{letter}{self.number() if number is None else number}{suffix}"
+        while name in self._given:
+            name += "'"
+        self._made.add(name)
+        return name
 
     def number(self) -> int:
         """The next number: symbols that are made together share one."""
@@ -349,14 +365,14 @@ class Symbols:
 
     def regular(self, letter: str, suffix: str = "", number: int | None = None, value: Any = None) -> Dimension:
         """A new dynamic-regular dimension. value: what it is equal to, if that is known."""
-        made = dimension(f"{letter}{self.number() if number is None else number}{suffix}")
+        made = dimension(self._name(letter, suffix, number))
         if value is not None:
             self.defined[made.size] = sympy.sympify(value)
         return made
 
     def ragged(self, letter: str, suffix: str = "", number: int | None = None, **known: Any) -> Dimension:
         """A new ragged dimension; `known` as for `ragged`."""
-        return ragged(f"{letter}{self.number() if number is None else number}{suffix}", **known)
+        return ragged(self._name(letter, suffix, number), **known)
 
     def again(self, data: DataType, times: Expression | None) -> DataType:
         """A data type when each element comes so often; None: for elements that are chosen, or come any number of

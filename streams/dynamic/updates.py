@@ -21,9 +21,9 @@ class Update(Base, ABC):
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         """Return the type of the state after a group of elements, whose dimensions are given, outermost first."""
 
+    @abstractmethod
     def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-        """Return the type of the state after any element (Scan)."""
-        return self.state(element, group, symbols)
+        """Return the type of the state after any element of such a group (Scan)."""
 
     @abstractmethod
     def start(self, element: DataType) -> Element:
@@ -51,6 +51,9 @@ class Fold(Update):
         return self.function.name
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return self.running(one_of(element, group, symbols), group, symbols)
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         return self.function.type(element, element)
 
     def start(self, element: DataType) -> Element:
@@ -92,6 +95,9 @@ class MatmulAdd(Update):
         return element.parts if isinstance(element, TupleType) else (element,)
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return self.running(one_of(element, group, symbols), group, symbols)
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         return self.product.type(*self._pair(element))
 
     def start(self, element: DataType) -> Element:
@@ -122,7 +128,13 @@ class Retile(Update):
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         (one,) = tiles_in(self.name, [element], 1)
+        (other,) = tiles_in(self.name, [one_of(element, group, symbols)], 1)
         size = packed(one.shape[self.along], group, symbols)
+        return TileType(other.rows, size, one.dtype) if self.along else TileType(size, other.columns, one.dtype)
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        (one,) = tiles_in(self.name, [element], 1)
+        size = symbols.ragged("R", largest=largest_volume([*group, one.shape[self.along]]))
         return TileType(one.rows, size, one.dtype) if self.along else TileType(size, one.columns, one.dtype)
 
     def start(self, element: DataType) -> Element:
@@ -148,6 +160,12 @@ class Retile(Update):
         return Tile(*shape, state.dtype, data)
 
 
+def one_of(element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+    """The type of elements of which there is one for each group: sums over the stream shrink by the group's size."""
+    regular = not any(one.ragged for one in group)
+    return symbols.again(element, 1 / volume(group) if regular else None)
+
+
 def packed(size: Dimension, group: Sequence[Dimension], symbols: Symbols) -> Dimension:
     """The size of a tile that holds a group of tiles. A ragged one of the group, or of the tile, makes it ragged."""
     parts = [*group, size]
@@ -170,6 +188,9 @@ class Last(Update):
     """The last element of each group: the last tile of a KV cache, into which a row is written."""
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return symbols.again(element, None)
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         return element
 
     def start(self, element: DataType) -> Element:
@@ -185,6 +206,9 @@ class AllRead(Update):
     """A flag once all elements of a group were read: that a request is done."""
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return tile(1, 1, "boolean")
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         return tile(1, 1, "boolean")
 
     def start(self, element: DataType) -> Element:
@@ -212,6 +236,9 @@ class DefinedUpdate(Update):
         return self.label
 
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return self.result(one_of(element, group, symbols))
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         return self.result(element)
 
     def start(self, element: DataType) -> Element:

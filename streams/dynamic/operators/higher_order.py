@@ -27,7 +27,7 @@ from ..shapes import (
 )
 from ..tokens import DONE, Done, Element, Stop, Tile, encode, size_in_bytes
 from ..updates import Update, folded
-from .base import Context, Limits, Operator, Rules, take
+from .base import Context, Limits, Operator, Rules, merged_stop, take
 
 MATMUL_ROWS = 16
 """Rows of a unit of matrix products: of the input tile, a product holds so many (v2, section 4.2)."""
@@ -243,13 +243,19 @@ class FlatMap(Unit):
     def kernel(self, context: Context) -> Kernel:
         reader, rank = context.reader(0), self.function.rank
         held: Stop | None = None  # the end of the last tensor, which a stop of the input may raise
+        grown = False  # whether the group has something in the output
         while not isinstance(token := reader((yield Get(0))), Done):
             if isinstance(token, Stop):
-                yield Put((0,), Stop(token.level + rank))
-                held = None
+                if not grown and not reader.empty and reader.groups.lowest == 1:
+                    for level in merged_stop(1 + rank, True, token.level - 1):
+                        yield Put((0,), Stop(level))
+                else:
+                    yield Put((0,), Stop(token.level + rank))
+                held, grown = None, False
                 continue
             nested = reader.apply(self.function, token)
             made = encode(nested, rank)[:-1]
+            grown = grown or bool(made)
             if made and held is not None:
                 yield Put((0,), held)
                 held = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from ..functions import Refused
-from ..requests import CYCLE, Busy, Get, Keep, Kernel, Peek, Put
+from ..requests import CYCLE, Busy, Get, Keep, Kernel, Peek, Put, Request
 from ..shapes import (
     ANY,
     REGULAR,
@@ -21,9 +22,9 @@ from ..shapes import (
     largest_volume,
     volume,
 )
-from ..tokens import DONE, BufferReference, Done, Element, Stop, Token, size_in_bytes
+from ..tokens import DONE, BufferReference, Done, Element, Stop, Token, encode, size_in_bytes
 from .base import Context, Limits, Operator, Reader, Rules, check_same, merged_stop, take
-from .off_chip import affine, stops_after
+from .off_chip import affine
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,9 @@ class Streamify(Operator):
             if stop is None:
                 if current is None:
                     current = _buffer(buffers, buffers((yield Get(0))), token)
-                yield from self._read(current)
+                empty = yield from self._read(current)
                 if isinstance((yield Peek(1)), Stop):
                     stop = reference((yield Get(1)))  # type: ignore[assignment]
-                empty = 0 in _read_shape(self, current)
                 for level in merged_stop(rank, empty, stop.level if stop else 0):
                     yield Put((0,), Stop(level))
             else:
@@ -198,31 +198,31 @@ class Streamify(Operator):
             current = _buffer(buffers, token, token)
             raised = 1
             for number in range(self.count):
-                yield from self._read(current)
+                empty = yield from self._read(current)
                 if number == self.count - 1:
                     if rank and isinstance((yield Peek(0)), Stop):
                         raised += buffers((yield Get(0))).level  # type: ignore[union-attr]
-                    levels = merged_stop(inside, 0 in _read_shape(self, current), raised)
+                    levels = merged_stop(inside, empty, raised)
                 else:
                     levels = (inside,)
                 for level in levels:
                     yield Put((0,), Stop(level))
 
-    def _read(self, buffer: BufferReference) -> Kernel:
-        """Read a buffer once, with the stops inside of the read."""
-        shape = _read_shape(self, buffer)
-        places: Iterator[int] = affine(self.shape, self.stride) if self.shape else iter(range(len(buffer.elements)))
-        last = prod(shape)
-        for number, index in enumerate(places, 1):
-            yield Busy(CYCLE)
-            yield Put((0,), buffer.elements[index])
-            ended = stops_after(number, shape)
-            if ended and number < last:
-                yield Put((0,), Stop(ended))
+    def _read(self, buffer: BufferReference) -> Generator[Request, Any, bool]:
+        """Read a buffer once, without the stop that ends it. Returns whether it has no children."""
+        shape = self.shape or buffer.shape
+        places = affine(self.shape, self.stride) if self.shape else range(len(buffer.elements))
+        elements = iter([buffer.elements[index] for index in places])
+        for token in encode([nested(shape, elements)], len(shape))[:-2]:
+            if not isinstance(token, Stop):
+                yield Busy(CYCLE)
+            yield Put((0,), token)
+        return shape[0] == 0
 
 
-def _read_shape(operator: Streamify, buffer: BufferReference) -> tuple[int, ...]:
-    return operator.shape or buffer.shape
+def nested(shape: Sequence[int], elements: Iterator[Element]) -> Any:
+    """Elements as nested lists of a shape."""
+    return [nested(shape[1:], elements) for _ in range(shape[0])] if shape else next(elements)
 
 
 def _read_rank(operator: Streamify, context: Context) -> int:

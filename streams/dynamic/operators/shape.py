@@ -26,7 +26,7 @@ from ..shapes import (
     volume,
 )
 from ..tokens import DONE, Done, Element, Stop, Tile, Token
-from .base import Context, Limits, Operator, Reader, Rules, check_same, take
+from .base import Context, Limits, Operator, Reader, Rules, check_same, merged_stop, take
 from .off_chip import stops_after
 
 
@@ -63,7 +63,7 @@ class Flatten(Operator):
         least, most = self.least, self.most
         # A stop of the flattened dimensions becomes one that a stop above may still raise.
         holds = 0 < least < most < context.inputs[0].rank
-        held = False
+        held, grown = False, False  # grown: whether the flat group has children
         while not isinstance(token := reader((yield Get(0))), Done):
             if not isinstance(token, Stop):
                 if held:
@@ -71,14 +71,18 @@ class Flatten(Operator):
                     held = False
                 yield Busy(CYCLE)
                 yield Put((0,), token)
+                grown = True
             elif token.level > most:
-                held = False
-                yield Put((0,), Stop(token.level - (most - least)))
+                empty = not grown and reader.ended(most + 1, token)
+                held = grown = False
+                for level in merged_stop(least + 1, empty, token.level - most - 1):
+                    yield Put((0,), Stop(level))
             elif token.level <= least or (least and reader.ended(least, token)):
                 if held:
                     yield Put((0,), Stop(least))
                 # An own stop of a group without children never rises.
                 held = holds and token.level >= least and not reader.empty
+                grown = True
                 if not held:
                     yield Put((0,), Stop(min(token.level, least)))
         yield Put((0,), DONE)
@@ -114,7 +118,9 @@ class Reshape(Operator):
             raise Refused(f"pads tiles, not {stream.data}")
         chunks = self._chunks(split, symbols)
         shape = (*stream.shape[:at], chunks, dimension(self.chunk), *stream.shape[at + 1 :])
-        return StreamType(shape, stream.data), StreamType(shape, FLAG)
+        padded = not (self.rank or self.chunk == 1 or static)
+        data = symbols.again(stream.data, None) if padded else stream.data
+        return StreamType(shape, data), StreamType(shape, FLAG)
 
     def _chunks(self, split: Dimension, symbols: Symbols) -> Dimension:
         if self.chunk == 1:
@@ -294,11 +300,15 @@ class Expand(Operator):
                 if current is None:
                     _element(data, data((yield Get(0))), token)
                 current = None
+                following = yield Peek(0)
+                if reference.empty and isinstance(following, Stop) and following.level > token.level:
+                    continue  # the data's group is not empty, so that its stop is merged with that of a group around
             there = data((yield Get(0)))
             if there != token:
                 raise data.fault(f"{there} where the reference has {token}")
-        if whole and current is None and not isinstance((yield Peek(0)), Done):
-            data((yield Get(0)))
+        if whole:  # the data are one element at most, and its stop
+            while not isinstance((yield Peek(0)), Done):
+                data((yield Get(0)))
         there = data((yield Get(0)))
         if not isinstance(there, Done):
             raise data.fault(f"{there} where the reference has D")

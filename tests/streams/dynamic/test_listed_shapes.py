@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +214,9 @@ LISTED: list[tuple[str, Callable[[Program], Any], str, str, str]] = [
 
 
 def test_shapes_traffic_and_memory() -> None:
-    symbols = Symbols()
+    numbers = count()
     for label, build, shapes, traffic, memory in LISTED:
-        program = Program(symbols=symbols)
+        program = Program(symbols=Symbols(numbers))
         made = build(program)
         streams = made if isinstance(made, tuple) else (made,)
         assert "; ".join(str(one.type) for one in streams) == shapes, label
@@ -379,3 +380,14 @@ def test_text_of_a_condition() -> None:
     program = Program()
     assert str(Promote()(stream(program, ["B"])).type) == "[(1 if B>0 else 0),B] [1,64]"
     assert text_of(sympy.Integer(3)) == "3"
+
+
+def test_new_symbols_have_names_of_their_own() -> None:
+    program = Program()
+    flat = Flatten(0, 1)(stream(program, ["D0", 2, ragged("R0")]))
+    assert str(flat.type) == "[D0,R0'~] [1,64]"
+    assert str(flat.type.count()) == "ΣR0"
+    other = Program()
+    Flatten(0, 1)(stream(other, [2, 2, R]))
+    with pytest.raises(StepError, match="R0 is the name of a symbol that an operator made"):
+        stream(other, ["R0"])
