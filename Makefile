@@ -1,8 +1,8 @@
 # make demo       set up .venv and run the main example
 # make test       set up .venv, lint, check types, run the tests: 4 minutes on two cores
-# make test-long  the tests that make test leaves out, and all cases of those that it tries some of: 11 minutes
-# make test-full  all programs that tests draw, of which make test-long tries a tenth, and all spellings of all
-#                 families of transformers: 20 minutes
+# make test-long  the tests that make test leaves out, and more cases of those that it tries some of: 9 minutes
+# make test-full  all cases of properties, of which make test-long tries a quarter, or a tenth of drawn programs, and
+#                 all spellings of all families of transformers: 20 minutes
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: headers in hw/versal, docs/isa.md, docs/pictures
 # make board-bundle
