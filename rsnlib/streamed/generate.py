@@ -379,8 +379,9 @@ def _holders(made: Streamed) -> dict[str, str]:
         for node in instance.body:
             for stream, put, _ in node.needs:
                 (writer if put else reader)[region.stream(stream)[0].name] = instance.task.name
-    ahead = {writer[stream]: task for stream, task in reader.items()}
-    behind = {task: writer[stream] for stream, task in reader.items()}
+    data = {stream: task for stream, task in reader.items() if stream not in made.written.requests}
+    ahead = {writer[stream]: task for stream, task in data.items()}
+    behind = {task: writer[stream] for stream, task in data.items()}
 
     def kernel(task: str) -> str:
         along = task

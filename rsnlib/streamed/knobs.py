@@ -11,7 +11,7 @@ from ...base.errors import ProgramError
 OF_OPERATORS = ("rows", "columns", "depth", "unroll", "lanes", "port", "outward")
 """Knobs that an operator may have for itself."""
 
-SWITCHES = frozenset(("outward", "packed"))
+SWITCHES = frozenset(("outward", "packed", "ping_pong"))
 """Knobs that are 0 or 1."""
 
 PRODUCTS = frozenset(("linear", "scores", "attend"))
@@ -28,8 +28,9 @@ class Knobs:
     loads. outward: 1 if the loop over the sum of a linear operator is outside the one over columns: it then works on
     each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result is complete
     before the next. packed: 1 if tensors off the chip lie tile by tile, so that a tile is read in full words of the
-    port; 0 if they are row-major, so that each row of a tile begins a word. of: knobs of single operators by the name
-    of the operator, by the name of the knob.
+    port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1 if a converter has two
+    buffers, of which one is filled while the other is read; 0 if it has one, which is filled and read in turn. of:
+    knobs of single operators by the name of the operator, by the name of the knob.
     """
 
     rows: int = 16
@@ -40,10 +41,11 @@ class Knobs:
     port: int = 64
     outward: int = 0
     packed: int = 0
+    ping_pong: int = 0
     of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for knob in (*OF_OPERATORS, "packed"):
+        for knob in (*OF_OPERATORS, "packed", "ping_pong"):
             _check(f"knob {knob}", knob, getattr(self, knob))
         for operator, changed in self.of.items():
             for knob, value in changed.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import prod
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ...base.errors import ProgramError
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
 from ...streams.orders.packed_tensor import PackedTensor
-from ...streams.orders.text import converted, indented, load, store, token_shape
+from ...streams.orders.text import converted, indented, load, ping_pong, store, token_shape
 from ..layers import unique_name
 from .bodies import BODIES, Ends, stored_rows
 from .knobs import Knobs
@@ -31,7 +32,8 @@ class Text:
     """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
     outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
     packed_tensors: of tensors that lie tile by tile. loads: the operator that each task that loads a tensor is for.
-    stores: tasks that store one."""
+    stores: tasks that store one. requests: the streams on which the reading task of a converter asks the filling one for
+    the next buffer, against the direction of the data."""
 
     text: str
     inputs: Mapping[str, Held]
@@ -41,6 +43,7 @@ class Text:
     packed_tensors: Mapping[str, PackedTensor]
     loads: Mapping[str, str]
     stores: Sequence[str]
+    requests: tuple[str, ...] = ()
 
     def laid_out(self, name: str, x: Array) -> Array:
         """The elements of a tensor, as they lie in memory."""
@@ -66,15 +69,15 @@ class _Task:
 
 @dataclass
 class _Stream:
-    """element: the type of a token. tokens: that go over it in a run. holds_all: of them, so that it closes no circle
-    in which tasks could wait for each other."""
+    """element: the type of a token. tokens: that go over it in a run. depth: that it always has, and that lets no tasks
+    wait for each other in a circle; None for one that is chosen."""
 
     name: str
     element: str
     tokens: int
     source: str
     target: str
-    holds_all: bool = False
+    depth: int | None = None
 
 
 @dataclass
@@ -126,6 +129,7 @@ class _Writer:
         self.converters: dict[str, Converter] = {}
         self.loads: dict[str, str] = {}
         self.stores: list[str] = []
+        self.requests: list[str] = []
         self.gets: dict[tuple[Operator, int], str] = {}
         self.puts: dict[Operator, list[str]] = {x: [] for x in plans}
         self.caches: dict[Operator, _Cache] = {}
@@ -148,14 +152,15 @@ class _Writer:
         lines.append("")
         circles = self._in_circles()
         for s in self.streams:
-            whole = s.holds_all or s.name in circles
-            depth = depths.get(s.name, s.tokens if whole else min(LEAST_DEPTH, s.tokens))
+            least = s.depth or (s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens))
+            depth = depths.get(s.name, least)
             lines.append(f"{s.name}: Stream[{s.element}, {depth}]")
         for task in self.tasks:
             lines += ["", "", *self._written(task)]
         text = "\n".join(lines) + "\n"
         tensors = self.inputs, self.outputs, self.tensors
-        return Text(text, *tensors, self.converters, self.packed_tensors, self.loads, self.stores)
+        moving = self.loads, self.stores, tuple(self.requests)
+        return Text(text, *tensors, self.converters, self.packed_tensors, *moving)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -175,15 +180,15 @@ class _Writer:
     def _tensor_type(self, name: str) -> str:
         return _type(self.tensors[name], "i32" if name in self.integers else "f32")
 
-    def _stream(self, stem: str, order: Order, source: str, target: str, holds_all: bool = False) -> str:
+    def _stream(self, stem: str, order: Order, source: str, target: str, depth: int | None = None) -> str:
         name = unique_name(stem, self.taken)
-        self.streams.append(_Stream(name, _type(token_shape(order)), order.tokens, source, target, holds_all))
+        self.streams.append(_Stream(name, _type(token_shape(order)), order.tokens, source, target, depth))
         return name
 
     def _in_circles(self) -> set[str]:
         """The streams that lie on a circle of tasks, whatever their direction."""
         near: dict[str, list[tuple[str, str]]] = {}
-        streams = [stream for stream in self.streams if not stream.holds_all]
+        streams = [stream for stream in self.streams if stream.depth is None]
         for stream in streams:
             near.setdefault(stream.source, []).append((stream.target, stream.name))
             near.setdefault(stream.target, []).append((stream.source, stream.name))
@@ -270,10 +275,25 @@ class _Writer:
             if made is None:
                 self.puts[x] += outs
             else:
-                comment = f"{made.put} to {made.get}, a buffer of {made.ping_pong_bytes // 2} bytes"
-                self.tasks.append(_Task(source, converted(made, self.puts[x][-1], outs), [], comment))
+                self._convert(source, made, self.puts[x][-1], outs)
         if far or x in self.graph.results:
             self._store(x, plan, far)
+
+    def _convert(self, name: str, made: Converter, source: str, targets: Sequence[str]) -> None:
+        """The task of a converter, or its two. name: of the task; of the first one that gets tokens."""
+        buffer = f"{made.put} to {made.get}, {{}} of {made.ping_pong_bytes // 2} bytes"
+        if not self.knobs.ping_pong:
+            self.tasks.append(_Task(name, converted(made, source, targets), [], buffer.format("a buffer")))
+            return
+        buffers, wanted = unique_name(f"{name}_buffers", self.taken), unique_name(f"{name}_wanted", self.taken)
+        handed = prod(made.put.trips[: made.shared_loops])
+        # Both ends are `name`: what leads through the converter leads through both tasks.
+        self.streams.append(_Stream(buffers, _type(made.buffer), handed, name, name, 1))
+        self.streams.append(_Stream(wanted, "boolean", handed, name, name, 1))
+        self.requests.append(wanted)
+        fill, read = ping_pong(made, source, targets, buffers, wanted)
+        self.tasks.append(_Task(name, fill, [], buffer.format("two buffers")))
+        self.tasks.append(_Task(unique_name(f"{name}_read", self.taken), read))
 
     def _store(self, x: Operator, plan: Plan, readers: Sequence[tuple[Operator, int]]) -> None:
         """A task that stores a result, and tasks that load it for kernels of other groups once it is complete."""
@@ -307,10 +327,10 @@ class _Writer:
         stream to it holds the new rows."""
         order = new_rows(x, plan)
         task = _Task(unique_name(f"store_{cache.tensor}", self.taken), [], [cache.tensor, cache.positions])
-        cache.stored = self._stream(f"{cache.tensor}_rows", order, x.name, task.name, holds_all=True)
+        cache.stored = self._stream(f"{cache.tensor}_rows", order, x.name, task.name, order.tokens)
         loaded = unique_name(f"{cache.tensor}_loaded", self.taken)
         cache.load.body.append(f"{loaded}.put(True)")
-        self.streams.append(_Stream(loaded, "boolean", 1, cache.load.name, task.name, holds_all=True))
+        self.streams.append(_Stream(loaded, "boolean", 1, cache.load.name, task.name, 1))
         moved = self._moved(cache.tensor, order, self.knobs.port)
         body = stored_rows(cache.tensor, cache.positions, order, cache.stored, moved)
         task.body += [f"drop({loaded}.get())", *body]

@@ -109,6 +109,20 @@ def converter_tasks(name: str, made: Converter, source: str, targets: Sequence[s
     return lines
 
 
+def ping_pong(
+    made: Converter, source: str, targets: Sequence[str], buffers: str, wanted: str, dtype: str = "f32"
+) -> tuple[list[str], list[str]]:
+    """A converter as the statements of two tasks, one that fills a buffer while the other reads the one before, with
+    two buffers: the first task hands a buffer over when the other one wants it, and only then fills the next one.
+    buffers, wanted: streams of depth 1 between them, of buffers and of Booleans. The other arguments are those of
+    `converted`."""
+    around, sizes = loops_of(made.put)[: made.shared_loops], ", ".join(map(str, made.buffer))
+    hand_over = [f"drop({wanted}.get())", f"{buffers}.put(buffer)"]
+    fill = [f"buffer = zeros({dtype}, {sizes})", *_fill(made, source), *hand_over]
+    read = [f"{wanted}.put(True)", f"buffer = {buffers}.get()", *_read(made, targets)]
+    return nest(around, fill), nest(around, read)
+
+
 def _kept(made: Converter) -> set[int]:
     return {k for k, (size, whole) in enumerate(zip(made.buffer, made.put.tensor, strict=True)) if size != whole}
 
