@@ -1,6 +1,6 @@
 """Depths of FIFOs on random graphs of kernels: equations, start times, normal depths, and the search of `rsn depths`.
 
-    python benchmarks/stream_fifos.py [pairs] [paths] [graphs] [blocks] [--graphs 500]
+    python benchmarks/stream_fifos.py [pairs] [paths] [graphs] [blocks] [buffers] [--graphs 500]
 
 Without names of tables it prints all of them. All cycles are modelled, all bits counted; nothing is measured on a
 device. The kernels have D, II and T, as in StreamTensor (MICRO'25, 5.3.2); each is a task of a stream program.
@@ -10,17 +10,19 @@ paths: the linear program over paths (equations 3 to 5, as printed) against the 
 graphs: every way to choose depths, tried on the timed engine: bits of all FIFOs, programs that wait for ever, programs
 in which a put waits for a free slot, and the latency relative to endless FIFOs.
 blocks: the same for blocks of four models from PyTorch; it takes torch.
+buffers: converters with one buffer and with two (`Knobs.ping_pong`), at the depths as emitted, and at normal ones.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import click
 import torch
+from torch import nn
 
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.streams.fifos.equations import NEXT_CYCLE, max_tokens
@@ -176,13 +178,45 @@ def blocks() -> None:
         )
 
 
+def buffers() -> None:
+    """Print the times of programs whose converters have one buffer or two."""
+    torch.manual_seed(0)
+    small = Knobs(rows=4, columns=16, depth=16, packed=1)
+    shape_of_block = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    products = [nn.Sequential(*(nn.Linear(n, n) for _ in range(3))) for n in (128, 256)]
+    wide = [
+        nn.Sequential(nn.LayerNorm(n), nn.Linear(n, m), nn.GELU(), nn.Linear(m, n)) for n, m in ((128, 128), (64, 256))
+    ]
+    cases: dict[str, tuple[nn.Module, tuple[int, ...], Knobs]] = {
+        "products 128": (products[0], (64, 128), small),
+        "products 256": (products[1], (32, 256), replace(small, unroll=1024, port=1024)),
+        "perceptron 128": (wide[0], (64, 128), small),
+        "perceptron 64": (wide[1], (64, 64), small),
+        "gpt2": (block("gpt2", "sdpa", **shape_of_block), (1, 32, 64), replace(small, rows=8)),
+        "llama": (block("llama", "sdpa", **shape_of_block, num_key_value_heads=2), (1, 32, 64), replace(small, rows=8)),
+    }
+    click.echo("Converters with one buffer or two: bytes of streams, cycles (modelled)")
+    click.echo(f"{'':16}{'emitted B':>10}{'one':>8}{'two':>8}{'%':>7}{'normal B':>10}{'one':>8}{'two':>8}{'%':>7}")
+    for name, (module, shape, knobs) in cases.items():
+        one = streamed(module.eval(), (torch.randn(shape),), knobs)
+        both = [one, one.changed(replace(knobs, ping_pong=1))]
+        row = f"{name:16}"
+        for made in (both, [x.with_normal_depths() for x in both]):
+            programs = [x.sized() for x in made]
+            times = [program.times(program.declared) for program in programs]
+            first, second = (time.latency for time in times if time is not None)
+            row += f"{programs[0].bits(programs[0].declared) // 8:>10}{first:>8}{second:>8}"
+            row += f"{100 * (second / first - 1):>+7.1f}"
+        click.echo(row)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help="pairs, paths, graphs, blocks")
+    parser.add_argument("tables", nargs="*", help="pairs, paths, graphs, blocks, buffers")
     parser.add_argument("--graphs", type=int, default=50, help="random graphs of the last table")
     arguments = parser.parse_args()
-    tables = arguments.tables or ["pairs", "paths", "graphs", "blocks"]
+    tables = arguments.tables or ["pairs", "paths", "graphs", "blocks", "buffers"]
     if "pairs" in tables:
         pairs()
     if "paths" in tables:
@@ -191,6 +225,8 @@ def main() -> None:
         graphs(arguments.graphs)
     if "blocks" in tables:
         blocks()
+    if "buffers" in tables:
+        buffers()
 
 
 if __name__ == "__main__":
