@@ -217,7 +217,9 @@ class Program:
         self.nodes.append(node)
         for port, stream in enumerate(streams):
             self._readings.setdefault(stream, []).append(Reading(stream, node, port))
-        return node.outputs if len(types) > 1 else node.outputs[0] if types else None
+        if operator.several or len(types) > 1:
+            return node.outputs
+        return node.outputs[0] if types else None
 
     def readers(self, stream: Stream) -> tuple[Reading, ...]:
         """Who reads a stream."""

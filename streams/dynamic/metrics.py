@@ -18,7 +18,7 @@ import sympy
 from .graph import Node, Program
 from .operators.base import FIGURES, PAPER, Accounting, Rules
 from .run import Run, flops_symbol
-from .shapes import Expression, largest_of, sum_of, symbol
+from .shapes import Expression, largest_of, replaced, sum_of, symbol
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,7 @@ class Metrics:
         """An expression with the values of symbols, by name or symbol: a number, for a ragged dimension the list of its
         sizes, or all that a run measured. What is not given stays."""
         given = values.values if isinstance(values, Run) else substitution(values)
-        given = {**self.program.symbols.defined, **given}
-        for _ in range(len(self.program.symbols.defined) + 1):
-            replaced = sympy.sympify(expression).subs(given)
-            if replaced == expression:
-                break
-            expression = replaced
-        return expression
+        return replaced(sympy.sympify(expression), {**self.program.symbols.defined, **given})
 
 
 def substitution(values: Mapping[Any, Any]) -> dict[sympy.Symbol, Any]:

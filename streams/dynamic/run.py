@@ -22,7 +22,7 @@ from .graph import Node, Program, Reading, Stream
 from .memory import Memory, Tensor
 from .operators.base import Context
 from .requests import AnyOf, Busy, Get, Keep, Kernel, OffChip, Peek, Put, Request
-from .shapes import Expression, text_of
+from .shapes import replaced, text_of
 from .tokens import Array, Token, show
 
 
@@ -367,12 +367,6 @@ class _Runner:
         """Raise `StreamFault` if an expression of a shape is not what the run had: a shape that was assumed wrongly, or
         two ragged dimensions of one name and different sums."""
         values = {**self.program.symbols.defined, **self.result.values}
-
-        def value(expression: Expression) -> Expression:
-            while known := {one: sympy.sympify(values[one]) for one in expression.free_symbols if one in values}:
-                expression = expression.xreplace(known)
-            return expression
-
         for stream, measured in self.measured.items():
             name = stream.source.name if stream.source else stream.name
             where = stream.source.where if stream.source else ""
@@ -381,7 +375,7 @@ class _Runner:
                 sizes = {seen.total} if one.ragged else seen.values
                 if expression is None or not expression.free_symbols:
                     continue
-                expected = value(expression)
+                expected = replaced(expression, values)
                 if expected.is_Integer and sizes and sizes != {int(expected)}:
                     what = "sum to" if one.ragged else "are"
                     known = f"{text_of(expression)} is {expected}"

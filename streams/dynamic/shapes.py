@@ -11,7 +11,7 @@ and its largest value (`largest`). For a ragged R that comes from outside, these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
@@ -118,6 +118,13 @@ def ragged(name: str, static: bool = False, total: Any = None, largest: Any = No
     known."""
     most = largest_of(name) if largest is None else sympy.sympify(largest)
     return Dimension(symbol(name), True, not static, sum_of(name) if total is None else sympy.sympify(total), most)
+
+
+def replaced(expression: Expression, values: Mapping[sympy.Symbol, Any]) -> Expression:
+    """An expression with values, or other expressions, for its symbols, and for theirs in turn."""
+    while known := {one: sympy.sympify(values[one]) for one in expression.free_symbols if one in values}:
+        expression = expression.xreplace(known)
+    return expression
 
 
 def positive(size: Expression) -> Expression:
@@ -376,7 +383,7 @@ class Symbols:
 
     def again(self, data: DataType, times: Expression | None) -> DataType:
         """A data type when each element comes so often; None: for elements that are chosen, or come any number of
-        times, so that the sums over the stream are new symbols."""
+        times, so that the sums over the stream and the largest values are new symbols."""
         return mapped(data, lambda one: self.again_one(one, times))
 
     def again_one(self, one: Dimension, times: Expression | None) -> Dimension:
@@ -384,7 +391,8 @@ class Symbols:
         if not one.ragged or times == 1:
             return one
         if times is None:
-            return replace(one, total=sum_of(f"{one.size}.{self.number()}"))
+            name = f"{one.size}.{self.number()}"
+            return replace(one, total=sum_of(name), largest=largest_of(name))
         return replace(one, total=one.total * times)
 
     def merged(self, several: Sequence[DataType], counts: Sequence[Expression], letter: str = "M") -> DataType:

@@ -134,7 +134,7 @@ class Retile(Update):
 
     def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         (one,) = tiles_in(self.name, [element], 1)
-        size = symbols.ragged("R", largest=largest_volume([*group, one.shape[self.along]]))
+        size = symbols.ragged("R")
         return TileType(one.rows, size, one.dtype) if self.along else TileType(size, one.columns, one.dtype)
 
     def start(self, element: DataType) -> Element:
@@ -177,7 +177,9 @@ def packed(size: Dimension, group: Sequence[Dimension], symbols: Symbols) -> Dim
         return whole[0]
     # The innermost ragged one has the sum over all groups, so that what is outside of it is counted.
     inside = parts[parts.index(varying[-1]) :]
-    return symbols.ragged("R", total=volume(inside), largest=largest_volume(parts))
+    # Only if nothing is added up around a ragged one, the largest group has its largest value.
+    exact = len(varying) == 1 and whole[0].ragged
+    return symbols.ragged("R", total=volume(inside), largest=largest_volume(parts) if exact else None)
 
 
 RetileRow, RetileCol = Retile(0), Retile(1)

@@ -128,6 +128,11 @@ class Operator(ABC):
         """The paper's name."""
         return type(self).__name__
 
+    @property
+    def several(self) -> bool:
+        """Whether a call returns a tuple of streams, even of one."""
+        return False
+
     @abstractmethod
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         """Return the types of the outputs. Raises `Refused` with what is wrong."""
@@ -149,7 +154,8 @@ class Operator(ABC):
         return sympy.Integer(0)
 
     def __call__(self, *streams: Stream) -> Any:
-        """Add this operator to the program of its inputs. Returns its stream, a tuple of several, or None for none."""
+        """Add this operator to the program of its inputs. Returns its stream, a tuple of several, or None for none.
+        Raises `StepError` at the caller's line."""
         return streams[0].program.add(self, *streams)
 
 

@@ -53,6 +53,11 @@ class Partition(Operator):
     consumers: int
     rank: int | None = None
 
+    @property
+    def several(self) -> bool:
+        """It has as many outputs as its parameter says."""
+        return True
+
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 2)
         stream, selector = inputs
@@ -90,8 +95,7 @@ def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[
     for port in range(count):
         outer = symbols.regular("B", f"_{port}", number)
         inner = tuple(
-            symbols.ragged(f"{one.size}.", f"_{port}", number, largest=one.largest) if one.ragged else one
-            for one in stream.inner(rank)
+            symbols.ragged(f"{one.size}.", f"_{port}", number) if one.ragged else one for one in stream.inner(rank)
         )
         made.append(StreamType((outer, *inner), symbols.again(stream.data, None)))
     return tuple(made)
@@ -129,6 +133,11 @@ class Parallelize(Operator):
 
     consumers: int
     rank: int = 0
+
+    @property
+    def several(self) -> bool:
+        """It has as many outputs as its parameter says."""
+        return True
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)

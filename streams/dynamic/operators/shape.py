@@ -407,6 +407,11 @@ class Broadcast(Operator):
 
     count: int
 
+    @property
+    def several(self) -> bool:
+        """It has as many outputs as its parameter says."""
+        return True
+
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)
         return (inputs[0],) * self.count

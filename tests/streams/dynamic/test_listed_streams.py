@@ -155,6 +155,11 @@ def routed(selectors: int, shape: list[Any], chosen: list[Any]) -> Callable[[Pro
     return build
 
 
+def affine_read(program: Program) -> Any:
+    buffers = Bufferize(1)(program.input("a", ["n", 4], ONE))
+    return Streamify(1, (0, 2), (2, 2))(buffers, program.input("b", ["n", "m"], ONE))
+
+
 LISTED: list[tuple[str, Callable[[Program], Any], dict[str, Any], list[str]]] = [
     ("flatten 0 1", of(Flatten(0, 1), 2), {"a": X}, ["1 2 3 S1 4 5 6 7 S1 D"]),
     ("flatten 0 2", of(Flatten(0, 2), 2), {"a": X}, ["1 2 3 4 5 6 7 D"]),
@@ -213,6 +218,7 @@ LISTED: list[tuple[str, Callable[[Program], Any], dict[str, Any], list[str]]] = 
         {"a": "1 2 S1 3 4 S2 5 6 S1 7 8 S2 D"},
         ["Buf[2] Buf[2] S1 Buf[2] Buf[2] S1 D"],
     ),
+    ("streamify, affine", affine_read, {"a": "1 2 3 4 S1 D", "b": "0 0 S1 D"}, ["1 3 S1 1 3 S2 1 3 S1 1 3 S3 D"]),
     ("load", load((2, 1)), {"a": "0 0 D"}, [f"{AFFINE} {AFFINE} D"]),
     ("load, other stride", load((1, 2)), {"a": "0 D"}, ["[[0,1]] [[4,5]] S1 [[2,3]] [[6,7]] S2 D"]),
     ("load nothing", load((1, 2)), {"a": "D"}, ["D"]),

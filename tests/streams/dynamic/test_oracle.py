@@ -41,6 +41,7 @@ from rsn.streams.dynamic import (
     Tile,
     Zip,
     encode,
+    metrics,
     run,
     show,
     tile,
@@ -83,6 +84,10 @@ class Case:
             done = run(self.program, self.inputs, depths)
             for stream, nested, rank in self.expected:
                 assert done.text(stream) == show(encode(nested, rank)), show(self.inputs["i0"])
+        found = metrics(self.program)
+        for node, one in found.nodes.items():
+            assert found.value(one.traffic, done) == done.traffic[node]
+            assert found.value(one.flops, done) == done.flops[node]
 
 
 def shared(case: Case, rank: int, least: int = 0) -> dict[int, Any]:
@@ -269,12 +274,8 @@ def partition(case: Case) -> None:
     chosen = selectors_for(case, nested, rank, chunk, count, (0, 1, 2))
     stream = case.stream(nested, rank, sizes=shared(case, rank, chunk))
     selector = case.stream(chosen, rank - chunk, SelectorType(count), Selector, shared(case, rank - chunk))
-    for port, made in enumerate(_several(Partition(count)(stream, selector))):
+    for port, made in enumerate(Partition(count)(stream, selector)):
         case.expect(made, oracle.partition(nested, rank, chunk, chosen, count)[port])
-
-
-def _several(made: Any) -> tuple[Stream, ...]:
-    return made if isinstance(made, tuple) else (made,)
 
 
 def parallelize(case: Case) -> None:
@@ -282,7 +283,7 @@ def parallelize(case: Case) -> None:
     chunk = case.random.randint(0, rank)
     nested = oracle.drawn(case.random, rank)
     chunks = oracle.leaves(nested, rank - chunk + 1)
-    for port, made in enumerate(_several(Parallelize(count, chunk)(case.stream(nested, rank)))):
+    for port, made in enumerate(Parallelize(count, chunk)(case.stream(nested, rank))):
         case.expect(made, chunks[port::count])
 
 

@@ -13,14 +13,28 @@ from rsn.streams.dynamic import (
     Add,
     Bufferize,
     DefinedUpdate,
+    EagerMerge,
+    Expand,
+    FlatMap,
+    Flatten,
+    Last,
     LinearOffChipLoad,
     LinearOffChipStore,
     Map,
     Matmul,
     MatmulAdd,
+    Parallelize,
+    Partition,
     Program,
     Promote,
+    Reassemble,
+    Repeat,
+    Reshape,
+    RetileRow,
+    RetileStreamify,
     Run,
+    SelectorType,
+    SiLU,
     StreamFault,
     Streamify,
     StuckError,
@@ -310,3 +324,50 @@ def test_a_deadlock_by_depth_names_who_waits_for_whom() -> None:
     line = next(line for line in stuck.value.waiting if line.node == "Promote")
     assert (line.port, line.other, line.filled, line.depth) == ("output 0", "Streamify", 2, 2)
     assert "test_programs.py:" in str(stuck.value)
+
+
+def varied(program: Program, rank: int, columns: int = 4) -> Any:
+    """Tiles of any number of rows, in groups of any size."""
+    shape = ["n", *(program.ragged(f"g{level}") for level in range(rank))]
+    return program.input(f"i{len(program.inputs)}", shape, tile(program.ragged(f"r{len(program.inputs)}"), columns))
+
+
+def through(name: str, tiles: Any, program: Program) -> Any:
+    """Tiles of any size that come several times, are chosen, packed or split."""
+    match name:
+        case "once":
+            return tiles
+        case "repeat":
+            return Repeat(3)(tiles)
+        case "expand":
+            return Expand(1, (3,))(Reshape(0, 1)(tiles)[0])
+        case "packed":
+            return Accum(1, RetileRow)(tiles)
+        case "last":
+            return Accum(1, Last())(tiles)
+        case "dealt":
+            return EagerMerge()(*Parallelize(2)(Flatten(0, 1)(tiles)))[0]
+        case "routed":
+            flat = Flatten(0, 1)(tiles)
+            selectors = program.input("s", [flat.type.shape[0]], SelectorType(2))
+            return Reassemble()(*Partition(2)(flat, selectors), selectors)
+        case _:
+            return FlatMap(RetileStreamify(1))(tiles)
+
+
+THROUGH = ("once", "repeat", "expand", "packed", "last", "dealt", "routed", "rows")
+
+
+@pytest.mark.parametrize("name", THROUGH)
+def test_work_on_tiles_of_many_sizes_is_what_is_counted(name: str) -> None:
+    random = np.random.default_rng(3)
+    with Program() as program:
+        tiles = varied(program, 1)
+        made = through(name, tiles, program)
+        Map(Matmul())(made, Map(Matmul(transpose_left=True))(made, made))
+        Map(SiLU)(made)
+    groups = [[Tile.of(np.ones((random.integers(1, 5), 4))) for _ in range(size)] for size in (2, 1, 3)]
+    inputs: dict[str, Any] = {"i0": encode(groups, 1)}
+    if "s" in program.inputs:
+        inputs["s"] = "(0) (0,1) () (1) (1) (0) D"
+    counted_equals_expressions(program, run(program, inputs))
