@@ -47,6 +47,7 @@ LEARNED_FROM = [
 ]
 """Pages to type along with: no block of theirs goes untried."""
 LONG = {
+    "docs/experts.md",
     "docs/getting-started.md",
     "docs/models.md",
     "docs/own-overlay.md",

@@ -105,7 +105,7 @@ class PatchedExperts:
         import torch
 
         self._keep(gate_up, down)
-        return torch.from_numpy(self.run(x.numpy(), index.numpy(), weights.numpy()))
+        return torch.from_numpy(self.run(*(t.detach().numpy() for t in (x, index, weights))))
 
     def run(self, x: Array, index: npt.NDArray[np.int64], shares: Array) -> Array:
         """Compute the layer with the weights given last. x: (tokens, width). index, shares: (tokens, k)."""
@@ -183,6 +183,8 @@ class PatchedExperts:
             return
         packed = np.zeros(self.programs.weight_elements, np.float32)
         for expert in range(self.sizes.experts):
-            for at, elements in self.programs.weights(expert, gate_up[expert].numpy(), down[expert].numpy()):
+            for at, elements in self.programs.weights(
+                expert, gate_up[expert].detach().numpy(), down[expert].detach().numpy()
+            ):
                 packed[at : at + len(elements)] = elements
         self._weights, self._of = packed, now

@@ -83,7 +83,7 @@ def _expert_weights(index: torch.Tensor, weights: torch.Tensor, experts: int) ->
     """What each expert weighs in each token: (tokens, experts), 0 for those that it did not select. Raises
     `TensorError` for an expert that there is not."""
     check_selectors(index, experts)
-    return weights.new_zeros(len(index), experts).scatter_add(1, index, weights)
+    return weights.new_zeros(len(index), experts).scatter_add(1, index.long(), weights)
 
 
 def _experts(

@@ -97,7 +97,7 @@ def _node(x: Any) -> Node:
     return found
 
 
-def _same(x: Any) -> Node:
+def same(x: Any) -> Node:
     """The node whose elements x has, in the same order and of the same type."""
     node = _node(x)
     while True:
@@ -114,7 +114,7 @@ def _alike(x: Any, y: Any) -> bool:
         return len(x) == len(y) and all(map(_alike, x, y))
     if not (isinstance(x, Node) and isinstance(y, Node)):
         return bool(x == y)
-    x, y = _same(x), _same(y)
+    x, y = same(x), same(y)
     if x is y:
         return True
     is_pure = x.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(x.target, "tags", ())
@@ -180,13 +180,13 @@ Raises _Other for other nodes."""
 
 def _gated(node: Node, product: Product) -> tuple[Node, str, Columns, Columns]:
     """The rows that a gated product is of, its activation, the weights of the gate and of what it multiplies."""
-    for left, right in _operands(_same(node)):
+    for left, right in _operands(same(node)):
         if packet(left) in (aten.silu, aten.relu, aten.gelu):
             activation, z = _activation(left)
             halves = []
             for half in (z, right):
                 whole, first, end = _span(half)
-                rows, weight, transposed = product(_same(whole))
+                rows, weight, transposed = product(same(whole))
                 halves.append((rows, Columns(weight, transposed, first, end)))
             (x, gate), (other, up) = halves
             _need(_alike(x, other) and gate.end - gate.first == up.end - up.first)
@@ -204,18 +204,18 @@ def _summed(node: Node) -> Layer:
     _need(len(shape) == 3 and a["dim"] in ([1], [-2]) and not a["keepdim"] and a["dtype"] is None)
     tokens, each, width = shape
     size = tokens * each
-    weighted = _same(pairs)
+    weighted = same(pairs)
     _need(packet(pairs) in RESHAPES and shape_of(weighted)[-1] == width)
     order: Node | None = None
     if packet(weighted) is aten.index:  # sorted by expert: back to the order of the tokens
         weighted, indices = _indexed(weighted)
         _need(len(indices) == 1)
         order = _inverse_of(_node(indices[0]), size)
-        weighted = _same(weighted)
+        weighted = same(weighted)
     _need(shape_of(weighted) == (size, width))
     for product, share in _operands(weighted):
         if shape_of(share) == (size, 1):
-            return _pairs(node, product, _same(share), order, (tokens, each))
+            return _pairs(node, product, same(share), order, (tokens, each))
     raise _Other
 
 
@@ -235,18 +235,18 @@ def _pairs(node: Node, product: Node, share: Node, order: Node | None, sizes: tu
         shares = share
     else:
         shares, indices = _indexed(share)
-        _need(len(indices) == 1 and _same(indices[0]) is order)
-        shares = _same(shares)
+        _need(len(indices) == 1 and same(indices[0]) is order)
+        shares = same(shares)
         ids = _sorted(order)
         chosen = ids
 
         def of(found: Node) -> tuple[Node, Node | tuple[Node, ...], bool]:
             return _in_groups(found, chosen)
 
-    hidden, weight, transposed = of(_same(product))
+    hidden, weight, transposed = of(same(product))
     down = Columns(weight, transposed, 0, shape_of(product)[-1])
     rows, activation, gate, up = _gated(hidden, of)
-    x = _repeated(_same(rows), each) if order is None else _gathered(_same(rows), order, each)
+    x = _repeated(same(rows), each) if order is None else _gathered(same(rows), order, each)
     _need(ids is not None and not isinstance(weight, tuple))
     assert ids is not None
     assert isinstance(weight, Node)
@@ -273,7 +273,7 @@ def _batched(node: Node, size: int) -> tuple[Node, Node, bool, Node]:
     _need(shape_of(vector)[0] == size and shape_of(vector)[1 if is_row else 2] == 1)
     weight, indices = _indexed(matrix)
     _need(len(indices) == 1 and len(shape_of(weight)) == 3)
-    return vector, weight, transposed, _same(indices[0])
+    return vector, weight, transposed, same(indices[0])
 
 
 def _swaps(node: Node) -> bool:
@@ -306,7 +306,7 @@ def _in_groups(node: Node, ids: Node) -> tuple[Node, Node, bool]:
     _need(len(shape_of(weight)) == 3 and all(x is None for x in given))
     a = arguments(ends)
     _need(packet(ends) is aten.cumsum and a["dim"] in (0, -1))
-    _need(_counts(_same(_node(a["self"])), shape_of(weight)[0]) is ids)
+    _need(_counts(same(_node(a["self"])), shape_of(weight)[0]) is ids)
     return rows, weight, transposed
 
 
@@ -328,7 +328,7 @@ def _counts(node: Node, experts: int) -> Node:
         of = _node(a["self"])
     if of.target is operator.getitem and of.args[1] == 0 and packet(_node(of.args[0])) is aten.sort:
         of = _node(arguments(_node(of.args[0]))["self"])
-    return _same(of)
+    return same(of)
 
 
 def _sorted(order: Node) -> Node:
@@ -340,29 +340,29 @@ def _sorted(order: Node) -> Node:
         _need(packet(order) is aten.argsort)
     a = arguments(order)
     _need(a["dim"] in (0, -1) and not a["descending"] and len(shape_of(_node(a["self"]))) == 1)
-    return _same(a["self"])
+    return same(a["self"])
 
 
 def _inverse_of(node: Node, size: int) -> Node:
     """The permutation whose inverse a node is."""
-    node = _same(node)
+    node = same(node)
     a = arguments(node)
     if packet(node) is aten.argsort:
         _need(not a["descending"])
-        return _same(a["self"])
+        return same(a["self"])
     _need(packet(node) is aten.index_put and not a["accumulate"] and len(a["indices"]) == 1)
-    values = _same(a["values"])
+    values = same(a["values"])
     counted = arguments(values)
     _need(packet(values) is aten.arange and shape_of(values) == (size,))
     _need(counted.get("start", 0) in (0, None) and counted.get("step", 1) in (1, None))
-    return _same(a["indices"][0])
+    return same(a["indices"][0])
 
 
 def _gathered(rows: Node, order: Node, each: int) -> Node:
     """The tensor whose row i // each is given for each element i of the permutation."""
     x, indices = _indexed(rows)
     _need(len(indices) == 1)
-    _need(_token_of(_same(indices[0]), each) is order)
+    _need(_token_of(same(indices[0]), each) is order)
     return x
 
 
@@ -370,7 +370,7 @@ def _token_of(node: Node, each: int) -> Node:
     a = arguments(node)
     is_floor = packet(node) is aten.floor_divide or (packet(node) is aten.div and a.get("rounding_mode") == "floor")
     _need(is_floor and a["other"] == each)
-    return _same(a["self"])
+    return same(a["self"])
 
 
 # -- a loop over all experts
@@ -381,6 +381,8 @@ class _Turn:
     """One expert of a loop."""
 
     expert: int
+    shape: tuple[int, ...]
+    """Of the selectors, (tokens, k)."""
     x: Node
     index: Node
     shares: Node
@@ -396,8 +398,8 @@ def _looped(node: Node) -> Layer:
     while packet(at) is aten.index_add:
         a = arguments(at)
         _need(a["dim"] == 0 and a["alpha"] == 1)
-        turns.append(_turn(_same(a["index"]), _same(a["source"])))
-        at = _same(a["self"])
+        turns.append(_turn(same(a["index"]), same(a["source"])))
+        at = same(a["self"])
     zeros = packet(at) in (aten.zeros_like, aten.zeros, aten.new_zeros)
     zeros |= packet(at) in (aten.full, aten.full_like) and arguments(at)["fill_value"] == 0
     _need(zeros and bool(turns) and sorted(t.expert for t in turns) == list(range(len(turns))))
@@ -409,6 +411,7 @@ def _looped(node: Node) -> Layer:
     tokens = shape_of(node)[0]
     each = _elements(first.index) // tokens
     _need(_elements(first.index) == _elements(first.shares) == tokens * each)
+    _need(all(t.shape == (tokens, each) for t in turns))
 
     def joined(of: Callable[[_Turn], Columns]) -> Columns:
         parts = [of(t) for t in turns]
@@ -421,18 +424,19 @@ def _looped(node: Node) -> Layer:
 
 
 def _turn(token: Node, source: Node) -> _Turn:
-    expert, index, place = _chosen(token)
+    expert, index, place, shape = _chosen(token)
     for product, share in _operands(source):
         if shape_of(share)[-1:] != (1,):
             continue
-        shares, indices = _indexed(_same(share))
-        _need(len(indices) == 2 and _same(indices[0]) is token and _same(indices[1]) is place)
-        hidden, weight, _ = _linear(_same(product))
+        shares, indices = _indexed(same(share))
+        _need(len(indices) == 2 and same(indices[0]) is token and same(indices[1]) is place)
+        _need(shape_of(shares)[:2] == shape)
+        hidden, weight, _ = _linear(same(product))
         rows, activation, gate, up = _gated(hidden, _linear)
-        x, indices = _indexed(_same(rows))
-        _need(len(indices) == 1 and _same(indices[0]) is token)
+        x, indices = _indexed(same(rows))
+        _need(len(indices) == 1 and same(indices[0]) is token)
         down = Columns(weight, False, 0, shape_of(product)[-1])
-        return _Turn(expert, x, index, _same(shares), gate, up, down, activation)
+        return _Turn(expert, shape, x, index, same(shares), gate, up, down, activation)
     raise _Other
 
 
@@ -441,17 +445,18 @@ def _linear(node: Node) -> tuple[Node, Node, bool]:
     a = arguments(node)
     weight = _node(a["weight"])
     _need(a["bias"] is None and len(shape_of(weight)) == 2)
-    return _same(a["input"]), weight, False
+    return same(a["input"]), weight, False
 
 
-def _chosen(token: Node) -> tuple[int, Node, Node]:
-    """Of the tokens that selected an expert: the expert, all selectors (tokens, k), and the place of the selector."""
+def _chosen(token: Node) -> tuple[int, Node, Node, tuple[int, ...]]:
+    """Of the tokens that selected an expert: the expert, all selectors, the place of the selector, and the shape
+    (tokens, k) of all."""
     _need(token.target is operator.getitem)
     where = _node(token.args[0])
     _need(packet(where) in (aten.where, aten.nonzero_numpy))
     place = [x for x in where.users if x.target is operator.getitem and x.args[1] != token.args[1]]
     _need(len(place) == 1)
-    mask = _same(next(iter(arguments(where).values())))
+    mask = same(next(iter(arguments(where).values())))
     if packet(mask) is aten.select:  # one_hot(index, E).permute(2, 1, 0)[expert]
         a = arguments(mask)
         turned = _node(a["self"])
@@ -460,7 +465,8 @@ def _chosen(token: Node) -> tuple[int, Node, Node]:
         _need(token.args[1] == (1 if b["dims"][1] % 3 == 1 else 0))
         hot = _node(b["self"])
         _need(packet(hot) is aten.one_hot)
-        return int(a["index"]), _same(arguments(hot)["self"]), place[0]
+        ids = _node(arguments(hot)["self"])
+        return int(a["index"]), same(ids), place[0], shape_of(ids)
     a = arguments(mask)
     _need(packet(mask) is aten.eq and isinstance(a["other"], int) and token.args[1] == 0)
-    return int(a["other"]), _same(a["self"]), place[0]
+    return int(a["other"]), same(a["self"]), place[0], shape_of(mask)

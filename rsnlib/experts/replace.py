@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,11 +12,11 @@ from torch.fx import Node
 
 from ...base.errors import UnsupportedError
 from ...scheduler.graph import TOP
-from ..capture import dtype_of, module_path, shape_of
+from ..capture import arguments, dtype_of, module_path, packet, shape_of
 from ..rewriter import Rewriter
 from .choice import EXECUTOR
 from .operators import ACTIVATIONS, Executor, attached
-from .recognise import Columns, Layer, find
+from .recognise import Columns, Layer, find, same
 
 aten = torch.ops.aten
 
@@ -64,9 +65,30 @@ def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
             "experts: the module has no layer of experts that is known; docs/experts.md tells which ones are"
         )
     if found:
+        _drop_checks(program)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
     return found
+
+
+def _drop_checks(program: ExportedProgram) -> None:
+    """Remove the checks of how many rows each expert of a loop has, which nothing uses any more."""
+    live: set[Node] = set()
+    stack = [program.graph.output_node()]
+    while stack:
+        new = set(stack.pop().all_input_nodes) - live
+        live |= new
+        stack += new
+    for node in program.graph.find_nodes(op="call_function", target=aten._assert_scalar.default):
+        behind = set(node.all_input_nodes)
+        stack = list(behind)
+        while stack:
+            new = set(stack.pop().all_input_nodes) - behind
+            behind |= new
+            stack += new
+        sizes = [x for x in behind if packet(x) is aten.sym_size]
+        if sizes and all(x.all_input_nodes[0] not in live for x in sizes):
+            program.graph.erase_node(node)
 
 
 def is_plain(graph: Rewriter, layer: Layer) -> bool:
@@ -85,12 +107,30 @@ def _selectors(graph: Rewriter, layer: Layer) -> tuple[Node, Node]:
     return index, shares
 
 
+def is_chosen_here(layer: Layer) -> bool:
+    """Whether the selectors are those of a topk over as many columns as there are experts, so that none is out of
+    range."""
+    index = same(layer.index)
+    if index.target is not operator.getitem or index.args[1] != 1:
+        return False
+    top = index.args[0]
+    if not isinstance(top, Node) or packet(top) is not aten.topk:
+        return False
+    a = arguments(top)
+    scores = shape_of(a["self"])
+    return scores[-1] == layer.experts and a["dim"] % len(scores) == len(scores) - 1
+
+
 def _static(graph: Rewriter, layer: Layer) -> Node:
     """All experts as products over all rows. Each token's results count with their shares; where a token has not
     selected an expert, with 0, whatever the result is."""
     at = layer.node
     index, shares = _selectors(graph, layer)
-    share = graph.insert(at, torch.ops.rsn.expert_weights.default, index, shares, layer.experts)
+    if is_chosen_here(layer):
+        none = graph.insert(at, aten.new_zeros.default, shares, [layer.tokens, layer.experts])
+        share = graph.insert(at, aten.scatter_add.default, none, 1, index, shares)
+    else:
+        share = graph.insert(at, torch.ops.rsn.expert_weights.default, index, shares, layer.experts)
     results = []
     for expert in range(layer.experts):
         gate = graph.insert(at, aten.linear.default, layer.x, _of_one(graph, layer, layer.gate, expert))

@@ -15,10 +15,10 @@ from torch.fx import Node
 
 from ...base.errors import UnsupportedError
 from ...scheduler.graph import TOP
-from ..capture import Interface, arguments, capture, dtype_of, fitting, module_of, module_path, packet, shape_of
+from ..capture import Interface, arguments, capture, fitting, module_of, module_path, packet, shape_of
 from ..rewriter import Rewriter
 from .library import in_groups
-from .recognise import RESHAPES, Layer, find
+from .recognise import Layer, find, same
 from .replace import is_plain, weights_of
 
 aten = torch.ops.aten
@@ -65,8 +65,8 @@ def routed_layer(model: nn.Module, example: tuple[Any, ...] | dict[str, Any]) ->
     logits, over_chosen = _shares(layer, place)
     weight = _logits(logits, layer, place)
     inputs = [n for n in program.graph.find_nodes(op="placeholder") if n not in graph.constants]
-    outputs = [_same(x) for x in program.graph.output_node().all_input_nodes]
-    if len(inputs) != 1 or _same(layer.x) is not inputs[0] or outputs != [layer.node]:
+    outputs = [same(x) for x in program.graph.output_node().all_input_nodes]
+    if len(inputs) != 1 or same(layer.x) is not inputs[0] or outputs != [layer.node]:
         raise UnsupportedError(f"{place}: the module does more than to choose experts for its argument and to run them")
     if weight not in graph.constants:
         raise UnsupportedError(f"{place}: the weights of its router are no constants")
@@ -85,16 +85,6 @@ def routed_layer(model: nn.Module, example: tuple[Any, ...] | dict[str, Any]) ->
     )
 
 
-def _same(node: Node) -> Node:
-    while True:
-        if packet(node) in RESHAPES or (
-            packet(node) in (aten.to, aten._to_copy) and dtype_of(node) == dtype_of(_operand(node))
-        ):
-            node = _operand(node)
-        else:
-            return node
-
-
 def _operand(node: Node) -> Node:
     operand: Node = arguments(node)["self"]
     return operand
@@ -110,7 +100,7 @@ def _parts(node: Node) -> Iterator[Node]:
 
 def _shares(layer: Layer, place: str) -> tuple[Node, bool]:
     """The logits that a layer's shares are a softmax of, and whether over the chosen ones only."""
-    index, shares = _same(layer.index), _same(layer.shares)
+    index, shares = same(layer.index), same(layer.shares)
     refused = UnsupportedError(f"{place}: its router is not known: {KNOWN}")
     if index.target is not operator.getitem or index.args[1] != 1:
         raise refused
@@ -123,15 +113,15 @@ def _shares(layer: Layer, place: str) -> tuple[Node, bool]:
     values = next((x for x in top.users if x.target is operator.getitem and x.args[1] == 0), None)
     if values is None:
         raise refused
-    if packet(shares) is aten.softmax and _same(_operand(shares)) is values and _is_last(shares):
+    if packet(shares) is aten.softmax and same(_operand(shares)) is values and _is_last(shares):
         return _operand(top), True
     over_chosen = False
     if packet(shares) is aten.div:
-        given = [_same(x) for x in _parts(shares)]
+        given = [same(x) for x in _parts(shares)]
         if len(given) != 2 or given[0] is not values or not _is_sum(given[1], values):
             raise refused
         shares, over_chosen = values, True
-    softmax = _same(_operand(top))
+    softmax = same(_operand(top))
     if shares is not values or packet(softmax) is not aten.softmax or not _is_last(softmax):
         raise refused
     return _operand(softmax), over_chosen
@@ -144,14 +134,14 @@ def _is_last(softmax: Node) -> bool:
 
 def _is_sum(node: Node, values: Node) -> bool:
     a = arguments(node)
-    return packet(node) is aten.sum and a["dim"] in ([-1], [1]) and bool(a["keepdim"]) and _same(a["self"]) is values
+    return packet(node) is aten.sum and a["dim"] in ([-1], [1]) and bool(a["keepdim"]) and same(a["self"]) is values
 
 
 def _logits(node: Node, layer: Layer, place: str) -> Node:
     """The weights (E, H) of the product that logits are."""
-    node = _same(node)
+    node = same(node)
     a = arguments(node)
-    if packet(node) is not aten.linear or a["bias"] is not None or _same(a["input"]) is not _same(layer.x):
+    if packet(node) is not aten.linear or a["bias"] is not None or same(a["input"]) is not same(layer.x):
         raise UnsupportedError(f"{place}: its logits are not known: a router is x @ weight, without a bias")
     weight: Node = a["weight"]
     return weight

@@ -215,3 +215,35 @@ def test_counted() -> None:
     index = torch.tensor([[3, 1], [1, 0], [3, 3]]).numpy()
     assert {e: pairs.tolist() for e, pairs in counted(index).items()} == {0: [3], 1: [1, 2], 3: [0, 4, 5]}
     assert counted(index[:0]) == {}
+
+
+@pytest.mark.long
+def test_files(tmp_path: Any) -> None:
+    """A static program can be saved, and loaded elsewhere; patched programs are the host's."""
+    layer, x = Loop().eval(), torch.randn(40, 64)
+    with torch.no_grad(), rsn.compile(layer, (x,), experts="static") as compiled:
+        compiled.save(tmp_path / "layer.rsnmodel")
+        with rsn.load(tmp_path / "layer.rsnmodel") as loaded:
+            assert_equal(loaded(x), layer(x))
+    with (
+        rsn.compile(layer, (x,), experts="patched") as compiled,
+        pytest.raises(UnsupportedError, match=r"rsn\.experts"),
+    ):
+        compiled.save(tmp_path / "layer.rsnmodel")
+
+
+def test_selectors_in_another_order() -> None:
+    """A loop over transposed selectors gathers rows by their second dimension: another function."""
+
+    class Transposed(Loop):
+        def forward(self, x: Any) -> Any:
+            shares, index = self.router(x).softmax(-1).topk(self.each)
+            out = torch.zeros_like(x)
+            for e, down in enumerate(self.down):
+                place, token = torch.where(e == index.T)
+                y = down(torch.relu(self.gate[e](x[token])) * self.up[e](x[token]))
+                out.index_add_(0, token, y * shares[token, place, None])
+            return out
+
+    program, _, _ = captured(Transposed().eval(), (torch.randn(2, 64),))
+    assert replace_experts(program, ExpertsPlan()) == 0
