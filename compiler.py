@@ -56,21 +56,33 @@ def _kept(example: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), example)
 
 
+def _with_experts(pipeline: Pipeline, experts: str | Experts | None, board: str) -> Pipeline:
+    """The pipeline with what takes the place of experts that data choose. Raises `UnsupportedError`."""
+    if experts is None:
+        return pipeline
+    plan = patched.plan(Experts.of(experts), pipeline.overlay, pipeline.schedule, board, is_required=True)
+    return replace(pipeline, passes=replace(pipeline.passes, experts=plan))
+
+
 def explain(
-    model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[str, Any], *, overlay: str = "xnn"
+    model: Callable[..., Any],
+    example_inputs: tuple[Any, ...] | dict[str, Any],
+    *,
+    overlay: str = "xnn",
+    experts: str | Experts | None = None,
 ) -> str:
     """Return a report: where each operator of a module would run and why, and each module's share of the FLOPs and of
     the modelled time (schedule "paper"). Nothing runs on a board. Raises as `compile`.
 
     model: a module, or the result of `torch.compile(..., backend="rsn")`. PyTorch then runs it twice to capture its
-    graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. The overlay is that of the
-    options of `torch.compile`.
+    graphs; the report covers each graph, the graph breaks, and what stays in PyTorch. Overlay and experts are those of
+    the options of `torch.compile`. experts: as for `compile`.
     """
     require_torch("compiling a model")
     example = _examples(example_inputs)
     if explain_captured.is_captured(model):
         return torch_backend.explain(model, example)
-    pipeline = pipelines.Pipeline.named(overlay)
+    pipeline = _with_experts(pipelines.Pipeline.named(overlay), experts, "sim")
     module, example, borders = precision.in_float32(capture.module_of(model), example)
     if borders is not None:
         warnings.warn(borders.told, stacklevel=2)
@@ -152,9 +164,7 @@ def compile(
     if dynamic_shapes is not None and lengths is not None:
         raise ScheduleError("lengths are of one program; with dynamic_shapes give sizes as rsn.Length")
     usual = pipelines.Pipeline.named(overlay, schedule, budget_s=budget_s, passes=passes, lengths=lengths)
-    if experts is not None:
-        plan = patched.plan(Experts.of(experts), usual.overlay, usual.schedule, board, is_required=True)
-        usual = replace(usual, passes=replace(usual.passes, experts=plan))
+    usual = _with_experts(usual, experts, board)
     example, module = _kept(_examples(example_inputs)), capture.module_of(model)
     borders = precision.Borders.of(module, example)
     if borders is not None:

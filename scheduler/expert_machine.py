@@ -58,7 +58,7 @@ class MoePrograms:
         for what, number in {
             "pairs of token and expert": sizes.tokens * sizes.experts,
             "columns of a row": max(self.width, self.logits),
-            "columns of the gate": 2 * self.inner,
+            "blocks of columns in front of the gate": 2 * self.inner // self.tile,
         }.items():
             if number > MAX_ROW:
                 raise UnsupportedError(f"{sizes.path}: {number} {what}; instructions of {overlay.name} count {MAX_ROW}")

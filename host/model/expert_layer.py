@@ -102,9 +102,23 @@ class ExpertLayer:
             found.path, found.tokens, found.each, experts, width, wide // 2, found.activation, found.over_chosen
         )
         layer = cls(sizes, how=how, machine=machine, rows=rows)
-        layer._weights = layer.programs.packed(found.router, found.gate_up, found.down)
+        layer.load(found.router, found.gate_up, found.down)
         layer._layer = found
         return layer
+
+    def load(self, router: Array, gate_up: Array, down: Array) -> None:
+        """Take these weights for `run`. router: (experts, width). gate_up: (experts, 2 inner, width), the gate first.
+        down: (experts, width, inner). All float32. Raises `TensorError` for others."""
+        s = self.sizes
+        shapes = {
+            "router": (router, (s.experts, s.width)),
+            "gate_up": (gate_up, (s.experts, 2 * s.inner, s.width)),
+            "down": (down, (s.experts, s.width, s.inner)),
+        }
+        for name, (given, shape) in shapes.items():
+            if given.shape != shape or given.dtype != np.float32:
+                raise TensorError(f"{s.path}: {name} is {given.dtype} {given.shape}; the layer takes float32 {shape}")
+        self._weights = self.programs.packed(router, gate_up, down)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Compute the layer, as the module does. Raises `TensorError` for an argument of another shape or type, and for
@@ -112,13 +126,14 @@ class ExpertLayer:
         import torch
 
         if self._layer is None:
-            raise TensorError("the layer has sizes and no weights: make it with ExpertLayer.of")
+            raise TensorError("the layer was made from sizes, not from a module: use run")
         (x,) = self._layer.interface.bind(args, kwargs).values()
         y = self.run(x.detach().reshape(-1, self.sizes.width).numpy())
         return torch.from_numpy(y).reshape(x.shape)
 
     def run(self, x: Array) -> Array:
-        """Compute the layer. x: (tokens, width), float32. Returns the same shape."""
+        """Compute the layer. x: (tokens, width), float32. Returns the same shape. Raises `TensorError` for another x,
+        and like a call."""
         program = {
             "static": self.programs.static,
             "sequenced": self.programs.sequenced,
@@ -200,7 +215,7 @@ class ExpertLayer:
 
     def _banks(self, program: Program, x: Array) -> dict[str, Array]:
         if self._weights is None:
-            raise TensorError("the layer has sizes and no weights: make it with ExpertLayer.of")
+            raise TensorError("the layer has sizes and no weights: make it with ExpertLayer.of, or load weights")
         banks = {"ddr": np.zeros(program.bank_size("ddr"), np.float32), "weights": self._weights}
         self._write(program, banks, "x", x)
         return banks

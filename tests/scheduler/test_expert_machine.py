@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,9 +55,32 @@ def filled(programs: MoePrograms, program: Program) -> dict[str, Array]:
     return banks
 
 
-def network(program: Program, banks: dict[str, Array] | None, parts: Any = None, order: Any = None) -> ProcessNetwork:
+class AnyOrder(ProcessNetwork):
+    """Visits, of all tasks that may be able to move, any one."""
+
+    seed = 0
+
+    def run(self) -> float:
+        rng, ready, alive, end = random.Random(self.seed), deque(self._tasks), set(self._tasks), 0.0
+        while ready:
+            ready.rotate(rng.randrange(len(ready)))
+            task = ready.popleft()
+            task.queued = False
+            self._step(task, ready, alive)
+            end = max(end, task.clock)
+        self.settle(alive)
+        return end
+
+
+def network(
+    program: Program, banks: dict[str, Array] | None, seed: int | None = None, parts: Sequence[Part] | None = None
+) -> ProcessNetwork:
+    """A run. seed: of the order in which tasks are visited, None for the usual one."""
     path = SequencedPath(program, decode_image(program.image, program.overlay), parts)
-    return ProcessNetwork(program.overlay, path, banks=banks, data=banks is not None, order=order)
+    kind = ProcessNetwork if seed is None else AnyOrder
+    net = kind(program.overlay, path, banks=banks, data=banks is not None)
+    net.seed = seed  # type: ignore[attr-defined]
+    return net
 
 
 @in_both
@@ -67,12 +91,9 @@ def test_the_order_of_visits_changes_nothing() -> None:
         programs = MoePrograms(SIZES, moe(rows=8, tile=16, fifo=fifo))
         program = programs.sequenced()
         seen = set()
-        orders: list[Callable[[list[Any]], list[Any]] | None] = [None, lambda tasks: tasks[::-1]]
         for seed in range(cases(30, 3)):
-            orders.append(lambda tasks, seed=seed: random.Random(seed).sample(tasks, len(tasks)))
-        for order in orders:
             banks = filled(programs, program)
-            net = network(program, banks, order=order)
+            net = network(program, banks, seed)
             latency = net.run()
             busy = tuple(sorted((name, p.task.clock, p.busy) for name, p in net.progress.items()))
             seen.add((latency, busy, banks["ddr"].tobytes()))
@@ -107,7 +128,7 @@ def test_time_without_data_is_that_with_data() -> None:
     logits = program.buffer("logits")
     rows = net.banks["ddr"][logits.offset : logits.offset + logits.size].reshape(SIZES.tokens, -1)[:, : SIZES.experts]
     chosen = np.argsort(-rows, axis=1, kind="stable")[:, : SIZES.each].tolist()
-    assert network(program, None, parts_of(chosen, SIZES.experts, 8)).run() == latency
+    assert network(program, None, parts=parts_of(chosen, SIZES.experts, 8)).run() == latency
     with pytest.raises(ProgramError, match="what it chooses must be given"):
         network(program, None).run()
 
@@ -190,3 +211,52 @@ def test_the_static_program_does_not_depend_on_data() -> None:
     assert machine.plan.traced
     banks = filled(programs, machine.program)
     assert machine.run(banks).latency_s == machine.run().latency_s
+
+
+@in_both
+def test_any_layer_on_any_machine() -> None:
+    """Three ways, on machines with tiles and FIFOs of any size: the results of NumPy, and no deadlock."""
+    rng = np.random.default_rng(3)
+    for _ in range(cases(60, 6)):
+        experts = int(rng.integers(1, 13))
+        each = int(rng.integers(1, min(experts, 9) + 1))
+        tokens, width, inner = (int(n) for n in rng.integers(1, (40, 50, 50)))
+        sizes = MoeSizes("moe", tokens, each, experts, width, inner, "relu", bool(rng.integers(2)))
+        machine = moe(rows=int(rng.choice([1, 3, 8, 64])), tile=16, fifo=int(rng.choice([1, 2, 6])))
+        router, gate_up, down, x = (
+            rng.normal(size=shape).astype(np.float32)
+            for shape in ((experts, width), (experts, 2 * inner, width), (experts, width, inner), (tokens, width))
+        )
+        expected = by_numpy(sizes, router, gate_up, down, x)
+        for how in HOWS:
+            layer = ExpertLayer(sizes, how=how, machine=machine)
+            layer.load(router, gate_up, down)
+            assert np.abs(layer.run(x) - expected).max() <= 1e-5 * np.abs(expected).max(), (how, sizes)
+
+
+def by_numpy(s: MoeSizes, router: Array, gate_up: Array, down: Array, x: Array) -> Any:
+    """The layer, token by token, in float64."""
+    out = np.zeros(x.shape)
+    for row, y in zip(x.astype(np.float64), out, strict=True):
+        logits = router @ row
+        chosen = np.argsort(-logits)[: s.each]
+        share = np.exp(logits - logits.max())
+        share /= share[chosen].sum() if s.over_chosen else share.sum()
+        for e in chosen:
+            gate, up = np.split(gate_up[e] @ row, 2)
+            y += share[e] * (down[e] @ (np.maximum(gate, 0) * up))
+    return out
+
+
+def test_weights_that_do_not_fit() -> None:
+    layer = ExpertLayer(SIZES, machine=SMALL)
+    router, gate_up, down = (np.zeros(n, np.float32) for n in ((5, 40), (5, 48, 40), (5, 40, 24)))
+    layer.load(router, gate_up, down)
+    with pytest.raises(TensorError, match=r"gate_up is float32 \(5, 40, 24\); the layer takes float32 \(5, 48, 40\)"):
+        layer.load(router, down, gate_up)
+    with pytest.raises(TensorError, match="router is float64"):
+        layer.load(router.astype(np.float64), gate_up, down)
+    with pytest.raises(TensorError):
+        layer.run(np.zeros((20, 41), np.float32))
+    with pytest.raises(TensorError, match="from sizes, not from a module"):
+        layer(np.zeros((20, 40), np.float32))
