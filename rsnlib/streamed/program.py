@@ -32,8 +32,8 @@ class Text:
     """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
     outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
     packed_tensors: of tensors that lie tile by tile. loads: the operator that each task that loads a tensor is for.
-    stores: tasks that store one. requests: the streams on which the reading task of a converter asks the filling one for
-    the next buffer, against the direction of the data."""
+    stores: tasks that store one. requests: the streams on which the reading task of a converter asks the filling one
+    for the next buffer, against the direction of the data."""
 
     text: str
     inputs: Mapping[str, Held]
