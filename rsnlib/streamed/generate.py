@@ -263,8 +263,9 @@ def _fused(
     while True:
         group = dict(zip(space.names, fusion.group, strict=True))
         parted = made.changed(groups=group) if len(fusion.groups) > 1 else made
+        shared = _shared(parted, device, limit, rule)  # smaller groups would not help kernels that are too large
         try:
-            sized, held, memories, dies = _shared(parted, device, limit, rule)
+            sized, held, memories, dies = _sized(shared, device, limit)
             return sized, fusion, held, memories, dies
         except ResourceError as e:
             too_large = e
@@ -281,8 +282,9 @@ def _fused(
         fusion = smaller
 
 
-def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> _Sized:
-    """Share the multipliers, of which kernels get less where they do not fit on dies, and size the streams."""
+def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Streamed:
+    """Share the multipliers, of which kernels get less where they do not fit on dies. Raises `ResourceError` if they do
+    not fit with the least share."""
     dsps = FILL * device.total["DSP"]
     prefetch = int(PREFETCH * max(0, limit - sum(_buffers(made).values())))
     for share in SHARES:
@@ -295,7 +297,7 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> _Si
         except DieError as e:
             too_large = e
         else:
-            return _sized(shared, device, limit)
+            return shared
     raise too_large
 
 

@@ -129,15 +129,19 @@ def test_a_cache_of_keys_and_values(name: str) -> None:
     torch.testing.assert_close(step_keys, all_keys, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def drawn_knobs(random: Random) -> Knobs:
+    switches = {knob: random.randrange(2) for knob in sorted(SWITCHES)}
+    sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in OF_OPERATORS if knob not in SWITCHES}
+    return Knobs(**(sizes | switches))
+
+
 @in_both
 def test_drawn_blocks() -> None:
     for seed in range(drawn(120, 2)):
         random = Random(seed)
         torch.manual_seed(seed)
         module = Drawn(random)
-        switches = {knob: random.randrange(2) for knob in sorted(SWITCHES)}
-        sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in OF_OPERATORS if knob not in SWITCHES}
-        knobs = Knobs(**(sizes | switches))
+        knobs = drawn_knobs(random)
         has_times_of_its_tasks(agrees(module, torch.randn(1, module.rows, module.width), knobs=knobs))
 
 

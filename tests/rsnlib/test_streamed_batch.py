@@ -14,10 +14,9 @@ from rsn.host.native_tasks import run_native
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, streamed
-from rsn.rsnlib.streamed.knobs import OF_OPERATORS
 from rsn.tests.effort import drawn, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Attention, Cached, Drawn, block
-from rsn.tests.rsnlib.test_streamed import BLOCKS, SMALL, Function, agrees, has_times_of_its_tasks
+from rsn.tests.rsnlib.test_streamed import BLOCKS, SMALL, Function, agrees, drawn_knobs, has_times_of_its_tasks
 from rsn.tests.streams.test_hls import built
 
 
@@ -52,8 +51,7 @@ def test_drawn_blocks() -> None:
         random = Random(1000 + seed)
         torch.manual_seed(seed)
         module = Drawn(random)
-        sizes = {knob: random.choice((1, 2, 3, 4, 8, 64)) for knob in OF_OPERATORS}
-        knobs = Knobs(**sizes, port=random.choice((4, 64)), packed=random.randrange(2))
+        knobs = drawn_knobs(random)
         batch = random.choice((2, 3))
         has_times_of_its_tasks(agrees(module, torch.randn(batch, module.rows, module.width), knobs=knobs))
 
