@@ -30,6 +30,9 @@ from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps
 from .wiring import Wiring
 from .workload import UopLists, Workload
 
+CHOICE = Step()
+"""What the log shows for a choice that a unit has waited for."""
+
 
 class Task:
     """A process or one lane of it: its generator, clock and pending step.
@@ -240,6 +243,11 @@ class ProcessNetwork(Wiring):
             if issue is None:
                 return
 
+    @property
+    def firings(self) -> int:
+        """Steps that have been executed."""
+        return self._count
+
     # -- execution ------------------------------------------------------------------------------------------------
 
     def run(self) -> float:
@@ -254,8 +262,7 @@ class ProcessNetwork(Wiring):
             while ready:
                 task = ready.popleft()
                 task.queued = False
-                if task.choice is not None:
-                    self._offer(task)
+                if task.choice is not None and not self._offer(task):
                     continue
                 self._step(task, ready, alive)
                 end = max(end, task.clock)
@@ -263,9 +270,13 @@ class ProcessNetwork(Wiring):
         self.settle(alive)
         return end
 
-    def _offer(self, task: Task) -> None:
-        """Note which stream a task would choose, as far as is known, and let later words wake it."""
+    def _offer(self, task: Task) -> bool:
+        """Note which stream a task would choose, as far as is known, and let later words wake it. With one stream there
+        is nothing to know, and the task takes it at once; returns whether it did."""
         assert task.choice is not None
+        if len(task.choice.channels) == 1 and task.choice.channels[0].filled:
+            self._take_choice(task, 0)
+            return True
         best: tuple[float, int] | None = None
         for index, channel in enumerate(task.choice.channels):
             if not channel.filled:
@@ -276,6 +287,32 @@ class ProcessNetwork(Wiring):
             task.offer = max(task.clock, best[0]), best[1]
             self._offered += 1
             heappush(self._offers, (task.offer[0], task.unit.index, task.lane, best[1], self._offered, task))
+        return False
+
+    def _take_choice(self, task: Task, index: int) -> None:
+        """Let a task go on with a stream on which there is a word. Its clock is then at least the time of that word:
+        what it does next, even before it takes the word, follows from it."""
+        assert task.choice is not None
+        channel = task.choice.channels[index]
+        _, _, first, ended, firing = channel.tokens[0]
+        task.choice, task.offer, task.chosen = None, None, index
+        if first <= task.clock:
+            return
+        channel.empty += first - task.clock
+        number = self._count
+        self._count = number + 1
+        if (log := self.events) is not None:
+            issue = task.unit.issue
+            log.unit.append(task.unit.index)
+            log.step.append(self._step_number(log, CHOICE))
+            log.start.append(first)
+            log.end.append(first)
+            log.before.append(firing)
+            log.via.append(LAST_WORD if first == ended else FIRST_WORD)
+            log.bound.append(NEVER)
+            log.number.append(task.unit.number)
+            log.origin.append(issue.origin if issue is not None else NEVER)
+        task.clock, task.firing = first, number
 
     def _choose(self, ready: deque[Task]) -> None:
         """Let the task choose that can do so first; nothing else in the network can move."""
@@ -288,7 +325,7 @@ class ProcessNetwork(Wiring):
             if len(task.choice.channels) > 1:
                 name = task.choice.channels[index].name
                 self.chosen[name] = self.chosen.get(name, 0) + 1
-            task.choice, task.offer, task.chosen = None, None, index
+            self._take_choice(task, index)
             task.queued = True
             ready.append(task)
             return
@@ -459,14 +496,16 @@ class ProcessNetwork(Wiring):
             elif effect.times:
                 return effect  # type: ignore[return-value]  # an AnyOf has none; a test of types costs time
             elif isinstance(effect, AnyOf):
-                self.await_any(task, effect)
-                return None
+                if not self.await_any(task, effect):
+                    return None
+                value, task.chosen = task.chosen, None
+                continue
             value = None
 
-    def await_any(self, task: Task, choice: AnyOf) -> None:
-        """Let a task wait until it may choose among streams."""
+    def await_any(self, task: Task, choice: AnyOf) -> bool:
+        """Let a task wait until it may choose among streams. Returns whether it already has chosen."""
         task.choice = choice
-        self._offer(task)
+        return self._offer(task)
 
     def _fork(self, task: Task, par: Par, ready: deque[Task], alive: set[Task]) -> None:
         task.children = len(par.lanes)

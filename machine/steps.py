@@ -180,8 +180,9 @@ class Par:
 
 class AnyOf:
     """Wait until a word has come on one of several streams, and choose the stream on which it came first: of equal
-    times, the one that is listed first. The kernel gets its index, and then takes the words with a `Step`. It takes no
-    time.
+    times, the one that is listed first. The kernel gets its index; the word stays there for a `Step` to take. It
+    takes no time but that of waiting: what the unit does next is not before the word has come. With one stream it only
+    waits.
 
     A network with such a unit is no Kahn network: its results may depend on times. They are still a function of the
     program and the rates alone (`ProcessNetwork.run`). Times are sums of floats: for words that come in the same cycle

@@ -98,7 +98,7 @@ class Dataflow(ProcessNetwork):
                 uops[u.name] = _reporting(uops[u.name], u.name, completed)
         super().__init__(path.overlay, uops, banks=banks, data=True, where=where)
 
-    def await_any(self, task: Task, choice: AnyOf) -> None:
+    def await_any(self, task: Task, choice: AnyOf) -> bool:
         """Refuse: what comes first is not known without clocks."""
         raise ProgramError(f"{task.unit.owner} chooses by what comes first, which a run without clocks does not know")
 

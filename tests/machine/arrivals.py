@@ -65,11 +65,13 @@ def relay(origin: str, target: str, times: Sequence[int]) -> Behaviour:
     return acts
 
 
-def merge(origins: Sequence[str], target: str, times: Sequence[int]) -> Behaviour:
+def merge(origins: Sequence[str], target: str, times: Sequence[int], announces: bool = False) -> Behaviour:
     def acts(seen: list[Any]) -> Acts:
         left = list(origins)
         while left:
             origin = left[(yield "any", tuple(left))]
+            if announces:
+                yield "put", target, origins.index(origin)
             token = yield "get", origin
             if token is END:
                 left.remove(origin)
@@ -80,6 +82,11 @@ def merge(origins: Sequence[str], target: str, times: Sequence[int]) -> Behaviou
         yield "put", target, END
 
     return acts
+
+
+def announcing(origins: Sequence[str], target: str, times: Sequence[int]) -> Behaviour:
+    """A merge that says which stream it has chosen before it takes the token."""
+    return merge(origins, target, times, announces=True)
 
 
 def deal(origin: str, targets: Sequence[str]) -> Behaviour:
@@ -172,7 +179,7 @@ def draw(random: Random) -> Drawn:
             for origin in origins:
                 waiting.remove(origin)
                 connect(origin, unit)
-            later(unit, merge, tuple(origins), times())
+            later(unit, announcing if random.random() < 0.3 else merge, tuple(origins), times())
             continue
         origin = waiting.pop(random.randrange(len(waiting)))
         unit = name(kind)
