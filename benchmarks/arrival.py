@@ -1,0 +1,109 @@
+"""How fast the engine runs networks of generators that merge by arrival: firings a second, by how many streams merge.
+
+    python benchmarks/arrival.py [--tokens 100000] [--runs 3]
+
+Sources make a token in a drawn time each, a merge takes what comes first, a sink works on it. "steps" are firings;
+"chosen" are those that waited for any of several streams. "loaders" share a memory off the chip (`machine.off_chip`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from random import Random
+from typing import Any
+
+import click
+
+from rsn.machine.dynamic import DynamicNetwork, DynamicRun, Ports
+from rsn.machine.off_chip import OffChipMemory
+from rsn.machine.steps import Steps
+
+DONE = None
+
+
+def _merge(ports: Ports) -> Steps:
+    left = list(range(ports.inputs))
+    while left:
+        port = left[(yield ports.any_of(*left))]
+        (token,) = yield ports.get(port)
+        if token is DONE:
+            left.remove(port)
+        else:
+            yield ports.put(token)
+    yield ports.put(DONE)
+
+
+def _sink(ports: Ports) -> Steps:
+    while (yield ports.get())[0] is not DONE:
+        yield ports.busy(1)
+
+
+def merging(sources: int, tokens: int) -> DynamicNetwork:
+    """So many sources that make so many tokens in all, a merge and a sink."""
+
+    def source(number: int) -> Any:
+        def kernel(ports: Ports) -> Steps:
+            random = Random(number)
+            for _ in range(tokens // sources):
+                yield ports.busy(random.randrange(2 * sources))
+                yield ports.put(1)
+            yield ports.put(DONE)
+
+        return kernel
+
+    net = DynamicNetwork()
+    net.unit("merge", _merge)
+    net.unit("sink", _sink)
+    net.connect("merge", "sink", 2)
+    for number in range(sources):
+        net.unit(f"s{number}", source(number))
+        net.connect(f"s{number}", "merge", 2)
+    return net
+
+
+def loading(loaders: int, tiles: int) -> DynamicNetwork:
+    """So many loaders that load so many tiles of 4 KB in all."""
+    net = DynamicNetwork()
+    memory = OffChipMemory(net)
+
+    def loader(ports: Ports) -> Steps:
+        for _ in range(tiles // loaders):
+            yield from memory.transfer(ports, (0, 0), 64)
+        yield memory.end(ports, (0, 0))
+
+    for number in range(loaders):
+        net.unit(f"l{number}", loader)
+        memory.client(f"l{number}")
+    return net
+
+
+def _measure(label: str, net: DynamicNetwork, runs: int) -> None:
+    best, ran = float("inf"), None
+    for _ in range(runs):
+        gc.collect()
+        before = time.process_time()
+        ran = net.run()
+        best = min(best, time.process_time() - before)
+    assert isinstance(ran, DynamicRun)
+    rate = ran.firings / best / 1e3
+    click.echo(
+        f"{label:<14} {best:7.3f} s {ran.firings:9} steps {rate:8.0f} thousand/s {sum(ran.chosen.values()):8} chosen"
+    )
+
+
+def main() -> None:
+    """Print one line for each network."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    for sources in (1, 2, 8, 32, 128):
+        _measure(f"merge of {sources}", merging(sources, options.tokens), options.runs)
+    for loaders in (3, 24, 384):
+        _measure(f"{loaders} loaders", loading(loaders, options.tokens // 4), options.runs)
+
+
+if __name__ == "__main__":
+    main()
