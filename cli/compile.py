@@ -172,13 +172,13 @@ def compile_command(
     """
     named = stream_program_named(spec)
     if named is not None and is_region(named):
-        refuse_options(OF_MODELS, "a model")
+        refuse_options(OF_MODELS, "a model: FILE.py:CALLABLE, with the function that returns it")
         _compile_streams(named, output, kernels, as_json)
         return
     refuse_options(("kernels",), "a stream program (.py)")
     require_torch("compiling a model")
     if machine is not None:
-        refuse_options(OF_OVERLAYS, "an overlay, not with --machine generated")
+        refuse_options(OF_OVERLAYS, "an overlay; --machine generated makes a machine of its own")
         files = Files(output, stream_program, inputs_out)
         _compile_generated(spec, Asked(batch, seq, seed), onto, on_chip, chosen, files, as_json)
         return

@@ -18,6 +18,9 @@ from ..streams.sizing.program import SizedProgram, Times
 from .progress import TIMING, working
 from .stream_programs import Named, show, stream_program
 
+WIDE = 60
+"""Characters of the column with changed depths, at most."""
+
 
 @click.command(name="depths")
 @click.argument("program")
@@ -149,10 +152,10 @@ def _show(named: Named, found: Sizes, chosen: set[str]) -> None:
     if found.steps:
         click.echo("")
         steps = [["deeper", "bits", "latency", "interval"]]
-        steps += [
-            _row(_deeper(step, found.steps[k - 1] if k else None), step.bits, step.times)
-            for k, step in enumerate(found.steps)
-        ]
+        for k, step in enumerate(found.steps):
+            *above, last = _deeper(step, found.steps[k - 1] if k else None)
+            steps += [[line, "", "", ""] for line in above]
+            steps.append(_row(last, step.bits, step.times))
         if found.at_declared:
             what = "depths as chosen" if chosen else "depths as declared"
             steps.append(_row(what, program.bits(found.declared), found.at_declared))
@@ -172,10 +175,21 @@ def _row(what: str, bits: int | None, times: Times) -> list[str]:
     return [what, "" if bits is None else str(bits), str(times.latency), _cell(times.interval)]
 
 
-def _deeper(step: Step, before: Step | None) -> str:
+def _deeper(step: Step, before: Step | None) -> list[str]:
+    """Return the depths that differ, in lines of up to `WIDE` characters where names are not longer."""
     if before is None:
-        return "safe depths"
-    return ", ".join(f"{name} {before.depths[name]} -> {depth}" for name, depth in step.deeper.items())
+        return ["safe depths"]
+    lines = [""]
+    for name, depth in step.deeper.items():
+        change = f"{name} {before.depths[name]} -> {depth}"
+        if not lines[-1]:
+            lines[-1] = change
+        elif len(lines[-1]) + len(change) + 2 <= WIDE:
+            lines[-1] += f", {change}"
+        else:
+            lines[-1] += ","
+            lines.append(change)
+    return lines
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:

@@ -343,7 +343,8 @@ def _screen(e: Explanation) -> str:
             mostly.pop()
         rows.append(f"{row}  {', '.join(mostly)}")
     out += ["", *_titled("segment, to its last store", _limited(rows))]
-    rows = [f"{_tail(x.where, 35):<36}{x.unit:<16}{time(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
+    wide = max([16, *(len(x.unit) + 2 for x in e.lines[:MAX])])
+    rows = [f"{_tail(x.where, 35):<36}{x.unit:<{wide}}{time(x.seconds)} {share(x.seconds)}  {x.cause}" for x in e.lines]
     out += ["", *_titled("source line on the critical path", _limited(rows))]
     # names come from the program, and a program may come from anywhere: print no control characters
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in [*out, "", *_busiest(e)]]
@@ -385,8 +386,19 @@ def _busiest(e: Explanation) -> list[str]:
         if unit.kind not in best or unit.busy > e.units[best[unit.kind]].busy:
             best[unit.kind] = name
     names = sorted((n for n in best.values() if e.units[n].busy), key=lambda n: -e.units[n].busy)
+    # In a machine of tasks each unit is a kind of its own: as many as fit on the screen.
+    room = WIDTH - 26
+    shown = 0
+    while shown < len(names) and (room := room - max(8, len(names[shown]) + 2)) >= 0:
+        shown += 1
+    names = names[: max(1, shown)]
     rows = [("busiest unit of a kind, %", names)]
     for field in ("busy", "empty", "full", "instructions"):
         label = "busy" if field == "busy" else f"waits, {field}"
         rows.append((f"  {label}", [f"{100 * getattr(e.units[n], field) / e.latency_s:.0f}" for n in names]))
-    return [f"{label:<26}" + "".join(f"{cell:>8}" for cell in cells) for label, cells in rows]
+    # A name may be longer than a column; names do not run together.
+    columns = [max(8, len(name) + 2) for name in names]
+    return [
+        f"{label:<26}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, columns, strict=True))
+        for label, cells in rows
+    ]

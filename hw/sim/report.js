@@ -104,7 +104,11 @@
 
   // -- layout -------------------------------------------------------------------------------------------------------
 
-  const GUTTER = 92;
+  // Names of units stand left of their lanes, with 34 pixels for a percentage; the longest ones are cut.
+  ctx.font = "11px system-ui, sans-serif";
+  const SHARE = 34;
+  const longest = Math.max(0, ...lanes.filter((l) => l.unit && l.rows.length).map((l) => ctx.measureText(l.name).width));
+  const GUTTER = Math.round(Math.max(92, Math.min(longest + SHARE + 10, 240, 0.3 * figure.clientWidth)));
   const grouped = (() => {
     const found = [];
     for (const [name, start, end] of data.segments) {
@@ -414,7 +418,7 @@
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
     ctx.fillStyle = paint.ink;
-    if (strip.name) ctx.fillText(fit(strip.name, GUTTER - 8), 0, strip.y + Math.min(strip.h, 22) / 2);
+    if (strip.name) ctx.fillText(fit(strip.name, GUTTER - 8 - (strip.lane && strip.lane.unit ? SHARE : 0)), 0, strip.y + Math.min(strip.h, 22) / 2);
   };
 
   const drawAxis = (strip) => {
