@@ -15,11 +15,13 @@ TABLE_ROWS = 200
 
 
 def page(problem: Problem, result: Result) -> str:
-    """An HTML page that needs no network: history, costs by knob, importance of the knobs, and for several goals the
-    front. Raises `MissingError` without Optuna or plotly."""
+    """An HTML page that needs no network: for each goal its history and the costs by
+    knob, and for several goals the front. Raises `MissingError` without Optuna or plotly."""
     require("plotly", "a page of trials", INSTALL)
     figures = []
     for number, figure in enumerate(_figures(problem, result)):
+        # As wide as the page: Optuna makes some plots wider.
+        figure.update_layout(width=None)
         figures.append(figure.to_html(full_html=False, include_plotlyjs="inline" if number == 0 else False))
     title = html.escape(problem.name)
     refused = sum(1 for trial in result.trials if trial.outcome.refused)

@@ -125,6 +125,7 @@ def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> op
     if file is not None:
         if file.is_dir() or not file.absolute().parent.is_dir():
             raise StudyError(f"{file}: a study needs a file in a folder that exists")
+        _require_journal(file)
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     identity = {
         "problem": problem.name,
@@ -152,6 +153,22 @@ def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> op
             if before.get(name) != value:
                 raise StudyError(f"{file}: it has {name} {before.get(name)}, not {value}; give another file")
     return study
+
+
+def _require_journal(file: Path) -> None:
+    """Raise `StudyError` for a file that is neither empty nor a journal: Optuna would append to it."""
+    if not file.exists():
+        return
+    with file.open("rb") as lines:
+        first = lines.readline()
+    if not first:
+        return
+    try:
+        entry = json.loads(first)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or "op_code" not in entry:
+        raise StudyError(f"{file}: no study of this package: its first line is no entry of one; give another file")
 
 
 def _unfinished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:

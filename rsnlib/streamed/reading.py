@@ -147,9 +147,11 @@ class Reader:
             elif isinstance(value, list):
                 raise UnsupportedError(f"{site(node)}: its result is a list of tensors; return the tensors")
         if not results:
+            sites = [site(node) for node in self.of if node.op == "call_function"]
+            found = f"; it has {', '.join(sites[:5])}{', ...' * (len(sites) > 5)}" if sites else ""
             raise UnsupportedError(
                 "nothing in this module can be a kernel: there is no product, norm, attention or activation of its "
-                "arguments"
+                f"arguments{found}"
             )
         roots = tuple(dict.fromkeys(shown.operator for shown in results.values()))
         graph = fused(Graph(reachable(roots), roots))

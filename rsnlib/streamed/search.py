@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 from ...streams.placing.devices import device_named
@@ -42,7 +43,12 @@ class BlockSearch:
 
     @property
     def name(self) -> str:
-        given = {"batch": self.batch, "seq": self.seq, "bytes on chip": self.on_chip_bytes, "seed": self.seed}
+        """All that the outcomes depend on; `graph` is a digest of the stream program. Raises as `streamed` does."""
+        given: dict[str, int | str | None] = {"batch": self.batch, "seq": self.seq}
+        given |= {"bytes on chip": self.on_chip_bytes, "seed": self.seed}
+        # The file of the model may change between two searches: its operators and shapes are part of the name.
+        text = _captured(self.spec, self.batch, self.seq, self.seed).text
+        given["graph"] = sha256(text.encode()).hexdigest()[:8]
         stated = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
         return f"{self.spec} on {self.device} ({stated})"
 

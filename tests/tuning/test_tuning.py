@@ -111,3 +111,25 @@ def test_the_page_shows_trials_and_plots() -> None:
     assert "valley" in text
     assert "<td>best</td>" in text
     assert text.count("plotly-graph-div") == 7
+
+
+def test_a_file_that_is_no_study_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    for text in ("hello\n", '{"a": 1}\n', "12\n"):
+        other.write_text(text)
+        with pytest.raises(StudyError, match=r"notes\.txt: no study of this package"):
+            tune(Valley(), 4, file=other)
+        assert other.read_text() == text
+
+
+def test_the_search_for_a_machine_is_another_one_when_the_model_changes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from rsn.rsnlib.streamed.search import BlockSearch
+
+    def name(file: str, columns: int) -> str:
+        (tmp_path / file).write_text(
+            f"import torch\ndef block():\n    return torch.nn.Linear(8, {columns}).eval(), (torch.randn(4, 8),)\n"
+        )
+        return BlockSearch(f"{tmp_path / file}:block", "u55c").name.removeprefix(str(tmp_path / file))
+
+    assert name("a.py", 16) == name("b.py", 16) != name("c.py", 24)
