@@ -20,8 +20,8 @@ _NUMBERS = count()
 class Tensor:
     """A tensor in the memory off the chip; the last two sizes are rows and columns.
 
-    dtype: of its elements. data: None in a program without data. base: address of its first byte. Tiles are numbered
-    in row-major order.
+    dtype: of its elements, of whole bytes. data: None in a program without data. base: address of its first byte. Tiles are numbered
+    in row-major order. Raises `StepError`.
     """
 
     shape: tuple[int, ...]
@@ -31,6 +31,8 @@ class Tensor:
     name: str = field(default_factory=lambda: f"tensor{next(_NUMBERS)}")
 
     def __post_init__(self) -> None:
+        if self.dtype not in BITS or BITS[self.dtype] % 8:
+            raise StepError("Tensor", f"{self.name} has elements of {self.dtype}; off the chip they have whole bytes")
         if self.data is not None and self.data.shape != self.shape:
             raise StepError("Tensor", f"tensor {self.name} has shape {self.shape}, and its data {self.data.shape}")
 
