@@ -20,8 +20,8 @@ _NUMBERS = count()
 class Tensor:
     """A tensor in the memory off the chip; the last two sizes are rows and columns.
 
-    dtype: of its elements, of whole bytes. data: None in a program without data. base: address of its first byte. Tiles are numbered
-    in row-major order. Raises `StepError`.
+    dtype: of its elements, of whole bytes. data: None in a program without data. base: address of its first byte. Tiles
+    are numbered in row-major order. Raises `StepError`.
     """
 
     shape: tuple[int, ...]

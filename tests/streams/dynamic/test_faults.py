@@ -393,9 +393,9 @@ def test_what_a_program_refuses() -> None:
         run(program, {"a": "D"}, depths=0)
     with pytest.raises(StepError, match="which must rise"):
         Arrivals(parse("1 D"), [1, 0])
-    with pytest.raises(StepError, match="Tensor: .* has elements of boolean"):
+    with pytest.raises(StepError, match=r"Tensor: .* has elements of boolean"):
         Tensor((2, 2), "boolean")
-    with pytest.raises(StepError, match="has shape \\(2, 2\\), and its data \\(2, 3\\)"):
+    with pytest.raises(StepError, match=r"has shape \(2, 2\), and its data \(2, 3\)"):
         Tensor((2, 2), data=np.zeros((2, 3)))
     loop = program.feedback("loop", ["n"], ONE)
     with pytest.raises(StepError, match="loop has no writer"):

@@ -189,6 +189,16 @@ def test_experts_that_share_a_region(slow: int, turns: str, addresses: str, rows
     counted_equals_expressions(layer.program, done)
 
 
+@pytest.mark.parametrize("layer", [static_tiles(10, 2, 4), dynamic_tiles(10, 3), time_multiplexed(10, 2)])
+def test_what_steers_is_computed_without_data(layer: Experts) -> None:
+    inputs = routed_inputs(numbers(9, 10, MODEL), CHOSEN)
+    with_data = run(layer.program, inputs)
+    inputs["rows"] = encode([[Tile(1, MODEL, "bf16")]] * 10, 1)
+    done = run(layer.program, inputs, with_data=False)
+    assert done.text(layer.result) == " S1 ".join([f"<1x{HIDDEN}>"] * 10) + " S1 D"
+    assert (done.traffic, done.flops, done.held) == (with_data.traffic, with_data.flops, with_data.held)
+
+
 KV = [9, 2, 3, 1, 4, 1, 5, 2]
 
 
