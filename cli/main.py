@@ -49,7 +49,7 @@ HIDDEN = {
 """Commands that `rsn --help` does not list: the other end of --board ssh://."""
 
 
-LEFT_OUT = ("jinja2", "lark", "markupsafe", "pygments", "rich", "scipy")
+LEFT_OUT = ("jinja2", "lark", "markupsafe", "pygments", "rich", "scipy", "sympy")
 """Packages that the bundle for a board leaves out (board/requirements.txt): running a program takes none of them."""
 
 

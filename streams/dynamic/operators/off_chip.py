@@ -210,7 +210,8 @@ class RandomOffChipLoad(Operator):
                 yield Put((0,), token)
                 continue
             assert isinstance(token, Tile)
-            index = place(context, self.tensor, token.scalar, self.tile, reader.label, reader.groups.position)
+            address = reader.apply(_address, token)
+            index = place(context, self.tensor, address, self.tile, reader.label, reader.groups.position)
             yield _transfer(self.tensor, index, self.tile, read=True)
             yield Put((0,), context.memory.read(self.tensor, index, self.tile))
         yield Put((0,), DONE)
@@ -220,6 +221,10 @@ class RandomOffChipLoad(Operator):
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
         return rules.tiles_off_chip * rules.size(outputs[0].data)
+
+
+def _address(token: Tile) -> int:
+    return token.scalar
 
 
 def check_address(stream: StreamType) -> None:
@@ -252,7 +257,8 @@ class RandomOffChipStore(Operator):
             where, value = readers[0]((yield Get(0))), readers[1]((yield Get(1)))
             if isinstance(where, Tile) and isinstance(value, Tile):
                 position = readers[0].groups.position
-                yield from write(context, self.tensor, where.scalar, value, readers[0].label, position)
+                address = readers[0].apply(_address, where)
+                yield from write(context, self.tensor, address, value, readers[0].label, position)
                 yield Put((0,), Tile.of(True, "boolean"))
             elif where == value and isinstance(where, Stop | Done):
                 yield Put((0,), where)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rsn.streams.dynamic import (
+    DONE,
     Accum,
     Add,
     Addresses,
@@ -452,3 +453,5 @@ def test_a_run_without_data_has_the_same_sizes() -> None:
     assert done.text(total) == "<2x4> <2x4> D"
     assert done.traffic == run(program, {"a": "1 0 1 D"}).traffic
     assert show([Tile(2, 3, "bf16")]) == "<2x3>"
+    with pytest.raises(StreamFault, match="RandomOffChipLoad: input 0, token 0: a tile of 1x1 without data"):
+        run(program, {"a": [Tile(1, 1, "i32"), DONE]})
