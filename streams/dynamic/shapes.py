@@ -11,7 +11,7 @@ and its largest value (`largest`). For a ragged R that comes from outside, these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
@@ -350,6 +350,7 @@ class Symbols:
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = count() if numbers is None else numbers
         self._made: set[str] = set()
+        self._known: dict[Hashable, Dimension] = {}
         self._given: set[str] = set()
         self.defined: dict[sympy.Symbol, Expression] = {}
 
@@ -371,11 +372,22 @@ class Symbols:
         return next(self._numbers)
 
     def regular(self, letter: str, suffix: str = "", number: int | None = None, value: Any = None) -> Dimension:
-        """A new dynamic-regular dimension. value: what it is equal to, if that is known."""
+        """A new dynamic-regular dimension. value: what it is equal to, if that is known; then the same value has one
+        symbol."""
+        if value is not None:
+            known = next((one for one, other in self.defined.items() if other == value), None)
+            if known is not None:
+                return dimension(known)
         made = dimension(self._name(letter, suffix, number))
         if value is not None:
             self.defined[made.size] = sympy.sympify(value)
         return made
+
+    def same_again(self, key: Hashable, make: Callable[[], Dimension]) -> Dimension:
+        """A new dimension, or the one that was made for this key: what an operator makes of equal shapes is equal."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
     def ragged(self, letter: str, suffix: str = "", number: int | None = None, **known: Any) -> Dimension:
         """A new ragged dimension; `known` as for `ragged`."""

@@ -56,7 +56,9 @@ class Flatten(Operator):
         total = stream.count(self.least)
         if self.most == stream.rank:
             return symbols.regular("D", value=total)
-        return symbols.ragged("R", total=total, static=not any(one.dynamic for one in flat))
+        static = not any(one.dynamic for one in flat)
+        key = ("flatten", stream.shape, self.least, self.most)
+        return symbols.same_again(key, lambda: symbols.ragged("R", total=total, static=static))
 
     def kernel(self, context: Context) -> Kernel:
         reader = context.reader(0)
@@ -116,17 +118,19 @@ class Reshape(Operator):
             raise Refused(f"dimension {self.rank} of {split} is not divisible by {self.chunk}")
         if self.pad is not None and not self.rank and self.chunk > 1 and not isinstance(stream.data, TileType):
             raise Refused(f"pads tiles, not {stream.data}")
-        chunks = self._chunks(split, symbols)
+        chunks = self._chunks(stream, split, symbols)
         shape = (*stream.shape[:at], chunks, dimension(self.chunk), *stream.shape[at + 1 :])
         padded = not (self.rank or self.chunk == 1 or static)
         data = symbols.again(stream.data, None) if padded else stream.data
         return StreamType(shape, data), StreamType(shape, FLAG)
 
-    def _chunks(self, split: Dimension, symbols: Symbols) -> Dimension:
+    def _chunks(self, stream: StreamType, split: Dimension, symbols: Symbols) -> Dimension:
         if self.chunk == 1:
             return split
         if split.ragged:
-            return symbols.ragged("R", static=not split.dynamic, largest=sympy.ceiling(split.largest / self.chunk))
+            largest = sympy.ceiling(split.largest / self.chunk)
+            key = ("reshape", stream.shape, self.rank, self.chunk)
+            return symbols.same_again(key, lambda: symbols.ragged("R", static=not split.dynamic, largest=largest))
         return dimension(sympy.ceiling(split.size / self.chunk))
 
     def kernel(self, context: Context) -> Kernel:

@@ -35,6 +35,7 @@ from rsn.streams.dynamic import (
     RetileStreamify,
     Scan,
     SelectorType,
+    SiLU,
     StepError,
     Stream,
     Streamify,
@@ -391,3 +392,15 @@ def test_new_symbols_have_names_of_their_own() -> None:
     Flatten(0, 1)(stream(other, [2, 2, R]))
     with pytest.raises(StepError, match="R0 is the name of a symbol that an operator made"):
         stream(other, ["R0"])
+
+
+def test_equal_shapes_stay_equal() -> None:
+    """Data and their flags go through the same operators, and meet again."""
+    program = Program()
+    data, padding = Reshape(0, 4, 0)(stream(program, [2, "n", R]))
+    Zip()(Flatten(0, 1)(data), Flatten(0, 1)(padding))
+    Zip()(Flatten(0, 3)(data), Flatten(0, 3)(padding))
+    again, _ = Reshape(0, 4, 0)(Map(SiLU)(stream(program, [2, "n", R])))
+    Zip()(data, again)
+    with pytest.raises(StepError, match="dimension 0 is"):
+        Zip()(Flatten(0, 1)(data), Flatten(0, 1)(stream(program, [2, "n", ragged("Q"), 4])))
