@@ -1,10 +1,14 @@
 """Programs of the active experts of a layer, put together from templates.
 
 A template is the program of one expert over a number of row tiles. The program of a call is the packets of the active
-experts one after the other, each expert's from the template for its number of row tiles, with addresses patched: of
-its weights, of its rows, of its results. Rows lie one expert after the other (`Placed`): the host gathers them, and
-scatters the results. Each template ends with all units idle, so that templates one after the other cannot wait for each
-other.
+experts one after the other, each expert's from the template for its number of row tiles, with addresses patched. The
+host gathers the rows of each expert, and scatters the results. Each template ends with all units idle, so that
+templates one after the other cannot wait for each other.
+
+All addresses of a template in one memory are moved by the same distance: those of weights to the weights of the expert,
+those of activations to a region of its own, in which its buffers lie as in the template. One packet may reach several
+buffers, because the packer finds steps from one access to the next whatever they belong to; so buffers must not move
+apart from each other.
 """
 
 from __future__ import annotations
@@ -13,15 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import ScheduleError, UnsupportedError
-from ..isa.layout import padded
+from ..base.errors import UnsupportedError
+from ..isa.fields import Record
+from ..isa.layout import Layout, padded
 from ..isa.overlay import Overlay
 from ..isa.packet import Packet
-from ..isa.program import Buffer, Program, Role, place_buffers
+from ..isa.program import Buffer, Program, Role
 from .build import build
 from .graph import Activation, Gemm, LayerGraph, Output
 from .lower import lower
@@ -63,25 +69,35 @@ class ExpertSizes:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The program of one expert over `tiles` row tiles. packets: without terminators. patches: packet, mOP, and the
-    buffer that its address is in."""
+    """The program of one expert over `tiles` row tiles. packets: without terminators. span: address units of its
+    activations."""
 
     tiles: int
     program: Program
     packets: tuple[Packet, ...]
-    patches: tuple[tuple[int, int, str], ...]
+    span: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one expert that one template computes. first: the first of them in the gathered rows of the launch.
-    begin, rows: which of the expert's rows."""
+    """Rows of one expert that one template computes. begin, rows: which of the expert's rows. number: of the part in
+    its program, behind the names of its buffers."""
 
     expert: int
     tiles: int
-    first: int
     begin: int
     rows: int
+    number: int
+
+    @property
+    def x(self) -> str:
+        """The buffer of its rows."""
+        return f"{X}{self.number}"
+
+    @property
+    def y(self) -> str:
+        """The buffer of its results."""
+        return f"{Y}{self.number}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,15 +120,16 @@ class ExpertPrograms:
         self._templates: dict[int, Template] = {}
         one = build(sizes.network(1), overlay, schedule).program
         self.tile = one.buffer(X).shape[0]
-        self._images = [b for b in one.buffers if b.role is Role.WEIGHT]
-        self.weights_bank, self.bank = self._images[0].bank, one.buffer(X).bank
+        self._weights = _weights_of(one)
+        self.weights_bank, self.bank = self._weights[0].bank, one.buffer(X).bank
         self._unit = overlay.address_unit
-        self._weight_at: dict[str, int] = {}
-        self.pitch = 0
+        if self.weights_bank == self.bank or any(b.bank != self.weights_bank for b in self._weights):
+            raise UnsupportedError(
+                f"{sizes.path}: overlay {overlay.name} keeps weights and activations in one memory, where templates "
+                "cannot move them apart"
+            )
+        self.pitch = padded(max(self._end(b) for b in self._weights), ALIGN)
         """Address units from one expert's weights to the next's."""
-        for b in self._images:
-            self._weight_at[b.name] = self.pitch
-            self.pitch += padded(-(-b.size // self._unit), ALIGN)
         needed = 4 * self._unit * self.pitch * sizes.experts
         there = min(overlay.banks[self.weights_bank], overlay.max_bank_bytes)
         if needed > there:
@@ -142,28 +159,16 @@ class ExpertPrograms:
             program = build(self.sizes.network(tiles * self.tile), self.overlay, self.schedule).program
             if program.parameters:
                 raise UnsupportedError(f"{self.sizes.path}: the program of an expert has run-time parameters")
+            if _weights_of(program) != self._weights:
+                raise UnsupportedError(f"{self.sizes.path}: the weights of an expert lie otherwise for other rows")
             packets = tuple(p for p in program.packets if not p.header.last)
-            self._templates[tiles] = Template(tiles, program, packets, tuple(self._patches(program, packets)))
+            span = max(self._end(b) for b in program.buffers if b.bank == self.bank)
+            self._templates[tiles] = Template(tiles, program, packets, padded(span, ALIGN))
         return self._templates[tiles]
 
-    def _patches(self, program: Program, packets: Sequence[Packet]) -> Iterator[tuple[int, int, str]]:
-        for i, packet in enumerate(packets):
-            form = self.overlay.by_opcode[packet.header.opcode]
-            bank = self.overlay.by_kind[form.kind][0].bank
-            if form.config or bank is None:
-                continue
-            for j, mop in enumerate(packet.mops):
-                addr = mop.addr  # type: ignore[attr-defined]
-                held = [
-                    b.name
-                    for b in program.buffers
-                    if b.bank == bank and b.offset <= addr < b.offset + max(1, -(-b.size // self._unit))
-                ]
-                if len(held) != 1:
-                    raise ScheduleError(
-                        f"{self.sizes.path}: packet {i} of an expert's program is in {len(held)} buffers"
-                    )
-                yield i, j, held[0]
+    def _end(self, b: Buffer) -> int:
+        """The address unit behind a buffer."""
+        return b.offset + -(-b.size // self._unit)
 
     # -- weights
 
@@ -174,8 +179,8 @@ class ExpertPrograms:
         """
         network = self.sizes.network(1, np.ascontiguousarray(gate_up.T), np.ascontiguousarray(down.T))
         packed = lower(network, self.overlay, self.schedule).weights
-        for b in self._images:
-            yield self._unit * (expert * self.pitch + self._weight_at[b.name]), packed[b.name]
+        for b in self._weights:
+            yield self._unit * (expert * self.pitch + b.offset), packed[b.name]
 
     @property
     def weight_elements(self) -> int:
@@ -213,7 +218,7 @@ class ExpertPrograms:
             for unit in overlay.by_kind[kind]:
                 if sum(len(t.program.preloaded.get(unit.name, ())) for t in templates) > most:
                     return False
-        used = sum(b.offset + -(-b.size // self._unit) for b in self._buffers(templates)[-1:])
+        used = sum(t.span for t in templates)
         return 4 * self._unit * used <= min(overlay.banks[self.bank], overlay.max_bank_bytes)
 
     @cached_property
@@ -221,50 +226,38 @@ class ExpertPrograms:
         """The terminators of all units."""
         return tuple(p for p in self.template(1).program.packets if p.header.last)
 
-    def _buffers(self, templates: Sequence[Template]) -> tuple[Buffer, ...]:
-        """The buffers of a program: weights of all experts, gathered rows, results, and what one expert keeps."""
-        tiles = sum(t.tiles for t in templates)
-        largest = max(templates, key=lambda t: t.tiles).program
-        out = [replace(largest.buffer(self._images[0].name), name="experts", shape=(self.weight_elements,), view=None)]
-        out[0] = replace(out[0], offset=0, layout=out[0].layout.LINEAR)
-        for name, role in ((X, Role.INPUT), (Y, Role.OUTPUT)):
-            b = largest.buffer(name)
-            shape = (tiles * self.tile, b.shape[1])
-            out.append(replace(b, offset=-1, shape=shape, view=shape, role=role))
-        out += [replace(b, offset=-1) for b in largest.buffers if b.role is Role.SCRATCH]
-        return place_buffers(out, self._unit, ALIGN)
-
     def _launch(self, held: Sequence[tuple[int, int, int]]) -> Launch:
-        templates = [self.template(self._tiles(rows)) for _, _, rows in held]
-        buffers = self._buffers(templates)
-        places = {b.name: b.offset for b in buffers}
         packets: list[Packet] = []
         parts: list[Part] = []
-        ops: dict[str, tuple[object, ...]] = {}
-        first = 0
-        for (expert, begin, rows), template in zip(held, templates, strict=True):
-            packets += self._patched(template, expert, first, places)
+        ops: dict[str, tuple[Record, ...]] = {}
+        experts = replace(self._weights[0], name="experts", offset=0, shape=(self.weight_elements,), view=None)
+        buffers = [replace(experts, layout=Layout.LINEAR)]
+        at = 0
+        for number, (expert, begin, rows) in enumerate(held):
+            template = self.template(self._tiles(rows))
+            packets += self._moved(template, {self.weights_bank: expert * self.pitch, self.bank: at})
             for unit, listed in template.program.preloaded.items():
                 ops[unit] = (*ops.get(unit, ()), *listed)
-            parts.append(Part(expert, template.tiles, first, begin, rows))
-            first += template.tiles * self.tile
-        program = Program(self.overlay, (*packets, *self._ends), ops, buffers)  # type: ignore[arg-type]
-        return Launch(program, tuple(parts))
+            own = [b for b in template.program.buffers if b.bank == self.bank]
+            buffers += [replace(b, name=f"{b.name}{number}", offset=b.offset + at) for b in own]
+            parts.append(Part(expert, template.tiles, begin, rows, number))
+            at += template.span
+        return Launch(Program(self.overlay, (*packets, *self._ends), ops, tuple(buffers)), tuple(parts))
 
-    def _patched(self, template: Template, expert: int, first: int, places: Mapping[str, int]) -> list[Packet]:
-        """The packets of a template for one expert, whose rows begin at row `first`."""
-        moves: dict[str, int] = {}
-        for b in template.program.buffers:
-            if b.role is Role.WEIGHT:
-                moves[b.name] = expert * self.pitch + self._weight_at[b.name] - b.offset
+    def _moved(self, template: Template, distance: Mapping[str, int]) -> Iterator[Packet]:
+        """The packets of a template with their addresses moved. distance: address units, by memory."""
+        for packet in template.packets:
+            form = self.overlay.by_opcode[packet.header.opcode]
+            bank = self.overlay.by_kind[form.kind][0].bank
+            if form.config or bank is None:
+                yield packet
             else:
-                rows = first * b.shape[1] // self._unit if b.name in (X, Y) else 0
-                moves[b.name] = places[b.name] + rows - b.offset
-        packets = list(template.packets)
-        mops = [list(p.mops) for p in packets]
-        for i, j, name in template.patches:
-            mops[i][j] = mops[i][j].replace(addr=mops[i][j].addr + moves[name])  # type: ignore[attr-defined]
-        return [Packet(p.header, tuple(m)) for p, m in zip(packets, mops, strict=True)]
+                mops: Sequence[Any] = packet.mops
+                yield Packet(packet.header, tuple(m.replace(addr=m.addr + distance[bank]) for m in mops))
+
+
+def _weights_of(program: Program) -> list[Buffer]:
+    return [b for b in program.buffers if b.role is Role.WEIGHT]
 
 
 def counted(index: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from ...isa.overlay import Overlay
 from ...isa.program import Buffer
 from ...rsnlib.experts.choice import Experts
 from ...scheduler.best import Best
-from ...scheduler.expert_programs import ExpertPrograms, ExpertSizes, Launch, X, Y, counted
+from ...scheduler.expert_programs import ExpertPrograms, ExpertSizes, Launch, counted
 from ...scheduler.graph import Activation
 from ...scheduler.schedule import PAPER, Schedule
 from ..tensors import pack, unpack
@@ -116,12 +116,12 @@ class PatchedExperts:
         runs: list[Run] = []
         moved = 4 * (index.size + shares.size)
         for launch in self.programs.launches({expert: len(pairs) for expert, pairs in chosen.items()}):
-            y, run = self._launched(launch, x, {e: pairs // each for e, pairs in chosen.items()})
+            made, run = self._launched(launch, x, {e: pairs // each for e, pairs in chosen.items()})
             runs.append(run)
             moved += run.bytes["instructions"]
-            for part in launch.parts:
+            for part, y in zip(launch.parts, made, strict=True):
                 pairs = chosen[part.expert][part.begin : part.begin + part.rows]
-                np.add.at(out, pairs // each, y[part.first : part.first + part.rows] * flat[pairs])
+                np.add.at(out, pairs // each, y * flat[pairs])
                 moved += 4 * x.shape[1] * part.rows * 3  # rows read and written; results read
         moved += out.nbytes
         rows = {expert: len(pairs) for expert, pairs in chosen.items()}
@@ -144,29 +144,23 @@ class PatchedExperts:
                 )
         return chosen
 
-    def _launched(self, launch: Launch, x: Array, tokens: dict[int, npt.NDArray[np.int64]]) -> tuple[Array, Run]:
-        """Run a program. Returns its results, (gathered rows, width)."""
+    def _launched(self, launch: Launch, x: Array, tokens: dict[int, npt.NDArray[np.int64]]) -> tuple[list[Array], Run]:
+        """Run a program. Returns the results of each part, (rows, width)."""
         program, unit = launch.program, self.programs.overlay.address_unit
         assert self._weights is not None
-        banks = {name: np.zeros(program.bank_size(name), np.float32) for name in program.overlay.banks}
-        if self.programs.weights_bank == self.programs.bank:
-            banks[self.programs.bank][: len(self._weights)] = self._weights
-        else:
-            banks[self.programs.weights_bank] = self._weights
-        gathered = np.zeros(program.buffer(X).shape, np.float32)[:, : x.shape[1]]
+        banks = {self.programs.weights_bank: self._weights}
+        banks[self.programs.bank] = memory = np.zeros(program.bank_size(self.programs.bank), np.float32)
+
+        def of(name: str, rows: int) -> tuple[Buffer, Array]:
+            """A buffer of so many rows, and its memory."""
+            b = replace(program.buffer(name), view=(rows, x.shape[1]))
+            return b, memory[b.offset * unit : b.offset * unit + b.size]
+
         for part in launch.parts:
-            rows = tokens[part.expert][part.begin : part.begin + part.rows]
-            gathered[part.first : part.first + part.rows] = x[rows]
-
-        def place(b: Buffer) -> slice:
-            return slice(b.offset * unit, b.offset * unit + b.size)
-
-        given, made = (
-            replace(program.buffer(name), view=(program.buffer(name).shape[0], x.shape[1])) for name in (X, Y)
-        )
-        banks[given.bank][place(given)] = pack(given, np.ascontiguousarray(gathered))
+            b, place = of(part.x, part.rows)
+            place[:] = pack(b, x[tokens[part.expert][part.begin : part.begin + part.rows]])
         run = Machine(program).run(banks)
-        return unpack(made, banks[made.bank][place(made)]), run
+        return [unpack(*of(part.y, part.rows)) for part in launch.parts], run
 
     @property
     def _seconds_per_byte(self) -> float:

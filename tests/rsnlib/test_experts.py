@@ -11,10 +11,12 @@ torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
+from rsn.host.model.experts import PatchedExperts  # noqa: E402
 from rsn.isa.overlays import find  # noqa: E402
 from rsn.isa.verify import check  # noqa: E402
 from rsn.rsnlib.experts.library import SWITCH  # noqa: E402
-from rsn.rsnlib.experts.replace import ExpertsPlan, replace_experts  # noqa: E402
+from rsn.rsnlib.experts.operators import run_in_pytorch  # noqa: E402
+from rsn.rsnlib.experts.replace import ExpertsPlan, Sizes, replace_experts  # noqa: E402
 from rsn.rsnlib.trace import captured  # noqa: E402
 from rsn.scheduler.expert_programs import ExpertPrograms, ExpertSizes, counted  # noqa: E402
 from rsn.scheduler.graph import Activation  # noqa: E402
@@ -247,3 +249,17 @@ def test_selectors_in_another_order() -> None:
 
     program, _, _ = captured(Transposed().eval(), (torch.randn(2, 64),))
     assert replace_experts(program, ExpertsPlan()) == 0
+
+
+def test_packets_that_reach_several_buffers() -> None:
+    """The packer joins accesses of two buffers where the step fits, here the last load of one with the first of the
+    next. They must move together."""
+    programs = ExpertPrograms(replace(SIZES, experts=3, width=225, inner=160, rows=1422), find("xnn"))
+    (launch,) = programs.launches({1: 1422, 2: 1422})
+    assert list(check(launch.program)) == []
+    sizes = Sizes("experts", 474, 3, 3, 225, 160, "silu")
+    torch.manual_seed(0)
+    x, shares, index = torch.randn(474, 225), torch.rand(474, 3), torch.full((474, 3), 2)
+    weights = torch.randn(3, 320, 225) / 15, torch.randn(3, 225, 160) / 12
+    found = PatchedExperts(sizes, programs)(x, index, shares, *weights)
+    assert_equal(found, run_in_pytorch(x, index, shares, *weights, "silu"))
