@@ -1,6 +1,6 @@
 """Layers of experts, three ways: a static program of all experts, programs patched by the host, and Seq.
 
-    python benchmarks/experts.py [mixtral qwen3] [--tokens 1 64] [--small] [--skew 0] [--seed 0] [--json FILE]
+    python benchmarks/experts.py [mixtral qwen3] [--tokens 1 64] [--small] [--values] [--skew 0] [--json FILE]
 
 For each layer and number of tokens, on the machine with Seq (`moe`) and on XNN, which has no Seq: what crosses the
 memories, and the modelled time, launches and the host's bytes included. The bound is the time in which the router's
@@ -8,8 +8,9 @@ weights, those of the active experts, rows and results cross the memories of the
 random, all alike, or with `--skew` some more often than others.
 
 Sizes are those of Mixtral 8x7B and of Qwen3-30B-A3B. `--small` has an eighth and less of the columns, and computes
-data, too: the difference from PyTorch's module, of the largest value. Nothing depends on this computer but the time
-that this takes.
+data, too: the difference from PyTorch's module, of the largest value. `--values` computes data at full size, on `moe`
+alone, with the experts that random weights choose; Qwen3 takes 10 GB of memory. Nothing depends on this computer but
+the time that this takes.
 """
 
 from __future__ import annotations
@@ -145,7 +146,9 @@ def on_xnn(of: Row, sizes: MoeSizes, chosen: list[list[int]]) -> Iterator[Row]:
             yield row(replace(of, how=how), runs, passes, host, host * seconds["ddr_read_gbs"], bound)
 
 
-def differences(family: str, sizes: MoeSizes, machine: Overlay, seed: int) -> tuple[list[list[int]], dict[Any, float]]:
+def differences(
+    family: str, sizes: MoeSizes, machine: Overlay, seed: int, *, xnn: bool
+) -> tuple[list[list[int]], dict[Any, float]]:
     """The selectors of a module with random weights, and by machine and way the difference of its results from
     PyTorch's."""
     torch.manual_seed(seed)
@@ -161,21 +164,21 @@ def differences(family: str, sizes: MoeSizes, machine: Overlay, seed: int) -> tu
 
         for how in HOWS:
             found["moe", how] = off(ExpertLayer.of(module, (x,), how=how, machine=machine)(x))
-        for how in ("static", "patched"):
+        for how in ("static", "patched") if xnn else ():
             with rsn.compile(module, (x,), experts=how) as compiled:
                 found["xnn", how] = off(compiled(x))
         _, _, index = module.gate(x.reshape(-1, sizes.width))
     return index.tolist(), found
 
 
-def table(family: str, tokens: int, *, small: bool, seed: int, skew: float) -> Iterator[Row]:
+def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, skew: float) -> Iterator[Row]:
     """The rows of one layer."""
     dims = LAYERS[family] | (SMALL[family] if small else {})
     sizes = MoeSizes("experts", tokens, activation="silu", over_chosen=True, **dims)
     machine = moe(rows=64, tile=32 if small else 128)
     found: dict[Any, float] = {}
-    if small:
-        chosen, found = differences(family, sizes, machine, seed)
+    if small or values:
+        chosen, found = differences(family, sizes, machine, seed, xnn=small)
     else:
         rng = np.random.default_rng(seed)
         liked = skew * rng.normal(size=sizes.experts) + rng.gumbel(size=(tokens, sizes.experts))
@@ -190,6 +193,7 @@ def main() -> None:
     parser.add_argument("layers", nargs="*", default=list(LAYERS), help=f"of {', '.join(LAYERS)}")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--small", action="store_true", help="fewer columns, with data")
+    parser.add_argument("--values", action="store_true", help="with data, on the machine with Seq; takes memory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--skew", type=float, default=0.0, help="how unlike experts are liked: 0 is alike")
     parser.add_argument("--json", help="write the rows to this file")
@@ -199,7 +203,7 @@ def main() -> None:
     click.echo(HEAD)
     for family in args.layers:
         for tokens in args.tokens:
-            for made in table(family, tokens, small=args.small, seed=args.seed, skew=args.skew):
+            for made in table(family, tokens, small=args.small, values=args.values, seed=args.seed, skew=args.skew):
                 click.echo(made.text)
                 rows.append(made)
     if args.json:

@@ -263,3 +263,19 @@ def test_packets_that_reach_several_buffers() -> None:
     weights = torch.randn(3, 320, 225) / 15, torch.randn(3, 225, 160) / 12
     found = PatchedExperts(sizes, programs)(x, index, shares, *weights)
     assert_equal(found, run_in_pytorch(x, index, shares, *weights, "silu"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_of_several_sizes(kind: str) -> None:
+    """Sizes are exact: rows of padding would choose experts."""
+    pytest.importorskip("transformers")
+    layer, x = block("mixtral", "grouped_mm"), torch.randn(1, 20, 64)
+    exact = {"hidden_states": {0: rsn.Batch(1, 2, exact=True)}}
+    with torch.no_grad(), rsn.compile(layer, (x,), experts=kind, dynamic_shapes=exact) as family:
+        for batch in (1, 2):
+            rows = torch.randn(batch, 20, 64)
+            assert_equal(family(rows), layer(rows))
+    padded = {"hidden_states": {0: rsn.Batch(1, 2)}}
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="padding the batch changes output 0"):
+        rsn.compile(layer, (x,), experts=kind, dynamic_shapes=padded)
