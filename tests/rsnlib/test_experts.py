@@ -46,7 +46,7 @@ def test_layers_of_transformers(family: str, spelling: str | None, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", sampled(KINDS, ["static"]))
-@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize("hot", sampled([False, True], [True]))
 def test_a_loop_over_experts(hot: bool, kind: str) -> None:
     torch.manual_seed(0)
     layer, x = Loop(hot=hot).eval(), torch.randn(40, 64)

@@ -106,7 +106,7 @@ def test_seq_moves_what_the_host_s_program_moves() -> None:
     the bytes of weights; no way of choosing leads to a deadlock."""
     rng = np.random.default_rng(1)
     programs = MoePrograms(SIZES, SMALL)
-    for _ in range(cases(40, 4)):
+    for _ in range(cases(40, 2)):
         chosen = drawn(rng, SIZES)
         runs = {how: ExpertLayer(SIZES, how=how, machine=SMALL).time(chosen) for how in HOWS}
         patched, sequenced, static = runs["patched"], runs["sequenced"], runs["static"]
@@ -217,7 +217,7 @@ def test_the_static_program_does_not_depend_on_data() -> None:
 def test_any_layer_on_any_machine() -> None:
     """Three ways, on machines with tiles and FIFOs of any size: the results of NumPy, and no deadlock."""
     rng = np.random.default_rng(3)
-    for _ in range(cases(60, 6)):
+    for _ in range(cases(60, 4)):
         experts = int(rng.integers(1, 13))
         each = int(rng.integers(1, min(experts, 9) + 1))
         tokens, width, inner = (int(n) for n in rng.integers(1, (40, 50, 50)))
