@@ -35,6 +35,7 @@ from .operators.shape import Broadcast, Discard, Expand, First, Flatten, Promote
 from .operators.sources import MetadataGen, SelectGen
 from .run import Arrivals, Run, run
 from .shapes import SelectorType, StreamType, TileType, TupleType, dimension, ragged, symbol, tile
+from .timed import Rates, TimedRun, timed
 from .tokens import DONE, BufferReference, Selector, Stop, Tile, decode, encode, parse, show
 from .updates import AllRead, DefinedUpdate, Fold, Last, MatmulAdd, RetileCol, RetileRow, Update
 
@@ -80,6 +81,7 @@ __all__ = [
     "Promote",
     "RandomOffChipLoad",
     "RandomOffChipStore",
+    "Rates",
     "Reassemble",
     "Repeat",
     "Reshape",
@@ -105,6 +107,7 @@ __all__ = [
     "Tensor",
     "Tile",
     "TileType",
+    "TimedRun",
     "TokenError",
     "TupleType",
     "Update",
@@ -120,4 +123,5 @@ __all__ = [
     "show",
     "symbol",
     "tile",
+    "timed",
 ]
