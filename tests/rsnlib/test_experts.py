@@ -20,7 +20,7 @@ from rsn.rsnlib.experts.replace import ExpertsPlan, Sizes, replace_experts  # no
 from rsn.rsnlib.trace import captured  # noqa: E402
 from rsn.scheduler.expert_programs import ExpertPrograms, ExpertSizes, counted  # noqa: E402
 from rsn.scheduler.graph import Activation  # noqa: E402
-from rsn.tests.effort import long, sampled  # noqa: E402
+from rsn.tests.effort import full, long, sampled  # noqa: E402
 from rsn.tests.rsnlib.expert_layers import Changed, Given, Loop, assert_equal, block  # noqa: E402
 
 KINDS = ("static", "patched")
@@ -154,7 +154,7 @@ def test_boards_that_run_no_patched_programs() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["patched", full("static")])
 def test_a_whole_model_in_pieces(kind: str) -> None:
     """All FLOPs are on the machine; without experts= most of them are not."""
     transformers = pytest.importorskip("transformers")

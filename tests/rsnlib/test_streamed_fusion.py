@@ -20,6 +20,7 @@ from rsn.streams.dataflow.fusion import printed
 from rsn.streams.dataflow.memory import fusion_space, memory_use
 from rsn.streams.dataflow.parts import parts
 from rsn.streams.placing.devices import U55C
+from rsn.tests.effort import full
 from rsn.tests.rsnlib.streamed_blocks import block
 from rsn.tests.rsnlib.test_streamed import BLOCKS
 from rsn.tests.streams.test_hls import built
@@ -89,7 +90,7 @@ def test_a_buffer_is_filled_while_the_one_before_is_read(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", full("llama")])
 def test_two_buffers_in_blocks(name: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 8, 32)
