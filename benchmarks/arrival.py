@@ -19,20 +19,7 @@ import click
 from rsn.machine.dynamic import DynamicNetwork, DynamicRun, Ports
 from rsn.machine.off_chip import OffChipMemory
 from rsn.machine.steps import Steps
-
-DONE = None
-
-
-def _merge(ports: Ports) -> Steps:
-    left = list(range(ports.inputs))
-    while left:
-        port = left[(yield ports.any_of(*left))]
-        (token,) = yield ports.get(port)
-        if token is DONE:
-            left.remove(port)
-        else:
-            yield ports.put(token)
-    yield ports.put(DONE)
+from rsn.tests.machine.test_dynamic import DONE, merge
 
 
 def _sink(ports: Ports) -> Steps:
@@ -41,7 +28,7 @@ def _sink(ports: Ports) -> Steps:
 
 
 def merging(sources: int, tokens: int) -> DynamicNetwork:
-    """So many sources that make so many tokens in all, a merge and a sink."""
+    """Sources that make `tokens` tokens together, a merge and a sink."""
 
     def source(number: int) -> Any:
         def kernel(ports: Ports) -> Steps:
@@ -54,7 +41,7 @@ def merging(sources: int, tokens: int) -> DynamicNetwork:
         return kernel
 
     net = DynamicNetwork()
-    net.unit("merge", _merge)
+    net.unit("merge", merge)
     net.unit("sink", _sink)
     net.connect("merge", "sink", 2)
     for number in range(sources):
@@ -64,7 +51,7 @@ def merging(sources: int, tokens: int) -> DynamicNetwork:
 
 
 def loading(loaders: int, tiles: int) -> DynamicNetwork:
-    """So many loaders that load so many tiles of 4 KB in all."""
+    """Loaders that load `tiles` tiles of 4 KB together."""
     net = DynamicNetwork()
     memory = OffChipMemory(net)
 

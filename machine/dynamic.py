@@ -197,7 +197,7 @@ class DynamicNetwork:
     def run(self, order: Callable[[list[Any]], list[Any]] | None = None, record: bool = False) -> DynamicRun:
         """Run to the end of all units. order, record: as in `ProcessNetwork`.
 
-        Raises `DeadlockError`, or `ProgramError` for tokens that nobody took or ports that miss a number.
+        Raises `DeadlockError`, or `ProgramError` for tokens that are left over, and for ports whose numbers have a gap.
         """
         programs = {name: [self._operator(name)] for name in self._kernels}
         machine = Machine(

@@ -1,8 +1,8 @@
 """A memory off the chip that loaders and stores of a `DynamicNetwork` share, such as HBM (STeP, v2 section 4.3).
 
-Each client has a stream of requests to it and one of replies back. A transfer is so many accesses of some bytes; a
-client has at most `per_client` accesses a cycle, all together have `channels`. Accesses are served in the order in
-which transfers came (ties: the client that was added first), and whatever that leaves free serves the next transfer.
+Each client has a stream of requests to it and one of replies back. A transfer is a number of accesses, all of equal
+size; a client has at most `per_client` accesses a cycle, all together have `channels`. Accesses are served in the order
+in which transfers came (ties: the client that was added first), and whatever that leaves free serves the next transfer.
 A transfer is computed at once, not access by access.
 """
 

@@ -152,7 +152,7 @@ class PatchedExperts:
         banks[self.programs.bank] = memory = np.zeros(program.bank_size(self.programs.bank), np.float32)
 
         def of(name: str, rows: int) -> tuple[Buffer, Array]:
-            """A buffer of so many rows, and its memory."""
+            """A buffer of `rows` rows, and its memory."""
             b = replace(program.buffer(name), view=(rows, x.shape[1]))
             return b, memory[b.offset * unit : b.offset * unit + b.size]
 

@@ -58,7 +58,7 @@ SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.4, 0.2)
 kernel fills."""
 
 CUT, CUTS = 0.8, 14
-"""Streams that do not fit are cut to this share of their slots, and so on, so many times; then to the safe ones."""
+"""If streams do not fit, they keep this share of their slots, and again, up to `CUTS` times; then the safe depths."""
 
 BALANCE = 64.0
 """Bits on cut streams that a fully used die is worth, when kernels are placed on dies."""

@@ -29,7 +29,7 @@ class Expansion(Base, ABC):
 
 @dataclass(frozen=True)
 class RetileStreamify(Expansion):
-    """Split a tile into tiles of so many rows or columns; the last one may be smaller. along: 0 rows, 1 columns.
+    """Split a tile into smaller ones of `size` rows or columns; the last one may be smaller. along: 0 rows, 1 columns.
     drop_padding: of a tuple of a tile and a [N,1] tile of flags, leave out rows or columns whose flag is set; of a tile
     alone, those that are not filled."""
 

@@ -323,11 +323,11 @@ class StreamType:
         return volume(self.shape[: len(self.shape) - level])
 
     def inner(self, count: int) -> tuple[Dimension, ...]:
-        """The innermost dimensions."""
+        """The `count` innermost dimensions."""
         return self.shape[len(self.shape) - count :]
 
     def outer(self, count: int) -> tuple[Dimension, ...]:
-        """All but so many of the innermost dimensions."""
+        """All dimensions but the `count` innermost ones."""
         return self.shape[: len(self.shape) - count]
 
     def volume(self, dimensions: Sequence[Dimension]) -> Expression | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ WORD = 32
 """Elements that an on-chip stream carries in a cycle."""
 
 
+def _read(unit: Unit, at: int, size: int) -> tuple[Any]:
+    """What a step that loads puts."""
+    return (unit.read(at, size),)
+
+
 class Sized(Unit):
     """A unit of a machine with a tile of (rows, columns)."""
 
@@ -41,12 +47,15 @@ class ActsUnit(Unit):
         yield Step("offchip_uop")
         if port.stores:
             source = self.source("Sum" if port is Port.TOTAL else "Post")
-            keep = lambda x: self.write(uop.addr, x.reshape(-1))  # noqa: E731
-            yield Step("ddr_write_gbs", 4 * uop.size, gets=(source,), words=uop.size, do=keep)
+            write = partial(self._write_flat, uop.addr)
+            yield Step("ddr_write_gbs", 4 * uop.size, gets=(source,), words=uop.size, do=write)
             return
         peer = {Port.X: "X", Port.ROUTE: "Route", Port.SUM: "Sum", Port.SHARES: "Post"}[port]
-        fetch = lambda: (self.read(uop.addr, uop.size),)  # noqa: E731
-        yield Step("ddr_read_gbs", 4 * uop.size, puts=(self.sink(peer),), words=uop.size, do=fetch)
+        read = partial(_read, self, uop.addr, uop.size)
+        yield Step("ddr_read_gbs", 4 * uop.size, puts=(self.sink(peer),), words=uop.size, do=read)
+
+    def _write_flat(self, at: int, x: Any) -> None:
+        self.write(at, x.reshape(-1))
 
     def effect_key(self, uop: Move) -> Any:
         return uop.size, uop.port
@@ -61,8 +70,8 @@ class WeightsUnit(Sized):
         sink, size = self.sink("Mac"), self.tile * self.tile
         yield Step("offchip_uop")
         for at in range(uop.addr, uop.addr + uop.tiles * size, size):
-            fetch = lambda at=at: (self.read(at, size),)  # noqa: E731
-            yield Step("weights_read_gbs", 4 * size, puts=(sink,), words=size, do=fetch)
+            read = partial(_read, self, at, size)
+            yield Step("weights_read_gbs", 4 * size, puts=(sink,), words=size, do=read)
 
     def effect_key(self, uop: Tiles) -> Any:
         return uop.tiles
@@ -74,13 +83,16 @@ class RowsUnit(Sized):
     held: Array
 
     def sent(self, rows: int, depth: int, times: int) -> Steps:
-        """Send rows x (depth tiles), so often."""
+        """Send rows x (depth tiles), `times` times."""
         sink, tile = self.sink("Mac"), self.tile
         words = rows * tile
         for _ in range(times):
             for d in range(depth):
-                cut = lambda d=d: (self.held[:, d * tile : (d + 1) * tile].copy(),)  # noqa: E731
-                yield Step("word", words / WORD, puts=(sink,), words=words, do=cut)
+                yield Step("word", words / WORD, puts=(sink,), words=words, do=partial(self._columns, d))
+
+    def _columns(self, number: int) -> tuple[Array]:
+        """A tile of columns of what it holds."""
+        return (self.held[:, number * self.tile : (number + 1) * self.tile].copy(),)
 
 
 class XUnit(RowsUnit):

@@ -175,7 +175,7 @@ BUILDING: ContextVar[Program | None] = ContextVar("BUILDING", default=None)
 
 
 def take(inputs: Sequence[StreamType], count: int) -> None:
-    """Raise `Refused` unless there are so many inputs."""
+    """Raise `Refused` unless there are `count` inputs."""
     if len(inputs) != count:
         raise Refused(f"takes {count} stream{'s' * (count != 1)}, not {len(inputs)}")
 

@@ -109,7 +109,7 @@ class LinearOffChipLoad(SourceOperator):
 
 
 def stops_after(number: int, shape: Sequence[int]) -> int:
-    """The level of the stop after so many elements of a row-major shape; 0 if none."""
+    """The level of the stop after the first `number` elements of a row-major shape; 0 if none."""
     level, size = 0, 1
     for inner in reversed(shape):
         size *= inner

@@ -26,7 +26,7 @@ from .base import Context, Limits, Operator, Reader, check_same, merged_stop, ta
 
 
 def selectors(stream: StreamType, choices: int) -> SelectorType:
-    """The type of a selector stream. Raises `Refused` unless it chooses among so many."""
+    """The type of a selector stream. Raises `Refused` unless it chooses among `choices`."""
     if not isinstance(stream.data, SelectorType):
         raise Refused("selector stream carries no selectors")
     if stream.data.choices != choices:
