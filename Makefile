@@ -49,11 +49,12 @@ demo: .venv/demo.stamp
 # Tests start many processes; without bytecode on disk, each would compile the package anew.
 test test-long test-full: export PYTHONDONTWRITEBYTECODE =
 
-# The type-checker would leave a core idle; so it runs beside the tests.
+# The type-checker would leave a core idle; so it runs beside the tests. What it finds is printed after them.
 test: .venv/dev.stamp
 	$(BIN)/ruff check .
-	$(TYPES) & types=$$!; $(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS); tests=$$?; \
-		wait $$types && exit $$tests
+	found=$$(mktemp); $(TYPES) >$$found 2>&1 & types=$$!; \
+		$(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS); tests=$$?; \
+		wait $$types; types=$$?; cat $$found; rm -f $$found; exit $$((tests | types))
 
 # The files that take longest are first (tests/conftest.py); pytest-xdist would put those with the most tests first.
 test-long: .venv/dev.stamp

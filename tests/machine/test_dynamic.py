@@ -163,12 +163,12 @@ def test_a_deadlock_names_units_and_their_places() -> None:
 
 def test_networks_that_do_not_fit() -> None:
     net = DynamicNetwork()
-    net.unit("a", lambda ports: (ports.put(DONE, port) for port in range(ports.outputs)))  # type: ignore[arg-type,return-value]
+    net.unit("a", lambda ports: (ports.put(DONE, port) for port in range(ports.outputs)))
     with pytest.raises(ProgramError, match="two units a"):
         net.unit("a", source([]))
     with pytest.raises(ProgramError, match="no unit b"):
         net.connect("a", "b", 1)
-    net.unit("b", lambda ports: (ports.get(port) for port in range(ports.inputs)))  # type: ignore[arg-type,return-value]
+    net.unit("b", lambda ports: (ports.get(port) for port in range(ports.inputs)))
     with pytest.raises(ProgramError, match="depth 0; the least is 1"):
         net.connect("a", "b", 0)
     net.connect("a", "b", 1, port=1)
@@ -198,7 +198,7 @@ def loader(memory: OffChipMemory, tiles: Sequence[int], clients: dict[str, tuple
     return kernel
 
 
-def load(tiles: Sequence[Sequence[int]], **limits: int) -> tuple[OffChipMemory, list[list[float]]]:
+def load(tiles: Sequence[Sequence[int]], **limits: Any) -> tuple[OffChipMemory, list[list[float]]]:
     net = DynamicNetwork()
     memory = OffChipMemory(net, **limits)
     clients: dict[str, tuple[int, int]] = {}
