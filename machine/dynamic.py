@@ -89,12 +89,13 @@ class Ports:
             raise ProgramError(f"busy for {cycles} cycles; the least is 0")
         return Step(CYCLE, cycles)
 
-    def any_of(self, *ports: int) -> AnyOf:
+    def any_of(self, *ports: int, until: float | None = None) -> AnyOf:
         """Wait for the token that comes first at one of some inputs (ties: the one that is listed first), and leave it
-        there: `place = yield ports.any_of(2, 5)` gives 0 for input 2."""
+        there: `place = yield ports.any_of(2, 5)` gives 0 for input 2. until: a cycle; if no token has come by then, go
+        on in it, and the place is None."""
         if (choice := self._choices.get(ports)) is None:
             choice = self._choices[ports] = AnyOf(*[self._inputs[port] for port in ports])
-        return choice
+        return choice if until is None else choice.ending(until / CLOCK_HZ)
 
     def peek(self, port: int = 0) -> Generator[AnyOf, Any, Any]:
         """Wait for a token and leave it there: `token = yield from ports.peek()`."""

@@ -33,6 +33,9 @@ from .workload import UopLists, Workload
 CHOICE = Step()
 """What the log shows for a choice that a unit has waited for."""
 
+TIME_IS_UP = -1
+"""In place of the index of a stream: no word has come until the time that the unit gave."""
+
 
 class Task:
     """A process or one lane of it: its generator, clock and pending step.
@@ -274,14 +277,15 @@ class ProcessNetwork(Wiring):
         """Note which stream a task would choose, as far as is known, and let later words wake it. With one stream there
         is nothing to know, and the task takes it at once; returns whether it did."""
         assert task.choice is not None
-        if len(task.choice.channels) == 1 and task.choice.channels[0].filled:
+        until = task.choice.until
+        if until is None and len(task.choice.channels) == 1 and task.choice.channels[0].filled:
             self._take_choice(task, 0)
             return True
-        best: tuple[float, int] | None = None
+        best: tuple[float, int] | None = None if until is None else (until, TIME_IS_UP)
         for index, channel in enumerate(task.choice.channels):
             if not channel.filled:
                 channel.reader = task
-            elif best is None or channel.tokens[0][2] < best[0]:
+            elif best is None or (first := channel.tokens[0][2]) < best[0] or (first == until and best[1] == TIME_IS_UP):
                 best = channel.tokens[0][2], index
         if best is not None:
             task.offer = max(task.clock, best[0]), best[1]
@@ -290,29 +294,37 @@ class ProcessNetwork(Wiring):
         return False
 
     def _take_choice(self, task: Task, index: int) -> None:
-        """Let a task go on with a stream on which there is a word. Its clock is then at least the time of that word:
-        what it does next, even before it takes the word, follows from it."""
+        """Let a task go on with a stream on which there is a word, or without one when its time is up. Its clock is
+        then at least the time of that word: what it does next, even before it takes the word, follows from it."""
         assert task.choice is not None
-        channel = task.choice.channels[index]
-        _, _, first, ended, firing = channel.tokens[0]
-        task.choice, task.offer, task.chosen = None, None, index
-        if first <= task.clock:
-            return
-        channel.empty += first - task.clock
+        if index == TIME_IS_UP:
+            assert task.choice.until is not None
+            start, end, firing, via = task.clock, task.choice.until, task.firing, OWN
+            task.choice, task.offer, task.chosen = None, None, None
+            if end <= start:
+                return
+        else:
+            channel = task.choice.channels[index]
+            _, _, end, ended, firing = channel.tokens[0]
+            task.choice, task.offer, task.chosen = None, None, index
+            if end <= task.clock:
+                return
+            channel.empty += end - task.clock
+            start, via = end, LAST_WORD if end == ended else FIRST_WORD
         number = self._count
         self._count = number + 1
         if (log := self.events) is not None:
             issue = task.unit.issue
             log.unit.append(task.unit.index)
             log.step.append(self._step_number(log, CHOICE))
-            log.start.append(first)
-            log.end.append(first)
+            log.start.append(start)
+            log.end.append(end)
             log.before.append(firing)
-            log.via.append(LAST_WORD if first == ended else FIRST_WORD)
+            log.via.append(via)
             log.bound.append(NEVER)
             log.number.append(task.unit.number)
             log.origin.append(issue.origin if issue is not None else NEVER)
-        task.clock, task.firing = first, number
+        task.clock, task.firing = end, number
 
     def _choose(self, ready: deque[Task]) -> None:
         """Let the task choose that can do so first; nothing else in the network can move."""
@@ -322,7 +334,7 @@ class ProcessNetwork(Wiring):
                 continue  # a word that came earlier has replaced this offer
             for channel in task.choice.channels:
                 channel.reader = None
-            if len(task.choice.channels) > 1:
+            if index != TIME_IS_UP and (len(task.choice.channels) > 1 or task.choice.until is not None):
                 name = task.choice.channels[index].name
                 self.chosen[name] = self.chosen.get(name, 0) + 1
             self._take_choice(task, index)

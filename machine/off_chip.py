@@ -1,17 +1,16 @@
 """A memory off the chip that loaders and stores of a `DynamicNetwork` share, such as HBM (STeP, v2 section 4.3).
 
 Each client has a stream of requests to it and one of replies back. A transfer is a number of accesses, all of equal
-size; a client has at most `per_client` accesses a cycle, all together have `channels`. Accesses are served in the order
-in which transfers came (ties: the client that was added first), and whatever that leaves free serves the next transfer.
-A transfer is computed at once, not access by access.
+size. All transfers that are under way share the accesses of a cycle equally, and none gets more than `per_client` of
+them (max-min fairness): what single accesses in turn come to, without an event for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from heapq import heappop, heappush
+from math import ceil
 from typing import Any
-
-import numpy as np
 
 from ..base.errors import ProgramError
 from .dynamic import DynamicNetwork, Ports
@@ -20,48 +19,56 @@ from .steps import AnyOf, Step, Steps
 END = None
 """What a client requests when it needs no more."""
 
+CLOSE = 1e-6
+"""Accesses that are taken for none: sums of floats are that exact for 10**9 of them."""
 
-class Calendar:
-    """Accesses that are given away, by cycle. Cycles before the last transfer are forgotten."""
+GRAIN = 1024
+"""A transfer ends in a multiple of 1 / GRAIN cycles, so that sums of times are exact and equal times are equal."""
+
+
+class Sharing:
+    """Transfers that share a memory.
+
+    channels, per_client: accesses a cycle, of all transfers and of each. All transfers go equally fast, so each is done
+    when one that had begun at the start and never ended would have so many accesses: `_each`, as of cycle `now`.
+    """
 
     def __init__(self, channels: int, per_client: int) -> None:
         if not 1 <= per_client <= channels:
             raise ProgramError(f"{per_client} accesses a cycle of each client, and {channels} of all")
         self.channels = channels
         self.per_client = per_client
-        self._base = 0
-        self._free = np.full(4096, channels, np.int64)
+        self.now = 0.0
+        self._each = 0.0
+        self._under_way: list[tuple[float, int]] = []
 
-    def book(self, now: int, accesses: int) -> int:
-        """Give a transfer the first accesses that are free from cycle `now` on, at most `per_client` in one cycle.
-        Returns the cycle in which it has them all. now: not before that of earlier calls."""
-        if accesses <= 0:
-            return now
-        self._forget(now)
-        span = -(-accesses // self.per_client)
-        while True:
-            given = np.minimum(self._free[:span], self.per_client)
-            total = np.cumsum(given)
-            if total[-1] >= accesses:
-                last = int(np.searchsorted(total, accesses))
-                given[last] -= int(total[last]) - accesses
-                self._free[: last + 1] -= given[: last + 1]
-                return now + last + 1
-            span += max(-(-(accesses - int(total[-1])) // self.per_client), span // 4)
-            if span > len(self._free):
-                self._free = np.r_[self._free, np.full(max(span, len(self._free)), self.channels, np.int64)]
+    @property
+    def _rate(self) -> float:
+        return min(self.per_client, self.channels / len(self._under_way))
 
-    def _forget(self, now: int) -> None:
-        past = now - self._base
-        if past < 0:
-            raise ValueError(f"a transfer in cycle {now} after one in {self._base}")
-        size = len(self._free)
-        if past >= size:
-            self._free.fill(self.channels)
-        elif past:
-            self._free[:-past] = self._free[past:].copy()
-            self._free[-past:] = self.channels
-        self._base = now
+    @property
+    def next_end(self) -> float | None:
+        """The cycle in which the next transfer is done if none begins before; None if none is under way."""
+        if not self._under_way:
+            return None
+        return ceil((self.now + (self._under_way[0][0] - self._each) / self._rate - CLOSE) * GRAIN) / GRAIN
+
+    def begin(self, now: float, client: int, accesses: int) -> None:
+        """Begin a transfer. now: not after `next_end`."""
+        if self._under_way:
+            self._each += (now - self.now) * self._rate
+        self.now = now
+        heappush(self._under_way, (self._each + accesses, client))
+
+    def end(self, now: float) -> list[int]:
+        """The clients whose transfers are done in cycle `now`, which is `next_end`, in rising order."""
+        self.now, self._each = now, self._under_way[0][0]
+        done = []
+        while self._under_way and self._under_way[0][0] <= self._each + CLOSE:
+            done.append(heappop(self._under_way)[1])
+        if not self._under_way:
+            self._each = 0.0
+        return sorted(done)
 
 
 class OffChipMemory:
@@ -69,7 +76,7 @@ class OffChipMemory:
 
     access: bytes of one access; a part of it takes a whole one. channels, per_client: accesses a cycle, of all clients
     and of each. latency: cycles from the last access to its arrival. The defaults are 64 B accesses, 1024 B a cycle
-    shared, 64 B a cycle of each client. Raises `ProgramError` for sizes below 1.
+    shared, 64 B a cycle of each client. Transfers are done in whole cycles. Raises `ProgramError` for sizes below 1.
     """
 
     def __init__(
@@ -88,17 +95,18 @@ class OffChipMemory:
         self.access = access
         self.latency = latency
         self.moved = 0
+        self.requests: list[str] = []
         self._limits = channels, per_client
         self._network = network
-        self._clients: list[str] = []
-        Calendar(*self._limits)
+        Sharing(*self._limits)
         network.unit(name, self._serve)
 
     def client(self, unit: str) -> tuple[int, int]:
         """Connect a unit; returns its output for requests and its input for replies. It must `end` at its end."""
-        asks = self._network.connect(unit, self.name, 1, port=len(self._clients))
-        answers = self._network.connect(self.name, unit, 1, output=len(self._clients))
-        self._clients.append(unit)
+        number = len(self.requests)
+        asks = self._network.connect(unit, self.name, 1, port=number)
+        answers = self._network.connect(self.name, unit, 1, output=number)
+        self.requests.append(asks.name)
         return int(asks.label.split(".")[0]), int(answers.label.split(".")[1])
 
     def accesses(self, rows: int, row_bytes: int) -> int:
@@ -117,14 +125,19 @@ class OffChipMemory:
 
     def _serve(self, ports: Ports) -> Steps:
         self.moved = 0
-        calendar = Calendar(*self._limits)
+        sharing = Sharing(*self._limits)
         left = list(range(ports.inputs))
         while left:
-            port = left[(yield ports.any_of(*left))]
-            (accesses,) = yield ports.get(port)
-            if accesses is END:
-                left.remove(port)
+            place = yield ports.any_of(*left, until=sharing.next_end)
+            if place is None:
+                now = sharing.next_end
+                assert now is not None
+                for client in sharing.end(now):
+                    yield ports.put(ceil(now) + self.latency, client)
                 continue
-            self.moved += accesses * self.access
-            now = -int(-ports.now // 1)
-            yield ports.put(calendar.book(now, accesses) + self.latency, port)
+            (accesses,) = yield ports.get(left[place])
+            if accesses is END:
+                del left[place]
+            else:
+                self.moved += accesses * self.access
+                sharing.begin(ports.now, left[place], accesses)

@@ -182,7 +182,8 @@ class AnyOf:
     """Wait until a word has come on one of several streams, and choose the stream on which it came first: of equal
     times, the one that is listed first. The kernel gets its index; the word stays there for a `Step` to take. It
     takes no time but that of waiting: what the unit does next is not before the word has come. With one stream it only
-    waits.
+    waits. until: a time in seconds; if no word has come by then, the unit goes on at that time, and its kernel gets
+    None.
 
     A network with such a unit is no Kahn network: its results may depend on times. They are still a function of the
     program and the rates alone (`ProcessNetwork.run`). Times are sums of floats: for words that come in the same cycle
@@ -190,15 +191,22 @@ class AnyOf:
     `ValueError` without streams, or for one that is listed twice.
     """
 
-    __slots__ = ("channels",)
+    __slots__ = ("channels", "until")
 
     times = 0
     """It is no firing."""
 
-    def __init__(self, *channels: Channel) -> None:
+    def __init__(self, *channels: Channel, until: float | None = None) -> None:
         if not channels or len(set(channels)) < len(channels):
             raise ValueError("a unit chooses among one or more streams, each listed once")
         self.channels = channels
+        self.until = until
+
+    def ending(self, until: float) -> AnyOf:
+        """The same choice with another end, without the cost of checking its streams again."""
+        other = AnyOf.__new__(AnyOf)
+        other.channels, other.until = self.channels, until
+        return other
 
 
 Steps = Generator[Step | Par | AnyOf, Any, None]

@@ -82,10 +82,12 @@ def same_size(name: str, a: Dimension, b: Dimension, left: TileType, right: Tile
 
 @dataclass(frozen=True)
 class Matmul(Function):
-    """The product of two tiles. transpose_left, transpose_right: of a tile before."""
+    """The product of two tiles. transpose_left, transpose_right: of a tile before. dtype: of the result, such as the
+    type that products are summed in; None for that of the left tile."""
 
     transpose_left: bool = False
     transpose_right: bool = False
+    dtype: str | None = None
 
     @property
     def name(self) -> str:
@@ -107,16 +109,17 @@ class Matmul(Function):
         left, right = tiles_in(self.name, of, 2)
         rows, inner, other, columns = self.sizes(left, right)
         same_size(self.name, inner, other, left, right)
-        return TileType(rows, columns, left.dtype)
+        return TileType(rows, columns, self.dtype or left.dtype)
 
     def __call__(self, *of: Any) -> Element:
         left, right = of
         rows, _, _, columns = self.sizes(left, right)
+        dtype = self.dtype or left.dtype
         if left.data is None or right.data is None:
-            return Tile(rows, columns, left.dtype)
+            return Tile(rows, columns, dtype)
         a = left.data.T if self.transpose_left else left.data
         b = right.data.T if self.transpose_right else right.data
-        return Tile(rows, columns, left.dtype, a @ b)
+        return Tile(rows, columns, dtype, a @ b)
 
     def cost(self, *of: Any) -> Cost:
         rows, inner, _, columns = self.sizes(*of)

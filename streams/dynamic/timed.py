@@ -46,7 +46,8 @@ class Rates:
 class TimedRun:
     """What a run gave. tokens: of each result (streams without reader, and named outputs); times: the cycle in which
     each was put. ends: the cycle in which each operator ended. traffic, flops, held: of each operator, bytes moved off
-    the chip, operations, most bytes held on chip. engine: the run of the machine: length, choices by arrival, times."""
+    the chip, operations, most bytes held on chip. engine: the run of the machine: length, choices by arrival, times.
+    requests: the streams of requests to the memory off the chip, by name; their order changes times, not results."""
 
     program: Program
     memory: Memory
@@ -57,6 +58,7 @@ class TimedRun:
     flops: Mapping[Node, int]
     held: Mapping[Node, int]
     engine: DynamicRun
+    requests: frozenset[str] = frozenset()
 
     @property
     def cycles(self) -> float:
@@ -66,7 +68,7 @@ class TimedRun:
     @property
     def depends_on_time(self) -> bool:
         """Whether results may depend on times: an operator chose by arrival."""
-        return self.engine.depends_on_time
+        return any(name not in self.requests for name in self.engine.chosen)
 
     def text(self, result: str | Stream) -> str:
         """The tokens of a result, by its stream or the name of an output, as text."""
@@ -243,4 +245,5 @@ class _Timed:
             {node: counts.flops for node, counts in self.counts.items()},
             {node: counts.held for node, counts in self.counts.items()},
             engine,
+            frozenset(self.off_chip.requests if self.off_chip is not None else ()),
         )

@@ -11,7 +11,7 @@ import pytest
 
 from rsn.base.errors import DeadlockError, ProgramError
 from rsn.machine.dynamic import DynamicKernel, DynamicNetwork, Ports
-from rsn.machine.off_chip import Calendar, OffChipMemory
+from rsn.machine.off_chip import OffChipMemory, Sharing
 from rsn.machine.steps import Steps
 from rsn.tests.effort import drawn, in_both
 
@@ -226,30 +226,77 @@ def test_loaders_share_what_there_is() -> None:
     assert max(time for one in times for time in one) == 128  # 2048 accesses, 16 a cycle
 
 
+def one_by_one(transfers: Sequence[tuple[int, int]], channels: int, each: int) -> list[int]:
+    """The cycles after which transfers (begin, accesses) are done, if each cycle's accesses are dealt out in turn."""
+    left = [accesses for _, accesses in transfers]
+    done, cycle, turn = [0] * len(left), 0, 0
+    while any(left):
+        free, mine = channels, [each] * len(left)
+        waiting = True
+        while free and waiting:
+            waiting = False
+            for step in range(len(left)):
+                k = (turn + step) % len(left)
+                if free and left[k] and mine[k] and transfers[k][0] <= cycle:
+                    left[k], mine[k], free, waiting = left[k] - 1, mine[k] - 1, free - 1, True
+                    done[k] = cycle + 1
+                    last = k
+        turn = (last + 1) % len(left) if free < channels else turn
+        cycle += 1
+    return done
+
+
 @in_both
-def test_the_calendar_equals_accesses_one_by_one() -> None:
+def test_sharing_equals_accesses_one_by_one() -> None:
     for seed in range(drawn(300, 30)):
         random = Random(seed)
         channels = random.randint(1, 6)
         each = random.randint(1, channels)
-        calendar = Calendar(channels, each)
-        free: dict[int, int] = {}
-        now = 0
-        for _ in range(random.randint(1, 30)):
-            now += random.choice((0, 0, 1, 5, 40, 9000))
-            accesses = random.choice((0, 1, 7, 30, 200))
-            left, cycle = accesses, now
-            while left:
-                taken = min(left, each, free.get(cycle, channels))
-                free[cycle] = free.get(cycle, channels) - taken
-                left -= taken
-                cycle += 1
-            assert calendar.book(now, accesses) == cycle, seed
+        transfers = [(random.choice((0, 0, 3, 40)), random.choice((1, 7, 30, 200))) for _ in range(random.randint(1, 9))]
+        sharing = Sharing(channels, each)
+        found = [0.0] * len(transfers)
+        for k in sorted(range(len(transfers)), key=lambda k: transfers[k][0]):
+            begin, accesses = transfers[k]
+            while (end := sharing.next_end) is not None and end <= begin:
+                for client in sharing.end(end):
+                    found[client] = end
+            sharing.begin(begin, k, accesses)
+        while (end := sharing.next_end) is not None:
+            for client in sharing.end(end):
+                found[client] = end
+        expected = one_by_one(transfers, channels, each)
+        # Which of several gets the accesses that do not divide by their number is decided anew in each cycle.
+        assert found == pytest.approx(expected, abs=len(transfers) + 1), seed
+        assert max(found) == pytest.approx(max(expected), abs=2), seed
 
 
-def test_a_memory_serves_in_the_order_of_arrival() -> None:
-    served = deque(load([[4, 4], [6]], channels=1)[1])
-    # cycles 0 to 3 go to the first, 4 to 9 to the second, 10 to 13 to the first again
-    assert list(served) == [[4, 14], [10]]
+def test_transfers_share_equally() -> None:
+    served = load([[4, 4], [6]], channels=1)[1]
+    # Both get half; the first is done in cycle 8, the second in 8 + 4, when the first has 2 more.
+    assert served == [[8, 14], [12]]
+    assert load([[8192]] * 24)[1] == [[12288]] * 24
     with pytest.raises(ProgramError, match="2 accesses a cycle of each client, and 1 of all"):
         load([[1]], channels=1, per_client=2)
+
+
+def test_a_unit_waits_until_a_cycle() -> None:
+    seen: list[tuple[int | None, float]] = []
+
+    def waiting(ports: Ports) -> Steps:
+        for until in (2, 5, 9, 5, 9):
+            place = yield ports.any_of(0, 1, until=until)
+            seen.append((place, ports.now))
+            if place is not None:
+                yield ports.get(place)
+        assert (yield ports.any_of(1, until=3)) is None  # in the past
+        yield ports.get(1)
+        yield ports.get(1)
+
+    net = DynamicNetwork()
+    net.unit("a", source([(3,)]))
+    net.unit("b", source([(5,), (50,)]))
+    net.unit("waiting", waiting)
+    net.connect("a", "waiting", 1)
+    net.connect("b", "waiting", 1)
+    assert net.run().cycles == 55
+    assert seen == [(None, 2), (0, 3), (0, 3), (1, 5), (None, 9)]  # in cycle 3 the token and the end of a

@@ -104,7 +104,7 @@ class LinearOffChipLoad(SourceOperator):
         return outputs[0].count() * bytes_of(outputs[0].data)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
-        held = rules.tiles_off_chip * rules.size(outputs[0].data)
+        held = rules.tiles_off_chip * bytes_of(outputs[0].data)  # as they come, whatever tiles on chip are
         return held * positive(inputs[0].count()) if rules.on_demand and inputs else held
 
 
@@ -220,7 +220,8 @@ class RandomOffChipLoad(Operator):
         return outputs[0].count() * bytes_of(outputs[0].data)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
-        return rules.tiles_off_chip * rules.size(outputs[0].data)
+        held = rules.tiles_off_chip * bytes_of(outputs[0].data)
+        return held * positive(inputs[0].count()) if rules.on_demand else held
 
 
 def _address(token: Tile) -> int:

@@ -87,7 +87,7 @@ def test_tiles_come_at_the_rate_of_the_memory() -> None:
     apart = timed(program, {})
     assert apart.times[one][:4] == apart.times[other][:4] == [2, 4, 6, 8]
     shared = timed(program, {}, rates=Rates(channels=1))
-    assert sorted((*shared.times[one][:4], *shared.times[other][:4])) == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert sorted((*shared.times[one][:4], *shared.times[other][:4])) == [4, 4, 8, 8, 12, 12, 16, 16]
     late = timed(program, {}, rates=Rates(latency=5))
     assert late.times[one][:4] == [7, 14, 21, 28]
     assert late.depends_on_time  # the memory serves transfers as they come

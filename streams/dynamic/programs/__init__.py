@@ -1,0 +1,1 @@
+"""Programs of STeP's evaluation, as functions that build them."""

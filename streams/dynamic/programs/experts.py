@@ -1,0 +1,230 @@
+"""A mixture of experts as dynamic streams: rows in tiles of one size or of all rows of an expert, each expert on its own
+or several in turn on one region (STeP v2, sections 5.2 and 5.3; Figs. 6, 7, 9, 10, 12, 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import StepError
+from ..expansions import Addresses, RetileStreamify
+from ..functions import Add, Matmul, Mul, SiLU
+from ..graph import Program, Stream
+from ..memory import Tensor
+from ..operators.higher_order import Accum, FlatMap, Map
+from ..operators.off_chip import LinearOffChipLoad, LinearOffChipStore, RandomOffChipLoad
+from ..operators.routing import EagerMerge, Partition, Reassemble
+from ..operators.shape import Expand, Flatten, Promote, Reshape, Zip
+from ..operators.sources import SelectGen
+from ..tokens import Array
+from ..updates import MatmulAdd, RetileCol, RetileRow
+
+METADATA = 16
+"""Depth of a stream that waits beside a longer way: flags of padding, the turns of experts (the artifact's)."""
+
+SUMS = "f32"
+"""Products of bf16 are summed in this type, and the layer's result is of it."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of experts of gated form: down(SiLU(gate(x)) * up(x)). model, hidden: columns of x, and of gate(x).
+    chosen: experts of each row. columns: of a tile of gate and up, rows of a tile of down."""
+
+    name: str
+    model: int
+    hidden: int
+    experts: int
+    chosen: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.columns:
+            raise StepError("Layer", f"{self.name}: {self.hidden} hidden columns are not whole in tiles of {self.columns}")
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of each weight of an expert."""
+        return self.hidden // self.columns
+
+
+@dataclass(frozen=True)
+class Values:
+    """The layer's tensors. rows [B, model]; gate, up [experts, model, hidden]; down [experts, hidden, model]; routing
+    [B, chosen], of the experts of a row in rising order."""
+
+    rows: Array
+    gate: Array
+    up: Array
+    down: Array
+    routing: Array
+
+
+@dataclass(frozen=True)
+class ExpertProgram:
+    """A program of a layer. result: where the store puts [B, model]. rows_of: for each expert, the name of the symbol
+    that is its number of rows. depths: of its streams, for `timed`."""
+
+    program: Program
+    result: Tensor
+    rows_of: tuple[str, ...]
+    depths: Mapping[Stream, int]
+
+    def counts(self, rows: Sequence[int]) -> dict[str, int]:
+        """The values of the symbols for so many rows of each expert."""
+        return dict(zip(self.rows_of, rows, strict=True))
+
+
+@dataclass(frozen=True)
+class _Weights:
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass
+class _Builder:
+    layer: Layer
+    compute: int | None
+    slow: list[Stream] = field(default_factory=list)
+
+    def expert(self, packed: Stream, gate: Stream, up: Stream, down: Stream) -> Stream:
+        """Tiles of rows [n] and each one's tiles of weights [n, tiles]: the results [n]."""
+        rows = Expand(1)(Reshape(0, 1)(packed)[0], gate)
+        opened = Map(SiLU, compute=self.compute)(Map(Matmul(dtype=SUMS), compute=self.compute)(rows, gate))
+        hidden = Map(Mul, compute=self.compute)(opened, Map(Matmul(dtype=SUMS), compute=self.compute)(rows, up))
+        made: Stream = Accum(1, MatmulAdd(Matmul(dtype=SUMS)), compute=self.compute)(Zip()(hidden, down))
+        return made
+
+    def pack(self, rows: Stream, size: int | None) -> tuple[Stream, Stream | None]:
+        """The rows of an expert [n] as tiles, and flags of padding. size: of a tile; None for one tile of all."""
+        if size is None:
+            return Accum(1, RetileRow)(Promote()(rows)), None
+        data, padding = Reshape(0, size, pad=0)(rows)
+        flags = Accum(1, RetileCol)(padding)
+        self.slow.append(flags)
+        return Accum(1, RetileRow)(data), flags
+
+    def unpack(self, tiles: Stream, flags: Stream | None, routing: Stream, rows: Stream) -> Stream:
+        """Tiles of an expert's results as rows, each times its routing weight."""
+        if flags is None:
+            one_by_one = FlatMap(RetileStreamify(1))(tiles)
+        else:
+            one_by_one = FlatMap(RetileStreamify(1, drop_padding=True))(Zip()(tiles, flags))
+        count = rows.type.shape[0].size
+        self.slow.append(routing)
+        made: Stream = Map(Mul)(one_by_one.assume([count]), routing.assume([count]))
+        return made
+
+
+def mixture(
+    layer: Layer,
+    chosen: Sequence[Sequence[int]],
+    tile_rows: int | None,
+    *,
+    regions: int | None = None,
+    compute: int | None = None,
+    values: Values | None = None,
+) -> ExpertProgram:
+    """The program of a layer.
+
+    chosen: the experts of each row, as many as the layer says. tile_rows: rows of a tile, the last of an expert filled
+    up; None for one tile of all rows of an expert. regions: how many sets of units there are; neighbouring experts
+    share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each
+    unit. values: tensors; without them the program has no data.
+
+    Raises `StepError` for experts that are not there, rows with another number of them, or regions that do not divide
+    the experts.
+    """
+    for row, experts in enumerate(chosen):
+        if len(set(experts)) != layer.chosen or not all(0 <= one < layer.experts for one in experts):
+            raise StepError(
+                "mixture", f"row {row} has the experts {sorted(experts)}; it needs {layer.chosen} below {layer.experts}"
+            )
+    if not chosen:
+        raise StepError("mixture", "a layer without rows")
+    if tile_rows is not None and tile_rows < 1:
+        raise StepError("mixture", f"tiles of {tile_rows} rows")
+    if regions is not None and (regions < 1 or layer.experts % regions):
+        raise StepError("mixture", f"{layer.experts} experts do not divide among {regions} regions")
+    batch = len(chosen)
+    rising = [tuple(sorted(experts)) for experts in chosen]
+    build = _Builder(layer, compute)
+    result = Tensor((batch, layer.model), SUMS, name="result")
+    with Program() as program:
+        rows = _tensor("rows", (batch, layer.model), values and values.rows)
+        routing = _tensor("routing", (batch * layer.chosen, 1), values and values.routing.reshape(-1, 1))
+        loaded = Flatten(0, 1)(LinearOffChipLoad(rows, (1, layer.model), (1,), (batch,))())
+        selectors = SelectGen(rising, layer.experts)
+        parts = Partition(layer.experts, rank=1)(Reshape(0, 1)(loaded)[0], selectors())
+        mine = [Flatten(0, 1)(one) for one in parts]
+        one_hot = SelectGen([(expert,) for experts in rising for expert in experts], layer.experts)()
+        factors = Partition(layer.experts, rank=0)(
+            Flatten(0, 1)(LinearOffChipLoad(routing, (1, 1), (1,), (batch * layer.chosen,))()), one_hot
+        )
+        packed = [build.pack(one, tile_rows) for one in mine]
+        if regions is None:
+            tiles = _side_by_side(build, [one for one, _ in packed], values)
+        else:
+            tiles = _in_turn(build, [one for one, _ in packed], regions, values)
+        unpacked = [
+            build.unpack(one, flags, factor, part)
+            for one, (_, flags), factor, part in zip(tiles, packed, factors, mine, strict=True)
+        ]
+        together = Reassemble()(*unpacked, selectors())
+        summed = Accum(1, Add)(together)
+        LinearOffChipStore(result)(summed)
+    names = tuple(str(one.type.shape[0].size) for one in mine)
+    depths = {stream: 2 for stream in program.streams} | dict.fromkeys(build.slow, METADATA)
+    return ExpertProgram(program, result, names, depths)
+
+
+def _tensor(name: str, shape: tuple[int, ...], data: Array | None) -> Tensor:
+    return Tensor(shape, "bf16", None if data is None else np.asarray(data), name=name)
+
+
+def _side_by_side(build: _Builder, packed: Sequence[Stream], values: Values | None) -> list[Stream]:
+    """A set of units for each expert; its weights are loaded once for each tile of rows."""
+    layer, made = build.layer, []
+    for expert, rows in enumerate(packed):
+        wide, high = (layer.model, layer.hidden), (layer.hidden, layer.model)
+        gate = _tensor(f"gate{expert}", wide, values and values.gate[expert])
+        up = _tensor(f"up{expert}", wide, values and values.up[expert])
+        down = _tensor(f"down{expert}", high, values and values.down[expert])
+        loads = [
+            LinearOffChipLoad(tensor, size, (1,), (layer.tiles,))(rows)
+            for tensor, size in (
+                (gate, (layer.model, layer.columns)),
+                (up, (layer.model, layer.columns)),
+                (down, (layer.columns, layer.model)),
+            )
+        ]
+        made.append(build.expert(rows, *loads))
+    return made
+
+
+def _in_turn(build: _Builder, packed: Sequence[Stream], regions: int, values: Values | None) -> list[Stream]:
+    """A set of units for several experts; addresses say whose weights are loaded."""
+    layer = build.layer
+    share = layer.experts // regions
+    wide, high = (layer.experts, layer.model, layer.hidden), (layer.experts, layer.hidden, layer.model)
+    gate = _tensor("gate", wide, values and values.gate)
+    up = _tensor("up", wide, values and values.up)
+    down = _tensor("down", high, values and values.down)
+    made: list[Stream] = []
+    for region in range(regions):
+        mine = packed[region * share : (region + 1) * share]
+        together, turns = EagerMerge()(*mine)
+        addresses = FlatMap(Addresses(layer.tiles, region * share * layer.tiles))(turns)
+        results = build.expert(
+            together,
+            RandomOffChipLoad(gate, (layer.model, layer.columns))(addresses),
+            RandomOffChipLoad(up, (layer.model, layer.columns))(addresses),
+            RandomOffChipLoad(down, (layer.columns, layer.model))(addresses),
+        )
+        build.slow.append(turns)
+        back = Partition(share, rank=0)(results, turns)
+        made += [one.assume([tiles.type.shape[0].size]) for one, tiles in zip(back, mine, strict=True)]
+    return made
