@@ -87,19 +87,22 @@ def metrics(
 
     accounting: "paper", the equations of the text; "figures", what the published figures are made with: operators off
     the chip hold one tile, not two, products hold nothing, and tiles on chip are f32. on_chip_dtype: of tiles on chip;
-    None for the accounting's own. on_demand: loaders whose reference is empty hold nothing.
+    None for the accounting's own. on_demand: an operator that gets no element holds nothing.
     """
     base = PAPER if accounting == "paper" else FIGURES
-    rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype, on_demand)
-    return Metrics(program, {node: of_node(node, rules) for node in program.nodes})
+    rules = Rules(accounting, on_chip_dtype or base.on_chip_dtype)
+    return Metrics(program, {node: of_node(node, rules, on_demand) for node in program.nodes})
 
 
-def of_node(node: Node, rules: Rules = PAPER) -> NodeMetrics:
+def of_node(node: Node, rules: Rules = PAPER, on_demand: bool = False) -> NodeMetrics:
     """The metrics of an operator."""
     inputs, outputs = node.input_types, node.output_types
     flops = node.operator.flops(inputs, outputs)
+    memory = sympy.sympify(node.operator.memory(inputs, outputs, rules))
+    if on_demand and inputs and memory != 0:
+        memory *= sympy.Min(1, inputs[0].count())  # a Piecewise of a sum of others takes sympy minutes
     return NodeMetrics(
         sympy.sympify(node.operator.traffic(inputs, outputs)),
-        sympy.sympify(node.operator.memory(inputs, outputs, rules)),
+        memory,
         sympy.sympify(flops_symbol(node) if flops is None else flops),
     )

@@ -32,13 +32,12 @@ class Rules:
     """How memory on chip is counted (v2, section 4.2, and what the published figures use).
 
     accounting: "paper" for the equations of the text; "figures" for what the published points come from: operators off
-    chip hold one tile, not two; products hold nothing of their own; tiles on chip are of `on_chip_dtype`. on_demand: a
-    loader whose reference is empty takes nothing (published for dynamic tiling of Qwen only).
+    chip hold one tile, not two; products hold nothing of their own; tiles on chip are of `on_chip_dtype`, those of
+    loaders as they are off the chip.
     """
 
     accounting: Accounting = "paper"
     on_chip_dtype: str | None = None
-    on_demand: bool = False
 
     @property
     def tiles_off_chip(self) -> int:

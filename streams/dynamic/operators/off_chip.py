@@ -21,7 +21,6 @@ from ..shapes import (
     bytes_of,
     dimension,
     is_address,
-    positive,
     tile,
 )
 from ..tokens import DONE, Done, Stop, Tile
@@ -104,8 +103,7 @@ class LinearOffChipLoad(SourceOperator):
         return outputs[0].count() * bytes_of(outputs[0].data)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
-        held = rules.tiles_off_chip * bytes_of(outputs[0].data)  # as they come, whatever tiles on chip are
-        return held * positive(inputs[0].count()) if rules.on_demand and inputs else held
+        return rules.tiles_off_chip * bytes_of(outputs[0].data)  # as they come, whatever tiles on chip are
 
 
 def stops_after(number: int, shape: Sequence[int]) -> int:
@@ -220,8 +218,7 @@ class RandomOffChipLoad(Operator):
         return outputs[0].count() * bytes_of(outputs[0].data)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
-        held = rules.tiles_off_chip * bytes_of(outputs[0].data)
-        return held * positive(inputs[0].count()) if rules.on_demand else held
+        return rules.tiles_off_chip * bytes_of(outputs[0].data)
 
 
 def _address(token: Tile) -> int:

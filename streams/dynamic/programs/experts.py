@@ -77,13 +77,6 @@ class ExpertProgram:
         return dict(zip(self.rows_of, rows, strict=True))
 
 
-@dataclass(frozen=True)
-class _Weights:
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-
-
 @dataclass
 class _Builder:
     layer: Layer
@@ -154,8 +147,8 @@ def mixture(
     build = _Builder(layer, compute)
     result = Tensor((batch, layer.model), SUMS, name="result")
     with Program() as program:
-        rows = _tensor("rows", (batch, layer.model), values and values.rows)
-        routing = _tensor("routing", (batch * layer.chosen, 1), values and values.routing.reshape(-1, 1))
+        rows = _tensor("rows", (batch, layer.model), values)
+        routing = _tensor("routing", (batch * layer.chosen, 1), values)
         loaded = Flatten(0, 1)(LinearOffChipLoad(rows, (1, layer.model), (1,), (batch,))())
         selectors = SelectGen(rising, layer.experts)
         parts = Partition(layer.experts, rank=1)(Reshape(0, 1)(loaded)[0], selectors())
@@ -181,24 +174,24 @@ def mixture(
     return ExpertProgram(program, result, names, depths)
 
 
-def _tensor(name: str, shape: tuple[int, ...], data: Array | None) -> Tensor:
-    return Tensor(shape, "bf16", None if data is None else np.asarray(data), name=name)
+def _tensor(name: str, shape: tuple[int, ...], values: Values | None, expert: int | None = None) -> Tensor:
+    """One of the layer's tensors, or an expert's part of it."""
+    if values is None:
+        return Tensor(shape, "bf16", name=name)
+    data = np.asarray(getattr(values, name))
+    return Tensor(shape, "bf16", (data if expert is None else data[expert]).reshape(shape), name=name)
 
 
 def _side_by_side(build: _Builder, packed: Sequence[Stream], values: Values | None) -> list[Stream]:
     """A set of units for each expert; its weights are loaded once for each tile of rows."""
     layer, made = build.layer, []
     for expert, rows in enumerate(packed):
-        wide, high = (layer.model, layer.hidden), (layer.hidden, layer.model)
-        gate = _tensor(f"gate{expert}", wide, values and values.gate[expert])
-        up = _tensor(f"up{expert}", wide, values and values.up[expert])
-        down = _tensor(f"down{expert}", high, values and values.down[expert])
         loads = [
-            LinearOffChipLoad(tensor, size, (1,), (layer.tiles,))(rows)
-            for tensor, size in (
-                (gate, (layer.model, layer.columns)),
-                (up, (layer.model, layer.columns)),
-                (down, (layer.columns, layer.model)),
+            LinearOffChipLoad(_tensor(name, shape, values, expert), size, (1,), (layer.tiles,))(rows)
+            for name, shape, size in (
+                ("gate", (layer.model, layer.hidden), (layer.model, layer.columns)),
+                ("up", (layer.model, layer.hidden), (layer.model, layer.columns)),
+                ("down", (layer.hidden, layer.model), (layer.columns, layer.model)),
             )
         ]
         made.append(build.expert(rows, *loads))
@@ -210,9 +203,7 @@ def _in_turn(build: _Builder, packed: Sequence[Stream], regions: int, values: Va
     layer = build.layer
     share = layer.experts // regions
     wide, high = (layer.experts, layer.model, layer.hidden), (layer.experts, layer.hidden, layer.model)
-    gate = _tensor("gate", wide, values and values.gate)
-    up = _tensor("up", wide, values and values.up)
-    down = _tensor("down", high, values and values.down)
+    gate, up, down = _tensor("gate", wide, values), _tensor("up", wide, values), _tensor("down", high, values)
     made: list[Stream] = []
     for region in range(regions):
         mine = packed[region * share : (region + 1) * share]

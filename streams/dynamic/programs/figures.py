@@ -1,0 +1,182 @@
+"""The points of STeP's figures as programs, and what they take (v2, sections 4.4, 5.2, 5.3; Figs. 8, 9, 10, 12, 13, 19,
+20): cycles, traffic off the chip, memory on chip.
+
+Sizes and rates are those of the paper and of its artifact. Nothing is fitted on a point. The rows that each expert gets
+are cited counts; which row goes where is dealt out by a rule, and steers neither traffic nor memory.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+from ..errors import StepError
+from ..graph import Program, Stream
+from ..metrics import metrics
+from ..operators.base import Accounting
+from ..timed import Rates, TimedRun, timed
+from .experts import Layer, mixture
+from .swiglu import swiglu
+
+HBM = Rates(latency=16)
+"""1024 B a cycle, 64 B a loader, 14 cycles of start-up and 2 of latency: the memory of all figures but Fig. 8."""
+
+VALIDATION = Rates(on_chip=256, channels=4, per_client=4, latency=16)
+"""Of Fig. 8: 256 B a cycle on chip and off it, which one loader may use up."""
+
+MIXTRAL = Layer("Mixtral 8x7B", 4096, 14336, 8, 2, 64)
+QWEN = Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 64)
+QWEN_REGIONS = Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 48)
+"""As of Figs. 12 and 13, with other tiles."""
+
+COMPUTE_STATIC, COMPUTE_DYNAMIC, COMPUTE_REGIONS, COMPUTE_VALIDATION = 4096, 6400, 1024, 4096
+"""Operations a cycle of each unit: of Figs. 9 and 10 with static and with dynamic tiles, of Figs. 12 and 13, of Fig. 8.
+The paper says that static and dynamic tiles get the same; the artifact has these."""
+
+
+@cache
+def expert_counts() -> Mapping[str, Sequence[int]]:
+    """Rows of each expert in the authors' traces, by "model_batch": "mixtral_b64", "mixtral_b1024", "qwen_b64",
+    "qwen_b1024"."""
+    text = resources.files(__package__).joinpath("expert_counts.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def deal(counts: Sequence[int], rows: int, chosen: int) -> list[tuple[int, ...]]:
+    """Give each row `chosen` experts, so that each expert gets its count of rows: a row gets the experts that have most
+    rows left (ties: those that have waited longest, then the first). Raises `StepError` if there is no such way."""
+    if sum(counts) != rows * chosen or max(counts, default=0) > rows or min(counts, default=0) < 0:
+        raise StepError("deal", f"{sum(counts)} places of at most {max(counts, default=0)} an expert for {rows} rows")
+    left = list(counts)
+    last = [-1] * len(left)
+    dealt = []
+    for row in range(rows):
+        most = sorted(range(len(left)), key=lambda expert: (-left[expert], last[expert], expert))[:chosen]
+        for expert in most:
+            left[expert] -= 1
+            last[expert] = row
+        dealt.append(tuple(sorted(most)))
+    return dealt
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a point takes. cycles: of the run. traffic, memory: bytes, by `metrics` with `accounting="figures"`. moved,
+    flops: bytes and operations that the run counted. depends_on_time: whether an operator chose by arrival."""
+
+    cycles: float
+    traffic: int
+    memory: float
+    moved: int
+    flops: int
+    depends_on_time: bool
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a figure. key: its name. figure: the figure with its cycles."""
+
+    figure: str
+    key: str
+
+    def measure(self) -> Measured:
+        """Run it, without the values of tiles."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GatedPoint(Point):
+    """Of Fig. 8. rows, columns: of a tile."""
+
+    rows: int
+    columns: int
+
+    def measure(self) -> Measured:
+        made = swiglu(64, 256, 512, self.rows, self.columns, compute=COMPUTE_VALIDATION, through_memory=True)
+        run = timed(made.program, depths=1, rates=VALIDATION, with_data=False)
+        return _measured(made.program, run, {}, False)
+
+
+@dataclass(frozen=True)
+class ExpertPoint(Point):
+    """Of the figures with experts. counts: rows of each expert. tile_rows: None for dynamic tiles. regions: None for a
+    set of units for each expert. compute: operations a cycle of each unit. on_demand: operators that get no element
+    count no memory."""
+
+    layer: Layer
+    counts: tuple[int, ...]
+    tile_rows: int | None
+    compute: int
+    regions: int | None = None
+    on_demand: bool = False
+    rates: Rates = field(default=HBM)
+
+    def measure(self) -> Measured:
+        chosen = deal(self.counts, sum(self.counts) // self.layer.chosen, self.layer.chosen)
+        made = mixture(self.layer, chosen, self.tile_rows, regions=self.regions, compute=self.compute)
+        run = timed(made.program, depths=made.depths, rates=self.rates, with_data=False)
+        return _measured(made.program, run, made.counts(self.counts), self.on_demand)
+
+    def memory(self, accounting: Accounting = "figures", on_demand: bool = False) -> float:
+        """Bytes on chip, without a run."""
+        chosen = deal(self.counts, sum(self.counts) // self.layer.chosen, self.layer.chosen)
+        made = mixture(self.layer, chosen, self.tile_rows, regions=self.regions, compute=self.compute)
+        found = metrics(made.program, accounting, on_demand=on_demand)
+        return float(found.value(found.memory, made.counts(self.counts)))
+
+
+def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_demand: bool) -> Measured:
+    found = metrics(program, "figures", on_demand=on_demand)
+    return Measured(
+        run.cycles,
+        int(found.value(found.traffic, values)),
+        float(found.value(found.memory, values)),
+        sum(run.traffic.values()),
+        sum(run.flops.values()),
+        run.depends_on_time,
+    )
+
+
+def points() -> tuple[Point, ...]:
+    """All points of these figures, the longest runs first."""
+    made: list[Point] = []
+    counts = {key: tuple(rows) for key, rows in expert_counts().items()}
+    for figure, batch, sizes in (("fig10", 1024, (16, 32, 64, 128, 256, 512, 1024)), ("fig9", 64, (8, 16, 32, 64))):
+        for layer, model in ((MIXTRAL, "mixtral"), (QWEN, "qwen")):
+            rows = counts[f"{model}_b{batch}"]
+            for size in sizes:
+                made.append(ExpertPoint(figure, f"{figure}.{model}.tile_{size}", layer, rows, size, COMPUTE_STATIC))
+            key = f"{figure}.{model}.dynamic"
+            made.append(
+                ExpertPoint(figure, key, layer, rows, None, COMPUTE_DYNAMIC, on_demand=model == "qwen")
+            )
+            if figure == "fig10" and model == "mixtral":
+                made.append(ExpertPoint(figure, EQUAL_COMPUTE, layer, rows, None, COMPUTE_STATIC))
+    for name, tile_rows in (("tile_32", 32), ("dynamic", None)):
+        for regions in (128, 64, 32, 16, 8, 4):
+            key = f"fig12.{name}.regions_{regions}"
+            rows = counts["qwen_b64"]
+            made.append(
+                ExpertPoint("fig12", key, QWEN_REGIONS, rows, tile_rows, COMPUTE_REGIONS, regions, on_demand=True)
+            )
+    for height in (16, 32, 64):
+        made += [GatedPoint("fig8", f"fig8.tile_{height}x{width}", height, width) for width in (16, 32, 64, 128, 256)]
+    return tuple(made)
+
+
+EQUAL_COMPUTE = "fig10.mixtral.dynamic_4096"
+"""The point of dynamic tiles with the units of the static ones."""
+
+
+def pareto_improvement(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
+    """The Pareto improvement distance of (cycles, memory) from other points (v2, equation 2): the least factor by which
+    one of those that none dominates must improve to be as good in both."""
+    frontier = [
+        one
+        for one in others
+        if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in others)
+    ]
+    return min(max(cycles / point[0], memory / point[1]) for cycles, memory in frontier)
