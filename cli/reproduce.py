@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Any
@@ -12,13 +14,14 @@ import click
 from ..scheduler.best import schedule_named
 from .progress import working
 from .published.rows import FAR, PERHAPS_NOTE, UNTIMED, PublishedRow, calibrated_parameters, rows_of
+from .published.step import STEP, claims, findings, measure, step_rows, step_summary
 from .settings import Setting
 
 TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11", "fig9")
 
 
 @click.command(name="reproduce")
-@click.argument("table", default="all", type=click.Choice([*TABLES, "all"]))
+@click.argument("table", default="all", type=click.Choice([*TABLES, STEP, "all"]))
 @click.option("--schedule", default="published", show_default=True, help="schedule of the paper's optimised rows")
 @click.option("--set", "rates", multiple=True, type=Setting(float), help="change a rate or depth of rsn overlay")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
@@ -26,7 +29,12 @@ def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, floa
     """Compare the paper's TABLE, or all, with the model.
 
     Each row has the published and the modelled value, their difference, and whether a constant of the model was fitted
-    on it."""
+    on it. Table step are figures of another paper, STeP, which are not part of all; it takes some minutes."""
+    if table == STEP:
+        if rates or schedule != "published":
+            raise click.UsageError("--schedule and --set are of the overlay; the figures of step have none")
+        _reproduce_step(as_json)
+        return
     plan = schedule_named(schedule)
     with working("modelling") as progress:
         rows = rows_of(list(TABLES) if table == "all" else [table], plan, dict(rates), progress)
@@ -35,6 +43,36 @@ def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, floa
         return
     _show(rows)
     _show_summary(rows)
+
+
+def _reproduce_step(as_json: bool) -> None:
+    """Compare the figures of STeP with the programs of dynamic streams."""
+    with working("running the programs of STeP's figures") as progress:
+        measured = measure(progress=progress)
+    rows, said = [*step_rows(measured), *claims(measured)], findings(measured)
+    summary = step_summary(rows)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "rows": [row.as_json() for row in rows],
+                    "summary": summary,
+                    "findings": [dataclasses.asdict(one) for one in said],
+                }
+            )
+        )
+        return
+    _show(rows)
+    click.echo(f"\n{len(rows)} rows; errors:")
+    for quantity, facts in summary.items():
+        click.echo(
+            f"  {quantity:<24} {facts['rows']:3} rows, mean {facts['mean_abs_error_pct']:.2f} %, "
+            f"worst {facts['worst_error_pct']:+.2f} % ({facts['worst']})"
+        )
+    _show_far(rows)
+    click.echo("\nbeside them:")
+    for one in said:
+        click.echo(textwrap.fill(f"{one.name}. {one.text}", 118, initial_indent="  ", subsequent_indent="    "))
 
 
 def _mean_error(rows: Sequence[PublishedRow]) -> float | None:
@@ -99,6 +137,15 @@ def _show_summary(rows: Sequence[PublishedRow]) -> None:
             if left_out:
                 what = left_out[0].row if len(left_out) == 1 else f"{len(left_out)} rows"
                 click.echo(f"  {left_out[0].table:<8} {what:<28} {reason}")
+    _show_far(rows)
+    if facts["rows"]["perhaps calibrated"]:
+        click.echo(f"\ncalibrated?: {PERHAPS_NOTE}")
+    fitted = facts["calibrated_parameters"]
+    click.echo(f"\n{len(fitted)} calibrated parameters: {', '.join(fitted)}")
+
+
+def _show_far(rows: Sequence[PublishedRow]) -> None:
+    """The rows with large errors, each with its explanation."""
     far = [row for row in rows if row.far]
     if far:
         click.echo(f"\n{len(far)} {'row' if len(far) == 1 else 'rows'} beyond {FAR:g} %:")
@@ -109,7 +156,3 @@ def _show_summary(rows: Sequence[PublishedRow]) -> None:
             ditto = '"' if reason == before else reason
             click.echo(f"  {row.table:<8} {row.row:<{width}} {row.error_pct:+7.1f} %  {ditto}")
             before = reason
-    if facts["rows"]["perhaps calibrated"]:
-        click.echo(f"\ncalibrated?: {PERHAPS_NOTE}")
-    fitted = facts["calibrated_parameters"]
-    click.echo(f"\n{len(fitted)} calibrated parameters: {', '.join(fitted)}")

@@ -285,7 +285,9 @@ class ProcessNetwork(Wiring):
         for index, channel in enumerate(task.choice.channels):
             if not channel.filled:
                 channel.reader = task
-            elif best is None or (first := channel.tokens[0][2]) < best[0] or (first == until and best[1] == TIME_IS_UP):
+            elif (
+                best is None or (first := channel.tokens[0][2]) < best[0] or (first == until and best[1] == TIME_IS_UP)
+            ):
                 best = channel.tokens[0][2], index
         if best is not None:
             task.offer = max(task.clock, best[0]), best[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -252,7 +251,9 @@ def test_sharing_equals_accesses_one_by_one() -> None:
         random = Random(seed)
         channels = random.randint(1, 6)
         each = random.randint(1, channels)
-        transfers = [(random.choice((0, 0, 3, 40)), random.choice((1, 7, 30, 200))) for _ in range(random.randint(1, 9))]
+        transfers = [
+            (random.choice((0, 0, 3, 40)), random.choice((1, 7, 30, 200))) for _ in range(random.randint(1, 9))
+        ]
         sharing = Sharing(channels, each)
         found = [0.0] * len(transfers)
         for k in sorted(range(len(transfers)), key=lambda k: transfers[k][0]):

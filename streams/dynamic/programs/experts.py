@@ -1,5 +1,5 @@
-"""A mixture of experts as dynamic streams: rows in tiles of one size or of all rows of an expert, each expert on its own
-or several in turn on one region (STeP v2, sections 5.2 and 5.3; Figs. 6, 7, 9, 10, 12, 13)."""
+"""A mixture of experts as dynamic streams: rows in tiles of one size or of all rows of an expert, each expert alone or
+several in turn on one region (STeP v2, sections 5.2 and 5.3; Figs. 6, 7, 9, 10, 12, 13)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Layer:
 
     def __post_init__(self) -> None:
         if self.hidden % self.columns:
-            raise StepError("Layer", f"{self.name}: {self.hidden} hidden columns are not whole in tiles of {self.columns}")
+            raise StepError(
+                "Layer", f"{self.name}: {self.hidden} hidden columns are not whole in tiles of {self.columns}"
+            )
 
     @property
     def tiles(self) -> int:
@@ -170,7 +172,7 @@ def mixture(
         summed = Accum(1, Add)(together)
         LinearOffChipStore(result)(summed)
     names = tuple(str(one.type.shape[0].size) for one in mine)
-    depths = {stream: 2 for stream in program.streams} | dict.fromkeys(build.slow, METADATA)
+    depths = dict.fromkeys(program.streams, 2) | dict.fromkeys(build.slow, METADATA)
     return ExpertProgram(program, result, names, depths)
 
 

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from math import nan
 
 from ..errors import StepError
-from ..graph import Program, Stream
+from ..graph import Program
 from ..metrics import metrics
 from ..operators.base import Accounting
 from ..timed import Rates, TimedRun, timed
+from .attention import Dispatch, Heads, attention
 from .experts import Layer, mixture
 from .swiglu import swiglu
 
@@ -31,6 +33,13 @@ MIXTRAL = Layer("Mixtral 8x7B", 4096, 14336, 8, 2, 64)
 QWEN = Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 64)
 QWEN_REGIONS = Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 48)
 """As of Figs. 12 and 13, with other tiles."""
+
+QWEN_HEADS = Heads(kv=1, queries=8, columns=64, tile_rows=32)
+"""The artifact's: one of the 4 KV heads, and 64 columns; the model itself has 128."""
+
+REGIONS, BLOCK, QUEUE, COMPUTE_ATTENTION = 4, 16, 0, 2048
+"""Of the figures with attention: regions; requests of each in coarse dispatch, whatever the batch; jobs that wait
+before a region, as its FIFO of depth 1 holds the one that it works on; operations a cycle of each unit."""
 
 COMPUTE_STATIC, COMPUTE_DYNAMIC, COMPUTE_REGIONS, COMPUTE_VALIDATION = 4096, 6400, 1024, 4096
 """Operations a cycle of each unit: of Figs. 9 and 10 with static and with dynamic tiles, of Figs. 12 and 13, of Fig. 8.
@@ -62,10 +71,24 @@ def deal(counts: Sequence[int], rows: int, chosen: int) -> list[tuple[int, ...]]
     return dealt
 
 
+@cache
+def cache_lengths() -> Mapping[str, tuple[int, ...]]:
+    """Rows of the cache of each request, by batch: "b64.low.rows_2019" are 64 requests whose lengths vary little. From
+    the Azure LLM inference trace 2023 (CC BY 4.0; Splitwise, ISCA 2024)."""
+    text = resources.files(__package__).joinpath("kv_lengths.toml").read_text(encoding="utf-8")
+    return {
+        f"{size}.{kind}.{rows}": tuple(batch["lengths"])
+        for size, kinds in tomllib.loads(text).items()
+        for kind, batches in kinds.items()
+        for rows, batch in batches.items()
+    }
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a point takes. cycles: of the run. traffic, memory: bytes, by `metrics` with `accounting="figures"`. moved,
-    flops: bytes and operations that the run counted. depends_on_time: whether an operator chose by arrival."""
+    flops: bytes and operations that the run counted; for attention, traffic is what it counted, and memory unknown.
+    depends_on_time: whether an operator chose by arrival."""
 
     cycles: float
     traffic: int
@@ -128,6 +151,29 @@ class ExpertPoint(Point):
         return float(found.value(found.memory, made.counts(self.counts)))
 
 
+@dataclass(frozen=True)
+class AttentionPoint(Point):
+    """Of the figures with attention. lengths: of the requests. queue: jobs that wait before a region."""
+
+    lengths: tuple[int, ...]
+    dispatch: Dispatch
+    queue: int = QUEUE
+
+    def measure(self) -> Measured:
+        made = attention(
+            self.lengths,
+            QWEN_HEADS,
+            self.dispatch,
+            regions=REGIONS,
+            block=BLOCK,
+            queue=self.queue,
+            compute=COMPUTE_ATTENTION,
+        )
+        run = timed(made.program, depths=made.depths, rates=HBM, with_data=False)
+        flops, moved = sum(run.flops.values()), sum(run.traffic.values())
+        return Measured(run.cycles, moved, nan, moved, flops, run.depends_on_time)
+
+
 def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_demand: bool) -> Measured:
     found = metrics(program, "figures", on_demand=on_demand)
     return Measured(
@@ -150,9 +196,7 @@ def points() -> tuple[Point, ...]:
             for size in sizes:
                 made.append(ExpertPoint(figure, f"{figure}.{model}.tile_{size}", layer, rows, size, COMPUTE_STATIC))
             key = f"{figure}.{model}.dynamic"
-            made.append(
-                ExpertPoint(figure, key, layer, rows, None, COMPUTE_DYNAMIC, on_demand=model == "qwen")
-            )
+            made.append(ExpertPoint(figure, key, layer, rows, None, COMPUTE_DYNAMIC, on_demand=model == "qwen"))
             if figure == "fig10" and model == "mixtral":
                 made.append(ExpertPoint(figure, EQUAL_COMPUTE, layer, rows, None, COMPUTE_STATIC))
     for name, tile_rows in (("tile_32", 32), ("dynamic", None)):
@@ -164,8 +208,27 @@ def points() -> tuple[Point, ...]:
             )
     for height in (16, 32, 64):
         made += [GatedPoint("fig8", f"fig8.tile_{height}x{width}", height, width) for width in (16, 32, 64, 128, 256)]
+    for name, lengths in cache_lengths().items():
+        for dispatch in DISPATCHES:
+            made.append(AttentionPoint("attention", f"{name}.{dispatch}", lengths, dispatch))
+        if name.startswith("b64"):
+            for queue in QUEUES:
+                key = f"{name}.interleaved.queue_{queue}"
+                made.append(AttentionPoint("attention", key, lengths, "interleaved", queue))
+    for requests in (16, 32, 48, 64):
+        for dispatch in DISPATCHES:
+            lengths = cache_lengths()[PREFIXES_OF][:requests]
+            made.append(AttentionPoint("fig15", f"fig15.requests_{requests}.{dispatch}", lengths, dispatch))
     return tuple(made)
 
+
+DISPATCHES: tuple[Dispatch, ...] = ("coarse", "interleaved", "dynamic")
+
+QUEUES = (1, 3)
+"""Other numbers of jobs that wait before a region: how badly interleaving does depends on it."""
+
+PREFIXES_OF = "b64.med.rows_4007"
+"""The batch whose first requests Fig. 15 shows."""
 
 EQUAL_COMPUTE = "fig10.mixtral.dynamic_4096"
 """The point of dynamic tiles with the units of the static ones."""
@@ -175,8 +238,6 @@ def pareto_improvement(point: tuple[float, float], others: Sequence[tuple[float,
     """The Pareto improvement distance of (cycles, memory) from other points (v2, equation 2): the least factor by which
     one of those that none dominates must improve to be as good in both."""
     frontier = [
-        one
-        for one in others
-        if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in others)
+        one for one in others if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in others)
     ]
     return min(max(cycles / point[0], memory / point[1]) for cycles, memory in frontier)

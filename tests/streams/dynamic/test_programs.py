@@ -123,9 +123,9 @@ def test_expressions_of_experts_with_static_tiles() -> None:
     assert found.memory == 2 * (expert + flags)
     assert found.value(found.traffic, {"B0_0": 7, "B0_1": 3}) == 384 + 192
     assert found.value(found.flops, {"B0_0": 7, "B0_1": 3}) == 3 * 2 * 4 * MODEL * HIDDEN
-    # One tile, not two, at the loader; nothing for products; tiles on chip of 4 bytes.
+    # One tile, not two, at the loader; nothing for products; tiles on chip of 4 bytes, but those of the loader.
     figures = metrics(layer.program, "figures")
-    assert figures.memory == 2 * (4 * MODEL * columns + 4 * size * MODEL * 2 + 4 * size * HIDDEN + flags)
+    assert figures.memory == 2 * (2 * MODEL * columns + 4 * size * MODEL * 2 + 4 * size * HIDDEN + flags)
     assert figures.traffic == found.traffic
 
 
@@ -164,7 +164,7 @@ def test_expressions_of_experts_with_dynamic_tiles() -> None:
     assert found.value(found.flops, values) == 2 * 10 * MODEL * HIDDEN
     demanded = metrics(layer.program, "figures", on_demand=True)
     always = metrics(layer.program, "figures")
-    assert always.value(always.memory, values) - demanded.value(demanded.memory, values) == 4 * MODEL * 4
+    assert always.value(always.memory, values) - demanded.value(demanded.memory, values) == 2 * MODEL * 4
 
 
 @pytest.mark.parametrize(

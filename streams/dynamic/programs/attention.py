@@ -1,0 +1,284 @@
+"""Grouped-query attention of a batch that decodes: each request reads as many keys and values as it has (STeP v2,
+section 5.4; Figs. 14 to 16, 21).
+
+A job is a KV head of a request: its group of queries against the rows of its cache. Regions work side by side, each on
+one job at a time, and differ in how they get their jobs:
+
+- `coarse`: the first `block` requests are those of the first region, the next of the second, and so on;
+- `interleaved`: jobs are dealt out in turn;
+- `dynamic`: a job goes to the region that is free first. A region is free when it has read all keys of its job.
+
+Keys and values come in tiles of some rows; rows beyond a request's length count nothing. The softmax needs one pass: a
+running maximum, the sum of exponentials relative to it, and the sum of values so weighted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..errors import StepError
+from ..expansions import DefinedExpansion
+from ..functions import Defined, Matmul
+from ..graph import Program, Stream
+from ..memory import Tensor
+from ..operators.higher_order import Accum, FlatMap, Map
+from ..operators.off_chip import RandomOffChipLoad, RandomOffChipStore
+from ..operators.routing import EagerMerge, Parallelize, Partition
+from ..operators.shape import Expand, First, Reshape, Zip
+from ..operators.sources import MetadataGen, SelectGen
+from ..shapes import DataType, SelectorType, TupleType, tile
+from ..tokens import Array, Tile
+from ..updates import AllRead, DefinedUpdate
+
+Dispatch: TypeAlias = Literal["coarse", "interleaved", "dynamic"]
+
+METADATA = 16
+"""Depth of the streams that wait beside loads, in tokens (the artifact's)."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Sizes. queries: query heads of each KV head. columns: of a head. tile_rows: of a tile of keys and of values."""
+
+    kv: int
+    queries: int
+    columns: int
+    tile_rows: int = 32
+
+    def __post_init__(self) -> None:
+        if min(self.kv, self.queries, self.columns, self.tile_rows) < 1:
+            raise StepError("Heads", f"{self}: all sizes are 1 or more")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The tensors of a step. queries [requests, kv, queries, columns]; keys, values [requests, kv, rows, columns], of
+    which a request uses the first `length` rows; `rows` is whole in tiles."""
+
+    queries: Array
+    keys: Array
+    values: Array
+
+
+@dataclass(frozen=True)
+class AttentionProgram:
+    """A program of a batch. result: [jobs * queries, columns]; `results` shapes it. depths: of its streams."""
+
+    program: Program
+    result: Tensor
+    heads: Heads
+    requests: int
+    depths: Mapping[Stream, int]
+
+    def results(self, written: Array) -> Array:
+        """What a run has put into `result`, as [requests, kv, queries, columns]."""
+        return written.reshape(self.requests, self.heads.kv, self.heads.queries, self.heads.columns)
+
+
+def attention(
+    lengths: Sequence[int],
+    heads: Heads,
+    dispatch: Dispatch,
+    *,
+    regions: int = 4,
+    block: int | None = None,
+    queue: int = 1,
+    compute: int | None = None,
+    capacity: int | None = None,
+    cache: Cache | None = None,
+    dtype: str = "bf16",
+) -> AttentionProgram:
+    """The program of a batch.
+
+    lengths: of each request, in rows of its cache. block: requests of a region with `coarse`; by default, all requests
+    divided by the regions, rounded up; where it gives more blocks than there are regions, they begin again with the
+    first. queue: jobs that wait before a region, besides the one that it works on. compute: operations a cycle of each
+    unit. capacity: rows of each cache, whole in tiles; by default those of the longest. cache: the tensors; without
+    them the program has no data.
+
+    Raises `StepError` for a batch without requests, and for a length below 1 or over the capacity, with the request.
+    """
+    if not lengths:
+        raise StepError("attention", "a batch without requests")
+    tile_rows = heads.tile_rows
+    rows = capacity if capacity is not None else -(-max(lengths) // tile_rows) * tile_rows
+    if rows < 1 or rows % tile_rows:
+        raise StepError("attention", f"caches of {rows} rows, in tiles of {tile_rows}")
+    for request, length in enumerate(lengths):
+        if not 1 <= length <= rows:
+            raise StepError("attention", f"request {request} has length {length}; its cache has rows 1 to {rows}")
+    if regions < 1 or queue < 0 or (block is not None and block < 1):
+        raise StepError("attention", f"{regions} regions, blocks of {block}, a queue of {queue}; the least is 1, 1, 0")
+    if cache is not None:
+        _check(cache, heads, len(lengths), rows)
+    jobs = [length for length in lengths for _ in range(heads.kv)]
+    build = _Builder(heads, rows // tile_rows, len(jobs), compute, dtype, cache)
+    with Program() as program:
+        waiting: list[Stream] = []
+        match dispatch:
+            case "coarse":
+                size = heads.kv * (block or -(-len(lengths) // regions))
+                shares = [[job for job in range(len(jobs)) if job // size % regions == r] for r in range(regions)]
+                waiting = [_source(share, jobs) for share in shares if share]
+            case "interleaved":
+                waiting = list(Parallelize(regions)(_source(range(len(jobs)), jobs)))
+            case "dynamic":
+                loop = program.feedback("turns", [len(jobs)], SelectorType(regions, 1))
+                waiting = list(Partition(regions)(_source(range(len(jobs)), jobs), loop))
+        free = [build.region(one) for one in waiting]
+        if dispatch == "dynamic":
+            first = min(regions, len(jobs))
+            turns = SelectGen([(region,) for region in range(first)], regions)()
+            if len(jobs) > first:
+                turns, _ = EagerMerge()(turns, First(len(jobs) - first)(EagerMerge()(*free)[1]))
+            program.close(loop, turns)
+        elif not queue:
+            # The job stays where it waits, so that the next one cannot come, until its keys are read.
+            for one, flags in zip(waiting, free, strict=True):
+                Zip()(flags.assume([one.type.shape[0].size]), one)
+    depths = dict.fromkeys(program.streams, 1) | dict.fromkeys(build.slow, METADATA)
+    depths |= dict.fromkeys(waiting, max(1, queue))
+    return AttentionProgram(program, build.result, heads, len(lengths), depths)
+
+
+def _source(which: Sequence[int], lengths: Sequence[int]) -> Stream:
+    """A stream of jobs: tuples of number and length."""
+    made: Stream = Zip()(MetadataGen(list(which))(), MetadataGen([lengths[job] for job in which])())
+    return made
+
+
+def _check(cache: Cache, heads: Heads, requests: int, rows: int) -> None:
+    for name, shape in (
+        ("queries", (requests, heads.kv, heads.queries, heads.columns)),
+        ("keys", (requests, heads.kv, rows, heads.columns)),
+        ("values", (requests, heads.kv, rows, heads.columns)),
+    ):
+        found = np.shape(getattr(cache, name))
+        if found != shape:
+            raise StepError("attention", f"{name} have shape {list(found)}; the batch needs {list(shape)}")
+
+
+class _Builder:
+    """Makes regions. slow: streams that wait beside loads."""
+
+    def __init__(
+        self, heads: Heads, tiles: int, jobs: int, compute: int | None, dtype: str, cache: Cache | None
+    ) -> None:
+        self.heads, self.tiles, self.jobs, self.compute, self.dtype = heads, tiles, jobs, compute, dtype
+        self.queries = self._tensor("queries", heads.queries, cache)
+        self.keys = self._tensor("keys", tiles * heads.tile_rows, cache)
+        self.values = self._tensor("values", tiles * heads.tile_rows, cache)
+        self.result = Tensor((jobs * heads.queries, heads.columns), SUMS, name="result")
+        self.slow: list[Stream] = []
+
+    def _tensor(self, name: str, rows: int, cache: Cache | None) -> Tensor:
+        shape = self.jobs * rows, self.heads.columns
+        data = None if cache is None else np.asarray(getattr(cache, name)).reshape(shape)
+        return Tensor(shape, self.dtype, data, name=name)
+
+    def region(self, jobs: Stream) -> Stream:
+        """The units that work on jobs, tuples of number and length; a flag when each has read its keys."""
+        heads = self.heads
+        number = Map(_NUMBER)(jobs)
+        parts = FlatMap(self._parts())(jobs)
+        address, valid = Map(_NUMBER)(parts), Map(_LENGTH)(parts)
+        self.slow += [number, valid]
+        query = RandomOffChipLoad(self.queries, (heads.queries, heads.columns))(number)
+        keys = RandomOffChipLoad(self.keys, (heads.tile_rows, heads.columns))(address)
+        values = RandomOffChipLoad(self.values, (heads.tile_rows, heads.columns))(address)
+        repeated = Expand(1)(Reshape(0, 1)(query)[0], keys)
+        scores = Map(Matmul(transpose_right=True, dtype=SUMS), compute=self.compute)(repeated, keys)
+        masked = Map(self._masked(), compute=self.compute)(scores, valid)
+        state = Accum(1, self._softmax(), compute=self.compute)(Zip()(masked, values))
+        done = Map(_WEIGHTED, compute=self.compute)(state)
+        RandomOffChipStore(self.result)(number, done)
+        free: Stream = Accum(1, AllRead())(keys)
+        return free
+
+    def _parts(self) -> DefinedExpansion:
+        """Of a job, the address of each of its tiles, and the rows in it that count."""
+        rows, tiles = self.heads.tile_rows, self.tiles
+
+        def parts(job: tuple[Tile, Tile]) -> list[list[tuple[Tile, Tile]]]:
+            number, length = (one.scalar for one in job)
+            return [
+                [
+                    (Tile.of(number * tiles + at // rows, "i32"), Tile.of(min(rows, length - at), "i32"))
+                    for at in range(0, length, rows)
+                ]
+            ]
+
+        return DefinedExpansion("KV tiles", (1, None), lambda _: TupleType((_INTEGER, _INTEGER)), parts)
+
+    def _masked(self) -> Defined:
+        """Scores by the root of the columns; those of rows that do not count are the least."""
+        factor = 1 / sqrt(self.heads.columns)
+
+        def masked(scores: Tile, valid: Tile) -> Tile:
+            if scores.data is None:
+                return scores
+            kept = np.arange(scores.columns) < valid.scalar
+            return Tile(*scores.shape, SUMS, np.where(kept, scores.data * factor, -np.inf))
+
+        return Defined("mask", lambda scores, _: scores, masked, lambda scores, _: (1, scores.shape))
+
+    def _softmax(self) -> DefinedUpdate:
+        """Fold scores [queries, rows] and values [rows, columns] into (maximum, sum, weighted values)."""
+        queries, columns, rows = self.heads.queries, self.heads.columns, self.heads.tile_rows
+        sizes = (queries, 1), (queries, 1), (queries, columns)
+
+        def more(state: tuple[Tile, Tile, Tile], element: tuple[Tile, Tile]) -> tuple[Tile, ...]:
+            scores, values = element
+            if scores.data is None or values.data is None:
+                return tuple(Tile(*size, SUMS) for size in sizes)
+            top, total, weighted = (one.data for one in state)
+            assert top is not None
+            assert total is not None
+            assert weighted is not None
+            higher = np.maximum(top, scores.data.max(axis=1, keepdims=True))
+            weights, before = np.exp(scores.data - higher), np.exp(top - higher)
+            return (
+                Tile.of(higher, SUMS),
+                Tile.of(total * before + weights.sum(axis=1, keepdims=True), SUMS),
+                Tile.of(weighted * before + weights @ values.data, SUMS),
+            )
+
+        start = tuple(Tile.of(np.full(size, fill), SUMS) for size, fill in zip(sizes, (-np.inf, 0.0, 0.0), strict=True))
+        # A product with the values, and for each score a subtraction, an exponential (4) and a sum.
+        cost = 2 * queries * rows * columns + 6 * queries * rows
+        return DefinedUpdate(
+            "softmax",
+            lambda _: TupleType(tuple(tile(*size, SUMS) for size in sizes)),
+            lambda: start,
+            more,
+            lambda _: (cost, ()),
+        )
+
+
+SUMS = "f32"
+"""Scores, sums and results are of this type."""
+
+_INTEGER = tile(1, 1, "i32")
+_PAIR = TupleType((_INTEGER, _INTEGER))
+
+
+def _integers(*of: DataType) -> DataType:
+    return _INTEGER
+
+
+_NUMBER = Defined("number", _integers, lambda number, length: number)
+_LENGTH = Defined("length", _integers, lambda number, length: length)
+
+
+def _divide(top: Tile, total: Tile, weighted: Tile) -> Tile:
+    if total.data is None or weighted.data is None:
+        return weighted
+    return Tile.of(weighted.data / total.data, SUMS)
+
+
+_WEIGHTED: Any = Defined("divide", lambda top, total, weighted: weighted, _divide, lambda t, s, w: (1, w.shape))
