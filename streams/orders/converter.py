@@ -144,20 +144,22 @@ def least_elements(put: Order, get: Order) -> int:
     for later ones may hold less, and it is no lower bound there.
     """
     _check_one_tensor(put, get)
+    start = tuple(axis.start for axis in put.axes)
     arrival = np.full(put.tensor, -1, np.int64)
     for number, at in enumerate(put.indices()):
-        part = arrival[_slices(at, put.element)]
+        part = arrival[_slices(at, put.element, start)]
         part[part < 0] = number
     # The put after which each token can be got, and with it all tokens before it.
-    ready = np.maximum.accumulate([int(arrival[_slices(at, get.element)].max()) for at in get.indices()])
+    ready = np.maximum.accumulate([int(arrival[_slices(at, get.element, start)].max()) for at in get.indices()])
     release = np.zeros(put.tensor, np.int64)
     for number, at in enumerate(get.indices()):
-        release[_slices(at, get.element)] = ready[number]
+        release[_slices(at, get.element, start)] = ready[number]
     # An element that is released by a put is held up to that put, and not after it.
     begun = np.bincount(arrival.ravel(), minlength=put.tokens)
     ended = np.bincount(release.ravel(), minlength=put.tokens)
     return int((np.cumsum(begun) - np.concatenate(([0], np.cumsum(ended)[:-1]))).max())
 
 
-def _slices(at: Shape, element: Shape) -> tuple[slice, ...]:
-    return tuple(slice(first, first + size) for first, size in zip(at, element, strict=True))
+def _slices(at: Shape, element: Shape, start: Shape) -> tuple[slice, ...]:
+    """The part of the tensor that a token is. start: first element of the tensor along each axis."""
+    return tuple(slice(a - first, a - first + size) for a, size, first in zip(at, element, start, strict=True))
