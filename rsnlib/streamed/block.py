@@ -108,8 +108,8 @@ class Streamed:
 
     def tensors(self, *args: Any, **kwargs: Any) -> dict[str, npt.NDArray[Any]]:
         """The input tensors of the stream program for arguments of the module, by name. Raises `TensorError` for
-        arguments that differ from the example in structure, type or shape, for masks that hide all keys of a row, and
-        for positions that a cache does not have."""
+        arguments that differ from the example in structure, type or shape, for masks that hide all keys of a row, for
+        positions that a cache does not have, and if a weight of the module has changed since the capture."""
         values = self.block.environment(self.block.interface.bind(args, kwargs))
         return {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
 
@@ -168,8 +168,9 @@ def streamed(
     """Make a stream program of a PyTorch module.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward; the program is for their
-    shapes. knobs: tiles and widths of its kernels. name: of the program, by default the class of the module. The module
-    must be in eval mode, with float32 weights on the CPU.
+    shapes, and with the weights that the module has now: once they change, it refuses to run. knobs: tiles and widths
+    of its kernels. name: of the program, by default the class of the module. The module must be in eval mode, with
+    float32 weights on the CPU.
 
     Raises `UnsupportedError` for an operator that no kernel computes, naming it and its module, `TensorError` for
     inputs that do not fit, and `ProgramError` for knobs of operators that the block does not have.

@@ -34,6 +34,7 @@ from ..capture import (
     shape_of,
     site,
 )
+from ..changes import Numbers
 from ..layers import identifier, unique_name
 from ..norm_spellings import origin
 from ..row_moves import JOINS
@@ -78,7 +79,8 @@ class Block:
 
     results: for each output node of the captured graph, what it shows of an operator's result; those that the host
     computes are missing. host: the nodes that the host runs before each run, in order: first those that tell which rows
-    of caches are replaced.
+    of caches are replaced. lifted: copies of the module's tensors that the host reads. weights: state of each of the
+    module's tensors, by name, when it was captured: operators and `lifted` hold the numbers of that time.
     """
 
     graph: Graph
@@ -86,10 +88,16 @@ class Block:
     results: Mapping[Node, Shown]
     host: tuple[Node, ...]
     lifted: Environment
+    weights: Mapping[str, Numbers]
 
     def environment(self, arguments_: Environment) -> Environment:
         """The values of all nodes of the host. arguments_: the values of the arguments, from `Interface.bind`. Raises
-        `TensorError` for positions that a cache does not have."""
+        `TensorError` for positions that a cache does not have, and if a tensor of the module has changed since."""
+        for name, numbers in self.weights.items():
+            if numbers.have_moved() or numbers.have_changed():
+                raise TensorError(
+                    f"{name} of the module has changed since this program was made from it; make the program again"
+                )
         values = {**self.lifted, **arguments_}
         unchecked = [x.positions for x in self.graph.operators if x.positions is not None]
         for node in (None, *self.host):
@@ -158,27 +166,33 @@ class Reader:
         # Operators of results keep their names when chains are joined.
         made = {operator.name: operator for operator in graph.results}
         shown_after = {node: Shown(made[x.operator.name], x.view) for node, x in results.items()}
-        lifted_ = {node: value for node, value in values.items() if node not in self.interface.arguments}
-        return Block(graph, self.interface, shown_after, self._host_nodes(graph, results), lifted_)
+        host, read = self._host_nodes(graph, results)
+        lifted_ = {node: values[node] for node in read if node not in self.interface.arguments}
+        copies = {node: x.clone() if isinstance(x, torch.Tensor) else x for node, x in lifted_.items()}
+        weights = {**self.program.state_dict, **self.program.constants}
+        states = {name: Numbers([x]) for name, x in weights.items() if isinstance(x, torch.Tensor)}
+        return Block(graph, self.interface, shown_after, host, copies, states)
 
-    def _host_nodes(self, graph: Graph, results: Mapping[Node, Shown]) -> tuple[Node, ...]:
+    def _host_nodes(self, graph: Graph, results: Mapping[Node, Shown]) -> tuple[tuple[Node, ...], list[Node]]:
         """The operators that the host runs, in order: what positions in caches depend on, then what tensors off the
-        chip, and results of its own, depend on."""
-        positions = self._ahead({x.positions.node for x in graph.operators if x.positions is not None})
+        chip, and results of its own, depend on. And the arguments and tensors of the module that these read."""
+        positions, read = self._ahead({x.positions.node for x in graph.operators if x.positions is not None})
         needed = {operator.data.node for operator in graph.operators if isinstance(operator.data, FromHost)}
         needed |= {node for node in self.interface.result.all_input_nodes if node not in results}
-        others = self._ahead(needed)
-        return (*positions, *(node for node in others if node not in positions))
+        others, read_too = self._ahead(needed)
+        return (*positions, *(node for node in others if node not in positions)), [*read, *read_too]
 
-    def _ahead(self, nodes: set[Node]) -> list[Node]:
-        """Operators, and those that they depend on, in order."""
+    def _ahead(self, nodes: set[Node]) -> tuple[list[Node], list[Node]]:
+        """Operators, and those that they depend on, in order; and the nodes that are no operators among all these."""
         needed, stack = set(nodes), list(nodes)
         while stack:
             for x in stack.pop().all_input_nodes:
                 if x not in needed:
                     needed.add(x)
                     stack.append(x)
-        return [node for node in self.program.graph.nodes if node.op == "call_function" and node in needed]
+        found = [node for node in self.program.graph.nodes if node in needed]
+        operators = [node for node in found if node.op == "call_function"]
+        return operators, [node for node in found if node.op in ("placeholder", "get_attr")]
 
     def _read(self, node: Node) -> Value:
         from_host = all(isinstance(self.of.get(x), Host) for x in node.all_input_nodes)
@@ -228,7 +242,7 @@ class Reader:
         return None
 
     def array(self, node: Node) -> Array:
-        """The value of a constant node."""
+        """The value of a constant node. It may share memory with the module: copy what is kept."""
         if node not in self.constants:
             raise Refused(f"{node.name} depends on the arguments; it must be a constant of the module")
         value: Array = self.constants.value(node).detach().to(torch.float32).contiguous().numpy()
@@ -238,16 +252,16 @@ class Reader:
         """A constant of `size` elements; None for none."""
         if node is None:
             return None
-        found = self.array(node).reshape(-1)
-        if len(found) not in (1, size):
-            raise Refused(f"{node.name} has {len(found)} elements; it must have {size}")
-        return np.ascontiguousarray(np.broadcast_to(found, size))
+        shape = shape_of(node)
+        if shape[-1:] not in ((), (1,), (size,)) or prod(shape[:-1]) != 1:
+            raise Refused(f"{node.name} is {list(shape)}; it must be one row of {size} elements")
+        return np.array(np.broadcast_to(self.array(node).reshape(-1), size))
 
     # -- tensors off the chip
 
     def constant(self, node: Node, kind: str, data: Array) -> Operator:
         """A constant tensor off the chip. data: (rows, columns) or (heads, rows, columns)."""
-        whole = np.ascontiguousarray(data, np.float32).reshape((1, *data.shape) if data.ndim == 2 else data.shape)
+        whole = np.array(data, np.float32, order="C").reshape((1, *data.shape) if data.ndim == 2 else data.shape)
         name = self.name(node, kind)
         return Operator(name, "memory", (), (whole.shape[0], whole.shape[1], whole.shape[2]), data=whole)
 

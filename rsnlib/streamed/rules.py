@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from math import isfinite, prod
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -91,7 +91,7 @@ def _product(reader: Reader, node: Node, x: Node, weight: Array, bias: Node | No
     if weight.ndim != 2 or len(shape_of(x)) < 2:
         raise Refused(f"it multiplies {shape_of(x)} with {weight.shape}; kernels multiply matrices")
     operand = reader.matrix(x)
-    data = np.ascontiguousarray(weight, np.float32)
+    data = np.array(weight, np.float32, order="C")
     made = reader.name(node, "linear")
     memory = Operator(f"{made}_weight", "memory", (), (1, *data.shape), data=data[None])
     attributes = {"weight": data, "bias": reader.vector(bias, data.shape[1])}
@@ -235,6 +235,8 @@ def elementwise(
     for x, value in zip(given, values, strict=True):
         number = reader.known(x)
         if number is not None:
+            if not isfinite(number):
+                raise Refused(f"{number} is no finite number; kernels compute with finite constants")
             leaves.append(number)
             continue
         if x is main:

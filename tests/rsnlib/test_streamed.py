@@ -244,6 +244,62 @@ def test_the_host_looks_embeddings_up() -> None:
     assert [node.op for node in made.dataflow.nodes] == ["layernorm", "linear"]
 
 
+class Words(nn.Module):
+    """Words that the host looks up, a norm, and products of one column and of several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(20, 16), nn.LayerNorm(16)
+        self.one, self.more = nn.Linear(16, 1), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.norm(self.words(x))
+        return self.one(y), self.more(y)
+
+
+@pytest.mark.parametrize("name", ["words.weight", "norm.bias", "one.weight", "more.bias"])
+def test_weights_that_change_are_refused(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Words().eval(), torch.arange(8)
+    made = streamed(model, (x,), SMALL)
+    with torch.no_grad():
+        model.get_parameter(name).mul_(2)
+    for call in (made.run, made.tensors, made.changed(Knobs()).run):
+        with pytest.raises(TensorError, match=f"{name} of the module has changed since this program was made"):
+            call(x)
+    agrees(model, x)
+
+
+def test_the_weights_are_those_of_the_capture() -> None:
+    torch.manual_seed(0)
+    model, x = Words().eval(), torch.arange(8)
+    made = streamed(model, (x,), SMALL)
+    before = made.run(x)
+    for parameter in model.parameters():
+        parameter.data.numpy()[:] = 3.0  # PyTorch does not count such a write
+    torch.testing.assert_close(made.run(x), before, rtol=0, atol=0)
+
+
+def test_what_is_added_to_a_product_is_a_row() -> None:
+    weight = torch.randn(8, 8)
+    for shape in ((8,), (1, 8), (1,), (1, 1)):
+        agrees(Added(torch.randn(shape), weight), torch.randn(8, 8))
+    for shape in ((8, 1), (8, 8)):
+        with pytest.raises(UnsupportedError, match=r"addmm.*is \[8, [18]\]; it must be one row of 8 elements"):
+            streamed(Added(torch.randn(shape), weight).eval(), (torch.randn(8, 8),))
+
+
+class Added(nn.Module):
+    """bias + x @ weight."""
+
+    def __init__(self, bias: torch.Tensor, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.bias, self.weight = nn.Parameter(bias), nn.Parameter(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
 def test_products_of_two_operands() -> None:
     silu = nn.functional.silu
     agrees(Function(lambda x, y: silu(x) @ silu(y)), torch.randn(6, 4), torch.randn(4, 8))
@@ -295,5 +351,10 @@ def test_refused() -> None:
         streamed(Function(lambda x: torch.cumsum(nn.functional.silu(x), 1)).eval(), (torch.randn(4, 8),))
     with pytest.raises(UnsupportedError, match=r"can be a kernel: .*; it has aten\.cumsum\.default at"):
         streamed(Function(lambda x: x.cumsum(1)).eval(), (torch.randn(4, 8),))
+    for number in (float("inf"), float("nan")):
+        with pytest.raises(
+            UnsupportedError, match=rf"aten\.mul\.Tensor at the top level: {number} is no finite number"
+        ):
+            streamed(Function(lambda x, factor=number: nn.functional.silu(x) * factor).eval(), (torch.randn(4, 8),))
     with pytest.raises(ProgramError, match="knobs for lin, which is no operator of this block; did you mean linear"):
         streamed(nn.Linear(8, 8).eval(), (torch.randn(4, 8),), Knobs(of={"lin": {"rows": 2}}))
