@@ -76,30 +76,35 @@ def tune(
     require("optuna", "a search", INSTALL)
     if trials < 1 or together < 1:
         raise StudyError(f"{trials} trials, {together} together: both must be at least 1")
+    if seed < 0:
+        raise StudyError(f"the seed is {seed}; the least is 0")
     study = _opened(problem, seed, together, file)
-    known = {_key(trial.params): _outcome_of(trial) for trial in study.trials if trial.state.is_finished()}
     evaluator = workers or InThisProcess(problem)
     count = min(trials, size(problem.knobs))
-    while (begun := _unfinished(study)) or (len(known) < count and len(study.trials) < MOST_REPEATED * count):
-        proposed = begun or _proposed(study, problem, seed, together, count)
+    while True:
+        done = study.trials
+        known = {_key(trial.params): _outcome_of(trial) for trial in done}
+        first = len(done) // together * together
+        if first == len(done) and (len(known) >= count or len(done) >= MOST_REPEATED * count):
+            return result_of(study)
+        # After an interruption a round may be written in part: it is proposed again, from the trials before it.
+        proposed = _proposed(study, problem, done[:first], seed, together, count)[len(done) - first :]
         # A choice that was evaluated before, in this round or an earlier one, has the same outcome again.
-        fresh: dict[str, list[optuna.trial.FrozenTrial]] = {}
-        for trial in proposed:
-            fresh.setdefault(_key(trial.params), []).append(trial)
+        fresh: dict[str, tuple[int, Choice]] = {}
+        for number, choice in enumerate(proposed, len(done)):
+            fresh.setdefault(_key(choice), (number, choice))
         keys = [key for key in fresh if key not in known]
-        for index, found in evaluator.evaluate([fresh[key][0].params for key in keys]):
+        for index, found in evaluator.evaluate([fresh[key][1] for key in keys]):
             known[keys[index]] = found
-            observe(Trial(fresh[keys[index]][0].number, fresh[keys[index]][0].params, found))
-        # Told in the order of their numbers, so that the study does not depend on who was faster.
-        for trial in proposed:
-            _tell(study, trial.number, known[_key(trial.params)], len(problem.goals))
-    return result_of(study)
+            observe(Trial(*fresh[keys[index]], found))
+        # Written in the order of their numbers, so that the study does not depend on who was faster.
+        for choice in proposed:
+            _write(study, problem, choice, known[_key(choice)])
 
 
 def result_of(study: Any) -> Result:
     """The trials of an Optuna study of this package."""
-    done = [t for t in study.trials if t.state.is_finished()]
-    made = tuple(Trial(t.number, t.params, _outcome_of(t)) for t in done)
+    made = tuple(Trial(t.number, t.params, _outcome_of(t)) for t in study.trials)
     costly = [trial for trial in made if trial.outcome.costs]
     if not costly:
         return Result(made, (), study)
@@ -126,6 +131,7 @@ def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> op
         if file.is_dir() or not file.absolute().parent.is_dir():
             raise StudyError(f"{file}: a study needs a file in a folder that exists")
         _require_journal(file)
+        _drop_torn_line(file)
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     identity = {
         "problem": problem.name,
@@ -148,10 +154,12 @@ def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> op
         if study.trials:
             raise StudyError(f"{file}: a study of something else: it does not say what it searches")
         study.set_user_attr("identity", identity)
-    else:
-        for name, value in identity.items():
-            if before.get(name) != value:
-                raise StudyError(f"{file}: it has {name} {before.get(name)}, not {value}; give another file")
+        return study
+    for name, value in identity.items():
+        if before.get(name) != value:
+            raise StudyError(f"{file}: it has {name} {before.get(name)}, not {value}; give another file")
+    if not all(trial.state.is_finished() for trial in study.trials):
+        raise StudyError(f"{file}: it has trials without an outcome, of an older version; give another file")
     return study
 
 
@@ -171,56 +179,72 @@ def _require_journal(file: Path) -> None:
         raise StudyError(f"{file}: no study of this package: its first line is no entry of one; give another file")
 
 
-def _unfinished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    """The choices of a round that was interrupted."""
-    return [trial for trial in study.trials if not trial.state.is_finished()]
+def _drop_torn_line(file: Path) -> None:
+    """Take away an entry at the end of a journal that was not written to its end: Optuna would append to it."""
+    written = file.read_bytes() if file.exists() else b""
+    end = written.rfind(b"\n") + 1
+    if end < len(written):
+        with file.open("rb+") as lines:
+            lines.truncate(end)
+
+
+def _distributions(problem: Problem) -> dict[str, optuna.distributions.BaseDistribution]:
+    import optuna
+
+    return {knob.name: optuna.distributions.CategoricalDistribution(knob.values) for knob in problem.knobs}
 
 
 def _proposed(
-    study: optuna.Study, problem: Problem, seed: int, wanted: int, count: int
-) -> list[optuna.trial.FrozenTrial]:
+    study: optuna.Study,
+    problem: Problem,
+    before: Sequence[optuna.trial.FrozenTrial],
+    seed: int,
+    together: int,
+    count: int,
+) -> list[Choice]:
+    """The choices of a round. They depend on the trials before it, the seed and the problem alone; with a `count` of
+    all choices, those come first that no trial had."""
     import optuna
 
-    first = len(study.trials)
-    listed: list[Choice] = list(problem.start)
+    listed = {_key(choice): choice for choice in problem.start}
     if count == size(problem.knobs):
         names = [knob.name for knob in problem.knobs]
-        every = [dict(zip(names, v, strict=True)) for v in product(*(knob.values for knob in problem.knobs))]
-        listed += [choice for choice in every if choice not in problem.start]
-    study.sampler = optuna.samplers.TPESampler(
+        for values in product(*(knob.values for knob in problem.knobs)):
+            every = dict(zip(names, values, strict=True))
+            listed.setdefault(_key(every), every)
+    for trial in before:
+        listed.pop(_key(trial.params), None)
+    sampler = optuna.samplers.TPESampler(
         # A new sampler for each round: what it draws does not depend on the rounds before having run in this process.
-        seed=int(np.random.SeedSequence([seed, first]).generate_state(1)[0]),
+        seed=int(np.random.SeedSequence([seed, len(before)]).generate_state(1)[0]),
         n_startup_trials=PROPOSED_AT_RANDOM,
         multivariate=True,
         constant_liar=True,
     )
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {
-        knob.name: optuna.distributions.CategoricalDistribution(knob.values) for knob in problem.knobs
-    }
-    out = []
-    for number in range(first, first + wanted):
-        if number < len(listed):
-            study.enqueue_trial(dict(listed[number]))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            asked = study.ask(distributions)
-        out.append(study.trials[asked.number])
-    return out
+    # In memory: the file gets trials with their outcomes only, so that an interruption leaves none half proposed.
+    scratch = optuna.create_study(directions=study.directions, sampler=sampler)
+    scratch.add_trials(before)
+    for choice in [*listed.values()][:together]:
+        scratch.enqueue_trial(dict(choice))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        asked = [scratch.ask(_distributions(problem)) for _ in range(together)]
+    return [trial.params for trial in asked]
 
 
-def _tell(study: optuna.Study, number: int, found: Outcome, goals: int) -> None:
-    import optuna
+def _write(study: optuna.Study, problem: Problem, choice: Choice, found: Outcome) -> None:
+    """Add a trial to the study, with its outcome, in one step."""
+    from optuna.trial import TrialState, create_trial
 
-    trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
+    facts: dict[str, float | str] = {**found.facts}
+    state = TrialState.COMPLETE
     if found.refused:
-        trial.set_user_attr("refused", found.refused)
         # Optuna's model counts a pruned trial as a bad one; with several goals it knows failed ones only.
-        state = optuna.trial.TrialState.PRUNED if goals == 1 else optuna.trial.TrialState.FAIL
-        study.tell(number, state=state)
-        return
-    for name, value in found.facts.items():
-        trial.set_user_attr(name, value)
-    study.tell(number, list(found.costs))
+        state = TrialState.PRUNED if len(problem.goals) == 1 else TrialState.FAIL
+        facts = {"refused": found.refused}
+    costs = None if found.refused else list(found.costs)
+    of = _distributions(problem)
+    study.add_trial(create_trial(state=state, params=dict(choice), distributions=of, values=costs, user_attrs=facts))
 
 
 def _outcome_of(trial: optuna.trial.FrozenTrial) -> Outcome:

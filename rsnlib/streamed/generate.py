@@ -22,7 +22,6 @@ from ...streams.build import build
 from ...streams.dataflow.best_fusion import fuse
 from ...streams.dataflow.fusion import Fusion
 from ...streams.dataflow.memory import fusion_space
-from ...streams.dataflow.parts import parts
 from ...streams.fifos.normal import fast_depths
 from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, StreamDevice
 from ...streams.placing.dies import DieError, DiePlacement, Wire, place_on_dies
@@ -30,11 +29,12 @@ from ...streams.placing.memories import Allocation, Memories, MemoryFitError, al
 from ...streams.placing.unrolling import unroll
 from ...streams.sizing.depths import safe_depths
 from ...streams.sizing.program import SizedProgram
+from ...streams.tree import StreamDecl
 from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
-from .operators import Graph, Operator
-from .plans import Plan, multiply_adds, new_rows
+from .operators import Operator
+from .plans import BYTES, Plan, multiply_adds
 from .resources import area, multiply_add_dsps
 
 FILL = 0.75
@@ -168,9 +168,7 @@ def place(
         cycles = _cycles(made.sized())
     busy = {x.name: plan.busy for x, plan in made.plans.items()}
     slowest = max(busy, key=lambda kernel: busy[kernel])
-    moved = _off_chip(made.plans, made.block.graph) + sum(
-        part.load_bytes + part.store_bytes for part in parts(made.dataflow, fusion)
-    )
+    moved = _off_chip(made)
     return Generated(
         made, device, machine, fusion, held, memories, dies, cycles, (slowest, busy[slowest]), moved, seconds
     )
@@ -320,17 +318,18 @@ def _sized(made: Streamed, device: StreamDevice, limit: int) -> _Sized:
     raise too_large
 
 
+def _ends(made: Streamed) -> Iterator[tuple[str, StreamDecl, bool, int]]:
+    """Each end of a stream: its task, the stream, whether the task puts, and how many tokens in an execution."""
+    region = made.report.region
+    for instance in region.instances:
+        for node in instance.body:
+            for stream, put, tokens in node.needs:
+                yield instance.task.name, region.stream(stream)[0], put, tokens
+
+
 def _load_streams(made: Streamed) -> set[str]:
     """The streams on which loads put what they load."""
-    region = made.report.region
-    return {
-        region.stream(stream)[0].name
-        for instance in region.instances
-        if instance.task.name in made.written.loads
-        for node in instance.body
-        for stream, put, _ in node.needs
-        if put
-    }
+    return {stream.name for task, stream, put, _ in _ends(made) if put and task in made.written.loads}
 
 
 def _buffers(made: Streamed) -> dict[str, int]:
@@ -374,13 +373,11 @@ def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DieP
 def _holders(made: Streamed) -> dict[str, str]:
     """The kernel on whose die each buffer is: of a stream or a converter, the kernel that it leads to; of what is
     stored, the kernel that it comes from."""
-    region, kernels = made.report.region, made.dataflow.index
+    kernels = made.dataflow.index
     writer: dict[str, str] = {}
     reader: dict[str, str] = {}
-    for instance in region.instances:
-        for node in instance.body:
-            for stream, put, _ in node.needs:
-                (writer if put else reader)[region.stream(stream)[0].name] = instance.task.name
+    for task, stream, put, _ in _ends(made):
+        (writer if put else reader)[stream.name] = task
     data = {stream: task for stream, task in reader.items() if stream not in made.written.requests}
     ahead = {writer[stream]: task for stream, task in data.items()}
     behind = {task: writer[stream] for stream, task in data.items()}
@@ -410,14 +407,13 @@ def _cycles(sized: SizedProgram) -> int:
     return times.latency
 
 
-def _off_chip(plans: Mapping[Operator, Plan], graph: Graph) -> int:
-    """Bytes that kernels load from tensors off the chip, and that results of the block take: of a cache, those of its
-    new rows."""
-    loaded = sum(
-        order.tokens * order.bytes_per_token
-        for x, plan in plans.items()
-        for operand, order in zip(x.operands, plan.gets, strict=True)
-        if operand.is_memory
+def _off_chip(made: Streamed) -> int:
+    """Bytes that loads put on streams and stores get from them: what an execution moves between the chip and memory.
+    Tokens without data, which say that a tensor is complete, stay on the chip."""
+    written = made.written
+    return sum(
+        tokens * prod(stream.type.shape) * BYTES
+        for task, stream, put, tokens in _ends(made)
+        if (put and task in written.loads) or (not put and task in written.stores)
+        if stream.type.dtype != "boolean"
     )
-    stored = (new_rows(x, plans[x]) if x.positions is not None else plans[x].put for x in graph.results)
-    return loaded + sum(order.tokens * order.bytes_per_token for order in stored)

@@ -9,7 +9,7 @@ import pytest
 from rsn.base.errors import MissingError, StudyError
 from rsn.tests.tuning.valley import Valley
 from rsn.tuning.page import page
-from rsn.tuning.problem import Choice, Outcome, Problem
+from rsn.tuning.problem import Choice, Knob, Outcome, Problem
 from rsn.tuning.study import Result, tune
 from rsn.tuning.workers import workers
 
@@ -60,6 +60,26 @@ def test_an_interrupted_study_goes_on_with_the_same_trials(tmp_path: Path, goals
     assert found(tune(problem, 24, seed=3, file=tmp_path / "study.log")) == found(whole)
 
 
+@pytest.mark.parametrize("kept", [1.0, 2.0, 3.0, 8.0, 8.5])
+def test_a_study_goes_on_wherever_its_file_ends(tmp_path: Path, kept: float) -> None:
+    problem, file = Valley(), tmp_path / "study.log"
+    tune(problem, 12, seed=3, file=file)
+    lines = file.read_text().splitlines(keepends=True)
+    assert len(lines) > 12
+    whole, torn = lines[: int(kept)], lines[int(kept)]
+    file.write_text("".join(whole) + torn[: int(len(torn) * (kept % 1))])
+    assert found(tune(problem, 12, seed=3, file=file)) == found(tune(problem, 12, seed=3))
+
+
+def test_a_study_that_goes_on_to_all_choices_tries_the_others_first(tmp_path: Path) -> None:
+    file = tmp_path / "study.log"
+    first = [str(trial.choice) for trial in tune(Valley(), 20, file=file).trials]
+    after = [str(trial.choice) for trial in tune(Valley(), 50, file=file).trials][len(first) :]
+    left = 50 - len(set(first))
+    assert len(set(after[:left]) - set(first)) == left
+    assert len(after) == -(-left // 4) * 4
+
+
 def test_another_seed_gives_other_trials() -> None:
     assert found(tune(Valley(), 12, seed=1)) != found(tune(Valley(), 12, seed=2))
 
@@ -70,6 +90,11 @@ def test_another_seed_gives_other_trials() -> None:
         ({"seed": 1}, "it has seed 0, not 1; give another file"),
         ({"together": 2}, "it has together 4, not 2"),
         ({"problem": Valley("hill")}, "it has problem valley, not hill"),
+        (
+            {"problem": Valley(knobs=(Knob("x", (1, 2, 3)),), start=({"x": 1},))},
+            r"it has knobs \{'x': \[0, 1.*\}, not \{'x': \[1, 2, 3\]\}; give another file",
+        ),
+        ({"problem": Valley(goals=("cost", "x"))}, r"it has goals \['cost'\], not \['cost', 'x'\]"),
     ],
 )
 def test_a_study_file_belongs_to_one_search(tmp_path: Path, changed: dict[str, object], message: str) -> None:
@@ -78,6 +103,18 @@ def test_a_study_file_belongs_to_one_search(tmp_path: Path, changed: dict[str, o
     tune(**usual)  # type: ignore[arg-type]
     with pytest.raises(StudyError, match=message):
         tune(**usual | changed)  # type: ignore[arg-type]
+
+
+def test_trials_that_an_older_version_left_open_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "study.log"
+    tune(Valley(), 4, file=file).study.ask()
+    with pytest.raises(StudyError, match="it has trials without an outcome, of an older version; give another file"):
+        tune(Valley(), 4, file=file)
+
+
+def test_a_seed_below_0_is_refused() -> None:
+    with pytest.raises(StudyError, match="the seed is -1; the least is 0"):
+        tune(Valley(), 4, seed=-1)
 
 
 def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:
