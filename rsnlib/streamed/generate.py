@@ -69,10 +69,10 @@ class Generated:
     """A machine, its program, and what is known about them before they run.
 
     streamed: the block as a stream program, with the depths that were chosen. machine: with its program, at the clock
-    of the device. fusion: groups of kernels. held, memories: bytes of kernels, converters and
-    streams, and where they are, by name. dies: where each
-    kernel is. cycles: of an execution, modelled. slowest: the kernel with most work, and the cycles that it is busy.
-    off_chip_bytes: that an execution loads and stores. seconds: of each step of the generation.
+    of the device. fusion: groups of kernels. held, memories: bytes of kernels, converters and streams, and where they
+    are, by name. dies: where each kernel is. cycles: of an execution, modelled. slowest: the kernel with most work, and
+    the cycles that it is busy. off_chip_bytes: that an execution loads and stores. seconds: of each step of the
+    generation.
     """
 
     streamed: Streamed
@@ -333,9 +333,10 @@ def _load_streams(made: Streamed) -> set[str]:
 
 
 def _buffers(made: Streamed) -> dict[str, int]:
-    """Bytes of kernels and converters."""
+    """Bytes of kernels and converters, of which each has one buffer, or two with the knob `ping_pong`."""
     buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
-    return buffers | {task: found.ping_pong_bytes for task, found in made.written.converters.items()}
+    converters = made.written.converters.items()
+    return buffers | {task: found.ping_pong_bytes // (1 if made.knobs.ping_pong else 2) for task, found in converters}
 
 
 def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit: int) -> dict[str, int]:

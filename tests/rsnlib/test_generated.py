@@ -119,12 +119,14 @@ def test_knobs_that_are_given_stay() -> None:
 
 
 def test_what_is_held_is_counted() -> None:
-    # Sums, rows of the norm and vectors; two buffers of a row of tiles for each converter; streams.
+    # Sums, rows of the norm and vectors; a buffer of a row of tiles for each converter; streams.
     held = made().held
     assert held["linear_1"] == 4 * (16 * 16 + 128)
-    assert sum(
-        made().streamed.written.converters[task].ping_pong_bytes for task in made().streamed.written.converters
-    ) == sum(size for name, size in held.items() if name.startswith("reorder_"))
+    assert {name: size for name, size in held.items() if "reorder" in name} == {"reorder_layernorm_0": 4 * 16 * 64}
+    twice = place(made().streamed, U55C, replace(made().streamed.knobs, ping_pong=1)).held
+    # Two buffers, and a third one on the stream between its two tasks.
+    assert twice["reorder_layernorm_0"] == 2 * 4 * 16 * 64
+    assert twice["reorder_layernorm_0_buffers"] == 4 * 16 * 64
     used = made().used()
     assert all(used[name] <= most for name, most in U55C.total.items())
     assert made().off_chip_bytes == 4 * (16 * 64 + 64 * 128 + 128 * 64 + 16 * 64)
@@ -140,6 +142,30 @@ def test_less_memory_gives_groups_or_a_refusal() -> None:
     right(parted, perceptron(), X)
     with pytest.raises(ResourceError, match=r"1,?000"):
         place(captured(), U55C, on_chip_bytes=1000)
+
+
+class Shared(nn.Module):
+    """Two products, both results; the first one is read by the second one too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        return y, self.second(y)
+
+
+def test_a_result_that_another_group_reads_is_stored_once() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(24, 32)
+    of = {"second": {"outward": 0}}
+    whole = place(streamed(Shared().eval(), (x,), Knobs(rows=8, columns=16, depth=16, packed=1, of=of)), U55C)
+    # Rows for each of four columns of tiles, weights for each of three rows of tiles; two results.
+    moved = 4 * 24 * 32 + 3 * (32 * 64 + 64 * 32) + 24 * 64 + 24 * 32
+    assert (len(whole.fusion.groups), whole.off_chip_bytes) == (1, 4 * moved)
+    parted = place(whole.streamed, U55C, on_chip_bytes=whole.on_chip_bytes // 2)
+    assert (len(parted.fusion.groups), parted.off_chip_bytes) == (2, 4 * (moved + 2 * 24 * 64))
 
 
 def test_a_die_that_is_too_small_is_an_error_with_the_numbers() -> None:
