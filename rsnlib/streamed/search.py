@@ -8,6 +8,7 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
+from ...base.version import __version__
 from ...streams.placing.devices import device_named
 from ...tuning.problem import Choice, Knob, Outcome
 from ..models import load_spec
@@ -43,12 +44,14 @@ class BlockSearch:
 
     @property
     def name(self) -> str:
-        """All that the outcomes depend on; `graph` is a digest of the stream program. Raises as `streamed` does."""
+        """All that the outcomes depend on; `graph` is a digest of the stream program, `rsn` the version of this
+        package, which generates and times the machines. Raises as `streamed` does."""
         given: dict[str, int | str | None] = {"batch": self.batch, "seq": self.seq}
         given |= {"bytes on chip": self.on_chip_bytes, "seed": self.seed}
         # The file of the model may change between two searches: its operators and shapes are part of the name.
         text = _captured(self.spec, self.batch, self.seq, self.seed).text
         given["graph"] = sha256(text.encode()).hexdigest()[:8]
+        given["rsn"] = __version__
         stated = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
         return f"{self.spec} on {self.device} ({stated})"
 
