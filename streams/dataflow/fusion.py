@@ -41,7 +41,7 @@ class FusionSpace:
 
     names: of the nodes, in topological order. own_bytes: memory of each node. streams: between the nodes.
     converter_bytes: memory of each converter. Raises `ProgramError` for sizes that do not fit together or are negative,
-    streams that lead backwards, and converters that streams of several sources share.
+    streams that lead backwards or to nodes that do not exist, and converters that streams of several sources share.
     """
 
     names: tuple[str, ...]
@@ -52,6 +52,9 @@ class FusionSpace:
     def __post_init__(self) -> None:
         if len(self.own_bytes) != len(self.names):
             raise ProgramError(f"{len(self.names)} nodes have {len(self.own_bytes)} sizes of memory; give one for each")
+        for stream in self.streams:
+            if not (0 <= stream.source < len(self.names) and 0 <= stream.target < len(self.names)):
+                raise ProgramError(f"a stream leads from node {stream.source} to {stream.target} of {len(self.names)}")
         topological_order(self.names, [(self.names[s.source], self.names[s.target]) for s in self.streams])
         sources: dict[int, int] = {}
         for stream in self.streams:
@@ -83,6 +86,10 @@ class FusionSpace:
         chip count streams.
         """
         position = {name: k for k, name in enumerate(names)}
+        for source, target, _ in costs:
+            for name in (source, target):
+                if name not in position:
+                    raise ProgramError(f"stream {source} -> {target}: no node has the name {name}")
         streams = tuple(
             Stream(position[source], position[target], tensor_bytes[k] if tensor_bytes is not None else 1, k)
             for k, (source, target, _) in enumerate(costs)

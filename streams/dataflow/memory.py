@@ -87,18 +87,21 @@ class MemoryUse:
 
     @property
     def ratio(self) -> float:
-        """Converters over whole tensors."""
-        return self.converters / self.whole
+        """Converters over whole tensors; 0 for a graph without streams."""
+        return self._of_whole(self.converters)
 
     @property
     def shared_ratio(self) -> float:
         """Shared converters over whole tensors."""
-        return self.shared / self.whole
+        return self._of_whole(self.shared)
 
     @property
     def fused_ratio(self) -> float:
         """Shared converters and FIFOs over whole tensors: what streams take on chip after fusion, and before it."""
-        return (self.shared + self.fifos) / self.whole
+        return self._of_whole(self.shared + self.fifos)
+
+    def _of_whole(self, size: int) -> float:
+        return size / self.whole if self.whole else 0.0
 
 
 def memory_use(graph: Dataflow, depths: Mapping[int, int] | None = None) -> MemoryUse:

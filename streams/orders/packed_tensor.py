@@ -24,7 +24,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide.
+    """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide, and a type
+    of elements that does not exist.
 
     tensor, tile, vector: shapes, of the same rank. dtype: of the elements.
     """
@@ -35,6 +36,7 @@ class PackedTensor:
     dtype: str = "f32"
 
     def __post_init__(self) -> None:
+        _bits(self.dtype)
         if not len(self.tensor) == len(self.tile) == len(self.vector):
             raise ProgramError(
                 f"a tensor {list(self.tensor)} in tiles {list(self.tile)} of vectors {list(self.vector)}: give all "
@@ -68,7 +70,7 @@ class PackedTensor:
     @property
     def word_bits(self) -> int:
         """Bits of a vector."""
-        return prod(self.vector) * BITS[self.dtype]
+        return prod(self.vector) * _bits(self.dtype)
 
     def pack(self, x: Array) -> Array:
         """A tensor as it lies in memory, of `shape`."""
@@ -90,10 +92,16 @@ class PackedTensor:
         return [(size // tile, tile // vector, vector) for size, tile, vector in sizes]
 
 
+def _bits(dtype: str) -> int:
+    if dtype not in BITS:
+        raise ProgramError(f"{dtype} is no type of elements; known are {', '.join(BITS)}")
+    return BITS[dtype]
+
+
 def widened(tensor: Sequence[int], tile: Sequence[int], dtype: str, port_bits: int) -> PackedTensor:
     """Pack a tensor in the largest vectors that fit the port and divide a tile, the closest to square among these, and
     with more columns than rows if two are equally close. Raises `ProgramError` if no element fits the port."""
-    bits = BITS[dtype]
+    bits = _bits(dtype)
     if port_bits < bits:
         raise ProgramError(
             f"a port of {port_bits} bits moves no element of {dtype}, which has {bits}; the port is too narrow"

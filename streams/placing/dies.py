@@ -58,8 +58,8 @@ def place_on_dies(
     areas: what each kernel needs, by resource. dies: what each die has, by resource, in the order in which they are
     connected: a stream from die 0 to die 2 crosses two borders. balance: bits that a fully used die costs. fill: share
     of a die that kernels may use. Raises `DieError` if a kernel fits on no die, all together need more than there is,
-    or no placement exists; `ProgramError` for wires to unknown kernels, resources that no die has, and a search that
-    ends without any placement.
+    or no placement exists; `ProgramError` for wires to unknown kernels, negative bits and areas, and a search that ends
+    without any placement.
     """
     _check(areas, wires, dies, fill)
     if not areas:
@@ -77,6 +77,14 @@ def _check(
         for name in (wire.source, wire.target):
             if name not in areas:
                 raise ProgramError(f"stream {wire.source} -> {wire.target}: there is no kernel {name}")
+        if wire.bits < 0:
+            raise ProgramError(f"stream {wire.source} -> {wire.target} has {wire.bits} bits; the least is 0")
+    for name, area in areas.items():
+        for resource, amount in area.items():
+            if amount < 0:
+                raise ProgramError(f"{name} needs {amount:,} {resource}; the least is 0")
+    if areas and not dies:
+        raise DieError(f"{len(areas)} kernels, and no die to put them on")
     needed = sorted({resource for area in areas.values() for resource in area})
     for resource in needed:
         most = max((die.get(resource, 0) for die in dies), default=0)

@@ -15,12 +15,16 @@ from math import inf
 import numpy as np
 
 from ...base.errors import ProgramError, ResourceError
+from ...base.quiet import quiet_stdout
 from .devices import BRAM_BYTES, URAM_BYTES, StreamDevice
 
 LUTRAM_BELOW = 1024
 """Bytes from which on a buffer takes blocks rather than LUTs."""
 
 KINDS = ("LUTRAM", "BRAM", "URAM")
+
+SECONDS = 60.0
+"""Limit of the search through all ways."""
 
 
 class MemoryFitError(ResourceError):
@@ -90,7 +94,7 @@ def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
     """Put each buffer into a memory. buffers: bytes by name.
 
     Raises `MemoryFitError` for a buffer that fits nowhere, which names it, what it needs, what is left and who holds
-    the rest; `ProgramError` for sizes below 1.
+    the rest; `ProgramError` for sizes below 1, and a search through all ways that takes too long to prove anything.
     """
     for name, size in buffers.items():
         if size < 1:
@@ -146,14 +150,18 @@ def _every_way(order: Sequence[str], buffers: Mapping[str, int], memories: Memor
         rows.append([float(memories.needed(buffers[name], kind)) * (k == kind) for name, _, k in options])
         lows.append(-inf)
         highs.append(float(memories.amount(kind)))
-    found = milp(
-        np.array([float(rank) for _, rank, _ in options]),
-        integrality=np.ones(len(options)),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(np.array(rows), lows, highs),
-        options={"time_limit": 60.0},
-    )
-    if found.x is None:
+    # HiGHS prints a line of its own when it polishes a solution, whatever its options.
+    with quiet_stdout():
+        found = milp(
+            np.array([float(rank) for _, rank, _ in options]),
+            integrality=np.ones(len(options)),
+            bounds=Bounds(0, 1),
+            constraints=LinearConstraint(np.array(rows), lows, highs),
+            options={"time_limit": SECONDS},
+        )
+    if found.status == 2:
         return None
+    if found.x is None:
+        raise ProgramError(f"no allocation of {len(order)} buffers was found within {SECONDS:.0f} s; give fewer")
     chosen = [option for option, x in zip(options, found.x, strict=True) if x > 0.5]
     return Allocation({name: Place(kind, memories.needed(buffers[name], kind)) for name, _, kind in chosen})

@@ -33,10 +33,16 @@ def unroll(work: Mapping[str, int], budget: int, most: Mapping[str, int] | None 
     work: operations of each kernel; every one begins with one unit. budget: limit of the sum of all (the paper's
     overall_unroll_size). most: limit of a kernel, its work if not given. Of equally slow kernels the first one by
     name is unrolled. Raises `ResourceError` if the budget is less than one unit a kernel, and `ProgramError` for work
-    or a factor that is too small.
+    or a factor that is too small, and limits of kernels that do not exist.
     """
-    if factor < 2 or min(work.values(), default=1) < 1:
-        raise ProgramError(f"kernels need work of 1 or more and a factor of 2 or more; the factor is {factor}")
+    if factor < 2:
+        raise ProgramError(f"the factor is {factor}; the least is 2")
+    for name, amount in work.items():
+        if amount < 1:
+            raise ProgramError(f"kernel {name} has {amount} operations; the least is 1")
+    for name in most or {}:
+        if name not in work:
+            raise ProgramError(f"a limit for {name}, which is none of the kernels {', '.join(work)}")
     if budget < len(work):
         raise ResourceError(f"{len(work)} kernels need at least one unit each, the budget is {budget}")
     units = dict.fromkeys(work, 1)

@@ -189,3 +189,8 @@ def test_spaces_that_do_not_fit_together_are_refused() -> None:
         FusionSpace(("a", "b", "c"), (0, 0, 0), (Stream(0, 1, 1, 0), Stream(1, 2, 1, 0)), (10,))
     with pytest.raises(ProgramError, match="negative number of bytes"):
         FusionSpace.of_numbers("ab", [("a", "b", -1)])
+    with pytest.raises(ProgramError, match="stream a -> c: no node has the name c"):
+        FusionSpace.of_numbers("ab", [("a", "c", 1)])
+    for ends in ((0, 2), (-1, 1)):
+        with pytest.raises(ProgramError, match=f"a stream leads from node {ends[0]} to {ends[1]} of 2"):
+            FusionSpace(("a", "b"), (0, 0), (Stream(*ends, 1),), ())

@@ -99,6 +99,12 @@ def test_dies_that_are_too_small() -> None:
         place_on_dies({"a": {"LUT": 80}}, [], [{"LUT": 100}], fill=0.7)
     with pytest.raises(ProgramError, match="there is no kernel x"):
         place_on_dies(AREAS, [Wire("dma", "x", 1)], [{"LUT": 300}])
+    with pytest.raises(ProgramError, match="stream dma -> qkv has -1 bits; the least is 0"):
+        place_on_dies(AREAS, [Wire("dma", "qkv", -1)], [{"LUT": 300}])
+    with pytest.raises(ProgramError, match="a needs -5 LUT; the least is 0"):
+        place_on_dies({"a": {"LUT": -5}, "b": {"LUT": 10}}, [], [{"LUT": 10}])
+    with pytest.raises(DieError, match="1 kernels, and no die to put them on"):
+        place_on_dies({"a": {}}, [], [])
     assert place_on_dies({}, [], [{"LUT": 1}]).die == {}
 
 
@@ -223,5 +229,9 @@ def test_unrollings_that_are_refused() -> None:
         unroll({"a": 1, "b": 1, "c": 1}, 2)
     with pytest.raises(ProgramError, match="the factor is 1"):
         unroll({"a": 5}, 2, factor=1)
+    with pytest.raises(ProgramError, match="kernel b has 0 operations; the least is 1"):
+        unroll({"a": 5, "b": 0}, 2)
+    with pytest.raises(ProgramError, match="a limit for c, which is none of the kernels a, b"):
+        unroll({"a": 5, "b": 1}, 2, {"c": 1})
     assert dict(unroll({"a": 1000, "b": 10}, 64, {"a": 4}).unroll) == {"a": 4, "b": 1}
     assert unroll({}, 4).interval == 0
