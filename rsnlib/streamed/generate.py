@@ -284,7 +284,8 @@ def _shared(made: Streamed, device: StreamDevice, limit: int, rule: Rule) -> Str
     """Share the multipliers, of which kernels get less where they do not fit on dies. Raises `ResourceError` if they do
     not fit with the least share."""
     dsps = FILL * device.total["DSP"]
-    prefetch = int(PREFETCH * max(0, limit - sum(_buffers(made).values())))
+    # Two buffers for each converter, as fusion counts them, whatever the program has.
+    prefetch = int(PREFETCH * max(0, limit - sum(_buffers(made, two=True).values())))
     for share in SHARES:
         try:
             if rule == "balanced":
@@ -332,16 +333,16 @@ def _load_streams(made: Streamed) -> set[str]:
     return {stream.name for task, stream, put, _ in _ends(made) if put and task in made.written.loads}
 
 
-def _buffers(made: Streamed) -> dict[str, int]:
-    """Bytes of kernels and converters, of which each has one buffer, or two with the knob `ping_pong`."""
+def _buffers(made: Streamed, two: bool) -> dict[str, int]:
+    """Bytes of kernels and converters. two: each converter has two buffers; else it has one."""
     buffers = {node.name: node.memory_bytes for node in made.dataflow.nodes if node.memory_bytes}
     converters = made.written.converters.items()
-    return buffers | {task: found.ping_pong_bytes // (1 if made.knobs.ping_pong else 2) for task, found in converters}
+    return buffers | {task: found.ping_pong_bytes // (1 if two else 2) for task, found in converters}
 
 
 def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit: int) -> dict[str, int]:
     """Bytes of kernels, converters and streams with these depths. Raises `ResourceError` for more than the limit."""
-    buffers = _buffers(made)
+    buffers = _buffers(made, bool(made.knobs.ping_pong))
     for stream, depth in depths.items():
         group = sized.groups[stream]
         buffers[stream] = -(-depth * group.bits * len(group.elements) // 8)
