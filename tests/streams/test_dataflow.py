@@ -175,6 +175,8 @@ def test_what_counts_is_an_argument() -> None:
         use.kernels,
         use.fifos,
     )
+    alone = memory_use(Dataflow((Node("a", "x", {}, 8),), ()))
+    assert (alone.whole, alone.kernels, alone.ratio, alone.shared_ratio, alone.fused_ratio) == (0, 8, 0, 0, 0)
     deeper = fusion_space(graph, depths={0: 10})
     assert deeper.bytes_of(nodes) == taken[Counted.ALL] + 8 * 256
     with pytest.raises(ProgramError, match="x -> ln: a FIFO of 0 tokens"):
