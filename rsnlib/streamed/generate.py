@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
-from ...base.errors import BudgetError, ResourceError
+from ...base.errors import BudgetError, ProgramError, ResourceError
 from ...isa.program import Program
 from ...scheduler.pack import pack
 from ...streams.build import build
@@ -133,7 +133,7 @@ def generate(
     streams, the device's by default. done: called after each step.
 
     Raises as `streamed` does, and `ResourceError` with the numbers if the block does not fit: no group of kernels, no
-    memory, no die.
+    memory, no die; `ProgramError` for another rule.
     """
     seconds: dict[str, float] = {}
     step = _steps(seconds, done)
@@ -156,7 +156,9 @@ def place(
     far."""
     seconds = {} if seconds is None else seconds
     step = _steps(seconds, done)
-    limit = on_chip_bytes or _bytes_on_chip(device)
+    if rule not in get_args(Rule):
+        raise ProgramError(f"no rule is named {rule!r}; there are {', '.join(get_args(Rule))}")
+    limit = _bytes_on_chip(device) if on_chip_bytes is None else on_chip_bytes
     made = made.changed(knobs) if knobs else made
     with step("fuse, balance, size and place"):
         if rule == "balanced":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from numbers import Integral
 
 from ...base.errors import ProgramError
 
@@ -71,7 +72,9 @@ class Knobs:
                 raise ProgramError(f"knobs for {name}, which is no operator of this block; {hint}")
 
 
-def _check(name: str, knob: str, value: int) -> None:
+def _check(name: str, knob: str, value: object) -> None:
+    if not isinstance(value, Integral):
+        raise ProgramError(f"{name} is {value!r}; it is a whole number")
     if knob in SWITCHES:
         if value not in (0, 1):
             raise ProgramError(f"{name} is {value}; it is 0 or 1")

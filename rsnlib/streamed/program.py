@@ -105,13 +105,17 @@ def program(
     knobs: of the program: how its tensors lie off the chip, and how fast they move. title: of the first line. groups:
     the number of each kernel's group, by name: between groups, results go through memory off the chip. depths: of
     streams, by name; others hold 2 tokens, or all that ever go over them if they close a circle of tasks, so that no
-    task waits for ever. Raises `ProgramError` for kernels without a group, and depths of streams that the program does
-    not have.
+    task waits for ever. Raises `ProgramError` for kernels without a group, and groups and depths of kernels and streams
+    that the program does not have.
     """
     chosen = groups or {}
     missing = [x.name for x in plans if chosen and x.name not in chosen]
     if missing:
         raise ProgramError(f"no group is given for {', '.join(missing)}; give one for each kernel")
+    kernels = [x.name for x in plans]
+    for name in chosen:
+        if name not in kernels:
+            raise ProgramError(f"a group of {name}, which is no kernel of this block; there are {', '.join(kernels)}")
     return _Writer(graph, plans, knobs, chosen).text(title, depths or {})
 
 

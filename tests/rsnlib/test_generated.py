@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from rsn.base.errors import ResourceError
+from rsn.base.errors import ProgramError, ResourceError
 from rsn.cli.main import main
 from rsn.hw.sim.machine import Machine
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
@@ -142,6 +142,10 @@ def test_less_memory_gives_groups_or_a_refusal() -> None:
     right(parted, perceptron(), X)
     with pytest.raises(ResourceError, match=r"1,?000"):
         place(captured(), U55C, on_chip_bytes=1000)
+    with pytest.raises(ResourceError, match="the budget is 0 bytes"):
+        place(captured(), U55C, on_chip_bytes=0)
+    with pytest.raises(ProgramError, match="no rule is named 'even'; there are balanced, printed"):
+        place(captured(), U55C, rule="even")  # type: ignore[arg-type]
 
 
 class Shared(nn.Module):

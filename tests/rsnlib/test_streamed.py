@@ -159,6 +159,8 @@ def test_groups_pass_results_through_memory() -> None:
     assert {name.removesuffix("_kept") for name, data in cut.written.inputs.items() if data is None} == stored
     with pytest.raises(ProgramError, match="no group is given for"):
         whole.changed(groups={names[0]: 1})
+    with pytest.raises(ProgramError, match="a group of up, which is no kernel of this block; there are "):
+        whole.changed(groups={**dict.fromkeys(names, 1), "up": 2})
 
 
 def test_packed_tensors_are_read_in_whole_words() -> None:
@@ -356,5 +358,8 @@ def test_refused() -> None:
             UnsupportedError, match=rf"aten\.mul\.Tensor at the top level: {number} is no finite number"
         ):
             streamed(Function(lambda x, factor=number: nn.functional.silu(x) * factor).eval(), (torch.randn(4, 8),))
+    for rows in (2.5, "2"):
+        with pytest.raises(ProgramError, match=f"knob rows is {rows!r}; it is a whole number"):
+            Knobs(rows=rows)  # type: ignore[arg-type]
     with pytest.raises(ProgramError, match="knobs for lin, which is no operator of this block; did you mean linear"):
         streamed(nn.Linear(8, 8).eval(), (torch.randn(4, 8),), Knobs(of={"lin": {"rows": 2}}))
