@@ -70,8 +70,8 @@ def tune(
     trials: how many different choices are evaluated in all, rounded up to whole rounds; a problem with no more choices
     than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most are.
     together: choices of a round; more than one worker needs more than one. file: the study, which is continued if it
-    exists. Raises `StudyError` if the file belongs to another search (problem, knobs, seed or `together` differ), and
-    `MissingError` without Optuna.
+    exists. Raises `StudyError` if the file belongs to another search (problem, knobs, seed or `together` differ), or a
+    number is too small, and `MissingError` without Optuna.
     """
     require("optuna", "a search", INSTALL)
     if trials < 1 or together < 1:
