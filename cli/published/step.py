@@ -340,7 +340,7 @@ def _queues(measured: Mapping[str, Measured]) -> Iterator[Finding]:
     for kind in ("low", "med", "high"):
         batches = [key.removesuffix(".dynamic") for key in measured if fnmatch(key, f"b64.{kind}.*.dynamic")]
         if not batches:
-            return
+            continue
         theirs = geometric_mean([published()[f"fig14.{batch.removeprefix('b64.')}.speedup"] for batch in batches])
         names = {QUEUE: "interleaved"} | {queue: f"interleaved.queue_{queue}" for queue in QUEUES}
         ours = {
