@@ -39,6 +39,8 @@ from rsn.scheduler.expert_machine import MoeSizes
 from rsn.scheduler.expert_programs import ExpertPrograms, ExpertSizes, counted
 from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
+from rsn.streams.dynamic import RandomOffChipLoad, Rates, timed
+from rsn.streams.dynamic.programs.experts import Layer, mixture
 from rsn.tests.rsnlib.expert_layers import block
 
 LAYERS = {
@@ -110,6 +112,33 @@ def on_moe(of: Row, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) 
         passes = each if how == "static" else sum(-(-n // tile) for n in run.rows.values())
         bound = layer.programs.bound_s(len(run.rows))
         yield row(replace(of, how=how), list(run.runs), passes, run.host_bytes, run.host_s, bound)
+    yield as_streams(replace(of, machine="streams", how="dynamic", bound=bound), sizes, machine, chosen)
+
+
+def as_streams(of: Row, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) -> Row:
+    """The layer as dynamic streams, all rows of an expert in one tile, experts in turn as their rows are complete. One
+    memory has the bandwidth of the machine's weights, and each unit of products all of its multipliers."""
+    s = sizes
+    columns = next(size for size in (128, 32, 1) if s.inner % size == 0)
+    cycle = Rates().access * machine.seconds["weights_read_gbs"]  # the time of an access
+    made = mixture(
+        Layer(of.layer, s.width, s.inner, s.experts, s.each, columns),
+        chosen,
+        None,
+        regions=1,
+        compute=round(2 * cycle / machine.seconds["multiply"]),
+        dtype="f32",
+    )
+    run = timed(made.program, depths=made.depths, rates=Rates(channels=1), with_data=False)
+    weights = sum(moved for node, moved in run.traffic.items() if isinstance(node.operator, RandomOffChipLoad))
+    return replace(
+        of,
+        launches=1,
+        passes=of.active,
+        weights_mb=weights / 1e6,
+        rows_mb=(sum(run.traffic.values()) - weights) / 1e6,
+        seconds=run.cycles * cycle,
+    )
 
 
 def on_xnn(of: Row, sizes: MoeSizes, chosen: list[list[int]]) -> Iterator[Row]:

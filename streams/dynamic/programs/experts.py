@@ -83,7 +83,16 @@ class ExpertProgram:
 class _Builder:
     layer: Layer
     compute: int | None
+    values: Values | None
+    dtype: str
     slow: list[Stream] = field(default_factory=list)
+
+    def tensor(self, name: str, shape: tuple[int, ...], expert: int | None = None) -> Tensor:
+        """One of the layer's tensors, or an expert's part of it."""
+        if self.values is None:
+            return Tensor(shape, self.dtype, name=name)
+        data = np.asarray(getattr(self.values, name))
+        return Tensor(shape, self.dtype, (data if expert is None else data[expert]).reshape(shape), name=name)
 
     def expert(self, packed: Stream, gate: Stream, up: Stream, down: Stream) -> Stream:
         """Tiles of rows [n] and each one's tiles of weights [n, tiles]: the results [n]."""
@@ -122,13 +131,14 @@ def mixture(
     regions: int | None = None,
     compute: int | None = None,
     values: Values | None = None,
+    dtype: str = "bf16",
 ) -> ExpertProgram:
     """The program of a layer.
 
     chosen: the experts of each row, as many as the layer says. tile_rows: rows of a tile, the last of an expert filled
     up; None for one tile of all rows of an expert. regions: how many sets of units there are; neighbouring experts
     share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each
-    unit. values: tensors; without them the program has no data.
+    unit. values: tensors; without them the program has no data. dtype: of rows and all weights off the chip.
 
     Raises `StepError` for experts that are not there, rows with another number of them, or regions that do not divide
     the experts.
@@ -146,11 +156,11 @@ def mixture(
         raise StepError("mixture", f"{layer.experts} experts do not divide among {regions} regions")
     batch = len(chosen)
     rising = [tuple(sorted(experts)) for experts in chosen]
-    build = _Builder(layer, compute)
+    build = _Builder(layer, compute, values, dtype)
     result = Tensor((batch, layer.model), SUMS, name="result")
     with Program() as program:
-        rows = _tensor("rows", (batch, layer.model), values)
-        routing = _tensor("routing", (batch * layer.chosen, 1), values)
+        rows = build.tensor("rows", (batch, layer.model))
+        routing = build.tensor("routing", (batch * layer.chosen, 1))
         loaded = Flatten(0, 1)(LinearOffChipLoad(rows, (1, layer.model), (1,), (batch,))())
         selectors = SelectGen(rising, layer.experts)
         parts = Partition(layer.experts, rank=1)(Reshape(0, 1)(loaded)[0], selectors())
@@ -161,9 +171,9 @@ def mixture(
         )
         packed = [build.pack(one, tile_rows) for one in mine]
         if regions is None:
-            tiles = _side_by_side(build, [one for one, _ in packed], values)
+            tiles = _side_by_side(build, [one for one, _ in packed])
         else:
-            tiles = _in_turn(build, [one for one, _ in packed], regions, values)
+            tiles = _in_turn(build, [one for one, _ in packed], regions)
         unpacked = [
             build.unpack(one, flags, factor, part)
             for one, (_, flags), factor, part in zip(tiles, packed, factors, mine, strict=True)
@@ -176,20 +186,12 @@ def mixture(
     return ExpertProgram(program, result, names, depths)
 
 
-def _tensor(name: str, shape: tuple[int, ...], values: Values | None, expert: int | None = None) -> Tensor:
-    """One of the layer's tensors, or an expert's part of it."""
-    if values is None:
-        return Tensor(shape, "bf16", name=name)
-    data = np.asarray(getattr(values, name))
-    return Tensor(shape, "bf16", (data if expert is None else data[expert]).reshape(shape), name=name)
-
-
-def _side_by_side(build: _Builder, packed: Sequence[Stream], values: Values | None) -> list[Stream]:
+def _side_by_side(build: _Builder, packed: Sequence[Stream]) -> list[Stream]:
     """A set of units for each expert; its weights are loaded once for each tile of rows."""
     layer, made = build.layer, []
     for expert, rows in enumerate(packed):
         loads = [
-            LinearOffChipLoad(_tensor(name, shape, values, expert), size, (1,), (layer.tiles,))(rows)
+            LinearOffChipLoad(build.tensor(name, shape, expert), size, (1,), (layer.tiles,))(rows)
             for name, shape, size in (
                 ("gate", (layer.model, layer.hidden), (layer.model, layer.columns)),
                 ("up", (layer.model, layer.hidden), (layer.model, layer.columns)),
@@ -200,12 +202,12 @@ def _side_by_side(build: _Builder, packed: Sequence[Stream], values: Values | No
     return made
 
 
-def _in_turn(build: _Builder, packed: Sequence[Stream], regions: int, values: Values | None) -> list[Stream]:
+def _in_turn(build: _Builder, packed: Sequence[Stream], regions: int) -> list[Stream]:
     """A set of units for several experts; addresses say whose weights are loaded."""
     layer = build.layer
     share = layer.experts // regions
     wide, high = (layer.experts, layer.model, layer.hidden), (layer.experts, layer.hidden, layer.model)
-    gate, up, down = _tensor("gate", wide, values), _tensor("up", wide, values), _tensor("down", high, values)
+    gate, up, down = build.tensor("gate", wide), build.tensor("up", wide), build.tensor("down", high)
     made: list[Stream] = []
     for region in range(regions):
         mine = packed[region * share : (region + 1) * share]
