@@ -16,11 +16,12 @@ from rsn.machine.description import Rate, Stream, UnitSpec
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.steps import AnyOf, Step, Steps
 from rsn.machine.unit import Unit
+from rsn.machine.wiring import Wiring
 from rsn.tests.machine.toys import toy_overlay
 
 Act = tuple[Any, ...]
 """("get", unit), ("put", unit, payload), ("any", units), answered with the index of the one whose token came first, and
-("work", cycles)."""
+("work", cycles). ("any", units, cycles) waits no longer than that; the answer is then None."""
 Acts = Generator[Act, Any, None]
 Behaviour = Callable[[list[Any]], Acts]
 """Makes the acts of a unit. It may note what it sees in the list."""
@@ -78,6 +79,31 @@ def merge(origins: Sequence[str], target: str, times: Sequence[int], announces: 
                 continue
             seen.append((origin, token))
             yield "work", times[token % len(times)]
+            yield "put", target, token
+        yield "put", target, END
+
+    return acts
+
+
+def impatient(origins: Sequence[str], target: str, times: Sequence[int]) -> Behaviour:
+    """A merge that does something else when nothing comes for a while, some times."""
+
+    def acts(seen: list[Any]) -> Acts:
+        left, patience = list(origins), 6
+        while left:
+            act: Act = ("any", tuple(left), times[patience % len(times)]) if patience else ("any", tuple(left))
+            place = yield act
+            if place is None:
+                patience -= 1
+                seen.append("late")
+                yield "work", times[0]
+                yield "put", target, patience
+                continue
+            token = yield "get", left[place]
+            if token is END:
+                del left[place]
+                continue
+            seen.append((left[place], token))
             yield "put", target, token
         yield "put", target, END
 
@@ -179,7 +205,7 @@ def draw(random: Random) -> Drawn:
             for origin in origins:
                 waiting.remove(origin)
                 connect(origin, unit)
-            later(unit, announcing if random.random() < 0.3 else merge, tuple(origins), times())
+            later(unit, random.choice((merge, merge, announcing, impatient)), tuple(origins), times())
             continue
         origin = waiting.pop(random.randrange(len(waiting)))
         unit = name(kind)
@@ -220,6 +246,10 @@ class Outcome:
 class Acting(Unit):
     """A unit whose only uOP is what it does."""
 
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.net = net
+
     def kernel(self, uop: Acts) -> Steps:
         answer: Any = None
         while True:
@@ -233,7 +263,11 @@ class Acting(Unit):
             elif act == "put":
                 yield Step(puts=(self.sink(of[0]),), send=(of[1],))
             elif act == "any":
-                answer = yield AnyOf(*(self.source(peer) for peer in of[0]))
+                until = None
+                if len(of) > 1:
+                    assert isinstance(self.net, ProcessNetwork)
+                    until = self.net.progress[self.name].task.clock + of[1] / CLOCK_HZ
+                answer = yield AnyOf(*(self.source(peer) for peer in of[0]), until=until)
             else:
                 yield Step("cycle", of[0])
 
@@ -271,13 +305,16 @@ class Events:
         self.now = 0
         self.until = dict.fromkeys(net.units, 0)  # when a unit that works is free again
         self.ends: dict[str, int] = {}
+        self.patience: dict[str, int] = {}  # when a unit that waits for any stops to
         self.next: dict[str, Act | None] = {}
         for name in net.units:
             self._go(name, None)
 
     def _go(self, name: str, answer: Any) -> None:
         try:
-            self.next[name] = self.acts[name].send(answer)
+            act = self.next[name] = self.acts[name].send(answer)
+            if act[0] == "any" and len(act) > 2:
+                self.patience[name] = self.now + act[2]
         except StopIteration:
             self.next[name] = None
             self.ends[name] = self.now
@@ -319,7 +356,12 @@ class Events:
             if act is not None and act[0] == "any" and self.until[name] <= self.now:
                 there = [(self.came[peer, name][0], k) for k, peer in enumerate(act[1]) if self.tokens[peer, name]]
                 if there:
+                    self.patience.pop(name, None)
                     self._go(name, min(there)[1])
+                    return True
+                if self.patience.get(name) == self.now:
+                    del self.patience[name]
+                    self._go(name, None)
                     return True
         return False
 
@@ -329,6 +371,7 @@ class Events:
             while sum(map(self._moves, self.next)) or self._chooses():
                 pass
             later = [time for name, time in self.until.items() if time > self.now and self.next[name] is not None]
+            later += [time for time in self.patience.values() if time > self.now]
             if not later:
                 break
             self.now = min(later)
