@@ -8,7 +8,8 @@ from typing import Any
 
 import sympy
 
-from .errors import TokenError
+from .errors import StreamFault, TokenError
+from .graph import Node, Program, Stream
 from .shapes import (
     BufferType,
     DataType,
@@ -17,6 +18,8 @@ from .shapes import (
     StreamType,
     TileType,
     TupleType,
+    replaced,
+    text_of,
 )
 from .tokens import BufferReference, Done, Groups, Selector, Stop, Tile, Token
 
@@ -161,3 +164,50 @@ class _Limit:
             self.known = size
         if self.known is not None and size != self.known:
             raise TokenError(f"{what} is {size}, and {self.known} by its type or before ({self.text})", position)
+
+
+def check_token(measured: Measured, stream: Stream, token: Token) -> None:
+    """Take a token of a stream into account. Raises `StreamFault` with the place of what put it."""
+    try:
+        measured.see(token)
+    except TokenError as error:
+        node = stream.source
+        if node is None:
+            raise StreamFault(f"input {stream.name}", "", stream.name, error.text, error.position) from error
+        raise StreamFault(node.name, node.where, f"output {stream.port}", error.text, error.position) from error
+
+
+def checked_values(
+    program: Program, measured: Mapping[Stream, Measured], flops: Mapping[Node, int]
+) -> dict[sympy.Symbol, int]:
+    """The values of a program's symbols in a run. flops: operations of each operator.
+
+    Raises `StreamFault` if an expression of a shape is not what the run had: a shape that was assumed wrongly, or two
+    ragged dimensions of one name and different sums.
+    """
+    found: dict[sympy.Symbol, int] = {}
+    for one in measured.values():
+        for known, value in one.values().items():
+            # Where streams share a symbol, its values agree, or the check below finds one that does not.
+            found[known] = max(value, found.get(known, 0))
+    for node, count in flops.items():
+        found[flops_symbol(node)] = count
+    values = {**program.symbols.defined, **found}
+    for stream, of_stream in measured.items():
+        for level, (size, seen) in enumerate(zip(reversed(stream.type.shape), of_stream.sizes, strict=True)):
+            expression = size.total if size.ragged else size.size
+            sizes = {seen.total} if size.ragged else seen.values
+            if expression is None or not expression.free_symbols:
+                continue
+            expected = replaced(expression, values)
+            if expected.is_Integer and sizes and sizes != {int(expected)}:
+                what = "sum to" if size.ragged else "are"
+                text = f"the sizes of dimension {level} {what} {sorted(sizes)}, and {text_of(expression)} is {expected}"
+                name, where = (stream.source.name, stream.source.where) if stream.source else (stream.name, "")
+                raise StreamFault(name, where, f"output {stream.port}", text, None)
+    return found
+
+
+def flops_symbol(node: Node) -> sympy.Symbol:
+    """The operations of a node whose number is known after a run only."""
+    return sympy.Symbol(f"flops of {node.name}", integer=True, nonnegative=True)

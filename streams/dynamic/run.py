@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from .checks import Measured
-from .errors import StepError, StreamFault, StuckError, TokenError, Waiting
+from .checks import Measured, check_token, checked_values
+from .errors import StepError, StreamFault, StuckError, Waiting
 from .graph import Node, Program, Reading, Stream
 from .memory import Memory, Tensor
 from .operators.base import Context
 from .requests import AnyOf, Busy, Get, Keep, Kernel, OffChip, Peek, Put, Request
-from .shapes import replaced, text_of
 from .tokens import Array, Token, show
 
 
@@ -59,10 +58,10 @@ class _Channel:
 class _Output:
     """A stream at its writer. collected: its tokens, if the run returns them."""
 
-    __slots__ = ("channels", "collected", "measured", "name", "times")
+    __slots__ = ("channels", "collected", "measured", "stream", "times")
 
     def __init__(self, stream: Stream, measured: Measured, channels: list[_Channel], collect: bool) -> None:
-        self.name = stream.name
+        self.stream = stream
         self.measured = measured
         self.channels = channels
         self.collected: list[Token] | None = [] if collect else None
@@ -273,11 +272,7 @@ class _Runner:
                     task.clock = max(task.clock, channel.credits.popleft())
         for port in ports:
             output = task.outputs[port]
-            try:
-                output.measured.see(token)
-            except TokenError as error:
-                stream = f"output {port}" if task.node is not None else output.name
-                raise StreamFault(task.name, task.where, stream, error.text, error.position) from error
+            check_token(output.measured, output.stream, token)
             if output.collected is not None:
                 output.collected.append(token)
                 output.times.append(task.clock)
@@ -354,35 +349,5 @@ class _Runner:
             if output.collected is not None:
                 self.result.tokens[stream] = output.collected
                 self.result.times[stream] = output.times
-        for measured in self.measured.values():
-            for one, value in measured.values().items():
-                # Where streams share a symbol, its values agree, or the check below finds one that does not.
-                self.result.values[one] = max(value, self.result.values.get(one, 0))
-        for node, count in self.result.flops.items():
-            self.result.values[flops_symbol(node)] = count
-        self._check_values()
+        self.result.values = checked_values(self.program, self.measured, self.result.flops)
         return self.result
-
-    def _check_values(self) -> None:
-        """Raise `StreamFault` if an expression of a shape is not what the run had: a shape that was assumed wrongly, or
-        two ragged dimensions of one name and different sums."""
-        values = {**self.program.symbols.defined, **self.result.values}
-        for stream, measured in self.measured.items():
-            name = stream.source.name if stream.source else stream.name
-            where = stream.source.where if stream.source else ""
-            for level, (one, seen) in enumerate(zip(reversed(stream.type.shape), measured.sizes, strict=True)):
-                expression = one.total if one.ragged else one.size
-                sizes = {seen.total} if one.ragged else seen.values
-                if expression is None or not expression.free_symbols:
-                    continue
-                expected = replaced(expression, values)
-                if expected.is_Integer and sizes and sizes != {int(expected)}:
-                    what = "sum to" if one.ragged else "are"
-                    known = f"{text_of(expression)} is {expected}"
-                    text = f"the sizes of dimension {level} {what} {sorted(sizes)}, and {known}"
-                    raise StreamFault(name, where, f"output {stream.port}", text, None)
-
-
-def flops_symbol(node: Node) -> sympy.Symbol:
-    """The operations of a node whose number is known after a run only."""
-    return sympy.Symbol(f"flops of {node.name}", integer=True, nonnegative=True)

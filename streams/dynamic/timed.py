@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
+
 from ...machine.dynamic import DynamicNetwork, DynamicRun, Ports
 from ...machine.off_chip import OffChipMemory
 from ...machine.steps import Steps
+from .checks import Measured, check_token, checked_values
 from .errors import StepError
 from .graph import Node, Program, Stream
 from .memory import Memory
@@ -46,8 +49,9 @@ class Rates:
 class TimedRun:
     """What a run gave. tokens: of each result (streams without reader, and named outputs); times: the cycle in which
     each was put. ends: the cycle in which each operator ended. traffic, flops, held: of each operator, bytes moved off
-    the chip, operations, most bytes held on chip. engine: the run of the machine: length, choices by arrival, times.
-    requests: the streams of requests to the memory off the chip, by name; their order changes times, not results."""
+    the chip, operations, most bytes held on chip. values: of the symbols. engine: the run of the machine: length,
+    choices by arrival, times. requests: the streams of requests to the memory off the chip, by name; their order
+    changes times, not results."""
 
     program: Program
     memory: Memory
@@ -57,6 +61,7 @@ class TimedRun:
     traffic: Mapping[Node, int]
     flops: Mapping[Node, int]
     held: Mapping[Node, int]
+    values: Mapping[sympy.Symbol, int]
     engine: DynamicRun
     requests: frozenset[str] = frozenset()
 
@@ -128,6 +133,7 @@ class _Timed:
         self.counts = {node: _Counts() for node in program.nodes}
         named = set(program.outputs.values())
         kept = [stream for stream in program.streams if stream in named or not program.readers(stream)]
+        self.measured = {stream: Measured(stream.type, program.bounds) for stream in program.streams}
         self.tokens: dict[Stream, list[Token]] = {stream: [] for stream in kept}
         self.times: dict[Stream, list[float]] = {stream: [] for stream in kept}
         for name, stream in program.inputs.items():
@@ -224,6 +230,8 @@ class _Timed:
             yield from self.off_chip.transfer(ports, self.clients[node], accesses)
 
     def _put(self, ports: Ports, streams: Sequence[Stream], token: Token) -> Steps:
+        for stream in streams:
+            check_token(self.measured[stream], stream, token)
         numbers = [self.numbers[stream] for stream in streams if stream in self.numbers]
         if numbers:
             yield ports.put(token, *numbers)
@@ -235,6 +243,7 @@ class _Timed:
     def run(self, order: Callable[[list[Any]], list[Any]] | None) -> TimedRun:
         """Run, once."""
         engine = self.network.run(order)
+        flops = {node: counts.flops for node, counts in self.counts.items()}
         return TimedRun(
             self.program,
             self.memory,
@@ -242,8 +251,9 @@ class _Timed:
             self.times,
             {node: engine.ends[node.name] for node in self.program.nodes},
             {node: counts.traffic for node, counts in self.counts.items()},
-            {node: counts.flops for node, counts in self.counts.items()},
+            flops,
             {node: counts.held for node, counts in self.counts.items()},
+            checked_values(self.program, self.measured, flops),
             engine,
             frozenset(self.off_chip.requests if self.off_chip is not None else ()),
         )

@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sympy
 
 from rsn.streams.dynamic import (
+    DONE,
     Add,
     LinearOffChipLoad,
     LinearOffChipStore,
     Map,
     Matmul,
+    Partition,
     Program,
+    SelectorType,
     StepError,
+    StreamFault,
     Tensor,
     Tile,
     encode,
@@ -134,3 +139,18 @@ def test_what_does_not_run() -> None:
         timed(program, {})
     with pytest.raises(StepError, match="depth 0; the least is 1"):
         timed(program, inputs, 0)
+
+
+def test_a_run_with_clocks_checks_shapes() -> None:
+    """As one without: what a stream is said to be, and bounds; and it has the values of symbols."""
+    with Program() as program:
+        rows = program.input("rows", [program.symbol("n", at_most=4)], tile(1, 2))
+        parts = Partition(2)(rows, program.input("chosen", ["n"], SelectorType(2, hot=1)))
+        parts[0].assume([2])
+    one = Tile.of([[1.0, 2.0]])
+    inputs = {"rows": [one] * 3 + [DONE], "chosen": "(0) (1) (0) D"}
+    assert timed(program, inputs).values[sympy.Symbol("n", integer=True, nonnegative=True)] == 3
+    with pytest.raises(StreamFault, match="dimension 0 is 1, and 2 by its type"):
+        timed(program, inputs | {"chosen": "(1) (1) (0) D"})
+    with pytest.raises(StreamFault, match="beyond the bound n <= 4"):
+        timed(program, {"rows": [one] * 5 + [DONE], "chosen": "(0) (1) (0) (1) (1) D"})
