@@ -41,6 +41,8 @@ class Layer:
     columns: int
 
     def __post_init__(self) -> None:
+        if min(self.model, self.hidden, self.experts, self.columns) < 1 or not 1 <= self.chosen <= self.experts:
+            raise StepError("Layer", f"{self}: sizes are 1 or more, and a row has 1 to {self.experts} experts")
         if self.hidden % self.columns:
             raise StepError(
                 "Layer", f"{self.name}: {self.hidden} hidden columns are not whole in tiles of {self.columns}"
@@ -140,11 +142,13 @@ def mixture(
     share one, and get it as their tiles come; None for a set for each expert. compute: operations a cycle of each
     unit. values: tensors; without them the program has no data. dtype: of rows and all weights off the chip.
 
-    Raises `StepError` for experts that are not there, rows with another number of them, or regions that do not divide
-    the experts.
+    Raises `StepError` for experts that are not there, rows with another number of them, regions that do not divide the
+    experts, or values of other shapes.
     """
     for row, experts in enumerate(chosen):
-        if len(set(experts)) != layer.chosen or not all(0 <= one < layer.experts for one in experts):
+        if not len(experts) == len(set(experts)) == layer.chosen or not all(
+            0 <= one < layer.experts for one in experts
+        ):
             raise StepError(
                 "mixture", f"row {row} has the experts {sorted(experts)}; it needs {layer.chosen} below {layer.experts}"
             )
@@ -155,6 +159,8 @@ def mixture(
     if regions is not None and (regions < 1 or layer.experts % regions):
         raise StepError("mixture", f"{layer.experts} experts do not divide among {regions} regions")
     batch = len(chosen)
+    if values is not None:
+        _check(values, layer, batch)
     rising = [tuple(sorted(experts)) for experts in chosen]
     build = _Builder(layer, compute, values, dtype)
     result = Tensor((batch, layer.model), SUMS, name="result")
@@ -184,6 +190,20 @@ def mixture(
     names = tuple(str(one.type.shape[0].size) for one in mine)
     depths = dict.fromkeys(program.streams, 2) | dict.fromkeys(build.slow, METADATA)
     return ExpertProgram(program, result, names, depths)
+
+
+def _check(values: Values, layer: Layer, rows: int) -> None:
+    wide, high = (layer.experts, layer.model, layer.hidden), (layer.experts, layer.hidden, layer.model)
+    for name, shape in (
+        ("rows", (rows, layer.model)),
+        ("gate", wide),
+        ("up", wide),
+        ("down", high),
+        ("routing", (rows, layer.chosen)),
+    ):
+        found = np.shape(getattr(values, name))
+        if found != shape:
+            raise StepError("mixture", f"{name} has shape {list(found)}; the layer needs {list(shape)}")
 
 
 def _side_by_side(build: _Builder, packed: Sequence[Stream]) -> list[Stream]:

@@ -52,8 +52,11 @@ def swiglu(
     tile_rows: of a tile of x, which is loaded anew for each tile of weights. tile_columns: of a tile of gate and up,
     rows of one of down. compute: operations a cycle of each unit. through_memory: products read both operands and write
     their results through a memory unit. values: tensors; without them the program has no data. Raises `StepError` for
-    sizes that are not whole in tiles.
+    sizes below 1 or not whole in tiles, and for values of other shapes.
     """
+    if min(batch, model, hidden, tile_rows, tile_columns) < 1:
+        sizes = f"x [{batch},{model}], {hidden} columns, tiles of {tile_rows} rows and of {tile_columns} columns"
+        raise StepError("swiglu", f"{sizes}; the least is 1")
     if batch % tile_rows or hidden % tile_columns:
         raise StepError("swiglu", f"x [{batch},{model}] in {tile_rows} rows, {hidden} columns in {tile_columns}")
     down_rows, across = batch // tile_rows, hidden // tile_columns

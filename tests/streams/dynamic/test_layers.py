@@ -117,6 +117,11 @@ def test_what_is_no_mixture() -> None:
     ):
         with pytest.raises(StepError, match=text):
             mixture(layer, chosen, tile_rows, regions=regions)
+    values = drawn_values(layer, 1)
+    with pytest.raises(StepError, match=r"rows has shape \[1, 4\]; the layer needs \[2, 4\]"):
+        mixture(layer, [(0, 1), (2, 3)], None, values=values)
+    with pytest.raises(StepError, match="a row has 1 to 4 experts"):
+        Layer("some", 4, 6, 4, 5, 3)
     with pytest.raises(StepError, match="some: 6 hidden columns are not whole in tiles of 4"):
         Layer("some", 4, 6, 4, 2, 4)
 
@@ -131,5 +136,7 @@ def test_gated_layers(tile_rows: int, columns: int, through_memory: bool) -> Non
     np.testing.assert_allclose(ran.memory.tensor(made.result), gated(weights.x, weights.gate, weights.up, weights.down))
     found = metrics(made.program)
     assert found.traffic == sum(ran.traffic.values())
+    with pytest.raises(StepError, match="the least is 1"):
+        swiglu(4, 5, 6, 0, 3)
     with pytest.raises(StepError, match=r"x \[4,5\] in 3 rows, 6 columns in 3"):
         swiglu(4, 5, 6, 3, 3)
