@@ -44,7 +44,7 @@ def users_line() -> str:
     return f"{file}:{frame.f_lineno}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Stream:
     """A stream of a program. source: its writer; None for an input. port: which output of it."""
 
@@ -72,8 +72,11 @@ class Stream:
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
 
+    def __repr__(self) -> str:
+        return f"<{self}>"  # not its program, in which it stands itself
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, repr=False)
 class Node:
     """An operator in a program. name: the operator's, numbered if there are several. where: the user's line."""
 
@@ -95,6 +98,9 @@ class Node:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.where})"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
 
 @dataclass(frozen=True)

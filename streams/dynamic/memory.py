@@ -61,38 +61,67 @@ class Tensor:
 
 class Memory:
     """The memory off the chip during a run: what was written, over the tensors as given. with_data: whether tiles have
-    values."""
+    values. A tensor may be written and read in tiles of several sizes: what counts is the place."""
 
     def __init__(self, with_data: bool = True) -> None:
         self.with_data = with_data
-        self.written: dict[Tensor, dict[int, Tile]] = {}
+        self._written: dict[Tensor, dict[tuple[int, tuple[int, int]], Tile]] = {}  # the last written is the last
+        self._sizes: dict[Tensor, set[tuple[int, int]]] = {}
 
     def read(self, tensor: Tensor, index: int, tile: Sequence[int]) -> Tile:
         """A tile of a tensor. The caller has checked that there is such a tile."""
-        known = self.written.get(tensor, {}).get(index)
-        if known is not None:
-            return known
+        rows, columns = tile
+        written = self._written.get(tensor, {})
+        if self._sizes.get(tensor, set()) <= {(rows, columns)}:
+            known = written.get((index, (rows, columns)))
+            return known if known is not None else self._given(tensor, index, (rows, columns))
+        first, left = _place(tensor, index, (rows, columns))
+        given = self._given(tensor, index, (rows, columns)).data
+        data = np.zeros((rows, columns)) if given is None else np.array(given)
+        known_values = np.full((rows, columns), given is not None)
+        for (number, size), value in written.items():
+            row, column = _place(tensor, number, size)
+            top, bottom = max(row, first), min(row + size[0], first + rows)
+            start, end = max(column, left), min(column + size[1], left + columns)
+            if top >= bottom or start >= end:
+                continue
+            here = slice(top - first, bottom - first), slice(start - left, end - left)
+            known_values[here] = value.data is not None
+            if value.data is not None:
+                data = data.astype(np.result_type(data, value.data), copy=False)
+                data[here] = value.data[top - row : bottom - row, start - column : end - column]
+        return Tile(rows, columns, tensor.dtype, data if known_values.all() else None)
+
+    def _given(self, tensor: Tensor, index: int, tile: tuple[int, int]) -> Tile:
+        """A tile as it is before the run."""
         rows, columns = tile
         if tensor.data is None or not self.with_data:
             return Tile(rows, columns, tensor.dtype)
-        flat = tensor.data.reshape(-1, tensor.shape[-1])
-        row, column = divmod(index, tensor.shape[-1] // columns)
-        part = flat[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
+        row, column = _place(tensor, index, tile)
+        part = tensor.data.reshape(-1, tensor.shape[-1])[row : row + rows, column : column + columns]
         return Tile(rows, columns, tensor.dtype, part)
 
     def write(self, tensor: Tensor, index: int, value: Tile) -> None:
         """Put a tile in its place."""
-        self.written.setdefault(tensor, {})[index] = value
+        written = self._written.setdefault(tensor, {})
+        written.pop((index, value.shape), None)
+        written[index, value.shape] = value
+        self._sizes.setdefault(tensor, set()).add(value.shape)
 
     def tensor(self, tensor: Tensor) -> Array:
         """A tensor as it is now; where nothing was written or given, 0. Raises `ValueError` for tiles without data."""
         whole = np.zeros(tensor.shape) if tensor.data is None else tensor.data.copy()
         flat = whole.reshape(-1, tensor.shape[-1])
-        for index, value in self.written.get(tensor, {}).items():
+        for (index, size), value in self._written.get(tensor, {}).items():
             if value.data is None:
                 raise ValueError(f"{tensor.name} has tiles without data")
-            row, column = divmod(index, tensor.shape[-1] // value.columns)
-            flat[row * value.rows : (row + 1) * value.rows, column * value.columns : (column + 1) * value.columns] = (
-                value.data
-            )
+            row, column = _place(tensor, index, size)
+            flat = flat.astype(np.result_type(flat, value.data), copy=False)  # integers were given, others written
+            flat[row : row + size[0], column : column + size[1]] = value.data
         return flat.reshape(tensor.shape)
+
+
+def _place(tensor: Tensor, index: int, tile: tuple[int, int]) -> tuple[int, int]:
+    """The first row, of all rows of all its matrices, and the first column of a tile."""
+    row, column = divmod(index, tensor.shape[-1] // tile[1])
+    return row * tile[0], column * tile[1]

@@ -37,6 +37,7 @@ from rsn.streams.dynamic import (
     SelectGen,
     SelectorType,
     SetOffset,
+    SiLU,
     StepError,
     StreamFault,
     Streamify,
@@ -53,8 +54,11 @@ from rsn.streams.dynamic import (
     run,
     show,
     tile,
+    timed,
 )
 
+RUNS = pytest.mark.parametrize("runs", [run, timed])
+"""A run without the clocks of the engine, and one with them: both meet the same."""
 ONE = tile(1, 1)
 INDEX = tile(1, 1, "i32")
 R = ragged("R")
@@ -301,38 +305,70 @@ FAULTS: list[tuple[str, Callable[[Program], Any], dict[str, str], str, str, int 
     [row[1:] for row in FAULTS],
     ids=[row[0] for row in FAULTS],
 )
+@RUNS
 def test_faults_name_node_stream_and_token(
-    build: Callable[[Program], Any], inputs: dict[str, str], node: str, stream: str, position: int | None, text: str
+    runs: Callable[..., Any],
+    build: Callable[[Program], Any],
+    inputs: dict[str, str],
+    node: str,
+    stream: str,
+    position: int | None,
+    text: str,
 ) -> None:
     with Program() as program:
         build(program)
     with pytest.raises(StreamFault) as fault:
-        run(program, inputs)
+        runs(program, inputs)
     assert (fault.value.node, fault.value.stream, fault.value.position) == (node, stream, position)
     assert text in fault.value.text
     assert not fault.value.where or "test_faults.py:" in fault.value.where
     assert str(fault.value).endswith(f"{node}: {stream}, token {position}: {fault.value.text}")
 
 
-def test_sizes_beyond_a_bound() -> None:
+@RUNS
+def test_sizes_beyond_a_bound(runs: Callable[..., Any]) -> None:
     with Program() as program:
         rows = program.input("a", [program.symbol("n", at_most=2), program.ragged("m", at_most=3)], ONE)
         Accum(1, Add)(rows)
-    assert run(program, {"a": "1 2 3 S1 1 S1 D"}).values
+    assert runs(program, {"a": "1 2 3 S1 1 S1 D"}).tokens
     with pytest.raises(StreamFault, match=r"input a: a, token 3: dimension 0 is 4 or more, beyond the bound m~ <= 3"):
-        run(program, {"a": "1 2 3 4 S1 D"})
+        runs(program, {"a": "1 2 3 4 S1 D"})
     with pytest.raises(StreamFault, match=r"token 5: dimension 1 is 3 or more, beyond the bound n <= 2"):
-        run(program, {"a": "1 S1 1 S1 1 S1 D"})
+        runs(program, {"a": "1 S1 1 S1 1 S1 D"})
 
 
-def test_two_inputs_of_one_symbol_and_different_sizes() -> None:
+@RUNS
+def test_two_inputs_of_one_symbol_and_different_sizes(runs: Callable[..., Any]) -> None:
     with Program() as program:
         for name in "ab":
             Accum(1, Add)(program.input(name, ["n", R], ONE))
     with pytest.raises(StreamFault, match=r"a: output 0: the sizes of dimension 1 are \[1\], and n is 2"):
-        run(program, {"a": "1 1 S1 D", "b": "1 S1 1 S1 D"})
+        runs(program, {"a": "1 1 S1 D", "b": "1 S1 1 S1 D"})
     with pytest.raises(StreamFault, match=r"the sizes of dimension 0 sum to \[1\], and ΣR is 2"):
-        run(program, {"a": "1 S1 D", "b": "1 1 S1 D"})
+        runs(program, {"a": "1 S1 D", "b": "1 1 S1 D"})
+
+
+@RUNS
+def test_a_shape_that_was_assumed_wrongly(runs: Callable[..., Any]) -> None:
+    with Program() as program:
+        data = program.input("a", ["n"], ONE), program.input("b", ["n"], SelectorType(2))
+        first, _ = Partition(2)(*data)
+        Map(Add)(first.assume([3]), first)
+    with pytest.raises(StreamFault, match="output 0, token 2: dimension 0 is 2, and 3 by its type or before"):
+        runs(program, {"a": "1 2 3 D", "b": "(0) (1) (0) D"})
+
+
+@RUNS
+def test_tiles_of_another_type(runs: Callable[..., Any]) -> None:
+    """Also where the operator could compute with them."""
+    with Program() as program:
+        Map(SiLU)(program.input("a", ["n"], tile(1, 4)))
+    for one, text in (
+        (Tile.of(np.ones((2, 4))), "a, token 0: rows of a tile is 2 or more, and 1 by its type"),
+        (Tile.of(np.ones((1, 4)), "f32"), "a, token 0: a tile of f32 in a stream of bf16"),
+    ):
+        with pytest.raises(StreamFault, match=text):
+            runs(program, {"a": [one, DONE]})
 
 
 def test_tokens_left_over() -> None:

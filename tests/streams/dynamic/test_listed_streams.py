@@ -250,7 +250,6 @@ def test_random_store_writes_where_its_addresses_say() -> None:
         done = RandomOffChipStore(memory)(where, program.input("b", ["n", ragged("m")], ONE))
     result = run(program, {"a": "2 0 S1 D", "b": "10 11 S1 D"})
     assert result.text(done) == "T T S1 D"
-    assert {index: value.scalar for index, value in result.memory.written[memory].items()} == {2: 10, 0: 11}
     assert result.tensor(memory).tolist() == [[11], [0], [10]]
 
 
