@@ -57,6 +57,7 @@ class Measured:
         self._limits = [_Limit(one, bounds) for one in reversed(stream.shape)]
         self._bounds = bounds
         self._data_limits: dict[tuple[int, ...], _Limit] = {}
+        self._shared = _shared(stream.data)
 
     @property
     def position(self) -> int:
@@ -76,6 +77,8 @@ class Measured:
             self.elements += 1
             self._grow(0)
             self._element(token, self.type.data, ())
+            if self._shared:
+                self._alike(token)
 
     def _grow(self, dimension: int) -> None:
         self._open[dimension] += 1
@@ -109,6 +112,14 @@ class Measured:
             case _:
                 raise TokenError(f"{token} in a stream of {data}", self.position)
 
+    def _alike(self, token: Any) -> None:
+        """Raise `TokenError` unless tiles of a tuple whose ragged sizes have one symbol are of one size."""
+        for paths in self._shared:
+            sizes = [_tile_size(token, path) for path in paths]
+            if len(set(sizes)) > 1:
+                text = f"sizes of the tiles in a tuple are {' and '.join(map(str, sizes))}, and one by its type"
+                raise TokenError(text, self.position)
+
     def _size(self, one: Dimension, size: int, path: tuple[int, ...], what: str) -> None:
         limit = self._data_limits.get(path)
         if limit is None:
@@ -126,6 +137,30 @@ class Measured:
         for path, seen in self.data.items():
             _bind(found, _at(self.type.data, path), seen)
         return found
+
+
+def _shared(data: DataType) -> list[list[tuple[int, ...]]]:
+    """The places of ragged sizes of tiles that occur several times in a tuple, together those of one symbol."""
+    found: dict[sympy.Symbol, list[tuple[int, ...]]] = {}
+
+    def visit(one: DataType, path: tuple[int, ...]) -> None:
+        if isinstance(one, TupleType):
+            for number, part in enumerate(one.parts):
+                visit(part, (*path, number))
+        elif isinstance(one, TileType):
+            for axis, size in enumerate(one.shape):
+                if size.ragged:
+                    found.setdefault(size.size, []).append((*path, axis))
+
+    visit(data, ())
+    return [paths for paths in found.values() if len(paths) > 1]
+
+
+def _tile_size(token: Any, path: tuple[int, ...]) -> int:
+    for number in path[:-1]:
+        token = token[number]
+    size: int = token.shape[path[-1]]
+    return size
 
 
 def _at(data: DataType, path: tuple[int, ...]) -> Dimension:

@@ -38,6 +38,8 @@ class RetileStreamify(Expansion):
     drop_padding: bool = False
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        if self.size < 1 or self.along not in (0, 1):
+            raise Refused(f"{self.name}: parts of {self.size} along {self.along}; the least is 1, along 0 or 1")
         masked = self.drop_padding and isinstance(element, TupleType)
         one, *_ = tiles_in(self.name, element.parts if isinstance(element, TupleType) else [element], 1 + masked)
         whole, other = one.shape[self.along], one.shape[1 - self.along]
@@ -84,6 +86,8 @@ class Addresses(Expansion):
     rank: int = 1
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        if self.group < 1:
+            raise Refused(f"{self.name} makes groups of {self.group}; the least is 1")
         Affine(1).type(element)
         return (dimension(1), dimension(self.group)), tile(1, 1, "i32")
 

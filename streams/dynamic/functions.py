@@ -113,7 +113,9 @@ class Matmul(Function):
 
     def __call__(self, *of: Any) -> Element:
         left, right = of
-        rows, _, _, columns = self.sizes(left, right)
+        rows, inner, other, columns = self.sizes(left, right)
+        if inner != other:
+            raise ValueError(f"{self.name} of tiles of {left.rows}x{left.columns} and {right.rows}x{right.columns}")
         dtype = self.dtype or left.dtype
         if left.data is None or right.data is None:
             return Tile(rows, columns, dtype)
@@ -151,6 +153,8 @@ class Elementwise(Function):
     def __call__(self, *of: Any) -> Element:
         left, right = of
         rows, columns = self._shape(left, right)
+        if any(a != b and 1 not in (a, b) for a, b in zip(left.shape, right.shape, strict=True)):
+            raise ValueError(f"{self.name} of tiles of {left.rows}x{left.columns} and {right.rows}x{right.columns}")
         if left.data is None or right.data is None:
             return Tile(rows, columns, left.dtype)
         return Tile(rows, columns, left.dtype, _OPERATIONS[self.symbol](left.data, right.data))
@@ -232,9 +236,9 @@ class Affine(Function):
     b: int = 0
 
     def type(self, *of: DataType) -> DataType:
-        (one,) = of
-        if not (is_address(one) or isinstance(one, SelectorType)):
-            raise Refused(f"{self.name} takes a [1,1] tile of integers or a selector of one, not {one}")
+        if len(of) != 1 or not (is_address(of[0]) or (isinstance(of[0], SelectorType) and of[0].hot in (None, 1))):
+            found = " and ".join(map(str, of))
+            raise Refused(f"{self.name} takes a [1,1] tile of integers or a selector of one, not {found}")
         return tile(1, 1, "i32")
 
     def __call__(self, *of: Any) -> Element:
@@ -256,10 +260,10 @@ class SetOffset(Function):
     """Mark how many rows of a tile are filled. Of a tile and a [1,1] tile of integers (a KV cache's last tile)."""
 
     def type(self, *of: DataType) -> DataType:
-        one, offset = of
-        if not isinstance(one, TileType) or not is_address(offset):
-            raise Refused(f"{self.name} takes a tile and a [1,1] tile of integers, not {one} and {offset}")
-        return one
+        if len(of) != 2 or not isinstance(of[0], TileType) or not is_address(of[1]):
+            found = " and ".join(map(str, of))
+            raise Refused(f"{self.name} takes a tile and a [1,1] tile of integers, not {found}")
+        return of[0]
 
     def __call__(self, *of: Any) -> Element:
         one, offset = of

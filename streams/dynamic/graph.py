@@ -141,17 +141,22 @@ class Program:
         """A size that is known at run time. at_most: a bound, which a run checks."""
         self._give([name])
         made = symbol(name)
-        if at_most is not None:
-            self.bounds[made] = at_most
+        self._bound(made, at_most)
         return made
 
     def ragged(self, name: str, at_most: int | None = None, static: bool = False) -> Dimension:
         """A size that varies. at_most: a bound of each value, which a run checks."""
         self._give([name])
         made = ragged(name, static)
-        if at_most is not None:
-            self.bounds[symbol(name)] = at_most
+        self._bound(symbol(name), at_most)
         return made
+
+    def _bound(self, size: sympy.Symbol, at_most: int | None) -> None:
+        if at_most is None:
+            return
+        if at_most < 0:
+            raise StepError("symbol", f"{size} is at most {at_most}; the least bound is 0", users_line())
+        self.bounds[size] = at_most
 
     def input(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
         """A stream from outside. Raises `StepError` if the name is taken, or the outermost dimension is ragged."""
@@ -214,6 +219,8 @@ class Program:
             types = operator.types([stream.type for stream in streams], self.symbols, self.limits)
         except Refused as error:
             raise StepError(operator.name, str(error), where) from error
+        except StepError as error:  # of a type that the operator makes
+            raise error if error.where else error.at(where) from error
         number = sum(node.operator.name == operator.name for node in self.nodes)
         node = Node(operator, streams, (), where, f"{operator.name}{number or ''}")
         node.outputs = tuple(

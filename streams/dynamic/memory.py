@@ -33,6 +33,8 @@ class Tensor:
     def __post_init__(self) -> None:
         if self.dtype not in BITS or BITS[self.dtype] % 8:
             raise StepError("Tensor", f"{self.name} has elements of {self.dtype}; off the chip they have whole bytes")
+        if min(self.shape, default=0) < 1 or self.base < 0:
+            raise StepError("Tensor", f"{self.name} has shape {list(self.shape)} at {self.base}; sizes >= 1, base >= 0")
         if self.data is not None and self.data.shape != self.shape:
             raise StepError("Tensor", f"tensor {self.name} has shape {self.shape}, and its data {self.data.shape}")
 
@@ -44,6 +46,8 @@ class Tensor:
     def tiled(self, tile: Sequence[int]) -> tuple[int, ...]:
         """Its shape in tiles. Raises `Refused` unless it is whole in them."""
         rows, columns = tile
+        if rows < 1 or columns < 1:
+            raise Refused(f"tiles [{rows},{columns}] of tensor {self.shape}; the least is [1,1]")
         if len(self.shape) < 2 or self.shape[-2] % rows or self.shape[-1] % columns:
             raise Refused(f"tensor {self.shape} is not whole in tiles [{rows},{columns}]")
         return (*self.shape[:-2], self.shape[-2] // rows, self.shape[-1] // columns)

@@ -110,6 +110,8 @@ def dimension(size: Size) -> Dimension:
     if isinstance(size, Dimension):
         return size
     expression = symbol(size) if isinstance(size, str) else sympy.sympify(size)
+    if expression.is_number and not (expression.is_Integer and expression >= 0):
+        raise StepError("dimension", f"{size} is no size; it is an integer from 0 on, a symbol or an expression")
     return Dimension(expression, False, not expression.is_Integer, None, expression)
 
 
@@ -156,6 +158,10 @@ class TileType:
     columns: Dimension
     dtype: str = "bf16"
 
+    def __post_init__(self) -> None:
+        if self.dtype not in BITS:
+            raise StepError("tile", f"{self.dtype} is no type of elements; these are {', '.join(BITS)}")
+
     @property
     def shape(self) -> tuple[Dimension, Dimension]:
         """Rows, columns."""
@@ -177,6 +183,10 @@ class SelectorType:
 
     choices: int
     hot: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.choices < 1 or (self.hot is not None and not 0 <= self.hot <= self.choices):
+            raise StepError("SelectorType", f"choose {self.hot} of {self.choices} streams")
 
     def __str__(self) -> str:
         return "Sel"

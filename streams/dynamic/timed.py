@@ -44,6 +44,10 @@ class Rates:
     per_client: int = 1
     latency: int = 0
 
+    def __post_init__(self) -> None:
+        if min(self.on_chip, self.access, self.per_client) < 1 or self.per_client > self.channels or self.latency < 0:
+            raise StepError("Rates", f"{self}: latency >= 0, others >= 1, and no client gets more than all channels")
+
 
 @dataclass(frozen=True)
 class TimedRun:

@@ -37,6 +37,10 @@ class Tile:
     data: Array | None = None
     filled: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.data is not None and self.data.shape != self.shape:
+            raise ValueError(f"a tile of {self.rows}x{self.columns} with data of shape {list(self.data.shape)}")
+
     @classmethod
     def of(cls, values: object, dtype: str = "bf16") -> Tile:
         """Make a tile of a scalar, a row or a matrix."""
@@ -59,7 +63,10 @@ class Tile:
         value: what steers a program is computed in every run."""
         if self.data is None or self.shape != (1, 1):
             raise ValueError(f"a tile of {self.rows}x{self.columns}{'' if self.data is not None else ' without data'}")
-        return int(self.data[0, 0])
+        value = self.data[0, 0]
+        if not np.isfinite(value) or value % 1 != 0:
+            raise ValueError(f"{value:g} is no integer")
+        return int(value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tile):

@@ -64,10 +64,18 @@ class Fold(Update):
         return Tile(rows, columns, one.dtype, np.full((rows, columns), self.initial))
 
     def __call__(self, state: Any, element: Any) -> Element:
+        check_alike(self.name, state, element)
         return self.function(state, element)
 
     def cost(self, *of: Any) -> Cost:
         return self.function.cost(of[0], of[0])
+
+
+def check_alike(name: str, state: Tile, more: Any) -> None:
+    """Raise `ValueError` for a tile of another size than the state, unless this is a start of [1,1], which is repeated:
+    a row would be added to all others."""
+    if state.shape not in ((1, 1), more.shape):
+        raise ValueError(f"{name} of tiles of {state.rows}x{state.columns} and {more.rows}x{more.columns}")
 
 
 def folded(function: Function | Update, initial: float = 0) -> Update:
@@ -109,7 +117,9 @@ class MatmulAdd(Update):
         return Tile(rows, columns, state.dtype, np.zeros((rows, columns)))
 
     def __call__(self, state: Any, element: Any) -> Element:
-        return Add(state, self.product(*element))
+        made = self.product(*element)
+        check_alike(self.name, state, made)
+        return Add(state, made)
 
     def cost(self, *of: Any) -> Cost:
         return self.product.cost(*(of[0].parts if isinstance(of[0], TupleType) else of[0]))

@@ -155,6 +155,8 @@ class Operator(ABC):
     def __call__(self, *streams: Stream) -> Any:
         """Add this operator to the program of its inputs. Returns its stream, a tuple of several, or None for none.
         Raises `StepError` at the caller's line."""
+        if not streams:
+            raise StepError(self.name, "takes streams, and has none")
         return streams[0].program.add(self, *streams)
 
 

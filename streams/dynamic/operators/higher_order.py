@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 
 from ...language import BITS
+from ..errors import StepError
 from ..expansions import Expansion
 from ..functions import Cost, Function, Refused
 from ..requests import Busy, Get, Keep, Kernel, Put, Work
@@ -41,6 +42,10 @@ class Unit(Operator):
     compute: int | None = None
     memory_in: tuple[bool, ...] = ()
     memory_out: bool = False
+
+    def __post_init__(self) -> None:
+        if self.compute is not None and self.compute < 1:
+            raise StepError(self.name, f"{self.compute} operations a cycle; the least is 1, None for no bound")
 
     def work(self, cost: Cost, operands: Sequence[Element], result: Element | None) -> Work:
         """The work of an element."""

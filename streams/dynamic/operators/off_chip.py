@@ -131,6 +131,10 @@ class LinearOffChipStore(Operator):
         take(inputs, 1)
         data = static_tile(inputs[0], "tile")
         check_whole(self.tensor, data)
+        places = prod(self.tensor.tiled((int(data.rows.size), int(data.columns.size))))
+        count = inputs[0].count()
+        if self.first < 0 or (count.is_Integer and self.first + count > places):
+            raise Refused(f"{count} tiles from number {self.first} on, in a tensor of {places} tiles")
         check_ragged_traffic(inputs[0], limits)
         return ()
 

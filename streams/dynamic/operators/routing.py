@@ -34,6 +34,12 @@ def selectors(stream: StreamType, choices: int) -> SelectorType:
     return stream.data
 
 
+def check_consumers(count: int) -> None:
+    """Raise `Refused` unless there is a consumer."""
+    if count < 1:
+        raise Refused(f"{count} consumers; the least is 1")
+
+
 def chosen(token: Selector, reader: Reader, choices: int) -> tuple[int, ...]:
     """What a selector chooses. Raises `StreamFault` if there is no such stream."""
     if any(not 0 <= one < choices for one in token.chosen):
@@ -61,6 +67,7 @@ class Partition(Operator):
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 2)
         stream, selector = inputs
+        check_consumers(self.consumers)
         selectors(selector, self.consumers)
         rank = stream.rank - selector.rank
         if rank < 0 or (self.rank is not None and rank != self.rank):
@@ -142,6 +149,7 @@ class Parallelize(Operator):
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)
         (stream,) = inputs
+        check_consumers(self.consumers)
         if not 0 <= self.rank <= stream.rank:
             raise Refused(f"chunks of rank {self.rank} of a stream of rank {stream.rank}")
         made = parts(stream, self.rank, self.consumers, symbols)

@@ -418,6 +418,8 @@ class Broadcast(Operator):
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)
+        if self.count < 1:
+            raise Refused(f"{self.count} streams; the least is 1")
         return (inputs[0],) * self.count
 
     def kernel(self, context: Context) -> Kernel:
@@ -439,6 +441,8 @@ class First(Operator):
         (stream,) = inputs
         if stream.rank:
             raise Refused(f"takes a stream of rank 0, not {stream.rank}")
+        if self.count < 0:
+            raise Refused(f"takes the first {self.count} elements; the least is 0")
         size = stream.shape[0]
         least = sympy.Min(self.count, size.size)
         return (StreamType((dimension(least),), symbols.again(stream.data, None)),)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
+from ..errors import StepError
 from ..functions import Refused
 from ..requests import CYCLE, Busy, Kernel, Put
 from ..shapes import Dimension, SelectorType, StreamType, Symbols, dimension, ragged, tile
@@ -29,7 +31,24 @@ def sizes_of(nested: Sequence[Any], rank: int, symbols: Symbols) -> tuple[Dimens
 
 
 def _frozen(nested: Any, rank: int) -> Any:
-    return tuple(_frozen(child, rank - 1) for child in nested) if rank >= 0 else nested
+    if rank < 0:
+        return nested
+    if isinstance(nested, str) or not hasattr(nested, "__iter__"):
+        raise StepError("source", f"{nested} is no list: a stream of rank a has lists a + 1 deep")
+    return tuple(_frozen(child, rank - 1) for child in nested)
+
+
+def leaves(nested: Any, rank: int) -> Iterator[Any]:
+    """What is in nested lists of this rank."""
+    for child in nested if isinstance(nested, tuple) else (nested,):
+        yield from leaves(child, rank - 1) if rank else (child,)
+
+
+def _check_integers(values: Iterable[Any], what: str) -> None:
+    """Raise `Refused` unless all are integers."""
+    for one in values:
+        if not isinstance(one, Integral):
+            raise Refused(f"{one} is no {what}, an integer; a stream of rank a has lists a + 1 deep")
 
 
 @dataclass(frozen=True, init=False)
@@ -42,11 +61,12 @@ class SelectGen(SourceOperator):
     rank: int
 
     def __init__(self, nested: Sequence[Any], choices: int, rank: int = 0) -> None:
-        object.__setattr__(self, "nested", _frozen(nested, rank))
+        object.__setattr__(self, "nested", _frozen(nested, rank + 1))
         object.__setattr__(self, "choices", choices)
         object.__setattr__(self, "rank", rank)
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        _check_integers(leaves(self.nested, self.rank + 1), "choice")
         flat = [one for one in encode(self.nested, self.rank, Selector) if isinstance(one, Selector)]
         for one in flat:
             if any(not 0 <= choice < self.choices for choice in one.chosen):
@@ -74,6 +94,7 @@ class MetadataGen(SourceOperator):
         object.__setattr__(self, "rank", rank)
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        _check_integers(leaves(self.nested, self.rank), "number")
         return (StreamType(sizes_of(self.nested, self.rank, symbols), tile(1, 1, "i32")),)
 
     def kernel(self, context: Context) -> Kernel:
