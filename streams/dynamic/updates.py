@@ -59,7 +59,7 @@ class Fold(Update):
     def start(self, element: DataType) -> Element:
         (one,) = tiles_in(self.name, [element], 1)
         if not one.static:
-            return Tile(1, 1, one.dtype, np.full((1, 1), self.initial))  # repeated along the first element
+            return Start(1, 1, one.dtype, np.full((1, 1), self.initial))
         rows, columns = (int(size.size) for size in one.shape)
         return Tile(rows, columns, one.dtype, np.full((rows, columns), self.initial))
 
@@ -71,10 +71,13 @@ class Fold(Update):
         return self.function.cost(of[0], of[0])
 
 
+class Start(Tile):
+    """The state before the first tile of a group, where tiles have a dynamic size: one value, which is repeated."""
+
+
 def check_alike(name: str, state: Tile, more: Any) -> None:
-    """Raise `ValueError` for a tile of another size than the state, unless this is a start of [1,1], which is repeated:
-    a row would be added to all others."""
-    if state.shape not in ((1, 1), more.shape):
+    """Raise `ValueError` for a tile of another size than the state, unless the state is a `Start`."""
+    if state.shape != more.shape and not isinstance(state, Start):
         raise ValueError(f"{name} of tiles of {state.rows}x{state.columns} and {more.rows}x{more.columns}")
 
 
@@ -112,7 +115,7 @@ class MatmulAdd(Update):
         state = self.product.type(*self._pair(element))
         assert isinstance(state, TileType)
         if not state.static:
-            return Tile(1, 1, state.dtype, np.zeros((1, 1)))
+            return Start(1, 1, state.dtype, np.zeros((1, 1)))
         rows, columns = (int(size.size) for size in state.shape)
         return Tile(rows, columns, state.dtype, np.zeros((rows, columns)))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rsn.streams.dynamic import (
+    DONE,
     Accum,
     Add,
     Addresses,
@@ -33,6 +34,7 @@ from rsn.streams.dynamic import (
     SetOffset,
     SiLU,
     StepError,
+    Stop,
     StreamFault,
     Tensor,
     Tile,
@@ -178,3 +180,10 @@ def test_names_of_streams_are_short() -> None:
             stream = Map(Add)(stream, stream)
     assert len(repr(stream)) < 80
     assert len(repr(program.nodes[-1])) < 80
+
+
+def test_a_tile_of_one_value_is_not_repeated_for_those_after_it() -> None:
+    with Program() as program:
+        Accum(1, Add)(program.input("a", [1, "n"], tile(program.ragged("r"), 1)))
+    with pytest.raises(StreamFault, match=r"\+ of tiles of 1x1 and 3x1"):
+        run(program, {"a": [Tile.of([[1.0]]), Tile.of([[1.0], [2.0], [3.0]]), Stop(1), DONE]})
