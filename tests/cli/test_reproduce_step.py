@@ -74,6 +74,7 @@ def test_of_all_figures() -> None:
     assert queues.numbers["held_1"] > queues.numbers["held_2"] > queues.numbers["held_4"] > 1
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_the_whole_table() -> None:
     result = CliRunner().invoke(main, ["reproduce", "step", "--json"])
