@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from statistics import geometric_mean
 from typing import Any
@@ -25,39 +25,56 @@ from ...streams.dynamic.programs.figures import (
     QUEUES,
     QWEN_REGIONS,
     ExpertPoint,
-    Measured,
     Point,
+    PointResult,
     pareto_improvement,
     points,
 )
-from .rows import PublishedRow, leaves
+from .rows import Fit, PublishedRow, leaves
 
 STEP = "step"
 """The name of the table."""
 
 MB = 1e6
 
+UNITS_OF_A_REGION = 5
+"""gate, up, SiLU, product, down."""
+
+UNITS_BESIDE = 129
+"""What packs the rows of each of 128 experts, and what sums the results (from the allocated operations of Fig. 13)."""
+
 OTHER_FIGURES = {"fig9": "fig19", "fig10": "fig20", "fig12": "fig13", "fig8": "fig8"}
 """The figure with traffic and memory of the points of one with cycles."""
 
-_SHARES = "how the authors' memory serves up to 249 loaders is not published"
+_WAVES = (
+    "not explained: up to 83 experts share the memory at first, and those with most rows go on alone; in which order "
+    "the authors' memory serves loaders is not published"
+)
 _LATENCY = "a tile of keys takes 80 cycles here, some 85 there: 64 accesses, and the latency of the load"
+_QUEUES = "how many requests a region holds is not published: here 1; see the findings"
 
 EXPLAINED: dict[str, str] = {
-    "fig10.qwen.tile_256.cycles": f"{_SHARES}: by order, or by number, it would be +27 %, or +22 %",
-    "fig10.qwen.tile_128.cycles": f"{_SHARES}: by order, or by number, it would be +12 %, or +4 %",
-    "fig10.qwen.dynamic.cycles": f"{_SHARES}: by order, or by number, it would be +7 %, or +20 %",
-    "fig10.qwen.tile_16.cycles": f"{_SHARES}: by order, or by number, it would be -7 %, or -3 %",
-    "fig10.mixtral.tile_16.cycles": "which row goes to which expert is not published: with another deal +5.5 %",
+    "fig10.qwen.*.cycles": _WAVES,
+    "fig10.mixtral.tile_16.cycles": "not explained; which row goes to which expert is not published",
     "fig15.*_cycles": _LATENCY,
     "notebook.*_cycles": _LATENCY,
-    "fig14.*": "how many requests a region holds is not published: here 1; see the findings",
-    "fig21.*": "how many requests a region holds is not published: here 1; see the findings",
-    "claims.pid.fig10_qwen": "of the cycles of dynamic tiles, +9 %",
+    "fig14.*": _QUEUES,
+    "fig21.*": _QUEUES,
+    "claims.pid.fig10_qwen": "of the cycles of dynamic tiles",
     "claims.*.equal_compute": "published with 6400 operations a cycle for dynamic tiles and 4096 for static ones",
     "claims.*.same_accounting": "published without the loaders of experts without rows, for dynamic tiles only",
 }
 """Why a row's error is large, by key or pattern."""
+
+CHOSEN: dict[str, Fit] = {
+    "fig8.*.cycles": Fit(("that products read and write through memory units",)),
+    "fig14.*": Fit(("requests that a region holds",)),
+    "fig21.*": Fit(("requests that a region holds",)),
+    "fig21.b16.*": Fit(("requests that a region holds", "which batches of 16 are low and high")),
+    "notebook.*.interleaved_cycles": Fit(("requests that a region holds",)),
+}
+"""What is not published, and was chosen with rows in view, by key or pattern; the last pattern that fits counts. These
+rows are no predictions."""
 
 NOT_REPRODUCED: dict[str, str] = {
     "fig8.*.hdl_cycles": "of hardware whose sources are not to be had",
@@ -75,7 +92,7 @@ def published() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class StepRow(PublishedRow):
-    """A row. scale: the published number is so many times `unit`."""
+    """A row. scale: the factor that brings the published number to the row's unit."""
 
     scale: float = 1.0
 
@@ -88,6 +105,15 @@ class StepRow(PublishedRow):
     def quantity(self) -> str:
         """cycles, traffic, memory, or another one: the last word of the row."""
         return self.row.split()[-1]
+
+    @cached_property
+    def fit(self) -> Fit | None:
+        """What was chosen with this row in view; None for a prediction."""
+        return next((fit for pattern, fit in reversed(CHOSEN.items()) if fnmatch(self.key, pattern)), None)
+
+    @property
+    def fitted(self) -> str:
+        return f"chosen with it in view: {', '.join(self.fit.constants)}" if self.fit is not None else ""
 
     @property
     def explanation(self) -> str:
@@ -113,12 +139,12 @@ class Finding:
 
 def measure(
     which: Sequence[Point] | None = None, workers: int | None = None, progress: Callable[[float], None] = lambda _: None
-) -> dict[str, Measured]:
+) -> dict[str, PointResult]:
     """Run points in processes of their own. which: by default all. workers: processes; None for one per core.
     progress: called with the share of points that are done."""
     which = points() if which is None else which
-    count = workers or len(os.sched_getaffinity(0))
-    done: dict[str, Measured] = {}
+    count = workers or os.cpu_count() or 1
+    done: dict[str, PointResult] = {}
     if count == 1:
         for number, point in enumerate(which, 1):
             done[point.key] = point.measure()
@@ -132,7 +158,7 @@ def measure(
     return done
 
 
-def step_rows(measured: Mapping[str, Measured]) -> list[StepRow]:
+def step_rows(measured: Mapping[str, PointResult]) -> list[StepRow]:
     """The rows of points, in the order of the figures: those of traffic and memory stand beside the cycles."""
     made: list[StepRow] = []
     for key in published():
@@ -149,7 +175,7 @@ def step_rows(measured: Mapping[str, Measured]) -> list[StepRow]:
     return made
 
 
-def _attention_row(key: str, owner: str, quantity: str, measured: Mapping[str, Measured]) -> StepRow | None:
+def _attention_row(key: str, owner: str, quantity: str, measured: Mapping[str, PointResult]) -> StepRow | None:
     """The row of a point with attention; None for another one, or if it was not measured."""
     name = owner.replace("notebook.", "attention ").replace(".", " ").replace("_", " ")
     dispatch, _, what = quantity.rpartition("_")
@@ -168,11 +194,11 @@ def _attention_row(key: str, owner: str, quantity: str, measured: Mapping[str, M
     return None
 
 
-def _ratio(measured: Mapping[str, Measured], batch: str, dispatch: str) -> float:
+def _ratio(measured: Mapping[str, PointResult], batch: str, dispatch: str) -> float:
     return measured[f"{batch}.{dispatch}"].cycles / measured[f"{batch}.dynamic"].cycles
 
 
-def _row(key: str, owner: str, quantity: str, one: Measured) -> StepRow:
+def _row(key: str, owner: str, quantity: str, one: PointResult) -> StepRow:
     name = owner.replace(".", " ").replace("_", " ")
     match quantity:
         case "cycles":
@@ -186,11 +212,13 @@ def _row(key: str, owner: str, quantity: str, one: Measured) -> StepRow:
         case "memory_kb":
             return StepRow(STEP, f"{name} memory", key, one.memory / MB, "MB", scale=1e3 / MB)
         case "bandwidth_pct":
-            return StepRow(STEP, f"{name} bandwidth", key, 100 * one.moved / one.cycles / 1024, "%")
+            return StepRow(
+                STEP, f"{name} bandwidth", key, 100 * one.moved / one.cycles / (HBM.access * HBM.channels), "%"
+            )
     raise ValueError(f"{key}: no such quantity")
 
 
-def claims(measured: Mapping[str, Measured]) -> list[StepRow]:
+def claims(measured: Mapping[str, PointResult]) -> list[StepRow]:
     """The rows of what the text concludes, each beside the same with what was unequal made equal."""
     made = []
     for figure in ("fig9", "fig10"):
@@ -222,7 +250,7 @@ def _beside(name: str, key: str, what: str, how: str, value: float) -> StepRow:
 
 
 def _pid(
-    measured: Mapping[str, Measured], series: str, *, dynamic: str | None = None, memory: float | None = None
+    measured: Mapping[str, PointResult], series: str, *, dynamic: str | None = None, memory: float | None = None
 ) -> float:
     others = [one for key, one in measured.items() if key.startswith(f"{series}.tile_")]
     one = measured[dynamic or f"{series}.dynamic"]
@@ -238,27 +266,34 @@ def whole_memory(key: str) -> float:
 
 
 def step_summary(rows: Sequence[PublishedRow]) -> dict[str, dict[str, Any]]:
-    """Of each quantity: how many rows, the mean absolute error, and the worst row; in percent. Rows that make equal
-    what was unequal are left out."""
-    made: dict[str, dict[str, Any]] = {}
+    """Of each quantity, and of cycles also by kind: how many rows, the mean absolute error, and the worst row; in
+    percent. Rows that make equal what was unequal are left out."""
+    groups: dict[str, list[PublishedRow]] = {}
     for row in rows:
         if isinstance(row, _Beside):
             continue
         quantity = row.row.split()[-1] if row.unit != "x" else "ratios"
-        one = made.setdefault(quantity, {"rows": 0, "mean_abs_error_pct": 0.0, "worst_error_pct": 0.0, "worst": ""})
-        one["mean_abs_error_pct"] = (one["mean_abs_error_pct"] * one["rows"] + abs(row.error_pct)) / (one["rows"] + 1)
-        one["rows"] += 1
-        if abs(row.error_pct) >= abs(one["worst_error_pct"]):
-            one["worst_error_pct"], one["worst"] = row.error_pct, row.row
+        groups.setdefault(quantity, []).append(row)
+        if quantity == "cycles":
+            groups.setdefault(f"cycles, {row.kind}", []).append(row)
+    made: dict[str, dict[str, Any]] = {}
+    for quantity, mine in sorted(groups.items()):
+        worst = max(mine, key=lambda row: abs(row.error_pct))
+        made[quantity] = {
+            "rows": len(mine),
+            "mean_abs_error_pct": sum(abs(row.error_pct) for row in mine) / len(mine),
+            "worst_error_pct": worst.error_pct,
+            "worst": worst.row,
+        }
     return made
 
 
-def findings(measured: Mapping[str, Measured]) -> list[Finding]:
+def findings(measured: Mapping[str, PointResult]) -> list[Finding]:
     """What must be said beside the rows; what needs points that were not measured is left out."""
     return [finding for make in _FINDINGS for finding in make(measured)]
 
 
-def _compute(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+def _compute(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     keys = "fig10.mixtral.tile_128", "fig10.mixtral.dynamic", EQUAL_COMPUTE
     if not set(keys) <= measured.keys():
         return
@@ -273,7 +308,7 @@ def _compute(measured: Mapping[str, Measured]) -> Iterator[Finding]:
     )
 
 
-def _idle(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+def _idle(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     for figure, tiles in (("fig9", (64, 8)), ("fig10", (1024,))):
         key = f"{figure}.qwen.dynamic"
         for tile in tiles:
@@ -290,7 +325,7 @@ def _idle(measured: Mapping[str, Measured]) -> Iterator[Finding]:
             )
 
 
-def _regions(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+def _regions(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     few, all_of_them = (f"fig12.dynamic.regions_{regions}" for regions in (32, 128))
     if not {few, all_of_them} <= measured.keys():
         return
@@ -320,7 +355,7 @@ def _regions(measured: Mapping[str, Measured]) -> Iterator[Finding]:
     )
 
 
-def _accounting(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+def _accounting(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     key = "fig9.mixtral.tile_16"
     if key not in measured:
         return
@@ -336,7 +371,7 @@ def _accounting(measured: Mapping[str, Measured]) -> Iterator[Finding]:
     )
 
 
-def _queues(measured: Mapping[str, Measured]) -> Iterator[Finding]:
+def _queues(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     for kind in ("low", "med", "high"):
         batches = [key.removesuffix(".dynamic") for key in measured if fnmatch(key, f"b64.{kind}.*.dynamic")]
         if not batches:
@@ -356,9 +391,3 @@ def _queues(measured: Mapping[str, Measured]) -> Iterator[Finding]:
 
 
 _FINDINGS = (_compute, _idle, _queues, _regions, _accounting)
-
-UNITS_OF_A_REGION = 5
-"""gate, up, SiLU, product, down."""
-
-UNITS_BESIDE = 129
-"""What packs the rows of each of 128 experts, and what sums the results (from the allocated operations of Fig. 13)."""

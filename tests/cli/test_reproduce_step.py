@@ -14,13 +14,23 @@ from hypothesis import strategies as st
 
 from rsn.cli import reproduce
 from rsn.cli.main import main
-from rsn.cli.published.step import EXPLAINED, NOT_REPRODUCED, claims, findings, measure, published, step_rows
+from rsn.cli.published.step import (
+    CHOSEN,
+    EXPLAINED,
+    NOT_REPRODUCED,
+    claims,
+    findings,
+    measure,
+    published,
+    step_rows,
+    step_summary,
+)
 from rsn.streams.dynamic.errors import StepError
 from rsn.streams.dynamic.programs.figures import (
     ExpertPoint,
     GatedPoint,
-    Measured,
     Point,
+    PointResult,
     cache_lengths,
     deal,
     expert_counts,
@@ -35,7 +45,7 @@ def some(*patterns: str) -> list[Point]:
 
 
 @pytest.fixture(scope="module")
-def few() -> dict[str, Measured]:
+def few() -> dict[str, PointResult]:
     """Points that take a second or two."""
     return measure(some("fig8.*", "fig9.mixtral.tile_16", "fig9.mixtral.dynamic"), workers=1)
 
@@ -48,12 +58,17 @@ def within(rows: list[Any], quantity: str, percent: float) -> int:
     return len(mine)
 
 
-def test_of_gated_layers_and_of_mixtral(few: dict[str, Measured]) -> None:
+def test_of_gated_layers_and_of_mixtral(few: dict[str, PointResult]) -> None:
     rows = step_rows(few)
     assert within(rows, "traffic", 0.1) == 15 + 2
     assert within(rows, "memory", 0.1) == 2
     assert within(rows, "cycles", 6) == 15 + 2
     assert all(one.traffic == one.moved for one in few.values())  # as expressions, and as the run counts
+    # What was chosen with rows in view is not called a prediction.
+    assert {row.kind for row in rows if row.key.startswith("fig8") and row.quantity == "cycles"} == {"calibrated"}
+    assert {row.kind for row in rows if row.key.startswith("fig9")} == {"predicted"}
+    summary = step_summary(rows)
+    assert (summary["cycles, predicted"]["rows"], summary["cycles, calibrated"]["rows"]) == (2, 15)
 
 
 @pytest.mark.long
@@ -90,7 +105,7 @@ def test_the_whole_table() -> None:
 
 
 def test_every_published_point_has_a_row_or_a_reason_to_have_none() -> None:
-    everything = {point.key: Measured(1, 1, 1, 1, 1, False) for point in points()}
+    everything = {point.key: PointResult(1, 1, 1, 1, 1, False) for point in points()}
     rows = step_rows(everything)
     keys = [row.key for row in rows]
     assert len(keys) == len(set(keys))
@@ -104,12 +119,13 @@ def test_every_published_point_has_a_row_or_a_reason_to_have_none() -> None:
 
 @pytest.mark.long
 def test_no_explanation_is_left_over() -> None:
-    everything = {point.key: Measured(1, 1, 1, 1, 1, False) for point in points()}
+    everything = {point.key: PointResult(1, 1, 1, 1, 1, False) for point in points()}
     names = [row.key for row in (*step_rows(everything), *claims(everything))]
-    assert all(any(fnmatch(name, pattern) for name in names) for pattern in EXPLAINED if "*." not in pattern)
+    patterns = [*CHOSEN, *(pattern for pattern in EXPLAINED if not pattern.startswith("claims.*"))]
+    assert all(any(fnmatch(name, pattern) for name in names) for pattern in patterns)
 
 
-def test_the_command(few: dict[str, Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(few: dict[str, PointResult], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "measure", lambda progress: few)
     monkeypatch.setattr(reproduce, "claims", lambda measured: [])
     result = CliRunner().invoke(main, ["reproduce", "step"])

@@ -34,11 +34,9 @@ from ..operators.sources import MetadataGen, SelectGen
 from ..shapes import DataType, SelectorType, TupleType, tile
 from ..tokens import Array, Tile
 from ..updates import AllRead, DefinedUpdate
+from . import METADATA, SUMS
 
 Dispatch: TypeAlias = Literal["coarse", "interleaved", "dynamic"]
-
-METADATA = 16
-"""Depth of the streams that wait beside loads, in tokens (the artifact's)."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ class _Builder:
                 ]
             ]
 
-        return DefinedExpansion("KV tiles", (1, None), lambda _: TupleType((_INTEGER, _INTEGER)), parts)
+        return DefinedExpansion("KV tiles", (1, None), lambda _: _PAIR, parts)
 
     def _masked(self) -> Defined:
         """Scores by the root of the columns; those of rows that do not count are the least."""
@@ -260,11 +258,9 @@ class _Builder:
         )
 
 
-SUMS = "f32"
-"""Scores, sums and results are of this type."""
-
 _INTEGER = tile(1, 1, "i32")
 _PAIR = TupleType((_INTEGER, _INTEGER))
+"""Address and rows of a tile."""
 
 
 def _integers(*of: DataType) -> DataType:

@@ -20,12 +20,7 @@ from ..operators.shape import Expand, Flatten, Promote, Reshape, Zip
 from ..operators.sources import SelectGen
 from ..tokens import Array
 from ..updates import MatmulAdd, RetileCol, RetileRow
-
-METADATA = 16
-"""Depth of a stream that waits beside a longer way: flags of padding, the turns of experts (the artifact's)."""
-
-SUMS = "f32"
-"""Products of bf16 are summed in this type, and the layer's result is of it."""
+from . import METADATA, SUMS
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ are cited counts; which row goes where is dealt out by a rule, and steers neithe
 from __future__ import annotations
 
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from math import nan
@@ -20,7 +21,7 @@ from ..metrics import metrics
 from ..operators.base import Accounting
 from ..timed import Rates, TimedRun, timed
 from .attention import Dispatch, Heads, attention
-from .experts import Layer, mixture
+from .experts import ExpertProgram, Layer, mixture
 from .swiglu import swiglu
 
 HBM = Rates(latency=16)
@@ -85,7 +86,7 @@ def cache_lengths() -> Mapping[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PointResult:
     """What a point takes. cycles: of the run. traffic, memory: bytes, by `metrics` with `accounting="figures"`. moved,
     flops: bytes and operations that the run counted; for attention, traffic is what it counted, and memory unknown.
     depends_on_time: whether an operator chose by arrival."""
@@ -99,15 +100,15 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(ABC):
     """A point of a figure. key: its name. figure: the figure with its cycles."""
 
     figure: str
     key: str
 
-    def measure(self) -> Measured:
+    @abstractmethod
+    def measure(self) -> PointResult:
         """Run it, without the values of tiles."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class GatedPoint(Point):
     rows: int
     columns: int
 
-    def measure(self) -> Measured:
+    def measure(self) -> PointResult:
         made = swiglu(64, 256, 512, self.rows, self.columns, compute=COMPUTE_VALIDATION, through_memory=True)
         run = timed(made.program, depths=1, rates=VALIDATION, with_data=False)
         return _measured(made.program, run, {}, False)
@@ -135,18 +136,20 @@ class ExpertPoint(Point):
     compute: int
     regions: int | None = None
     on_demand: bool = False
-    rates: Rates = field(default=HBM)
 
-    def measure(self) -> Measured:
+    def program(self) -> ExpertProgram:
+        """The program, without data."""
         chosen = deal(self.counts, sum(self.counts) // self.layer.chosen, self.layer.chosen)
-        made = mixture(self.layer, chosen, self.tile_rows, regions=self.regions, compute=self.compute)
-        run = timed(made.program, depths=made.depths, rates=self.rates, with_data=False)
+        return mixture(self.layer, chosen, self.tile_rows, regions=self.regions, compute=self.compute)
+
+    def measure(self) -> PointResult:
+        made = self.program()
+        run = timed(made.program, depths=made.depths, rates=HBM, with_data=False)
         return _measured(made.program, run, made.counts(self.counts), self.on_demand)
 
     def memory(self, accounting: Accounting = "figures", on_demand: bool = False) -> float:
         """Bytes on chip, without a run."""
-        chosen = deal(self.counts, sum(self.counts) // self.layer.chosen, self.layer.chosen)
-        made = mixture(self.layer, chosen, self.tile_rows, regions=self.regions, compute=self.compute)
+        made = self.program()
         found = metrics(made.program, accounting, on_demand=on_demand)
         return float(found.value(found.memory, made.counts(self.counts)))
 
@@ -159,7 +162,7 @@ class AttentionPoint(Point):
     dispatch: Dispatch
     queue: int = QUEUE
 
-    def measure(self) -> Measured:
+    def measure(self) -> PointResult:
         made = attention(
             self.lengths,
             QWEN_HEADS,
@@ -171,12 +174,12 @@ class AttentionPoint(Point):
         )
         run = timed(made.program, depths=made.depths, rates=HBM, with_data=False)
         flops, moved = sum(run.flops.values()), sum(run.traffic.values())
-        return Measured(run.cycles, moved, nan, moved, flops, run.depends_on_time)
+        return PointResult(run.cycles, moved, nan, moved, flops, run.depends_on_time)
 
 
-def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_demand: bool) -> Measured:
+def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_demand: bool) -> PointResult:
     found = metrics(program, "figures", on_demand=on_demand)
-    return Measured(
+    return PointResult(
         run.cycles,
         int(found.value(found.traffic, values)),
         float(found.value(found.memory, values)),
