@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..base.finding import Finding
     from ..machine.resources import Cost, Deviation, Device, Need
     from .expansion import Expansion
-    from .patterns import Patterns
+    from .patterns import Patterns, RowLanes
     from .work import Emit
 
 
@@ -83,6 +83,7 @@ class Overlay(Machine):
     alone, given the expansion and whether sends equal receives on every stream.
     emit: turns the scheduler's work items into instructions; None if models cannot be compiled for the overlay.
     find_patterns: derives the overlay's patterns from its description; None if it has none.
+    lanes: of an overlay whose rows stay on chip in lanes; None for any other.
     layout: of the matrices that compiled programs keep off chip.
     extends: name of the overlay whose image format this one adds opcodes to. extension: version of what it adds; a
     machine runs programs of its own version alone.
@@ -113,6 +114,7 @@ class Overlay(Machine):
     semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     emit: Emit | None = None
     find_patterns: Callable[[Machine], Patterns | None] = lambda machine: None
+    lanes: RowLanes | None = None
     layout: Layout = Layout.BLOCKED
     extends: str | None = None
     extension: int = 0

@@ -44,7 +44,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """An access that DDR takes as a whole: the data of one Mem uOP, or a piece of a store. rank: lower ranks go first
     among accesses that are ready."""
 
@@ -79,7 +79,7 @@ def list_accesses(
         {**issues, **preloaded, unit.name: [uop for many in uops for uop in many]},
     )
     streams = {c.name: c.number for c in traces.net.channels}
-    needs, needs_at = _needs(jobs)
+    needs, needs_at = needs_of(jobs)
     stores = np.array([job.access.store for job in jobs], bool)
     ends_of = [(job.access.peer, unit.name) if job.access.store else (unit.name, job.access.peer) for job in jobs]
     names = [f"{source}->{sink}" for source, sink in ends_of]
@@ -109,7 +109,7 @@ def list_accesses(
 
 def _jobs(
     tiles: Sequence[TileAccesses], loads: Mapping[str, Sequence[int]], columns: Mapping[str, int]
-) -> Iterator[_Job]:
+) -> Iterator[Job]:
     """The accesses in the order of the tiles, cut into pieces that the unit may reorder."""
     uop_sizes = {unit: deque(sizes) for unit, sizes in loads.items()}
     at = 0
@@ -119,7 +119,7 @@ def _jobs(
         rule = tile.rule
         for access in tile.loads:
             for piece in _load_pieces(access, uop_sizes[access.peer]):
-                yield _Job(piece, rule, at, drained.pop(access.peer, ()))
+                yield Job(piece, rule, at, drained.pop(access.peer, ()))
                 at += 1
         pieces: dict[str, int] = {}
         for access in tile.stores:
@@ -128,7 +128,7 @@ def _jobs(
                 pieces[access.peer] = turn + 1
                 # by columns of the grid, then by columns of its memories
                 place = (columns[access.peer] * 64 + turn) * 8 if rule.by_columns else 0
-                yield _Job(piece, rule, (at << 10 if not rule.by_columns else (at - at % 64 << 10)) + place)
+                yield Job(piece, rule, (at << 10 if not rule.by_columns else (at - at % 64 << 10)) + place)
                 stored[access.peer] = at
                 at += 1
         if tile.drain:
@@ -169,7 +169,7 @@ def _store_pieces(access: Access, max_blocks: int) -> Iterator[Access]:
             yield access._replace(addr=addr, size=min(most, access.size - start), chunks=1, stride=0)
 
 
-def _needs(jobs: Sequence[_Job]) -> tuple[Any, Any]:
+def needs_of(jobs: Sequence[Job]) -> tuple[Any, Any]:
     """The dependencies of each job: earlier jobs on the same memory (one of both being a store), and those before a
     drain. Returns job numbers one list behind the other, and where each job's list begins."""
     writer: dict[int, int] = {}

@@ -14,6 +14,7 @@ from .chain import chain
 from .circuits import circuits_of
 from .dram import Lowered, order_dram
 from .graph import LayerGraph
+from .lanes import lowering
 from .memory import Columns
 from .schedule import PAPER, Schedule
 from .tile import tile
@@ -30,6 +31,10 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
     """Lower a network to kernel sequences. observe: called after each stage. Raises `UnsupportedError` naming the layer
     that the overlay cannot run or the bank that is too small, and `ScheduleError` if the schedule does not fit the
     network."""
+    if overlay.lanes is not None:
+        lowered = lowering.lower(network, overlay, schedule)
+        observe("dram", lowered)
+        return lowered
     if overlay.patterns is None:
         lowered = generic.bind(network, overlay, schedule)
         observe("dram", lowered)
@@ -47,7 +52,9 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     """Check that a network fits off-chip memory, without lowering it. Raises like `lower`."""
-    if overlay.patterns is None:
+    if overlay.lanes is not None:
+        lowering.place(network, overlay, schedule)
+    elif overlay.patterns is None:
         generic.place(network, overlay, schedule)
     else:
         binding.place(tile(network, overlay, schedule))
@@ -55,6 +62,8 @@ def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
 
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
     """How the columns of each activation are stored on an overlay. Raises like `lower`."""
+    if overlay.lanes is not None:
+        return lowering.columns_on(network)
     if overlay.patterns is None:
         return generic.columns_on(network, overlay)
     return tile(network, overlay, PAPER).columns
@@ -69,6 +78,8 @@ class Banks(NamedTuple):
     @staticmethod
     def of(overlay: Overlay) -> Banks:
         """The banks of an overlay. Raises like `require_compilable`."""
+        if overlay.lanes is not None:
+            return Banks(overlay.lanes.weights, overlay.lanes.activations)
         if overlay.patterns is None:
             circuits = circuits_of(overlay)
             return Banks(circuits.weights_bank, circuits.activations_bank)
@@ -78,5 +89,5 @@ class Banks(NamedTuple):
 
 def require_compilable(overlay: Overlay) -> None:
     """Raise `UnsupportedError` for an overlay that networks cannot be lowered to, naming what it lacks."""
-    if overlay.patterns is None:
+    if overlay.patterns is None and overlay.lanes is None:
         circuits_of(overlay)

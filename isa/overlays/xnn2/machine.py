@@ -1,0 +1,200 @@
+"""The overlay as data: six lanes of rows, in three pairs.
+
+::
+
+    LPDDR -> W0, W1 --> MeshB -> MME <- MeshA <-- X, T        each lane: X, T, MeshA, MeshB, MME, C, Post
+             K, V  --^            |                           each pair: Softmax
+                                  C -> X; Softmax -> T; Post -> T, K, V, DDR
+
+X holds the rows of a lane: 128 rows, two banks of 1024 columns. T holds tiles that live for a short time. Source:
+design of the overlay `xnn2`; what is taken from XNN (MMEs, off-chip memories, clock) has XNN's rates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....machine.description import Capability, Memory, Rate, Stream, UnitSpec
+from ....machine.resources import VC1902
+from ....machine.token_type import TokenType
+from ...layout import UNIT, UNIT_BYTES
+from ...overlay import InstructionFormat, Overlay, one_uop
+from ...patterns import RowLanes
+from ..xnn.tiles import BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
+from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
+from ..xnn.wiring import RATES as XNN_RATES
+from . import off_chip
+from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
+from .mme import Mme, MmeUnit, flops
+from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
+from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
+from .ports import FILLED, FREE, TOKENS
+from .results import VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
+from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
+from .scratch import TIn, TInUnit, TOut, TOutUnit
+
+PAIRS = LANES // 2
+TOKEN_TYPE = TokenType("token", 1, 1, 1, "a word says that a tile was written, or an operation has ended")
+VECTOR_TOKEN = TokenType("vector", 1, TILE, VECTOR_WORDS, f"{VECTOR_WORDS} words of 1024 bit make 128 elements")
+ROWS_TOKEN = TokenType("statistics", TILE, 3, 1, "a word is the statistics of 128 rows")
+VECTORS = 64
+"""Vectors that C of a lane holds."""
+STORES = 4
+"""Depth of the streams between X and its second read port."""
+X_SLOTS, KV_SLOTS = BANKS * COLUMNS, 12
+T_SLOTS = (8, 24)
+"""Tiles of T of an even and an odd lane."""
+
+_TAKEN = (
+    "ddr_read_gbs",
+    "ddr_write_gbs",
+    "lpddr_read_gbs",
+    "offchip_uop",
+    "mem_word",
+    "mesh_beat",
+    "mme_tile_us",
+    "mme_k64_us",
+    "mme_n64_us",
+    "launch_us",
+    "dispatch",
+    "decode",
+)
+RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
+    "mme_setup_us": Rate(3.0, "us", "assumed: XNN's, at a change of mode", "MME set-up"),
+    "softmax_beat": Rate(1, "PL cycles", "structure: 32 exps a cycle and pair", "post-op"),
+    "activation_beat": Rate(8, "PL cycles", "structure: 4 elements a cycle and lane, as XNN's", "post-op"),
+    "rotate_beat": EXTENSION_RATES["rotate_beat"],
+}
+FORMATS: tuple[tuple[str, type], ...] = (
+    ("DDR", Ddr),
+    ("LPDDR", Lpddr),
+    ("W", W),
+    ("KvIn", KvIn),
+    ("KvOut", KvOut),
+    ("XIn", XIn),
+    ("XOut", XOut),
+    ("XStore", XStore),
+    ("TIn", TIn),
+    ("TOut", TOut),
+    ("MeshA", MeshA),
+    ("MeshB", MeshB),
+    ("C", C),
+    ("Post", Post),
+    ("Soft", Soft),
+)
+"""FU type and record of each format, by opcode from 1 on."""
+
+
+def _units() -> tuple[UnitSpec, ...]:
+    def lanes(kind: str, behaviour: Any, **more: Any) -> list[UnitSpec]:
+        return [UnitSpec(f"{kind}{i}", kind, i, behaviour, **more) for i in range(LANES)]
+
+    rows = Memory(TILE, TILE, slots=X_SLOTS)
+    scratch = [Memory(TILE, TILE, slots=T_SLOTS[i & 1]) for i in range(LANES)]
+    heads = Memory(TILE, TILE // 2, slots=KV_SLOTS)
+    sizes = {name: (TILE, TILE) for name in ("tile_rows", "tile_depth", "tile_columns")}
+    matmul = Capability("matmul", limits=sizes, rate="mme_tile_us", elements=TILE**3)
+    half = {"tile_depth": (TILE // 2, TILE // 2)}, {"tile_columns": (TILE // 2, TILE // 2)}
+    half_depth = Capability("matmul_half_depth", limits=half[0], rate="mme_k64_us", elements=TILE**3 // 2)
+    half_columns = Capability("matmul_half_columns", limits=half[1], rate="mme_n64_us", elements=TILE**3 // 2)
+    return (
+        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr"),
+        UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr"),
+        *(UnitSpec(f"W{i}", "W", i, WUnit) for i in range(2)),
+        *(UnitSpec(f"KvIn{i}", "KvIn", i, KvInUnit, memory=heads) for i in range(KV)),
+        *(UnitSpec(f"KvOut{i}", "KvOut", i, KvOutUnit) for i in range(KV)),
+        *lanes("XIn", XInUnit, memory=rows),
+        *lanes("XOut", XOutUnit),
+        *lanes("XStore", XStoreUnit),
+        *(UnitSpec(f"TIn{i}", "TIn", i, TInUnit, memory=scratch[i]) for i in range(LANES)),
+        *lanes("TOut", TOutUnit),
+        *lanes("MeshA", MeshUnit),
+        *lanes("MeshB", MeshUnit),
+        *lanes("MME", MmeUnit, capabilities=(matmul, half_depth, half_columns)),
+        *lanes("C", CUnit),
+        *lanes("Post", PostUnit),
+        *(UnitSpec(f"Soft{i}", "Soft", i, SoftUnit) for i in range(PAIRS)),
+    )
+
+
+def _streams() -> tuple[Stream, ...]:
+    out: list[Stream] = []
+
+    def tiles(source: str, sink: str, depth: int = 1) -> None:
+        out.append(Stream(source, sink, depth, token=TILE_TOKEN))
+
+    def blocks(source: str, sink: str, depth: int = 1) -> None:
+        out.append(Stream(source, sink, depth * BLOCK_WORDS, token=BLOCK_TOKEN))
+
+    for sink in DDR_SINKS:
+        blocks("DDR", sink, 4 if sink == "W1" else 1)
+    for source in DDR_SOURCES:
+        blocks(source, "DDR")
+    for i in range(2):
+        blocks("LPDDR", f"W{i}", 4)
+    for kind, count in (("X", LANES), ("T", LANES), ("Kv", KV)):
+        for i in range(count):
+            out.append(Stream(f"{kind}In{i}", f"{kind}Out{i}", TOKENS, FILLED, TOKEN_TYPE))
+            out.append(Stream(f"{kind}Out{i}", f"{kind}In{i}", TOKENS, FREE, TOKEN_TYPE))
+    for i in range(LANES):
+        even, odd = i & ~1, i | 1
+        out.append(Stream(f"XIn{i}", f"XStore{i}", STORES, FILLED, TOKEN_TYPE))
+        out.append(Stream(f"XStore{i}", f"XIn{i}", STORES, FREE, TOKEN_TYPE))
+        out.append(Stream("LPDDR", f"C{i}", VECTORS * VECTOR_WORDS, token=VECTOR_TOKEN))
+        blocks("LPDDR", f"Post{i}", 2)
+        for source in left_sources(i):
+            tiles(source, f"MeshA{i}")
+        for source in right_sources(i):
+            tiles(source, f"MeshB{i}")
+        for switch in ("MeshA", "MeshB"):
+            tiles(f"{switch}{i}", f"MME{i}", 2)
+        tiles(f"MME{i}", f"C{i}", 2)
+        for sink in (f"Post{i}", f"XIn{i}", f"Soft{i // 2}"):
+            tiles(f"C{i}", sink)
+        tiles(f"XOut{i}", f"C{i}")
+        out.append(Stream(f"XOut{i}", f"XOut{i ^ 1}", 1, "norm", ROWS_TOKEN))
+        for lane in (even, odd):
+            tiles(f"TOut{lane}", f"XIn{i}")
+            tiles(f"Post{i}", f"TIn{lane}")
+        for k in range(KV):
+            tiles(f"Post{i}", f"KvIn{k}")
+    for i in range(PAIRS):
+        tiles(f"Soft{i}", f"TIn{2 * i + 1}")
+    return tuple(out)
+
+
+def transfer(unit: UnitSpec, uop: Any) -> Any:
+    """The off-chip access of a uOP; None if it makes none."""
+    return off_chip.transfer(unit, uop)
+
+
+def legal(unit: UnitSpec, uop: Any) -> Any:
+    """The reasons why a unit cannot execute a uOP."""
+    return off_chip.legal(unit, uop) if isinstance(uop, off_chip.Transfer) else iter(())
+
+
+def _format(opcode: int, kind: str, record: Any) -> InstructionFormat:
+    off = {"DDR": off_chip.ddr_uops, "LPDDR": off_chip.lpddr_uops}
+    more: dict[str, Any] = {"uops": off[kind], "addresses": off_chip.addresses} if kind in off else {"uops": one_uop}
+    return InstructionFormat(kind, opcode, kind, record, loops_window=True, decode_cycles=8, **more)
+
+
+XNN2 = Overlay(
+    name="xnn2",
+    units=_units(),
+    streams=_streams(),
+    clock_hz=260e6,
+    formats=tuple(_format(opcode, kind, record) for opcode, (kind, record) in enumerate(FORMATS, 1)),
+    rates=RATES,
+    terminators=tuple(kind for kind, _ in FORMATS),
+    preloaded={"MME": (Mme, MAX_MME_OPS)},
+    banks={"ddr": 8 << 30, "lpddr": 8 << 30},
+    address_unit=UNIT,
+    image_bytes=512 << 10,
+    max_bank_bytes=(Ddr.field("addr").bounds[1] + 1) * UNIT_BYTES,
+    legal=legal,
+    transfer=transfer,
+    flops=flops,
+    lanes=RowLanes("lpddr", "ddr"),
+    device=VC1902,
+)

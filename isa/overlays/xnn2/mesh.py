@@ -1,0 +1,59 @@
+"""MeshA and MeshB of a lane: each selects the source of one operand of its MME."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Burst, Steps
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...fields import Record, bits
+from ..xnn.tiles import BEATS
+from .operands import KV, LANES
+
+
+class MeshA(Record, words=1):
+    """Pass left operands on to the MME of the lane."""
+
+    tiles: int = bits(0, 0, 24, "tiles")
+    source: int = bits(0, 24, 2, "X of the even lane of the pair, X of the odd lane, T of the even lane, T of the odd")
+
+
+class MeshB(Record, words=1):
+    """Pass right operands on to the MME of the lane."""
+
+    tiles: int = bits(0, 0, 24, "tiles")
+    source: int = bits(0, 24, 3, "W0, W1, K0, K1, V0, V1")
+
+
+def left_sources(lane: int) -> tuple[str, ...]:
+    """What MeshA of a lane selects from, in the order of its field."""
+    even = lane & ~1
+    return tuple(f"{kind}{i}" for kind in ("XOut", "TOut") for i in (even, even + 1))
+
+
+def right_sources(lane: int) -> tuple[str, ...]:
+    """What MeshB of a lane selects from, in the order of its field."""
+    assert lane < LANES
+    return ("W0", "W1", *(f"KvOut{i}" for i in range(KV)))
+
+
+class MeshUnit(Unit):
+    """Passes tiles on from one of its sources."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        names = (left_sources if spec.kind == "MeshA" else right_sources)(spec.index)
+        self.sources = [self.source(name) for name in names]
+        self.to_mme = self.sink(f"MME{spec.index}")
+
+    def kernel(self, uop: MeshA | MeshB) -> Steps:
+        def copy(n: int, tiles: Sequence[Any]) -> tuple[Sequence[Any]]:
+            return (tiles,)
+
+        yield Burst(uop.tiles, "mesh_beat", BEATS, gets=(self.sources[uop.source],), puts=(self.to_mme,), do=copy)
+
+    def effect_key(self, uop: MeshA | MeshB) -> Hashable:
+        return uop

@@ -1,0 +1,146 @@
+"""DDR and LPDDR: one access after another, in blocks; LPDDR sends vectors and tables as well."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Burst, Steps, Step
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...fields import Record, bits
+from ...layout import BLOCK, UNIT
+from ...overlay import Transfer as BankAccess
+from ..xnn.tiles import BEAT, BLOCK_WORDS, TILE, Array
+from .operands import KV, LANES
+
+DDR_SINKS = ("TIn1", "TIn3", "TIn5", *(f"KvIn{i}" for i in range(KV)), "W1")
+DDR_SOURCES = (*(f"XStore{i}" for i in range(LANES)), *(f"Post{i}" for i in range(LANES)))
+DDR_PEERS = (*DDR_SINKS, *DDR_SOURCES)
+
+
+class Weight(IntEnum):
+    """What LPDDR sends, and where to."""
+
+    W0 = 0
+    W1 = 1
+    VECTOR = 2
+    """To C of the selected lanes: vectors of a column tile, 128 elements each."""
+    TABLE = 3
+    """To Post of the selected lanes: tiles of cosines and sines."""
+
+
+class Ddr(Record, words=4):
+    """Move activations between DDR and a unit, `chunks` pieces of `size` elements; or load weights to W1."""
+
+    addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
+    size: int = bits(1, 0, 26, "float32 elements of one chunk: whole blocks")
+    peer: int = bits(1, 26, 5, "T1, T3, T5, K0, K1, V0, V1, W1; from X0 to X5, Post0 to Post5")
+    reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
+    chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
+    chunks: int = bits(3, 24, 8, "chunks", default=1)
+
+
+class Lpddr(Record, words=4):
+    """Load weights or vectors from LPDDR, `chunks` pieces of `size` elements."""
+
+    addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
+    size: int = bits(1, 0, 24, "float32 elements of one chunk: whole blocks, vectors of 128, or tables of 16384")
+    lanes: int = bits(1, 24, 6, "of vectors and tables: bit i selects lane i")
+    to: int = bits(1, 30, 2, "W0, W1, vectors to C, tables to Post")
+    reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
+    chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
+    chunks: int = bits(3, 24, 8, "chunks", default=1)
+
+
+class Transfer(NamedTuple):
+    """One chunk, from or to some peers, in words of `piece` elements."""
+
+    addr: int
+    size: int
+    store: bool
+    peers: tuple[str, ...]
+    piece: int = BLOCK
+
+
+def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
+    """One uOP a chunk."""
+    peer = DDR_PEERS[mop.peer] if mop.peer < len(DDR_PEERS) else ""
+    base = mop.addr + iteration * mop.reuse_stride
+    for chunk in range(mop.chunks):
+        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, peer in DDR_SOURCES, (peer,))
+
+
+def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
+    """One uOP a chunk."""
+    peers: tuple[str, ...] = (Weight(mop.to).name,)
+    piece = BLOCK
+    if mop.to in (Weight.VECTOR, Weight.TABLE):
+        kind, piece = ("C", TILE) if mop.to == Weight.VECTOR else ("Post", TILE * TILE)
+        peers = tuple(f"{kind}{i}" for i in range(LANES) if mop.lanes >> i & 1)
+    base = mop.addr + iteration * mop.reuse_stride
+    for chunk in range(mop.chunks):
+        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, False, peers, piece)
+
+
+def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
+    """The addresses of the uOPs in `reuse` iterations: an array (reuse, chunks)."""
+    iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
+    chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
+    return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)
+
+
+class OffChipUnit(Unit):
+    """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.read_only = spec.bank == "lpddr"
+        self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
+
+    def kernel(self, uop: Transfer) -> Steps:
+        yield Step("offchip_uop")
+        size, pieces = uop.piece, uop.size // uop.piece
+        words = size * BLOCK_WORDS // BLOCK if size >= BLOCK else size // BEAT
+        at = uop.addr * UNIT
+
+        def fetch(n: int) -> tuple[Sequence[Array], ...]:
+            nonlocal at
+            at += n * size
+            return (list(self.read(at - n * size, n * size).reshape(n, size)),) * len(uop.peers)
+
+        def keep(n: int, tokens: Sequence[Any]) -> None:
+            nonlocal at
+            for token in tokens:
+                self.write(at, np.asarray(token).reshape(-1))
+                at += size
+
+        if uop.store:
+            source = (self.source(uop.peers[0]),)
+            yield Burst(pieces, self._write, size * 4, gets=source, words=words, do=keep)
+        else:
+            sinks = tuple(self.sink(peer) for peer in uop.peers)
+            yield Burst(pieces, self._read, size * 4, puts=sinks, words=words, do=fetch)
+
+    def effect_key(self, uop: Transfer) -> Hashable:
+        return uop.size, uop.store, uop.peers, uop.piece
+
+
+def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
+    """The off-chip access of a uOP; None if it makes none."""
+    if isinstance(uop, Transfer) and uop.size:
+        return BankAccess(str(unit.bank), uop.addr, uop.size, uop.store)
+    return None
+
+
+def legal(unit: UnitSpec, uop: Transfer) -> Iterator[str]:
+    """The reasons why the unit cannot execute a uOP."""
+    if not all(uop.peers) or not uop.peers:
+        yield "names no destination or source"
+    if uop.size % uop.piece:
+        yield f"size {uop.size} is not a multiple of {uop.piece} elements"

@@ -1,0 +1,137 @@
+"""Right operands: W passes weights on, K and V hold heads of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Step, Steps
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...fields import Record, bits
+from ...layout import unblock
+from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE, Array
+from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, send
+
+LANES = 6
+KV = 4
+"""K0 and K1, which transpose what they take; V0 and V1."""
+FROM_DDR = LANES
+"""The source of a K or V that is not a lane."""
+
+
+class W(Record, words=1):
+    """Pass tiles of weights on to lanes."""
+
+    tiles: int = bits(0, 0, 10, "tiles")
+    lanes: int = bits(0, 10, 6, "bit i selects lane i")
+    ddr: int = bits(0, 16, 1, "from DDR, not from LPDDR (W1)")
+
+
+class KvIn(Record, words=1):
+    """Write port of K or V, whose slots hold 128x64 blocks; behind the last slot comes the first."""
+
+    slot: int = bits(0, 0, 4, "first slot")
+    tiles: int = bits(0, 4, 4, "blocks from DDR, or tiles of two blocks from a lane")
+    source: int = bits(0, 8, 3, "lane whose Post sends tiles; 6: blocks from DDR")
+    second: int = bits(0, 11, 4, "slot of the second block of the first tile from a lane")
+    wait: int = bits(0, 15, 7, "operations of the read port to wait for")
+
+
+class KvOut(Record, words=1):
+    """Read port of K or V: send tiles from consecutive slots to lanes."""
+
+    slot: int = bits(0, 0, 4, "first slot")
+    tiles: int = bits(0, 4, 6, "tiles to send")
+    wide: int = bits(0, 10, 1, "a tile is two blocks; otherwise one block is its first half")
+    lanes: int = bits(0, 11, 6, "bit i selects lane i")
+    wait: int = bits(0, 17, 7, "tiles of the write port to wait for before the first")
+
+
+class WUnit(Unit):
+    """Makes tiles of blocks, and sends each to all lanes that the operation selects."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.sources = [self.source("LPDDR")] + ([self.source("DDR")] if spec.index else [])
+        self.sinks = [self.sink(f"MeshB{i}") for i in range(LANES)]
+
+    def kernel(self, uop: W) -> Steps:
+        source = self.sources[uop.ddr]
+        sinks = tuple(sink for i, sink in enumerate(self.sinks) if uop.lanes >> i & 1)
+        for _ in range(uop.tiles):
+            taken: list[Any] = []
+            yield Step(gets=(source,), words=TILE_BLOCKS * BLOCK_WORDS, do=taken.append)
+
+            def tile(taken: list[Any] = taken) -> tuple[Array, ...]:
+                halves = np.asarray(taken[0]).reshape(TILE_BLOCKS, -1)
+                made = np.concatenate([unblock(x, TILE, HALF) for x in halves], axis=1)
+                return (made,) * len(sinks)
+
+            yield Step("mesh_beat", BEATS, puts=sinks, do=tile)
+
+    def effect_key(self, uop: W) -> Hashable:
+        return uop
+
+
+class KvInUnit(WritePort):
+    """Write port of K or V."""
+
+    peer = "KvOut"
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.sources = [self.source(f"Post{i}") for i in range(LANES)] + [self.source("DDR")]
+
+    def kernel(self, uop: KvIn) -> Steps:
+        yield from self.wait(uop.wait)
+        source = self.sources[uop.source]
+        for i in range(uop.tiles):
+            if uop.source == FROM_DDR:
+                yield from blocks_in(source, 1, partial(self._keep, uop.slot + i))
+                yield self.done()
+            else:
+                yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._both, uop, i))
+                yield self.done()
+
+    def _keep(self, slot: int, number: int, piece: Array) -> None:
+        self.slots[slot] = piece
+
+    def _both(self, uop: KvIn, i: int, tile: Array) -> None:
+        self.slots[uop.slot + i] = tile[:, :HALF]
+        self.slots[uop.second + i] = tile[:, HALF:]
+
+    def effect_key(self, uop: KvIn) -> Hashable:
+        return uop.tiles, uop.source, uop.wait
+
+
+class KvOutUnit(ReadPort):
+    """Read port of K or V."""
+
+    peer = "KvIn"
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.sinks = [self.sink(f"MeshB{i}") for i in range(LANES)]
+        self.transposes = spec.index < KV // 2
+
+    def kernel(self, uop: KvOut) -> Steps:
+        yield from self.wait(uop.wait)
+        sinks = [sink for i, sink in enumerate(self.sinks) if uop.lanes >> i & 1]
+        step = TILE_BLOCKS if uop.wide else 1
+        if sinks:
+            yield send(sinks, [uop.slot + step * i for i in range(uop.tiles)], partial(self._tile, bool(uop.wide)))
+        yield self.done()
+
+    def _tile(self, wide: bool, slot: int) -> Array:
+        left = self.writer.slots[slot]
+        right = self.writer.slots[slot + 1] if wide else np.full((TILE, HALF), np.nan, np.float32)
+        tile = np.concatenate([left[:, :HALF], right[:, :HALF]], axis=1)
+        return np.ascontiguousarray(tile.T) if self.transposes else tile
+
+    def effect_key(self, uop: KvOut) -> Hashable:
+        return uop.tiles, uop.lanes, uop.wait

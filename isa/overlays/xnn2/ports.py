@@ -1,0 +1,127 @@
+"""The two ports of an on-chip memory: a unit that writes tiles, and a unit that reads them.
+
+Both have a program of their own and run side by side. Two streams of tokens keep them in order: the writer puts a token
+to `filled` for each tile that it has written, the reader puts one to `free` for each operation that it has ended. An
+operation first takes as many tokens as its field `wait` says. The compiler counts them (`scheduler/lanes/ports.py`), and
+`rsn check` counts them again (`checks.py`). A memory needs no other order: a slot may be anything, for any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Burst, Channel, Step, Steps
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...layout import block, unblock
+from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE, Array
+
+FILLED, FREE = "filled", "free"
+"""Labels of the streams between the two ports."""
+TOKENS = 64
+"""Depth of these streams."""
+TILE_BLOCKS = 2
+"""128x64 blocks in a tile."""
+HALF = TILE // TILE_BLOCKS
+TOKEN = np.zeros(1, np.float32)
+
+
+class Slots:
+    """What a memory holds, by slot. A tile is replaced, never changed in place: one that was sent may still be on its
+    way."""
+
+    def __init__(self, count: int) -> None:
+        self.tiles: list[Any] = [None] * count
+
+    def __getitem__(self, slot: int) -> Any:
+        tile = self.tiles[slot % len(self.tiles)]
+        return np.full((TILE, TILE), np.nan, np.float32) if tile is None else tile
+
+    def __setitem__(self, slot: int, tile: Any) -> None:
+        self.tiles[slot % len(self.tiles)] = tile
+
+
+class WritePort(Unit):
+    """Writes tiles into the slots of a memory. peer: the read port."""
+
+    peer: str
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        assert spec.memory is not None
+        self.slots = Slots(spec.memory.slots)
+        self.filled = self.sink(f"{self.peer}{spec.index}", FILLED)
+        self.free = self.source(f"{self.peer}{spec.index}", FREE)
+
+    def wait(self, tokens: int) -> Steps:
+        """Wait until the reader has ended so many more operations."""
+        if tokens:
+            yield Burst(tokens, gets=(self.free,))
+
+    def done(self) -> Step:
+        """Tell the reader that a tile has been written."""
+        return Step(puts=(self.filled,), do=lambda: (TOKEN,))
+
+
+class ReadPort(Unit):
+    """Sends tiles from the slots of a memory. peer: the write port."""
+
+    peer: str
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.filled = self.source(f"{self.peer}{spec.index}", FILLED)
+        self.free = self.sink(f"{self.peer}{spec.index}", FREE)
+
+    @cached_property
+    def writer(self) -> Any:
+        """The write port of the same memory."""
+        return self._net.units[f"{self.peer}{self.index}"]
+
+    def wait(self, tokens: int) -> Steps:
+        """Wait until the writer has written so many more tiles."""
+        if tokens:
+            yield Burst(tokens, gets=(self.filled,))
+
+    def done(self) -> Step:
+        """Tell the writer that an operation has ended."""
+        return Step(puts=(self.free,), do=lambda: (TOKEN,))
+
+
+def send(sinks: Sequence[Channel], tiles: Sequence[Any], make: Any) -> Burst:
+    """The burst that sends tiles to all sinks. tiles: their places; make: gives the tile at a place."""
+    at = 0
+
+    def some(n: int) -> tuple[list[Array], ...]:
+        nonlocal at
+        at += n
+        made = [make(place) for place in tiles[at - n : at]]
+        return (made,) * len(sinks)
+
+    return Burst(len(tiles), "mesh_beat", BEATS, puts=tuple(sinks), do=some)
+
+
+def blocks_in(source: Channel, count: int, take: Any) -> Iterator[Step]:
+    """The steps that take `count` blocks from off-chip memory. take: is called with the number of each block, and the
+    block."""
+    for number in range(count):
+
+        def one(piece: Any, number: int = number) -> None:
+            take(number, unblock(np.asarray(piece).reshape(-1), TILE, HALF))
+
+        yield Step("mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=one)
+
+
+def blocks_out(sink: Channel, make: Any) -> Iterator[Step]:
+    """The steps that send a tile to off-chip memory. make: gives the tile."""
+    for half in range(TILE_BLOCKS):
+
+        def one(half: int = half) -> tuple[Array]:
+            return (block(np.ascontiguousarray(make()[:, half * HALF : (half + 1) * HALF])),)
+
+        yield Step("mem_word", BLOCK_WORDS, puts=(sink,), words=BLOCK_WORDS, do=one)

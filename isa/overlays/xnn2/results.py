@@ -1,0 +1,240 @@
+"""What becomes of the tiles of an MME: C adds vectors and residuals, Post applies functions, Softmax makes
+probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Burst, Channel, Step, Steps
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...fields import Record, bits
+from ..xnn.post_ops import HeadNorm, activation
+from ..xnn.tiles import BEAT, BEATS, TILE, Array
+from .operands import KV
+from .ports import blocks_out
+from .scratch import GROUPS, Ended, Weighted
+
+VECTOR_WORDS = TILE // BEAT
+"""Words of the vector of a column tile."""
+IDENTITY = 4
+"""The activation that changes nothing; the others are those of MemC on XNN."""
+
+
+class ResultTarget(IntEnum):
+    """Where C sends tiles to."""
+
+    POST = 0
+    ROWS = 1
+    """X of its lane."""
+    SOFTMAX = 2
+    """Softmax of its pair."""
+
+
+class PostTarget(IntEnum):
+    """Where Post sends tiles to."""
+
+    EVEN = 0
+    """T of the even lane of its pair."""
+    ODD = 1
+    DDR = 2
+    KV = 3
+    """K0 and those behind it."""
+
+
+class C(Record, words=1):
+    """Take tiles from the MME of the lane: tile + bias + residual * scale."""
+
+    tiles: int = bits(0, 0, 16, "tiles")
+    to: int = bits(0, 16, 2, "Post, X, Softmax")
+    bias: int = bits(0, 18, 1, "take a vector of each tile, and add it to each row")
+    scale: int = bits(0, 19, 1, "take a vector of each tile, behind that of the bias, for the columns of the residual")
+    residual: int = bits(0, 20, 1, "take a tile from X for each tile, and add it")
+    alone: int = bits(0, 21, 1, "take no tiles from the MME: the residual alone")
+
+
+class Post(Record, words=2):
+    """Take tiles from C: norm of heads, rotation, activation."""
+
+    tiles: int = bits(0, 0, 8, "tiles to send")
+    to: int = bits(0, 8, 3, "T of the even lane of the pair, T of the odd lane, DDR, K0, K1, V0, V1")
+    activation: int = bits(0, 11, 3, "as MemC's", default=IDENTITY)
+    gate: int = bits(0, 14, 1, "take pairs of tiles: activation(first) * second")
+    table: int = bits(0, 15, 1, "take a tile of cosines and sines before")
+    rotate: int = bits(0, 16, 1, "rotate neighbouring columns by the table")
+    heads: int = bits(0, 17, 1, "a tile has two heads of 64 columns, not one of 128")
+    norm: int = bits(0, 18, 1, "normalise each head")
+    rms: int = bits(0, 19, 1, "without mean")
+    columns: int = bits(0, 20, 8, "columns of a head that are normalised")
+    eps: float = bits(1, 0, 32, "added to the variance", default=1e-6, real=True)
+
+
+class Soft(Record, words=4):
+    """Take the scores of heads from a lane of the pair, and make probabilities."""
+
+    heads: int = bits(0, 0, 6, "heads")
+    tiles: int = bits(0, 6, 6, "tiles of each")
+    odd: int = bits(0, 12, 1, "from C of the odd lane, not of the even one")
+    keys: int = bits(0, 13, 13, "columns that are keys; the others become 0")
+    causal: int = bits(0, 26, 1, "column c counts for row r if c <= r + offset")
+    windowed: int = bits(0, 27, 1, "column c counts for row r only if c >= r + low")
+    offset: int = bits(1, 0, 14, "see `causal`", signed=True)
+    first: int = bits(1, 14, 13, "columns before the first key")
+    low: int = bits(2, 0, 15, "see `windowed`", signed=True)
+    cap: float = bits(3, 0, 32, "scores become cap * tanh(score / cap); 0: they stay", real=True)
+
+
+class CUnit(Unit):
+    """Adds a bias and a residual to the results of an MME."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        i = spec.index
+        self.products, self.vectors = self.source(f"MME{i}"), self.source("LPDDR")
+        self.residuals = self.source(f"XOut{i}")
+        self.targets = (self.sink(f"Post{i}"), self.sink(f"XIn{i}"), self.sink(f"Soft{i // 2}"))
+
+    def kernel(self, uop: C) -> Steps:
+        sink = self.targets[uop.to]
+        if not (uop.bias or uop.scale or uop.residual):
+            yield Burst(uop.tiles, "mesh_beat", BEATS, gets=(self.products,), puts=(sink,), do=lambda n, x: (x,))
+            return
+        gets: tuple[Channel, ...] = () if uop.alone else (self.products,)
+        if uop.residual:
+            gets += (self.residuals,)
+        for _ in range(uop.tiles):
+            vectors: list[Any] = []
+            for _ in range(uop.bias + uop.scale):
+                yield Step("mem_word", VECTOR_WORDS, gets=(self.vectors,), words=VECTOR_WORDS, do=vectors.append)
+
+            def made(*tiles: Any, vectors: list[Any] = vectors) -> tuple[Array]:
+                given = [np.asarray(v).reshape(-1) for v in vectors]
+                parts = list(tiles[: 1 - uop.alone])
+                if uop.bias:
+                    parts.append(given[0])
+                if uop.residual:
+                    parts.append(tiles[-1] * given[-1] if uop.scale else tiles[-1])
+                return (sum(parts[1:], parts[0]),)
+
+            yield Step("mesh_beat", BEATS, gets=gets, puts=(sink,), do=made)
+
+    def effect_key(self, uop: C) -> Hashable:
+        return uop
+
+
+class PostUnit(Unit):
+    """Applies functions to the results of a lane."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        i, even = spec.index, spec.index & ~1
+        self.results, self.tables = self.source(f"C{i}"), self.source("LPDDR")
+        self.targets = [self.sink(f"TIn{even}"), self.sink(f"TIn{even + 1}"), self.sink("DDR")]
+        self.targets += [self.sink(f"KvIn{k}") for k in range(KV)]
+        self.table: Any = None
+
+    def kernel(self, uop: Post) -> Steps:
+        sink = self.targets[uop.to]
+        if uop.table:
+            yield Step("mem_word", BEATS, gets=(self.tables,), words=BEATS, do=self._keep_table)
+        rate = "rotate_beat" if uop.rotate or uop.norm else "activation_beat" if uop.activation != IDENTITY else ""
+        for _ in range(uop.tiles):
+            taken: list[Any] = []
+            for _ in range(1 + uop.gate):
+                yield Step(gets=(self.results,), do=taken.append)
+
+            def made(taken: list[Any] = taken) -> Array:
+                return self._made(uop, taken)
+
+            if uop.to == PostTarget.DDR:
+                if rate:
+                    yield Step(rate, BEATS)
+                yield from blocks_out(sink, made)
+            else:
+                yield Step(rate or "mesh_beat", BEATS, puts=(sink,), do=lambda made=made: (made(),))
+
+    def _keep_table(self, table: Any) -> None:
+        self.table = np.asarray(table).reshape(TILE, TILE)
+
+    def _made(self, uop: Post, taken: list[Any]) -> Array:
+        tile = taken[0]
+        width = TILE // 2 if uop.heads else TILE
+        if uop.norm:
+            heads = tile.reshape(TILE, TILE // width, width)
+            tile = HeadNorm(uop.columns, uop.eps, bool(uop.rms)).apply(heads).reshape(TILE, TILE)
+        if uop.rotate:
+            # the first half of the columns of a head in the table are cosines, the second half sines
+            pairs = tile.reshape(TILE, TILE // width, width // 2, 2)
+            cos = self.table[:, None, : width // 2]
+            sin = self.table[:, None, width // 2 : width]
+            a, b = pairs[..., 0], pairs[..., 1]
+            tile = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(TILE, TILE)
+        tile = activation(tile, uop.activation)
+        return tile * taken[1] if uop.gate else np.asarray(tile)
+
+    def effect_key(self, uop: Post) -> Hashable:
+        return uop
+
+
+class SoftUnit(Unit):
+    """exp(score - running maximum), by the maximum of the keys so far, in groups of 32 columns."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        even = 2 * spec.index
+        self.scores = [self.source(f"C{even}"), self.source(f"C{even + 1}")]
+        self.probabilities = self.sink(f"TIn{even + 1}")
+
+    def kernel(self, uop: Soft) -> Steps:
+        for _ in range(uop.heads):
+            head = Head(uop)
+            yield Burst(
+                uop.tiles, "softmax_beat", BEATS, gets=(self.scores[uop.odd],), puts=(self.probabilities,), do=head.add
+            )
+            yield Step(puts=(self.probabilities,), do=head.end)
+
+    def effect_key(self, uop: Soft) -> Hashable:
+        return uop.heads, uop.tiles, uop.odd
+
+
+class Head:
+    """The softmax of one head and row tile."""
+
+    def __init__(self, uop: Soft) -> None:
+        self.uop = uop
+        self.done = 0
+        self.top = np.full(TILE, -np.inf, np.float32)
+        self.total = np.zeros(TILE, np.float32)
+
+    def add(self, n: int, tiles: Any) -> tuple[list[Weighted]]:
+        return ([self._weighted(tile) for tile in tiles],)
+
+    def _weighted(self, tile: Array) -> Weighted:
+        uop, left = self.uop, self.done * TILE
+        self.done += 1
+        column, row = left + np.arange(TILE)[None], np.arange(TILE)[:, None]
+        valid = (column >= uop.first) & (column < uop.keys)
+        if uop.causal:
+            valid = valid & (column <= row + uop.offset)
+        if uop.windowed:
+            valid = valid & (column >= row + uop.low)
+        if uop.cap:
+            tile = np.float32(uop.cap) * np.tanh(tile / np.float32(uop.cap))
+        x = np.where(valid, tile, -np.inf).astype(np.float32).reshape(TILE, GROUPS, BEAT)
+        out = np.empty_like(x)
+        tops = np.empty((TILE, GROUPS), np.float32)
+        for g in range(GROUPS):
+            top = np.maximum(self.top, x[:, g].max(axis=1))
+            base = np.where(np.isfinite(top), top, 0)
+            out[:, g] = np.exp(x[:, g] - base[:, None])
+            self.total = self.total * np.exp(np.minimum(self.top - base, 0)) + out[:, g].sum(axis=1, dtype=np.float32)
+            self.top, tops[:, g] = top, top
+        return Weighted(out.reshape(TILE, TILE), tops)
+
+    def end(self) -> tuple[Ended]:
+        return (Ended(np.where(np.isfinite(self.top), self.top, 0).astype(np.float32), self.total),)

@@ -1,0 +1,245 @@
+"""X: the rows of a lane. Its write port adds up slices of K, and makes the statistics of rows; its read port normalises.
+
+Statistics are mean and variance of each row, over the columns that were written since they were begun. Tiles are joined
+by the update of Chan, Golub and LeVeque (1979), so that no difference of large sums is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Burst, Step, Steps
+from ....machine.unit import Unit
+from ....machine.wiring import Wiring
+from ...fields import Record, bits
+from ..xnn.tiles import BEATS, TILE, Array
+from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, send
+
+COLUMNS = 8
+"""Column tiles of a bank."""
+BANKS = 2
+
+
+class RowSource(IntEnum):
+    """Where X takes tiles from."""
+
+    RESULT = 0
+    """C of its lane."""
+    EVEN = 1
+    """T of the even lane of its pair."""
+    ODD = 2
+    """T of the odd lane of its pair."""
+
+
+class RowTarget(IntEnum):
+    """Where X sends tiles to."""
+
+    LANE = 0
+    """The MME of its lane."""
+    PAIR = 1
+    """Both MMEs of its pair."""
+    RESULT = 2
+    """C of its lane, which adds it as a residual."""
+
+
+class XIn(Record, words=2):
+    """Write port of X: take tiles into consecutive slots."""
+
+    slot: int = bits(0, 0, 4, "first slot; a bank is 8 column tiles")
+    tiles: int = bits(0, 4, 4, "tiles to take")
+    source: int = bits(0, 8, 2, "from C, or from T of the even or the odd lane of the pair")
+    add: int = bits(0, 10, 1, "add each tile to what its slot holds")
+    statistics: int = bits(0, 11, 2, "of rows: 0 none, 1 begin with these tiles, 2 go on")
+    columns: int = bits(0, 13, 11, "columns of these tiles that statistics count")
+    wait: int = bits(0, 24, 7, "operations of XOut to wait for")
+    stored: int = bits(1, 0, 4, "operations of XStore to wait for")
+    store: int = bits(1, 4, 1, "let XStore go on when it ends")
+
+
+class XOut(Record, words=2):
+    """Read port of X: send consecutive slots, `times` times."""
+
+    slot: int = bits(0, 0, 4, "first slot; a bank is 8 column tiles")
+    tiles: int = bits(0, 4, 4, "tiles to send")
+    times: int = bits(0, 8, 8, "how often all are sent", default=1)
+    to: int = bits(0, 16, 2, "to the MME of the lane, both MMEs of the pair, C")
+    normalise: int = bits(0, 18, 1, "each row becomes (x - mean) / sqrt(variance + eps)")
+    rms: int = bits(0, 19, 1, "without mean, by the mean square")
+    share: int = bits(0, 20, 1, "join the statistics with those of the other lane of the pair first")
+    wait: int = bits(0, 21, 7, "tiles of the write port to wait for before the first")
+    eps: float = bits(1, 0, 32, "added to the variance", default=1e-5, real=True)
+
+
+class XStore(Record, words=2):
+    """Second read port of X: store consecutive slots. It reads a bank that XOut does not read at that time."""
+
+    slot: int = bits(0, 0, 4, "first slot; a bank is 8 column tiles")
+    tiles: int = bits(0, 4, 4, "tiles to store")
+    normalise: int = bits(0, 18, 1, "as XOut")
+    rms: int = bits(0, 19, 1, "as XOut")
+    wait: int = bits(0, 21, 4, "operations of XIn with `store` to wait for")
+    eps: float = bits(1, 0, 32, "added to the variance", default=1e-5, real=True)
+
+
+class Statistics:
+    """Number of columns, mean, and sum of squared deviations of each row: float32, as the hardware keeps them."""
+
+    def __init__(self) -> None:
+        self.count = np.float32(0)
+        self.mean = np.zeros(TILE, np.float32)
+        self.squares = np.zeros(TILE, np.float32)
+
+    def join(self, count: Any, mean: Array, squares: Array) -> None:
+        """Add those of other columns."""
+        total = self.count + np.float32(count)
+        if total:
+            share = np.float32(count) / total
+            d = mean - self.mean
+            self.mean = self.mean + d * share
+            self.squares = self.squares + squares + d * d * (self.count * share)
+        self.count = total
+
+    def add(self, tile: Array) -> None:
+        """Add those of the columns of a tile."""
+        count = np.float32(max(tile.shape[1], 1))
+        mean = tile.sum(axis=1, dtype=np.float32) / count
+        squares = np.square(tile - mean[:, None]).sum(axis=1, dtype=np.float32)
+        self.join(tile.shape[1], mean, squares)
+
+    def factors(self, eps: float, rms: bool) -> tuple[Array, Array]:
+        """What is subtracted from each row, and what it is then multiplied by: (rows, 1) both."""
+        mean = np.zeros_like(self.mean) if rms else self.mean
+        squares = self.squares + self.count * self.mean * self.mean if rms else self.squares
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.float32(1) / np.sqrt(squares / self.count + np.float32(eps))
+        return mean[:, None], np.asarray(factor, np.float32)[:, None]
+
+
+class XInUnit(WritePort):
+    """Write port of X."""
+
+    peer = "XOut"
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        even = spec.index & ~1
+        self.sources = {
+            RowSource.RESULT: self.source(f"C{spec.index}"),
+            RowSource.EVEN: self.source(f"TOut{even}"),
+            RowSource.ODD: self.source(f"TOut{even + 1}"),
+        }
+        self.stored, self.store = self.source(f"XStore{spec.index}", FREE), self.sink(f"XStore{spec.index}", FILLED)
+        self.statistics = [Statistics() for _ in range(BANKS)]
+
+    def kernel(self, uop: XIn) -> Steps:
+        yield from self.wait(uop.wait)
+        if uop.stored:
+            yield Burst(uop.stored, gets=(self.stored,))
+        source = self.sources[RowSource(uop.source)]
+        for i in range(uop.tiles):
+            yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
+            yield self.done()
+        if uop.store:
+            yield Step(puts=(self.store,), do=lambda: (TOKEN,))
+
+    def _keep(self, uop: XIn, i: int, tile: Array) -> None:
+        slot = uop.slot + i
+        if uop.add:
+            tile = self.slots[slot] + tile
+        self.slots[slot] = tile
+        if uop.statistics:
+            bank = slot // COLUMNS
+            if uop.statistics == 1 and not i:
+                self.statistics[bank] = Statistics()
+            valid = min(max(uop.columns - i * TILE, 0), TILE)
+            if valid:
+                self.statistics[bank].add(tile[:, :valid])
+
+    def tile(self, uop: XOut | XStore, slot: int) -> Array:
+        """What a read port sends of a slot."""
+        tile: Array = self.slots[slot]
+        if uop.normalise:
+            mean, factor = self.statistics[uop.slot // COLUMNS].factors(uop.eps, bool(uop.rms))
+            tile = (tile - mean) * factor
+        return tile
+
+    def effect_key(self, uop: XIn) -> Hashable:
+        return uop.tiles, uop.source, uop.wait, uop.stored, uop.store
+
+
+class XOutUnit(ReadPort):
+    """Read port of X."""
+
+    peer = "XIn"
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        other = spec.index ^ 1
+        own, pair = self.sink(f"MeshA{spec.index}"), self.sink(f"MeshA{other}")
+        self.targets = {
+            RowTarget.LANE: (own,),
+            RowTarget.PAIR: (own, pair),
+            RowTarget.RESULT: (self.sink(f"C{spec.index}"),),
+        }
+        self.to_other, self.from_other = self.sink(f"XOut{other}", "norm"), self.source(f"XOut{other}", "norm")
+
+    def kernel(self, uop: XOut) -> Steps:
+        yield from self.wait(uop.wait)
+        if uop.share:
+            yield from self._share(uop)
+        sinks = self.targets[RowTarget(uop.to)]
+        slots = [uop.slot + i for i in range(uop.tiles)] * uop.times
+        if slots:
+            yield send(sinks, slots, partial(self.writer.tile, uop))
+        yield self.done()
+
+    def _share(self, uop: XOut) -> Steps:
+        """Exchange statistics with the other lane of the pair."""
+        bank = uop.slot // COLUMNS
+
+        def own() -> tuple[Any]:
+            kept = self.writer.statistics[bank]
+            return ((kept.count, kept.mean, kept.squares),)
+
+        def join(other: Any) -> None:
+            # both lanes join the even one's first, so that they get the same numbers
+            kept, made = self.writer.statistics[bank], Statistics()
+            parts = [(kept.count, kept.mean, kept.squares), other]
+            for part in parts if not self.index & 1 else parts[::-1]:
+                made.join(*part)
+            self.writer.statistics[bank] = made
+
+        yield Step("mem_word", TILE, puts=(self.to_other,), do=own)
+        yield Step("mem_word", TILE, gets=(self.from_other,), do=join)
+
+    def effect_key(self, uop: XOut) -> Hashable:
+        return uop.tiles, uop.times, uop.to, uop.share, uop.wait
+
+
+class XStoreUnit(Unit):
+    """Second read port of X."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.filled, self.free = self.source(f"XIn{spec.index}", FILLED), self.sink(f"XIn{spec.index}", FREE)
+        self.ddr = self.sink("DDR")
+
+    def kernel(self, uop: XStore) -> Steps:
+        if uop.wait:
+            yield Burst(uop.wait, gets=(self.filled,))
+        for slot in range(uop.slot, uop.slot + uop.tiles):
+            yield from blocks_out(self.ddr, partial(self._tile, uop, slot))
+        yield Step(puts=(self.free,), do=lambda: (TOKEN,))
+
+    def _tile(self, uop: XStore, slot: int) -> Array:
+        writer: Any = self._net.units[f"XIn{self.index}"]
+        return np.asarray(writer.tile(uop, slot))
+
+    def effect_key(self, uop: XStore) -> Hashable:
+        return uop.tiles, uop.wait

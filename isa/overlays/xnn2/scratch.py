@@ -1,0 +1,188 @@
+"""T: the tiles of a lane that live for a short time: queries, probabilities, results of heads, of activations, and rows
+that are on their way to X.
+
+T of an odd lane has more slots than that of an even one, and takes probabilities from Softmax. These come by the running
+maximum of their rows: each group of 32 columns with the maximum up to there. The read port multiplies by
+exp(maximum there - last maximum) / sum as it sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import IntEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....machine.description import UnitSpec
+from ....machine.steps import Step, Steps
+from ....machine.wiring import Wiring
+from ...fields import Record, bits
+from ..xnn.tiles import BEAT, BEATS, TILE, Array
+from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, send
+
+GROUPS = TILE // BEAT
+"""Groups of columns of a tile that share a maximum of each row."""
+
+
+class Weighted(NamedTuple):
+    """Probabilities before their last factor. tile: (128, 128). tops: (128, 4), the running maximum of each row and
+    group of columns."""
+
+    tile: Array
+    tops: Array
+
+
+class Ended(NamedTuple):
+    """The last maximum and the sum of each row, (128,) both, that end the tiles of a head."""
+
+    top: Array
+    total: Array
+
+
+class TileSource(IntEnum):
+    """Where T takes tiles from."""
+
+    EVEN = 0
+    """Post of the even lane of its pair."""
+    ODD = 1
+    """Post of the odd lane of its pair."""
+    SOFTMAX = 2
+    DDR = 3
+
+
+class TileTarget(IntEnum):
+    """Where T sends tiles to: MMEs or X of the even lane of its pair, of the odd lane, of both."""
+
+    EVEN = 0
+    ODD = 1
+    PAIR = 2
+    ROWS_EVEN = 3
+    ROWS_ODD = 4
+
+
+class Part(IntEnum):
+    """What of a slot is written or sent: all, or 64 columns, which travel as the first ones of a tile."""
+
+    WHOLE = 0
+    LEFT = 1
+    RIGHT = 2
+
+
+class TIn(Record, words=1):
+    """Write port of T: take tiles into consecutive slots, behind the last one comes the first."""
+
+    slot: int = bits(0, 0, 5, "first slot")
+    tiles: int = bits(0, 5, 5, "tiles to take")
+    source: int = bits(0, 10, 2, "Post of the even or the odd lane of the pair, Softmax, DDR")
+    part: int = bits(0, 12, 2, "0 whole, 1 left half, 2 right half of the slots")
+    wait: int = bits(0, 14, 6, "operations of the read port to wait for")
+
+
+class TOut(Record, words=1):
+    """Read port of T: send consecutive slots, each `times` times."""
+
+    slot: int = bits(0, 0, 5, "first slot")
+    tiles: int = bits(0, 5, 5, "tiles to send")
+    times: int = bits(0, 10, 6, "how often each is sent", default=1)
+    to: int = bits(0, 16, 3, "MME of the even lane, the odd lane, both; X of the even lane, the odd lane")
+    part: int = bits(0, 19, 2, "0 whole, 1 left half, 2 right half of the slots")
+    weights: int = bits(0, 21, 1, "they are the probabilities of a head: the last factor is applied")
+    wait: int = bits(0, 22, 7, "tiles of the write port to wait for before the first")
+
+
+class TInUnit(WritePort):
+    """Write port of T."""
+
+    peer = "TOut"
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        even = spec.index & ~1
+        self.sources = {
+            TileSource.EVEN: self.source(f"Post{even}"),
+            TileSource.ODD: self.source(f"Post{even + 1}"),
+        }
+        if spec.index & 1:
+            self.sources[TileSource.SOFTMAX] = self.source(f"Soft{spec.index // 2}")
+            self.sources[TileSource.DDR] = self.source("DDR")
+        self.ended: dict[int, Ended] = {}
+        """The ends of heads, by the slot of their first tile."""
+
+    def kernel(self, uop: TIn) -> Steps:
+        yield from self.wait(uop.wait)
+        source = self.sources[TileSource(uop.source)]
+        for i in range(uop.tiles):
+            if uop.source == TileSource.DDR:
+                yield from blocks_in(source, TILE_BLOCKS, partial(self._join, uop, i))
+            else:
+                yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
+            if uop.source == TileSource.SOFTMAX and i == uop.tiles - 1:
+                yield Step(gets=(source,), do=partial(self._end, uop.slot))
+            yield self.done()
+
+    def _join(self, uop: TIn, i: int, number: int, piece: Array) -> None:
+        if not number:
+            self.begun = piece
+        else:
+            self.slots[uop.slot + i] = np.concatenate([self.begun, piece], axis=1)
+
+    def _keep(self, uop: TIn, i: int, tile: Any) -> None:
+        slot = uop.slot + i
+        if uop.part != Part.WHOLE:
+            whole = self.slots[slot].copy()
+            at = HALF * (uop.part - 1)
+            whole[:, at : at + HALF] = tile[:, :HALF]
+            tile = whole
+        self.slots[slot] = tile
+
+    def _end(self, slot: int, ended: Ended) -> None:
+        self.ended[slot] = ended
+
+    def effect_key(self, uop: TIn) -> Hashable:
+        return uop.tiles, uop.source, uop.wait
+
+
+class TOutUnit(ReadPort):
+    """Read port of T."""
+
+    peer = "TIn"
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        even, odd = spec.index & ~1, spec.index | 1
+        meshes = [self.sink(f"MeshA{i}") for i in (even, odd)]
+        self.targets = {
+            TileTarget.EVEN: (meshes[0],),
+            TileTarget.ODD: (meshes[1],),
+            TileTarget.PAIR: tuple(meshes),
+            TileTarget.ROWS_EVEN: (self.sink(f"XIn{even}"),),
+            TileTarget.ROWS_ODD: (self.sink(f"XIn{odd}"),),
+        }
+
+    def kernel(self, uop: TOut) -> Steps:
+        yield from self.wait(uop.wait)
+        slots = [uop.slot + i for i in range(uop.tiles) for _ in range(uop.times)]
+        if slots:
+            yield send(self.targets[TileTarget(uop.to)], slots, partial(self._tile, uop))
+        yield self.done()
+
+    def _tile(self, uop: TOut, slot: int) -> Array:
+        tile: Any = self.writer.slots[slot]
+        if uop.weights:
+            end = self.writer.ended[uop.slot]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                factor = np.where(
+                    end.total[:, None] > 0, np.exp(tile.tops - end.top[:, None]) / end.total[:, None], 0
+                ).astype(np.float32)
+            tile = (tile.tile.reshape(TILE, GROUPS, BEAT) * factor[:, :, None]).reshape(TILE, TILE)
+        if uop.part != Part.WHOLE:
+            half = np.full((TILE, TILE), np.nan, np.float32)
+            at = HALF * (uop.part - 1)
+            half[:, :HALF] = tile[:, at : at + HALF]
+            tile = half
+        return np.asarray(tile)
+
+    def effect_key(self, uop: TOut) -> Hashable:
+        return uop.tiles, uop.times, uop.to, uop.wait

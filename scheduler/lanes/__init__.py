@@ -1,0 +1,1 @@
+"""Lowering for overlays of row lanes: the rows of a panel stay on chip from layer to layer."""

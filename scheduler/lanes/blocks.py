@@ -1,0 +1,175 @@
+"""What a panel computes: products, attention and feed-forward, with where their weights and activations lie. All
+addresses are in elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...isa.overlays.xnn2.results import IDENTITY
+
+TILE = 128
+TILE_SIZE = TILE * TILE
+BLOCK = TILE_SIZE // 2
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight in LPDDR or an activation in DDR, in blocks: `rows` x `columns` tiles from `addr` on."""
+
+    addr: int
+    rows: int
+    columns: int
+
+    def at(self, row: int, column: int) -> int:
+        """The address of a tile, which is contiguous."""
+        return self.addr + (row * self.columns + column) * TILE_SIZE
+
+    @property
+    def row(self) -> int:
+        """Elements of a row of tiles."""
+        return self.columns * TILE_SIZE
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors of column tiles from `addr` on. each: vectors of a tile: 1, or 2 where the scale of a residual follows
+    each bias."""
+
+    addr: int
+    each: int = 1
+
+
+@dataclass(frozen=True)
+class RowNorm:
+    """A norm of rows, applied as they are sent."""
+
+    eps: float
+    rms: bool = False
+
+
+@dataclass(frozen=True)
+class HeadOps:
+    """What Post does to the heads of a projection: a norm over `columns` of them (0: none), and a rotation by the
+    tables of row tiles of a sequence, which begin at `table`."""
+
+    pitch: int
+    columns: int = 0
+    eps: float = 0.0
+    rms: bool = False
+    table: int | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product with a weight. gate: the columns of the weight are pairs of tiles: one of the gate, and one that it
+    multiplies."""
+
+    weight: Matrix
+    vectors: Vectors | None = None
+    activation: int = IDENTITY
+    gate: bool = False
+    head: HeadOps | None = None
+
+    @property
+    def columns(self) -> int:
+        """Column tiles of the result."""
+        return self.weight.columns // (1 + self.gate)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys count: all of a sequence, or fewer. lengths, starts: as run-time parameters of the sequences."""
+
+    causal: bool = False
+    window: int | None = None
+    lengths: bool = False
+    starts: bool = False
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Heads of `pitch` columns. stored: where keys and values are stored; None keeps them on chip."""
+
+    q: Product
+    k: Product
+    v: Product
+    heads: int
+    kv_heads: int
+    pitch: int
+    mask: Mask = Mask()
+    stored: tuple[Matrix, Matrix] | None = None
+
+    @property
+    def each(self) -> int:
+        """Heads of a column tile."""
+        return TILE // self.pitch
+
+    @property
+    def groups(self) -> int:
+        """Query heads of a key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def blocks(self) -> int:
+        """128x64 blocks of the keys of 128 rows."""
+        return self.pitch // (TILE // 2)
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """128 rows of a sequence. seq: its number. at: the number of the tile in the sequence. row: in the activations."""
+
+    seq: int
+    at: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Rows of each sequence."""
+
+    rows: tuple[int, ...]
+
+    def tiles(self, seq: int) -> int:
+        """Row tiles of a sequence."""
+        return -(-self.rows[seq] // TILE)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first row tile of each sequence."""
+        return tuple(sum(self.tiles(s) for s in range(seq)) for seq in range(len(self.rows)))
+
+    @cached_property
+    def all(self) -> tuple[RowTile, ...]:
+        """All row tiles."""
+        return tuple(
+            RowTile(s, i, self.starts[s] + i) for s in range(len(self.rows)) for i in range(self.tiles(s))
+        )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Row tiles that are computed together, by lane."""
+
+    tiles: tuple[RowTile, ...]
+
+    @property
+    def lanes(self) -> range:
+        """Lanes that have rows."""
+        return range(len(self.tiles))
+
+    @property
+    def mask(self) -> int:
+        """The same, as bits."""
+        return (1 << len(self.tiles)) - 1
+
+    @cached_property
+    def seqs(self) -> tuple[int, ...]:
+        """Its sequences, in order."""
+        return tuple(sorted({t.seq for t in self.tiles}))
+
+    def pairs(self, odd: int) -> list[tuple[int, RowTile]]:
+        """Pairs, each with its row tile of the even or the odd lane, where there is one."""
+        return [(lane // 2, self.tiles[lane]) for lane in self.lanes if lane & 1 == odd]

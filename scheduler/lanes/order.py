@@ -1,0 +1,77 @@
+"""The order of loads and stores on DDR, found by running the program (list scheduling, `scheduler/listing.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...isa.fields import Record
+from ...isa.overlay import Overlay
+from ...machine.fast_engine import run_traces
+from ...machine.jit import engine
+from ...machine.list_scheduling import ListSchedulingProblem
+from ...machine.timing import Timing
+from ...machine.traces import trace_workload
+from ..listing import Job, needs_of
+from ..pack import Starts, issued, starts_of
+from ..schedule import DramPolicy
+from .emission import Emission
+
+PATIENCE_US = 5.0
+"""By how much a store may delay a load that somebody waits for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ordered:
+    """mops: of DDR, in order. run: the run that found the order, without the instruction path. starts: when each mOP of
+    each unit began."""
+
+    mops: tuple[Record, ...]
+    run: Timing
+    starts: Starts
+
+
+def order_ddr(
+    emission: Emission,
+    sequences: Mapping[str, Sequence[Record]],
+    preloaded: Mapping[str, Sequence[Any]],
+    overlay: Overlay,
+) -> Ordered:
+    """Order the accesses of an emission. Raises `DeadlockError` if the program cannot end with any order."""
+    accesses = emission.accesses
+    uops, firsts = issued(overlay, sequences)
+    mops = emission.ddr_mops(accesses)
+    form = overlay.format_of("DDR")
+    of_ddr = [list(form.uops(mop, 0)) for mop in mops]
+    ends = np.cumsum([len(u) for u in of_ddr]).astype(np.int32)
+    before = np.concatenate([[0], ends[:-1]]).astype(np.int32)
+    traces = trace_workload(overlay, {**uops, **preloaded, "DDR": [u for many in of_ddr for u in many]})
+    streams = {c.name: c.number for c in traces.net.channels}
+    rule = DramPolicy(patience_us=PATIENCE_US)
+    needs, needs_at = needs_of([Job(a, rule, i) for i, a in enumerate(accesses)])
+    names = [f"{a.peer}->DDR" if a.store else f"DDR->{a.peer}" for a in accesses]
+    seconds = overlay.seconds["ddr_write_gbs"]
+    found = run_traces(
+        traces,
+        overlay,
+        compiled=engine(),
+        arbitration=ListSchedulingProblem(
+            process="DDR",
+            first=before,
+            last=ends,
+            stream=np.array([streams[n] for n in names], np.int32),
+            get=np.array([a.store for a in accesses], bool),
+            seconds=np.array([a.elements * 4 * seconds for a in accesses]),
+            patience=np.full(len(accesses), PATIENCE_US * 1e-6),
+            rank=np.arange(len(accesses), dtype=np.int32),
+            in_order=np.zeros(len(accesses), bool),
+            needs=needs,
+            needs_at=needs_at,
+        ),
+    )
+    begun, order = found.starts("DDR"), found.order
+    starts: Starts = {**starts_of(found, firsts), "DDR": [begun[at] for at in before[order]]}
+    return Ordered(tuple(mops[i] for i in order), found, starts)

@@ -1,0 +1,74 @@
+"""Who may write and read the slots of a memory with two ports, counted in tokens.
+
+The write port puts a token for each tile, the read port for each operation; each operation waits for a number of tokens
+of the other port before it begins (`isa/overlays/xnn2/ports.py`). This counts them: a read comes behind the last writes
+of what it reads, a write behind the last reads of what it overwrites. What waits, waits for operations that were added
+before it, so a program cannot deadlock by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+SLACK = 24
+"""Tokens of each stream that are taken only when they must be; more are taken with the next operation, so that the
+stream never fills."""
+
+
+@dataclass
+class Slots:
+    """Tokens of one memory. Writes and reads must be added in an order in which they could be executed one by one."""
+
+    written: int = 0
+    """Tiles that were written so far."""
+    reads: int = 0
+    """Operations of the read port so far."""
+    writer_waited: int = 0
+    reader_waited: int = 0
+    _written: dict[int, int] = field(default_factory=dict)
+    _read: dict[int, int] = field(default_factory=dict)
+
+    def write(self, slots: Iterable[int | tuple[int, ...]]) -> int:
+        """Add an operation that writes a tile to each of these slots, or to several. Returns the reads that it waits
+        for."""
+        tiles = [(s,) if isinstance(s, int) else s for s in slots]
+        need = max((self._read.get(s, 0) for tile in tiles for s in tile), default=0)
+        wait = max(need, self.reads - SLACK) - self.writer_waited
+        wait = max(wait, 0)
+        self.writer_waited += wait
+        for tile in tiles:
+            self.written += 1
+            for s in tile:
+                self._written[s] = self.written
+        return wait
+
+    @property
+    def unread(self) -> int:
+        """Tokens of tiles that no operation of the read port has taken."""
+        return self.written - self.reader_waited
+
+    @property
+    def unwaited(self) -> int:
+        """Tokens of operations of the read port that the write port has not taken."""
+        return self.reads - self.writer_waited
+
+    def needs(self, slots: Iterable[int]) -> int:
+        """The tiles that a read of these slots would have to wait for."""
+        return max(max((self._written.get(s, 0) for s in slots), default=0) - self.reader_waited, 0)
+
+    def read(self, slots: Iterable[int]) -> int:
+        """Add an operation that reads these slots. Returns the tiles that it waits for."""
+        slots = list(slots)
+        wait = max(self.needs(slots), self.written - SLACK - self.reader_waited)
+        self.reader_waited += wait
+        self.reads += 1
+        for s in slots:
+            self._read[s] = self.reads
+        return wait
+
+    def reread(self, slots: Iterable[int]) -> bool:
+        """Whether a further read of these slots can be part of the last operation of the read port, which read the same
+        ones: nothing was written to them since, and few tokens have to be taken."""
+        few = self.written - self.reader_waited <= SLACK
+        return few and self.needs(slots) == 0 and all(self._read.get(s) == self.reads for s in slots)
