@@ -300,6 +300,8 @@ class _Planner:
         self.ops = operations
         self.inputs, self.outputs, self.cut = inputs, outputs, cut
         self.stored = set(inputs) | outputs
+        self.prefer = 0
+        """The bank to load into if both are free."""
         self.last: dict[str, int] = {}
         for i, op in enumerate(operations):
             for operand in (op.x, op.residual):
@@ -337,7 +339,7 @@ class _Planner:
         self.stored.add(name)
         free = [b for b in range(2) if banks[b] is None or banks[b] not in keep]
         # rather what is not needed any more
-        bank = min(free, key=lambda b: (banks[b] is not None, b))
+        bank = min(free, key=lambda b: (banks[b] is not None, b != self.prefer))
         banks[bank] = name
         steps.append(Load(name, bank))
         return bank
@@ -628,9 +630,7 @@ class Lowering:
         plans: list[tuple[Panel, list[Step]]] = []
         for panel, section in visits:
             if panel is not before:
-                # where the last operation leaves room
-                free = self._free(plans)
-                banks = [None, None] if free == 0 else ["", None]
+                planner.prefer, banks = self._free(plans), [None, None]
             plans.append((panel, planner.plan(section, banks)))
             before = panel
         brought = False
