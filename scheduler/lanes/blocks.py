@@ -15,11 +15,13 @@ BLOCK = TILE_SIZE // 2
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight in LPDDR or an activation in DDR, in blocks: `rows` x `columns` tiles from `addr` on."""
+    """An activation or a weight, in blocks: `rows` x `columns` tiles from `addr` on. ddr: a weight lies in DDR, not in
+    LPDDR."""
 
     addr: int
     rows: int
     columns: int
+    ddr: bool = False
 
     def at(self, row: int, column: int) -> int:
         """The address of a tile, which is contiguous."""
@@ -62,19 +64,16 @@ class HeadOps:
 
 @dataclass(frozen=True)
 class Product:
-    """A product with a weight. gate: the columns of the weight are pairs of tiles: one of the gate, and one that it
-    multiplies."""
+    """A product with a weight of `rows` tiles of K, for `columns` column tiles of its result. weights: of each half of
+    the columns. gate: for each column tile there is a pair of tiles: one of the gate, and one that it multiplies."""
 
-    weight: Matrix
+    weights: tuple[Matrix, ...]
+    rows: int
+    columns: int
     vectors: Vectors | None = None
     activation: int = IDENTITY
     gate: bool = False
     head: HeadOps | None = None
-
-    @property
-    def columns(self) -> int:
-        """Column tiles of the result."""
-        return self.weight.columns // (1 + self.gate)
 
 
 @dataclass(frozen=True)

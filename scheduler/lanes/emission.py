@@ -17,7 +17,7 @@ from ...isa.overlays.xnn2.mme import Mme
 from ...isa.overlays.xnn2.off_chip import DDR_PEERS, DDR_SINKS, Ddr, Lpddr, Weight
 from ...isa.overlays.xnn2.operands import FROM_DDR, KV, LANES, KvIn, KvOut, W
 from ...isa.overlays.xnn2.results import C, Post, ResultTarget, Soft
-from ...isa.overlays.xnn2.rows import RowSource, RowTarget, XIn, XOut, XStore
+from ...isa.overlays.xnn2.rows import COLUMNS, RowSource, RowTarget, XIn, XOut, XStore
 from ...isa.overlays.xnn2.scratch import TIn, TileSource, TileTarget, TOut
 from ...isa.program import KernelPatch
 from .blocks import TILE, Mask, RowNorm, RowTile
@@ -87,16 +87,16 @@ class Emission:
     # -- lanes
 
     def send_rows(
-        self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: RowNorm | None = None, share: bool = False
+        self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: RowNorm | None = None
     ) -> None:
         """X sends consecutive slots."""
         fields = _norm(norm)
-        fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to), "share": int(share)}
+        fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to)}
         made = self.made[f"XOut{lane}"]
         book = self.x[lane]
-        if made and not share and book.reread(slots):
+        if made and book.reread(slots):
             last = made[-1]
-            same = last.replace(times=1, wait=0, share=0) == XOut(**fields)
+            same = last.replace(times=1, wait=0) == XOut(**fields)
             if same and last.times < 255:
                 made[-1] = last.replace(times=last.times + 1)
                 return
@@ -131,11 +131,23 @@ class Emission:
             )
         )
 
-    def store_rows(self, lane: int, slots: Sequence[int], norm: RowNorm | None = None) -> None:
-        """X stores consecutive slots, when its last operation of the write port has ended."""
-        fields = _norm(norm)
-        self.made[f"XIn{lane}"][-1] = self.made[f"XIn{lane}"][-1].replace(store=1)
-        self.made[f"XStore{lane}"].append(XStore(slot=slots[0], tiles=len(slots), wait=1, **fields))
+    def join_statistics(self, lane: int, bank: int, *, empty: bool) -> None:
+        """X joins the statistics of a bank with those of the other lane of its pair. empty: it has none of its own."""
+        slots = range(bank * COLUMNS, (bank + 1) * COLUMNS)
+        wait = self.x[lane].read(slots)
+        self.made[f"XOut{lane}"].append(XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
+
+    def store_rows(
+        self, lane: int, slots: Sequence[int], norm: RowNorm | None = None, *, joined: bool = False
+    ) -> None:
+        """X stores consecutive slots, when its last operation of the write port has ended. joined: when the read port has
+        joined statistics as well."""
+        made = self.made[f"XIn{lane}"]
+        if joined:
+            made.append(XIn(wait=self.x[lane].after_reads(), store=1))
+        else:
+            made[-1] = made[-1].replace(store=1)
+        self.made[f"XStore{lane}"].append(XStore(slot=slots[0], tiles=len(slots), wait=1, **_norm(norm)))
         self.stores[lane].append(slots)
 
     def send_tiles(

@@ -43,6 +43,12 @@ class Slots:
                 self._written[s] = self.written
         return wait
 
+    def after_reads(self) -> int:
+        """Add an operation that writes nothing. Returns the reads that it waits for: all so far."""
+        wait = self.reads - self.writer_waited
+        self.writer_waited = self.reads
+        return wait
+
     @property
     def unread(self) -> int:
         """Tokens of tiles that no operation of the read port has taken."""

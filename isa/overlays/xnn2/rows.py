@@ -46,6 +46,8 @@ class RowTarget(IntEnum):
     """Both MMEs of its pair."""
     RESULT = 2
     """C of its lane, which adds it as a residual."""
+    OTHER = 3
+    """The MME of the other lane of its pair."""
 
 
 class XIn(Record, words=2):
@@ -68,11 +70,11 @@ class XOut(Record, words=2):
     slot: int = bits(0, 0, 4, "first slot; a bank is 8 column tiles")
     tiles: int = bits(0, 4, 4, "tiles to send")
     times: int = bits(0, 8, 8, "how often all are sent", default=1)
-    to: int = bits(0, 16, 2, "to the MME of the lane, both MMEs of the pair, C")
+    to: int = bits(0, 16, 2, "to the MME of the lane, both MMEs of the pair, C, the MME of the other lane")
     normalise: int = bits(0, 18, 1, "each row becomes (x - mean) / sqrt(variance + eps)")
     rms: int = bits(0, 19, 1, "without mean, by the mean square")
-    share: int = bits(0, 20, 1, "join the statistics with those of the other lane of the pair first")
-    wait: int = bits(0, 21, 7, "tiles of the write port to wait for before the first")
+    share: int = bits(0, 20, 2, "join statistics with the other lane of the pair first: 0 no, 1 yes, 2 without own ones")
+    wait: int = bits(0, 22, 7, "tiles of the write port to wait for before the first")
     eps: float = bits(1, 0, 32, "added to the variance", default=1e-5, real=True)
 
 
@@ -186,6 +188,7 @@ class XOutUnit(ReadPort):
             RowTarget.LANE: (own,),
             RowTarget.PAIR: (own, pair),
             RowTarget.RESULT: (self.sink(f"C{spec.index}"),),
+            RowTarget.OTHER: (pair,),
         }
         self.to_other, self.from_other = self.sink(f"XOut{other}", "norm"), self.source(f"XOut{other}", "norm")
 
@@ -203,14 +206,17 @@ class XOutUnit(ReadPort):
         """Exchange statistics with the other lane of the pair."""
         bank = uop.slot // COLUMNS
 
+        def kept() -> tuple[Any, Array, Array]:
+            of = Statistics() if uop.share > 1 else self.writer.statistics[bank]
+            return of.count, of.mean, of.squares
+
         def own() -> tuple[Any]:
-            kept = self.writer.statistics[bank]
-            return ((kept.count, kept.mean, kept.squares),)
+            return (kept(),)
 
         def join(other: Any) -> None:
             # both lanes join the even one's first, so that they get the same numbers
-            kept, made = self.writer.statistics[bank], Statistics()
-            parts = [(kept.count, kept.mean, kept.squares), other]
+            made = Statistics()
+            parts = [kept(), other]
             for part in parts if not self.index & 1 else parts[::-1]:
                 made.join(*part)
             self.writer.statistics[bank] = made
