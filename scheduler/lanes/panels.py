@@ -30,8 +30,8 @@ HIDDEN = (4, 16)
 HIDDEN_SLOTS = 3
 """First slot, and number, of activated tiles in T of an even and an odd lane."""
 KV_SLOTS = 12
-PIECE = 8
-"""Most tiles of weights that DDR loads at once."""
+PIECE = 2
+"""Most tiles of weights that DDR loads at once: W1 has room for them whenever it waits for one."""
 EMPTY: Iterator[None] = iter(())
 
 

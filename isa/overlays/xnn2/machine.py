@@ -127,7 +127,7 @@ def _streams() -> tuple[Stream, ...]:
         out.append(Stream(source, sink, depth * BLOCK_WORDS, token=BLOCK_TOKEN))
 
     for sink in DDR_SINKS:
-        blocks("DDR", sink, 4 if sink == "W1" else 1)
+        blocks("DDR", sink, 8 if sink == "W1" else 1)
     for source in DDR_SOURCES:
         blocks(source, "DDR")
     for i in range(2):
