@@ -23,7 +23,7 @@ from ...isa.overlays.xnn2.rows import COLUMNS
 from ...isa.program import Buffer, Role, UnpackedProgram
 from ..chain import parameters_of
 from ..dram import Lowered, Weights
-from ..graph import Activation, Array, AttentionLayer, Gemm, LayerGraph, Norm, Output
+from ..graph import Activation, Array, AttentionLayer, Gemm, LayerGraph, Norm, Output, Rotary
 from ..memory import Columns, lay_out_heads, plain
 from ..room import check_room
 from ..schedule import Interleave, Schedule
@@ -107,6 +107,13 @@ class Sum(Operation):
     gemm: Gemm
 
 
+@dataclass(frozen=True, eq=False)
+class Copy(Operation):
+    """x * scale, in the other bank."""
+
+    gemm: Gemm
+
+
 def row_norm(norm: Norm | None) -> RowNorm | None:
     """The norm that a read port of X applies."""
     return None if norm is None else RowNorm(norm.eps, norm.rms)
@@ -138,10 +145,8 @@ class _Matched:
                 taken.add(out[-1].y)
             elif layer.y in taken or self._feeds_attention(layer) or self._is_up(layer):
                 continue
-            elif self._is_view(layer):
+            elif self._is_view(layer) and self.operand(str(layer.residual)).norm is None:
                 raw = self.operand(str(layer.residual))
-                if raw.norm is not None:
-                    raise UnsupportedError(f"{layer.place}: a norm of what a norm made")
                 self.views[layer.y] = Operand(raw.name, row_norm(layer.norm))
             else:
                 found = self._other(layer)
@@ -246,7 +251,10 @@ class _Matched:
                 raise UnsupportedError(f"{layer.place}: a sum whose first addend is normalised")
             return Sum(layer.y, x, self._residual(layer), (layer,), layer)
         if not layer.multiplies:
-            raise UnsupportedError(f"{layer.place}: a pass over one activation that is no norm alone")
+            if layer.activation is not None or layer.in_heads:
+                raise UnsupportedError(f"{layer.place}: a pass over one activation that is no norm")
+            x = self.operand(str(layer.residual), layer.residual_norm)
+            return Copy(layer.y, x, None, (layer,), layer)
         up = self.made.get(layer.x)
         if isinstance(up, Gemm) and self._is_up(up):
             return Feed(layer.y, self.operand(up.x, up.x_norm), self._residual(layer), (up, layer), up, layer)
@@ -551,26 +559,27 @@ class Lowering:
         """The tables of a rotation, one for each row tile of the longest sequence. Returns the address of the first."""
         rotary = gemm.rotary
         assert rotary is not None
-        own, partner = np.asarray(rotary.own), np.asarray(rotary.partner)
-        pairs = own[:, 0::2], own[:, 1::2], partner[:, 0::2], partner[:, 1::2]
-        if own.shape[1] % 2 or not (np.array_equal(pairs[0], pairs[1]) and np.array_equal(pairs[2], -pairs[3])):
-            raise UnsupportedError(f"{gemm.place}: a rotation that is none of pairs of columns")
         key = f"{rotary.key} {pitch}"
         if key not in self.tables:
             tiles = max(self.sequences.tiles(s) for s in range(len(self.sequences.rows)))
+            made = _rotation(rotary)
+            if made is None:
+                raise UnsupportedError(f"{gemm.place}: a rotation that is none of pairs of columns")
+            cos, sin, gains = made
 
             def stored() -> Array:
-                out = np.zeros((tiles * TILE, TILE), np.float32)
-                half = own.shape[1] // 2
-                rows = tiles * TILE if len(own) == 1 else min(len(own), tiles * TILE)
-                out[:, : pitch // 2] = 1
-                out[:rows, :half] = pairs[0][:rows]
-                out[:rows, pitch // 2 : pitch // 2 + half] = pairs[3][:rows]
+                out = np.zeros((tiles, TILE + 1, TILE), np.float32)
+                half = cos.shape[1]
+                for i in range(tiles):
+                    rows = np.minimum(np.arange(i * TILE, (i + 1) * TILE), len(cos) - 1)
+                    out[i, :TILE, :half] = cos[rows]
+                    out[i, :TILE, pitch // 2 : pitch // 2 + half] = sin[rows]
+                    for first in range(0, TILE, pitch):
+                        out[i, TILE, first : first + len(gains)] = gains
                 return out
 
-            self.tables[key] = self._weight(
-                f"{gemm.path}.rotary", "lpddr", (tiles * TILE, TILE), Layout.LINEAR, stored
-            )
+            size = tiles * (TILE + 1) * TILE
+            self.tables[key] = self._weight(f"{gemm.path}.rotary", "lpddr", (size,), Layout.LINEAR, stored)
         return self.tables[key]
 
     def _matrix(self, name: str) -> Matrix:
@@ -713,6 +722,9 @@ class Lowering:
         elif isinstance(op, Feed):
             up, down = self._product(op.up), self._product(op.down)
             rows.feed_forward(panel, up, down, bank, op.x.norm, residual, width, beside, behind)
+        elif isinstance(op, Copy):
+            columns = self.columns[op.y].stored // TILE
+            rows.copy(panel, columns, Residual(bank, op.x.norm), self._scale(op.gemm), width)
         elif isinstance(op, Sum):
             assert residual is not None
             rows.add(panel, self.columns[op.y].stored // TILE, bank, residual, self._scale(op.gemm), width)
@@ -762,6 +774,28 @@ class Lowering:
             patches=patches,
         )
         return Lowered(kernels, Weights(self.weights), ordered.run, ordered.starts)
+
+
+def _rotation(rotary: Rotary) -> tuple[Array, Array, Array] | None:
+    """A rotation as cosines and sines of pairs of columns, (rows, pairs), and gains that multiply the columns before:
+    own[a] = cos * gain[a], partner[b] = sin * gain[a], own[b] = cos * gain[b], partner[a] = -sin * gain[b]. None if it is
+    none."""
+    own, partner = np.asarray(rotary.own, np.float64), np.asarray(rotary.partner, np.float64)
+    if own.shape[1] % 2:
+        return None
+    a, b = own[:, 0::2], own[:, 1::2]
+    towards_b, towards_a = partner[:, 1::2], -partner[:, 0::2]
+    size = np.hypot(a, towards_b).mean(axis=0), np.hypot(b, towards_a).mean(axis=0)
+    by_a = size[0] >= size[1]
+    scale = np.where(by_a, size[0], size[1])
+    scale = np.where(scale > 0, scale, 1)
+    cos, sin = np.where(by_a, a, b) / scale, np.where(by_a, towards_b, towards_a) / scale
+    gain_a, gain_b = (a * cos + towards_b * sin).mean(axis=0), (b * cos + towards_a * sin).mean(axis=0)
+    gains = np.stack([gain_a, gain_b], axis=-1).reshape(-1)
+    again = np.stack([cos * gain_a, cos * gain_b, sin * gain_a, sin * gain_b])
+    if np.abs(again - np.stack([a, b, towards_b, towards_a])).max(initial=0) > 1e-6 * max(scale.max(initial=1), 1):
+        return None
+    return cos.astype(np.float32), sin.astype(np.float32), gains.astype(np.float32)
 
 
 def _placed(vector: npt.NDArray[np.floating], places: npt.NDArray[np.intp], columns: int) -> Array:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...base.errors import UnsupportedError
-from ...isa.overlays.xnn2.off_chip import Weight
+from ...isa.overlays.xnn2.off_chip import TABLE_SIZE, Weight
 from ...isa.overlays.xnn2.operands import KV, LANES
 from ...isa.overlays.xnn2.results import PostTarget, ResultTarget
 from ...isa.overlays.xnn2.rows import COLUMNS, RowSource, RowTarget
@@ -308,8 +308,8 @@ class Rows:
                         fields["rotate"] = 1
                         if self._table.get(lane) != (head.table, tile.at):
                             self._table[lane] = head.table, tile.at
-                            addr = head.table + tile.at * TILE_SIZE
-                            self.e.lpddr(Weight.TABLE, addr, TILE_SIZE, lanes=1 << lane)
+                            addr = head.table + tile.at * TABLE_SIZE
+                            self.e.lpddr(Weight.TABLE, addr, TABLE_SIZE, lanes=1 << lane)
                             fields["table"] = 1
                 self.e.post(lane, 1, to(lane), **fields)
 
@@ -345,7 +345,9 @@ class Rows:
                     )
                 self.weights(half, p.weights[half.number], k, 0, 1, len(columns))
         longest = len(parts[0])
-        for at, count in ((0, longest),) if beside is None else ((c, 1) for c in range(longest)):
+        # a residual is read before its place is written, tile by tile
+        whole = beside is None and not (first and residual is not None and residual.bank == bank)
+        for at, count in ((0, longest),) if whole else ((c, 1) for c in range(longest)):
             for row in range(len(panel.tiles)):
                 tile, slot = where(row)
                 counts = [min(max(len(columns) - at, 0), count) for columns in parts]
@@ -407,8 +409,15 @@ class Rows:
                 for lane in half.lanes:
                     self.take(lane, 1 - bank, (step,), starts[half.number], width)
 
-    def add(self, panel: Panel, columns: int, to: int, addend: Residual, scale: int | None, width: int) -> None:
-        """Add rows of the other bank to those of a bank. scale: address of the vectors that multiply them."""
+    def copy(self, panel: Panel, columns: int, source: Residual, scale: int | None, width: int) -> None:
+        """Rows of a bank times a scale, in the other bank. scale: address of the vectors; None multiplies by 1."""
+        self.add(panel, columns, 1 - source.bank, source, scale, width, begin=True)
+
+    def add(
+        self, panel: Panel, columns: int, to: int, addend: Residual, scale: int | None, width: int, *, begin: bool = False
+    ) -> None:
+        """Add rows of the other bank to those of a bank, or `begin` these with them. scale: address of the vectors that
+        multiply them; None multiplies by 1."""
         if addend.norm is not None:
             self._join(panel, addend.bank)
         for half, part in zip(self.mode.of_halves(panel), self.mode.split(columns), strict=True):
@@ -420,7 +429,7 @@ class Rows:
                 source = addend.bank * COLUMNS
                 self.e.send_rows(lane, range(source, source + len(part)), RowTarget.RESULT, norm=addend.norm)
                 self.e.result(lane, len(part), ResultTarget.ROWS, scale=scale is not None, residual=True, alone=True)
-                self.take(lane, to, range(len(part)), part.start, width, add=True)
+                self.take(lane, to, range(len(part)), part.start, width, add=not begin)
 
     # -- feed-forward
 

@@ -24,6 +24,9 @@ DDR_SOURCES = (*(f"XStore{i}" for i in range(LANES)), *(f"Post{i}" for i in rang
 DDR_PEERS = (*DDR_SINKS, *DDR_SOURCES)
 
 
+TABLE_SIZE = (TILE + 1) * TILE
+
+
 class Weight(IntEnum):
     """What LPDDR sends, and where to."""
 
@@ -32,7 +35,7 @@ class Weight(IntEnum):
     VECTOR = 2
     """To C of the selected lanes: vectors of a column tile, 128 elements each."""
     TABLE = 3
-    """To Post of the selected lanes: tiles of cosines and sines."""
+    """To Post of the selected lanes: 128 rows of cosines and sines, and a row of gains."""
 
 
 class Ddr(Record, words=4):
@@ -50,7 +53,7 @@ class Lpddr(Record, words=4):
     """Load weights or vectors from LPDDR, `chunks` pieces of `size` elements."""
 
     addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
-    size: int = bits(1, 0, 24, "float32 elements of one chunk: whole blocks, vectors of 128, or tables of 16384")
+    size: int = bits(1, 0, 24, "float32 elements of one chunk: whole blocks, vectors of 128, or tables of 16512")
     lanes: int = bits(1, 24, 6, "of vectors and tables: bit i selects lane i")
     to: int = bits(1, 30, 2, "W0, W1, vectors to C, tables to Post")
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
@@ -81,7 +84,7 @@ def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
     peers: tuple[str, ...] = (Weight(mop.to).name,)
     piece = BLOCK
     if mop.to in (Weight.VECTOR, Weight.TABLE):
-        kind, piece = ("C", TILE) if mop.to == Weight.VECTOR else ("Post", TILE * TILE)
+        kind, piece = ("C", TILE) if mop.to == Weight.VECTOR else ("Post", TABLE_SIZE)
         peers = tuple(f"{kind}{i}" for i in range(LANES) if mop.lanes >> i & 1)
     base = mop.addr + iteration * mop.reuse_stride
     for chunk in range(mop.chunks):
@@ -106,7 +109,7 @@ class OffChipUnit(Unit):
     def kernel(self, uop: Transfer) -> Steps:
         yield Step("offchip_uop")
         size, pieces = uop.piece, uop.size // uop.piece
-        words = size * BLOCK_WORDS // BLOCK if size >= BLOCK else size // BEAT
+        words = size // BEAT
         at = uop.addr * UNIT
 
         def fetch(n: int) -> tuple[Sequence[Array], ...]:

@@ -22,6 +22,9 @@ from .scratch import GROUPS, Ended, Weighted
 
 VECTOR_WORDS = TILE // BEAT
 """Words of the vector of a column tile."""
+TABLE_ROWS = TILE + 1
+TABLE_WORDS = TABLE_ROWS * TILE // BEAT
+"""Words of a table of Post."""
 IDENTITY = 4
 """The activation that changes nothing; the others are those of MemC on XNN."""
 
@@ -65,8 +68,8 @@ class Post(Record, words=2):
     to: int = bits(0, 8, 3, "T of the even lane of the pair, T of the odd lane, DDR, K0, K1, V0, V1")
     activation: int = bits(0, 11, 3, "as MemC's", default=IDENTITY)
     gate: int = bits(0, 14, 1, "take pairs of tiles: activation(first) * second")
-    table: int = bits(0, 15, 1, "take a tile of cosines and sines before")
-    rotate: int = bits(0, 16, 1, "rotate neighbouring columns by the table")
+    table: int = bits(0, 15, 1, "take a table before: 128 rows of cosines and sines, and a row of gains")
+    rotate: int = bits(0, 16, 1, "multiply columns by the gains, then rotate neighbouring ones by the table")
     heads: int = bits(0, 17, 1, "a tile has two heads of 64 columns, not one of 128")
     norm: int = bits(0, 18, 1, "normalise each head")
     rms: int = bits(0, 19, 1, "without mean")
@@ -141,7 +144,7 @@ class PostUnit(Unit):
     def kernel(self, uop: Post) -> Steps:
         sink = self.targets[uop.to]
         if uop.table:
-            yield Step("mem_word", BEATS, gets=(self.tables,), words=BEATS, do=self._keep_table)
+            yield Step("mem_word", TABLE_WORDS, gets=(self.tables,), words=TABLE_WORDS, do=self._keep_table)
         rate = "rotate_beat" if uop.rotate or uop.norm else "activation_beat" if uop.activation != IDENTITY else ""
         for _ in range(uop.tiles):
             taken: list[Any] = []
@@ -159,7 +162,7 @@ class PostUnit(Unit):
                 yield Step(rate or "mesh_beat", BEATS, puts=(sink,), do=lambda made=made: (made(),))
 
     def _keep_table(self, table: Any) -> None:
-        self.table = np.asarray(table).reshape(TILE, TILE)
+        self.table = np.asarray(table).reshape(TABLE_ROWS, TILE)
 
     def _made(self, uop: Post, taken: list[Any]) -> Array:
         tile = taken[0]
@@ -169,9 +172,9 @@ class PostUnit(Unit):
             tile = HeadNorm(uop.columns, uop.eps, bool(uop.rms)).apply(heads).reshape(TILE, TILE)
         if uop.rotate:
             # the first half of the columns of a head in the table are cosines, the second half sines
-            pairs = tile.reshape(TILE, TILE // width, width // 2, 2)
-            cos = self.table[:, None, : width // 2]
-            sin = self.table[:, None, width // 2 : width]
+            pairs = (tile * self.table[TILE]).reshape(TILE, TILE // width, width // 2, 2)
+            cos = self.table[:TILE, None, : width // 2]
+            sin = self.table[:TILE, None, width // 2 : width]
             a, b = pairs[..., 0], pairs[..., 1]
             tile = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(TILE, TILE)
         tile = activation(tile, uop.activation)

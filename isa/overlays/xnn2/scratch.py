@@ -63,7 +63,8 @@ class TileTarget(IntEnum):
 
 
 class Part(IntEnum):
-    """What of a slot is written or sent: all, or 64 columns, which travel as the first ones of a tile."""
+    """What of a slot is written or sent: all, or 64 columns, which travel as the first ones of a tile. Writing the left
+    ones makes the right ones 0."""
 
     WHOLE = 0
     LEFT = 1
@@ -76,7 +77,7 @@ class TIn(Record, words=1):
     slot: int = bits(0, 0, 5, "first slot")
     tiles: int = bits(0, 5, 5, "tiles to take")
     source: int = bits(0, 10, 2, "Post of the even or the odd lane of the pair, Softmax, DDR")
-    part: int = bits(0, 12, 2, "0 whole, 1 left half, 2 right half of the slots")
+    part: int = bits(0, 12, 2, "0 whole, 1 left half (the right one becomes 0), 2 right half of the slots")
     wait: int = bits(0, 14, 6, "operations of the read port to wait for")
 
 
@@ -131,8 +132,8 @@ class TInUnit(WritePort):
     def _keep(self, uop: TIn, i: int, tile: Any) -> None:
         slot = uop.slot + i
         if uop.part != Part.WHOLE:
-            whole = self.slots[slot].copy()
             at = HALF * (uop.part - 1)
+            whole = self.slots[slot].copy() if at else np.zeros((TILE, TILE), np.float32)
             whole[:, at : at + HALF] = tile[:, :HALF]
             tile = whole
         self.slots[slot] = tile
