@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..base.finding import Finding
     from ..machine.resources import Cost, Deviation, Device, Need
     from .expansion import Expansion
-    from .patterns import Patterns, RowLanes
+    from .lanes import RowLanes
+    from .patterns import Patterns
     from .work import Emit
 
 

@@ -74,14 +74,3 @@ class Patterns:
 
     grid: ProductGrid
     attention: AttentionPipeline | None
-
-
-@dataclass(frozen=True)
-class RowLanes:
-    """Lanes that keep the rows of a panel on chip, each with a product unit of its own (overlay `xnn2`).
-
-    weights, activations: the banks that hold them.
-    """
-
-    weights: str
-    activations: str

@@ -6,11 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...isa.overlays.xnn2.results import IDENTITY
+from ...isa.lanes import HeadFunctions
 
 TILE = 128
 TILE_SIZE = TILE * TILE
 BLOCK = TILE_SIZE // 2
+TABLE_SIZE = (TILE + 1) * TILE
+"""Elements of the table of a row tile: cosines and sines of each row, and gains of the columns."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,10 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class RowNorm:
-    """A norm of rows, applied as they are sent."""
-
-    eps: float
-    rms: bool = False
-
-
-@dataclass(frozen=True)
 class HeadOps:
-    """What Post does to the heads of a projection: a norm over `columns` of them (0: none), and a rotation by the
-    tables of row tiles of a sequence, which begin at `table`."""
+    """What is applied to the heads of a projection. table: address of the tables of row tiles of a sequence."""
 
-    pitch: int
-    columns: int = 0
-    eps: float = 0.0
-    rms: bool = False
+    functions: HeadFunctions
     table: int | None = None
 
 
@@ -71,7 +61,7 @@ class Product:
     rows: int
     columns: int
     vectors: Vectors | None = None
-    activation: int = IDENTITY
+    activation: str | None = None
     gate: bool = False
     head: HeadOps | None = None
 
@@ -143,9 +133,7 @@ class Sequences:
     @cached_property
     def all(self) -> tuple[RowTile, ...]:
         """All row tiles."""
-        return tuple(
-            RowTile(s, i, self.starts[s] + i) for s in range(len(self.rows)) for i in range(self.tiles(s))
-        )
+        return tuple(RowTile(s, i, self.starts[s] + i) for s in range(len(self.rows)) for i in range(self.tiles(s)))
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,30 @@
 """From a network to the instructions of an overlay of row lanes.
 
-The layers become operations on the rows of a panel: attention with its projections, two products with functions between
-them, single products, sums. What an operation computes stays in X; what a later one needs and X no longer has is stored.
-A panel runs through all operations, or, where its rows attend to rows of other panels, up to the next attention: keys
-and values of all these panels are stored first.
+The layers become operations on the rows of a panel (`operations`). What one computes stays in X; what a later one needs
+and X no longer has is stored (`plan`). A panel goes through all operations, or, where its rows attend to rows of other
+panels, up to the next attention: keys and values of all these panels are stored first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import ScheduleError, UnsupportedError
+from ...isa.lanes import HeadFunctions
 from ...isa.layout import Layout, block, padded
 from ...isa.overlay import Overlay
-from ...isa.overlays.xnn2.results import IDENTITY
-from ...isa.overlays.xnn2.rows import COLUMNS
 from ...isa.program import Buffer, Role, UnpackedProgram
 from ..chain import parameters_of
 from ..dram import Lowered, Weights
-from ..graph import Activation, Array, AttentionLayer, Gemm, LayerGraph, Norm, Output, Rotary
+from ..graph import Array, Gemm, LayerGraph, Output, Rotary
 from ..memory import Columns, lay_out_heads, plain
 from ..room import check_room
 from ..schedule import Interleave, Schedule
+from . import attend as rounds
 from .blocks import (
     TILE,
     TILE_SIZE,
@@ -36,354 +34,13 @@ from .blocks import (
     Matrix,
     Panel,
     Product,
-    RowNorm,
     Sequences,
     Vectors,
 )
-from .emission import Emission
+from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum
 from .order import order_ddr
-from .panels import EMPTY, P3, R6, Mode, Residual, Rows, panels_of, shared
-
-ACTIVATIONS = {
-    None: IDENTITY,
-    Activation.GELU_TANH: 0,
-    Activation.GELU_ERF: 1,
-    Activation.RELU: 2,
-    Activation.SILU: 3,
-}
-
-
-# -- operations -------------------------------------------------------------------------------------------------------
-
-
-class Operand(NamedTuple):
-    """An activation as an operation reads it: what is kept, and the norm that it is sent with."""
-
-    name: str
-    norm: RowNorm | None
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """One operation of a panel. y: what it computes. x, residual: what it reads. layers: that it computes."""
-
-    y: str
-    x: Operand
-    residual: Operand | None
-    layers: tuple[Gemm | AttentionLayer, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Attend(Operation):
-    """attention(x) @ out + residual."""
-
-    attention: AttentionLayer
-    q: Gemm
-    k: Gemm
-    v: Gemm
-    out: Gemm
-
-
-@dataclass(frozen=True, eq=False)
-class Feed(Operation):
-    """functions(x @ up) @ down + residual."""
-
-    up: Gemm
-    down: Gemm
-
-
-@dataclass(frozen=True, eq=False)
-class Multiply(Operation):
-    """functions(x @ weight) + residual. stays: the result stays on chip; otherwise it goes to DDR."""
-
-    gemm: Gemm
-    stays: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Sum(Operation):
-    """x + residual * scale, in place of x."""
-
-    gemm: Gemm
-
-
-@dataclass(frozen=True, eq=False)
-class Copy(Operation):
-    """x * scale, in the other bank."""
-
-    gemm: Gemm
-
-
-def row_norm(norm: Norm | None) -> RowNorm | None:
-    """The norm that a read port of X applies."""
-    return None if norm is None else RowNorm(norm.eps, norm.rms)
-
-
-class _Matched:
-    """The operations of a network."""
-
-    def __init__(self, network: LayerGraph, mode: Mode) -> None:
-        self.net, self.mode = network, mode
-        self.made = {layer.y: layer for layer in network.layers}
-        self.readers: dict[str, list[Gemm | AttentionLayer]] = {}
-        for layer in network.layers:
-            for name in layer.operands:
-                self.readers.setdefault(name, []).append(layer)
-        self.outputs = {o.name for o in network.outputs}
-        self.views: dict[str, Operand] = {}
-        """Activations that are the norm of another one."""
-        self.norms: dict[str, RowNorm | None] = {}
-        """The norm with which each activation is sent that is computed here."""
-
-    def operations(self) -> list[Operation]:
-        """All operations, in execution order."""
-        out: list[Operation] = []
-        taken: set[str] = set()
-        for layer in self.net.layers:
-            if isinstance(layer, AttentionLayer):
-                out.append(self._attend(layer))
-                taken.add(out[-1].y)
-            elif layer.y in taken or self._feeds_attention(layer) or self._is_up(layer):
-                continue
-            elif self._is_view(layer) and self.operand(str(layer.residual)).norm is None:
-                raw = self.operand(str(layer.residual))
-                self.views[layer.y] = Operand(raw.name, row_norm(layer.norm))
-            else:
-                found = self._other(layer)
-                taken.add(found.y)
-                out.append(found)
-            if out:
-                self._note(out[-1])
-        return out
-
-    def _note(self, op: Operation) -> None:
-        last = op.layers[-1]
-        self.norms[op.y] = row_norm(last.norm) if isinstance(last, Gemm) and not last.in_heads else None
-
-    def operand(self, name: str, norm: Norm | None = None) -> Operand:
-        """How an activation is read. norm: that the layer itself applies to it."""
-        if name in self.views:
-            found = self.views[name]
-        else:
-            found = Operand(name, self.norms.get(name))
-        if norm is not None:
-            if found.norm is not None:
-                raise UnsupportedError(f"{name}: a norm of what a norm made")
-            found = Operand(found.name, row_norm(norm))
-        return found
-
-    def _only(self, name: str) -> Gemm | AttentionLayer | None:
-        """The only layer that reads an activation that is no output; None if there are others."""
-        readers = self.readers.get(name, [])
-        return readers[0] if len(readers) == 1 and name not in self.outputs else None
-
-    def _is_view(self, layer: Gemm) -> bool:
-        """Whether a layer does nothing but a norm over one activation, which only operations on chip read."""
-        scale = layer.residual_scale
-        return (
-            not layer.multiplies
-            and not layer.is_sum
-            and layer.norm is not None
-            and layer.activation is None
-            and layer.residual_norm is None
-            and (scale is None or bool(np.all(scale == 1)))
-            and layer.y not in self.outputs
-        )
-
-    def _feeds_attention(self, layer: Gemm) -> bool:
-        reader = self._only(layer.y)
-        return isinstance(reader, AttentionLayer) and layer.y in (reader.q, reader.k, reader.v)
-
-    def _is_up(self, layer: Gemm) -> bool:
-        """Whether a product is only read by another product, and can be computed with it."""
-        reader = self._only(layer.y)
-        return (
-            isinstance(reader, Gemm)
-            and reader.multiplies
-            and reader.x == layer.y
-            and reader.residual != layer.y
-            and reader.x_norm is None
-            and layer.multiplies
-            and layer.residual is None
-            and layer.norm is None
-            and not layer.in_heads
-            and self._is_slice(reader)
-            and layer.x not in (reader.y,)
-        )
-
-    def _is_slice(self, gemm: Gemm) -> bool:
-        """Whether slices of K can be added up in X: nothing but a norm is applied to the sum."""
-        return (
-            gemm.multiplies
-            and gemm.activation is None
-            and not gemm.gated
-            and not gemm.in_heads
-            and padded(gemm.width, TILE) // TILE <= self.mode.columns
-        )
-
-    def _attend(self, a: AttentionLayer) -> Attend:
-        products = [self.made.get(name) for name in (a.q, a.k, a.v)]
-        out = self._only(a.y)
-        for name, p in zip((a.q, a.k, a.v), products, strict=True):
-            if not isinstance(p, Gemm) or not self._feeds_attention(p) or p.residual is not None or p.activation:
-                raise UnsupportedError(
-                    f"{a.place}: {name} is not a product that only this attention reads; overlay xnn2 computes "
-                    "queries, keys and values beside the attention"
-                )
-        if not isinstance(out, Gemm) or out.x != a.y or not self._is_slice(out) or out.x_norm is not None:
-            raise UnsupportedError(f"{a.place}: no product of up to {self.mode.columns * TILE} columns reads its result alone")
-        q, k, v = (p for p in products if isinstance(p, Gemm))
-        x = self.operand(q.x, q.x_norm)
-        if any(self.operand(p.x, p.x_norm) != x for p in (k, v)):
-            raise UnsupportedError(f"{a.place}: queries, keys and values of different activations")
-        for what, given in (("a bias", a.bias is not None), ("a mask of numbers", a.mask is not None)):
-            if given:
-                raise UnsupportedError(f"{a.place}: {what} of scores; overlay xnn2 has masks of rows and columns only")
-        return Attend(out.y, x, self._residual(out), (q, k, v, a, out), a, q, k, v, out)
-
-    def _residual(self, gemm: Gemm) -> Operand | None:
-        return None if gemm.residual is None else self.operand(gemm.residual, gemm.residual_norm)
-
-    def _other(self, layer: Gemm) -> Operation:
-        if layer.is_sum:
-            x = self.operand(layer.x, layer.x_norm)
-            if x.norm is not None:
-                raise UnsupportedError(f"{layer.place}: a sum whose first addend is normalised")
-            return Sum(layer.y, x, self._residual(layer), (layer,), layer)
-        if not layer.multiplies:
-            if layer.activation is not None or layer.in_heads:
-                raise UnsupportedError(f"{layer.place}: a pass over one activation that is no norm")
-            x = self.operand(str(layer.residual), layer.residual_norm)
-            return Copy(layer.y, x, None, (layer,), layer)
-        up = self.made.get(layer.x)
-        if isinstance(up, Gemm) and self._is_up(up):
-            return Feed(layer.y, self.operand(up.x, up.x_norm), self._residual(layer), (up, layer), up, layer)
-        x = self.operand(layer.x, layer.x_norm)
-        stays = self._is_slice(layer)
-        if not stays and (layer.residual is not None or (layer.norm is not None and not layer.in_heads)):
-            raise UnsupportedError(
-                f"{layer.place}: a residual or a norm of {layer.width} columns; a bank of X has {COLUMNS * TILE} "
-                f"({COLUMNS * TILE * TILE * 4 >> 10} KiB), in {self.mode.halves} lanes"
-            )
-        return Multiply(layer.y, x, self._residual(layer), (layer,), layer, stays)
-
-
-# -- what a panel does ------------------------------------------------------------------------------------------------
-
-
-class Load(NamedTuple):
-    """Bring an activation into a bank of X."""
-
-    name: str
-    bank: int
-
-
-class Compute(NamedTuple):
-    """An operation. bank: of x. residual: bank of the residual. to: the bank of the result, None for DDR. stored:
-    whether the result is stored as well."""
-
-    op: Operation
-    bank: int
-    residual: int | None
-    to: int | None
-    stored: bool
-
-
-class Keys(NamedTuple):
-    """Keys and values of an attention, to DDR."""
-
-    op: Attend
-    bank: int
-
-
-Step = Load | Compute | Keys
-
-
-class _Planner:
-    """Which activation lies in which bank, and which ones have to be stored."""
-
-    def __init__(self, operations: Sequence[Operation], inputs: set[str], outputs: set[str], cut: bool) -> None:
-        self.ops = operations
-        self.inputs, self.outputs, self.cut = inputs, outputs, cut
-        self.stored = set(inputs) | outputs
-        self.prefer = 0
-        """The bank to load into if both are free."""
-        self.last: dict[str, int] = {}
-        for i, op in enumerate(operations):
-            for operand in (op.x, op.residual):
-                if operand is not None:
-                    self.last[operand.name] = i
-
-    def sections(self) -> list[list[Operation]]:
-        """The operations, cut in front of each attention."""
-        out: list[list[Operation]] = [[]]
-        for op in self.ops:
-            if self.cut and isinstance(op, Attend):
-                out.append([])
-            out[-1].append(op)
-        return out
-
-    def plan(self, section: int, banks: list[str | None]) -> list[Step]:
-        """The steps of a section. banks: what X holds when it begins; changed in place. Activations that must be stored
-        are added to `stored`."""
-        sections = self.sections()
-        ops = sections[section]
-        steps: list[Step] = []
-        for op in ops:
-            self._operation(op, banks, steps)
-        if self.cut and section + 1 < len(sections):
-            attend = sections[section + 1][0]
-            assert isinstance(attend, Attend)
-            bank = self._bring(attend.x.name, banks, steps, keep=())
-            steps.append(Keys(attend, bank))
-        return steps
-
-    def _bring(self, name: str, banks: list[str | None], steps: list[Step], keep: tuple[str, ...]) -> int:
-        """The bank of an activation, which is loaded if X does not have it."""
-        if name in banks:
-            return banks.index(name)
-        self.stored.add(name)
-        free = [b for b in range(2) if banks[b] is None or banks[b] not in keep]
-        # rather what is not needed any more
-        bank = min(free, key=lambda b: (banks[b] is not None, b != self.prefer))
-        banks[bank] = name
-        steps.append(Load(name, bank))
-        return bank
-
-    def _operation(self, op: Operation, banks: list[str | None], steps: list[Step]) -> None:
-        residual = None if op.residual is None else op.residual.name
-        x = op.x.name
-        for b in range(2):
-            if banks[b] is not None and self._ended(banks[b], op):
-                banks[b] = None
-        bank = self._bring(x, banks, steps, keep=tuple(n for n in (residual,) if n in banks))
-        to: int | None = 1 - bank
-        at: int | None = None
-        if isinstance(op, Sum):
-            to = bank
-        elif isinstance(op, Multiply) and not op.stays:
-            to = None
-        if residual is not None:
-            at = self._bring(residual, banks, steps, keep=(x,))
-        if to is None:
-            self.stored.add(op.y)
-        else:
-            lost = banks[to]
-            if lost is not None and self._needed(lost, op):
-                self.stored.add(lost)
-            banks[to] = op.y
-        steps.append(Compute(op, bank, at, to, op.y in self.stored))
-
-    def _ended(self, name: str | None, op: Operation) -> bool:
-        """Whether nothing from this operation on reads an activation."""
-        return self.last.get(str(name), -1) < self.ops.index(op)
-
-    def _needed(self, name: str, op: Operation) -> bool:
-        """Whether a later operation reads an activation."""
-        return self.last.get(name, -1) > self.ops.index(op)
-
-
-# -- lowering ---------------------------------------------------------------------------------------------------------
+from .panels import EMPTY, Mode, Residual, Rows, modes_of, panels_of, shared
+from .plan import Compute, Keys, Load, Planner, Step
 
 
 def columns_on(network: LayerGraph) -> dict[str, Columns]:
@@ -416,7 +73,7 @@ class Lowering:
             )
         self.net, self.overlay, self.mode = network, overlay, mode
         self.columns = columns_on(network)
-        matched = _Matched(network, mode)
+        matched = Matched(network, mode)
         self.ops = matched.operations()
         self.matched = matched
         for op in self.ops:
@@ -426,7 +83,8 @@ class Lowering:
         self.buffers: dict[str, Buffer] = {}
         self.weights: dict[str, Callable[[], Array]] = {}
         self.ends = dict.fromkeys(overlay.banks, 0)
-        self.emission = Emission()
+        assert overlay.lanes is not None
+        self.emission = overlay.lanes.work(overlay)
         self.rows = Rows(self.emission, self.sequences, mode)
         self.products: dict[int, Product] = {}
         self.tables: dict[str, int] = {}
@@ -463,9 +121,10 @@ class Lowering:
             tiles = self.columns[operand.name].stored // TILE
             if tiles > self.mode.columns:
                 lanes = self.mode.halves
+                needs, has = (n * TILE_SIZE * 4 >> 10 for n in (tiles, self.mode.columns))
                 raise UnsupportedError(
-                    f"{op.layers[0].place}: 128 rows of {tiles * TILE} columns need {tiles * TILE_SIZE * 4 >> 10} KiB; a "
-                    f"bank of X has {COLUMNS * TILE_SIZE * 4 >> 10} KiB, and {lanes} lane{'s' * (lanes > 1)} share rows"
+                    f"{op.layers[0].place}: 128 rows of {tiles * TILE} columns need {needs} KiB; a bank of X has {has} "
+                    f"KiB for them, in {lanes} lane{'s' * (lanes > 1)}"
                 )
         if isinstance(op, Attend):
             for p in (op.q, op.k, op.v):
@@ -533,22 +192,19 @@ class Lowering:
                 return np.stack([v.reshape(-1, TILE) for v in each], axis=1).reshape(-1)
 
             size = columns * (1 + scaled)
-            vectors = Vectors(
-                self._weight(f"{gemm.path}.bias", "lpddr", (size,), Layout.LINEAR, both), 1 + scaled
-            )
+            vectors = Vectors(self._weight(f"{gemm.path}.bias", "lpddr", (size,), Layout.LINEAR, both), 1 + scaled)
         head: HeadOps | None = None
         if gemm.in_heads:
-            head = HeadOps(y.pitch)
+            functions = HeadFunctions(y.pitch, rotate=gemm.rotary is not None)
             if gemm.norm is not None:
-                head = replace(head, columns=y.width, eps=gemm.norm.eps, rms=gemm.norm.rms)
-            if gemm.rotary is not None:
-                head = replace(head, table=self._table(gemm, y.pitch))
+                functions = replace(functions, columns=y.width, eps=gemm.norm.eps, rms=gemm.norm.rms)
+            head = HeadOps(functions, None if gemm.rotary is None else self._table(gemm, y.pitch))
         made = Product(
             tuple(matrices),
             rows // TILE,
             columns // TILE // (1 + gemm.gated),
             vectors,
-            ACTIVATIONS[gemm.activation],
+            None if gemm.activation is None else gemm.activation.value,
             gemm.gated,
             head,
         )
@@ -601,7 +257,7 @@ class Lowering:
         """Emit all panels, and order the accesses of DDR."""
         outputs = {o.name: o for o in self.net.outputs}
         cut = not self.on_chip
-        planner = _Planner(self.ops, set(self.net.inputs), set(outputs), cut)
+        planner = Planner(self.ops, set(self.net.inputs), set(outputs), cut)
         sections = len(planner.sections())
         while True:
             known = set(planner.stored)
@@ -639,12 +295,10 @@ class Lowering:
                 self._activation(p.y)
             stored = self._matrix(op.k.y), self._matrix(op.v.y)
         mask = Mask(a.causal, a.window, a.masked, a.left, a.softcap or 0.0)
-        products = (self._product(p) for p in (op.q, op.k, op.v))
-        return Attention(
-            *products, a.heads, a.kv_heads or a.heads, self.columns[a.q].pitch, mask, stored
-        )
+        q, k, v = (self._product(p) for p in (op.q, op.k, op.v))
+        return Attention(q, k, v, a.heads, a.kv_heads or a.heads, self.columns[a.q].pitch, mask, stored)
 
-    def _emit(self, planner: _Planner, visits: Sequence[tuple[Panel, int]]) -> None:
+    def _emit(self, planner: Planner, visits: Sequence[tuple[Panel, int]]) -> None:
         """Emit the visits of panels. The first load of a visit goes beside the last operation of the one before."""
         banks: list[str | None] = [None, None]
         before: Panel | None = None
@@ -656,15 +310,22 @@ class Lowering:
             before = panel
         brought = False
         for (panel, steps), after in zip(plans, [*plans[1:], None], strict=True):
+            with_next: Iterator[None] = EMPTY
             for number, step in enumerate(steps):
                 if isinstance(step, Load):
-                    if not brought:
-                        for _ in self._bring(panel, step):
-                            pass
+                    bringing = EMPTY if brought else self._bring(panel, step)
                     brought = False
+                    follows = steps[number + 1]
+                    if isinstance(follows, Compute) and isinstance(follows.op, Attend) and follows.bank != step.bank:
+                        with_next = bringing  # a residual, which is needed late
+                        continue
+                    for _ in bringing:
+                        pass
                     continue
-                beside, behind, is_last = EMPTY, EMPTY, number == len(steps) - 1
+                beside, behind = with_next, EMPTY
+                with_next = EMPTY
                 load = after[1][0] if after is not None and after[1] else None
+                is_last = number == len(steps) - 1
                 if is_last and after is not None and isinstance(load, Load) and load.bank == self._left(step):
                     beside, behind = self._early(after[0], load, step)
                     brought = True
@@ -718,7 +379,7 @@ class Lowering:
         width = self.columns[op.y].end
         if isinstance(op, Attend):
             out = self._product(op.out)
-            rows.attend(panel, self.kv[id(op)], out, bank, op.x.norm, residual, width)
+            rounds.Attend(rows, panel, self.kv[id(op)], out, bank, op.x.norm, residual, width, beside).emit()
         elif isinstance(op, Feed):
             up, down = self._product(op.up), self._product(op.down)
             rows.feed_forward(panel, up, down, bank, op.x.norm, residual, width, beside, behind)
@@ -778,8 +439,8 @@ class Lowering:
 
 def _rotation(rotary: Rotary) -> tuple[Array, Array, Array] | None:
     """A rotation as cosines and sines of pairs of columns, (rows, pairs), and gains that multiply the columns before:
-    own[a] = cos * gain[a], partner[b] = sin * gain[a], own[b] = cos * gain[b], partner[a] = -sin * gain[b]. None if it is
-    none."""
+    own[a] = cos * gain[a], partner[b] = sin * gain[a], own[b] = cos * gain[b], partner[a] = -sin * gain[b]. None if
+    it is none."""
     own, partner = np.asarray(rotary.own, np.float64), np.asarray(rotary.partner, np.float64)
     if own.shape[1] % 2:
         return None
@@ -807,18 +468,16 @@ def _placed(vector: npt.NDArray[np.floating], places: npt.NDArray[np.intp], colu
 def best(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowering:
     """The lowering in the mode that takes least time: a panel of P3 has half the rows, and takes half the time, of one
     of R6. Raises like `lower`."""
-    modes = sorted((R6, P3), key=lambda m: len(panels_of(Sequences(tuple(network.rows)), m.rows)) / m.halves)
+    assert overlay.lanes is not None
+    modes = modes_of(overlay.lanes)
+    sequences = Sequences(tuple(network.rows))
+    by_time = sorted(modes, key=lambda m: len(panels_of(sequences, m.rows)) / m.halves)
     try:
-        return Lowering(network, overlay, schedule, modes[0])
+        return Lowering(network, overlay, schedule, by_time[0])
     except UnsupportedError:
-        try:
-            return Lowering(network, overlay, schedule, modes[1])
-        except UnsupportedError as error:
-            if modes[1] is P3:  # it holds more columns
-                raise
-            first = error
-        Lowering(network, overlay, schedule, modes[0])
-        raise first from None
+        if by_time[0] is modes[-1]:  # it holds the widest rows
+            raise
+    return Lowering(network, overlay, schedule, modes[-1])
 
 
 def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:

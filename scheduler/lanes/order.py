@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...isa.fields import Record
+from ...isa.lanes import LaneWork
 from ...isa.overlay import Overlay
 from ...machine.fast_engine import run_traces
 from ...machine.jit import engine
@@ -18,7 +19,6 @@ from ...machine.traces import trace_workload
 from ..listing import Job, needs_of
 from ..pack import Starts, issued, starts_of
 from ..schedule import DramPolicy
-from .emission import Emission
 
 PATIENCE_US = 5.0
 """By how much a store may delay a load that somebody waits for."""
@@ -35,15 +35,15 @@ class Ordered:
 
 
 def order_ddr(
-    emission: Emission,
+    work: LaneWork,
     sequences: Mapping[str, Sequence[Record]],
     preloaded: Mapping[str, Sequence[Any]],
     overlay: Overlay,
 ) -> Ordered:
-    """Order the accesses of an emission. Raises `DeadlockError` if the program cannot end with any order."""
-    accesses = emission.accesses
+    """Order the accesses of a program. Raises `DeadlockError` if the program cannot end with any order."""
+    accesses = work.accesses
     uops, firsts = issued(overlay, sequences)
-    mops = emission.ddr_mops(accesses)
+    mops = work.moves(accesses)
     form = overlay.format_of("DDR")
     of_ddr = [list(form.uops(mop, 0)) for mop in mops]
     ends = np.cumsum([len(u) for u in of_ddr]).astype(np.int32)

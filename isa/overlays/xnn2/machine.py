@@ -17,13 +17,14 @@ from typing import Any
 from ....machine.description import Capability, Memory, Rate, Stream, UnitSpec
 from ....machine.resources import VC1902
 from ....machine.token_type import TokenType
+from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, Overlay, one_uop
-from ...patterns import RowLanes
 from ..xnn.tiles import BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import off_chip
+from .emission import Emission
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
 from .mme import Mme, MmeUnit, flops
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
@@ -93,7 +94,7 @@ def _units() -> tuple[UnitSpec, ...]:
     rows = Memory(TILE, TILE, slots=X_SLOTS)
     scratch = [Memory(TILE, TILE, slots=T_SLOTS[i & 1]) for i in range(LANES)]
     heads = Memory(TILE, TILE // 2, slots=KV_SLOTS)
-    sizes = {name: (TILE, TILE) for name in ("tile_rows", "tile_depth", "tile_columns")}
+    sizes = dict.fromkeys(("tile_rows", "tile_depth", "tile_columns"), (TILE, TILE))
     matmul = Capability("matmul", limits=sizes, rate="mme_tile_us", elements=TILE**3)
     half = {"tile_depth": (TILE // 2, TILE // 2)}, {"tile_columns": (TILE // 2, TILE // 2)}
     half_depth = Capability("matmul_half_depth", limits=half[0], rate="mme_k64_us", elements=TILE**3 // 2)
@@ -196,6 +197,6 @@ XNN2 = Overlay(
     legal=legal,
     transfer=transfer,
     flops=flops,
-    lanes=RowLanes("lpddr", "ddr"),
+    lanes=RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS, Emission),
     device=VC1902,
 )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ....machine.description import UnitSpec
-from ....machine.steps import Burst, Steps, Step
+from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...lanes import Weight
 from ...layout import BLOCK, UNIT
 from ...overlay import Transfer as BankAccess
-from ..xnn.tiles import BEAT, BLOCK_WORDS, TILE, Array
+from ..xnn.tiles import BEAT, TILE, Array
 from .operands import KV, LANES
 
 DDR_SINKS = ("TIn1", "TIn3", "TIn5", *(f"KvIn{i}" for i in range(KV)), "W1")
@@ -25,17 +25,6 @@ DDR_PEERS = (*DDR_SINKS, *DDR_SOURCES)
 
 
 TABLE_SIZE = (TILE + 1) * TILE
-
-
-class Weight(IntEnum):
-    """What LPDDR sends, and where to."""
-
-    W0 = 0
-    W1 = 1
-    VECTOR = 2
-    """To C of the selected lanes: vectors of a column tile, 128 elements each."""
-    TABLE = 3
-    """To Post of the selected lanes: 128 rows of cosines and sines, and a row of gains."""
 
 
 class Ddr(Record, words=4):

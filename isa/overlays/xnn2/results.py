@@ -4,7 +4,6 @@ probabilities."""
 from __future__ import annotations
 
 from collections.abc import Hashable
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...lanes import PostTarget
 from ..xnn.post_ops import HeadNorm, activation
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
 from .operands import KV
@@ -25,29 +25,10 @@ VECTOR_WORDS = TILE // BEAT
 TABLE_ROWS = TILE + 1
 TABLE_WORDS = TABLE_ROWS * TILE // BEAT
 """Words of a table of Post."""
-IDENTITY = 4
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
+"""By number, as MemC's on XNN."""
+IDENTITY = len(ACTIVATIONS)
 """The activation that changes nothing; the others are those of MemC on XNN."""
-
-
-class ResultTarget(IntEnum):
-    """Where C sends tiles to."""
-
-    POST = 0
-    ROWS = 1
-    """X of its lane."""
-    SOFTMAX = 2
-    """Softmax of its pair."""
-
-
-class PostTarget(IntEnum):
-    """Where Post sends tiles to."""
-
-    EVEN = 0
-    """T of the even lane of its pair."""
-    ODD = 1
-    DDR = 2
-    KV = 3
-    """K0 and those behind it."""
 
 
 class C(Record, words=1):

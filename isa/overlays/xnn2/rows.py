@@ -1,4 +1,4 @@
-"""X: the rows of a lane. Its write port adds up slices of K, and makes the statistics of rows; its read port normalises.
+"""X: the rows of a lane. Its write port adds up slices of K, and makes statistics of rows; its read port normalises.
 
 Statistics are mean and variance of each row, over the columns that were written since they were begun. Tiles are joined
 by the update of Chan, Golub and LeVeque (1979), so that no difference of large sums is taken.
@@ -7,7 +7,6 @@ by the update of Chan, Golub and LeVeque (1979), so that no difference of large 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -18,36 +17,13 @@ from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...lanes import RowSource, RowTarget
 from ..xnn.tiles import BEATS, TILE, Array
 from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, send
 
 COLUMNS = 8
 """Column tiles of a bank."""
 BANKS = 2
-
-
-class RowSource(IntEnum):
-    """Where X takes tiles from."""
-
-    RESULT = 0
-    """C of its lane."""
-    EVEN = 1
-    """T of the even lane of its pair."""
-    ODD = 2
-    """T of the odd lane of its pair."""
-
-
-class RowTarget(IntEnum):
-    """Where X sends tiles to."""
-
-    LANE = 0
-    """The MME of its lane."""
-    PAIR = 1
-    """Both MMEs of its pair."""
-    RESULT = 2
-    """C of its lane, which adds it as a residual."""
-    OTHER = 3
-    """The MME of the other lane of its pair."""
 
 
 class XIn(Record, words=2):
@@ -73,7 +49,9 @@ class XOut(Record, words=2):
     to: int = bits(0, 16, 2, "to the MME of the lane, both MMEs of the pair, C, the MME of the other lane")
     normalise: int = bits(0, 18, 1, "each row becomes (x - mean) / sqrt(variance + eps)")
     rms: int = bits(0, 19, 1, "without mean, by the mean square")
-    share: int = bits(0, 20, 2, "join statistics with the other lane of the pair first: 0 no, 1 yes, 2 without own ones")
+    share: int = bits(
+        0, 20, 2, "join statistics with the other lane of the pair first: 0 no, 1 yes, 2 without own ones"
+    )
     wait: int = bits(0, 22, 7, "tiles of the write port to wait for before the first")
     eps: float = bits(1, 0, 32, "added to the variance", default=1e-5, real=True)
 
@@ -104,7 +82,7 @@ class Statistics:
             share = np.float32(count) / total
             d = mean - self.mean
             self.mean = self.mean + d * share
-            self.squares = self.squares + squares + d * d * (self.count * share)
+            self.squares = np.asarray(self.squares + squares + d * d * (self.count * share), np.float32)
         self.count = total
 
     def add(self, tile: Array) -> None:

@@ -1,15 +1,14 @@
 """T: the tiles of a lane that live for a short time: queries, probabilities, results of heads, of activations, and rows
 that are on their way to X.
 
-T of an odd lane has more slots than that of an even one, and takes probabilities from Softmax. These come by the running
-maximum of their rows: each group of 32 columns with the maximum up to there. The read port multiplies by
+T of an odd lane has more slots than that of an even one, and takes probabilities from Softmax. These come by the
+running maximum of their rows: each group of 32 columns with the maximum up to there. The read port multiplies by
 exp(maximum there - last maximum) / sum as it sends them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from ....machine.description import UnitSpec
 from ....machine.steps import Step, Steps
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...lanes import Part, TileSource, TileTarget
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
 from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, send
 
@@ -39,36 +39,6 @@ class Ended(NamedTuple):
 
     top: Array
     total: Array
-
-
-class TileSource(IntEnum):
-    """Where T takes tiles from."""
-
-    EVEN = 0
-    """Post of the even lane of its pair."""
-    ODD = 1
-    """Post of the odd lane of its pair."""
-    SOFTMAX = 2
-    DDR = 3
-
-
-class TileTarget(IntEnum):
-    """Where T sends tiles to: MMEs or X of the even lane of its pair, of the odd lane, of both."""
-
-    EVEN = 0
-    ODD = 1
-    PAIR = 2
-    ROWS_EVEN = 3
-    ROWS_ODD = 4
-
-
-class Part(IntEnum):
-    """What of a slot is written or sent: all, or 64 columns, which travel as the first ones of a tile. Writing the left
-    ones makes the right ones 0."""
-
-    WHOLE = 0
-    LEFT = 1
-    RIGHT = 2
 
 
 class TIn(Record, words=1):

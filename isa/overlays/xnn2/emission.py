@@ -1,7 +1,4 @@
-"""The instructions of all units, as they are added: an order in which the operations could be executed one by one.
-
-Each unit keeps its own order; the units run side by side as far as their streams and the tokens of memories let them.
-"""
+"""Turns the work of lanes into instructions, in the order in which it is given."""
 
 from __future__ import annotations
 
@@ -10,37 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...isa.fields import Record
-from ...isa.layout import UNIT
-from ...isa.overlays.xnn2.mesh import MeshA, MeshB, left_sources, right_sources
-from ...isa.overlays.xnn2.mme import Mme
-from ...isa.overlays.xnn2.off_chip import DDR_PEERS, DDR_SINKS, Ddr, Lpddr, Weight
-from ...isa.overlays.xnn2.operands import FROM_DDR, KV, LANES, KvIn, KvOut, W
-from ...isa.overlays.xnn2.results import C, Post, ResultTarget, Soft
-from ...isa.overlays.xnn2.rows import COLUMNS, RowSource, RowTarget, XIn, XOut, XStore
-from ...isa.overlays.xnn2.scratch import TIn, TileSource, TileTarget, TOut
-from ...isa.program import KernelPatch
-from .blocks import TILE, Mask, RowNorm, RowTile
-from .slots import Slots
-
-TILE_BLOCKS = 2
-
-
-@dataclass(frozen=True)
-class Access:
-    """An access to DDR: `chunks` pieces of `size` elements. addr, stride: in elements."""
-
-    peer: str
-    store: bool
-    addr: int
-    size: int
-    chunks: int = 1
-    stride: int = 0
-
-    @property
-    def elements(self) -> int:
-        """Elements of all pieces."""
-        return self.size * self.chunks
+from ...fields import Record
+from ...lanes import (
+    HeadFunctions,
+    LaneWork,
+    Part,
+    ResultTarget,
+    RowNorm,
+    RowSource,
+    RowTarget,
+    TileSource,
+    TileTarget,
+    Weight,
+)
+from ...layout import UNIT
+from ...overlay import Overlay
+from ...program import KernelPatch
+from ...work import Access, LengthField, Softmax
+from ..xnn.tiles import TILE
+from .mesh import MeshA, MeshB, left_sources, right_sources
+from .mme import Mme
+from .off_chip import DDR_PEERS, DDR_SINKS, Ddr, Lpddr
+from .operands import FROM_DDR, KvIn, KvOut, W
+from .ports import TILE_BLOCKS
+from .results import ACTIVATIONS, IDENTITY, C, Post, Soft
+from .rows import COLUMNS, XIn, XOut, XStore
+from .scratch import TIn, TOut
+from .tokens import Slots
 
 
 @dataclass(frozen=True)
@@ -53,43 +46,36 @@ class Group:
     n64: int = 0
 
 
-class Emission:
-    """Instructions by unit. accesses: those of DDR, in an order that keeps what is stored before it is loaded."""
+class Emission(LaneWork):
+    """Instructions by unit. x, t, kv: the tokens of each memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlay: Overlay) -> None:
+        self.overlay = overlay
         self.made: dict[str, list[Any]] = defaultdict(list)
         self.accesses: list[Access] = []
         self.patches: dict[str, list[KernelPatch]] = defaultdict(list)
-        self.x = [Slots() for _ in range(LANES)]
-        self.t = [Slots() for _ in range(LANES)]
-        self.stores: list[list[Sequence[int]]] = [[] for _ in range(LANES)]
+        self.x, self.t, self.kv = ([Slots() for _ in overlay.by_kind[kind]] for kind in ("XIn", "TIn", "KvIn"))
+        self.stores: list[list[Sequence[int]]] = [[] for _ in self.x]
         """Of each X, the slots that XStore reads and that no later operation of XIn waits for."""
-        self.kv = [Slots() for _ in range(KV)]
 
     # -- off-chip memory
 
-    def ddr(self, peer: str, addr: int, size: int, chunks: int = 1, stride: int = 0) -> None:
-        """Load to a peer, or store what it sends."""
-        self.accesses.append(Access(peer, peer not in DDR_SINKS, addr, size, chunks, stride))
+    def move(self, peer: str, addr: int, size: int, chunks: int = 1, stride: int = 0) -> None:
+        self.accesses.append(Access(_peer(peer), peer not in DDR_SINKS_OF, addr, size, chunks, stride))
 
-    def lpddr(self, to: Weight, addr: int, size: int, chunks: int = 1, stride: int = 0, lanes: int = 0) -> None:
-        """Load weights, vectors or tables."""
+    def load(self, to: Weight, addr: int, size: int, chunks: int = 1, stride: int = 0, lanes: int = 0) -> None:
         if chunks > 1 and stride == size:
             size, chunks, stride = size * chunks, 1, 0
         self.made["LPDDR"].append(
             Lpddr(addr=addr // UNIT, size=size, lanes=lanes, to=int(to), chunks=chunks, chunk_stride=stride // UNIT)
         )
 
-    def weights(self, unit: int, tiles: int, lanes: int, *, ddr: bool = False) -> None:
-        """W passes tiles on to lanes."""
-        self._more(f"W{unit}", W(tiles=tiles, lanes=lanes, ddr=int(ddr)), "tiles")
+    def weights(self, unit: int, tiles: int, lanes: int, *, activations: bool = False) -> None:
+        self._more(f"W{unit}", W(tiles=tiles, lanes=lanes, ddr=int(activations)), "tiles")
 
     # -- lanes
 
-    def send_rows(
-        self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: RowNorm | None = None
-    ) -> None:
-        """X sends consecutive slots."""
+    def send_rows(self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: RowNorm | None = None) -> None:
         fields = _norm(norm)
         fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to)}
         made = self.made[f"XOut{lane}"]
@@ -112,7 +98,6 @@ class Emission:
         statistics: int = 0,
         columns: int = 0,
     ) -> None:
-        """X takes tiles into consecutive slots."""
         wait = self.x[lane].write(slots)
         stored = 0
         if any(not set(slots).isdisjoint(other) for other in self.stores[lane]):
@@ -132,16 +117,11 @@ class Emission:
         )
 
     def join_statistics(self, lane: int, bank: int, *, empty: bool) -> None:
-        """X joins the statistics of a bank with those of the other lane of its pair. empty: it has none of its own."""
         slots = range(bank * COLUMNS, (bank + 1) * COLUMNS)
         wait = self.x[lane].read(slots)
         self.made[f"XOut{lane}"].append(XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
 
-    def store_rows(
-        self, lane: int, slots: Sequence[int], norm: RowNorm | None = None, *, joined: bool = False
-    ) -> None:
-        """X stores consecutive slots, when its last operation of the write port has ended. joined: when the read port has
-        joined statistics as well."""
+    def store_rows(self, lane: int, slots: Sequence[int], norm: RowNorm | None = None, *, joined: bool = False) -> None:
         made = self.made[f"XIn{lane}"]
         if joined:
             made.append(XIn(wait=self.x[lane].after_reads(), store=1))
@@ -151,48 +131,57 @@ class Emission:
         self.stores[lane].append(slots)
 
     def send_tiles(
-        self, lane: int, slots: Sequence[int], to: TileTarget, *, times: int = 1, part: int = 0, weights: bool = False
+        self,
+        lane: int,
+        slots: Sequence[int],
+        to: TileTarget,
+        *,
+        times: int = 1,
+        part: Part = Part.WHOLE,
+        weights: bool = False,
     ) -> None:
-        """T sends consecutive slots, each `times` times."""
         wait = self.t[lane].read(slots)
         self.made[f"TOut{lane}"].append(
-            TOut(slot=slots[0], tiles=len(slots), times=times, to=int(to), part=part, weights=int(weights), wait=wait)
+            TOut(
+                slot=slots[0],
+                tiles=len(slots),
+                times=times,
+                to=int(to),
+                part=int(part),
+                weights=int(weights),
+                wait=wait,
+            )
         )
 
-    def take_tiles(self, lane: int, slots: Sequence[int], source: TileSource, *, part: int = 0) -> None:
-        """T takes tiles into consecutive slots."""
+    def take_tiles(self, lane: int, slots: Sequence[int], source: TileSource, *, part: Part = Part.WHOLE) -> None:
         wait = self.t[lane].write(slots)
         self.made[f"TIn{lane}"].append(
-            TIn(slot=slots[0], tiles=len(slots), source=int(source), part=part, wait=wait)
+            TIn(slot=slots[0], tiles=len(slots), source=int(source), part=int(part), wait=wait)
         )
 
     def take_heads(self, unit: int, slots: Sequence[int]) -> None:
-        """K or V takes blocks from DDR into consecutive slots."""
         wait = self.kv[unit].write(slots)
         self.made[f"KvIn{unit}"].append(KvIn(slot=slots[0], tiles=len(slots), source=FROM_DDR, wait=wait))
 
     def take_both(self, unit: int, lane: int, slot: int, second: int) -> None:
-        """K or V takes a tile of two blocks from a lane."""
         wait = self.kv[unit].write([(slot, second)])
         self.made[f"KvIn{unit}"].append(KvIn(slot=slot, tiles=1, source=lane, second=second, wait=wait))
 
-    def send_heads(self, unit: int, slots: Sequence[int], lanes: int, *, wide: bool = False) -> None:
-        """K or V sends tiles from consecutive slots to lanes."""
+    def send_heads(self, unit: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
         wait = self.kv[unit].read(slots)
         tiles = len(slots) // (TILE_BLOCKS if wide else 1)
         self.made[f"KvOut{unit}"].append(KvOut(slot=slots[0], tiles=tiles, wide=int(wide), lanes=lanes, wait=wait))
 
     def left(self, lane: int, source: str, tiles: int) -> None:
-        """MeshA of a lane passes tiles on."""
-        self._more(f"MeshA{lane}", MeshA(tiles=tiles, source=left_sources(lane).index(source)), "tiles")
+        self._more(f"MeshA{lane}", MeshA(tiles=tiles, source=left_sources(lane).index(_read(source))), "tiles")
 
     def right(self, lane: int, source: str, tiles: int) -> None:
-        """MeshB of a lane passes tiles on."""
-        self._more(f"MeshB{lane}", MeshB(tiles=tiles, source=right_sources(lane).index(source)), "tiles")
+        self._more(f"MeshB{lane}", MeshB(tiles=tiles, source=right_sources(lane).index(_read(source))), "tiles")
 
-    def multiply(self, lane: int, results: int, depth: int, *, k64: bool = False, n64: bool = False) -> None:
-        """The MME of a lane makes results."""
-        self.made[f"MME{lane}"].append(Group(results, depth, int(k64), int(n64)))
+    def multiply(
+        self, lane: int, results: int, depth: int, *, half_depth: bool = False, half_columns: bool = False
+    ) -> None:
+        self.made[f"MME{lane}"].append(Group(results, depth, int(half_depth), int(half_columns)))
 
     def result(
         self,
@@ -205,32 +194,41 @@ class Emission:
         residual: bool = False,
         alone: bool = False,
     ) -> None:
-        """C of a lane passes results on."""
         flags = {"bias": int(bias), "scale": int(scale), "residual": int(residual), "alone": int(alone)}
         made = C(tiles=tiles, to=int(to), **flags)
         self._more(f"C{lane}", made, "tiles")
 
-    def post(self, lane: int, tiles: int, to: int, **fields: Any) -> None:
-        """Post of a lane passes tiles on."""
-        self.made[f"Post{lane}"].append(Post(tiles=tiles, to=to, **fields))
+    def post(
+        self,
+        lane: int,
+        to: int,
+        activation: str | None = None,
+        *,
+        gate: bool = False,
+        heads: HeadFunctions | None = None,
+    ) -> None:
+        fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
+        if heads is not None:
+            fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "table": int(heads.table)}
+            if heads.columns:
+                fields |= {"norm": 1, "columns": heads.columns, "eps": heads.eps, "rms": int(heads.rms)}
+        self.made[f"Post{lane}"].append(Post(tiles=1, to=to, gate=int(gate), **fields))
 
-    def softmax(self, pair: int, tiles: int, keys: int, rows: RowTile, mask: Mask) -> None:
-        """Softmax of a pair makes the probabilities of a head. keys: of the sequence. rows: which these are."""
-        fields: dict[str, Any] = {"keys": keys, "cap": mask.softcap}
-        at = rows.at * TILE
-        if mask.causal:
-            fields |= {"causal": 1, "offset": at}
-        if mask.window is not None:
-            fields |= {"windowed": 1, "low": at - mask.window + 1}
-            if not mask.causal:
-                fields |= {"causal": 1, "offset": at + mask.window - 1}
+    def softmax(self, pair: int, tiles: int, softmax: Softmax) -> None:
         unit = f"Soft{pair}"
-        number = len(self.made[unit])
+        fields: dict[str, Any] = {"cap": softmax.cap or 0.0}
+        if softmax.causal:
+            fields |= {"causal": 1, "offset": softmax.offset}
+        if softmax.low is not None:
+            fields |= {"windowed": 1, "low": softmax.low}
+        for name, value in (("keys", softmax.columns), ("first", softmax.first)):
+            if isinstance(value, LengthField):
+                patch = KernelPatch(unit, len(self.made[unit]), name, value.base, value.cap)
+                self.patches[f"{value.parameter}[{value.sequence}]"].append(patch)
+                fields[name] = value.cap if value.parameter == "len" else 0
+            else:
+                fields[name] = tiles * TILE if value is None else value
         self.made[unit].append(Soft(heads=1, tiles=tiles, **fields))
-        if mask.lengths:
-            self.patches[f"len[{rows.seq}]"].append(KernelPatch(unit, number, "keys", 0, keys))
-        if mask.starts:
-            self.patches[f"start[{rows.seq}]"].append(KernelPatch(unit, number, "first", 0, keys))
 
     def _more(self, unit: str, record: Record, field: str) -> None:
         """Add an instruction, or to the last one if that does the same."""
@@ -243,7 +241,6 @@ class Emission:
         made.append(record)
 
     def finish(self) -> None:
-        """Take the tokens that are left, by operations without tiles."""
         ports = (("X", XIn, XOut, self.x), ("T", TIn, TOut, self.t), ("Kv", KvIn, KvOut, self.kv))
         for kind, write, read, books in ports:
             for i, book in enumerate(books):
@@ -259,15 +256,12 @@ class Emission:
     # -- the result
 
     def sequences(self) -> dict[str, tuple[Record, ...]]:
-        """Instructions of the units that packets drive, without DDR."""
         return {unit: tuple(made) for unit, made in self.made.items() if not unit.startswith("MME") and made}
 
     def op_lists(self) -> dict[str, tuple[Mme, ...]]:
-        """Op lists of the MMEs."""
         return {unit: tuple(ops_of(made)) for unit, made in self.made.items() if unit.startswith("MME") and made}
 
-    def ddr_mops(self, accesses: Sequence[Access]) -> list[Ddr]:
-        """Instructions of DDR."""
+    def moves(self, accesses: Sequence[Access]) -> list[Ddr]:
         return [
             Ddr(
                 addr=a.addr // UNIT,
@@ -278,6 +272,21 @@ class Emission:
             )
             for a in accesses
         ]
+
+
+DDR_SINKS_OF = {name.replace("In", "") for name in DDR_SINKS}
+
+
+def _peer(name: str) -> str:
+    """The port of a memory that DDR has a stream from or to; other units are their own."""
+    if f"{name[:-1]}In{name[-1]}" in DDR_SINKS:
+        return f"{name[:-1]}In{name[-1]}"
+    return name.replace("X", "XStore")
+
+
+def _read(name: str) -> str:
+    """The read port of a memory; W is its own."""
+    return name if name[0] == "W" else f"{name[:-1]}Out{name[-1]}"
 
 
 def _norm(norm: RowNorm | None) -> dict[str, Any]:
@@ -294,11 +303,11 @@ def ops_of(groups: Sequence[Group]) -> list[Mme]:
     joined: list[Group] = []
     for g in groups:
         last = joined[-1] if joined else None
-        if last is not None and (last.depth, last.k64, last.n64) == (g.depth, g.k64, g.n64):
-            if last.results + g.results <= MOST_RESULTS:
-                joined[-1] = Group(last.results + g.results, g.depth, g.k64, g.n64)
-                continue
-        joined.append(g)
+        alike = last is not None and (last.depth, last.k64, last.n64) == (g.depth, g.k64, g.n64)
+        if last is not None and alike and last.results + g.results <= MOST_RESULTS:
+            joined[-1] = Group(last.results + g.results, g.depth, g.k64, g.n64)
+        else:
+            joined.append(g)
     out: list[Mme] = []
     at = 0
     while at < len(joined):

@@ -1,0 +1,230 @@
+"""The layers of a network as operations on the rows of a panel: attention with its projections, two products with
+functions between them, single products, sums, passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...base.errors import UnsupportedError
+from ...isa.lanes import RowNorm
+from ...isa.layout import padded
+from ..graph import AttentionLayer, Gemm, LayerGraph, Norm
+from .blocks import TILE, TILE_SIZE
+from .panels import Mode
+
+
+class Operand(NamedTuple):
+    """An activation as an operation reads it: what is kept, and the norm that it is sent with."""
+
+    name: str
+    norm: RowNorm | None
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation of a panel. y: what it computes. x, residual: what it reads. layers: that it computes."""
+
+    y: str
+    x: Operand
+    residual: Operand | None
+    layers: tuple[Gemm | AttentionLayer, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Attend(Operation):
+    """attention(x) @ out + residual."""
+
+    attention: AttentionLayer
+    q: Gemm
+    k: Gemm
+    v: Gemm
+    out: Gemm
+
+
+@dataclass(frozen=True, eq=False)
+class Feed(Operation):
+    """functions(x @ up) @ down + residual."""
+
+    up: Gemm
+    down: Gemm
+
+
+@dataclass(frozen=True, eq=False)
+class Multiply(Operation):
+    """functions(x @ weight) + residual. stays: the result stays on chip; otherwise it goes to DDR."""
+
+    gemm: Gemm
+    stays: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Operation):
+    """x + residual * scale, in place of x."""
+
+    gemm: Gemm
+
+
+@dataclass(frozen=True, eq=False)
+class Copy(Operation):
+    """x * scale, in the other bank."""
+
+    gemm: Gemm
+
+
+def row_norm(norm: Norm | None) -> RowNorm | None:
+    """The norm that a read port of X applies."""
+    return None if norm is None else RowNorm(norm.eps, norm.rms)
+
+
+class Matched:
+    """The operations of a network."""
+
+    def __init__(self, network: LayerGraph, mode: Mode) -> None:
+        self.net, self.mode = network, mode
+        self.made = {layer.y: layer for layer in network.layers}
+        self.readers: dict[str, list[Gemm | AttentionLayer]] = {}
+        for layer in network.layers:
+            for name in layer.operands:
+                self.readers.setdefault(name, []).append(layer)
+        self.outputs = {o.name for o in network.outputs}
+        self.views: dict[str, Operand] = {}
+        """Activations that are the norm of another one."""
+        self.norms: dict[str, RowNorm | None] = {}
+        """The norm with which each activation is sent that is computed here."""
+
+    def operations(self) -> list[Operation]:
+        """All operations, in execution order."""
+        out: list[Operation] = []
+        taken: set[str] = set()
+        for layer in self.net.layers:
+            if isinstance(layer, AttentionLayer):
+                out.append(self._attend(layer))
+                taken.add(out[-1].y)
+            elif layer.y in taken or self._feeds_attention(layer) or self._is_up(layer):
+                continue
+            elif self._is_view(layer) and self.operand(str(layer.residual)).norm is None:
+                raw = self.operand(str(layer.residual))
+                self.views[layer.y] = Operand(raw.name, row_norm(layer.norm))
+            else:
+                found = self._other(layer)
+                taken.add(found.y)
+                out.append(found)
+            if out:
+                self._note(out[-1])
+        return out
+
+    def _note(self, op: Operation) -> None:
+        last = op.layers[-1]
+        self.norms[op.y] = row_norm(last.norm) if isinstance(last, Gemm) and not last.in_heads else None
+
+    def operand(self, name: str, norm: Norm | None = None) -> Operand:
+        """How an activation is read. norm: that the layer itself applies to it."""
+        if name in self.views:
+            found = self.views[name]
+        else:
+            found = Operand(name, self.norms.get(name))
+        if norm is not None:
+            if found.norm is not None:
+                raise UnsupportedError(f"{name}: a norm of what a norm made")
+            found = Operand(found.name, row_norm(norm))
+        return found
+
+    def _only(self, name: str) -> Gemm | AttentionLayer | None:
+        """The only layer that reads an activation that is no output; None if there are others."""
+        readers = self.readers.get(name, [])
+        return readers[0] if len(readers) == 1 and name not in self.outputs else None
+
+    def _is_view(self, layer: Gemm) -> bool:
+        """Whether a layer does nothing but a norm over one activation, which only operations on chip read."""
+        scale = layer.residual_scale
+        return (
+            not layer.multiplies
+            and not layer.is_sum
+            and layer.norm is not None
+            and layer.activation is None
+            and layer.residual_norm is None
+            and (scale is None or bool(np.all(scale == 1)))
+            and layer.y not in self.outputs
+        )
+
+    def _feeds_attention(self, layer: Gemm) -> bool:
+        reader = self._only(layer.y)
+        return isinstance(reader, AttentionLayer) and layer.y in (reader.q, reader.k, reader.v)
+
+    def _is_up(self, layer: Gemm) -> bool:
+        """Whether a product is only read by another product, and can be computed with it."""
+        reader = self._only(layer.y)
+        return (
+            isinstance(reader, Gemm)
+            and reader.multiplies
+            and reader.x == layer.y
+            and reader.residual != layer.y
+            and reader.x_norm is None
+            and layer.multiplies
+            and layer.residual is None
+            and layer.norm is None
+            and not layer.in_heads
+            and self._is_slice(reader)
+            and layer.x not in (reader.y,)
+        )
+
+    def _is_slice(self, gemm: Gemm) -> bool:
+        """Whether slices of K can be added up in X: nothing but a norm is applied to the sum."""
+        return (
+            gemm.multiplies
+            and gemm.activation is None
+            and not gemm.gated
+            and not gemm.in_heads
+            and padded(gemm.width, TILE) // TILE <= self.mode.columns
+        )
+
+    def _attend(self, a: AttentionLayer) -> Attend:
+        products = [self.made.get(name) for name in (a.q, a.k, a.v)]
+        out = self._only(a.y)
+        for name, p in zip((a.q, a.k, a.v), products, strict=True):
+            if not isinstance(p, Gemm) or not self._feeds_attention(p) or p.residual is not None or p.activation:
+                raise UnsupportedError(
+                    f"{a.place}: {name} is not a product that only this attention reads; overlay xnn2 computes "
+                    "queries, keys and values beside the attention"
+                )
+        if not isinstance(out, Gemm) or out.x != a.y or not self._is_slice(out) or out.x_norm is not None:
+            columns = self.mode.columns * TILE
+            raise UnsupportedError(f"{a.place}: no product of up to {columns} columns reads its result alone")
+        q, k, v = (p for p in products if isinstance(p, Gemm))
+        x = self.operand(q.x, q.x_norm)
+        if any(self.operand(p.x, p.x_norm) != x for p in (k, v)):
+            raise UnsupportedError(f"{a.place}: queries, keys and values of different activations")
+        for what, given in (("a bias", a.bias is not None), ("a mask of numbers", a.mask is not None)):
+            if given:
+                raise UnsupportedError(f"{a.place}: {what} of scores; overlay xnn2 has masks of rows and columns only")
+        return Attend(out.y, x, self._residual(out), (q, k, v, a, out), a, q, k, v, out)
+
+    def _residual(self, gemm: Gemm) -> Operand | None:
+        return None if gemm.residual is None else self.operand(gemm.residual, gemm.residual_norm)
+
+    def _other(self, layer: Gemm) -> Operation:
+        if layer.is_sum:
+            x = self.operand(layer.x, layer.x_norm)
+            if x.norm is not None:
+                raise UnsupportedError(f"{layer.place}: a sum whose first addend is normalised")
+            return Sum(layer.y, x, self._residual(layer), (layer,), layer)
+        if not layer.multiplies:
+            if layer.activation is not None or layer.in_heads:
+                raise UnsupportedError(f"{layer.place}: a pass over one activation that is no norm")
+            x = self.operand(str(layer.residual), layer.residual_norm)
+            return Copy(layer.y, x, None, (layer,), layer)
+        up = self.made.get(layer.x)
+        if isinstance(up, Gemm) and self._is_up(up):
+            return Feed(layer.y, self.operand(up.x, up.x_norm), self._residual(layer), (up, layer), up, layer)
+        x = self.operand(layer.x, layer.x_norm)
+        stays = self._is_slice(layer)
+        if not stays and (layer.residual is not None or (layer.norm is not None and not layer.in_heads)):
+            columns = self.mode.lane.columns
+            raise UnsupportedError(
+                f"{layer.place}: a residual or a norm of {layer.width} columns; a bank of X has {columns * TILE} "
+                f"({columns * TILE_SIZE * 4 >> 10} KiB), in {self.mode.halves} lanes"
+            )
+        return Multiply(layer.y, x, self._residual(layer), (layer,), layer, stays)
