@@ -142,8 +142,8 @@ def program_faults(program: Program) -> Iterator[str]:
         spec = overlay.by_unit.get(name)
         if spec is None or spec.kind not in overlay.preloaded:
             yield f"{name} is not a unit with an op list"
-        elif len(ops) > overlay.preloaded[spec.kind][1]:
-            yield f"{name} holds at most {overlay.preloaded[spec.kind][1]} ops, not {len(ops)}"
+        elif len(ops) > overlay.preloaded[spec.kind].longest:
+            yield f"{name} holds at most {overlay.preloaded[spec.kind].longest} ops, not {len(ops)}"
         if len(program.preloaded_places.get(name, ())) > len(ops):
             yield f"the source map has more lines than {name} has ops"
     if len(program.places) > len(program.packets):
@@ -436,11 +436,12 @@ class _Reader:
                 self.fail(at, f"{row.unit} is not a unit with an op list")
             if row.unit in out:
                 self.fail(at, f"{row.unit} has two op lists")
-            record, longest = overlay.preloaded[spec.kind]
+            held = overlay.preloaded[spec.kind]
+            record, longest = held.record, held.longest
             size = 4 * record.WORDS
             if len(row.words) % size or not 0 < len(row.words) // size <= longest:
-                held = f"its list holds 1 to {longest} ops of {size} bytes"
-                self.fail(at, f"{row.unit} has {len(row.words)} bytes of ops; {held}")
+                room = f"its list holds 1 to {longest} ops of {size} bytes"
+                self.fail(at, f"{row.unit} has {len(row.words)} bytes of ops; {room}")
             raw = np.frombuffer(row.words, "<u4").tolist()
             ops = []
             for i in range(0, len(raw), record.WORDS):

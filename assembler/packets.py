@@ -89,8 +89,8 @@ class Code:
         kind = units[0].kind
         preloaded = kind in self.names.overlay.preloaded
         if preloaded:
-            record, limit = self.names.overlay.preloaded[kind]
-            site = Site(units, kind, record, preloaded=True)
+            held = self.names.overlay.preloaded[kind]
+            site = Site(units, kind, held.record, preloaded=True)
         else:
             self._either("section", heads[0].name)
             configs = {f.name: f.mop for f in self.names.overlay.formats if f.kind == kind and f.config}
@@ -101,8 +101,8 @@ class Code:
             if lines or not preloaded:
                 sink.setdefault(unit.name, []).extend(lines)
             total = len(sink.get(unit.name, ()))
-            if preloaded and total > limit:
-                raise Mistake(s.span(heads[0]), f"{unit.name} holds at most {limit} ops, not {total}")
+            if preloaded and total > held.longest:
+                raise Mistake(s.span(heads[0]), f"{unit.name} holds at most {held.longest} ops, not {total}")
 
     def _packet(self, item: s.Packet) -> None:
         self._either("packet", item.start)

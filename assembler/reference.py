@@ -28,7 +28,7 @@ def tables(overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
         known = {form.name for form in base.formats} if base else set()
         rows = [_row(f"`{f.name}`" if f.config else f.kind, f.mop) for f in overlay.formats if f.name not in known]
         if base is None:
-            rows += [_row(kind, record) for kind, (record, _) in overlay.preloaded.items()]
+            rows += [_row(kind, ops.record) for kind, ops in overlay.preloaded.items()]
         more = f", beside the words of `{base.name}`" if base else ""
         parts.append("\n".join([f"### Overlay `{overlay.name}`{more}", "", *_table(rows)]))
     return "\n\n".join(parts) + "\n"

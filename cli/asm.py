@@ -47,7 +47,9 @@ def asm_command(source: Path, output: Path | None, raw: bool, mme: Path | None, 
         click.echo(f"{target}: {fixed}: {values}", err=True)
     if mme is not None:
         index = program.overlay.by_unit
-        lists = {str(index[u].index): [op.encode()[0] for op in ops] for u, ops in program.preloaded.items()}
+        lists = {
+            str(index[u].index): [word for op in ops for word in op.encode()] for u, ops in program.preloaded.items()
+        }
         write_text(mme, json.dumps(lists) + "\n")
     if as_json:
         facts = {"program": str(target), "extended": program.extended, "packets": len(program.packets)}

@@ -6,7 +6,7 @@ uOP alone are computed once per distinct uOP; results that depend on addresses a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from ..machine.balance import UopTable
 from ..machine.description import UnitSpec
 from .fields import Record
 from .layout import BLOCK, BLOCK_COLS
-from .overlay import InstructionFormat, Overlay, one_uop
+from .overlay import InstructionFormat, OpList, Overlay, one_uop
 from .packet import Packet, expand
 from .program import Buffer, Layout, Program
 
@@ -30,8 +30,8 @@ _NONE: Ints = np.zeros(0, np.int64)
 class UopSequence:
     """The uOPs of one unit in execution order.
 
-    kinds: indices in `Expansion.uops`. origins: packet, or position in a preloaded list, of each uOP. shifts: address
-    units to add to the address of the distinct uOP.
+    kinds: indices in `Expansion.uops`. origins: packet, or position in a preloaded list, of each uOP (ops that a repeat
+    runs again have the same). shifts: address units to add to the address of the distinct uOP.
     """
 
     unit: UnitSpec
@@ -97,9 +97,7 @@ class Expansion:
                     parts[u.name].append((kinds, shifts, number))
         for u in overlay.units:
             if u.kind in overlay.preloaded:
-                ops = self.program.preloaded.get(u.name, ())
-                kinds = np.array([self.number(op) for op in ops], np.int64)
-                self.sequences[u.name] = UopSequence(u, kinds, np.arange(len(ops)), np.zeros(len(ops), np.int64))
+                self.sequences[u.name] = self._listed(u, overlay.preloaded[u.kind])
                 continue
             pieces = parts[u.name]
             self.sequences[u.name] = UopSequence(
@@ -108,6 +106,14 @@ class Expansion:
                 np.repeat([n for _, _, n in pieces], [len(k) for k, _, _ in pieces]) if pieces else _NONE,
                 np.concatenate([s for _, s, _ in pieces]) if pieces else _NONE,
             )
+
+    def _listed(self, unit: UnitSpec, held: OpList) -> UopSequence:
+        """The uOPs of a unit with an op list."""
+        entries = self.program.preloaded.get(unit.name, ())
+        # A repeat is no uOP: it has no number. `order` never names it.
+        kinds = np.array([-1 if held.repeated(entry) else self.number(entry) for entry in entries], np.int64)
+        order = held.order(entries)
+        return UopSequence(unit, kinds[order], order, np.zeros(len(order), np.int64))
 
     @cached_property
     def uop_table(self) -> UopTable:
@@ -222,6 +228,17 @@ def _piece(b: Buffer, start: int, end: int) -> str:
         if r0 == r1 or (c0, c1) == (0, width - 1):
             return f"[{r0 * 128}:{r1 * 128 + 128}, {c0 * 64}:{c1 * 64 + 64}]"
     return f"[{start}:{end}]"
+
+
+def preloaded_uops(overlay: Overlay, preloaded: Mapping[str, Sequence[Any]]) -> int:
+    """Return how many ops all units with op lists execute together. Lists with repeats that are not possible count
+    nothing."""
+    total = 0
+    for unit, entries in preloaded.items():
+        held = overlay.op_list(unit)
+        if held is not None and not any(held.faults(entries)):
+            total += held.executed(entries)
+    return total
 
 
 def uop_upper_bound(packet: Packet, overlay: Overlay) -> int:

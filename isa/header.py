@@ -90,8 +90,9 @@ def header(overlay: Overlay) -> str:
     out += ["", "// Packet header.", *_struct(Header, [])]
     for form in overlay.formats:
         out += ["", *_form(form)]
-    for kind, (record, longest) in overlay.preloaded.items():
-        facts = [("longest_list", str(longest), "ops")]
+    for kind, ops in overlay.preloaded.items():
+        record = ops.record
+        facts = [("longest_list", str(ops.longest), "ops")]
         out += ["", *_comment(f"{kind}, preloaded: {about(record)}"), *_struct(record, facts)]
     out += ["", *_datapath(overlay), "", "}  // namespace rsn::xnn", "", "#endif  // RSN_XNN_ISA_H", ""]
     return "\n".join(line.rstrip() for line in out)

@@ -21,7 +21,7 @@ from ..machine.steps import NEVER, Channel, Issue, Step, Steps
 from ..machine.traces import MAX_UOPS as MAX_TRACED
 from ..machine.traces import Items, TraceTable, UnitTraces, UntraceableError
 from ..machine.workload import MAX_UOPS, Workload
-from .expansion import Expansion, uop_upper_bound
+from .expansion import Expansion, preloaded_uops, uop_upper_bound
 from .fields import Record
 from .overlay import InstructionFormat, Overlay, one_uop
 from .packet import Header, Packet, expand, expand_window
@@ -57,7 +57,7 @@ def _depths(machine: Machine) -> tuple[int, int]:
 class InstructionPath(Workload):
     """The workload of a decoded image: its packets, and the op lists of the units that packets do not drive.
 
-    preloaded: ops by unit name (the MMEs).
+    preloaded: op lists by unit name (the MMEs).
     """
 
     def __init__(
@@ -83,11 +83,16 @@ class InstructionPath(Workload):
     def uops(self, unit: str) -> Iterator[Any]:
         """Yield the uOPs that a unit executes."""
         if self.overlay.by_unit[unit].kind in self.overlay.preloaded:
-            yield from self.preloaded.get(unit, ())
+            entries = self.preloaded.get(unit, ())
+            yield from map(entries.__getitem__, self._origins(unit))
             return
         for _, packet in self.packets_for(unit):
             if not packet.header.last:
                 yield from expand(packet, self.overlay)
+
+    def _origins(self, unit: str) -> Iterator[int]:
+        """Yield the list entry of each op that a unit with an op list executes."""
+        return self.overlay.preloaded[self.overlay.by_unit[unit].kind].walk(self.preloaded.get(unit, ()))
 
     def where(self, unit: str, origin: int) -> str:
         return f"packet {origin}"
@@ -96,7 +101,8 @@ class InstructionPath(Workload):
         return [*_depths(machine)] * len(self._decoded())
 
     def uop_table(self, machine: Machine) -> UopTable:
-        if sum(uop_upper_bound(p, self.overlay) for p in self.packets) > MAX_UOPS:
+        listed = preloaded_uops(self.overlay, self.preloaded)
+        if sum(uop_upper_bound(p, self.overlay) for p in self.packets) + listed > MAX_UOPS:
             raise ProgramError(f"the program has more than {MAX_UOPS} uOPs")
         preloaded = {unit: tuple(ops) for unit, ops in self.preloaded.items()}
         return Expansion(Program(self.overlay, tuple(self.packets), preloaded)).uop_table
@@ -117,7 +123,7 @@ class InstructionPath(Workload):
         net.spawn(DISPATCHER, self._dispatch(net), serves="")
         for spec in self.overlay.units:
             if spec.kind in self.overlay.preloaded:
-                net.spawn_unit(spec.name, net.feed(spec.name, self.preloaded.get(spec.name, ())))
+                net.spawn_unit(spec.name, net.feed(spec.name, self.uops(spec.name), self._origins(spec.name)))
             else:
                 net.spawn_unit(spec.name, self._serve(net, spec.name))
 
@@ -187,7 +193,9 @@ class InstructionPath(Workload):
         for spec in self.overlay.units:
             unit = table.unit(spec.name)
             if spec.kind in self.overlay.preloaded:
-                lists |= unit.feed(self.preloaded.get(spec.name, ()))
+                if self.overlay.preloaded[spec.kind].executed(self.preloaded.get(spec.name, ())) > MAX_TRACED:
+                    raise UntraceableError("too many uOPs")
+                lists |= unit.feed(self.uops(spec.name), list(self._origins(spec.name)))
             else:
                 served = _Served(table, unit, spec.name)
                 lists |= served.run(queues[spec.name])

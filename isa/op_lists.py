@@ -38,15 +38,21 @@ def read_op_lists(lists: Any, overlay: Overlay) -> tuple[dict[str, tuple[Record,
             found.append(Finding("F12", text, f"key {key}"))
             continue
         keys[unit] = key
-        record, _ = overlay.preloaded[overlay.by_unit[unit].kind]
+        record = overlay.preloaded[overlay.by_unit[unit].kind].record
         if not isinstance(words, list) or not all(type(w) is int and 0 <= w < 1 << 32 for w in words):
             found.append(Finding("F12", f"the ops of {unit} (key {key}) are not a list of 32-bit words", unit))
             continue
-        padded = [i for i, w in enumerate(words) if record.padding_set([w])]
+        size = record.WORDS
+        if len(words) % size:
+            text = f"the ops of {unit} (key {key}) are {len(words)} words, but each op has {size}"
+            found.append(Finding("F12", text, unit))
+            continue
+        entries = [words[i : i + size] for i in range(0, len(words), size)]
+        padded = [i for i, entry in enumerate(entries) if record.padding_set(entry)]
         if padded:
             text = f"padding bits are set in {places('op', padded)}; the hardware ignores them"
             found.append(Finding("F10", text, unit, True, "write them as 0", times=len(padded)))
-        ops[unit] = tuple(record.decode([w]) for w in words)
+        ops[unit] = tuple(map(record.decode, entries))
     return ops, found
 
 

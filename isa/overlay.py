@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +14,7 @@ from ..base.errors import ProgramError
 from ..machine.description import FREE, Machine, UnitSpec, checked_depth
 from .fields import Record
 from .layout import Layout, padded
+from .repeats import OpList as OpList
 
 if TYPE_CHECKING:
     from ..base.finding import Finding
@@ -73,10 +74,9 @@ class Overlay(Machine):
     """A machine with its instruction decoder.
 
     formats: of packets. terminators: names of formats, in the order in which terminators are issued.
-    preloaded: FU types whose uOPs do not come in packets but are loaded before the run (the MMEs), each with the record
-    of a uOP and the length of the longest list. mop_fifo_depth, uop_fifo_depth: slots in front of a decoder and of a
-    unit. address_unit: float32 elements per address unit. image_bytes: size of the host's buffer for an instruction
-    image, None if not known.
+    preloaded: FU types whose uOPs do not come in packets but are loaded before the run (the MMEs), each with what such
+    a list holds. mop_fifo_depth, uop_fifo_depth: slots in front of a decoder and of a unit. address_unit: float32
+    elements per address unit. image_bytes: size of the host's buffer for an instruction image, None if not known.
     legal: given a unit and a uOP, the reasons why the unit cannot execute it, beyond bit ranges. transfer: the
     off-chip access of a unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
     title: what pictures call a uOP, "" to list its fields.
@@ -102,7 +102,7 @@ class Overlay(Machine):
 
     formats: tuple[InstructionFormat, ...]
     terminators: tuple[str, ...]
-    preloaded: Mapping[str, tuple[type[Record], int]] = field(default_factory=dict)
+    preloaded: Mapping[str, OpList] = field(default_factory=dict)
     mop_fifo_depth: int = 6
     uop_fifo_depth: int = 2
     address_unit: int = 1
@@ -167,6 +167,23 @@ class Overlay(Machine):
         """The cache of `selected`: programs use few masks."""
         return {}
 
+    def op_list(self, unit: str) -> OpList | None:
+        """Return what the op list of a unit holds; None for a unit without one, or that the overlay does not have."""
+        spec = self.by_unit.get(unit)
+        return None if spec is None else self.preloaded.get(spec.kind)
+
+    def unrolled(self, preloaded: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Return the ops that each unit executes. preloaded: op lists by unit name. Raises `ProgramError` for a repeat
+        that is not possible."""
+        out: dict[str, Sequence[Any]] = {}
+        for unit, entries in preloaded.items():
+            held = self.op_list(unit)
+            try:
+                out[unit] = entries if held is None else held.unrolled(entries)
+            except ProgramError as e:
+                raise ProgramError(f"{unit}: {e}") from None
+        return out
+
     @cached_property
     def head_columns(self) -> int:
         """Columns of which an attention head is padded to a multiple: a head is a whole number of the smallest tiles
@@ -217,11 +234,14 @@ class Overlay(Machine):
         for s in self.streams:
             h.update(f"stream {s.name} {s.depth};".encode())
         formats = [(f.name, f.opcode, f.loops_window, f.mop) for f in self.formats]
-        formats += [(k, -1, False, r) for k, (r, _) in self.preloaded.items()]
+        formats += [(k, -1, False, ops.record) for k, ops in self.preloaded.items()]
         for name, opcode, loops, record in formats:
             h.update(f"form {name} {opcode} {loops} {record.WORDS};".encode())
             for b in record.FIELDS:
                 h.update(f"field {b.name} {b.word} {b.low} {b.width} {b.signed} {b.real};".encode())
+        for kind, ops in self.preloaded.items():
+            if ops.repeat is not None:
+                h.update(f"repeats {kind};".encode())
         for line in self.changes:
             # units, streams and depths are in it already, but for machines that a file holds as a whole
             if self.whole is not None or line.startswith(("memories.", "banks.")):

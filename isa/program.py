@@ -154,8 +154,8 @@ class Segment:
     name: of what it computes, unique in its program. layers: module paths of all layers that are fused into it. kind:
     its operation and shape, such as `gemm 1024x4096 gelu_tanh`. outputs: names of the buffers that it fills. uops: by
     unit name, the numbers of its uOPs among all of that unit, as half-open ranges (first, end) in ascending order; in
-    an `UnpackedProgram` the indices of its mOPs; none if a text declares the segment. A uOP that does half of its work
-    for one segment and half for the next one belongs to both.
+    an `UnpackedProgram` the indices of its mOPs, if packets drive the unit; none if a text declares the segment. A uOP
+    that does half of its work for one segment and half for the next one belongs to both.
     """
 
     name: str
@@ -169,7 +169,8 @@ class Segment:
 class Program:
     """Everything that a machine needs for a run except the tensors.
 
-    packets: of the image, terminators included. preloaded: op lists of units that packets do not drive, by unit name.
+    packets: of the image, terminators included. preloaded: op lists of units that packets do not drive, by unit name;
+    entries may be repeats (`OpList`).
     places, preloaded_places: the source line of packet i, or of op i of a unit; they may be shorter than the lists that
     they describe. segments: in execution order, as the compiler made them; empty where they are not known.
     """

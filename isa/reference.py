@@ -71,12 +71,14 @@ def _overlay(overlay: Overlay, module: ModuleType) -> Iterator[str]:
     yield ""
     for form in overlay.formats:
         yield from _format(form)
-    for kind, (record, longest) in overlay.preloaded.items():
+    for kind, ops in overlay.preloaded.items():
         yield f"#### {kind}, preloaded"
         yield ""
-        yield f"{about(record)} A list of at most {longest} ops per unit, loaded before the run; no packets."
+        yield f"{about(ops.record)} A list of at most {ops.longest} ops per unit, loaded before the run; no packets."
+        if ops.repeat is not None:
+            yield "An entry may be a repeat: entries before it run some more times."
         yield ""
-        yield from _bit_table(record)
+        yield from _bit_table(ops.record)
         yield ""
     yield "### Rates"
     yield ""

@@ -13,7 +13,8 @@ def count(program: Program) -> dict[str, dict[str, int]]:
     A packet counts once, however many units it selects; uOPs count once per selected unit. Terminators are packets with
     bytes but without uOPs: the uOP that a decoder issues when it ends launches no kernel (contract 1.3 and 5, paper
     section 3.1). Bytes are those of headers and mOPs; the two leading words of the image count only in the total. For
-    FU types without packets (MMEs) the longest op list of a unit counts, as uOPs of 4 bytes each, and not in the total.
+    FU types without packets (MMEs) the longest op list of a unit counts, and not in the total: its bytes, and as uOPs
+    the ops that it executes.
     """
     overlay = program.overlay
     out: dict[str, dict[str, int]] = {key: {} for key in KEYS}
@@ -44,8 +45,8 @@ def count(program: Program) -> dict[str, dict[str, int]]:
             per_kind["total"] = len(program.packets)
         if key == "bytes":
             per_kind["total"] = 4 * (2 + sum(p.words for p in program.packets))
-    for kind in overlay.preloaded:
-        ops = max((len(program.preloaded.get(u.name, ())) for u in overlay.by_kind[kind]), default=0)
-        out["uops"][kind] = ops
-        out["bytes"][kind] = 4 * ops
+    for kind, held in overlay.preloaded.items():
+        lists = [program.preloaded.get(u.name, ()) for u in overlay.by_kind[kind]]
+        out["uops"][kind] = max(map(held.executed, lists), default=0)
+        out["bytes"][kind] = 4 * held.record.WORDS * max(map(len, lists), default=0)
     return out

@@ -17,7 +17,7 @@ from ..base.finding import Finding as Finding
 from ..base.garbage import gc_disabled
 from ..machine.balance import Balance, balance
 from ..machine.plan import Plan
-from .expansion import Accesses, Expansion, Ints, place_of, uop_upper_bound
+from .expansion import Accesses, Expansion, Ints, place_of, preloaded_uops, uop_upper_bound
 from .hazards import hazards
 from .instruction_path import InstructionPath
 from .overlay import Overlay
@@ -26,6 +26,9 @@ from .program import Layout, Parameter, Patch, Program
 
 MAX_UOPS = 4_000_000
 """Largest number of uOPs of a program: the largest real program (24 layers, B=8, L=384) has about 270,000."""
+
+REPEATS = ("M06", "M07", "M08")
+"""Codes of repeats in op lists that are not possible."""
 
 MAX_VALUES = 64
 """Largest number of values of a run-time parameter that changes addresses: the check tries all of them."""
@@ -58,7 +61,8 @@ def missing_declarations(program: Program) -> list[Finding]:
     without = set(program.overlay.banks) - {b.bank for b in program.buffers}
     if not without and not _lists_missing(program):
         return []
-    if sum(uop_upper_bound(p, program.overlay) for p in program.packets) > MAX_UOPS:
+    listed = preloaded_uops(program.overlay, program.preloaded)
+    if sum(uop_upper_bound(p, program.overlay) for p in program.packets) + listed > MAX_UOPS:
         return []  # P01
     expansion = Expansion(program)
     out = [f for f in _bounds(expansion, _Memory(program), without) if f.code == "A01"]
@@ -199,11 +203,14 @@ def _deep_enough(plan: Plan[Overlay], longest: int) -> int | None:
 def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
     findings = [*_buffers(program), *_preloaded(program)]
     total = sum(uop_upper_bound(p, program.overlay) for p in program.packets)
+    total += preloaded_uops(program.overlay, program.preloaded)
     if total > MAX_UOPS:
         text = f"expands to {total} uOPs; at most {MAX_UOPS} are allowed"
         return [*findings, *_parameters(program), Finding("P01", text, "program", help="split the program")], None
     findings += _packets(program)
     findings += _absent(program)
+    if any(f.code in REPEATS for f in findings):
+        return [*findings, *_parameters(program)], None  # nobody knows what the lists execute
     expansion = Expansion(program)
     findings += _uops(expansion)
     memory = _Memory(program)
@@ -246,14 +253,19 @@ def _preloaded(program: Program) -> Iterator[Finding]:
         if spec is None or spec.kind not in overlay.preloaded:
             yield Finding("M01", f"overlay {overlay.name} has no unit {unit} with an op list", unit)
             continue
-        record, most = overlay.preloaded[spec.kind]
-        if len(ops) > most:
-            yield Finding("M02", f"{len(ops)} ops; it holds {most}", unit)
+        held = overlay.preloaded[spec.kind]
+        if len(ops) > held.longest:
+            yield Finding("M02", f"{len(ops)} ops; it holds {held.longest}", unit)
+        for fault in held.faults(ops):
+            way_out = "repeat ops that lie directly before it, behind the repeat before"
+            yield Finding(fault.code, fault.message, f"{unit} {program.where(unit, fault.index)}", help=way_out)
         for i, op in enumerate(ops):
             where = f"{unit} {program.where(unit, i)}"
-            if type(op) is not record:
+            if type(op) is not held.record:
                 yield Finding("M03", f"{type(op).__name__} is no op of a {spec.kind}", where)
                 continue
+            if held.repeated(op) is not None:
+                continue  # it does nothing itself
             for reason in overlay.legal(spec, op):
                 yield Finding("M04", reason, where)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple
 
 from ..base.errors import DeadlockError, ProgramError
@@ -194,16 +195,17 @@ class ProcessNetwork(Wiring):
         if name in self.apart:
             self.spawn(draining(name), self._drain(name), owner=name)
 
-    def feed(self, name: str, uops: Iterable[Any]) -> Steps:
-        """Return the steps of a unit that executes a list of uOPs, without an instruction path."""
+    def feed(self, name: str, uops: Iterable[Any], origins: Iterable[int] | None = None) -> Steps:
+        """Return the steps of a unit that executes a list of uOPs, without an instruction path. origins: of each uOP;
+        None for their numbers."""
         unit, progress = self.units[name], self.progress[name]
         apart = self.apart.get(name)
         has_room = False
-        for number, uop in enumerate(uops):
+        for number, (uop, origin) in enumerate(zip(uops, count() if origins is None else origins, strict=False)):
             if apart is not None and not has_room:
                 yield Step(puts=(apart.slots,))
             progress.number = number
-            progress.issue = Issue(uop, number)
+            progress.issue = Issue(uop, origin)
             progress.starts.append((progress.task.clock, self._count))
             if apart is None:
                 yield from unit.kernel(uop)

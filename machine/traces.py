@@ -12,7 +12,7 @@ executor defines what a program does; `fast_engine` executes these arrays with t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -347,15 +347,32 @@ class UnitTraces:
             self.halves.append((fill, drain))
         return len(self.halves) - 1
 
-    def feed(self, uops: Iterable[Any]) -> Mapping[str, Items]:
-        """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`), by process."""
-        kernels = [self.kernel(uop)[0] for uop in uops]
+    def feed(self, uops: Iterable[Any], origins: Sequence[int] | None = None) -> Mapping[str, Items]:
+        """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`), by process. origins: of each
+        uOP; those of equal origin are the same uOP. None for their numbers."""
+        if origins is None:
+            kernels = [self.kernel(uop)[0] for uop in uops]
+            origins = range(len(kernels))
+        else:
+            kernels = list(self._shared(uops, origins))
         if self.apart is not None:
-            return self.served(kernels, range(len(kernels)), None, None)
+            return self.served(kernels, origins, None, None)
         items = Items()
         items.traces = array("i", kernels)
-        items.number = items.origin = array("i", range(len(kernels)))
+        items.number, items.origin = array("i", range(len(kernels))), array("i", origins)
         return {self.name: items}
+
+    def _shared(self, uops: Iterable[Any], origins: Sequence[int]) -> Iterator[int]:
+        """Yield the trace of each uOP. Those of equal origin share one, unless their kernel may depend on earlier
+        uOPs."""
+        known: dict[int, int] = {}
+        for uop, origin in zip(uops, origins, strict=True):
+            trace = known.get(origin)
+            if trace is None:
+                trace, past = self.kernel(uop)
+                if not past:
+                    known[origin] = trace
+            yield trace
 
     def served(
         self, kernels: Sequence[int], origins: Sequence[int], source: Channel | None, end: int | None

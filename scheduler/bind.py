@@ -29,10 +29,12 @@ def bind(tiled: Tiled) -> Bound:
 
 
 def _holds_ops(bound: Bound) -> bool:
-    """Whether no unit has more ops than its list holds."""
+    """Whether no unit has more ops than its list holds. A list with repeats may hold any number."""
     overlay = bound.tiled.overlay
-    limits = {u.name: limit for kind, (_, limit) in overlay.preloaded.items() for u in overlay.by_kind[kind]}
-    return all(len(bound.others[unit]) <= limit for unit, limit in limits.items())
+    for kind, held in overlay.preloaded.items():
+        if held.repeat is None and any(len(bound.others[u.name]) > held.longest for u in overlay.by_kind[kind]):
+            return False
+    return True
 
 
 def _bound(tiled: Tiled, keeps_slices: bool = True) -> Bound:

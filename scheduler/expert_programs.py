@@ -214,9 +214,9 @@ class ExpertPrograms:
         words = sum(p.words for t in templates for p in t.packets) + sum(p.words for p in self._ends) + 2
         if overlay.image_bytes is not None and 4 * words > overlay.image_bytes:
             return False
-        for kind, (_, most) in overlay.preloaded.items():
+        for kind, held in overlay.preloaded.items():
             for unit in overlay.by_kind[kind]:
-                if sum(len(t.program.preloaded.get(unit.name, ())) for t in templates) > most:
+                if sum(len(t.program.preloaded.get(unit.name, ())) for t in templates) > held.longest:
                     return False
         used = sum(t.span for t in templates)
         return 4 * self._unit * used <= min(overlay.banks[self.bank], overlay.max_bank_bytes)

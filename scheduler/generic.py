@@ -329,6 +329,7 @@ class _Binder:
             except FieldError as e:
                 raise UnsupportedError(f"{u.name} of overlay {self.overlay.name}: {e}") from e
         sequences = {unit: of_unit for unit, of_unit in made.items() if of_unit}
+        ops = self.overlay.unrolled(made)
         listed = {u.name for u in self.overlay.units if u.kind in self.overlay.preloaded}
         return UnpackedProgram(
             overlay=self.overlay,
@@ -337,7 +338,7 @@ class _Binder:
             buffers=tuple(self.buffers.values()),
             parameters=parameters_of(self.net.rows, patches),
             patches={name: tuple(p) for name, p in patches.items()},
-            segments=tuple(self._segments(work)) if all(len(made[u]) == len(work[u].items) for u in made) else (),
+            segments=tuple(self._segments(work)) if all(len(ops[u]) == len(work[u].items) for u in made) else (),
         )
 
     def _segments(self, work: dict[str, Work]) -> Iterator[Segment]:

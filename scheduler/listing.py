@@ -76,7 +76,7 @@ def list_accesses(
     ends = np.cumsum([len(u) for u in uops]).astype(np.int32)
     traces = trace_workload(
         overlay,
-        {**issues, **preloaded, unit.name: [uop for many in uops for uop in many]},
+        {**issues, **overlay.unrolled(preloaded), unit.name: [uop for many in uops for uop in many]},
     )
     streams = {c.name: c.number for c in traces.net.channels}
     needs, needs_at = needs_of(jobs)

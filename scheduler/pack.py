@@ -108,7 +108,7 @@ def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:
 
 def _check(kernels: UnpackedProgram) -> None:
     for unit, ops in kernels.preloaded.items():
-        _, capacity = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind]
+        capacity = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind].longest
         if len(ops) > capacity:
             raise ProgramError(
                 f"{unit} needs {len(ops)} ops but holds at most {capacity}: compile fewer layers, a smaller batch or "
@@ -165,16 +165,21 @@ def starts_of(run: Timing, firsts: Firsts) -> dict[str, list[tuple[float, int]]]
 def _starts(kernels: UnpackedProgram) -> Starts:
     issues, firsts = issued(kernels.overlay, kernels.sequences)
 
+    def entry_of(unit: str, number: int) -> int:
+        held = kernels.overlay.op_list(unit)
+        return number if held is None else int(held.order(kernels.preloaded[unit])[number])
+
     def where(unit: str, origin: int) -> str:
         first = firsts.get(unit)
         if first is None:
-            index, places, noun = origin, kernels.preloaded_places.get(unit, ()), "op"
+            index, places, noun = entry_of(unit, origin), kernels.preloaded_places.get(unit, ()), "op"
         else:
             index = max(i for i, f in enumerate(first) if f <= origin)
             places, noun = kernels.places.get(unit, ()), "mOP"
         return str(places[index]) if index < len(places) else f"{noun} {index}"
 
-    return starts_of(execute(kernels.overlay, {**issues, **kernels.preloaded}, where=where), firsts)
+    lists = kernels.overlay.unrolled(kernels.preloaded)
+    return starts_of(execute(kernels.overlay, {**issues, **lists}, where=where), firsts)
 
 
 def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:

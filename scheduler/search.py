@@ -93,7 +93,7 @@ def price(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Timing:
     lowered = lower(network, overlay, schedule)
     if lowered.found is not None:
         return lowered.found
-    return execute(overlay, {**uops_of(lowered.kernels), **lowered.kernels.preloaded})
+    return execute(overlay, {**uops_of(lowered.kernels), **overlay.unrolled(lowered.kernels.preloaded)})
 
 
 def search(

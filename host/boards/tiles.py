@@ -37,7 +37,7 @@ def parameters(program: Program, graph: str) -> dict[str, Words]:
     """Return the words that each tile gets before a run, by port: print code, number of ops, the ops, and zeros up to
     the fixed size."""
     overlay = program.overlay
-    size = overlay.preloaded["MME"][1] + 2
+    size = overlay.preloaded["MME"].words + 2
     lists: dict[tuple[str, bool], Words] = {}
     for mme in overlay.by_kind["MME"]:
         ops = np.array([w for op in program.preloaded.get(mme.name, ()) for w in op.encode()], np.uint32)
@@ -58,7 +58,7 @@ def op_lists(ports: Mapping[str, Words], overlay: Overlay, graph: str) -> dict[s
         words = ports.get(port)
         if words is None:
             raise BoardError(f"{port} got no parameter")
-        if len(words) != overlay.preloaded["MME"][1] + 2 or words[1] > len(words) - 2:
+        if len(words) != overlay.preloaded["MME"].words + 2 or words[1] > len(words) - 2:
             raise BoardError(f"{port} got {len(words)} words, of which {words[1:2]} are ops")
         ops = words[2 : 2 + int(words[1])]
         if (ops & HOLDS_WEIGHT != (HOLDS_WEIGHT if holds else 0)).any():

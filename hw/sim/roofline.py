@@ -81,7 +81,10 @@ def roofline(timeline: Timeline, explanation: Explanation) -> Roofline | None:
     best, kinds = "", set()
     for track in timeline.tracks:
         ops = machine.program.preloaded.get(track.name, ())
-        each = np.array([float(overlay.flops(op)) for op in ops])
+        held = overlay.op_list(track.name)
+        if held is None or not ops:
+            continue
+        each = np.array([0.0 if held.repeated(op) else float(overlay.flops(op)) for op in ops])[held.order(ops)]
         if not each.any():
             continue
         kind = overlay.by_unit[track.name].kind

@@ -143,7 +143,8 @@ def programs(draw: st.DrawFn) -> Program:
     addresses = [b.offset + n * 512 for b in rows for n in range(8)]
     image = draw(st.lists(packets(overlay, addresses), max_size=6))
     preloaded = {}
-    for kind, (record, _) in overlay.preloaded.items():
+    for kind, held in overlay.preloaded.items():
+        record = held.record
         lists = st.lists(st.sampled_from(draw(st.lists(records(record, []), min_size=1, max_size=3))), max_size=20)
         chosen = draw(st.lists(lists, min_size=1, max_size=2))
         for unit in overlay.by_kind[kind]:
@@ -215,7 +216,7 @@ def test_source_map(name: str) -> None:
     overlay = OVERLAYS[name]
     packet = Packet.terminator(1)
     places = (Place("a.rsn", 7), Place("b.rsn", 1), Place("a.rsn", 8))
-    mme = overlay.preloaded["MME"][0]
+    mme = overlay.preloaded["MME"].record
     program = Program(
         overlay,
         (packet, packet, packet, packet),

@@ -14,7 +14,7 @@ from rsn.tests.effort import examples
 RECORDS = sorted(
     {Header}
     | {form.mop for o in OVERLAYS.values() for form in o.formats}
-    | {record for o in OVERLAYS.values() for record, _ in o.preloaded.values()},
+    | {ops.record for o in OVERLAYS.values() for ops in o.preloaded.values()},
     key=lambda r: r.__name__,
 )
 

@@ -21,7 +21,11 @@ from rsn.isa.packet import Header
 
 GXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 
-FORMATS: tuple[type[Record], ...] = (Header, *(f.mop for f in XNN.formats), *(r for r, _ in XNN.preloaded.values()))
+FORMATS: tuple[type[Record], ...] = (
+    Header,
+    *(f.mop for f in XNN.formats),
+    *(ops.record for ops in XNN.preloaded.values()),
+)
 
 Lines = Sequence[tuple[int, Sequence[int]]]
 """Index of a format and the words of a record, by line."""

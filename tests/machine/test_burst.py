@@ -17,7 +17,7 @@ from rsn.hw.sim.dataflow import Dataflow
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record, bits
 from rsn.isa.instruction_path import InstructionPath
-from rsn.isa.overlay import Overlay
+from rsn.isa.overlay import OpList, Overlay
 from rsn.isa.program import Program
 from rsn.machine.balance import balance
 from rsn.machine.description import Stream, UnitSpec
@@ -132,7 +132,7 @@ class Op(Record, words=1):
 def toy(unit: type[Unit], depths: dict[tuple[str, str], int]) -> Overlay:
     units = tuple(UnitSpec(n, n, i, unit) for i, n in enumerate(NAMES))
     streams = tuple(Stream(a, b, d) for (a, b), d in depths.items())
-    preloaded = dict.fromkeys(NAMES, (Op, 99))
+    preloaded = dict.fromkeys(NAMES, OpList(Op, 99 * Op.WORDS))
     return toy_overlay(units, streams, preloaded=preloaded)
 
 

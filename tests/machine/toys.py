@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rsn.isa.fields import Record
-from rsn.isa.overlay import InstructionFormat, Overlay
+from rsn.isa.overlay import InstructionFormat, OpList, Overlay
 from rsn.machine.description import Rate, Stream, UnitSpec
 
 CLOCK_HZ = 260e6
@@ -19,7 +18,7 @@ def toy_overlay(
     name: str = "toy",
     formats: Iterable[InstructionFormat] = (),
     rates: Mapping[str, Rate] | None = None,
-    preloaded: Mapping[str, tuple[type[Record], int]] | None = None,
+    preloaded: Mapping[str, OpList] | None = None,
     **more: Any,
 ) -> Overlay:
     """An overlay for tests. Unless `rates` is given, its only rate is `us`: a step's amount is in microseconds."""

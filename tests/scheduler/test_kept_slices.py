@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from rsn.isa.overlay import Overlay
+from rsn.isa.overlay import OpList, Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
@@ -33,7 +33,7 @@ def loads_and_ops(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> 
 
 def with_ops(count: int) -> Overlay:
     """XNN with MMEs that hold at most `count` ops."""
-    return replace(XNN, preloaded={kind: (record, count) for kind, (record, _) in XNN.preloaded.items()})
+    return replace(XNN, preloaded={kind: OpList(ops.record, count) for kind, ops in XNN.preloaded.items()})
 
 
 def test_an_operand_that_the_slots_hold_is_loaded_once() -> None:

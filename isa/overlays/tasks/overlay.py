@@ -28,7 +28,7 @@ from ....base.errors import ProgramError
 from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.token_type import TokenType
 from ...layout import Layout
-from ...overlay import Overlay
+from ...overlay import OpList, Overlay
 from ...program import Buffer, Role, UnpackedProgram
 from ...program import Place as Line
 from .codec import encoded, statements, toml
@@ -59,7 +59,7 @@ def machine_of(program: TaskProgram, part: type[Part] | None = None) -> Overlay:
         units=units,
         streams=tuple(streams.values()),
         clock_hz=program.clock_hz,
-        preloaded={u.kind: (RunShot, LONGEST) for u in units},
+        preloaded={u.kind: OpList(RunShot, LONGEST * RunShot.WORDS) for u in units},
         legal=_legal(program),
         title=_title(program),
         banks={BANK: 4 * prepared.words} if program.tensors else {},

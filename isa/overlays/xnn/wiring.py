@@ -12,7 +12,7 @@ from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.resources import VC1902, Deviation
 from ...fields import Record
 from ...layout import UNIT, UNIT_BYTES
-from ...overlay import InstructionFormat, Overlay, Transfer
+from ...overlay import InstructionFormat, OpList, Overlay, Transfer
 from ...work import Emit, Item, Patched
 from . import formats as f
 from . import mem_a, mem_b, mem_c, mem_c_emit, mem_c_limits, mesh, mme, off_chip
@@ -251,7 +251,7 @@ XNN_BASE = Overlay(
     formats=_BASE_FORMS,
     rates=RATES,
     terminators=("DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshB", "MeshA"),
-    preloaded={"MME": (f.Mme, MAX_MME_OPS)},
+    preloaded={"MME": OpList(f.Mme, MAX_MME_OPS)},
     banks={"ddr": 8 << 30, "lpddr": 8 << 30},
     clock_hz=260e6,  # paper section 5
     address_unit=UNIT,
