@@ -96,7 +96,15 @@ class Dataflow(ProcessNetwork):
             uops[u.name] = path.uops(u.name)
             if completed is not None and u.kind not in path.overlay.preloaded:
                 uops[u.name] = _reporting(uops[u.name], u.name, completed)
-        super().__init__(path.overlay, uops, banks=banks, data=True, where=where)
+
+        def place(unit: str, number: int) -> str:
+            held = path.overlay.op_list(unit)
+            # uOPs come without their origins; where no entry is a repeat, an op's number is that of its entry
+            if held is None or held.repeat is None:
+                return where(unit, number)
+            return where(unit, int(held.order(path.preloaded.get(unit, ()))[number]))
+
+        super().__init__(path.overlay, uops, banks=banks, data=True, where=place)
 
     def await_any(self, task: Task, choice: AnyOf) -> bool:
         """Refuse: what comes first is not known without clocks."""

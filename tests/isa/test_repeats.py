@@ -21,6 +21,7 @@ from rsn.assembler.printer import show
 from rsn.base.errors import ContainerError, DeadlockError, ProgramError, SourceError
 from rsn.cli.main import main
 from rsn.hw.sim.breakpoint import stop
+from rsn.hw.sim.dataflow import Dataflow
 from rsn.hw.sim.explain import explain
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.report import page
@@ -176,6 +177,17 @@ def test_reports_of_a_deadlock_are_those_of_the_unrolled_list() -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_run_for_data_alone_names_entries_too() -> None:
+    texts = []
+    for p in both():
+        stuck = replace(p, packets=(p.packets[0], *p.packets[2:]))  # FU3 takes nothing
+        with pytest.raises(ProgramError) as caught:
+            Dataflow(InstructionPath.of(stuck), banks={"ddr": np.zeros(1 << 18, np.float32)}, where=stuck.where).run()
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+    assert "the last from FU2 uOP 12 (p.rsn:16)" in texts[0]
+
+
 def test_reports_of_words_left_are_those_of_the_unrolled_list() -> None:
     texts = []
     for p in both([A, B, make_repeat(2, 4)], more=-1):
@@ -252,7 +264,7 @@ def test_repeats_that_are_not_possible(ops: tuple[Listed, ...], code: str, text:
     assert [f.code for f in found] == [code]
     assert f"{found[0].where}: {found[0].message}".startswith(text)
     assert [f for f in check(p) if f.code == code]
-    with pytest.raises(ProgramError, match="repeats"):
+    with pytest.raises(ProgramError, match=r"FU2: Listed op \d: repeats"):
         p.overlay.unrolled(p.preloaded)
     with pytest.raises(ProgramError):
         Machine(p).run()
