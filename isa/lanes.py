@@ -287,5 +287,10 @@ class LaneWork(ABC):
         """The op lists of the product units."""
 
     @abstractmethod
+    def repeat(self, length: int, times: int) -> Record:
+        """The entry of an op list that repeats the `length` entries before it `times` more times. Raises `FieldError`
+        if it cannot."""
+
+    @abstractmethod
     def moves(self, accesses: Sequence[Access]) -> Sequence[Record]:
         """The instructions of the unit of the bank of activations, one for each access."""

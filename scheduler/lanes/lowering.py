@@ -22,6 +22,7 @@ from ..chain import parameters_of
 from ..dram import Lowered, Weights
 from ..graph import Array, Gemm, LayerGraph, Output, Rotary
 from ..memory import Columns, lay_out_heads, plain
+from ..repeats import folded
 from ..room import check_room
 from ..schedule import Interleave, Schedule
 from . import attend as rounds
@@ -422,7 +423,10 @@ class Lowering:
     def _finished(self) -> Lowered:
         e = self.emission
         e.finish()
-        sequences, preloaded = e.sequences(), e.op_lists()
+        sequences = e.sequences()
+        preloaded = {
+            unit: folded(ops, e.repeat, repeat=self.overlay.op_list(unit).repeat) for unit, ops in e.op_lists().items()
+        }
         ordered = order_ddr(e, sequences, preloaded, self.overlay)
         sequences["DDR"] = ordered.mops
         patches = {name: tuple(found) for name, found in e.patches.items()}

@@ -48,7 +48,9 @@ def order_ddr(
     of_ddr = [list(form.uops(mop, 0)) for mop in mops]
     ends = np.cumsum([len(u) for u in of_ddr]).astype(np.int32)
     before = np.concatenate([[0], ends[:-1]]).astype(np.int32)
-    traces = trace_workload(overlay, {**uops, **preloaded, "DDR": [u for many in of_ddr for u in many]})
+    traces = trace_workload(
+        overlay, {**uops, **overlay.unrolled(preloaded), "DDR": [u for many in of_ddr for u in many]}
+    )
     streams = {c.name: c.number for c in traces.net.channels}
     rule = DramPolicy(patience_us=PATIENCE_US)
     needs, needs_at = needs_of([Job(a, rule, i) for i, a in enumerate(accesses)])

@@ -261,6 +261,9 @@ class Emission(LaneWork):
     def op_lists(self) -> dict[str, tuple[Mme, ...]]:
         return {unit: tuple(ops_of(made)) for unit, made in self.made.items() if unit.startswith("MME") and made}
 
+    def repeat(self, length: int, times: int) -> Mme:
+        return Mme(length=length, times=times)
+
     def moves(self, accesses: Sequence[Access]) -> list[Ddr]:
         return [
             Ddr(

@@ -19,14 +19,14 @@ from ....machine.resources import VC1902
 from ....machine.token_type import TokenType
 from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
-from ...overlay import InstructionFormat, Overlay, one_uop
+from ...overlay import InstructionFormat, OpList, Overlay, one_uop
 from ..xnn.tiles import BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import off_chip
 from .emission import Emission
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
-from .mme import Mme, MmeUnit, flops
+from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
 from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
 from .ports import FILLED, FREE, TOKENS
@@ -189,7 +189,7 @@ XNN2 = Overlay(
     formats=tuple(_format(opcode, kind, record) for opcode, (kind, record) in enumerate(FORMATS, 1)),
     rates=RATES,
     terminators=tuple(kind for kind, _ in FORMATS),
-    preloaded={"MME": (Mme, MAX_MME_OPS)},
+    preloaded={"MME": OpList(Mme, MAX_MME_OPS, repeat)},
     banks={"ddr": 8 << 30, "lpddr": 8 << 30},
     address_unit=UNIT,
     image_bytes=512 << 10,

@@ -24,15 +24,21 @@ HALF = TILE // 2
 
 
 class Mme(Record, words=2):
-    """One op of a matrix multiplication engine."""
+    """One op of a matrix multiplication engine; or, with `length`, a repeat of those before it."""
 
     first: int = bits(0, 0, 8, "results of the first part")
     first_depth: int = bits(0, 8, 8, "products of each")
     second: int = bits(0, 16, 8, "results of the second part")
     second_depth: int = bits(0, 24, 8, "products of each")
-    times: int = bits(1, 0, 12, "how often both parts are done", default=1)
+    times: int = bits(1, 0, 12, "how often both parts are done; of a repeat, how often more", default=1)
     k64: int = bits(1, 12, 1, "K = 64: the first 64 columns of left tiles, the first 64 rows of right ones")
     n64: int = bits(1, 13, 1, "64 columns of right tiles, and of results")
+    length: int = bits(1, 14, 8, "not 0: this entry does nothing but repeat so many entries before it")
+
+
+def repeat(op: Mme) -> tuple[int, int] | None:
+    """Entries that this one repeats, and how often more; None for an op."""
+    return (op.length, op.times) if op.length else None
 
 
 class MmeUnit(Unit):
