@@ -180,10 +180,10 @@ class Attend:
     # -- keys and values
 
     def unit_of(self, seq: int, head: int) -> int:
-        """K unit of a head. In P3 it is that of the half that computes it. In R6 a sequence has one of them; of a
+        """K unit of a head. In P3 it is that of the half that computes it. Otherwise a sequence has one of them; of a
         single sequence, heads take turns."""
         column = head // self.a.each
-        if self.mode.halves > 1:
+        if self.mode.halves > 1 and self.a.stored is None:
             return int(column not in self.mode.split(self.a.k.columns)[0])
         seqs = self.panel.seqs
         if len(seqs) == 1:

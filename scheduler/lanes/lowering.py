@@ -28,7 +28,6 @@ from ..schedule import Interleave, Schedule
 from . import attend as rounds
 from .blocks import (
     TILE,
-    TILE_SIZE,
     Attention,
     HeadOps,
     Mask,
@@ -38,7 +37,7 @@ from .blocks import (
     Sequences,
     Vectors,
 )
-from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum
+from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum, check_width
 from .order import order_ddr
 from .panels import EMPTY, Mode, Residual, Rows, modes_of, panels_of, shared
 from .plan import Compute, Keys, Load, Planner, Step
@@ -119,14 +118,7 @@ class Lowering:
         for operand in (op.x, op.residual):
             if operand is None:
                 continue
-            tiles = self.columns[operand.name].stored // TILE
-            if tiles > self.mode.columns:
-                lanes = self.mode.halves
-                needs, has = (n * TILE_SIZE * 4 >> 10 for n in (tiles, self.mode.columns))
-                raise UnsupportedError(
-                    f"{op.layers[0].place}: 128 rows of {tiles * TILE} columns need {needs} KiB; a bank of X has {has} "
-                    f"KiB for them, in {lanes} lane{'s' * (lanes > 1)}"
-                )
+            check_width(op.layers[0].place, self.columns[operand.name].stored, self.mode)
         if isinstance(op, Attend):
             for p in (op.q, op.k, op.v):
                 if p.gated or (p.norm is not None and not p.in_heads):

@@ -79,6 +79,18 @@ def row_norm(norm: Norm | None) -> RowNorm | None:
     return None if norm is None else RowNorm(norm.eps, norm.rms)
 
 
+def check_width(place: str, columns: int, mode: Mode) -> None:
+    """Raise `UnsupportedError` for rows that a bank of X does not hold."""
+    tiles = padded(columns, TILE) // TILE
+    if tiles > mode.columns:
+        lanes = mode.halves
+        needs, has = (n * TILE_SIZE * 4 >> 10 for n in (tiles, mode.columns))
+        raise UnsupportedError(
+            f"{place}: 128 rows of {tiles * TILE} columns need {needs} KiB; a bank of X has {has} KiB for them, in "
+            f"{lanes} lane{'s' * (lanes > 1)}"
+        )
+
+
 class Matched:
     """The operations of a network."""
 
@@ -190,6 +202,8 @@ class Matched:
                     f"{a.place}: {name} is not a product that only this attention reads; overlay xnn2 computes "
                     "queries, keys and values beside the attention"
                 )
+        if isinstance(out, Gemm) and not out.activation and not out.gated:
+            check_width(a.place, out.width, self.mode)
         if not isinstance(out, Gemm) or out.x != a.y or not self._is_slice(out) or out.x_norm is not None:
             columns = self.mode.columns * TILE
             raise UnsupportedError(f"{a.place}: no product of up to {columns} columns reads its result alone")

@@ -170,6 +170,8 @@ class Rows:
             statistics = 2 if slots[0] else 1
             columns = max(min(width - (first + slots[0]) * TILE, len(slots) * TILE), 0)
             if self.mode.halves > 1:
+                if statistics == 1 and not lane & 1:  # new rows, of which the odd lane may have no columns
+                    self._alone.discard((lane + 1, bank))
                 self._alone.add((lane, bank))
         at = self.slots(bank, slots[0], len(slots))
         self.e.take_rows(lane, at, source, add=add, statistics=statistics, columns=columns)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....machine.description import Capability, Memory, Rate, Stream, UnitSpec
+from ....machine.description import Capability, Memory, Rate, Stream, UnitSpec, Where
 from ....machine.resources import VC1902
 from ....machine.token_type import TokenType
 from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
-from ..xnn.tiles import BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
+from ..xnn.tiles import BEAT, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import off_chip
@@ -30,7 +30,7 @@ from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
 from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
 from .ports import FILLED, FREE, TOKENS
-from .results import TABLE_ROWS, TABLE_WORDS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
+from .results import ACTIVATIONS, TABLE_ROWS, TABLE_WORDS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
 from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
 from .scratch import TIn, TInUnit, TOut, TOutUnit
 
@@ -99,23 +99,35 @@ def _units() -> tuple[UnitSpec, ...]:
     half = {"tile_depth": (TILE // 2, TILE // 2)}, {"tile_columns": (TILE // 2, TILE // 2)}
     half_depth = Capability("matmul_half_depth", limits=half[0], rate="mme_k64_us", elements=TILE**3 // 2)
     half_columns = Capability("matmul_half_columns", limits=half[1], rate="mme_n64_us", elements=TILE**3 // 2)
+    per_byte = 1 / 4  # elements; a step of a bandwidth moves a byte
+    load = [Capability("load", Where.LOAD, rate=f"{bank}_read_gbs", elements=per_byte) for bank in ("ddr", "lpddr")]
+    store = Capability("store", Where.STORE, rate="ddr_write_gbs", elements=per_byte)
+    norms = tuple(Capability(op, Where.SEND) for op in ("layernorm", "rmsnorm"))
+    sums = tuple(Capability(op, Where.RECEIVE) for op in ("bias", "residual", "scale"))
+    functions = (
+        *(Capability(op, rate="activation_beat", elements=BEAT) for op in ACTIVATIONS),
+        *(Capability(op, rate="rotate_beat", elements=BEAT) for op in ("rotary", "head_norm")),
+        Capability("gate"),
+    )
+    softmax = Capability("softmax", rate="softmax_beat", elements=BEAT)
+    masks = tuple(Capability(op) for op in ("mask", "causal", "window", "softcap"))
     return (
-        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr"),
-        UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr"),
+        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=(load[0], store)),
+        UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr", capabilities=(load[1],)),
         *(UnitSpec(f"W{i}", "W", i, WUnit) for i in range(2)),
         *(UnitSpec(f"KvIn{i}", "KvIn", i, KvInUnit, memory=heads) for i in range(KV)),
         *(UnitSpec(f"KvOut{i}", "KvOut", i, KvOutUnit) for i in range(KV)),
         *lanes("XIn", XInUnit, memory=rows),
-        *lanes("XOut", XOutUnit),
+        *lanes("XOut", XOutUnit, capabilities=norms),
         *lanes("XStore", XStoreUnit),
         *(UnitSpec(f"TIn{i}", "TIn", i, TInUnit, memory=scratch[i]) for i in range(LANES)),
         *lanes("TOut", TOutUnit),
         *lanes("MeshA", MeshUnit),
         *lanes("MeshB", MeshUnit),
         *lanes("MME", MmeUnit, capabilities=(matmul, half_depth, half_columns)),
-        *lanes("C", CUnit),
-        *lanes("Post", PostUnit),
-        *(UnitSpec(f"Soft{i}", "Soft", i, SoftUnit) for i in range(PAIRS)),
+        *lanes("C", CUnit, capabilities=sums),
+        *lanes("Post", PostUnit, capabilities=functions),
+        *(UnitSpec(f"Soft{i}", "Soft", i, SoftUnit, capabilities=(softmax, *masks)) for i in range(PAIRS)),
     )
 
 

@@ -1,0 +1,247 @@
+"""Networks on an overlay of row lanes (xnn2): results, modes, memories, times."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsn.base.errors import UnsupportedError
+from rsn.hw.sim.machine import Machine
+from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.layout import block
+from rsn.isa.overlays.xnn2 import XNN2
+from rsn.isa.overlays.xnn2.tokens import Slots
+from rsn.isa.program import Role
+from rsn.machine.executor import ProcessNetwork
+from rsn.scheduler.build import build
+from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.lanes.blocks import Sequences
+from rsn.scheduler.lanes.lowering import best
+from rsn.scheduler.lanes.panels import panels_of, shared
+from rsn.scheduler.schedule import PAPER
+from rsn.tests.effort import examples
+
+from .networks import Maker, error, execute, reference
+
+
+def worst(network: LayerGraph, x: np.ndarray) -> float:
+    """The largest deviation on xnn2, by the largest magnitude."""
+    out, _, _ = execute(network, x, XNN2)
+    return error(out, reference(network, x))
+
+
+def rows(network: LayerGraph, rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((network.batch, network.seq, network.inputs["x"])).astype(np.float32)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "mode", "on_chip"),
+    [
+        (1, 128, "P3", True),
+        (1, 384, "P3", True),
+        (3, 300, "P3", True),  # a panel for each sequence
+        (2, 384, "R6", True),
+        (2, 300, "R6", True),
+        (4, 200, "P3", False),
+        (5, 130, "R6", True),
+        (3, 512, "R6", False),  # two panels share a sequence
+        (2, 640, "R6", True),  # five of six lanes
+        (1, 768, "R6", True),
+        (6, 100, "R6", True),
+    ],
+)
+def test_encoder_of_any_length(batch: int, seq: int, mode: str, on_chip: bool) -> None:
+    maker = Maker()
+    network = maker.encoder(batch, seq, 256, 4, 512, act=Activation.GELU_ERF, layers=2)
+    lowering = best(network, XNN2, PAPER)
+    assert (lowering.mode.name, lowering.on_chip) == (mode, on_chip)
+    assert worst(network, rows(network, maker.rng)) < 1e-5
+
+
+@given(st.data())
+@examples(200, 8, deadline=None)
+def test_any_encoder_is_computed(data: st.DataObject) -> None:
+    heads, width = data.draw(st.sampled_from([(1, 64), (2, 64), (3, 64), (4, 32), (2, 96), (1, 128), (5, 40)]))
+    maker = Maker(np.random.default_rng(data.draw(st.integers(0, 1000))))
+    network = maker.encoder(
+        data.draw(st.integers(1, 4)),
+        data.draw(st.integers(1, 700)),
+        heads * width,
+        heads,
+        data.draw(st.integers(1, 5)) * 96,
+        act=data.draw(st.sampled_from(Activation)),
+        layers=data.draw(st.integers(1, 2)),
+        pre_norm=data.draw(st.booleans()),
+        rms=data.draw(st.booleans()),
+    )
+    assert worst(network, rows(network, maker.rng)) < 1e-5
+
+
+@given(st.data())
+@examples(300, 10, deadline=None)
+def test_any_chain_of_products_is_computed(data: st.DataObject) -> None:
+    """Products with any of what the machine applies, residuals to any earlier activation, through both modes."""
+    maker = Maker(np.random.default_rng(data.draw(st.integers(0, 1000))))
+    widths = st.sampled_from([64, 128, 200, 1000])
+    known = {"x": data.draw(widths)}
+    layers: list[Gemm] = []
+    for i in range(data.draw(st.integers(1, 5))):
+        x = data.draw(st.sampled_from(sorted(known)))
+        k = known[x]
+        residuals = [name for name in known if known[name] <= 1024]
+        residual = data.draw(st.none() | st.sampled_from(sorted(residuals)))
+        n = data.draw(widths) if residual is None else known[residual]
+        act = data.draw(st.none() | st.sampled_from(Activation)) if residual is None else None
+        norm = Norm(1e-5, data.draw(st.booleans())) if act is None and data.draw(st.booleans()) else None
+        scale = None if residual is None else 1 + maker.vector(n)
+        name = f"y{i}"
+        layers.append(Gemm(f"g{i}", x, name, maker.matrix(k, n), maker.vector(n), act, residual, scale, norm))
+        known[name] = n
+    network = LayerGraph(
+        data.draw(st.integers(1, 3)), data.draw(st.integers(1, 500)), {"x": known["x"]}, (Output(layers[-1].y),),
+        tuple(layers),
+    )  # fmt: skip
+    assert worst(network, rows(network, maker.rng)) < 1e-5
+
+
+def test_lengths_differ() -> None:
+    maker = Maker()
+    network = maker.encoder(3, 300, 128, 2, 256).with_lengths([300, 40, 129])
+    out, _, _ = execute(network, x := rows(network, maker.rng), XNN2)
+    want = reference(network, x)
+    for b, n in enumerate([300, 40, 129]):
+        assert error(out[b, :n], want[b, :n]) < 1e-5
+
+
+@pytest.mark.parametrize("seq", [128, 512])
+def test_results_do_not_depend_on_the_order_of_processes(seq: int) -> None:
+    """Tokens order all accesses to memories: whichever process goes first, results are the same to the bit."""
+    maker = Maker()
+    network = maker.encoder(2, seq, 128, 2, 256)
+    built = build(network, XNN2, PAPER)
+    x = rows(network, maker.rng)
+    results = []
+    for seed in (None, 1, 2):
+        banks = {bank: np.zeros(built.program.bank_size(bank), np.float32) for bank in XNN2.banks}
+        for name, flat in built.weights.items():
+            b = built.program.buffer(name)
+            banks[b.bank][16 * b.offset : 16 * b.offset + b.size] = flat
+        (source,) = built.program.with_role(Role.INPUT)
+        banks["ddr"][16 * source.offset : 16 * source.offset + source.size] = block(x.reshape(source.shape))
+
+        def shuffled(tasks: list[Any], seed: int | None = seed) -> list[Any]:
+            if seed is not None:
+                random.Random(seed).shuffle(tasks)
+            return tasks
+
+        path = InstructionPath.of(built.program)
+        ProcessNetwork(XNN2, path, banks=banks, data=True, order=shuffled).run()
+        (out,) = built.program.with_role(Role.OUTPUT)
+        results.append(banks["ddr"][16 * out.offset : 16 * out.offset + out.size].copy())
+    assert np.isfinite(results[0]).all()
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+# -- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def test_rows_wider_than_a_bank_of_x_are_refused() -> None:
+    network = Maker().encoder(1, 128, 2176, 34, 128)
+    with pytest.raises(UnsupportedError, match=r"128 rows of 2176 columns need 1088 KiB; a bank of X has 1024 KiB"):
+        build(network, XNN2, PAPER)
+
+
+def test_rows_of_2048_columns_go_through_both_lanes_of_a_pair() -> None:
+    maker = Maker()
+    network = maker.encoder(2, 384, 2048, 16, 256)  # heads of 128 columns
+    assert best(network, XNN2, PAPER).mode.name == "P3"
+    assert worst(network, rows(network, maker.rng)) < 1e-5
+
+
+def test_probabilities_that_t_does_not_hold_are_refused() -> None:
+    network = Maker().encoder(1, 23 * 128, 64, 1, 64)
+    message = r"a sequence of 2944 rows: .* need 1472 KiB; T of an odd lane has 1408 KiB for them"
+    with pytest.raises(UnsupportedError, match=message):
+        build(network, XNN2, PAPER)
+
+
+def test_a_bias_of_scores_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="a bias of scores; overlay xnn2 has masks of rows and columns only"):
+        build(Maker().encoder(1, 128, 128, 2, 128, biases=(1, 2)), XNN2, PAPER)
+
+
+# -- panels and tokens ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 1500), min_size=1, max_size=8), st.sampled_from([3, 6]))
+def test_panels_hold_all_rows_once_and_groups_share_no_sequence(lengths: list[int], size: int) -> None:
+    sequences = Sequences(tuple(lengths))
+    groups = list(shared(panels_of(sequences, size)))
+    assert [t for group in groups for panel in group for t in panel.tiles] == list(sequences.all)
+    seqs = [{t.seq for panel in group for t in panel.tiles} for group in groups]
+    assert all(a.isdisjoint(b) for i, a in enumerate(seqs) for b in seqs[i + 1 :])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 4), min_size=1, max_size=3)), max_size=60))
+def test_tokens_order_reads_behind_writes_and_writes_behind_reads(accesses: list[tuple[bool, list[int]]]) -> None:
+    """Each operation waits for enough tokens that every access to its slots before it has ended; and never for what
+    comes behind it."""
+    slots = Slots()
+    tiles, reads = 0, 0
+    waited = {True: 0, False: 0}
+    last_write: dict[int, int] = {}
+    last_read: dict[int, int] = {}
+    for writes, places in accesses:
+        if writes:
+            waited[True] += slots.write(places)
+            assert max(last_read.get(s, 0) for s in places) <= waited[True] <= reads
+            for s in places:
+                tiles += 1
+                last_write[s] = tiles
+        else:
+            waited[False] += slots.read(places)
+            assert max(last_write.get(s, 0) for s in places) <= waited[False] <= tiles
+            reads += 1
+            last_read |= dict.fromkeys(places, reads)
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("layers", "batch", "seq", "most_ms", "busy"),
+    [(1, 6, 512, 13.5, 0.92), (24, 1, 384, 39.5, 0.92), (24, 2, 384, 77.5, 0.94), (24, 8, 384, 308, 0.94)],
+)
+def test_bert_large_takes_little_more_than_its_products(
+    layers: int, batch: int, seq: int, most_ms: float, busy: float
+) -> None:
+    """The published overlay takes 17.98, 95, 122 and 444 ms (paper section 5). busy: of the MMEs, with products."""
+    lowering = best(_empty(layers, batch, seq, 1024, 16, 4096), XNN2, PAPER)
+    program = build(lowering.net, XNN2, PAPER).program
+    run = Machine(program).run()
+    assert run.latency_s * 1e3 < most_ms
+    seconds = XNN2.seconds
+    tiles = -(-seq // 128)
+    products = layers * batch * tiles * (12 * 64 * seconds["mme_tile_us"]
+               + 16 * tiles * (seconds["mme_k64_us"] + seconds["mme_n64_us"])) / 6  # fmt: skip
+    assert products / run.latency_s > busy
+    assert 4 * len(program.image) < 512 << 10
+    assert all(2 * len(ops) <= 510 for ops in program.preloaded.values())
+    if layers == 1:
+        assert run.bytes["ddr_read"] + run.bytes["ddr_write"] < 95e6
+
+
+def _empty(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int) -> LayerGraph:
+    """An encoder whose weights are all the same zeros."""
+    maker = Maker()
+    maker.matrix = lambda *shape: np.broadcast_to(np.float32(0), shape)  # type: ignore[method-assign]
+    return maker.encoder(batch, seq, hidden, heads, ffn, layers=layers)
