@@ -372,7 +372,10 @@ class Lowering:
         width = self.columns[op.y].end
         if isinstance(op, Attend):
             out = self._product(op.out)
-            rounds.Attend(rows, panel, self.kv[id(op)], out, bank, op.x.norm, residual, width, beside).emit()
+            try:
+                rounds.Attend(rows, panel, self.kv[id(op)], out, bank, op.x.norm, residual, width, beside).emit()
+            except UnsupportedError as error:
+                raise UnsupportedError(f"{op.attention.place}: {error}") from None
         elif isinstance(op, Feed):
             up, down = self._product(op.up), self._product(op.down)
             rows.feed_forward(panel, up, down, bank, op.x.norm, residual, width, beside, behind)
@@ -416,9 +419,7 @@ class Lowering:
         e = self.emission
         e.finish()
         sequences = e.sequences()
-        preloaded = {
-            unit: folded(ops, e.repeat, repeat=self.overlay.op_list(unit).repeat) for unit, ops in e.op_lists().items()
-        }
+        preloaded = {unit: folded(ops, e.repeat) for unit, ops in e.op_lists().items()}
         ordered = order_ddr(e, sequences, preloaded, self.overlay)
         sequences["DDR"] = ordered.mops
         patches = {name: tuple(found) for name, found in e.patches.items()}

@@ -26,7 +26,7 @@ from rsn.scheduler import pack as packing
 from rsn.scheduler.chain import instructions
 from rsn.scheduler.dram import Lowered
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
-from rsn.scheduler.listing import _Job, _load_pieces, _needs, _store_pieces
+from rsn.scheduler.listing import Job, _load_pieces, needs_of, _store_pieces
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack, uops_of
@@ -210,7 +210,7 @@ anywhere = st.builds(
 def test_needs_are_all_conflicts_with_what_comes_before(given: list[Access]) -> None:
     """Directly, or through those between: written down two by two. Programs seldom lead to more than
     reads after writes, because what overwrites something is mostly made of it."""
-    needs, at = _needs([_Job(access, DramPolicy(), 0) for access in given])
+    needs, at = needs_of([Job(access, DramPolicy(), 0) for access in given])
     behind: list[set[int]] = []
     for i, access in enumerate(given):
         direct = set(needs[at[i] : at[i + 1]].tolist())

@@ -1,0 +1,177 @@
+"""The overlay xnn2 beside xnn-base and the published figures: BERT-Large at L = 384, one encoder, a decoder layer.
+
+All times are modelled, launch and instruction path included; the published ones are measured (paper tables 9 and 10).
+xnn-base: by the published order of the host, schedule `paper`. bound: products of the model on six MMEs, without any
+waiting, keys of all rows counted. busy: the bound by the time. DDR, LPDDR: bytes moved. ops: words of the longest op
+list of an MME, of 510.
+
+Run it as: python benchmarks/growth.py [--only NAME ...] [--base] [--json]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch import nn
+
+from rsn.base.errors import RsnError
+from rsn.hw.sim.machine import Machine
+from rsn.isa.overlay import Overlay
+from rsn.isa.overlays import XNN_BASE, find
+from rsn.isa.overlays.xnn2 import XNN2
+from rsn.rsnlib.nn import Encoder
+from rsn.rsnlib.pipeline import Pipeline
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph
+
+TILE = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model. published: measured milliseconds. most: what the overlay is to reach, in milliseconds."""
+
+    name: str
+    make: Callable[[], tuple[nn.Module, dict[str, Any]]]
+    published: float | None = None
+    most: float | None = None
+
+
+def bert(layers: int, batch: int, seq: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
+    """Layers of BERT-Large."""
+
+    def make() -> tuple[nn.Module, dict[str, Any]]:
+        with torch.device("meta"):
+            module = Encoder(layers, 1024, 16, 4096, "gelu_tanh", 1e-6)
+        module = module.to_empty(device="cpu").eval()
+        for parameter in module.parameters():
+            parameter.data.zero_()
+        return module, {"hidden_states": torch.zeros(batch, seq, 1024)}
+
+    return make
+
+
+def llama(layers: int, seq: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
+    """Layers of the shape of Llama 3.2 1B: 2048 columns, 32 heads on 8, gated 8192."""
+
+    def make() -> tuple[nn.Module, dict[str, Any]]:
+        from transformers import LlamaConfig, LlamaModel
+
+        config = LlamaConfig(
+            hidden_size=2048,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=64,
+            intermediate_size=8192,
+            num_hidden_layers=layers,
+            vocab_size=64,
+            use_cache=False,
+        )
+        return LlamaModel(config).eval(), {"input_ids": torch.zeros(1, seq, dtype=torch.int64)}
+
+    return make
+
+
+CASES = (
+    Case("encoder B=6 L=512", bert(1, 6, 512), 17.98, 13.5),
+    Case("24 layers B=8 L=384", bert(24, 8, 384), 444, 308),
+    Case("24 layers B=4 L=384", bert(24, 4, 384), 220, 154),
+    Case("24 layers B=2 L=384", bert(24, 2, 384), 122, 77.5),
+    Case("24 layers B=1 L=384", bert(24, 1, 384), 95, 39.5),
+    Case("Llama 1B layer L=384", llama(1, 384), None, 7.4),
+    Case("Llama 1B 4 layers L=384", llama(4, 384), None, 4 * 7.4),
+)
+
+
+def bound(network: LayerGraph, overlay: Overlay) -> float:
+    """Seconds of all products on the MMEs of an overlay, if none of them ever waits."""
+    seconds, mmes = overlay.seconds, len(overlay.by_kind["MME"])
+    rows = sum(-(-n // TILE) for n in network.rows)
+    total = 0.0
+    for layer in network.layers:
+        if isinstance(layer, Gemm):
+            k, n = (-(-size // TILE) for size in layer.weight.shape)
+            total += rows * k * n * seconds["mme_tile_us"]
+        elif isinstance(layer, AttentionLayer):
+            pairs = sum((-(-n // TILE)) ** 2 for n in network.rows) * layer.heads
+            if layer.head_dim <= TILE // 2:
+                total += pairs * (seconds["mme_k64_us"] + seconds["mme_n64_us"])
+            else:
+                total += pairs * 2 * seconds["mme_tile_us"]
+    return total / mmes
+
+
+def measured(case: Case, overlay: Overlay) -> dict[str, Any]:
+    """One case on one overlay."""
+    module, example = case.make()
+    pipeline = Pipeline.named(overlay.name)
+    network = pipeline.trace(module, example).network
+    program = pipeline.build(network).program
+    run = Machine(program).run()
+    least = bound(network, overlay)
+    moved = {bank: sum(n for name, n in run.bytes.items() if name.startswith(bank)) for bank in ("ddr", "lpddr")}
+    lists = [sum(op.WORDS for op in ops) for ops in program.preloaded.values()]
+    return {
+        "ms": run.latency_s * 1e3,
+        "bound": least * 1e3,
+        "busy": least / run.latency_s,
+        "ddr_mb": moved["ddr"] / 1e6,
+        "lpddr_mb": moved["lpddr"] / 1e6,
+        "image_kib": 4 * len(program.image) / 1024,
+        "ops": max(lists),
+    }
+
+
+@click.command()
+@click.option("--only", multiple=True, help="Cases whose name contains this text.")
+@click.option("--base", is_flag=True, help="xnn-base as well; it takes some minutes.")
+@click.option("--json", "as_json", is_flag=True)
+def main(only: tuple[str, ...], base: bool, as_json: bool) -> None:
+    """Print a row for each case."""
+    np.seterr(all="ignore")
+    found = []
+    if not as_json:
+        columns = "model", "published ms", "xnn-base ms", "xnn2 ms", "asked", "bound", "busy %", "DDR MB", "LPDDR MB"
+        click.echo("| " + " | ".join((*columns, "image KiB", "op words")) + " |")
+        click.echo("|---" * (len(columns) + 2) + "|")
+    for case in CASES:
+        if only and not any(text in case.name for text in only):
+            continue
+        row = measured(case, find(XNN2.name))
+        row["base_ms"] = None
+        if base:
+            try:
+                row["base_ms"] = measured(case, XNN_BASE)["ms"]
+            except RsnError as error:  # a decoder, or more ops than an MME holds
+                click.echo(f"{case.name} on xnn-base: {error}", err=True)
+        found.append({"name": case.name, "published_ms": case.published, "asked_ms": case.most, **row})
+        if not as_json:
+            cells = [
+                case.name,
+                _number(case.published),
+                _number(row["base_ms"]),
+                f"{row['ms']:.2f}",
+                _number(case.most),
+                f"{row['bound']:.2f}",
+                f"{100 * row['busy']:.1f}",
+                f"{row['ddr_mb']:.1f}",
+                f"{row['lpddr_mb']:.1f}",
+                f"{row['image_kib']:.0f}",
+                str(row["ops"]),
+            ]
+            click.echo("| " + " | ".join(cells) + " |")
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
