@@ -194,8 +194,8 @@ def test_a_bare_image_that_is_misread(bare: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout == (
         "word 2: error F04: opcode 15 is not defined in overlay xnn-base; where the next packet begins is not known\n"
-        "  help: check that the image is for this overlay (opcode 15: --overlay xnn2), and the length of the packet before "
-        "it\n"
+        "  help: check that the image is for this overlay (opcode 15: --overlay xnn2), and the length of the packet "
+        "before it\n"
     )
 
 

@@ -26,7 +26,7 @@ from rsn.scheduler import pack as packing
 from rsn.scheduler.chain import instructions
 from rsn.scheduler.dram import Lowered
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
-from rsn.scheduler.listing import Job, _load_pieces, needs_of, _store_pieces
+from rsn.scheduler.listing import Job, _load_pieces, _store_pieces, needs_of
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack, uops_of
