@@ -62,6 +62,7 @@ LONG = {
     "docs/streams.md",
     "docs/time.md",
     "docs/tutorial.md",
+    "docs/xnn2.md",
 }
 WARM = LONG - {"docs/getting-started.md", "docs/serving.md"}
 """Pages with many commands, which share their imports. Servers and the first steps have a Python of their own."""
