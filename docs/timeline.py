@@ -101,7 +101,25 @@ def draw(program: Program, title: str) -> str:
     return "\n".join(out) + "\n"
 
 
+MANY = 40
+"""Units from which on a picture has one lane for all of an FU type, with their mean."""
+
+
 def _units(timeline: Timeline, launch: float, edges: Floats) -> Iterator[tuple[str, Floats]]:
+    """Name, and the share of each cause in each column, of every unit that did something; of machines with many units,
+    of every FU type."""
+    units = timeline.machine.program.overlay.by_kind
+    if sum(map(len, units.values())) <= MANY:
+        yield from _each(timeline, launch, edges)
+        return
+    found = dict(_each(timeline, launch, edges))
+    for kind, of_kind in units.items():
+        busy = [found[u.name] for u in of_kind if u.name in found]
+        if busy:
+            yield kind, sum(busy[1:], busy[0]) / len(of_kind)
+
+
+def _each(timeline: Timeline, launch: float, edges: Floats) -> Iterator[tuple[str, Floats]]:
     """Name, and the share of each cause in each column, of every unit that did something."""
     names = timeline.machine.plan.processes
     for unit in timeline.machine.program.overlay.units:
@@ -183,10 +201,12 @@ def pictures() -> dict[str, str]:
     out = {}
     with tempfile.TemporaryDirectory() as folder:
         text, binary = f"{folder}/p.rsn", f"{folder}/p.bin"
-        spec = ("bert-large-encoder", "--batch", "6", "--seq", "512", "--overlay", "xnn-base")
-        made("compile", *spec, "-o", text)
-        made("asm", text, "-o", binary)
-        out["bert.svg"] = draw(container.read(binary), "One encoder of BERT-Large, 6 sequences of 512 rows, modelled")
+        for overlay, picture in (("xnn-base", "bert"), ("xnn2", "bert_xnn2")):
+            spec = ("bert-large-encoder", "--batch", "6", "--seq", "512", "--overlay", overlay)
+            made("compile", *spec, "-o", text)
+            made("asm", text, "-o", binary)
+            title = f"One encoder of BERT-Large, 6 sequences of 512 rows, on {overlay}, modelled"
+            out[f"{picture}.svg"] = draw(container.read(binary), title)
         for name in ("fig6_app2", "gemm768"):
             made("asm", str(DOCS.parent / "programs" / f"{name}.rsn"), "-o", binary)
             out[f"{name}.svg"] = draw(container.read(binary), f"programs/{name}.rsn, modelled")

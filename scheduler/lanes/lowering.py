@@ -86,6 +86,9 @@ class Lowering:
         assert overlay.lanes is not None
         self.emission = overlay.lanes.work(overlay)
         self.rows = Rows(self.emission, self.sequences, mode)
+        self.banks = overlay.lanes
+        self.spare = 0.0
+        """Elements of weights of second halves that still go to the bank of weights (`_balanced`)."""
         self.products: dict[int, Product] = {}
         self.tables: dict[str, int] = {}
 
@@ -169,10 +172,14 @@ class Lowering:
                 out[np.ix_(positions, places)] = gemm.weight
                 return block(np.ascontiguousarray(out[:, first:end]))
 
-            bank = "ddr" if number else "lpddr"
+            size = rows * (end - first)
+            in_activations = bool(number) and size > self.spare
+            if number and not in_activations:
+                self.spare -= size
+            bank = self.banks.activations if in_activations else self.banks.weights
             name = f"{gemm.path}.weight" + (f".{number}" if number else "")
             at = self._weight(name, bank, (rows, end - first), Layout.BLOCKED, weight) if part else 0
-            matrices.append(Matrix(at, rows // TILE, (end - first) // TILE, bool(number)))
+            matrices.append(Matrix(at, rows // TILE, (end - first) // TILE, in_activations))
         scale = gemm.residual_scale if gemm.residual is not None else None
         scaled = scale is not None and not bool(np.all(scale == 1))
         vectors: Vectors | None = None
@@ -266,6 +273,7 @@ class Lowering:
         for op in self.ops:
             if op.y in planner.stored:
                 self._activation(op.y, outputs.get(op.y))
+        self.spare = self._balanced() if self.mode.halves > 1 else 0.0
         self.kv: dict[int, Attention] = {}
         for op in self.ops:
             if isinstance(op, Attend):
@@ -279,6 +287,20 @@ class Lowering:
         self._emit(planner, visits)
         check_room(self.buffers.values(), self.overlay, self.net.size, "lpddr", "ddr")
         return self._finished()
+
+    def _balanced(self) -> float:
+        """Elements of the weights of second halves that lie in the bank of weights, so that both banks take the same
+        time: the other one has activations to move as well."""
+        seconds = [
+            self.overlay.seconds[str(self.overlay.capability_of(unit.name, "load").rate)]
+            for bank in (self.banks.weights, self.banks.activations)
+            for unit in self.overlay.units
+            if unit.bank == bank
+        ]
+        weights = sum(layer.weight.size for layer in self.net.layers if isinstance(layer, Gemm))
+        moved = sum(b.size for b in self.buffers.values() if b.bank == self.banks.activations)
+        share = seconds[1] / sum(seconds)
+        return max(share * (weights + moved) - weights / 2, 0.0)
 
     def _attention(self, op: Attend, cut: bool) -> Attention:
         a = op.attention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from ...isa.fields import Record
 from ...isa.lanes import LaneWork
 from ...isa.overlay import Overlay
+from ...isa.work import Access
 from ...machine.fast_engine import run_traces
 from ...machine.jit import engine
 from ...machine.list_scheduling import ListSchedulingProblem
@@ -53,7 +54,7 @@ def order_ddr(
     )
     streams = {c.name: c.number for c in traces.net.channels}
     rule = DramPolicy(patience_us=PATIENCE_US)
-    needs, needs_at = needs_of([Job(a, rule, i) for i, a in enumerate(accesses)])
+    needs, needs_at = needs_of(list(_jobs(accesses, rule)))
     names = [f"{a.peer}->DDR" if a.store else f"DDR->{a.peer}" for a in accesses]
     seconds = overlay.seconds["ddr_write_gbs"]
     found = run_traces(
@@ -77,3 +78,13 @@ def order_ddr(
     begun, order = found.starts("DDR"), found.order
     starts: Starts = {**starts_of(found, firsts), "DDR": [begun[at] for at in before[order]]}
     return Ordered(tuple(mops[i] for i in order), found, starts)
+
+
+def _jobs(accesses: Sequence[Access], rule: DramPolicy) -> Iterator[Job]:
+    """The accesses as jobs. Rows are loaded long before they are needed, so nobody waits for them but T: they do not
+    overtake the stores that were added before them."""
+    stored: tuple[int, ...] = ()
+    for number, access in enumerate(accesses):
+        yield Job(access, rule, number, stored if access.peer.startswith("TIn") else ())
+        if access.store:
+            stored = (number,)

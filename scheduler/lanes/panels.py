@@ -51,6 +51,31 @@ class Half(NamedTuple):
     mask: int
 
 
+class Weights(NamedTuple):
+    """`count` tiles of a weight for a half of the lanes: of a column, or else of a row, from a tile on."""
+
+    half: Half
+    matrix: Matrix
+    row: int
+    column: int
+    count: int
+    is_column: bool
+
+    @property
+    def to(self) -> Weight:
+        """Where they go."""
+        return Weight.W1 if self.half.number else Weight.W0
+
+    @property
+    def stride(self) -> int:
+        """Elements from one tile to the next."""
+        return self.matrix.row if self.is_column else TILE_SIZE
+
+    def addr(self, at: int) -> int:
+        """The address of tile number `at`."""
+        return self.matrix.at(self.row, self.column) + at * self.stride
+
+
 class Mode:
     """A way to share rows and columns among lanes. halves: parts of the columns. rows: row tiles of a panel. heads,
     hidden: first slots, in T of an even and an odd lane, of the results of heads, and of activated tiles. ring: slots
@@ -235,19 +260,24 @@ class Rows:
 
     # -- products
 
-    def weights(self, half: Half, matrix: Matrix, row: int, column: int, rows: int, columns: int) -> None:
-        """Weights of a half: `rows` tiles of a column, or `columns` tiles of a row."""
-        count = rows * columns
-        stride = matrix.row if rows > 1 else TILE_SIZE
-        if matrix.ddr:
-            for at in range(0, count, PIECE):
-                some = min(PIECE, count - at)
-                addr = matrix.at(row + at, column) if rows > 1 else matrix.at(row, column + at)
-                self.e.move(f"W{half.number}", addr, TILE_SIZE, some, stride)
-        else:
-            to = Weight.W1 if half.number else Weight.W0
-            self.e.load(to, matrix.at(row, column), TILE_SIZE, count, stride)
-        self.e.weights(half.number, count, half.mask, activations=matrix.ddr)
+    def weights(self, parts: Sequence[Weights]) -> None:
+        """Weights of the halves, side by side. Two halves that share a bank take turns tile by tile: their lanes take
+        the same left tiles, so neither gets far ahead of the other."""
+        shared = [part for part in parts if not part.matrix.ddr]
+        if len(shared) > 1:
+            for at in range(max(part.count for part in shared)):
+                for part in shared:
+                    if at < part.count:
+                        self.e.load(part.to, part.addr(at), TILE_SIZE)
+        elif shared:
+            (part,) = shared
+            self.e.load(part.to, part.addr(0), TILE_SIZE, part.count, part.stride)
+        for part in parts:
+            if part.matrix.ddr:
+                for at in range(0, part.count, PIECE):
+                    some = min(PIECE, part.count - at)
+                    self.e.move(f"W{part.half.number}", part.addr(at), TILE_SIZE, some, part.stride)
+            self.e.weights(part.half.number, part.count, part.half.mask, activations=part.matrix.ddr)
 
     def column(
         self,
@@ -269,13 +299,15 @@ class Rows:
         ]
         starts = [columns.start for columns in self.mode.split(p.columns)]
         for turn in range(1 + p.gate):
+            weights: list[Weights] = []
             for half, column in made:
                 tile = column * (1 + p.gate) + turn
                 if p.vectors is not None:
                     each = p.vectors.each * TILE
                     e.load(Weight.VECTOR, p.vectors.addr + tile * each, each, lanes=half.mask)
                 place = (column - starts[half.number]) * (1 + p.gate) + turn
-                self.weights(half, p.weights[half.number], 0, place, depth, 1)
+                weights.append(Weights(half, p.weights[half.number], 0, place, depth, is_column=True))
+            self.weights(weights)
             self.rows_to_mme(panel, bank, depth, norm, [half for half, _ in made])
             for half, _ in made:
                 for lane in half.lanes:
@@ -331,12 +363,14 @@ class Rows:
         scaled = biased and p.vectors is not None and p.vectors.each == 2
         if first and residual is not None and residual.norm is not None:
             self._join(panel, residual.bank)
+        weights: list[Weights] = []
         for half, columns in zip(self.mode.of_halves(panel), parts, strict=True):
             if columns:
                 if biased and p.vectors is not None:
                     each = p.vectors.each * TILE
                     e.load(Weight.VECTOR, p.vectors.addr + columns.start * each, len(columns) * each, lanes=half.mask)
-                self.weights(half, p.weights[half.number], k, 0, 1, len(columns))
+                weights.append(Weights(half, p.weights[half.number], k, 0, len(columns), is_column=False))
+        self.weights(weights)
         longest = len(parts[0])
         # a residual is read before its place is written, tile by tile
         whole = beside is None and not (first and residual is not None and residual.bank == bank)

@@ -62,7 +62,9 @@ _TAKEN = (
     "decode",
 )
 RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
-    "mme_setup_us": Rate(3.0, "us", "assumed: XNN's, at a change of mode", "MME set-up"),
+    "mme_setup_us": Rate(
+        3.0, "us", "XNN's, fitted on its square GEMMs; here assumed at a change of mode", "MME set-up", True
+    ),
     "softmax_beat": Rate(1, "PL cycles", "structure: 32 exps a cycle and pair", "post-op"),
     "activation_beat": Rate(8, "PL cycles", "structure: 4 elements a cycle and lane, as XNN's", "post-op"),
     "rotate_beat": EXTENSION_RATES["rotate_beat"],
