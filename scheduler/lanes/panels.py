@@ -52,13 +52,13 @@ class Half(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """`count` tiles of a weight for a half of the lanes: of a column, or else of a row, from a tile on."""
+    """`tiles` tiles of a weight for a half of the lanes: of a column, or else of a row, from a tile on."""
 
     half: Half
     matrix: Matrix
     row: int
     column: int
-    count: int
+    tiles: int
     is_column: bool
 
     @property
@@ -265,19 +265,19 @@ class Rows:
         the same left tiles, so neither gets far ahead of the other."""
         shared = [part for part in parts if not part.matrix.ddr]
         if len(shared) > 1:
-            for at in range(max(part.count for part in shared)):
+            for at in range(max(part.tiles for part in shared)):
                 for part in shared:
-                    if at < part.count:
+                    if at < part.tiles:
                         self.e.load(part.to, part.addr(at), TILE_SIZE)
         elif shared:
             (part,) = shared
-            self.e.load(part.to, part.addr(0), TILE_SIZE, part.count, part.stride)
+            self.e.load(part.to, part.addr(0), TILE_SIZE, part.tiles, part.stride)
         for part in parts:
             if part.matrix.ddr:
-                for at in range(0, part.count, PIECE):
-                    some = min(PIECE, part.count - at)
+                for at in range(0, part.tiles, PIECE):
+                    some = min(PIECE, part.tiles - at)
                     self.e.move(f"W{part.half.number}", part.addr(at), TILE_SIZE, some, part.stride)
-            self.e.weights(part.half.number, part.count, part.half.mask, activations=part.matrix.ddr)
+            self.e.weights(part.half.number, part.tiles, part.half.mask, activations=part.matrix.ddr)
 
     def column(
         self,

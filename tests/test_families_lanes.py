@@ -1,0 +1,110 @@
+"""Families of transformers on an overlay of row lanes (xnn2): encoders, decoders, masks, changed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaModel,
+    Qwen3Config,
+    Qwen3Model,
+    ViTConfig,
+    ViTModel,
+)
+
+import rsn
+
+SMALL = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 2}
+TEXT = {"vocab_size": 100, "use_cache": False}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "bert": lambda: BertModel(BertConfig(**SMALL, vocab_size=100)),
+    "vit": lambda: ViTModel(ViTConfig(**{**SMALL, "hidden_size": 192, "num_attention_heads": 3}, image_size=96)),
+    "gpt2": lambda: GPT2Model(GPT2Config(n_embd=256, n_head=4, n_layer=2, bos_token_id=1, eos_token_id=1, **TEXT)),
+    "llama": lambda: LlamaModel(LlamaConfig(**SMALL, num_key_value_heads=2, **TEXT)),
+    "llama, heads of 128": lambda: LlamaModel(
+        LlamaConfig(**{**SMALL, "num_attention_heads": 2}, num_key_value_heads=1, **TEXT)
+    ),
+    "llama, heads of 32": lambda: LlamaModel(
+        LlamaConfig(**{**SMALL, "num_attention_heads": 8}, num_key_value_heads=2, **TEXT)
+    ),
+    "qwen3": lambda: Qwen3Model(Qwen3Config(**SMALL, num_key_value_heads=1, head_dim=64, **TEXT)),
+    "gemma3, window": lambda: Gemma3TextModel(
+        Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=64, sliding_window=64, **TEXT)
+    ),
+}
+QUICK = {"bert", "qwen3"}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    for path, parameter in model.named_parameters():
+        if "norm" in path.lower() or "bias" in path:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def inputs(name: str, batch: int, seq: int) -> dict[str, Any]:
+    if name == "vit":
+        return {"pixel_values": torch.randn(batch, 3, 96, 96)}
+    return {"input_ids": torch.randint(0, 100, (batch, seq))}
+
+
+def deviation(got: Any, want: Any) -> float:
+    return float((got - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq"),
+    [pytest.param(1, 100), pytest.param(2, 260, marks=pytest.mark.long), pytest.param(3, 512, marks=pytest.mark.long)],
+)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
+def test_family(name: str, batch: int, seq: int) -> None:
+    model, example = made(name), inputs(name, batch, seq)
+    compiled = rsn.compile(model, example, overlay="xnn2")
+    with torch.no_grad():
+        want, got = model(**example), compiled(**example)
+    assert deviation(got.last_hidden_state, want.last_hidden_state) < 1e-5
+
+
+@pytest.mark.parametrize("side", ["right", pytest.param("left", marks=pytest.mark.long)])
+def test_padded_sequences(side: str) -> None:
+    """Each sequence has the result that it has alone."""
+    model = made("bert")
+    lengths = [130, 40, 1]
+    mask = torch.zeros(3, 130, dtype=torch.int64)
+    for row, n in zip(mask, lengths, strict=True):
+        row[slice(n) if side == "right" else slice(130 - n, None)] = 1
+    example = {**inputs("bert", 3, 130), "attention_mask": mask}
+    compiled = rsn.compile(model, example, overlay="xnn2")
+    for _ in range(2):
+        with torch.no_grad():
+            want, got = model(**example).last_hidden_state, compiled(**example).last_hidden_state
+        valid = example["attention_mask"].bool()
+        assert deviation(got[valid], want[valid]) < 1e-5
+        if side == "left":
+            break
+        example["attention_mask"] = torch.ones_like(mask)  # other lengths in the same program
+
+
+def test_changed_weights_are_noticed() -> None:
+    model, example = made("bert"), inputs("bert", 1, 128)
+    compiled = rsn.compile(model, example, overlay="xnn2")
+    with torch.no_grad():
+        before = compiled(**example).last_hidden_state
+        model.encoder.layer[1].output.dense.weight.mul_(1.5)
+        model.encoder.layer[0].attention.self.key.bias.add_(0.5)
+        want, got = model(**example).last_hidden_state, compiled(**example).last_hidden_state
+    assert deviation(before, want) > 1e-3
+    assert deviation(got, want) < 1e-5
