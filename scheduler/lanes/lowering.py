@@ -40,7 +40,7 @@ from .blocks import (
 from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum, check_width
 from .order import order_ddr
 from .panels import EMPTY, Mode, Residual, Rows, modes_of, panels_of, shared
-from .plan import Compute, Keys, Load, Planner, Step
+from .plan import Banks, Compute, Keys, Load, Planner, Step
 
 
 def columns_on(network: LayerGraph) -> dict[str, Columns]:
@@ -257,14 +257,18 @@ class Lowering:
         """Emit all panels, and order the accesses of DDR."""
         outputs = {o.name: o for o in self.net.outputs}
         cut = not self.on_chip
-        planner = Planner(self.ops, set(self.net.inputs), set(outputs), cut)
-        sections = len(planner.sections())
-        while True:
+        planner = Planner(self.ops, {*self.net.inputs, *outputs}, self.matched.norms, cut=cut)
+        sections = range(len(planner.sections()))
+        visits = [
+            (panel, section)
+            for group in self.panels
+            for section in sections
+            for panel in (group if section % 2 == 0 else group[::-1])
+        ]
+        known: set[str] = set()
+        while planner.stored != known:
             known = set(planner.stored)
-            for s in range(sections):
-                planner.plan(s, [None, None])
-            if planner.stored == known:
-                break
+            plans = self._plans(planner, visits)
         normed = {op.x.name for op in self.ops if op.x.norm is not None}
         normed |= {op.residual.name for op in self.ops if op.residual is not None and op.residual.norm is not None}
         self.normed = normed
@@ -278,13 +282,7 @@ class Lowering:
         for op in self.ops:
             if isinstance(op, Attend):
                 self.kv[id(op)] = self._attention(op, cut)
-        visits = [
-            (panel, section)
-            for group in self.panels
-            for section in range(sections)
-            for panel in (group if section % 2 == 0 else group[::-1])
-        ]
-        self._emit(planner, visits)
+        self._emit(plans)
         check_room(self.buffers.values(), self.overlay, self.net.size, "lpddr", "ddr")
         return self._finished()
 
@@ -313,16 +311,18 @@ class Lowering:
         q, k, v = (self._product(p) for p in (op.q, op.k, op.v))
         return Attention(q, k, v, a.heads, a.kv_heads or a.heads, self.columns[a.q].pitch, mask, stored)
 
-    def _emit(self, planner: Planner, visits: Sequence[tuple[Panel, int]]) -> None:
-        """Emit the visits of panels. The first load of a visit goes beside the last operation of the one before."""
-        banks: list[str | None] = [None, None]
-        before: Panel | None = None
-        plans: list[tuple[Panel, list[Step]]] = []
+    def _plans(self, planner: Planner, visits: Sequence[tuple[Panel, int]]) -> list[tuple[Panel, list[Step]]]:
+        """The steps of all visits. A panel that goes on finds in X what it has left there."""
+        out: list[tuple[Panel, list[Step]]] = []
+        banks: Banks = [None, None]
         for panel, section in visits:
-            if panel is not before:
-                planner.prefer, banks = self._free(plans), [None, None]
-            plans.append((panel, planner.plan(section, banks)))
-            before = panel
+            if not out or panel is not out[-1][0]:
+                planner.prefer, banks = self._free(out), [None, None]
+            out.append((panel, planner.plan(section, banks)))
+        return out
+
+    def _emit(self, plans: Sequence[tuple[Panel, list[Step]]]) -> None:
+        """Emit the visits of panels. The first load of a visit goes beside the last operation of the one before."""
         brought = False
         for (panel, steps), after in zip(plans, [*plans[1:], None], strict=True):
             with_next: Iterator[None] = EMPTY
@@ -382,37 +382,34 @@ class Lowering:
     def _step(self, panel: Panel, step: Step, beside: Iterator[None], behind: Iterator[None]) -> None:
         rows = self.rows
         if isinstance(step, Keys):
-            rows.keys_to_ddr(panel, self.kv[id(step.op)], step.bank, step.op.x.norm, beside)
+            rows.keys_to_ddr(panel, self.kv[id(step.op)], step.bank, step.norm, beside)
             for _ in beside:
                 pass
             return
         assert isinstance(step, Compute)
-        op, bank = step.op, step.bank
-        residual = None
-        if op.residual is not None and step.residual is not None:
-            residual = Residual(step.residual, op.residual.norm)
+        op, bank, norm, residual = step.op, step.bank, step.norm, step.residual
         width = self.columns[op.y].end
         if isinstance(op, Attend):
             out = self._product(op.out)
             try:
-                rounds.Attend(rows, panel, self.kv[id(op)], out, bank, op.x.norm, residual, width, beside).emit()
+                rounds.Attend(rows, panel, self.kv[id(op)], out, bank, norm, residual, width, beside).emit()
             except UnsupportedError as error:
                 raise UnsupportedError(f"{op.attention.place}: {error}") from None
         elif isinstance(op, Feed):
             up, down = self._product(op.up), self._product(op.down)
-            rows.feed_forward(panel, up, down, bank, op.x.norm, residual, width, beside, behind)
+            rows.feed_forward(panel, up, down, bank, norm, residual, width, beside, behind)
         elif isinstance(op, Copy):
             columns = self.columns[op.y].stored // TILE
-            rows.copy(panel, columns, Residual(bank, op.x.norm), self._scale(op.gemm), width)
+            rows.copy(panel, columns, Residual(bank, norm), self._scale(op.gemm), width)
         elif isinstance(op, Sum):
             assert residual is not None
             rows.add(panel, self.columns[op.y].stored // TILE, bank, residual, self._scale(op.gemm), width)
         elif isinstance(op, Multiply) and step.to is not None:
             p = self._product(op.gemm)
-            rows.product_on_chip(panel, p, bank, op.x.norm, residual, width)
+            rows.product_on_chip(panel, p, bank, norm, residual, width)
         elif isinstance(op, Multiply):
             p = self._product(op.gemm)
-            rows.product(panel, p, bank, op.x.norm, self._matrix(op.y), beside)
+            rows.product(panel, p, bank, norm, self._matrix(op.y), beside)
             for _ in beside:
                 pass
         if step.to is not None and step.stored:

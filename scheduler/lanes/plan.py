@@ -5,10 +5,12 @@ A panel goes through all operations, or, where its rows attend to rows of other 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .operations import Attend, Multiply, Operation, Sum
+from ...isa.lanes import RowNorm
+from .operations import Attend, Multiply, Operand, Operation, Sum
+from .panels import Residual
 
 
 class Load(NamedTuple):
@@ -19,33 +21,55 @@ class Load(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """An operation. bank: of x. residual: bank of the residual. to: the bank of the result, None for DDR. stored:
+    """An operation. bank, norm: of x, and what it is sent with. to: the bank of the result, None for DDR. stored:
     whether the result is stored as well."""
 
     op: Operation
     bank: int
-    residual: int | None
+    norm: RowNorm | None
+    residual: Residual | None
     to: int | None
     stored: bool
 
 
 class Keys(NamedTuple):
-    """Keys and values of an attention, to DDR."""
+    """Keys and values of an attention, to DDR. bank, norm: of x."""
 
     op: Attend
     bank: int
+    norm: RowNorm | None
 
 
 Step = Load | Compute | Keys
 
 
-class Planner:
-    """Which activation lies in which bank, and which ones have to be stored."""
+class Held(NamedTuple):
+    """What a bank holds. loaded: it comes from DDR; what has a norm of its own was stored with it."""
 
-    def __init__(self, operations: Sequence[Operation], inputs: set[str], outputs: set[str], cut: bool) -> None:
-        self.ops = operations
-        self.inputs, self.outputs, self.cut = inputs, outputs, cut
-        self.stored = set(inputs) | outputs
+    name: str
+    loaded: bool
+
+
+Banks = list[Held | None]
+"""What the two banks of X hold."""
+
+
+class Planner:
+    """Which activation lies in which bank, and which ones have to be stored.
+
+    norms: that of each activation that is computed. cut: in front of each attention.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        stored: Iterable[str],
+        norms: Mapping[str, RowNorm | None],
+        *,
+        cut: bool,
+    ) -> None:
+        self.ops, self.norms, self.cut = operations, norms, cut
+        self.stored = set(stored)
         self.prefer = 0
         """The bank to load into if both are free."""
         self.last: dict[str, int] = {}
@@ -63,61 +87,59 @@ class Planner:
             out[-1].append(op)
         return out
 
-    def plan(self, section: int, banks: list[str | None]) -> list[Step]:
-        """The steps of a section. banks: what X holds when it begins; changed in place. Activations that must be stored
-        are added to `stored`."""
+    def plan(self, section: int, banks: Banks) -> list[Step]:
+        """The steps of a section. banks: when it begins; changed in place. Activations that must be stored are added to
+        `stored`: if there are new ones, earlier plans must be made again."""
         sections = self.sections()
-        ops = sections[section]
         steps: list[Step] = []
-        for op in ops:
+        for op in sections[section]:
             self._operation(op, banks, steps)
         if self.cut and section + 1 < len(sections):
             attend = sections[section + 1][0]
             assert isinstance(attend, Attend)
             bank = self._bring(attend.x.name, banks, steps, keep=())
-            steps.append(Keys(attend, bank))
+            steps.append(Keys(attend, bank, self._norm(attend.x, banks[bank])))
         return steps
 
-    def _bring(self, name: str, banks: list[str | None], steps: list[Step], keep: tuple[str, ...]) -> int:
+    def _norm(self, operand: Operand, held: Held | None) -> RowNorm | None:
+        """What an operand is sent with."""
+        assert held is not None
+        return None if held.loaded and self.norms.get(operand.name) is not None else operand.norm
+
+    def _bring(self, name: str, banks: Banks, steps: list[Step], keep: tuple[str, ...]) -> int:
         """The bank of an activation, which is loaded if X does not have it."""
-        if name in banks:
-            return banks.index(name)
+        for bank, held in enumerate(banks):
+            if held is not None and held.name == name:
+                return bank
         self.stored.add(name)
-        free = [b for b in range(2) if banks[b] is None or banks[b] not in keep]
+        free = [b for b, held in enumerate(banks) if held is None or held.name not in keep]
         # rather what is not needed any more
         bank = min(free, key=lambda b: (banks[b] is not None, b != self.prefer))
-        banks[bank] = name
+        banks[bank] = Held(name, loaded=True)
         steps.append(Load(name, bank))
         return bank
 
-    def _operation(self, op: Operation, banks: list[str | None], steps: list[Step]) -> None:
-        residual = None if op.residual is None else op.residual.name
-        x = op.x.name
-        for b in range(2):
-            if banks[b] is not None and self._ended(banks[b], op):
-                banks[b] = None
-        bank = self._bring(x, banks, steps, keep=() if residual is None or residual not in banks else (residual,))
+    def _operation(self, op: Operation, banks: Banks, steps: list[Step]) -> None:
+        for b, held in enumerate(banks):
+            if held is not None and self.last.get(held.name, -1) < self.ops.index(op):
+                banks[b] = None  # nothing reads it any more
+        added = op.residual
+        bank = self._bring(op.x.name, banks, steps, keep=() if added is None else (added.name,))
+        norm = self._norm(op.x, banks[bank])
+        residual: Residual | None = None
+        if added is not None:
+            at = self._bring(added.name, banks, steps, keep=(op.x.name,))
+            residual = Residual(at, self._norm(added, banks[at]))
         to: int | None = 1 - bank
-        at: int | None = None
         if isinstance(op, Sum):
             to = bank
         elif isinstance(op, Multiply) and not op.stays:
             to = None
-        if residual is not None:
-            at = self._bring(residual, banks, steps, keep=(x,))
         if to is None:
             self.stored.add(op.y)
         else:
             lost = banks[to]
-            if lost is not None and self._needed(lost, op):
-                self.stored.add(lost)
-            banks[to] = op.y
-        steps.append(Compute(op, bank, at, to, op.y in self.stored))
-
-    def _ended(self, name: str | None, op: Operation) -> bool:
-        """Whether nothing from this operation on reads an activation."""
-        return self.last.get(str(name), -1) < self.ops.index(op)
-
-    def _needed(self, name: str, op: Operation) -> bool:
-        """Whether a later operation reads an activation."""
-        return self.last.get(name, -1) > self.ops.index(op)
+            if lost is not None and self.last.get(lost.name, -1) > self.ops.index(op):
+                self.stored.add(lost.name)
+            banks[to] = Held(op.y, loaded=False)
+        steps.append(Compute(op, bank, norm, residual, to, op.y in self.stored))

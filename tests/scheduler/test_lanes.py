@@ -100,7 +100,11 @@ def test_any_chain_of_products_is_computed(data: st.DataObject) -> None:
         residual = data.draw(st.none() | st.sampled_from(sorted(residuals)))
         n = data.draw(widths) if residual is None else known[residual]
         act = data.draw(st.none() | st.sampled_from(Activation)) if residual is None else None
-        norm = Norm(1e-5, data.draw(st.booleans())) if act is None and data.draw(st.booleans()) else None
+        norm = (
+            Norm(data.draw(st.sampled_from([1e-5, 1.0])), data.draw(st.booleans()))
+            if act is None and data.draw(st.booleans())
+            else None
+        )
         scale = None if residual is None else 1 + maker.vector(n)
         name = f"y{i}"
         layers.append(Gemm(f"g{i}", x, name, maker.matrix(k, n), maker.vector(n), act, residual, scale, norm))
@@ -110,6 +114,14 @@ def test_any_chain_of_products_is_computed(data: st.DataObject) -> None:
         tuple(layers),
     )  # fmt: skip
     assert worst(network, rows(network, maker.rng)) < 1e-5
+
+
+@pytest.mark.parametrize(("batch", "seq", "layers"), [(3, 512, 3), (1, 512, 2), (5, 300, 2)])
+def test_a_norm_is_applied_once(batch: int, seq: int, layers: int) -> None:
+    """Rows whose variance is no larger than eps: what was stored with its norm is not normalised again."""
+    maker = Maker()
+    network = maker.encoder(batch, seq, 128, 2, 128, eps=1.0, layers=layers)
+    assert worst(network, 0.1 * rows(network, maker.rng)) < 1e-5
 
 
 def test_lengths_differ() -> None:
