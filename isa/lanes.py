@@ -49,12 +49,14 @@ class RowNorm:
 @dataclass(frozen=True)
 class HeadFunctions:
     """What is applied to the heads of a tile, `pitch` columns each: a norm over the first `columns` of them (0: none),
-    then a rotation by a table (`rotate`). table: the table comes first."""
+    then a factor of each column (`gains`), then a rotation by a table (`rotate`). Gains come before each tile; table:
+    the table comes before them."""
 
     pitch: int
     columns: int = 0
     eps: float = 0.0
     rms: bool = False
+    gains: bool = False
     rotate: bool = False
     table: bool = False
 
@@ -142,7 +144,9 @@ class Weight(IntEnum):
     VECTOR = 2
     """To C of the selected lanes: vectors of a column tile, 128 elements each."""
     TABLE = 3
-    """To Post of the selected lanes: 128 rows of cosines and sines, and a row of gains."""
+    """To Post of the selected lanes: cosines and sines of 128 rows, in tiles that lie row by row."""
+    GAINS = 4
+    """To Post of the selected lanes: vectors that multiply columns, 128 elements each."""
 
 
 class LaneWork(ABC):

@@ -11,8 +11,6 @@ from ...isa.lanes import HeadFunctions
 TILE = 128
 TILE_SIZE = TILE * TILE
 BLOCK = TILE_SIZE // 2
-TABLE_SIZE = (TILE + 1) * TILE
-"""Elements of the table of a row tile: cosines and sines of each row, and gains of the columns."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,12 @@ class Vectors:
 
 @dataclass(frozen=True)
 class HeadOps:
-    """What is applied to the heads of a projection. table: address of the tables of row tiles of a sequence."""
+    """What is applied to the heads of a projection. table: address of the tables of row tiles of a sequence. gains:
+    address of the factors of a tile's columns."""
 
     functions: HeadFunctions
     table: int | None = None
+    gains: int | None = None
 
 
 @dataclass(frozen=True)

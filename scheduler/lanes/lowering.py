@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,10 @@ class Lowering:
         self.spare = 0.0
         """Elements of weights of second halves that still go to the bank of weights (`_balanced`)."""
         self.products: dict[int, Product] = {}
-        self.tables: dict[str, int] = {}
+        self.rotations: list[tuple[int, Array, Array, int]] = []
+        """Tables of cosines and sines: address, both, and the pitch of heads."""
+        self.scales: dict[int, int] = {}
+        """Addresses of the scales of sums, by layer."""
 
     # -- panels
 
@@ -198,7 +202,10 @@ class Lowering:
             functions = HeadFunctions(y.pitch, rotate=gemm.rotary is not None)
             if gemm.norm is not None:
                 functions = replace(functions, columns=y.width, eps=gemm.norm.eps, rms=gemm.norm.rms)
-            head = HeadOps(functions, None if gemm.rotary is None else self._table(gemm, y.pitch))
+            head = HeadOps(functions)
+            if gemm.rotary is not None:
+                table, gains = self._table(gemm, y.pitch)
+                head = HeadOps(replace(functions, gains=gains is not None), table, gains)
         made = Product(
             tuple(matrices),
             rows // TILE,
@@ -211,32 +218,39 @@ class Lowering:
         self.products[id(gemm)] = made
         return made
 
-    def _table(self, gemm: Gemm, pitch: int) -> int:
-        """The tables of a rotation, one for each row tile of the longest sequence. Returns the address of the first."""
-        rotary = gemm.rotary
-        assert rotary is not None
-        key = f"{rotary.key} {pitch}"
-        if key not in self.tables:
+    def _table(self, gemm: Gemm, pitch: int) -> tuple[int, int | None]:
+        """The tables of a rotation, one for each row tile of the longest sequence: the address of the first. And the
+        address of the gains of a tile's columns, None if all are 1."""
+        assert gemm.rotary is not None
+        made = _rotation(gemm.rotary)
+        if made is None:
+            raise UnsupportedError(f"{gemm.place}: a rotation that is none of pairs of columns")
+        cos, sin, gains = made
+        half = cos.shape[1]
+        table = next((at for at, *known in self.rotations if _alike(known, (cos, sin, pitch))), None)
+        if table is None:
             tiles = max(self.sequences.tiles(s) for s in range(len(self.sequences.rows)))
-            made = _rotation(rotary)
-            if made is None:
-                raise UnsupportedError(f"{gemm.place}: a rotation that is none of pairs of columns")
-            cos, sin, gains = made
 
             def stored() -> Array:
-                out = np.zeros((tiles, TILE + 1, TILE), np.float32)
-                half = cos.shape[1]
-                for i in range(tiles):
-                    rows = np.minimum(np.arange(i * TILE, (i + 1) * TILE), len(cos) - 1)
-                    out[i, :TILE, :half] = cos[rows]
-                    out[i, :TILE, pitch // 2 : pitch // 2 + half] = sin[rows]
-                    for first in range(0, TILE, pitch):
-                        out[i, TILE, first : first + len(gains)] = gains
+                out = np.zeros((tiles * TILE, TILE), np.float32)
+                rows = np.minimum(np.arange(tiles * TILE), len(cos) - 1)
+                out[:, :half] = cos[rows]
+                out[:, pitch // 2 : pitch // 2 + half] = sin[rows]
                 return out
 
-            size = tiles * (TILE + 1) * TILE
-            self.tables[key] = self._weight(f"{gemm.path}.rotary", "lpddr", (size,), Layout.LINEAR, stored)
-        return self.tables[key]
+            shape = tiles * TILE, TILE
+            table = self._weight(f"{gemm.path}.rotary", "lpddr", shape, Layout.LINEAR, stored)
+            self.rotations.append((table, cos, sin, pitch))
+        if bool(np.all(gains == 1)):
+            return table, None
+
+        def factors() -> Array:
+            out = np.zeros(TILE, np.float32)
+            for first in range(0, TILE, pitch):
+                out[first : first + len(gains)] = gains
+            return out
+
+        return table, self._weight(f"{gemm.path}.gains", "lpddr", (TILE,), Layout.LINEAR, factors)
 
     def _matrix(self, name: str) -> Matrix:
         b = self.buffers[name]
@@ -420,17 +434,16 @@ class Lowering:
         scale = gemm.residual_scale
         if scale is None or bool(np.all(scale == 1)):
             return None
-        key = f"scale {id(gemm)}"
-        if key not in self.tables:
+        if id(gemm) not in self.scales:
             y = self.columns[gemm.y]
-            self.tables[key] = self._weight(
+            self.scales[id(gemm)] = self._weight(
                 f"{gemm.path}.scale",
                 "lpddr",
                 (y.stored,),
                 Layout.LINEAR,
                 lambda: _placed(np.asarray(scale), y.positions(), y.stored),
             )
-        return self.tables[key]
+        return self.scales[id(gemm)]
 
     # -- the result
 
@@ -472,7 +485,14 @@ def _rotation(rotary: Rotary) -> tuple[Array, Array, Array] | None:
     again = np.stack([cos * gain_a, cos * gain_b, sin * gain_a, sin * gain_b])
     if np.abs(again - np.stack([a, b, towards_b, towards_a])).max(initial=0) > 1e-6 * max(scale.max(initial=1), 1):
         return None
+    gains = np.where(np.abs(gains - 1) < 1e-6, 1, gains)  # tables of float32
     return cos.astype(np.float32), sin.astype(np.float32), gains.astype(np.float32)
+
+
+def _alike(known: Sequence[Any], made: Sequence[Any]) -> bool:
+    """Whether two tables are equal but for the rounding of what they were computed from."""
+    (cos, sin, pitch), (a, b, other) = known, made
+    return pitch == other and cos.shape == a.shape and bool(max(np.abs(cos - a).max(), np.abs(sin - b).max()) < 1e-6)
 
 
 def _placed(vector: npt.NDArray[np.floating], places: npt.NDArray[np.intp], columns: int) -> Array:

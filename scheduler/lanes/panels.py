@@ -27,7 +27,7 @@ from ...isa.lanes import (
     TileTarget,
     Weight,
 )
-from .blocks import TABLE_SIZE, TILE, TILE_SIZE, Attention, Matrix, Panel, Product, RowTile, Sequences
+from .blocks import TILE, TILE_SIZE, Attention, Matrix, Panel, Product, RowTile, Sequences
 
 HIDDEN_SLOTS = 3
 """Slots of activated tiles in T."""
@@ -328,16 +328,18 @@ class Rows:
     def functions(self, panel: Panel, p: Product, made: Sequence[tuple[Half, int]], to: Callable[[int], int]) -> None:
         """Post of the lanes that made a column tile applies the functions of a product. to: the target, by lane."""
         for half, _ in made:
+            fresh = set[int]()
+            if p.head is not None and p.head.table is not None:
+                for lane in half.lanes:
+                    at = self.mode.tile(panel, lane).at
+                    if self._table.get(lane) != (p.head.table, at):
+                        self._table[lane] = p.head.table, at
+                        self.e.load(Weight.TABLE, p.head.table + at * TILE_SIZE, TILE_SIZE, lanes=1 << lane)
+                        fresh.add(lane)
+                if p.head.gains is not None:
+                    self.e.load(Weight.GAINS, p.head.gains, TILE, lanes=half.mask)
             for lane in half.lanes:
-                tile = self.mode.tile(panel, lane)
-                heads = None
-                if p.head is not None:
-                    heads = p.head.functions
-                    if p.head.table is not None and self._table.get(lane) != (p.head.table, tile.at):
-                        self._table[lane] = p.head.table, tile.at
-                        addr = p.head.table + tile.at * TABLE_SIZE
-                        self.e.load(Weight.TABLE, addr, TABLE_SIZE, lanes=1 << lane)
-                        heads = replace(heads, table=True)
+                heads = None if p.head is None else replace(p.head.functions, table=lane in fresh)
                 self.e.post(lane, to(lane), p.activation, gate=p.gate, heads=heads)
 
     def slice(

@@ -210,6 +210,7 @@ class Emission(LaneWork):
         fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
         if heads is not None:
             fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "table": int(heads.table)}
+            fields["gains"] = int(heads.gains)
             if heads.columns:
                 fields |= {"norm": 1, "columns": heads.columns, "eps": heads.eps, "rms": int(heads.rms)}
         self.made[f"Post{lane}"].append(Post(tiles=1, to=to, gate=int(gate), **fields))

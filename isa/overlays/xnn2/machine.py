@@ -20,7 +20,7 @@ from ....machine.token_type import TokenType
 from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
-from ..xnn.tiles import BEAT, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
+from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import off_chip
@@ -30,7 +30,7 @@ from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
 from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
 from .ports import FILLED, FREE, TOKENS
-from .results import ACTIVATIONS, TABLE_ROWS, TABLE_WORDS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
+from .results import ACTIVATIONS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
 from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
 from .scratch import TIn, TInUnit, TOut, TOutUnit
 
@@ -38,7 +38,7 @@ PAIRS = LANES // 2
 TOKEN_TYPE = TokenType("token", 1, 1, 1, "a word says that a tile was written, or an operation has ended")
 VECTOR_TOKEN = TokenType("vector", 1, TILE, VECTOR_WORDS, f"{VECTOR_WORDS} words of 1024 bit make 128 elements")
 ROWS_TOKEN = TokenType("statistics", TILE, 3, 1, "a word is the statistics of 128 rows")
-TABLE_TOKEN = TokenType("table", TABLE_ROWS, TILE, TABLE_WORDS, f"{TABLE_WORDS} words make a table of Post")
+TABLE_TOKEN = TokenType("table", TILE, TILE, BEATS, f"{BEATS} words of 1024 bit make a tile of numbers, row by row")
 VECTORS = 64
 """Vectors that C of a lane holds."""
 STORES = 4
@@ -157,7 +157,7 @@ def _streams() -> tuple[Stream, ...]:
         out.append(Stream(f"XIn{i}", f"XStore{i}", STORES, FILLED, TOKEN_TYPE))
         out.append(Stream(f"XStore{i}", f"XIn{i}", STORES, FREE, TOKEN_TYPE))
         out.append(Stream("LPDDR", f"C{i}", VECTORS * VECTOR_WORDS, token=VECTOR_TOKEN))
-        out.append(Stream("LPDDR", f"Post{i}", TABLE_WORDS, token=TABLE_TOKEN))
+        out.append(Stream("LPDDR", f"Post{i}", BEATS, token=TABLE_TOKEN))
         for source in left_sources(i):
             tiles(source, f"MeshA{i}")
         for source in right_sources(i):

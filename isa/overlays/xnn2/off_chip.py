@@ -24,9 +24,6 @@ DDR_SOURCES = (*(f"XStore{i}" for i in range(LANES)), *(f"Post{i}" for i in rang
 DDR_PEERS = (*DDR_SINKS, *DDR_SOURCES)
 
 
-TABLE_SIZE = (TILE + 1) * TILE
-
-
 class Ddr(Record, words=4):
     """Move activations between DDR and a unit, `chunks` pieces of `size` elements; or load weights to W1."""
 
@@ -42,9 +39,9 @@ class Lpddr(Record, words=4):
     """Load weights or vectors from LPDDR, `chunks` pieces of `size` elements."""
 
     addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
-    size: int = bits(1, 0, 24, "float32 elements of one chunk: whole blocks, vectors of 128, or tables of 16512")
-    lanes: int = bits(1, 24, 6, "of vectors and tables: bit i selects lane i")
-    to: int = bits(1, 30, 2, "W0, W1, vectors to C, tables to Post")
+    size: int = bits(1, 0, 23, "float32 elements of one chunk: whole blocks, vectors of 128, or tables of 16384")
+    lanes: int = bits(1, 23, 6, "of vectors and tables: bit i selects lane i")
+    to: int = bits(1, 29, 3, "W0, W1, vectors to C, tables to Post, vectors to Post")
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
     chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
     chunks: int = bits(3, 24, 8, "chunks", default=1)
@@ -72,8 +69,9 @@ def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
     """One uOP a chunk."""
     peers: tuple[str, ...] = (Weight(mop.to).name,)
     piece = BLOCK
-    if mop.to in (Weight.VECTOR, Weight.TABLE):
-        kind, piece = ("C", TILE) if mop.to == Weight.VECTOR else ("Post", TABLE_SIZE)
+    if mop.to in (Weight.VECTOR, Weight.TABLE, Weight.GAINS):
+        kind = "C" if mop.to == Weight.VECTOR else "Post"
+        piece = TILE * TILE if mop.to == Weight.TABLE else TILE
         peers = tuple(f"{kind}{i}" for i in range(LANES) if mop.lanes >> i & 1)
     base = mop.addr + iteration * mop.reuse_stride
     for chunk in range(mop.chunks):

@@ -22,9 +22,6 @@ from .scratch import GROUPS, Ended, Weighted
 
 VECTOR_WORDS = TILE // BEAT
 """Words of the vector of a column tile."""
-TABLE_ROWS = TILE + 1
-TABLE_WORDS = TABLE_ROWS * TILE // BEAT
-"""Words of a table of Post."""
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
 """By number, as MemC's on XNN."""
 IDENTITY = len(ACTIVATIONS)
@@ -49,12 +46,13 @@ class Post(Record, words=2):
     to: int = bits(0, 8, 3, "T of the even lane of the pair, T of the odd lane, DDR, K0, K1, V0, V1")
     activation: int = bits(0, 11, 3, "as MemC's", default=IDENTITY)
     gate: int = bits(0, 14, 1, "take pairs of tiles: activation(first) * second")
-    table: int = bits(0, 15, 1, "take a table before: 128 rows of cosines and sines, and a row of gains")
-    rotate: int = bits(0, 16, 1, "multiply columns by the gains, then rotate neighbouring ones by the table")
+    table: int = bits(0, 15, 1, "take a table of cosines and sines of the rows before")
+    rotate: int = bits(0, 16, 1, "rotate neighbouring columns by the table")
     heads: int = bits(0, 17, 1, "a tile has two heads of 64 columns, not one of 128")
     norm: int = bits(0, 18, 1, "normalise each head")
     rms: int = bits(0, 19, 1, "without mean")
     columns: int = bits(0, 20, 8, "columns of a head that are normalised")
+    gains: int = bits(0, 28, 1, "take a vector before, behind the table; multiply the columns by it before a rotation")
     eps: float = bits(1, 0, 32, "added to the variance", default=1e-6, real=True)
 
 
@@ -121,11 +119,14 @@ class PostUnit(Unit):
         self.targets = [self.sink(f"TIn{even}"), self.sink(f"TIn{even + 1}"), self.sink("DDR")]
         self.targets += [self.sink(f"KvIn{k}") for k in range(KV)]
         self.table: Any = None
+        self.gains: Any = None
 
     def kernel(self, uop: Post) -> Steps:
         sink = self.targets[uop.to]
         if uop.table:
-            yield Step("mem_word", TABLE_WORDS, gets=(self.tables,), words=TABLE_WORDS, do=self._keep_table)
+            yield Step("mem_word", BEATS, gets=(self.tables,), words=BEATS, do=self._keep_table)
+        if uop.gains:
+            yield Step("mem_word", VECTOR_WORDS, gets=(self.tables,), words=VECTOR_WORDS, do=self._keep_gains)
         rate = "rotate_beat" if uop.rotate or uop.norm else "activation_beat" if uop.activation != IDENTITY else ""
         for _ in range(uop.tiles):
             taken: list[Any] = []
@@ -143,7 +144,10 @@ class PostUnit(Unit):
                 yield Step(rate or "mesh_beat", BEATS, puts=(sink,), do=lambda made=made: (made(),))
 
     def _keep_table(self, table: Any) -> None:
-        self.table = np.asarray(table).reshape(TABLE_ROWS, TILE)
+        self.table = np.asarray(table).reshape(TILE, TILE)
+
+    def _keep_gains(self, gains: Any) -> None:
+        self.gains = np.asarray(gains).reshape(TILE)
 
     def _made(self, uop: Post, taken: list[Any]) -> Array:
         tile = taken[0]
@@ -151,11 +155,13 @@ class PostUnit(Unit):
         if uop.norm:
             heads = tile.reshape(TILE, TILE // width, width)
             tile = HeadNorm(uop.columns, uop.eps, bool(uop.rms)).apply(heads).reshape(TILE, TILE)
+        if uop.gains:
+            tile = tile * self.gains
         if uop.rotate:
             # the first half of the columns of a head in the table are cosines, the second half sines
-            pairs = (tile * self.table[TILE]).reshape(TILE, TILE // width, width // 2, 2)
-            cos = self.table[:TILE, None, : width // 2]
-            sin = self.table[:TILE, None, width // 2 : width]
+            pairs = tile.reshape(TILE, TILE // width, width // 2, 2)
+            cos = self.table[:, None, : width // 2]
+            sin = self.table[:, None, width // 2 : width]
             a, b = pairs[..., 0], pairs[..., 1]
             tile = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(TILE, TILE)
         tile = activation(tile, uop.activation)
