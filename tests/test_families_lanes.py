@@ -67,7 +67,11 @@ def deviation(got: Any, want: Any) -> float:
 
 @pytest.mark.parametrize(
     ("batch", "seq"),
-    [pytest.param(1, 100), pytest.param(2, 260, marks=pytest.mark.long), pytest.param(3, 512, marks=pytest.mark.long)],
+    [
+        (1, 100),
+        pytest.param(2, 260, marks=pytest.mark.long),
+        pytest.param(3, 512, marks=[pytest.mark.long, pytest.mark.full]),
+    ],
 )
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
 def test_family(name: str, batch: int, seq: int) -> None:
