@@ -157,6 +157,8 @@ class LaneWork(ABC):
     """Those of the bank of activations, each behind those that it depends on."""
     patches: dict[str, list[KernelPatch]]
     """Fields that depend on run-time lengths, by parameter."""
+    segment: int
+    """The segment that the work is for which comes now."""
 
     # -- off-chip memory
 
@@ -289,6 +291,11 @@ class LaneWork(ABC):
     @abstractmethod
     def op_lists(self) -> Mapping[str, tuple[Record, ...]]:
         """The op lists of the product units."""
+
+    @abstractmethod
+    def ranges(self, order: Sequence[int]) -> Sequence[Mapping[str, tuple[tuple[int, int], ...]]]:
+        """For each segment, by unit, the instructions that are for it, as half-open ranges; of product units the ops.
+        order: of the accesses, as they are executed."""
 
     @abstractmethod
     def repeat(self, length: int, times: int) -> Record:

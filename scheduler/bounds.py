@@ -6,7 +6,8 @@ segment's layers over its rate, both without anything around it:
 - products: multiply-adds over the best rate of all units that multiply; of a causal attention those not masked.
 - activations, gates, rotations, norms, softmax: elements over the rates of all units that have the operation.
 - a memory: the bytes that must move over its read and write rates. A segment reads each of its weights, tables and
-  activations once, and writes its results once; what lies between its layers stays on chip.
+  activations once, and writes its results once; what lies between its layers stays on chip. On an overlay of row
+  lanes rows stay on chip: only inputs and outputs move, and weights come from both memories.
 
 Not in it are padding, set-up, fills of pipelines, launch, instructions, what is loaded more than once because it does
 not fit on chip, units that cannot reach each other, and waiting. So no order, no tiles and no mapping type can be
@@ -116,10 +117,17 @@ def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = 
             if name not in layers:
                 raise ProgramError(f"segment {segment.name} computes {name}, which the network does not have")
     found = tuple(
-        SegmentBound(s.name, s.kind, s.layers, machine.seconds([layers[name] for name in s.outputs])) for s in segments
+        SegmentBound(s.name, s.kind, s.layers, machine.seconds(_layers_of(s, overlay, layers))) for s in segments
     )
     rates = tuple(name for name in overlay.rates if name in machine.rates)
     return ProgramBound(found, rates, tuple(name for name in rates if overlay.rates[name].calibrated))
+
+
+def _layers_of(segment: Segment, overlay: Overlay, layers: Mapping[str, Layer]) -> list[Layer]:
+    """The layers of a segment. In lanes, most results of a segment are not stored: its paths name the layers."""
+    if overlay.lanes is None or not segment.uops:
+        return [layers[name] for name in segment.outputs]
+    return [layer for layer in layers.values() if layer.path in segment.layers]
 
 
 class _Resources:
@@ -130,6 +138,9 @@ class _Resources:
         self.rates: set[str] = set()
         self.columns = dict(network.inputs) | {layer.y: network.columns(layer.y) for layer in network.layers}
         self.normalised = normalised(network)
+        self.lanes = overlay.lanes is not None
+        self.to_load = set(network.inputs)
+        """In lanes, inputs that no segment so far has read: rows stay on chip."""
 
     def seconds(self, layers: Sequence[Layer]) -> dict[str, float]:
         """Seconds of each resource for the layers of one segment."""
@@ -189,8 +200,14 @@ class _Resources:
     def _moving(self, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
         read = dict.fromkeys(name for layer in layers for name in _operands(layer))
         tables: set[str] = set()
+        stored = [layer.y for layer in layers]
+        if self.lanes:
+            read = {name: None for name in read if name in self.to_load}
+            self.to_load -= set(read)
+            outputs = {output.name for output in self.network.outputs}
+            stored = [name for name in stored if name in outputs]
         yield self._memory(self.banks.activations, "load", self._elements(read))
-        yield self._memory(self.banks.activations, "store", self._elements(layer.y for layer in layers))
+        yield self._memory(self.banks.activations, "store", self._elements(stored))
         for layer in layers:
             if isinstance(layer, AttentionLayer):
                 yield self._memory(self.banks.activations, "load", self._added(layer))
@@ -199,9 +216,17 @@ class _Resources:
                 tables.add(layer.rotary.key)
                 yield self._memory(self.banks.activations, "load", layer.rotary.own.size + layer.rotary.partner.size)
             vectors = [layer.bias] * layer.multiplies + [layer.residual_scale] * (layer.residual_scale is not None)
-            yield self._memory(
-                self.banks.weights, "load", layer.weight.size + sum(v.size for v in vectors if v is not None)
-            )
+            weights = layer.weight.size + sum(v.size for v in vectors if v is not None)
+            if self.lanes:  # weights come from both memories
+                yield self._both(weights)
+            else:
+                yield self._memory(self.banks.weights, "load", weights)
+
+    def _both(self, elements: int) -> tuple[str, float]:
+        """The seconds of both memories together to load `elements` elements."""
+        found = [self._memory(bank, "load", elements) for bank in (self.banks.weights, self.banks.activations)]
+        speed = sum(1 / seconds for _, seconds in found if seconds)
+        return (" + ".join(bank for bank, _ in found), 1 / speed) if speed else ("", 0.0)
 
     def _added(self, layer: AttentionLayer) -> int:
         """Elements of the bias or the mask on the scores that sequences need."""

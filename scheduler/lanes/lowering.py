@@ -18,10 +18,11 @@ from ...base.errors import ScheduleError, UnsupportedError
 from ...isa.lanes import HeadFunctions
 from ...isa.layout import Layout, block, padded
 from ...isa.overlay import Overlay
-from ...isa.program import Buffer, Role, UnpackedProgram
+from ...isa.program import Buffer, Role, Segment, UnpackedProgram
 from ..chain import parameters_of
 from ..dram import Lowered, Weights
-from ..graph import Array, Gemm, LayerGraph, Output, Rotary
+from ..graph import Array, AttentionLayer, Gemm, LayerGraph, Output, Rotary
+from ..groups import kind_of
 from ..memory import Columns, lay_out_heads, plain
 from ..repeats import folded
 from ..room import check_room
@@ -395,6 +396,8 @@ class Lowering:
 
     def _step(self, panel: Panel, step: Step, beside: Iterator[None], behind: Iterator[None]) -> None:
         rows = self.rows
+        assert not isinstance(step, Load)
+        self.emission.segment = self.ops.index(step.op)
         if isinstance(step, Keys):
             rows.keys_to_ddr(panel, self.kv[id(step.op)], step.bank, step.norm, beside)
             for _ in beside:
@@ -449,12 +452,17 @@ class Lowering:
 
     def _finished(self) -> Lowered:
         e = self.emission
+        e.segment = len(self.ops) - 1
         e.finish()
         sequences = e.sequences()
         preloaded = {unit: folded(ops, e.repeat) for unit, ops in e.op_lists().items()}
         ordered = order_ddr(e, sequences, preloaded, self.overlay)
         sequences["DDR"] = ordered.mops
         patches = {name: tuple(found) for name, found in e.patches.items()}
+        segments = tuple(
+            Segment(op.y, _paths(op), _kind(op), (op.y,) if op.y in self.buffers else (), uops)
+            for op, uops in zip(self.ops, e.ranges(ordered.order), strict=True)
+        )
         kernels = UnpackedProgram(
             overlay=self.overlay,
             sequences=sequences,
@@ -462,6 +470,7 @@ class Lowering:
             buffers=tuple(self.buffers.values()),
             parameters=parameters_of(self.net.rows, patches),
             patches=patches,
+            segments=segments,
         )
         return Lowered(kernels, Weights(self.weights), ordered.run, ordered.starts)
 
@@ -487,6 +496,16 @@ def _rotation(rotary: Rotary) -> tuple[Array, Array, Array] | None:
         return None
     gains = np.where(np.abs(gains - 1) < 1e-6, 1, gains)  # tables of float32
     return cos.astype(np.float32), sin.astype(np.float32), gains.astype(np.float32)
+
+
+def _paths(op: Operation) -> tuple[str, ...]:
+    """Module paths of the layers of an operation."""
+    return tuple(dict.fromkeys(path for layer in op.layers for path in (layer.path, *layer.fused)))
+
+
+def _kind(op: Operation) -> str:
+    """The kind of an operation as a segment."""
+    return ", ".join(kind_of(layer if isinstance(layer, AttentionLayer) else [layer]) for layer in op.layers)
 
 
 def _alike(known: Sequence[Any], made: Sequence[Any]) -> bool:

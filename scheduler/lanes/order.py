@@ -27,10 +27,11 @@ PATIENCE_US = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Ordered:
-    """mops: of DDR, in order. run: the run that found the order, without the instruction path. starts: when each mOP of
-    each unit began."""
+    """mops: of DDR, in order. order: of the accesses. run: the run that found the order, without the instruction path.
+    starts: when each mOP of each unit began."""
 
     mops: tuple[Record, ...]
+    order: Sequence[int]
     run: Timing
     starts: Starts
 
@@ -77,7 +78,7 @@ def order_ddr(
     )
     begun, order = found.starts("DDR"), found.order
     starts: Starts = {**starts_of(found, firsts), "DDR": [begun[at] for at in before[order]]}
-    return Ordered(tuple(mops[i] for i in order), found, starts)
+    return Ordered(tuple(mops[i] for i in order), order, found, starts)
 
 
 def _jobs(accesses: Sequence[Access], rule: DramPolicy) -> Iterator[Job]:

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import UnsupportedError
 from rsn.hw.sim.machine import Machine
+from rsn.isa.expansion import Expansion
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.tokens import Slots
 from rsn.isa.program import Role
 from rsn.machine.executor import ProcessNetwork
+from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lanes.blocks import Sequences
@@ -188,6 +190,30 @@ def test_probabilities_that_t_does_not_hold_are_refused() -> None:
 def test_a_bias_of_scores_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="a bias of scores; overlay xnn2 has masks of rows and columns only"):
         build(Maker().encoder(1, 128, 128, 2, 128, biases=(1, 2)), XNN2, PAPER)
+
+
+# -- segments and bounds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 128), (3, 512), (6, 384)])
+def test_segments_have_all_instructions_and_the_bound_holds(batch: int, seq: int) -> None:
+    network = Maker().encoder(batch, seq, 256, 4, 512, layers=2)
+    built = build(network, XNN2, PAPER)
+    program = built.program
+    assert [s.name for s in program.segments] == ["l0.x1", "l0.y", "l1.x1", "l1.y"]
+    assert [s.outputs for s in program.segments][-1] == ("l1.y",)
+    assert {path for s in program.segments for path in s.layers} == {layer.path for layer in network.layers}
+    for unit, uops in Expansion(program).sequences.items():
+        covered = np.zeros(len(uops), bool)
+        for segment in program.segments:
+            for first, end in segment.uops.get(unit, ()):
+                assert 0 <= first < end <= len(uops)
+                covered[first:end] = True
+        assert covered.all(), unit
+    found = bounds(network, XNN2, program.segments)
+    assert set(found.segments[0].layers) == {"l0.q_proj", "l0.k_proj", "l0.v_proj", "l0.attention", "l0.dense"}
+    assert found.bound_s < Machine(program).run().latency_s
+    assert found.bound_s == pytest.approx(bounds(network, XNN2).bound_s)
 
 
 # -- panels and tokens ------------------------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ class Emission(LaneWork):
     def __init__(self, overlay: Overlay) -> None:
         self.overlay = overlay
         self.made: dict[str, list[Any]] = defaultdict(list)
+        self.segment = 0
+        self.owners: dict[str, list[set[int]]] = defaultdict(list)
+        """The segments that each instruction is for."""
         self.accesses: list[Access] = []
         self.patches: dict[str, list[KernelPatch]] = defaultdict(list)
         self.x, self.t, self.kv = ([Slots() for _ in overlay.by_kind[kind]] for kind in ("XIn", "TIn", "KvIn"))
@@ -62,12 +65,14 @@ class Emission(LaneWork):
 
     def move(self, peer: str, addr: int, size: int, chunks: int = 1, stride: int = 0) -> None:
         self.accesses.append(Access(_peer(peer), peer not in DDR_SINKS_OF, addr, size, chunks, stride))
+        self.owners["DDR"].append({self.segment})
 
     def load(self, to: Weight, addr: int, size: int, chunks: int = 1, stride: int = 0, lanes: int = 0) -> None:
         if chunks > 1 and stride == size:
             size, chunks, stride = size * chunks, 1, 0
-        self.made["LPDDR"].append(
-            Lpddr(addr=addr // UNIT, size=size, lanes=lanes, to=int(to), chunks=chunks, chunk_stride=stride // UNIT)
+        self._add(
+            "LPDDR",
+            Lpddr(addr=addr // UNIT, size=size, lanes=lanes, to=int(to), chunks=chunks, chunk_stride=stride // UNIT),
         )
 
     def weights(self, unit: int, tiles: int, lanes: int, *, activations: bool = False) -> None:
@@ -78,15 +83,16 @@ class Emission(LaneWork):
     def send_rows(self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: RowNorm | None = None) -> None:
         fields = _norm(norm)
         fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to)}
-        made = self.made[f"XOut{lane}"]
+        unit = f"XOut{lane}"
+        made = self.made[unit]
         book = self.x[lane]
         if made and book.reread(slots):
             last = made[-1]
             same = last.replace(times=1, wait=0) == XOut(**fields)
             if same and last.times < 255:
-                made[-1] = last.replace(times=last.times + 1)
+                self._change(unit, last.replace(times=last.times + 1))
                 return
-        made.append(XOut(**fields, wait=book.read(slots)))
+        self._add(unit, XOut(**fields, wait=book.read(slots)))
 
     def take_rows(
         self,
@@ -103,7 +109,8 @@ class Emission(LaneWork):
         if any(not set(slots).isdisjoint(other) for other in self.stores[lane]):
             stored = len(self.stores[lane])
             self.stores[lane] = []
-        self.made[f"XIn{lane}"].append(
+        self._add(
+            f"XIn{lane}",
             XIn(
                 slot=slots[0],
                 tiles=len(slots),
@@ -113,21 +120,21 @@ class Emission(LaneWork):
                 columns=columns,
                 wait=wait,
                 stored=stored,
-            )
+            ),
         )
 
     def join_statistics(self, lane: int, bank: int, *, empty: bool) -> None:
         slots = range(bank * COLUMNS, (bank + 1) * COLUMNS)
         wait = self.x[lane].read(slots)
-        self.made[f"XOut{lane}"].append(XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
+        self._add(f"XOut{lane}", XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
 
     def store_rows(self, lane: int, slots: Sequence[int], norm: RowNorm | None = None, *, joined: bool = False) -> None:
-        made = self.made[f"XIn{lane}"]
+        unit = f"XIn{lane}"
         if joined:
-            made.append(XIn(wait=self.x[lane].after_reads(), store=1))
+            self._add(unit, XIn(wait=self.x[lane].after_reads(), store=1))
         else:
-            made[-1] = made[-1].replace(store=1)
-        self.made[f"XStore{lane}"].append(XStore(slot=slots[0], tiles=len(slots), wait=1, **_norm(norm)))
+            self._change(unit, self.made[unit][-1].replace(store=1))
+        self._add(f"XStore{lane}", XStore(slot=slots[0], tiles=len(slots), wait=1, **_norm(norm)))
         self.stores[lane].append(slots)
 
     def send_tiles(
@@ -141,7 +148,8 @@ class Emission(LaneWork):
         weights: bool = False,
     ) -> None:
         wait = self.t[lane].read(slots)
-        self.made[f"TOut{lane}"].append(
+        self._add(
+            f"TOut{lane}",
             TOut(
                 slot=slots[0],
                 tiles=len(slots),
@@ -150,27 +158,25 @@ class Emission(LaneWork):
                 part=int(part),
                 weights=int(weights),
                 wait=wait,
-            )
+            ),
         )
 
     def take_tiles(self, lane: int, slots: Sequence[int], source: TileSource, *, part: Part = Part.WHOLE) -> None:
         wait = self.t[lane].write(slots)
-        self.made[f"TIn{lane}"].append(
-            TIn(slot=slots[0], tiles=len(slots), source=int(source), part=int(part), wait=wait)
-        )
+        self._add(f"TIn{lane}", TIn(slot=slots[0], tiles=len(slots), source=int(source), part=int(part), wait=wait))
 
     def take_heads(self, unit: int, slots: Sequence[int]) -> None:
         wait = self.kv[unit].write(slots)
-        self.made[f"KvIn{unit}"].append(KvIn(slot=slots[0], tiles=len(slots), source=FROM_DDR, wait=wait))
+        self._add(f"KvIn{unit}", KvIn(slot=slots[0], tiles=len(slots), source=FROM_DDR, wait=wait))
 
     def take_both(self, unit: int, lane: int, slot: int, second: int) -> None:
         wait = self.kv[unit].write([(slot, second)])
-        self.made[f"KvIn{unit}"].append(KvIn(slot=slot, tiles=1, source=lane, second=second, wait=wait))
+        self._add(f"KvIn{unit}", KvIn(slot=slot, tiles=1, source=lane, second=second, wait=wait))
 
     def send_heads(self, unit: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
         wait = self.kv[unit].read(slots)
         tiles = len(slots) // (TILE_BLOCKS if wide else 1)
-        self.made[f"KvOut{unit}"].append(KvOut(slot=slots[0], tiles=tiles, wide=int(wide), lanes=lanes, wait=wait))
+        self._add(f"KvOut{unit}", KvOut(slot=slots[0], tiles=tiles, wide=int(wide), lanes=lanes, wait=wait))
 
     def left(self, lane: int, source: str, tiles: int) -> None:
         self._more(f"MeshA{lane}", MeshA(tiles=tiles, source=left_sources(lane).index(_read(source))), "tiles")
@@ -181,7 +187,7 @@ class Emission(LaneWork):
     def multiply(
         self, lane: int, results: int, depth: int, *, half_depth: bool = False, half_columns: bool = False
     ) -> None:
-        self.made[f"MME{lane}"].append(Group(results, depth, int(half_depth), int(half_columns)))
+        self._add(f"MME{lane}", Group(results, depth, int(half_depth), int(half_columns)))
 
     def result(
         self,
@@ -213,7 +219,7 @@ class Emission(LaneWork):
             fields["gains"] = int(heads.gains)
             if heads.columns:
                 fields |= {"norm": 1, "columns": heads.columns, "eps": heads.eps, "rms": int(heads.rms)}
-        self.made[f"Post{lane}"].append(Post(tiles=1, to=to, gate=int(gate), **fields))
+        self._add(f"Post{lane}", Post(tiles=1, to=to, gate=int(gate), **fields))
 
     def softmax(self, pair: int, tiles: int, softmax: Softmax) -> None:
         unit = f"Soft{pair}"
@@ -229,7 +235,7 @@ class Emission(LaneWork):
                 fields[name] = value.cap if value.parameter == "len" else 0
             else:
                 fields[name] = tiles * TILE if value is None else value
-        self.made[unit].append(Soft(heads=1, tiles=tiles, **fields))
+        self._add(unit, Soft(heads=1, tiles=tiles, **fields))
 
     def _more(self, unit: str, record: Record, field: str) -> None:
         """Add an instruction, or to the last one if that does the same."""
@@ -237,22 +243,32 @@ class Emission(LaneWork):
         if made:
             total = getattr(made[-1], field) + getattr(record, field)
             if made[-1].replace(**{field: getattr(record, field)}) == record and total <= record.field(field).bounds[1]:
-                made[-1] = record.replace(**{field: total})
+                self._change(unit, record.replace(**{field: total}))
                 return
-        made.append(record)
+        self._add(unit, record)
+
+    def _add(self, unit: str, made: Any) -> None:
+        """Add an instruction, or products, for the segment that is begun."""
+        self.made[unit].append(made)
+        self.owners[unit].append({self.segment})
+
+    def _change(self, unit: str, made: Any) -> None:
+        """Let the last instruction do something for the segment that is begun as well."""
+        self.made[unit][-1] = made
+        self.owners[unit][-1].add(self.segment)
 
     def finish(self) -> None:
         ports = (("X", XIn, XOut, self.x), ("T", TIn, TOut, self.t), ("Kv", KvIn, KvOut, self.kv))
         for kind, write, read, books in ports:
             for i, book in enumerate(books):
                 if book.unread:
-                    self.made[f"{kind}Out{i}"].append(read(wait=book.unread))
+                    self._add(f"{kind}Out{i}", read(wait=book.unread))
                     book.read(())
                 if book.unwaited:
-                    self.made[f"{kind}In{i}"].append(write(wait=book.unwaited))
+                    self._add(f"{kind}In{i}", write(wait=book.unwaited))
         for lane, stores in enumerate(self.stores):
             if stores:
-                self.made[f"XIn{lane}"].append(XIn(stored=len(stores)))
+                self._add(f"XIn{lane}", XIn(stored=len(stores)))
 
     # -- the result
 
@@ -260,7 +276,24 @@ class Emission(LaneWork):
         return {unit: tuple(made) for unit, made in self.made.items() if not unit.startswith("MME") and made}
 
     def op_lists(self) -> dict[str, tuple[Mme, ...]]:
-        return {unit: tuple(ops_of(made)) for unit, made in self.made.items() if unit.startswith("MME") and made}
+        return {unit: ops_of(made)[0] for unit, made in self.made.items() if unit.startswith("MME") and made}
+
+    def ranges(self, order: Sequence[int]) -> list[dict[str, tuple[tuple[int, int], ...]]]:
+        found: list[dict[str, list[tuple[int, int]]]] = [{} for _ in range(1 + self.segment)]
+        for unit, owners in self.owners.items():
+            at: Sequence[tuple[int, int]] = [(i, i + 1) for i in range(len(owners))]
+            if unit.startswith("MME"):
+                _, at = ops_of(self.made[unit])
+            elif unit == "DDR":
+                owners = [owners[i] for i in order]
+            for of, (start, end) in zip(owners, at, strict=True):
+                for segment in of:
+                    of_unit = found[segment].setdefault(unit, [])
+                    if of_unit and start <= of_unit[-1][1]:
+                        of_unit[-1] = of_unit[-1][0], max(end, of_unit[-1][1])
+                    else:
+                        of_unit.append((start, end))
+        return [{unit: tuple(of_unit) for unit, of_unit in segment.items()} for segment in found]
 
     def repeat(self, length: int, times: int) -> Mme:
         return Mme(length=length, times=times)
@@ -302,9 +335,11 @@ MOST_RESULTS = 255
 MOST_TIMES = 4095
 
 
-def ops_of(groups: Sequence[Group]) -> list[Mme]:
-    """Groups of products as operations: two groups in one, and pairs that repeat in one."""
+def ops_of(groups: Sequence[Group]) -> tuple[tuple[Mme, ...], list[tuple[int, int]]]:
+    """Groups of products as ops: two groups in one, and pairs that repeat in one. Returns the ops, and for each group
+    the range of ops that it is in: one."""
     joined: list[Group] = []
+    joins: list[int] = []
     for g in groups:
         last = joined[-1] if joined else None
         alike = last is not None and (last.depth, last.k64, last.n64) == (g.depth, g.k64, g.n64)
@@ -312,28 +347,21 @@ def ops_of(groups: Sequence[Group]) -> list[Mme]:
             joined[-1] = Group(last.results + g.results, g.depth, g.k64, g.n64)
         else:
             joined.append(g)
+        joins.append(len(joined) - 1)
     out: list[Mme] = []
-    at = 0
-    while at < len(joined):
+    ops: list[int] = []
+    while len(ops) < len(joined):
+        at = len(ops)
         a = joined[at]
         b = joined[at + 1] if at + 1 < len(joined) else None
         if b is None or (a.k64, a.n64) != (b.k64, b.n64):
+            ops.append(len(out))
             out.append(Mme(first=a.results, first_depth=a.depth, k64=a.k64, n64=a.n64))
-            at += 1
             continue
         times = 1
         while joined[at + 2 * times : at + 2 * times + 2] == [a, b] and times < MOST_TIMES:
             times += 1
-        out.append(
-            Mme(
-                first=a.results,
-                first_depth=a.depth,
-                second=b.results,
-                second_depth=b.depth,
-                times=times,
-                k64=a.k64,
-                n64=a.n64,
-            )
-        )
-        at += 2 * times
-    return out
+        ops += [len(out)] * 2 * times
+        second = {"second": b.results, "second_depth": b.depth, "times": times}
+        out.append(Mme(first=a.results, first_depth=a.depth, k64=a.k64, n64=a.n64, **second))
+    return tuple(out), [(ops[i], ops[i] + 1) for i in joins]
