@@ -43,7 +43,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=64, sliding_window=64, **TEXT)
     ),
 }
-QUICK = {"bert", "qwen3"}
+QUICK = {"qwen3"}
 
 
 def made(name: str) -> nn.Module:

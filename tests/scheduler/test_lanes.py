@@ -47,17 +47,17 @@ def rows(network: LayerGraph, rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize(
     ("batch", "seq", "mode", "on_chip"),
     [
-        (1, 128, "P3", True),
         (1, 384, "P3", True),
-        (3, 300, "P3", True),  # a panel for each sequence
-        (2, 384, "R6", True),
+        pytest.param(1, 128, "P3", True, marks=pytest.mark.long),
+        pytest.param(3, 300, "P3", True, marks=pytest.mark.long),  # a panel for each sequence
         (2, 300, "R6", True),
+        pytest.param(2, 384, "R6", True, marks=pytest.mark.long),
         (4, 200, "P3", False),
-        (5, 130, "R6", True),
+        pytest.param(5, 130, "R6", True, marks=pytest.mark.long),
         (3, 512, "R6", False),  # two panels share a sequence
-        (2, 640, "R6", True),  # five of six lanes
-        (1, 768, "R6", True),
-        (6, 100, "R6", True),
+        pytest.param(2, 640, "R6", True, marks=pytest.mark.long),  # five of six lanes
+        pytest.param(1, 768, "R6", True, marks=pytest.mark.long),
+        pytest.param(6, 100, "R6", True, marks=pytest.mark.long),
     ],
 )
 def test_encoder_of_any_length(batch: int, seq: int, mode: str, on_chip: bool) -> None:
@@ -69,7 +69,7 @@ def test_encoder_of_any_length(batch: int, seq: int, mode: str, on_chip: bool) -
 
 
 @given(st.data())
-@examples(200, 8, deadline=None)
+@examples(200, 4, deadline=None)
 def test_any_encoder_is_computed(data: st.DataObject) -> None:
     heads, width = data.draw(st.sampled_from([(1, 64), (2, 64), (3, 64), (4, 32), (2, 96), (1, 128), (5, 40)]))
     maker = Maker(np.random.default_rng(data.draw(st.integers(0, 1000))))
@@ -88,7 +88,7 @@ def test_any_encoder_is_computed(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@examples(300, 10, deadline=None)
+@examples(300, 6, deadline=None)
 def test_any_chain_of_products_is_computed(data: st.DataObject) -> None:
     """Products with any of what the machine applies, residuals to any earlier activation, through both modes."""
     maker = Maker(np.random.default_rng(data.draw(st.integers(0, 1000))))
@@ -118,7 +118,7 @@ def test_any_chain_of_products_is_computed(data: st.DataObject) -> None:
     assert worst(network, rows(network, maker.rng)) < 1e-5
 
 
-@pytest.mark.parametrize(("batch", "seq", "layers"), [(3, 512, 3), (1, 512, 2), (5, 300, 2)])
+@pytest.mark.parametrize(("batch", "seq", "layers"), [(3, 512, 3)])
 def test_a_norm_is_applied_once(batch: int, seq: int, layers: int) -> None:
     """Rows whose variance is no larger than eps: what was stored with its norm is not normalised again."""
     maker = Maker()
@@ -135,7 +135,7 @@ def test_lengths_differ() -> None:
         assert error(out[b, :n], want[b, :n]) < 1e-5
 
 
-@pytest.mark.parametrize("seq", [128, 512])
+@pytest.mark.parametrize("seq", [128, pytest.param(512, marks=pytest.mark.long)])
 def test_results_do_not_depend_on_the_order_of_processes(seq: int) -> None:
     """Tokens order all accesses to memories: whichever process goes first, results are the same to the bit."""
     maker = Maker()
@@ -173,6 +173,7 @@ def test_rows_wider_than_a_bank_of_x_are_refused() -> None:
         build(network, XNN2, PAPER)
 
 
+@pytest.mark.long
 def test_rows_of_2048_columns_go_through_both_lanes_of_a_pair() -> None:
     maker = Maker()
     network = maker.encoder(2, 384, 2048, 16, 256)  # heads of 128 columns
@@ -195,7 +196,7 @@ def test_a_bias_of_scores_is_refused() -> None:
 # -- segments and bounds ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch", "seq"), [(1, 128), (3, 512), (6, 384)])
+@pytest.mark.parametrize(("batch", "seq"), [(3, 512), pytest.param(6, 384, marks=pytest.mark.long)])
 def test_segments_have_all_instructions_and_the_bound_holds(batch: int, seq: int) -> None:
     network = Maker().encoder(batch, seq, 256, 4, 512, layers=2)
     built = build(network, XNN2, PAPER)
