@@ -23,7 +23,7 @@ from ....base.errors import BoardError
 from ....base.files import replacing
 
 VERSAL = Path(__file__).resolve().parent.parent
-LIBRARY = ("pl/*.cpp", "aie/kernels.cc", "csim/csim.cpp", "csim/machine.cpp", "csim/mme.cpp")
+LIBRARY = ("pl/*.cpp", "aie/kernels.cc", "csim/csim.cpp", "csim/machine.cpp", "csim/engine.cpp", "csim/mme.cpp")
 PROGRAM = (*LIBRARY, "csim/main.cpp")
 SANITIZERS = ("thread", "address,undefined")
 

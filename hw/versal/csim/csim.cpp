@@ -57,11 +57,8 @@ void require_well_formed(const Word *image, std::uint64_t size) {
     for (Word packet = 0; packet < image[1]; ++packet) {
         if (at == end) throw std::invalid_argument("the image has fewer packets than it says");
         const Header header = Header::decode(image + at++);
-        constexpr unsigned words[] = {0, Ddr::words, Lpddr::words, MemA::words, MemB::words, MemC::words, MeshA::words,
-                                      MeshB::words, MemCConfig::words, MemCScores::words, MemCStore::words,
-                                      MemCTable::words, MemANorm::words, MemBConfig::words};
-        if (header.opcode >= std::size(words)) throw std::invalid_argument("packet with an unknown opcode");
-        at += header.last ? 0 : std::uint64_t{words[header.opcode]} * header.window;
+        if (header.opcode >= opcodes) throw std::invalid_argument("packet with an unknown opcode");
+        at += header.last ? 0 : std::uint64_t{mop_words[header.opcode]} * header.window;
         if (at > end) throw std::invalid_argument("the last packet of the image is cut short");
     }
     if (at != end) throw std::invalid_argument("the image has more words than packets");
@@ -73,9 +70,10 @@ void set_ops(mme::Engines &graph, const std::vector<Word> (&ops)[units::MME]) {
         for (unsigned r = 0; r < mme::side; ++r)
             for (unsigned n = 0; n < mme::side; ++n)
                 for (unsigned c = 0; c < mme::side; ++c) {
-                    Word list[mme::parameters] = {0, static_cast<Word>(ops[m].size())};
-                    std::copy(ops[m].begin(), ops[m].end(), list + 2);
-                    for (Word i = 0; i < list[1]; ++i) Mme::bits::holds_weight::set(&list[2 + i], c == n);
+                    Word list[mme::parameters] = {0, static_cast<Word>(ops[m].size() / Mme::words)};
+                    std::vector<Word> own = ops[m];
+                    csim::mark_weight_holder(own, c == n);
+                    std::copy(own.begin(), own.end(), list + 2);
                     graph.update(graph.ops[m][r][n][c], list, mme::parameters);
                 }
     }
@@ -110,7 +108,7 @@ struct rsn_csim {
     void run() {
         require_well_formed(program.image, program.image_words);
         for (const auto &list : ops)
-            if (list.size() > Mme::longest_list) throw std::invalid_argument("an MME has more ops than it can hold");
+            if (list.size() > Mme::words * Mme::longest_list) throw std::invalid_argument("an MME has more ops than it can hold");
         const auto port = [](float *memory, std::uint64_t floats) {
             return Port(reinterpret_cast<Line *>(memory), floats / line_floats);
         };
