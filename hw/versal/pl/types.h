@@ -10,12 +10,7 @@
 #include <hls_stream.h>
 #include <hls_vector.h>
 
-// The overlay whose machine is built.
-#ifdef RSN_XNN2
-#include "../xnn2/isa.h"
-#else
-#include "../isa.h"
-#endif
+#include "machine_isa.h"
 
 namespace rsn::xnn {
 

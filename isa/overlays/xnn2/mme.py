@@ -41,8 +41,39 @@ def repeat(op: Mme) -> tuple[int, int] | None:
     return (op.length, op.times) if op.length else None
 
 
+class Each:
+    """Multiplies pairs of tiles."""
+
+    def __init__(self, unit: MmeUnit, op: Mme) -> None:
+        self.unit, self.op = unit, op
+
+    def __call__(self, n: int, a: Sequence[Any], b: Sequence[Any]) -> tuple[list[Array]]:
+        return ([self.unit.product(x, y, self.op) for x, y in zip(a, b, strict=True)],)
+
+
+class Sum:
+    """Sums products over K."""
+
+    def __init__(self, unit: MmeUnit, op: Mme) -> None:
+        self.unit, self.op = unit, op
+        self.total: Array | None = None
+
+    def add(self, n: int, a: Sequence[Any], b: Sequence[Any]) -> None:
+        for x, y in zip(a, b, strict=True):
+            more = self.unit.product(x, y, self.op)
+            self.total = more if self.total is None else self.total + more
+
+    def emit(self, a: Array, b: Array) -> tuple[Array]:
+        self.add(1, [a], [b])
+        assert self.total is not None
+        return (self.total,)
+
+
 class MmeUnit(Unit):
     """Matrix multiplication engine."""
+
+    sums: type[Sum] = Sum
+    each: type[Each] = Each
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -70,44 +101,16 @@ class MmeUnit(Unit):
             for results, depth in ((op.first, op.first_depth), (op.second, op.second_depth)):
                 if depth == 1:
                     yield Burst(
-                        results, rate, gets=(self.a, self.b), puts=(self.c,), do=Each(self, op), needs_whole_token=True
+                        results, rate, gets=(self.a, self.b), puts=(self.c,), do=self.each(self, op), needs_whole_token=True
                     )
                     continue
                 for _ in range(results if depth else 0):
-                    total = Sum(self, op)
+                    total = self.sums(self, op)
                     yield Burst(depth - 1, rate, gets=(self.a, self.b), do=total.add, needs_whole_token=True)
                     yield Step(rate, gets=(self.a, self.b), puts=(self.c,), do=total.emit, needs_whole_token=True)
 
     def effect_key(self, op: Mme) -> Hashable:
         return None if (op.k64, op.n64) != self.mode else op
-
-
-class Each:
-    """Multiplies pairs of tiles."""
-
-    def __init__(self, unit: MmeUnit, op: Mme) -> None:
-        self.unit, self.op = unit, op
-
-    def __call__(self, n: int, a: Sequence[Any], b: Sequence[Any]) -> tuple[list[Array]]:
-        return ([self.unit.product(x, y, self.op) for x, y in zip(a, b, strict=True)],)
-
-
-class Sum:
-    """Sums products over K."""
-
-    def __init__(self, unit: MmeUnit, op: Mme) -> None:
-        self.unit, self.op = unit, op
-        self.total: Array | None = None
-
-    def add(self, n: int, a: Sequence[Any], b: Sequence[Any]) -> None:
-        for x, y in zip(a, b, strict=True):
-            more = self.unit.product(x, y, self.op)
-            self.total = more if self.total is None else self.total + more
-
-    def emit(self, a: Array, b: Array) -> tuple[Array]:
-        self.add(1, [a], [b])
-        assert self.total is not None
-        return (self.total,)
 
 
 def flops(op: Mme) -> int:
