@@ -32,12 +32,11 @@ struct Streams {
 
     explicit Streams(std::size_t depth) {
         for (unsigned m = 0; m < units::MME; ++m) {
-            const std::string mme = "MME" + std::to_string(m);
             for (unsigned i = 0; i < xnn::lanes; ++i) {
                 const std::string lane = "[" + std::to_string(i) + "]";
-                a[m][i].open(("MeshA->" + mme + lane).c_str(), depth);
-                b[m][i].open(("MeshB->" + mme + lane).c_str(), depth);
-                c[m][i].open((mme + "->MemC" + std::to_string(m) + lane).c_str(), depth);
+                a[m][i].open((csim::stream_of_mme('A', m) + lane).c_str(), depth);
+                b[m][i].open((csim::stream_of_mme('B', m) + lane).c_str(), depth);
+                c[m][i].open((csim::stream_of_mme('C', m) + lane).c_str(), depth);
             }
         }
     }
@@ -85,8 +84,7 @@ std::string unit_of(const std::string &name) { return name[0] == 'C' ? std::stri
 bool is_plio(const std::string &name) { return name.size() > 3 && name[2] == '_' && name[1] >= '0' && name[1] <= '9'; }
 
 std::string stream_of(const std::string &plio) {
-    const std::string mme = std::string("MME") + plio[1], lane = "[" + plio.substr(3) + "]";
-    return (plio[0] == 'C' ? mme + "->MemC" + plio[1] : std::string("Mesh") + plio[0] + "->" + mme) + lane;
+    return csim::stream_of_mme(plio[0], static_cast<unsigned>(plio[1] - '0')) + "[" + plio.substr(3) + "]";
 }
 
 std::map<std::string, std::size_t> depths_of(const rsn_csim_program &program) {

@@ -222,8 +222,11 @@ def _origin(path: InstructionPath, name: str, number: int) -> int:
     """
     unit = name.removeprefix(decoder_of(""))
     spec = path.overlay.by_unit.get(unit)
-    if number < 0 or spec is None or spec.kind in path.overlay.preloaded:
+    if number < 0 or spec is None:
         return number
+    if spec.kind in path.overlay.preloaded:  # its entries may repeat
+        order = path.overlay.preloaded[spec.kind].order(path.preloaded.get(unit, ()))
+        return int(order[number]) if number < len(order) else number
     loops = path.overlay.format_of(spec.kind).loops_window
     for i, packet in path.packets_for(unit):
         if packet.header.last:

@@ -47,6 +47,11 @@ void mme(Engine::Lanes a, Engine::Lanes b, Engine::Lanes c, const std::vector<Wo
     }
 }
 
+std::string stream_of_mme(char what, unsigned mme) {
+    const std::string name = "MME" + std::to_string(mme);
+    return what == 'C' ? name + "->MemC" + std::to_string(mme) : std::string("Mesh") + what + "->" + name;
+}
+
 void mark_weight_holder(std::vector<Word> &ops, bool holds) {
     for (Word &op : ops) Mme::bits::holds_weight::set(&op, holds);
 }

@@ -40,6 +40,11 @@ void mme(Engine::Lanes a, Engine::Lanes b, Engine::Lanes c, const std::vector<Wo
     }
 }
 
+std::string stream_of_mme(char what, unsigned mme) {
+    const std::string lane = std::to_string(mme);
+    return what == 'C' ? "MME" + lane + "->C" + lane : std::string("Mesh") + what + lane + "->MME" + lane;
+}
+
 void mark_weight_holder(std::vector<Word> &, bool) {}
 
 }  // namespace rsn::csim
