@@ -29,22 +29,35 @@ MAIN = "csim/main.cpp"
 
 
 @dataclass(frozen=True)
-class Sources:
-    """The sources of a machine: patterns below `VERSAL`, and options of the compiler."""
+class MachineSources:
+    """The sources of a machine, as patterns below `VERSAL`.
 
-    patterns: tuple[str, ...]
+    kernel: for HLS. graph: for the AI Engine. native: of the native run alone. hls_cfg: the configuration of HLS.
+    flags: options of the compiler.
+    """
+
+    kernel: tuple[str, ...]
+    graph: tuple[str, ...]
+    native: tuple[str, ...]
+    hls_cfg: str
     flags: tuple[str, ...] = ()
 
     def files(self, versal: Path = VERSAL, *, program: bool = False) -> list[Path]:
         """Return the files of the library; program: and that of the stand-alone program."""
-        patterns = (*self.patterns, MAIN) if program else self.patterns
+        patterns = (*self.kernel, *self.graph, *self.native, *([MAIN] if program else []))
         return [path for pattern in patterns for path in sorted(versal.glob(pattern))]
 
 
 _SHARED = ("csim/csim.cpp", "csim/machine.cpp", "csim/engine.cpp")
-MACHINES: Mapping[str, Sources] = {
-    "xnn": Sources(("pl/*.cpp", "aie/kernels.cc", "csim/mme.cpp", *_SHARED)),
-    "xnn2": Sources(("pl/fetch.cpp", "xnn2/*.cpp", "xnn2/kernels.cc", *_SHARED), ("-DRSN_XNN2",)),
+MACHINES: Mapping[str, MachineSources] = {
+    "xnn": MachineSources(("pl/*.cpp",), ("aie/kernels.cc",), (*_SHARED, "csim/mme.cpp"), "hls.cfg"),
+    "xnn2": MachineSources(
+        ("pl/fetch.cpp", "xnn2/*.cpp"),
+        ("xnn2/kernels.cc",),
+        (*_SHARED, "csim/mme_xnn2.cpp"),
+        "xnn2/hls.cfg",
+        ("-DRSN_XNN2",),
+    ),
 }
 """By the overlay that a machine is for."""
 SANITIZERS = ("thread", "address,undefined")
@@ -71,8 +84,8 @@ def compiler(what: str = "board csim") -> str:
 def build(*, machine: str = "xnn", program: bool = False, sanitize: str = "", versal: Path = VERSAL) -> Path:
     """Build the library, or the program, from the sources in `versal`, unless it is in the cache; return its path.
 
-    machine: one of `MACHINES`. sanitize: one of `SANITIZERS`, or "" for none; only for the program. Several processes may build at the same time.
-    Raises `BoardError` if there is no compiler, or if the build fails.
+    machine: one of `MACHINES`. sanitize: one of `SANITIZERS`, or "" for none; only for the program. Several processes
+    may build at the same time. Raises `BoardError` if there is no compiler, or if the build fails.
     """
     cxx = compiler()
     made_of = MACHINES[machine]

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from ....base.errors import BoardError, ProgramError
 from ....isa.image import decode_image
 from ....isa.instruction_path import InstructionPath
-from ....isa.overlays.file import without_hardware
 from ....isa.overlay import Overlay
+from ....isa.overlays.file import without_hardware
 from ....isa.overlays.xnn import XNN, XNN_BASE
 from ....isa.overlays.xnn2 import XNN2
 from ....isa.packet import Words

@@ -16,8 +16,8 @@ from .mme import Each, Mme, MmeUnit, Sum
 
 
 class _CascadeSum(Sum):
-    """Keeps the tiles of all of K and multiplies them at the end: each AIE tile sums over all of K, and the cascade adds
-    the four sums once."""
+    """Keeps the tiles of all of K and multiplies them at the end: each AIE tile sums over all of K, and the cascade
+    adds the four sums once."""
 
     def __init__(self, unit: MmeUnit, op: Mme) -> None:
         super().__init__(unit, op)
@@ -47,7 +47,7 @@ class CascadeMme(MmeUnit):
 
 
 def in_cascade_order(overlay: Overlay) -> Overlay:
-    """Return the overlay with MMEs that sum in the order of the hardware. Their products take some hundred times as long
-    to simulate."""
+    """Return the overlay with MMEs that sum in the order of the hardware. Their products take some hundred times as
+    long to simulate."""
     units = [dataclasses.replace(u, behaviour=CascadeMme) if u.kind == "MME" else u for u in overlay.units]
     return dataclasses.replace(overlay, units=tuple(units))

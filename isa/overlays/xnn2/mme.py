@@ -100,9 +100,8 @@ class MmeUnit(Unit):
         for _ in range(op.times):
             for results, depth in ((op.first, op.first_depth), (op.second, op.second_depth)):
                 if depth == 1:
-                    yield Burst(
-                        results, rate, gets=(self.a, self.b), puts=(self.c,), do=self.each(self, op), needs_whole_token=True
-                    )
+                    do = self.each(self, op)
+                    yield Burst(results, rate, gets=(self.a, self.b), puts=(self.c,), do=do, needs_whole_token=True)
                     continue
                 for _ in range(results if depth else 0):
                     total = self.sums(self, op)

@@ -30,8 +30,8 @@ def top(overlay: Overlay) -> str:
     units = [u for u in overlay.units if u.kind != MME]
     memories = list(_memories())
     lines = [
-        "// The block diagram: fetch and dispatcher, a decoder per unit, the units, the memories and streams between them.",
-        "// Depths are the contract's, in beats where it counts tiles; see pl/dma_hls.cpp for why that changes no verdict.",
+        "// The block diagram: fetch and dispatcher, a decoder per unit, the units, memories and streams between them.",
+        "// Depths are the contract's, in beats where it counts tiles (why that changes no verdict: pl/dma_hls.cpp).",
         f"// {MADE_BY}",
         "// SPDX-License-Identifier: Apache-2.0",
         '#include "../pl/dma_hls.h"',
@@ -63,7 +63,9 @@ def top(overlay: Overlay) -> str:
     lines += ["", f"{INDENT}// Instructions.", f'{INDENT}hls::stream<Word, fetch_depth> words("fetched words");']
     for u in units:
         n = _snake(u.name)
-        lines.append(f'{INDENT}hls::stream<Mop<{_words(overlay, u)}>, mop_fifo_depth> {n}_mops("mOP FIFO of {u.name}");')
+        lines.append(
+            f'{INDENT}hls::stream<Mop<{_words(overlay, u)}>, mop_fifo_depth> {n}_mops("mOP FIFO of {u.name}");'
+        )
         lines.append(f'{INDENT}hls::stream<{_uop(overlay, u)}, uop_fifo_depth> {n}_uops("uOP FIFO of {u.name}");')
     lines += ["", f"{INDENT}RSN_DATAFLOW();", f"{INDENT}announce(fingerprint);"]
     lines += _process("fetch", "fetch", ["instructions", "words"])
@@ -84,8 +86,8 @@ def dispatcher(overlay: Overlay) -> str:
     lines = [
         "// Dispatcher: the image to the mOP FIFOs of the decoders (contract 1).",
         "//",
-        "// One packet after the other, strictly in image order; a mOP for several units goes to them in ascending index,",
-        "// and each write waits for room. A mOP of n words takes n cycles, and a few to be handed on.",
+        "// One packet after the other, in image order; a mOP for several units goes to them in ascending index, and",
+        "// each write waits for room. A mOP of n words takes n cycles, and a few to be handed on.",
         f"// {MADE_BY}",
         "// SPDX-License-Identifier: Apache-2.0",
         '#include "dispatch.h"',

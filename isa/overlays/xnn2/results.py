@@ -111,7 +111,7 @@ class CUnit(Unit):
 
 class PostUnit(Unit):
     """Applies functions to the results of a lane. A tile is taken into a buffer, where the norm of heads makes its
-    statistics; then it leaves through the functions, to DDR by way of the buffer, whose order of elements is another."""
+    statistics. Then it leaves through the functions; to DDR by way of the buffer, because blocks have another order."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)

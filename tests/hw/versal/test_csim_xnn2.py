@@ -25,12 +25,13 @@ from rsn.rsnlib.nn import Encoder
 from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Output
 from rsn.tests.effort import examples
 from rsn.tests.scheduler.networks import Maker
+from rsn.tests.test_families_lanes import MODELS, inputs, made
 
 from ..examples import Example
-from rsn.tests.test_families_lanes import MODELS, inputs, made
 from .native import check_same, native, on_both, outcome, write_files
 from .test_csim_build import has
-from .test_csim_equal import UNSHRUNK, made as example_of
+from .test_csim_equal import UNSHRUNK
+from .test_csim_equal import made as example_of
 
 MACHINE = "xnn2"
 
@@ -81,7 +82,9 @@ def test_any_encoder(data: st.DataObject) -> None:
     check_same(*on_both(e.program, e.banks()), within=1e-5)
 
 
-@pytest.mark.parametrize("name", [n if n == "gemma3, window" else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [n if n == "gemma3, window" else pytest.param(n, marks=pytest.mark.long) for n in MODELS]
+)
 def test_families_as_pytorch(name: str) -> None:
     """Grouped keys, rotations, norms of heads, gates, windows, soft caps."""
     model, example = made(name), inputs(name, 2, 150)

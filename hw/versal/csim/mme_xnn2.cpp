@@ -1,9 +1,9 @@
 // The op list of an MME of xnn2.
 // SPDX-License-Identifier: Apache-2.0
-#include "../csim/mme.h"
+#include "mme.h"
 
-#include "../csim/engine.h"
-#include "../csim/process.h"
+#include "engine.h"
+#include "process.h"
 
 namespace rsn::csim {
 
