@@ -37,7 +37,7 @@ def lint(compiler: str, versal: Path = VERSAL) -> str:
     flags += WARNINGS[compiler]
 
     def said(machine: str, source: Path) -> str:
-        command = [compiler, *flags, *MACHINES[machine].flags, source]
+        command = [compiler, *flags, *MACHINES[machine].flags, str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stderr if done.returncode else ""
 

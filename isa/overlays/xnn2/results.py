@@ -149,7 +149,7 @@ class PostUnit(Unit):
                 continue
             if rate:
                 yield Step(rate, BEATS, gets=second, do=lambda *gate, made=made: made(*gate) and None)
-            yield from blocks_out(sink, lambda taken=taken: taken[-1])  # type: ignore[misc]
+            yield from blocks_out(sink, lambda taken=taken: taken[-1])
 
     def _keep_table(self, table: Any) -> None:
         self.table = np.asarray(table).reshape(TILE, TILE)
