@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError
 from ...hw.sim.machine import Run
+from ...hw.versal.csim.build import compiler
 from ...hw.versal.csim.machine import Native, machine_of
 from ...isa.packet import Words
 from ...isa.program import Program
@@ -39,6 +40,7 @@ class CsimBoard:
 
     def __init__(self, stalls: int | None = None) -> None:
         self._stalls = stalls_of_environment() if stalls is None else stalls
+        compiler()  # without one no program can be loaded: say so at once
         self._native: Native | None = None
         self._memories: Memories | None = None
         self._closed = Event()

@@ -27,7 +27,7 @@ from .csim_deadlock import Facts, settle, stalled
 
 Array = npt.NDArray[np.float32]
 
-MADE_FOR: Mapping[str, Overlay] = {"xnn": XNN, "xnn2": XNN2}
+MADE_FOR: dict[str, Overlay] = {"xnn": XNN, "xnn2": XNN2}
 """The overlay of each machine that can be built."""
 RUNS: Mapping[str, str] = {XNN.fingerprint: "xnn", XNN_BASE.fingerprint: "xnn", XNN2.fingerprint: "xnn2"}
 """The machine that runs programs for an overlay, by its fingerprint."""
