@@ -65,31 +65,73 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
 #pragma HLS ARRAY_PARTITION variable=x0 complete dim=1
 #pragma HLS BIND_STORAGE variable=x0 type=ram_t2p impl=uram
     RSN_MEMORY(Statistics, statistics0);
+#pragma HLS DISAGGREGATE variable=statistics0
+#pragma HLS STREAM variable=statistics0.mean type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics0.mean complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics0.mean type=ram_t2p impl=bram
+#pragma HLS STREAM variable=statistics0.squares type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics0.squares complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics0.squares type=ram_t2p impl=bram
     RSN_MEMORY(RowMemory, x1);
 #pragma HLS STREAM variable=x1 type=unsync
 #pragma HLS ARRAY_PARTITION variable=x1 complete dim=1
 #pragma HLS BIND_STORAGE variable=x1 type=ram_t2p impl=uram
     RSN_MEMORY(Statistics, statistics1);
+#pragma HLS DISAGGREGATE variable=statistics1
+#pragma HLS STREAM variable=statistics1.mean type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics1.mean complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics1.mean type=ram_t2p impl=bram
+#pragma HLS STREAM variable=statistics1.squares type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics1.squares complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics1.squares type=ram_t2p impl=bram
     RSN_MEMORY(RowMemory, x2);
 #pragma HLS STREAM variable=x2 type=unsync
 #pragma HLS ARRAY_PARTITION variable=x2 complete dim=1
 #pragma HLS BIND_STORAGE variable=x2 type=ram_t2p impl=uram
     RSN_MEMORY(Statistics, statistics2);
+#pragma HLS DISAGGREGATE variable=statistics2
+#pragma HLS STREAM variable=statistics2.mean type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics2.mean complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics2.mean type=ram_t2p impl=bram
+#pragma HLS STREAM variable=statistics2.squares type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics2.squares complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics2.squares type=ram_t2p impl=bram
     RSN_MEMORY(RowMemory, x3);
 #pragma HLS STREAM variable=x3 type=unsync
 #pragma HLS ARRAY_PARTITION variable=x3 complete dim=1
 #pragma HLS BIND_STORAGE variable=x3 type=ram_t2p impl=uram
     RSN_MEMORY(Statistics, statistics3);
+#pragma HLS DISAGGREGATE variable=statistics3
+#pragma HLS STREAM variable=statistics3.mean type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics3.mean complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics3.mean type=ram_t2p impl=bram
+#pragma HLS STREAM variable=statistics3.squares type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics3.squares complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics3.squares type=ram_t2p impl=bram
     RSN_MEMORY(RowMemory, x4);
 #pragma HLS STREAM variable=x4 type=unsync
 #pragma HLS ARRAY_PARTITION variable=x4 complete dim=1
 #pragma HLS BIND_STORAGE variable=x4 type=ram_t2p impl=uram
     RSN_MEMORY(Statistics, statistics4);
+#pragma HLS DISAGGREGATE variable=statistics4
+#pragma HLS STREAM variable=statistics4.mean type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics4.mean complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics4.mean type=ram_t2p impl=bram
+#pragma HLS STREAM variable=statistics4.squares type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics4.squares complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics4.squares type=ram_t2p impl=bram
     RSN_MEMORY(RowMemory, x5);
 #pragma HLS STREAM variable=x5 type=unsync
 #pragma HLS ARRAY_PARTITION variable=x5 complete dim=1
 #pragma HLS BIND_STORAGE variable=x5 type=ram_t2p impl=uram
     RSN_MEMORY(Statistics, statistics5);
+#pragma HLS DISAGGREGATE variable=statistics5
+#pragma HLS STREAM variable=statistics5.mean type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics5.mean complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics5.mean type=ram_t2p impl=bram
+#pragma HLS STREAM variable=statistics5.squares type=unsync
+#pragma HLS ARRAY_PARTITION variable=statistics5.squares complete dim=2
+#pragma HLS BIND_STORAGE variable=statistics5.squares type=ram_t2p impl=bram
     RSN_MEMORY(EvenScratch, t0);
 #pragma HLS STREAM variable=t0 type=unsync
 #pragma HLS ARRAY_PARTITION variable=t0 complete dim=1
@@ -99,6 +141,16 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
 #pragma HLS ARRAY_PARTITION variable=t1 complete dim=1
 #pragma HLS BIND_STORAGE variable=t1 type=ram_t2p impl=uram
     RSN_MEMORY(Weights, weights1);
+#pragma HLS DISAGGREGATE variable=weights1
+#pragma HLS STREAM variable=weights1.tops type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights1.tops complete dim=1
+#pragma HLS BIND_STORAGE variable=weights1.tops type=ram_t2p impl=bram
+#pragma HLS STREAM variable=weights1.top type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights1.top complete dim=1
+#pragma HLS BIND_STORAGE variable=weights1.top type=ram_t2p impl=bram
+#pragma HLS STREAM variable=weights1.total type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights1.total complete dim=1
+#pragma HLS BIND_STORAGE variable=weights1.total type=ram_t2p impl=bram
     RSN_MEMORY(EvenScratch, t2);
 #pragma HLS STREAM variable=t2 type=unsync
 #pragma HLS ARRAY_PARTITION variable=t2 complete dim=1
@@ -108,6 +160,16 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
 #pragma HLS ARRAY_PARTITION variable=t3 complete dim=1
 #pragma HLS BIND_STORAGE variable=t3 type=ram_t2p impl=uram
     RSN_MEMORY(Weights, weights3);
+#pragma HLS DISAGGREGATE variable=weights3
+#pragma HLS STREAM variable=weights3.tops type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights3.tops complete dim=1
+#pragma HLS BIND_STORAGE variable=weights3.tops type=ram_t2p impl=bram
+#pragma HLS STREAM variable=weights3.top type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights3.top complete dim=1
+#pragma HLS BIND_STORAGE variable=weights3.top type=ram_t2p impl=bram
+#pragma HLS STREAM variable=weights3.total type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights3.total complete dim=1
+#pragma HLS BIND_STORAGE variable=weights3.total type=ram_t2p impl=bram
     RSN_MEMORY(EvenScratch, t4);
 #pragma HLS STREAM variable=t4 type=unsync
 #pragma HLS ARRAY_PARTITION variable=t4 complete dim=1
@@ -117,6 +179,16 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
 #pragma HLS ARRAY_PARTITION variable=t5 complete dim=1
 #pragma HLS BIND_STORAGE variable=t5 type=ram_t2p impl=uram
     RSN_MEMORY(Weights, weights5);
+#pragma HLS DISAGGREGATE variable=weights5
+#pragma HLS STREAM variable=weights5.tops type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights5.tops complete dim=1
+#pragma HLS BIND_STORAGE variable=weights5.tops type=ram_t2p impl=bram
+#pragma HLS STREAM variable=weights5.top type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights5.top complete dim=1
+#pragma HLS BIND_STORAGE variable=weights5.top type=ram_t2p impl=bram
+#pragma HLS STREAM variable=weights5.total type=unsync
+#pragma HLS ARRAY_PARTITION variable=weights5.total complete dim=1
+#pragma HLS BIND_STORAGE variable=weights5.total type=ram_t2p impl=bram
     RSN_MEMORY(Keys, kv0);
 #pragma HLS STREAM variable=kv0 type=unsync
 #pragma HLS ARRAY_PARTITION variable=kv0 complete dim=1

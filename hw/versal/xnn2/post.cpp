@@ -53,7 +53,7 @@ struct HeadNorm {
 };
 
 // Sums of the normalised columns, or of their squares apart from `mean`, of each head.
-void sums_of_heads(const Post &op, const Buffer &buffer, bool squares, bool centred, float inverse, const HeadNorm &norm,
+void sums_of_heads(const Post &op, const Buffer &buffer, bool squares, bool centred, const HeadNorm &norm,
                    Rows (&sums)[heads_of_tile]) {
 #pragma HLS INLINE
     Recent recent = {};
@@ -79,7 +79,6 @@ head_beats:
             if (t % groups == groups - 1) of = first ? recent.total(r) : of + recent.total(r);
         }
     }
-    static_cast<void>(inverse);
 }
 
 void norm_of_heads(const Post &op, const Buffer &buffer, HeadNorm &norm) {
@@ -88,7 +87,7 @@ void norm_of_heads(const Post &op, const Buffer &buffer, HeadNorm &norm) {
     const float columns = static_cast<float>(op.columns);
     const unsigned heads = op.heads ? heads_of_tile : 1;
     if (!op.rms) {
-        sums_of_heads(op, buffer, false, false, 0.0f, norm, sums);
+        sums_of_heads(op, buffer, false, false, norm, sums);
     head_means:
         for (unsigned h = 0; h < heads; ++h)
             for (unsigned row = 0; row < tile; ++row) {
@@ -96,7 +95,7 @@ void norm_of_heads(const Post &op, const Buffer &buffer, HeadNorm &norm) {
                 norm.mean[h][row % patch_rows][row / patch_rows] = sums[h][row % patch_rows][row / patch_rows] / columns;
             }
     }
-    sums_of_heads(op, buffer, true, !op.rms, 0.0f, norm, sums);
+    sums_of_heads(op, buffer, true, !op.rms, norm, sums);
 head_factors:
     for (unsigned h = 0; h < heads; ++h)
         for (unsigned row = 0; row < tile; ++row) {

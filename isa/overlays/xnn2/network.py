@@ -186,27 +186,28 @@ def _interfaces() -> Iterator[str]:
 def _memories() -> Iterator[tuple[str, str, list[str]]]:
     """Yield type, name and pragmas of the memories that units share."""
 
-    def tiles(kind: str, name: str, impl: str) -> tuple[str, str, list[str]]:
-        return (
-            kind,
-            name,
-            [
-                f"#pragma HLS STREAM variable={name} type=unsync",
-                f"#pragma HLS ARRAY_PARTITION variable={name} complete dim=1",
-                f"#pragma HLS BIND_STORAGE variable={name} type=ram_t2p impl={impl}",
-            ],
-        )
+    def pragmas(variable: str, dim: int, impl: str) -> list[str]:
+        return [
+            f"#pragma HLS STREAM variable={variable} type=unsync",
+            f"#pragma HLS ARRAY_PARTITION variable={variable} complete dim={dim}",
+            f"#pragma HLS BIND_STORAGE variable={variable} type=ram_t2p impl={impl}",
+        ]
+
+    def parts(name: str, members: Sequence[str], dim: int) -> list[str]:
+        out = [f"#pragma HLS DISAGGREGATE variable={name}"]
+        return out + [line for member in members for line in pragmas(f"{name}.{member}", dim, "bram")]
 
     for i in range(LANES):
-        yield tiles("RowMemory", f"x{i}", "uram")
-        yield "Statistics", f"statistics{i}", []
+        yield "RowMemory", f"x{i}", pragmas(f"x{i}", 1, "uram")
+        statistics = f"statistics{i}"
+        yield "Statistics", statistics, parts(statistics, ("mean", "squares"), 2)
     for i in range(LANES):
-        yield tiles("OddScratch" if i % 2 else "EvenScratch", f"t{i}", "uram")
+        yield "OddScratch" if i % 2 else "EvenScratch", f"t{i}", pragmas(f"t{i}", 1, "uram")
         if i % 2:
-            yield "Weights", f"weights{i}", []
+            yield "Weights", f"weights{i}", parts(f"weights{i}", ("tops", "top", "total"), 1)
     for k in range(KV):
         keys = k < KV // 2
-        yield tiles("Keys" if keys else "Values", f"kv{k}", "bram" if keys else "uram")
+        yield "Keys" if keys else "Values", f"kv{k}", pragmas(f"kv{k}", 1, "bram" if keys else "uram")
 
 
 def _shared(unit: UnitSpec) -> list[str]:
