@@ -35,12 +35,15 @@ keep their order."""
 class Passes(build.Passes):
     """All passes of the compiler. rewrites: of the captured graph, in their order (`rewrites`). rules: the lowering
     rule of each PyTorch operator (`rules`). fold: from matched layers to folded ones (`fold`). The other passes are
-    those of the scheduler. experts: how experts that data choose are computed; None leaves them to PyTorch."""
+    those of the scheduler. experts: how experts that data choose are computed; None leaves them to PyTorch.
+    norms_of_inputs: the machine also computes norms of its inputs that products alone take; otherwise the host does,
+    and hands over both."""
 
     rewrites: Sequence[Rewrite] = REWRITES
     rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)
     fold: Fold = fold
     experts: ExpertsPlan | None = None
+    norms_of_inputs: bool = False
 
 
 USUAL = Passes()
@@ -57,6 +60,7 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
             check_weights(sum(weights.values()), overlay, Banks.of(overlay).weights)
         passes.observe(name, made)
 
+    passes = replace(passes, norms_of_inputs=overlay.lanes is not None)  # X normalises as it sends
     if passes.fold not in (fold, fold_shapes):
         return replace(passes, observe=observe)
 

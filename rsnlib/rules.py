@@ -21,7 +21,7 @@ from torch.fx import Node
 from ..machine.view import View
 from ..scheduler.graph import Activation, Float64, Gemm, Norm
 from .attention_rules import attend, scaled_dot_product_attention, softmax
-from .capture import dtype_of, module_path, op_name, shape_of, site
+from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
 from .gate_rules import gate, scaled_gate, summed
 from .head_rules import norm_of_heads, rotate
 from .pointwise import Pointwise, recognise, root_of
@@ -199,13 +199,16 @@ def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
-    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass."""
-    found = None if is_host(values.of[a["input"]]) else values.operand(a["input"], lambda view, width: True)
+    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass. One of a tensor of the host
+    stays there, unless the machine normalises what it loads and products alone take the result."""
+    on_host = is_host(values.of[a["input"]])
+    stays = on_host and not (values.norms_of_inputs and _only_multiplied(values, node))
+    found = None if stays else values.operand(a["input"], lambda view, width: True)
     before = None if found is None else found.base
     shape = list(a["normalized_shape"])
     if len(shape) == 1 and isinstance(before, Gemm) and shape[0] < before.width:
         return norm_of_heads(values, node, a, Norm(eps, rms), shape[0])
-    if found is None or not isinstance(before, Gemm) or shape != [before.width]:
+    if found is None or before is None or not (on_host or isinstance(before, Gemm)) or shape != [before.width]:
         return f"{op_name(node)} is supported only right after a matrix product and its residual, over all columns"
     view = found.view
     if not in_rows(view, before.width):
@@ -214,9 +217,26 @@ def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: 
     if scale is None or shift is None:
         return "its scale or its shift is computed from the arguments"
     path, norm = module_path(node), Norm(eps, rms)
-    if before.is_open:
+    if isinstance(before, Gemm) and before.is_open:
         return Value(values.layers.fuse(before, path, norm=norm, scale=scale, shift=shift), view)
     return Value(values.layers.pass_over(path, before, norm=norm, scale=scale, shift=shift), view)
+
+
+def _only_multiplied(values: AbstractState, node: Node) -> bool:
+    """Whether products with constant weights alone take a result, also by way of views of it."""
+    return bool(node.users) and all(
+        _only_multiplied(values, user) if packet(user) in VIEWS else _is_multiplied(values, node, user)
+        for user in node.users
+    )
+
+
+def _is_multiplied(values: AbstractState, node: Node, user: Node) -> bool:
+    names = LEFT_AND_WEIGHT.get(packet(user))
+    if names is None:
+        return False
+    given = arguments(user)
+    left, weight = (given[name] for name in names)
+    return left is node and isinstance(weight, Node) and values.is_constant(weight)
 
 
 def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -362,6 +382,14 @@ PRODUCTS = {
     *(aten.tensordot, aten.inner, aten.linalg_matmul, aten.scaled_dot_product_attention),
     *(aten.conv1d, aten.conv2d, aten.conv3d, aten.convolution, aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu),
 }
+
+LEFT_AND_WEIGHT = {
+    aten.linear: ("input", "weight"),
+    aten.addmm: ("mat1", "mat2"),
+    aten.mm: ("self", "mat2"),
+    aten.matmul: ("self", "other"),
+}
+"""Arguments of products that may have a constant weight."""
 
 # Runtime checks that torch.export inserts. They always hold, because shapes and types are static.
 CHECKS = {aten._assert_tensor_metadata, aten._assert_async, aten._assert_scalar}

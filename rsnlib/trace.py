@@ -253,7 +253,7 @@ class _Tracer:
     ) -> None:
         self.program = program
         self.passes = passes
-        self.values = AbstractState(program, patterns)
+        self.values = AbstractState(program, patterns, norms_of_inputs=passes.norms_of_inputs)
         self.before: list[Node] = []
         self.after: list[Node] = []
         self.results: dict[Node, Value] = {}

@@ -107,13 +107,19 @@ class AbstractState:
     Activations of the machine have batch * seq rows, or as many as those of another attention: batch * n, n one of
     `seqs`. layers: makes layers. masks: the mask node of each masked attention. patterns: which keys each row sees in
     the example, by attention mask; None for one that becomes an input of the machine and is added to scores.
+    norms_of_inputs: whether the machine normalises what it loads at no cost (`Passes`).
     """
 
     def __init__(
-        self, program: ExportedProgram, patterns: Mapping[Node, Pattern | None] = MappingProxyType({})
+        self,
+        program: ExportedProgram,
+        patterns: Mapping[Node, Pattern | None] = MappingProxyType({}),
+        *,
+        norms_of_inputs: bool = False,
     ) -> None:
         self.program = program
         self.patterns = patterns
+        self.norms_of_inputs = norms_of_inputs
         self.of: dict[Node, Abstract] = {}
         self.layers = LayerBuilder()
         self.masks: dict[AttentionLayer, Node] = {}
