@@ -200,9 +200,10 @@ def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
     """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass. One of a tensor of the host
-    stays there, unless the machine normalises what it loads and products alone take the result."""
+    stays there, unless the machine normalises what it loads and products alone take the result. With an eps of 0, rows
+    of padding would have no numbers."""
     on_host = is_host(values.of[a["input"]])
-    stays = on_host and not (values.norms_of_inputs and _only_multiplied(values, node))
+    stays = on_host and not (values.norms_of_inputs and eps > 0 and _only_multiplied(values, node))
     found = None if stays else values.operand(a["input"], lambda view, width: True)
     before = None if found is None else found.base
     shape = list(a["normalized_shape"])

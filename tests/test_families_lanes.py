@@ -24,6 +24,7 @@ from transformers import (
 )
 
 import rsn
+from rsn.rsnlib.pipeline import Pipeline
 
 SMALL = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 2}
 TEXT = {"vocab_size": 100, "use_cache": False}
@@ -112,3 +113,48 @@ def test_changed_weights_are_noticed() -> None:
         want, got = model(**example).last_hidden_state, compiled(**example).last_hidden_state
     assert deviation(before, want) > 1e-3
     assert deviation(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gemma3, window"])
+def test_norms_of_inputs_run_on_the_machine(name: str) -> None:
+    """A pre-norm model has one input: X normalises what it has loaded. BERT's first norm stays on the host, because a
+    residual takes its result as well."""
+    pipeline = Pipeline.named("xnn2")
+    traced = pipeline.trace(made(name), inputs(name, 1, 100))
+    assert len(traced.network.inputs) == 1
+    on_host = [p.op for p in traced.placements if p.where == "host" and "norm" in p.op]
+    assert bool(on_host) == (name == "bert")
+
+
+class Both(nn.Module):
+    """A norm that a product takes, and the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(128), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.norm(x)
+        return self.linear(y), y.cumsum(-1)
+
+
+def test_a_norm_that_the_host_takes_too_stays_there() -> None:
+    model, x = Both().eval(), torch.randn(2, 50, 128)
+    compiled = rsn.compile(model, (x,), overlay="xnn2")
+    with torch.no_grad():
+        for got, want in zip(compiled(x), model(x), strict=True):
+            assert deviation(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("width", [128, 200])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_before_a_product(norm: Callable[[int], nn.Module], width: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(norm(width), nn.Linear(width, 150)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x = 3 + 2 * torch.randn(300, width)
+    compiled = rsn.compile(model, (x,), overlay="xnn2")
+    with torch.no_grad():
+        assert deviation(compiled(x), model(x)) < 1e-5
