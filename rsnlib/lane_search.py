@@ -17,8 +17,8 @@ from ..base.errors import UnsupportedError
 from ..base.version import __version__
 from ..hw.sim.machine import Machine
 from ..isa.overlay import Overlay
-from ..isa.overlays import OVERLAYS
 from ..isa.overlays import file as overlay_files
+from ..isa.overlays import find
 from ..scheduler.build import Built
 from ..scheduler.graph import LayerGraph
 from ..scheduler.knobs import LaneKnobs, LaneMode
@@ -151,15 +151,21 @@ class LaneSearch:
         Raises as `Pipeline.trace` does."""
         given: dict[str, int | str | None] = {"batch": self.batch, "seq": self.seq}
         given |= {"bytes on chip": self.on_chip_bytes, "seed": self.seed}
-        given["graph"] = sha256(repr(describe(self.network)).encode()).hexdigest()[:8]
+        base, network = self.base, self.network
+        given["graph"] = sha256(repr(describe(network)).encode()).hexdigest()[:8]
         given["rsn"] = __version__
         stated = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
-        return f"{self.spec} on lanes of {self.overlay} ({stated})"
+        return f"{self.spec} on the lanes of {base.name} ({stated})"
 
     @property
     def base(self) -> Overlay:
-        """The overlay whose memories are changed."""
-        return OVERLAYS[self.overlay]
+        """The overlay whose memories are changed. Raises `ProgramError` or `UnsupportedError` if it is none that ships
+        and has lanes."""
+        overlay = find(self.overlay)
+        usual(overlay)
+        if overlay.base is not None:
+            raise UnsupportedError(f"{self.overlay}: a search begins with an overlay that ships, not with a file")
+        return overlay
 
     @property
     def network(self) -> LayerGraph:
@@ -199,5 +205,5 @@ def _traced(spec: str, overlay: str, batch: int | None, seq: int | None, seed: i
     """The network of a model, traced once in a process: shapes alone, because times do not depend on weights."""
     model, example = load_spec(spec, batch=batch, seq=seq, seed=seed)
     model, example, _ = in_float32(module_of(model), example)
-    pipeline = Pipeline(overlay=OVERLAYS[overlay], passes=Passes(fold=fold_shapes), checks_rows=False)
+    pipeline = Pipeline(overlay=find(overlay), passes=Passes(fold=fold_shapes), checks_rows=False)
     return pipeline.trace(model, example).network

@@ -19,6 +19,7 @@ from ....base.errors import ProgramError
 from ....machine.description import Capability, Memory, Rate, Stream, UnitSpec, Where
 from ....machine.resources import VC1902
 from ....machine.token_type import TokenType
+from ...fields import Record
 from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
@@ -72,7 +73,7 @@ RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
     "activation_beat": Rate(8, "PL cycles", "structure: 4 elements a cycle and lane, as XNN's", "post-op"),
     "rotate_beat": EXTENSION_RATES["rotate_beat"],
 }
-FORMATS: tuple[tuple[str, type], ...] = (
+FORMATS: tuple[tuple[str, type[Record]], ...] = (
     ("DDR", Ddr),
     ("LPDDR", Lpddr),
     ("W", W),
