@@ -42,7 +42,7 @@ else:
 )
 @click.option(
     "--overlay",
-    help="an overlay of row lanes (xnn2), whose memories are searched with the schedule, instead of a generated machine",
+    help="no generated machine: an overlay of row lanes (xnn2), whose memories are searched with the schedule",
 )
 @click.option("--trials", default=40, show_default=True, type=click.IntRange(1), help="different machines to try")
 @click.option("--seed", default=0, show_default=True, help="of the search, and of the model's random weights")
@@ -54,7 +54,9 @@ else:
     help="what to make small; both give the front of the two [default: latency]",
 )
 @click.option(
-    "--on-chip", type=click.IntRange(1), help="most bytes on the chip [default: 75 % of the device; no limit]"
+    "--on-chip",
+    type=click.IntRange(1),
+    help="most bytes on the chip [default: 75 % of the device; with --overlay no limit]",
 )
 @click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the model's]")
 @click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the model's]")

@@ -182,9 +182,14 @@ class LaneSearch:
 
     @property
     def start(self) -> tuple[Choice, ...]:
-        """The overlay as it ships, in either mode, and with half of X in mode P3."""
+        """The overlay as it ships, and in either mode with one knob changed at a time: most choices at random do not
+        work, and the search goes on from those that do."""
         ships = usual(self.base)
-        return (ships, {**ships, "mode": "R6"}, {**ships, "mode": "P3"}, {**ships, "mode": "P3", "x": 4})
+        out = [ships]
+        for mode in LaneMode:
+            base = {**ships, "mode": mode.value}
+            out += [{**base, k.name: value} for k in self.knobs if k.name != "mode" for value in k.values]
+        return tuple(out)
 
     def evaluate(self, choice: Choice) -> Outcome:
         kib = on_chip_kib(overlay_of(self.base, choice))
