@@ -131,7 +131,8 @@ def tune_command(
             finished.append(trial)
             share(min(1.0, len(finished) / count))
 
-        found = tune(problem, trials, seed=seed, file=study, workers=evaluators, observe=observe)
+        near = overlay is not None  # of memories and schedules few fit together
+        found = tune(problem, trials, seed=seed, file=study, workers=evaluators, observe=observe, neighbours=near)
     if page_path is not None:
         write_text(page_path, page(problem, found))
     lines: list[str] = []
