@@ -34,6 +34,8 @@ MOST_REPEATED = 4
 
 NEAR = 0.7
 """How often a neighbour of a choice has the next value of a knob, not any other one."""
+MIXED = 0.3
+"""How often it is a neighbour of a mixture of two choices."""
 TRIES = 20
 """How often a neighbour is drawn for each that is wanted."""
 
@@ -77,7 +79,7 @@ def tune(
     trials: how many different choices are evaluated in all, rounded up to whole rounds; a problem with no more choices
     than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most are.
     together: choices of a round; more than one worker needs more than one. neighbours: all but one choice of a round
-    differ from one of the best so far in a knob or two; for problems where few choices at random can be built. file:
+    differ from one of the best so far, or a mixture of two, in a knob or two; for problems where few choices at random can be built. file:
     the study, which is continued if it exists. Raises `StudyError` if the file belongs to another search (problem,
     knobs, seed, `together` or `neighbours` differ), or a number is too small, and `MissingError` without Optuna.
     """
@@ -227,8 +229,8 @@ def _listed(problem: Problem, before: Sequence[optuna.trial.FrozenTrial], count:
 
 
 def _neighbours(problem: Problem, before: Sequence[optuna.trial.FrozenTrial], seed: int, count: int) -> list[Choice]:
-    """Choices that differ from one of the best before in one knob or two, and that no trial had: most by the next
-    value of the knob. They depend on the trials before and the seed alone."""
+    """Choices that no trial had, and that differ from one of the best before, or a mixture of two, in one knob or two:
+    most by the next value of the knob. They depend on the trials before and the seed alone."""
     random = np.random.default_rng([seed, len(before)])
     best = _best(_made(before))
     known = {_key(trial.params) for trial in before}
@@ -236,6 +238,9 @@ def _neighbours(problem: Problem, before: Sequence[optuna.trial.FrozenTrial], se
     found: list[Choice] = []
     for _ in range(TRIES * count if best and knobs else 0):
         choice = dict(best[int(random.integers(len(best)))].choice)
+        if random.random() < MIXED:
+            other = best[int(random.integers(len(best)))].choice
+            choice = {name: (choice, other)[int(random.integers(2))][name] for name in choice}
         for at in random.choice(len(knobs), min(int(random.integers(1, 3)), len(knobs)), replace=False):
             values = knobs[at].values
             place = values.index(choice[knobs[at].name])

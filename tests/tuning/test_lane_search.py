@@ -40,6 +40,7 @@ def asked(spec: str, trials: int, *more: str) -> tuple[str, ...]:
     return ("tune", spec, "--overlay", "xnn2", "--batch", "2", "--seq", "128", "--trials", str(trials), *more)
 
 
+@pytest.mark.long
 def test_no_other_trial_beats_one_of_the_front(spec: str) -> None:
     goals = "latency ms", "on-chip KiB"
     made = json.loads(rsn(*asked(spec, 48, "--goal", "latency", "--goal", "memory", "--json")))
