@@ -79,9 +79,10 @@ def tune(
     trials: how many different choices are evaluated in all, rounded up to whole rounds; a problem with no more choices
     than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most are.
     together: choices of a round; more than one worker needs more than one. neighbours: all but one choice of a round
-    differ from one of the best so far, or a mixture of two, in a knob or two; for problems where few choices at random can be built. file:
-    the study, which is continued if it exists. Raises `StudyError` if the file belongs to another search (problem,
-    knobs, seed, `together` or `neighbours` differ), or a number is too small, and `MissingError` without Optuna.
+    differ from one of the best so far, or a mixture of two, in a knob or two; for problems where few choices at random
+    can be built. file: the study, which is continued if it exists. Raises `StudyError` if the file belongs to another
+    search (problem, knobs, seed, `together` or `neighbours` differ), or a number is too small, and `MissingError`
+    without Optuna.
     """
     require("optuna", "a search", INSTALL)
     if trials < 1 or together < 1:
