@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ KEPT = DOCS / "fronts.json"
 """The fronts, with the knobs of each point."""
 NAME = "front_xnn2.svg"
 
-WIDTH, HEIGHT, LEFT, RIGHT, HEAD, FOOT, BETWEEN = 900, 300, 48, 14, 52, 42, 56
+WIDTH, HEIGHT, LEFT, RIGHT, HEAD, FOOT, BETWEEN = 900, 290, 50, 16, 52, 26, 68
 COLOURS = {"R6": "#57a639", "P3": "#3b7dd8"}
 STYLE = """
 text { font: 12px sans-serif; fill: #24292f } .paper { fill: #ffffff } .line { stroke: #c4cbd3 } .lane { fill: #eff2f5 }
@@ -115,7 +116,7 @@ def _range(values: Sequence[float]) -> tuple[float, float, float]:
     """From where to where an axis goes, and from mark to mark."""
     least, most = min(values), max(values)
     step = next(s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if (most - least) / s <= 8 or s == 100)
-    first, last = int(least // step), -int(-most // step)
+    first, last = floor(least / step + 1e-9), ceil(most / step - 1e-9)
     return first * step, (last if last > first else first + 1) * step, step
 
 

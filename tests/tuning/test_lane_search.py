@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from rsn.cli.main import main
+from rsn.docs import front
+from rsn.rsnlib.lane_search import LaneSearch
 
 pytest.importorskip("optuna")
 pytest.importorskip("torch")
@@ -66,6 +70,36 @@ def test_the_files_of_the_best_machine_make_it_again(spec: str) -> None:
         rsn("asm", f"{name}.rsn", "-o", f"{name}.bin")
         run = json.loads(rsn("run", f"{name}.bin", "--timing-only", "--json"))
         assert run["latency_s"] * 1e3 == pytest.approx(best["latency ms"], rel=1e-9)
+
+
+@pytest.mark.long
+def test_the_front_of_the_page_is_what_the_simulator_says() -> None:
+    """If not: the commands of docs/xnn2.md, "Other memories"."""
+    fronts = json.loads(front.KEPT.read_text())
+    bert = next(kept for title, kept in fronts.items() if "BERT" in title)
+    search = LaneSearch("bert-large-encoder", "xnn2", ("latency", "memory"), batch=6, seq=512)
+    for point in [*bert["front"], bert["ships"]]:
+        assert search.evaluate(point["knobs"]).costs == pytest.approx((point["ms"], point["kib"]), rel=1e-9)
+    for kept in fronts.values():
+        costs = [(point["kib"], point["ms"]) for point in kept["front"]]
+        assert costs == sorted(costs, reverse=True)
+        assert [ms for _, ms in costs] == sorted(ms for _, ms in costs)
+
+
+def test_a_picture_of_fronts_has_all_points() -> None:
+    fronts = {"A & B": {"front": [point(1.5, 9 << 10, "R6"), point(2.0, 7 << 10, "P3")], "ships": point(1.6, 15104)}}
+    drawn = ElementTree.fromstring(front.draw(fronts))
+    texts = [e.text for e in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "A & B" in texts
+    assert {"7 MiB", "15", "1.5 ms", "2"} <= set(texts)
+    circles = list(drawn.iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(circles) == 3 + 3  # of the legend, of the front and what ships
+    with pytest.raises(SystemExit, match="no trial has the memories that ship"):
+        front.kept({"trials": [], "best": []})
+
+
+def point(ms: float, kib: float, mode: str = "R6") -> dict[str, Any]:
+    return {"ms": ms, "kib": kib, "knobs": {"mode": mode}}
 
 
 @pytest.mark.parametrize(
