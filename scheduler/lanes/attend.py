@@ -115,8 +115,8 @@ class Attend:
             )
         if asked > self.ring - 1:
             raise ScheduleError(
-                f"lanes.lag = {asked}: T of an odd lane holds the probabilities of {self.ring} groups of scores, one "
-                f"of them new; at most {self.ring - 1} may wait"
+                f"lanes.lag = {asked}: T of an odd lane holds the probabilities of {self.ring} "
+                f"group{'s' * (self.ring > 1)} of scores, one of them new; at most {self.ring - 1} may wait"
             )
         return asked
 

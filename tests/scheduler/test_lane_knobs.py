@@ -157,7 +157,7 @@ def test_values_out_of_range(knobs: dict[str, Any], message: str) -> None:
         (
             {"lag": 4, "t_odd": 8, "trail": 3, "mode": "R6"},
             ScheduleError,
-            "lag = 4: T of an odd lane holds the probabilities of 1 groups of scores, .*; at most 0 may wait",
+            "lag = 4: T of an odd lane holds the probabilities of 1 group of scores, .*; at most 0 may wait",
         ),
         (
             {"t_even": 6, "mode": "R6"},
