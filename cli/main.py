@@ -37,7 +37,7 @@ COMMANDS = {
     "reproduce": Listed("reproduce", "Compare the paper's TABLE, or all, with the model."),
     "run": Listed("run", "Run a program, or a stream program: results and time."),
     "serve": Listed("serve", "Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C."),
-    "tune": Listed("tune", "Search the knobs of a generated machine."),
+    "tune": Listed("tune", "Search the knobs of a generated machine, or of an overlay of row lanes."),
 }
 """The commands by name."""
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from rsn.assembler import container
 from rsn.base.durations import unit_of
+from rsn.docs import front
 from rsn.hw.sim.explain import SegmentTime, explain
 from rsn.hw.sim.machine import Machine, causes, launch_seconds
 from rsn.hw.sim.scene import covered
@@ -210,6 +211,7 @@ def pictures() -> dict[str, str]:
         for name in ("fig6_app2", "gemm768"):
             made("asm", str(DOCS.parent / "programs" / f"{name}.rsn"), "-o", binary)
             out[f"{name}.svg"] = draw(container.read(binary), f"programs/{name}.rsn, modelled")
+    out[front.NAME] = front.picture()
     return out
 
 

@@ -1,4 +1,4 @@
-"""Type checks of a schedule's knobs, whether they come from Python or from a file; and the knobs of tiles."""
+"""Type checks of a schedule's knobs, whether they come from Python or from a file; the knobs of tiles, and of lanes."""
 
 from __future__ import annotations
 
@@ -90,3 +90,45 @@ class Tiles:
         for f in fields(Tiles):
             if getattr(self, f.name) < 1:
                 raise ScheduleError(f"{f.name}={getattr(self, f.name)}: must be at least 1")
+
+
+class LaneMode(Enum):
+    """How the lanes of an overlay share rows and columns (`scheduler/lanes/panels.py`)."""
+
+    R6 = "R6"
+    """Six row tiles, one for each lane."""
+    P3 = "P3"
+    """Three row tiles, one for each pair of lanes, whose lanes share the columns."""
+
+
+@dataclass(frozen=True)
+class LaneKnobs:
+    """How an overlay of row lanes computes a network.
+
+    mode: None takes the one that takes less time. lag: groups of scores by which probabilities times values are behind
+    them, a group being one head of a row tile of each pair; None takes 3, or what there is room for. trail: rounds of
+    attention by which the slices of the output projection are behind the scores of their heads. hidden: slots of T for
+    activated tiles between the two products of a feed-forward. lpddr: the share of the weights that the bank of weights
+    has in mode P3, which is then taken; None lets both banks take the same time. Raises `ScheduleError` for values out
+    of range; a network for which there is no room with them is refused when it is lowered.
+    """
+
+    mode: LaneMode | None = None
+    lag: int | None = None
+    trail: int = 2
+    hidden: int = 3
+    lpddr: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, least in (("lag", 0), ("trail", 1), ("hidden", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ScheduleError(f"lanes.{name} = {value}: must be at least {least}")
+        if self.lpddr is not None and not 0.5 <= self.lpddr <= 1:
+            raise ScheduleError(f"lanes.lpddr = {self.lpddr}: must be from 0.5 to 1, a share of the weights")
+        if self.lpddr is not None and self.mode is LaneMode.R6:
+            raise ScheduleError("lanes.lpddr is for mode P3: in mode R6 all weights lie in one bank")
+
+
+USUAL_LANES = LaneKnobs()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..base.errors import ScheduleError
 from ..isa.overlay import Overlay
 from . import bind as binding
 from . import generic
@@ -14,6 +15,7 @@ from .chain import chain
 from .circuits import circuits_of
 from .dram import Lowered, order_dram
 from .graph import LayerGraph
+from .knobs import USUAL_LANES
 from .lanes import lowering
 from .memory import Columns
 from .schedule import PAPER, Schedule
@@ -35,6 +37,7 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
         lowered = lowering.lower(network, overlay, schedule)
         observe("dram", lowered)
         return lowered
+    _without_lanes(overlay, schedule)
     if overlay.patterns is None:
         lowered = generic.bind(network, overlay, schedule)
         observe("dram", lowered)
@@ -54,10 +57,18 @@ def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     """Check that a network fits off-chip memory, without lowering it. Raises like `lower`."""
     if overlay.lanes is not None:
         lowering.place(network, overlay, schedule)
-    elif overlay.patterns is None:
+        return
+    _without_lanes(overlay, schedule)
+    if overlay.patterns is None:
         generic.place(network, overlay, schedule)
     else:
         binding.place(tile(network, overlay, schedule))
+
+
+def _without_lanes(overlay: Overlay, schedule: Schedule) -> None:
+    """Raise `ScheduleError` for a schedule with knobs of row lanes."""
+    if schedule.lanes != USUAL_LANES:
+        raise ScheduleError(f"lanes: overlay {overlay.name} has no row lanes")
 
 
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:

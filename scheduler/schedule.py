@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import ScheduleError
-from .knobs import Tiles, check, converted, types_of
+from .knobs import USUAL_LANES, LaneKnobs, Tiles, check, converted, types_of
 from .mapping import MappingType
 
 
@@ -124,7 +124,8 @@ class Schedule(Tiles):
     pipeline slot. balance: run attention over three row blocks as a stream of row tiles (`attention_3_blocks`). tiles:
     by kind of segment. rules: by kind of segment, for Interleave.LISTED; kinds without an entry have the default
     `DramPolicy`. segments: by module path; these come before all entries by kind, and the first that matches a layer
-    applies. Raises `ScheduleError` for values out of range or that contradict each other.
+    applies. lanes: for overlays of row lanes, to which only `interleave` applies besides. Raises `ScheduleError` for
+    values out of range or that contradict each other.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED
@@ -137,6 +138,7 @@ class Schedule(Tiles):
     tiles: tuple[tuple[str, Tiles], ...] = ()
     rules: tuple[tuple[str, DramPolicy], ...] = ()
     segments: tuple[Segment, ...] = ()
+    lanes: LaneKnobs = USUAL_LANES
 
     def rule(self, kind: str) -> DramPolicy:
         """The list scheduling policy of a kind of segment."""
@@ -201,6 +203,8 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
 
 NAMED = "segments"
 """The array of tables with knobs by module path."""
+LANES = "lanes"
+"""The table with the knobs of row lanes."""
 INNER: dict[str, type[Tiles | DramPolicy]] = {"tiles": Tiles, "rule": DramPolicy}
 """The tables within one entry of that array."""
 
@@ -212,11 +216,15 @@ def _schedule(given: dict[str, Any]) -> Schedule:
         if not isinstance(table, dict) or not all(isinstance(knobs, dict) for knobs in table.values()):
             raise ScheduleError(f'{name}: must be a table of tables, one for each kind of segment: [{name}."KIND"]')
         tables[name] = tuple((kind, _entry(made, knobs, f"{name}.{kind!r}")) for kind, knobs in table.items())
+    lanes = given.pop(LANES, {})
+    if not isinstance(lanes, dict):
+        raise ScheduleError(f"{LANES}: must be a table")
     named = given.pop(NAMED, [])
     if not isinstance(named, list) or not all(isinstance(entry, dict) for entry in named):
         raise ScheduleError(f"{NAMED}: must be an array of tables, [[{NAMED}]], each with its layers")
     segments = tuple(_segment(entry, f"{NAMED}[{i}]") for i, entry in enumerate(named))
-    return Schedule(**_knobs(Schedule, given, ""), **tables, segments=segments)
+    of_lanes = LaneKnobs(**_knobs(LaneKnobs, lanes, f"{LANES}."))
+    return Schedule(**_knobs(Schedule, given, ""), **tables, segments=segments, lanes=of_lanes)
 
 
 def _segment(given: dict[str, Any], where: str) -> Segment:
@@ -243,7 +251,7 @@ def _entry(made: type[Tiles | DramPolicy], given: dict[str, Any], where: str) ->
         raise ScheduleError(f"{where}: {e}") from None
 
 
-def _knobs(made: type[Tiles | DramPolicy | Segment], given: dict[str, Any], where: str) -> dict[str, Any]:
+def _knobs(made: type[Tiles | DramPolicy | Segment | LaneKnobs], given: dict[str, Any], where: str) -> dict[str, Any]:
     """Convert the values of a file to the knobs' types. Raises `ScheduleError` for an unknown knob or another type."""
     knob_class: Any = made
     types = types_of(knob_class)
@@ -258,7 +266,9 @@ def _knobs(made: type[Tiles | DramPolicy | Segment], given: dict[str, Any], wher
 def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     """Print a schedule as TOML, below the lines of `why` as comments."""
     lines = [f"# {line}".rstrip() for line in why]
-    lines += _lines(schedule, (*TABLES, NAMED))
+    lines += _lines(schedule, (*TABLES, NAMED, LANES))
+    if schedule.lanes != USUAL_LANES:
+        lines += ["", f"[{LANES}]", *_lines(schedule.lanes)]
     for table in TABLES:
         for kind, entry in getattr(schedule, table):
             lines += ["", f"[{table}.{_quoted(kind)}]", *_lines(entry)]
@@ -270,7 +280,7 @@ def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(knobs: Tiles | DramPolicy | Segment, skip: Container[str] = ()) -> list[str]:
+def _lines(knobs: Tiles | DramPolicy | Segment | LaneKnobs, skip: Container[str] = ()) -> list[str]:
     """One line of TOML for each knob that is not None. skip: knobs that are tables, printed elsewhere."""
     values = {f.name: getattr(knobs, f.name) for f in fields(knobs) if f.name not in skip}
     return [f"{name} = {_quoted(value)}" for name, value in values.items() if value is not None]

@@ -32,6 +32,14 @@ MOST_REPEATED = 4
 """The search ends when it has proposed this many choices for each new one: its model is sure of itself."""
 
 
+NEAR = 0.7
+"""How often a neighbour of a choice has the next value of a knob, not any other one."""
+MIXED = 0.3
+"""How often it is a neighbour of a mixture of two choices."""
+TRIES = 20
+"""How often a neighbour is drawn for each that is wanted."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """An evaluated choice. number: counted from 0."""
@@ -64,21 +72,24 @@ def tune(
     file: Path | None = None,
     workers: Workers | None = None,
     observe: Observe = lambda trial: None,
+    neighbours: bool = False,
 ) -> Result:
     """Search the choice with the least cost, or for several goals those that no other choice beats.
 
     trials: how many different choices are evaluated in all, rounded up to whole rounds; a problem with no more choices
     than that is searched exhaustively. Choices that are proposed again cost nothing; the search ends when most are.
-    together: choices of a round; more than one worker needs more than one. file: the study, which is continued if it
-    exists. Raises `StudyError` if the file belongs to another search (problem, knobs, seed or `together` differ), or a
-    number is too small, and `MissingError` without Optuna.
+    together: choices of a round; more than one worker needs more than one. neighbours: all but one choice of a round
+    differ from one of the best so far, or a mixture of two, in a knob or two; for problems where few choices at random
+    can be built. file: the study, which is continued if it exists. Raises `StudyError` if the file belongs to another
+    search (problem, knobs, seed, `together` or `neighbours` differ), or a number is too small, and `MissingError`
+    without Optuna.
     """
     require("optuna", "a search", INSTALL)
     if trials < 1 or together < 1:
         raise StudyError(f"{trials} trials, {together} together: both must be at least 1")
     if seed < 0:
         raise StudyError(f"the seed is {seed}; the least is 0")
-    study = _opened(problem, seed, together, file)
+    study = _opened(problem, seed, together, file, neighbours)
     evaluator = workers or InThisProcess(problem)
     count = min(trials, size(problem.knobs))
     while True:
@@ -88,7 +99,10 @@ def tune(
         if first == len(done) and (len(known) >= count or len(done) >= MOST_REPEATED * count):
             return result_of(study)
         # After an interruption a round may be written in part: it is proposed again, from the trials before it.
-        proposed = _proposed(study, problem, done[:first], seed, together, count)[len(done) - first :]
+        listed = _listed(problem, done[:first], count)
+        if neighbours and not listed:
+            listed = _neighbours(problem, done[:first], seed, together - 1)
+        proposed = _proposed(study, problem, done[:first], seed, together, listed)[len(done) - first :]
         # A choice that was evaluated before, in this round or an earlier one, has the same outcome again.
         fresh: dict[str, tuple[int, Choice]] = {}
         for number, choice in enumerate(proposed, len(done)):
@@ -104,24 +118,30 @@ def tune(
 
 def result_of(study: Any) -> Result:
     """The trials of an Optuna study of this package."""
-    made = tuple(Trial(t.number, t.params, _outcome_of(t)) for t in study.trials)
-    costly = [trial for trial in made if trial.outcome.costs]
-    if not costly:
-        return Result(made, (), study)
-    if len(costly[0].outcome.costs) == 1:
-        return Result(made, (min(costly, key=lambda trial: (trial.outcome.costs, trial.number)),), study)
+    made = _made(study.trials)
+    return Result(made, _best(made), study)
+
+
+def _made(trials: Sequence[optuna.trial.FrozenTrial]) -> tuple[Trial, ...]:
+    return tuple(Trial(t.number, t.params, _outcome_of(t)) for t in trials)
+
+
+def _best(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Those that no other one beats in every goal, by their first cost; of equal ones the first."""
     best: list[Trial] = []
-    for trial in sorted(costly, key=lambda trial: (trial.outcome.costs, trial.number)):
+    for trial in sorted(
+        (trial for trial in trials if trial.outcome.costs), key=lambda trial: (trial.outcome.costs, trial.number)
+    ):
         if not any(_beats(other.outcome.costs, trial.outcome.costs) for other in best):
             best.append(trial)
-    return Result(made, tuple(best), study)
+    return tuple(best)
 
 
 def _beats(a: Sequence[float], b: Sequence[float]) -> bool:
     return all(x <= y for x, y in zip(a, b, strict=True))
 
 
-def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> optuna.Study:
+def _opened(problem: Problem, seed: int, together: int, file: Path | None, neighbours: bool) -> optuna.Study:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -140,6 +160,8 @@ def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> op
         "seed": seed,
         "together": together,
     }
+    if neighbours:
+        identity["neighbours"] = True
     try:
         study = optuna.create_study(
             storage=storage,
@@ -155,9 +177,9 @@ def _opened(problem: Problem, seed: int, together: int, file: Path | None) -> op
             raise StudyError(f"{file}: a study of something else: it does not say what it searches")
         study.set_user_attr("identity", identity)
         return study
-    for name, value in identity.items():
-        if before.get(name) != value:
-            raise StudyError(f"{file}: it has {name} {before.get(name)}, not {value}; give another file")
+    for name in {**identity, **before}:
+        if before.get(name) != identity.get(name):
+            raise StudyError(f"{file}: it has {name} {before.get(name)}, not {identity.get(name)}; give another file")
     if not all(trial.state.is_finished() for trial in study.trials):
         raise StudyError(f"{file}: it has trials without an outcome, of an older version; give another file")
     return study
@@ -194,18 +216,8 @@ def _distributions(problem: Problem) -> dict[str, optuna.distributions.BaseDistr
     return {knob.name: optuna.distributions.CategoricalDistribution(knob.values) for knob in problem.knobs}
 
 
-def _proposed(
-    study: optuna.Study,
-    problem: Problem,
-    before: Sequence[optuna.trial.FrozenTrial],
-    seed: int,
-    together: int,
-    count: int,
-) -> list[Choice]:
-    """The choices of a round. They depend on the trials before it, the seed and the problem alone; with a `count` of
-    all choices, those come first that no trial had."""
-    import optuna
-
+def _listed(problem: Problem, before: Sequence[optuna.trial.FrozenTrial], count: int) -> list[Choice]:
+    """The choices to try first that no trial had; with a `count` of all choices, all of them."""
     listed = {_key(choice): choice for choice in problem.start}
     if count == size(problem.knobs):
         names = [knob.name for knob in problem.knobs]
@@ -214,6 +226,46 @@ def _proposed(
             listed.setdefault(_key(every), every)
     for trial in before:
         listed.pop(_key(trial.params), None)
+    return list(listed.values())
+
+
+def _neighbours(problem: Problem, before: Sequence[optuna.trial.FrozenTrial], seed: int, count: int) -> list[Choice]:
+    """Choices that no trial had, and that differ from one of the best before, or a mixture of two, in one knob or two:
+    most by the next value of the knob. They depend on the trials before and the seed alone."""
+    random = np.random.default_rng([seed, len(before)])
+    best = _best(_made(before))
+    known = {_key(trial.params) for trial in before}
+    knobs = [knob for knob in problem.knobs if len(knob.values) > 1]
+    found: list[Choice] = []
+    for _ in range(TRIES * count if best and knobs else 0):
+        choice = dict(best[int(random.integers(len(best)))].choice)
+        if random.random() < MIXED:
+            other = best[int(random.integers(len(best)))].choice
+            choice = {name: (choice, other)[int(random.integers(2))][name] for name in choice}
+        for at in random.choice(len(knobs), min(int(random.integers(1, 3)), len(knobs)), replace=False):
+            values = knobs[at].values
+            place = values.index(choice[knobs[at].name])
+            near = [i for i in (place - 1, place + 1) if 0 <= i < len(values)]
+            others = near if random.random() < NEAR else [i for i in range(len(values)) if i != place]
+            choice[knobs[at].name] = values[others[int(random.integers(len(others)))]]
+        if _key(choice) not in known and len(found) < count:
+            known.add(_key(choice))
+            found.append(choice)
+    return found
+
+
+def _proposed(
+    study: optuna.Study,
+    problem: Problem,
+    before: Sequence[optuna.trial.FrozenTrial],
+    seed: int,
+    together: int,
+    listed: Sequence[Choice],
+) -> list[Choice]:
+    """The choices of a round: those listed, and then Optuna's. They depend on the trials before it, the seed, the
+    problem and the list alone."""
+    import optuna
+
     sampler = optuna.samplers.TPESampler(
         # A new sampler for each round: what it draws does not depend on the rounds before having run in this process.
         seed=int(np.random.SeedSequence([seed, len(before)]).generate_state(1)[0]),
@@ -224,7 +276,7 @@ def _proposed(
     # In memory: the file gets trials with their outcomes only, so that an interruption leaves none half proposed.
     scratch = optuna.create_study(directions=study.directions, sampler=sampler)
     scratch.add_trials(before)
-    for choice in [*listed.values()][:together]:
+    for choice in listed[:together]:
         scratch.enqueue_trial(dict(choice))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

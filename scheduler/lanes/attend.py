@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...base.errors import UnsupportedError
+from ...base.errors import ScheduleError, UnsupportedError
 from ...isa.lanes import Part, PostTarget, ResultTarget, RowNorm, TileSource, TileTarget
 from ...isa.work import LengthField, Softmax
 from .blocks import BLOCK, TILE, TILE_SIZE, Attention, Mask, Panel, Product, RowTile
@@ -21,6 +21,8 @@ QUERIES = 0
 """First slot of the queries in T of an even lane: of two rounds, two tiles each."""
 KV = 4
 """Units of keys and values."""
+USUAL_LAG = 3
+"""Groups of scores that wait for their values, if no other number is asked for and there is room."""
 
 
 class Group(NamedTuple):
@@ -81,7 +83,8 @@ class Attend:
                 f"a sequence of {self.longest * TILE} rows: its probabilities of a head need {needs} KiB; T of an odd "
                 f"lane has {self.mode.ring * TILE_SIZE * 4 >> 10} KiB for them"
             )
-        self.lag = min(rows.lag, 2 * a.each, self.ring - 1)
+        self.trail = self.mode.knobs.trail
+        self.lag = self._lag(self.mode.knobs.lag)
         self.units = [_Slots(self.mode.lane.heads) for _ in range(KV)]
         self.places = 2 if self.mode.halves == 1 else 1
         """Row tiles of a pair."""
@@ -99,6 +102,23 @@ class Attend:
         """Heads of keys, in the order in which they are needed."""
         self.brought = 0
         """How many of them were brought."""
+
+    def _lag(self, asked: int | None) -> int:
+        """The groups of scores that may wait for their values. Raises `ScheduleError` for more than there may be."""
+        of_rounds = 2 * self.a.each * (self.trail - 1)
+        if asked is None:
+            return min(USUAL_LAG, of_rounds, self.ring - 1)
+        if asked > of_rounds:
+            raise ScheduleError(
+                f"lanes.lag = {asked}: with lanes.trail = {self.trail} at most {of_rounds} groups of scores may wait, "
+                "because the output projection comes behind their values"
+            )
+        if asked > self.ring - 1:
+            raise ScheduleError(
+                f"lanes.lag = {asked}: T of an odd lane holds the probabilities of {self.ring} "
+                f"group{'s' * (self.ring > 1)} of scores, one of them new; at most {self.ring - 1} may wait"
+            )
+        return asked
 
     def heads(self, r: int) -> list[tuple[int, int]]:
         """The heads of a round, each with the half that computes its queries."""
@@ -118,7 +138,7 @@ class Attend:
         for r in range(self.rounds):
             self.keys(r + 1)
             self.queries(r + 1)
-            if self.done < r - 1:
+            if self.done < r + 1 - self.trail:
                 self.project()
             heads = self.heads(r)
             self.left[r] = self.places * len(heads)
@@ -150,8 +170,8 @@ class Attend:
     def result(self, r: int, pair: int, place: int) -> tuple[int, int]:
         """The T and the slot of the results of the heads of a tile of queries."""
         if self.mode.halves == 1:
-            return 2 * pair + place, self.mode.heads[place] + r % 2
-        return 2 * pair + 1, self.mode.heads[1] + 2 * (r % 2) + place
+            return 2 * pair + place, self.mode.heads[place] + r % self.trail
+        return 2 * pair + 1, self.mode.heads[1] + 2 * (r % self.trail) + place
 
     def project(self) -> None:
         """Add the slices of the output projection of the next round."""

@@ -23,6 +23,7 @@ from ..chain import parameters_of
 from ..dram import Lowered, Weights
 from ..graph import Array, AttentionLayer, Gemm, LayerGraph, Output, Rotary
 from ..groups import kind_of
+from ..knobs import USUAL_LANES
 from ..memory import Columns, lay_out_heads, plain
 from ..repeats import folded
 from ..room import check_room
@@ -64,8 +65,11 @@ class Lowering:
     """Lowers one network."""
 
     def __init__(self, network: LayerGraph, overlay: Overlay, schedule: Schedule, mode: Mode) -> None:
-        if schedule not in (Schedule(), Schedule(interleave=Interleave.STRICT)):
-            raise ScheduleError(f"overlay {overlay.name} has lanes: models are lowered by the schedule paper only")
+        if replace(schedule, lanes=USUAL_LANES) not in (Schedule(), Schedule(interleave=Interleave.STRICT)):
+            raise ScheduleError(
+                f"overlay {overlay.name} has lanes: models are lowered by the schedule paper, with knobs of lanes only"
+            )
+        mode.check()
         network.check_rows()
         other = next((n for n in network.inputs if network.seq_of(n) != network.seq), None)
         if other is not None:
@@ -313,7 +317,9 @@ class Lowering:
         weights = sum(layer.weight.size for layer in self.net.layers if isinstance(layer, Gemm))
         moved = sum(b.size for b in self.buffers.values() if b.bank == self.banks.activations)
         share = seconds[1] / sum(seconds)
-        return max(share * (weights + moved) - weights / 2, 0.0)
+        asked = self.mode.knobs.lpddr
+        in_first = share * (weights + moved) if asked is None else asked * weights
+        return max(in_first - weights / 2, 0.0)
 
     def _attention(self, op: Attend, cut: bool) -> Attention:
         a = op.attention
@@ -356,7 +362,13 @@ class Lowering:
                 with_next = EMPTY
                 load = after[1][0] if after is not None and after[1] else None
                 is_last = number == len(steps) - 1
-                if is_last and after is not None and isinstance(load, Load) and load.bank == self._left(step):
+                if (
+                    is_last
+                    and after is not None
+                    and isinstance(load, Load)
+                    and load.bank == self._left(step)
+                    and self._has_room(after[0], load, step)
+                ):
                     beside, behind = self._early(after[0], load, step)
                     brought = True
                 self._step(panel, step, beside, behind)
@@ -382,6 +394,11 @@ class Lowering:
         matrix = self._matrix(load.name)
         width = self.columns[load.name].end
         return self.rows.bring(panel, matrix, load.bank, width, load.name in self.normed)
+
+    def _has_room(self, panel: Panel, load: Load, step: Step) -> bool:
+        """Whether T can hold what is loaded beside a step: beside a feed-forward, all of it."""
+        is_feed = isinstance(step, Compute) and isinstance(step.op, Feed)
+        return not is_feed or self.rows.stages(panel, self._matrix(load.name).columns)
 
     def _early(self, panel: Panel, load: Load, step: Step) -> tuple[Iterator[None], Iterator[None]]:
         """What brings an activation beside a step: beside its slices, and between its last ones."""
@@ -524,7 +541,13 @@ def best(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowering:
     """The lowering in the mode that takes least time: a panel of P3 has half the rows, and takes half the time, of one
     of R6. Raises like `lower`."""
     assert overlay.lanes is not None
-    modes = modes_of(overlay.lanes)
+    knobs = schedule.lanes
+    modes = modes_of(overlay.lanes, knobs)
+    if knobs.mode is not None:
+        (asked,) = (mode for mode in modes if mode.name == knobs.mode.value)
+        return Lowering(network, overlay, schedule, asked)
+    if knobs.lpddr is not None:
+        return Lowering(network, overlay, schedule, modes[-1])
     sequences = Sequences(tuple(network.rows))
     by_time = sorted(modes, key=lambda m: len(panels_of(sequences, m.rows)) / m.halves)
     try:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ...base.errors import UnsupportedError
 from ...isa.lanes import (
     LaneWork,
     PostTarget,
@@ -27,10 +28,13 @@ from ...isa.lanes import (
     TileTarget,
     Weight,
 )
+from ..knobs import LaneKnobs
 from .blocks import TILE, TILE_SIZE, Attention, Matrix, Panel, Product, RowTile, Sequences
 
-HIDDEN_SLOTS = 3
-"""Slots of activated tiles in T."""
+QUERY_SLOTS = 4
+"""Slots of T of an even lane for queries: of two rounds, two tiles each."""
+PIECES = 3
+"""Tiles of a pair that are on their way from DDR to X at once, at least (`Rows.bring`)."""
 PIECE = 2
 """Most tiles of weights that DDR loads at once: W1 has room for them whenever it waits for one."""
 EMPTY: Iterator[None] = iter(())
@@ -79,15 +83,31 @@ class Weights(NamedTuple):
 class Mode:
     """A way to share rows and columns among lanes. halves: parts of the columns. rows: row tiles of a panel. heads,
     hidden: first slots, in T of an even and an odd lane, of the results of heads, and of activated tiles. ring: slots
-    of probabilities."""
+    of probabilities. staging: slots of rows on their way from DDR to X, in T of an odd lane."""
 
-    def __init__(self, name: str, halves: int, lanes: RowLanes) -> None:
-        self.name, self.halves, self.lane = name, halves, lanes
+    def __init__(self, name: str, halves: int, lanes: RowLanes, knobs: LaneKnobs) -> None:
+        self.name, self.halves, self.lane, self.knobs = name, halves, lanes, knobs
         self.rows = lanes.lanes // halves
         _, odd = lanes.scratch
-        self.heads = (4, odd - 2) if halves == 1 else (0, odd - 4)
-        self.ring = self.heads[1]
-        self.hidden = 4, 2 * lanes.columns
+        self.heads = (QUERY_SLOTS, odd - knobs.trail) if halves == 1 else (0, odd - 2 * knobs.trail)
+        self.ring = max(self.heads[1], 0)
+        self.staging = min(2 * lanes.columns, odd - knobs.hidden)
+        self.hidden = QUERY_SLOTS, self.staging
+
+    def check(self) -> None:
+        """Raise `UnsupportedError` if T does not hold what the knobs ask for, whatever the network."""
+        even, odd = self.lane.scratch
+        knobs = self.knobs
+        results = knobs.trail if self.halves == 1 else 0
+        for has, which, least, what in (
+            (even, "an even", QUERY_SLOTS + max(knobs.hidden, results), "queries, and activated tiles or results,"),
+            (odd, "an odd", PIECES + knobs.hidden, "rows on their way to X, and activated tiles,"),
+        ):
+            if has < least:
+                raise UnsupportedError(
+                    f"T of {which} lane has {has} slots; {what} need {least} (lanes.hidden = {knobs.hidden}, "
+                    f"lanes.trail = {knobs.trail}, mode {self.name})"
+                )
 
     @property
     def columns(self) -> int:
@@ -124,16 +144,16 @@ class Mode:
         return out
 
 
-def modes_of(lanes: RowLanes) -> tuple[Mode, Mode]:
+def modes_of(lanes: RowLanes, knobs: LaneKnobs) -> tuple[Mode, Mode]:
     """R6, and P3."""
-    return Mode("R6", 1, lanes), Mode("P3", 2, lanes)
+    return Mode("R6", 1, lanes, knobs), Mode("P3", 2, lanes, knobs)
 
 
 class Rows:
-    """Emits what panels compute. lag: groups of scores by which probabilities times values are behind."""
+    """Emits what panels compute."""
 
-    def __init__(self, work: LaneWork, sequences: Sequences, mode: Mode, lag: int = 3) -> None:
-        self.e, self.sequences, self.mode, self.lag = work, sequences, mode, lag
+    def __init__(self, work: LaneWork, sequences: Sequences, mode: Mode) -> None:
+        self.e, self.sequences, self.mode = work, sequences, mode
         self._table: dict[int, tuple[int, int]] = {}
         """The table that Post of each lane holds: where it begins, and its row tile."""
         self._alone: set[tuple[int, int]] = set()
@@ -155,7 +175,14 @@ class Rows:
                 (first, _) = self.mode.split(columns)
                 half = int(column not in first)
                 out.append([(p, p, column, column, 2 * p + half) for p in range(len(panel.tiles))])
-        return [step for step in out if step]
+        out = [step for step in out if step]
+        if self.mode.staging < 2 * place:  # T has fewer slots than a panel may have tiles: they are taken in turn
+            out = [[(*piece[:3], n % self.mode.staging, *piece[4:]) for piece in step] for n, step in enumerate(out)]
+        return out
+
+    def stages(self, panel: Panel, columns: int) -> bool:
+        """Whether T holds all rows of a panel on their way to X."""
+        return len(self._pieces(panel, columns)) <= self.mode.staging
 
     def stage(self, panel: Panel, x: Matrix) -> Iterator[None]:
         """Load the rows of a panel into T of the odd lanes; yields after each tile of all pairs."""
@@ -492,7 +519,7 @@ class Rows:
             self.functions(panel, up, made, lambda lane: PostTarget.ODD if lane & 1 else PostTarget.EVEN)
             for half, _ in made:
                 for lane in half.lanes:
-                    slot = self.mode.hidden[lane & 1] + step % HIDDEN_SLOTS
+                    slot = self.mode.hidden[lane & 1] + step % self.mode.knobs.hidden
                     self.e.take_tiles(lane, (slot,), TileSource.ODD if lane & 1 else TileSource.EVEN)
 
         hidden(0)
@@ -509,7 +536,7 @@ class Rows:
 
                 def where(row: int, number: int = number, step: int = step) -> tuple[int, int]:
                     lane = self.mode.lane_of(row, number)
-                    return lane, self.mode.hidden[lane & 1] + step % HIDDEN_SLOTS
+                    return lane, self.mode.hidden[lane & 1] + step % self.mode.knobs.hidden
 
                 first = not step and not number
                 self.slice(

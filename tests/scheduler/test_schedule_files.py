@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rsn.base.errors import ScheduleError
 from rsn.isa.overlays import XNN
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
-from rsn.scheduler.knobs import Tiles
+from rsn.scheduler.knobs import LaneKnobs, LaneMode, Tiles
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import (
     PAPER,
@@ -51,6 +51,18 @@ def cuts(draw: st.DrawFn) -> Tiles:
 
 
 @st.composite
+def lanes(draw: st.DrawFn) -> LaneKnobs:
+    mode = draw(st.sampled_from([None, *LaneMode]))
+    return LaneKnobs(
+        mode,
+        draw(st.none() | st.integers(0, 9)),
+        draw(st.integers(1, 5)),
+        draw(st.integers(2, 5)),
+        None if mode is LaneMode.R6 else draw(st.none() | st.floats(0.5, 1)),
+    )
+
+
+@st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     interleave = draw(st.sampled_from(Interleave))
     named = draw(st.dictionaries(kinds, rules, max_size=4)) if interleave is Interleave.LISTED else {}
@@ -77,6 +89,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         tiles=() if whole else tuple(draw(st.dictionaries(kinds, cuts(), max_size=3)).items()),
         rules=tuple(named.items()),
         segments=draw(st.lists(segments, max_size=3)),
+        lanes=draw(lanes()),
     )
 
 
@@ -92,8 +105,11 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, sched
 
 def test_every_knob_is_written() -> None:
     """One that is forgotten here would be lost between a search and the run."""
+    assert show_schedule(Schedule(lanes=LaneKnobs(LaneMode.P3, 1, 2, 4, 0.75))).endswith(
+        '\n[lanes]\nmode = "P3"\nlag = 1\ntrail = 2\nhidden = 4\nlpddr = 0.75\n'
+    )
     for f in dataclasses.fields(Schedule):
-        assert f.name in ("attention", "segments", *TABLES) or f"\n{f.name} = " in "\n" + show_schedule(PAPER)
+        assert f.name in ("attention", "segments", "lanes", *TABLES) or f"\n{f.name} = " in "\n" + show_schedule(PAPER)
 
 
 GOLDEN = """\
@@ -198,6 +214,12 @@ SEGMENT = '[[segments]]\nlayers = ["a"]\n'
             r"no knob rules.'gemm 8x8'.patience; there are patience_us, store_blocks, by_columns, in_order$",
         ),
         ("mme_cols = 0", "mme_cols=0: must be at least 1"),
+        ("lanes = 3", "lanes: must be a table"),
+        ("[lanes]\nlags = 3", "no knob lanes.lags; there are mode, lag, trail, hidden, lpddr$"),
+        ("[lanes]\nlag = -1", "lanes.lag = -1: must be at least 0"),
+        ('[lanes]\nlag = "1"', "lanes.lag = '1': must be a number"),
+        ('[lanes]\nmode = "R5"', "lanes.mode = 'R5': must be one of 'R6', 'P3'"),
+        ('[lanes]\nmode = "R6"\nlpddr = 0.6', "lanes.lpddr is for mode P3"),
         ("heads_per_slot = 3", "heads_per_slot=3: must be 1, 2 or 4 "),
         ('drain = "a"', "drain = 'a': must be a list of kinds of segments"),
         ("drain = [1]", r"drain = \[1\]: must be a list of kinds of segments"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import le
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rsn.base.errors import MissingError, StudyError
 from rsn.tests.tuning.valley import Valley
 from rsn.tuning.page import page
 from rsn.tuning.problem import Choice, Knob, Outcome, Problem
-from rsn.tuning.study import Result, tune
+from rsn.tuning.study import Result, Trial, tune
 from rsn.tuning.workers import workers
 
 pytest.importorskip("optuna")
@@ -103,6 +104,34 @@ def test_a_study_file_belongs_to_one_search(tmp_path: Path, changed: dict[str, o
     tune(**usual)  # type: ignore[arg-type]
     with pytest.raises(StudyError, match=message):
         tune(**usual | changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("goals", [("cost",), ("cost", "x")])
+def test_neighbours_of_the_best_are_tried(tmp_path: Path, goals: tuple[str, ...]) -> None:
+    """A round has three neighbours: of the trials before that none beats, changed in one knob or two."""
+    problem, file = Valley(goals=goals), tmp_path / "study.log"
+    result = tune(problem, 20, seed=1, neighbours=True)
+    tune(problem, 8, seed=1, neighbours=True, file=file)
+    assert found(tune(problem, 20, seed=1, neighbours=True, file=file)) == found(result)
+    for first in range(4, len(result.trials), 4):
+        before = result_of_first(result, first)
+        for trial in result.trials[first : first + 3]:
+            changes = [sum(trial.choice[k.name] != best.choice[k.name] for k in problem.knobs) for best in before]
+            assert 1 <= min(changes) <= 2
+            assert trial.choice not in [t.choice for t in result.trials[:first]]
+    with pytest.raises(StudyError, match="it has neighbours True, not None; give another file"):
+        tune(problem, 20, seed=1, file=file)
+
+
+def result_of_first(result: Result, count: int) -> list[Trial]:
+    """Of the first trials those that none beats."""
+    costly = [t for t in result.trials[:count] if t.outcome.costs]
+
+    def beaten(trial: Trial) -> bool:
+        costs = trial.outcome.costs
+        return any(all(map(le, t.outcome.costs, costs)) and t.outcome.costs != costs for t in costly)
+
+    return [t for t in costly if not beaten(t)]
 
 
 def test_trials_that_an_older_version_left_open_are_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from .off_chip import DDR_PEERS, DDR_SINKS, Ddr, Lpddr
 from .operands import FROM_DDR, KvIn, KvOut, W
 from .ports import TILE_BLOCKS
 from .results import ACTIVATIONS, IDENTITY, C, Post, Soft
-from .rows import COLUMNS, XIn, XOut, XStore
+from .rows import XIn, XOut, XStore
 from .scratch import TIn, TOut
 from .tokens import Slots
 
@@ -50,7 +50,8 @@ class Emission(LaneWork):
     """Instructions by unit. x, t, kv: the tokens of each memory."""
 
     def __init__(self, overlay: Overlay) -> None:
-        self.overlay = overlay
+        assert overlay.lanes is not None
+        self.overlay, self.columns = overlay, overlay.lanes.columns
         self.made: dict[str, list[Any]] = defaultdict(list)
         self.segment = 0
         self.owners: dict[str, list[set[int]]] = defaultdict(list)
@@ -124,7 +125,7 @@ class Emission(LaneWork):
         )
 
     def join_statistics(self, lane: int, bank: int, *, empty: bool) -> None:
-        slots = range(bank * COLUMNS, (bank + 1) * COLUMNS)
+        slots = range(bank * self.columns, (bank + 1) * self.columns)
         wait = self.x[lane].read(slots)
         self._add(f"XOut{lane}", XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
 

@@ -12,11 +12,14 @@ design of the overlay `xnn2`; what is taken from XNN (MMEs, off-chip memories, c
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from ....base.errors import ProgramError
 from ....machine.description import Capability, Memory, Rate, Stream, UnitSpec, Where
 from ....machine.resources import VC1902
 from ....machine.token_type import TokenType
+from ...fields import Record
 from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
@@ -70,7 +73,7 @@ RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
     "activation_beat": Rate(8, "PL cycles", "structure: 4 elements a cycle and lane, as XNN's", "post-op"),
     "rotate_beat": EXTENSION_RATES["rotate_beat"],
 }
-FORMATS: tuple[tuple[str, type], ...] = (
+FORMATS: tuple[tuple[str, type[Record]], ...] = (
     ("DDR", Ddr),
     ("LPDDR", Lpddr),
     ("W", W),
@@ -191,12 +194,45 @@ def legal(unit: UnitSpec, uop: Any) -> Any:
     return off_chip.legal(unit, uop) if isinstance(uop, off_chip.Transfer) else iter(())
 
 
+def refit(overlay: Overlay) -> Overlay:
+    """The overlay with the lanes that other memories make. Raises `ProgramError` for memories that are not alike, sizes
+    that no field can say, and fewer units."""
+    for kind, units in XNN2.by_kind.items():
+        left = len(overlay.by_kind.get(kind, ()))
+        if left != len(units):
+            raise ProgramError(f"units.{kind} = {left}: the lanes need {len(units)}; memories alone can change")
+    of = overlay.by_kind
+    rows = _slots("X", of["XIn"])
+    if rows % BANKS:
+        raise ProgramError(f"memories.XIn.slots = {rows}: must be a multiple of {BANKS}, the banks of X")
+    scratch = _slots("T of an even lane", of["TIn"][::2]), _slots("T of an odd lane", of["TIn"][1::2])
+    lanes = dataclasses.replace(_LANES, columns=rows // BANKS, scratch=scratch, heads=_slots("K or V", of["KvIn"]))
+    return dataclasses.replace(overlay, lanes=lanes)
+
+
+def _slots(what: str, units: tuple[UnitSpec, ...]) -> int:
+    """Slots of the memories of some units. Raises `ProgramError` if they are not alike, or for impossible sizes."""
+    kind = units[0].kind
+    memory, ships = (u.memory for u in (units[0], XNN2.by_unit[units[0].name]))
+    assert memory is not None
+    assert ships is not None
+    if any(u.memory != memory for u in units):
+        raise ProgramError(f"memories.{kind}: {', '.join(u.name for u in units)} must have the same size")
+    if dataclasses.replace(memory, slots=ships.slots) != ships:
+        raise ProgramError(f"memories.{kind}: a slot of {what} has {ships.rows}x{ships.columns}, as a tile of an MME")
+    most = 1 << dict(FORMATS)[kind].field("slot").width
+    if memory.slots > most:
+        raise ProgramError(f"memories.{kind}.slots = {memory.slots}: instructions can say {most} slots of {what}")
+    return memory.slots
+
+
 def _format(opcode: int, kind: str, record: Any) -> InstructionFormat:
     off = {"DDR": off_chip.ddr_uops, "LPDDR": off_chip.lpddr_uops}
     more: dict[str, Any] = {"uops": off[kind], "addresses": off_chip.addresses} if kind in off else {"uops": one_uop}
     return InstructionFormat(kind, opcode, kind, record, loops_window=True, decode_cycles=8, **more)
 
 
+_LANES = RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS, Emission)
 XNN2 = Overlay(
     name="xnn2",
     units=_units(),
@@ -213,6 +249,7 @@ XNN2 = Overlay(
     legal=legal,
     transfer=transfer,
     flops=flops,
-    lanes=RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS, Emission),
+    lanes=_LANES,
+    refit=refit,
     device=VC1902,
 )

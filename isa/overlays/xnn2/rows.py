@@ -22,7 +22,7 @@ from ..xnn.tiles import BEATS, TILE, Array
 from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, send
 
 COLUMNS = 8
-"""Column tiles of a bank."""
+"""Column tiles of a bank, as the overlay ships."""
 BANKS = 2
 PASSES = 1
 """Walks over a tile that it has taken, for the squares of what is apart from the means of rows. Sums are made before,
@@ -104,6 +104,12 @@ class Statistics:
         return mean[:, None], np.asarray(factor, np.float32)[:, None]
 
 
+def columns_of(spec: UnitSpec) -> int:
+    """Column tiles of a bank of an X."""
+    assert spec.memory is not None
+    return spec.memory.slots // BANKS
+
+
 class XInUnit(WritePort):
     """Write port of X."""
 
@@ -119,6 +125,7 @@ class XInUnit(WritePort):
         }
         self.stored, self.store = self.source(f"XStore{spec.index}", FREE), self.sink(f"XStore{spec.index}", FILLED)
         self.statistics = [Statistics() for _ in range(BANKS)]
+        self.columns = columns_of(spec)
 
     def kernel(self, uop: XIn) -> Steps:
         yield from self.wait(uop.wait)
@@ -139,7 +146,7 @@ class XInUnit(WritePort):
             tile = self.slots[slot] + tile
         self.slots[slot] = tile
         if uop.statistics:
-            bank = slot // COLUMNS
+            bank = slot // self.columns
             if uop.statistics == 1 and not i:
                 self.statistics[bank] = Statistics()
             valid = min(max(uop.columns - i * TILE, 0), TILE)
@@ -150,7 +157,7 @@ class XInUnit(WritePort):
         """What a read port sends of a slot."""
         tile: Array = self.slots[slot]
         if uop.normalise:
-            mean, factor = self.statistics[uop.slot // COLUMNS].factors(uop.eps, bool(uop.rms))
+            mean, factor = self.statistics[uop.slot // self.columns].factors(uop.eps, bool(uop.rms))
             tile = (tile - mean) * factor
         return tile
 
@@ -189,7 +196,7 @@ class XOutUnit(ReadPort):
 
     def _share(self, uop: XOut) -> Steps:
         """Exchange statistics with the other lane of the pair."""
-        bank = uop.slot // COLUMNS
+        bank = uop.slot // self.writer.columns
 
         def kept() -> tuple[Any, Array, Array]:
             of = Statistics() if uop.share > 1 else self.writer.statistics[bank]

@@ -171,7 +171,7 @@ def spoil(draw: st.DrawFn, p: Program) -> Program:
     elif packet.header.last:
         return p
     elif how == "reuse":
-        packets[at] = Packet(dataclasses.replace(packet.header, reuse=packet.header.reuse - 1), packet.mops)
+        packets[at] = Packet(dataclasses.replace(packet.header, reuse=max(packet.header.reuse - 1, 0)), packet.mops)
     else:
         i = draw(st.integers(0, len(packet.mops) - 1))
         mop = packet.mops[i]
