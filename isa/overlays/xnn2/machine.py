@@ -24,6 +24,7 @@ from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import off_chip
+from .checks import rules
 from .emission import Emission
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
 from .mme import Mme, MmeUnit, flops, repeat
@@ -210,6 +211,7 @@ XNN2 = Overlay(
     max_bank_bytes=(Ddr.field("addr").bounds[1] + 1) * UNIT_BYTES,
     legal=legal,
     transfer=transfer,
+    semantic_checks=rules,
     flops=flops,
     lanes=RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS, Emission),
     device=VC1902,
