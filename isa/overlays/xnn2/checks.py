@@ -476,7 +476,7 @@ class _Rows(_Memory):
             f"{verb} by the statistics of bank {made.bank} while {self.place(self.writer, int(written.op[tile]))} may "
         )
         text += "still change them"
-        help = f"let it wait for that uOP, or let that uOP wait for it, if these are statistics of what comes later"
+        help = "let it wait for that uOP, or let that uOP wait for it, if these are statistics of what comes later"
         self.report("Y04", port.name, uop, text, help, rule="asynchronous")
         return True
 
