@@ -18,6 +18,7 @@ from rsn.isa.layout import block
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.tokens import Slots
 from rsn.isa.program import Role
+from rsn.isa.verify import check
 from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
@@ -32,8 +33,9 @@ from .networks import Maker, error, execute, reference
 
 
 def worst(network: LayerGraph, x: np.ndarray) -> float:
-    """The largest deviation on xnn2, by the largest magnitude."""
-    out, _, _ = execute(network, x, XNN2)
+    """The largest deviation on xnn2, by the largest magnitude. The check finds no errors."""
+    out, program, _ = execute(network, x, XNN2)
+    assert [f for f in check(program) if not f.warning] == []
     return error(out, reference(network, x))
 
 
