@@ -18,7 +18,7 @@ from rsn.base.finding import Finding
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record
 from rsn.isa.instruction_path import InstructionPath
-from rsn.isa.lanes import Part, PostTarget, ResultTarget, TileSource, Weight
+from rsn.isa.lanes import Part, PostTarget, ResultTarget, TileSource, TileTarget, Weight
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.checks import rules
 from rsn.isa.overlays.xnn2.machine import FORMATS
@@ -43,12 +43,16 @@ OPCODES = {record: opcode for opcode, (_, record) in enumerate(FORMATS, 1)}
 
 
 def program(**units: Sequence[Record]) -> Program:
+    """A program of these uOPs by unit; the ops of MMEs are preloaded."""
     packets = []
     for name, uops in units.items():
+        if name.startswith("MME"):
+            continue
         spec = XNN2.by_unit[name]
         mask = 1 << spec.index if len(XNN2.by_kind[spec.kind]) > 1 else 0
         packets += [Packet.of(OPCODES[type(uop)], [uop], mask=mask) for uop in uops]
-    return Program(XNN2, tuple(packets), {})
+    ops = {name: tuple(uops) for name, uops in units.items() if name.startswith("MME")}
+    return Program(XNN2, tuple(packets), ops)  # type: ignore[arg-type]
 
 
 def found(**units: Sequence[Record]) -> list[Finding]:
@@ -106,6 +110,7 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("TOut3", TOut(tiles=1, weights=1), {"to": 5}, "to=5 is none"),
         ("TOut3", TOut(tiles=1), {"part": 3}, "part=3 is none"),
         ("TOut3", TOut(tiles=1), {"times": 0}, "sends tiles 0 times"),
+        ("TOut3", TOut(tiles=1, to=TileTarget.ROWS_EVEN), {"part": 1}, "sends half tiles to X"),
         ("TOut2", TOut(slot=7, tiles=2), {"slot": 8}, "slot=8: the memory has 8 slots"),
         ("TOut2", TOut(tiles=1), {"weights": 1}, "TOut2, of an even lane, holds no probabilities"),
         ("TOut2", TOut(wait=1), {"wait": 0}, "sends no tiles and waits for nothing"),
@@ -382,6 +387,38 @@ def test_a_rotation_needs_a_table() -> None:
     finding = only(Post2=[Post(tiles=1), turn, turn.replace(table=1), turn])
     assert (finding.code, finding.times) == ("Y05", 1)
     assert finding.message == "Post2 uOP 1 rotates by a table, of which it has taken none"
+
+
+def test_halves_of_left_tiles() -> None:
+    left, whole = TIn(slot=0, tiles=1, part=Part.LEFT), TOut(slot=0, tiles=1, wait=1)
+    units: dict[str, Any] = {"TIn0": [left], "MeshA0": [MeshA(tiles=1, source=2)], "W0": [W(tiles=1, lanes=1)]}
+    units["MeshB0"] = [MeshB(tiles=1)]
+    product = Mme(first=1, first_depth=1)
+    half = whole.replace(part=Part.LEFT)
+    assert codes(**units, TOut0=[whole], MME0=[product]) == []
+    assert codes(**units, TOut0=[half], MME0=[product.replace(k64=1)]) == []
+    finding = only(**units, TOut0=[half], MME0=[product])
+    assert finding.code == "Y08"
+    assert finding.message.startswith("MME0 op 0 multiplies whole tiles; TOut0 uOP 0 (packet ")
+    assert finding.message.endswith("sends it one of 64 columns")
+    assert finding.help == "set `k64`, or send whole tiles"
+
+
+@pytest.mark.parametrize(("unit", "source", "mode"), [(1, 3, "k64"), (2, 4, "n64")])
+def test_halves_of_right_tiles(unit: int, source: int, mode: str) -> None:
+    blocks = KvIn(slot=0, tiles=2, source=FROM_DDR)
+    halves = KvOut(slot=0, tiles=2, lanes=0b11, wait=2)
+    mesh = MeshB(tiles=2, source=source)
+    units: dict[str, Any] = {f"KvIn{unit}": [blocks], "MeshB0": [mesh], "MeshB1": [mesh]}
+    products = Mme(first=1, first_depth=2)
+    fine = products.replace(**{mode: 1})
+    assert codes(**units, **{f"KvOut{unit}": [halves]}, MME0=[fine], MME1=[fine]) == []
+    finding = only(**units, **{f"KvOut{unit}": [halves]}, MME0=[fine], MME1=[products])
+    assert (finding.code, finding.where) == ("Y08", "MME1 op 0")
+    wide = halves.replace(tiles=1, wide=1)
+    units |= {"MeshB0": [MeshB(tiles=1, source=source)], "MeshB1": [MeshB(tiles=1, source=source)]}
+    one = products.replace(first_depth=1)
+    assert codes(**units, **{f"KvOut{unit}": [wide]}, MME0=[one], MME1=[one]) == []
 
 
 # -- programs of the compiler -----------------------------------------------------------------------------------------

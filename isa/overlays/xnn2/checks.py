@@ -1,7 +1,8 @@
 """What `check` knows about programs for xnn2 beyond counting words.
 
 Tokens order all writes and reads of a slot (`order.py`); norms have statistics of the rows that they are applied to
-(`row_checks.py`); Softmax and T mean the same by a head; rotations have a table.
+(`row_checks.py`); Softmax and T mean the same by a head; rotations have a table; halves of tiles are multiplied as such
+(`halves.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from ....base.finding import Finding
 from ...expansion import Expansion, Ints
 from ...lanes import Part, TileSource
+from . import halves
 from .operands import FROM_DDR, LANES, KvIn, KvOut
 from .order import Flags, Memory, Reads, Written, fields_of, reads_of, spread
 from .ports import TILE_BLOCKS
@@ -26,8 +28,8 @@ HALVES = 2
 
 
 def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
-    """Everything below. What is wrong with the counts of tokens alone is not repeated here: streams that do not balance
-    have findings of their own."""
+    """Everything below. balanced: sends equal receives on every stream, so that it is known which tile goes where. What
+    is wrong with the counts of tokens alone is not repeated: streams that do not balance have findings of their own."""
     for unit in expansion.overlay.by_kind["XIn"]:
         yield from Rows(expansion, unit.index).findings()
     for unit in expansion.overlay.by_kind["TIn"]:
@@ -37,6 +39,8 @@ def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
     yield from _joins(expansion)
     yield from _ends_of_heads(expansion)
     yield from _tables(expansion)
+    if balanced:
+        yield from halves.findings(expansion)
 
 
 class Heads(Memory):

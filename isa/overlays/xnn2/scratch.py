@@ -189,6 +189,8 @@ def legal_out(unit: UnitSpec, uop: TOut, slots: int) -> Iterator[str]:
         yield f"to={uop.to} is none"
     if uop.part > Part.RIGHT:
         yield f"part={uop.part} is none"
+    elif uop.part and uop.to >= TileTarget.ROWS_EVEN:
+        yield "sends half tiles to X, which takes whole ones"
     if uop.weights and not unit.index & 1:
         yield f"{unit.name}, of an even lane, holds no probabilities"
 
