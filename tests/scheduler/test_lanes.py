@@ -128,6 +128,19 @@ def test_a_norm_is_applied_once(batch: int, seq: int, layers: int) -> None:
     assert worst(network, 0.1 * rows(network, maker.rng)) < 1e-5
 
 
+@pytest.mark.parametrize(("batch", "seq"), [(2, 129), (1, 384)])
+@pytest.mark.parametrize("norm", [None, Norm(1e-5, rms=True)])
+def test_a_norm_of_a_residual_that_is_overwritten(batch: int, seq: int, norm: Norm | None) -> None:
+    """x and z = norm(g(x) + x) fill both banks, so h(x) + z takes the place of z, tile by tile."""
+    maker = Maker()
+    layers = (
+        Gemm("g", "x", "z", maker.matrix(1000, 1000), maker.vector(1000), residual="x", norm=Norm(1e-5)),
+        Gemm("h", "x", "y", maker.matrix(1000, 1000), maker.vector(1000), residual="z", norm=norm),
+    )
+    network = LayerGraph(batch, seq, {"x": 1000}, (Output("y"),), layers)
+    assert worst(network, 1 + 3 * rows(network, maker.rng)) < 1e-5
+
+
 def test_lengths_differ() -> None:
     maker = Maker()
     network = maker.encoder(3, 300, 128, 2, 256).with_lengths([300, 40, 129])
