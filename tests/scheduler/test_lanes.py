@@ -141,6 +141,15 @@ def test_a_norm_of_a_residual_that_is_overwritten(batch: int, seq: int, norm: No
     assert worst(network, 1 + 3 * rows(network, maker.rng)) < 1e-5
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_products_in_a_row(count: int) -> None:
+    maker = Maker()
+    names = ["x", *(f"y{i}" for i in range(count))]
+    layers = [Gemm(f"g{i}", names[i], y, maker.matrix(128, 128), maker.vector(128)) for i, y in enumerate(names[1:])]
+    network = LayerGraph(2, 129, {"x": 128}, (Output(names[-1]),), tuple(layers))
+    assert worst(network, rows(network, maker.rng)) < 1e-5
+
+
 def test_lengths_differ() -> None:
     maker = Maker()
     network = maker.encoder(3, 300, 128, 2, 256).with_lengths([300, 40, 129])
