@@ -181,6 +181,7 @@ class Matched:
             and not layer.in_heads
             and self._is_slice(reader)
             and layer.x not in (reader.y,)
+            and not self._is_up(reader)  # of three products in a row, the last two are computed together
         )
 
     def _is_slice(self, gemm: Gemm) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ...base.errors import UnsupportedError
 from ...isa.lanes import RowNorm
 from .operations import Attend, Multiply, Operand, Operation, Sum
 from .panels import Residual
@@ -119,6 +120,20 @@ class Planner:
         steps.append(Load(name, bank))
         return bank
 
+    def _normalised(self, op: Operation, residual: Residual, banks: Banks, steps: list[Step]) -> Residual:
+        """A residual whose bank the result overwrites: its norm is applied before. The first tile of the result begins
+        statistics of the bank, while the last ones of the residual still need the old ones."""
+        added = op.residual
+        assert added is not None
+        if self.norms.get(added.name) is None:
+            raise UnsupportedError(
+                f"{op.y}: a residual with a norm of its own, beside rows that are not the residual's"
+            )
+        self.stored.add(added.name)
+        banks[residual.bank] = Held(added.name, loaded=True)
+        steps.append(Load(added.name, residual.bank))
+        return Residual(residual.bank, None)
+
     def _operation(self, op: Operation, banks: Banks, steps: list[Step]) -> None:
         for b, held in enumerate(banks):
             if held is not None and self.last.get(held.name, -1) < self.ops.index(op):
@@ -135,6 +150,8 @@ class Planner:
             to = bank
         elif isinstance(op, Multiply) and not op.stays:
             to = None
+        if residual is not None and residual.norm is not None and residual.bank == to != bank:
+            residual = self._normalised(op, residual, banks, steps)
         if to is None:
             self.stored.add(op.y)
         else:

@@ -18,6 +18,7 @@ from rsn.isa.layout import block
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.tokens import Slots
 from rsn.isa.program import Role
+from rsn.isa.verify import check
 from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
@@ -32,8 +33,9 @@ from .networks import Maker, error, execute, reference
 
 
 def worst(network: LayerGraph, x: np.ndarray) -> float:
-    """The largest deviation on xnn2, by the largest magnitude."""
-    out, _, _ = execute(network, x, XNN2)
+    """The largest deviation on xnn2, by the largest magnitude. The check finds no errors."""
+    out, program, _ = execute(network, x, XNN2)
+    assert [f for f in check(program) if not f.warning] == []
     return error(out, reference(network, x))
 
 
@@ -124,6 +126,28 @@ def test_a_norm_is_applied_once(batch: int, seq: int, layers: int) -> None:
     maker = Maker()
     network = maker.encoder(batch, seq, 128, 2, 128, eps=1.0, layers=layers)
     assert worst(network, 0.1 * rows(network, maker.rng)) < 1e-5
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(2, 129), (1, 384)])
+@pytest.mark.parametrize("norm", [None, Norm(1e-5, rms=True)])
+def test_a_norm_of_a_residual_that_is_overwritten(batch: int, seq: int, norm: Norm | None) -> None:
+    """x and z = norm(g(x) + x) fill both banks, so h(x) + z takes the place of z, tile by tile."""
+    maker = Maker()
+    layers = (
+        Gemm("g", "x", "z", maker.matrix(1000, 1000), maker.vector(1000), residual="x", norm=Norm(1e-5)),
+        Gemm("h", "x", "y", maker.matrix(1000, 1000), maker.vector(1000), residual="z", norm=norm),
+    )
+    network = LayerGraph(batch, seq, {"x": 1000}, (Output("y"),), layers)
+    assert worst(network, 1 + 3 * rows(network, maker.rng)) < 1e-5
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_products_in_a_row(count: int) -> None:
+    maker = Maker()
+    names = ["x", *(f"y{i}" for i in range(count))]
+    layers = [Gemm(f"g{i}", names[i], y, maker.matrix(128, 128), maker.vector(128)) for i, y in enumerate(names[1:])]
+    network = LayerGraph(2, 129, {"x": 128}, (Output(names[-1]),), tuple(layers))
+    assert worst(network, rows(network, maker.rng)) < 1e-5
 
 
 def test_lengths_differ() -> None:

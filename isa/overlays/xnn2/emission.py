@@ -31,7 +31,7 @@ from .off_chip import DDR_PEERS, DDR_SINKS, Ddr, Lpddr
 from .operands import FROM_DDR, KvIn, KvOut, W
 from .ports import TILE_BLOCKS
 from .results import ACTIVATIONS, IDENTITY, C, Post, Soft
-from .rows import XIn, XOut, XStore
+from .rows import BANKS, XIn, XOut, XStore
 from .scratch import TIn, TOut
 from .tokens import Slots
 
@@ -87,13 +87,14 @@ class Emission(LaneWork):
         unit = f"XOut{lane}"
         made = self.made[unit]
         book = self.x[lane]
-        if made and book.reread(slots):
+        cells = [*slots, *([] if norm is None else [self._statistics(slots[0])])]
+        if made and book.reread(cells):
             last = made[-1]
             same = last.replace(times=1, wait=0) == XOut(**fields)
             if same and last.times < 255:
                 self._change(unit, last.replace(times=last.times + 1))
                 return
-        self._add(unit, XOut(**fields, wait=book.read(slots)))
+        self._add(unit, XOut(**fields, wait=book.read(cells)))
 
     def take_rows(
         self,
@@ -105,7 +106,7 @@ class Emission(LaneWork):
         statistics: int = 0,
         columns: int = 0,
     ) -> None:
-        wait = self.x[lane].write(slots)
+        wait = self.x[lane].write([(s, self._statistics(s)) if statistics else s for s in slots])
         stored = 0
         if any(not set(slots).isdisjoint(other) for other in self.stores[lane]):
             stored = len(self.stores[lane])
@@ -126,8 +127,13 @@ class Emission(LaneWork):
 
     def join_statistics(self, lane: int, bank: int, *, empty: bool) -> None:
         slots = range(bank * self.columns, (bank + 1) * self.columns)
-        wait = self.x[lane].read(slots)
+        wait = self.x[lane].read([*slots, self._statistics(slots[0])])
         self._add(f"XOut{lane}", XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
+
+    def _statistics(self, slot: int) -> int:
+        """What stands for the statistics of the bank of a slot, among the slots of X: tiles that they count write it,
+        norms read it."""
+        return BANKS * self.columns + slot // self.columns
 
     def store_rows(self, lane: int, slots: Sequence[int], norm: RowNorm | None = None, *, joined: bool = False) -> None:
         unit = f"XIn{lane}"

@@ -13,6 +13,8 @@ design of the overlay `xnn2`; what is taken from XNN (MMEs, off-chip memories, c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ....base.errors import ProgramError
@@ -26,7 +28,8 @@ from ...overlay import InstructionFormat, OpList, Overlay, one_uop
 from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
-from . import off_chip
+from . import mesh, mme, off_chip, operands, results, rows, scratch
+from .checks import rules
 from .emission import Emission
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
 from .mme import Mme, MmeUnit, flops, repeat
@@ -97,8 +100,8 @@ def _units() -> tuple[UnitSpec, ...]:
     def lanes(kind: str, behaviour: Any, **more: Any) -> list[UnitSpec]:
         return [UnitSpec(f"{kind}{i}", kind, i, behaviour, **more) for i in range(LANES)]
 
-    rows = Memory(TILE, TILE, slots=X_SLOTS)
-    scratch = [Memory(TILE, TILE, slots=T_SLOTS[i & 1]) for i in range(LANES)]
+    of_rows = Memory(TILE, TILE, slots=X_SLOTS)
+    of_tiles = [Memory(TILE, TILE, slots=T_SLOTS[i & 1]) for i in range(LANES)]
     heads = Memory(TILE, TILE // 2, slots=KV_SLOTS)
     sizes = dict.fromkeys(("tile_rows", "tile_depth", "tile_columns"), (TILE, TILE))
     matmul = Capability("matmul", limits=sizes, rate="mme_tile_us", elements=TILE**3)
@@ -123,10 +126,10 @@ def _units() -> tuple[UnitSpec, ...]:
         *(UnitSpec(f"W{i}", "W", i, WUnit) for i in range(2)),
         *(UnitSpec(f"KvIn{i}", "KvIn", i, KvInUnit, memory=heads) for i in range(KV)),
         *(UnitSpec(f"KvOut{i}", "KvOut", i, KvOutUnit) for i in range(KV)),
-        *lanes("XIn", XInUnit, memory=rows),
+        *lanes("XIn", XInUnit, memory=of_rows),
         *lanes("XOut", XOutUnit, capabilities=norms),
         *lanes("XStore", XStoreUnit),
-        *(UnitSpec(f"TIn{i}", "TIn", i, TInUnit, memory=scratch[i]) for i in range(LANES)),
+        *(UnitSpec(f"TIn{i}", "TIn", i, TInUnit, memory=of_tiles[i]) for i in range(LANES)),
         *lanes("TOut", TOutUnit),
         *lanes("MeshA", MeshUnit),
         *lanes("MeshB", MeshUnit),
@@ -189,9 +192,62 @@ def transfer(unit: UnitSpec, uop: Any) -> Any:
     return off_chip.transfer(unit, uop)
 
 
-def legal(unit: UnitSpec, uop: Any) -> Any:
-    """The reasons why a unit cannot execute a uOP."""
-    return off_chip.legal(unit, uop) if isinstance(uop, off_chip.Transfer) else iter(())
+_LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
+    off_chip.Transfer: off_chip.legal,
+    W: operands.legal_w,
+    MeshA: mesh.legal,
+    MeshB: mesh.legal,
+    Mme: mme.legal,
+    C: results.legal_c,
+    Post: results.legal_post,
+    Soft: results.legal_soft,
+}
+_LEGAL_PORTS: Mapping[type, Callable[[UnitSpec, Any, int], Iterator[str]]] = {
+    XIn: rows.legal_in,
+    XOut: rows.legal_out,
+    XStore: rows.legal_store,
+    TIn: scratch.legal_in,
+    TOut: scratch.legal_out,
+    KvIn: operands.legal_kv_in,
+    KvOut: operands.legal_kv_out,
+}
+"""Of ports: they need the slots of their memory."""
+_LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
+    Lpddr: off_chip.lint_lpddr,
+    KvIn: operands.lint_kv_in,
+    XIn: rows.lint_in,
+    XOut: rows.lint_norm,
+    XStore: rows.lint_norm,
+    TIn: scratch.lint_in,
+    TOut: scratch.lint_out,
+    Mme: mme.lint,
+    Post: results.lint_post,
+    Soft: results.lint_soft,
+}
+
+
+def legal(lanes: RowLanes, unit: UnitSpec, uop: Any) -> Iterator[str]:
+    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range. lanes: of the overlay."""
+    kind = type(uop)
+    if kind in _LEGAL_PORTS:
+        yield from _LEGAL_PORTS[kind](unit, uop, slots_of(lanes, unit))
+    elif kind in _LEGAL:
+        yield from _LEGAL[kind](unit, uop)
+
+
+def slots_of(lanes: RowLanes, port: UnitSpec) -> int:
+    """Slots of the memory that a port writes or reads."""
+    match port.kind[0]:
+        case "X":
+            return BANKS * lanes.columns
+        case "T":
+            return lanes.scratch[port.index & 1]
+    return lanes.heads
+
+
+def lint(mop: Any) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    return _LINT[type(mop)](mop) if type(mop) in _LINT else iter(())
 
 
 def refit(overlay: Overlay) -> Overlay:
@@ -207,7 +263,7 @@ def refit(overlay: Overlay) -> Overlay:
         raise ProgramError(f"memories.XIn.slots = {rows}: must be a multiple of {BANKS}, the banks of X")
     scratch = _slots("T of an even lane", of["TIn"][::2]), _slots("T of an odd lane", of["TIn"][1::2])
     lanes = dataclasses.replace(_LANES, columns=rows // BANKS, scratch=scratch, heads=_slots("K or V", of["KvIn"]))
-    return dataclasses.replace(overlay, lanes=lanes)
+    return dataclasses.replace(overlay, lanes=lanes, legal=partial(legal, lanes))
 
 
 def _slots(what: str, units: tuple[UnitSpec, ...]) -> int:
@@ -246,8 +302,10 @@ XNN2 = Overlay(
     address_unit=UNIT,
     image_bytes=512 << 10,
     max_bank_bytes=(Ddr.field("addr").bounds[1] + 1) * UNIT_BYTES,
-    legal=legal,
+    legal=partial(legal, _LANES),
+    lint=lint,
     transfer=transfer,
+    semantic_checks=rules,
     flops=flops,
     lanes=_LANES,
     refit=refit,

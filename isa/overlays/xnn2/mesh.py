@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ....machine.description import UnitSpec
@@ -57,3 +57,12 @@ class MeshUnit(Unit):
 
     def effect_key(self, uop: MeshA | MeshB) -> Hashable:
         return uop
+
+
+def legal(unit: UnitSpec, uop: MeshA | MeshB) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
+    if not uop.tiles:
+        yield "passes on no tiles"
+    sources = (left_sources if unit.kind == "MeshA" else right_sources)(unit.index)
+    if uop.source >= len(sources):
+        yield f"source={uop.source} is none: {unit.name} has {len(sources)}"

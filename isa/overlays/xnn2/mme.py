@@ -8,7 +8,7 @@ set-up.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,3 +116,23 @@ def flops(op: Mme) -> int:
     """Multiply-adds of an op, counted as 2 each."""
     products = op.times * (op.first * op.first_depth + op.second * op.second_depth)
     return 2 * products * TILE * (HALF if op.k64 else TILE) * (HALF if op.n64 else TILE)
+
+
+def legal(unit: UnitSpec, op: Mme) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute an op whose fields are all in range."""
+    if not op.times:
+        yield "is done 0 times"
+    if not (op.first and op.first_depth) and not (op.second and op.second_depth):
+        yield "makes no results"
+    for part in ("first", "second"):
+        results, depth = getattr(op, part), getattr(op, f"{part}_depth")
+        if bool(results) != bool(depth):
+            yield f"{part}={results}, {part}_depth={depth}: a part has results and products, or neither"
+    if op.k64 and op.n64:
+        yield "K = 64 and N = 64 are two modes; there is none of both"
+
+
+def lint(op: Mme) -> Iterator[str]:
+    """Yield warnings on fields of an op that the unit ignores."""
+    if op.length and (op.first or op.first_depth or op.second or op.second_depth or op.k64 or op.n64):
+        yield "a repeat makes no results itself; all fields but length and times are ignored"

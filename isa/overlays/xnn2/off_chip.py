@@ -67,7 +67,7 @@ def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
 
 def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
     """One uOP a chunk."""
-    peers: tuple[str, ...] = (Weight(mop.to).name,)
+    peers: tuple[str, ...] = (Weight(mop.to).name,) if mop.to < len(Weight) else ()
     piece = BLOCK
     if mop.to in (Weight.VECTOR, Weight.TABLE, Weight.GAINS):
         kind = "C" if mop.to == Weight.VECTOR else "Post"
@@ -132,5 +132,13 @@ def legal(unit: UnitSpec, uop: Transfer) -> Iterator[str]:
     """The reasons why the unit cannot execute a uOP."""
     if not all(uop.peers) or not uop.peers:
         yield "names no destination or source"
+    if not uop.size:
+        yield "moves no elements"
     if uop.size % uop.piece:
         yield f"size {uop.size} is not a multiple of {uop.piece} elements"
+
+
+def lint_lpddr(mop: Lpddr) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if mop.lanes and mop.to in (Weight.W0, Weight.W1):
+        yield "weights go to W0 or W1; lanes is ignored"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import unblock
 from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE, Array
-from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, send
+from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, send
 
 LANES = 6
 KV = 4
@@ -145,3 +145,46 @@ class KvOutUnit(ReadPort):
 
     def effect_key(self, uop: KvOut) -> Hashable:
         return uop.tiles, uop.lanes, uop.wait
+
+
+def legal_w(unit: UnitSpec, uop: W) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
+    if not uop.tiles:
+        yield "passes on no tiles"
+    elif not uop.lanes:
+        yield "passes tiles on to no lane"
+    if uop.ddr and not unit.index:
+        yield f"{unit.name} has no stream from DDR"
+
+
+def legal_kv_in(unit: UnitSpec, uop: KvIn, slots: int) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    if not uop.tiles:
+        if not uop.wait:
+            yield "takes no tiles and waits for nothing"
+        return
+    yield from outside(slots, uop.slot, uop.tiles, ring=True)
+    if uop.source > FROM_DDR:
+        yield f"source={uop.source}: there are lanes 0 to {LANES - 1}, and DDR is {FROM_DDR}"
+    if uop.source < FROM_DDR:
+        yield from outside(slots, uop.second, uop.tiles, ring=True, field="second")
+        first, second = ({(at + i) % slots for i in range(uop.tiles)} for at in (uop.slot, uop.second))
+        if first & second:
+            yield f"writes slot {min(first & second)} as a first and as a second block"
+
+
+def legal_kv_out(unit: UnitSpec, uop: KvOut, slots: int) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    if not uop.tiles:
+        if not uop.wait:
+            yield "sends no tiles and waits for nothing"
+        return
+    yield from outside(slots, uop.slot, uop.tiles * (TILE_BLOCKS if uop.wide else 1), ring=True)
+    if not uop.lanes:
+        yield "sends tiles to no lane"
+
+
+def lint_kv_in(mop: KvIn) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if mop.second and mop.source == FROM_DDR:
+        yield "blocks from DDR come one by one; second is ignored"

@@ -3,7 +3,7 @@ probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...lanes import PostTarget
+from ...lanes import PostTarget, ResultTarget
 from ..xnn.post_ops import HeadNorm, activation
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
 from .operands import KV
@@ -235,3 +235,55 @@ class Head:
 
     def end(self) -> tuple[Ended]:
         return (Ended(np.where(np.isfinite(self.top), self.top, 0).astype(np.float32), self.total),)
+
+
+def legal_c(unit: UnitSpec, uop: C) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
+    if not uop.tiles:
+        yield "passes on no tiles"
+    if uop.to > ResultTarget.SOFTMAX:
+        yield f"to={uop.to} is none"
+    if uop.alone and not uop.residual:
+        yield "alone without a residual: it takes no tiles at all"
+    if uop.scale and not uop.residual:
+        yield "scale without a residual: it scales nothing"
+
+
+def legal_post(unit: UnitSpec, uop: Post) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
+    if not (uop.tiles or uop.table or uop.gains):
+        yield "sends no tiles, and takes neither table nor vector"
+    if uop.to >= PostTarget.KV + KV:
+        yield f"to={uop.to} is none"
+    if uop.activation > IDENTITY:
+        yield f"activation={uop.activation} is none"
+    if uop.norm:
+        width = TILE // 2 if uop.heads else TILE
+        if not 0 < uop.columns <= width:
+            yield f"normalises {uop.columns} columns of heads of {width}"
+        if uop.eps < 0:
+            yield f"eps={uop.eps:g} must not be less than 0"
+
+
+def legal_soft(unit: UnitSpec, uop: Soft) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
+    if not (uop.heads and uop.tiles):
+        yield f"makes the probabilities of {uop.heads} heads of {uop.tiles} tiles: of nothing"
+    elif uop.keys > uop.tiles * TILE:
+        yield f"{uop.keys} keys; {uop.tiles} tiles have {uop.tiles * TILE} columns"
+    if uop.cap < 0:
+        yield f"cap={uop.cap:g} must not be less than 0"
+
+
+def lint_post(mop: Post) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if not mop.norm and (mop.rms or mop.columns):
+        yield "normalises no heads; rms and columns are ignored"
+
+
+def lint_soft(mop: Soft) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if mop.offset and not mop.causal:
+        yield "not causal; offset is ignored"
+    if mop.low and not mop.windowed:
+        yield "not windowed; low is ignored"

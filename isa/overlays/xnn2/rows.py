@@ -6,7 +6,7 @@ by the update of Chan, Golub and LeVeque (1979), so that no difference of large 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import RowSource, RowTarget
 from ..xnn.tiles import BEATS, TILE, Array
-from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, send
+from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, outside, send
 
 COLUMNS = 8
 """Column tiles of a bank, as the overlay ships."""
@@ -243,3 +243,70 @@ class XStoreUnit(Unit):
 
     def effect_key(self, uop: XStore) -> Hashable:
         return uop.tiles, uop.normalise, uop.wait
+
+
+def legal_in(unit: UnitSpec, uop: XIn, slots: int) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    if not uop.tiles:
+        if not (uop.wait or uop.stored or uop.store):
+            yield "takes no tiles, waits for nothing, and lets nothing go on"
+        return
+    yield from outside(slots, uop.slot, uop.tiles, ring=False)
+    if uop.source > RowSource.ODD:
+        yield f"source={uop.source} is none"
+    if uop.statistics > 2:
+        yield f"statistics={uop.statistics} is none"
+    elif uop.statistics:
+        yield from _banks(uop.slot, uop.tiles, slots, "statistics of")
+        if uop.columns > uop.tiles * TILE:
+            yield f"statistics of {uop.columns} columns; {uop.tiles} tiles have {uop.tiles * TILE}"
+
+
+def legal_out(unit: UnitSpec, uop: XOut, slots: int) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    if not uop.tiles:
+        if not (uop.wait or uop.share):
+            yield "sends no tiles, waits for nothing, and joins no statistics"
+    elif not uop.times:
+        yield "sends tiles 0 times"
+    yield from outside(slots, uop.slot, uop.tiles, ring=False)
+    if uop.share > 2:
+        yield f"share={uop.share} is none"
+    yield from _legal_norm(uop, slots)
+
+
+def legal_store(unit: UnitSpec, uop: XStore, slots: int) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    if not uop.tiles:
+        yield "stores no tiles"
+    yield from outside(slots, uop.slot, uop.tiles, ring=False)
+    yield from _legal_norm(uop, slots)
+
+
+def _legal_norm(uop: XOut | XStore, slots: int) -> Iterator[str]:
+    if uop.normalise:
+        yield from _banks(uop.slot, uop.tiles, slots, "normalises")
+        if uop.eps < 0:
+            yield f"eps={uop.eps:g} must not be less than 0"
+
+
+def _banks(slot: int, tiles: int, slots: int, what: str) -> Iterator[str]:
+    columns = slots // BANKS
+    if tiles and slot // columns != (slot + tiles - 1) // columns:
+        yield f"{what} slots {slot} to {slot + tiles - 1}, which lie in two banks; each has statistics of its own"
+
+
+def lint_in(mop: XIn) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if not mop.tiles and (mop.add or mop.statistics or mop.columns):
+        yield "takes no tiles; add, statistics and columns are ignored"
+    elif mop.columns and not mop.statistics:
+        yield "makes no statistics; columns is ignored"
+
+
+def lint_norm(mop: XOut | XStore) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if mop.rms and not mop.normalise:
+        yield "does not normalise; rms is ignored"
+    if mop.normalise and not mop.tiles:
+        yield "sends no tiles; normalise is ignored"

@@ -8,7 +8,7 @@ exp(maximum there - last maximum) / sum as it sends them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import Part, TileSource, TileTarget
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
-from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, send
+from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, send
 
 ENDS = "ends"
 """Label of the streams of `Ended` from Softmax."""
@@ -160,3 +160,51 @@ class TOutUnit(ReadPort):
 
     def effect_key(self, uop: TOut) -> Hashable:
         return uop.tiles, uop.times, uop.to, uop.wait
+
+
+def legal_in(unit: UnitSpec, uop: TIn, slots: int) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    if not uop.tiles:
+        if not uop.wait:
+            yield "takes no tiles and waits for nothing"
+        return
+    yield from outside(slots, uop.slot, uop.tiles, ring=True)
+    if uop.source in (TileSource.SOFTMAX, TileSource.DDR):
+        name = "Softmax" if uop.source == TileSource.SOFTMAX else "DDR"
+        if not unit.index & 1:
+            yield f"{unit.name}, of an even lane, has no stream from {name}"
+        if uop.part:
+            yield f"takes whole tiles from {name}, not part={uop.part}"
+    if uop.part > Part.RIGHT:
+        yield f"part={uop.part} is none"
+
+
+def legal_out(unit: UnitSpec, uop: TOut, slots: int) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
+    if not uop.tiles:
+        if not uop.wait:
+            yield "sends no tiles and waits for nothing"
+        return
+    if not uop.times:
+        yield "sends tiles 0 times"
+    yield from outside(slots, uop.slot, uop.tiles, ring=True)
+    if uop.to > TileTarget.ROWS_ODD:
+        yield f"to={uop.to} is none"
+    if uop.part > Part.RIGHT:
+        yield f"part={uop.part} is none"
+    elif uop.part and uop.to >= TileTarget.ROWS_EVEN:
+        yield "sends half tiles to X, which takes whole ones"
+    if uop.weights and not unit.index & 1:
+        yield f"{unit.name}, of an even lane, holds no probabilities"
+
+
+def lint_in(mop: TIn) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if mop.part and not mop.tiles:
+        yield "takes no tiles; part is ignored"
+
+
+def lint_out(mop: TOut) -> Iterator[str]:
+    """Yield warnings on fields of a mOP that the unit ignores."""
+    if not mop.tiles and (mop.part or mop.weights):
+        yield "sends no tiles; part and weights are ignored"

@@ -1,0 +1,243 @@
+"""Who may read what the write port of a memory writes: tokens of its ports, counted.
+
+The ports of a memory have programs of their own and run side by side (`ports.py`). Only tokens order them. An operation
+of a read port has two bounds: the tiles that were certainly written before it begins, and the tiles that may have been
+written when it ends. If a slot is written between the bounds, it is not decided what is read. What orders operations by
+the way that tiles take through other units, or by streams that are full, does not count: both depend on more than the
+two programs.
+
+Numbers of tiles and of operations of a read port begin with 1 here, so that a count of tokens is also the number of the
+last one that they stand for. Numbers of uOPs begin with 0, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ....base.finding import Finding
+from ...expansion import Expansion, Ints
+from ...fields import Record
+
+Flags = npt.NDArray[np.bool_]
+Columns = Mapping[str, Ints]
+
+
+def fields_of(expansion: Expansion, unit: str, record: type[Record]) -> Columns:
+    """The fields of all uOPs of a unit, but numbers with a fraction."""
+    distinct, of = np.unique(expansion.sequences[unit].kinds, return_inverse=True)
+    uops = [expansion.uops[kind] for kind in distinct.tolist()]
+    return {
+        f.name: np.array([getattr(uop, f.name) for uop in uops], np.int64)[of.reshape(-1)]
+        for f in record.FIELDS
+        if not f.real
+    }
+
+
+def spread(counts: Ints) -> tuple[Ints, Ints]:
+    """The pieces of operations that have `counts` pieces: the operation of each, and its number in that."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What the write port of a memory writes.
+
+    waited: by operation, the operations of the read port that it and those before it waited for. ends: the tiles that
+    are written when it has ended. op: by tile, its operation; number 0 stands for no tile. cell, tile: the writes,
+    sorted by cell, then by number of the tile. A cell is what is written and read as a whole: a slot, or half of one.
+    """
+
+    waited: Ints
+    ends: Ints
+    op: Ints
+    cell: Ints
+    tile: Ints
+
+    @staticmethod
+    def of(waits: Ints, tiles: Ints, cells: Ints, at: Ints) -> Written:
+        """cells, at: the writes in any order, cell and number of the tile."""
+        order = np.lexsort((at, cells))
+        op = np.concatenate([[-1], spread(tiles)[0]])
+        return Written(np.cumsum(waits), np.cumsum(tiles), op, cells[order], at[order])
+
+    def last(self, cells: Ints, bounds: Ints) -> Ints:
+        """For each cell, the position of its last write among those of the tiles up to a bound; -1 if there is none."""
+        most = len(self.op)
+        found = np.searchsorted(self.cell * most + self.tile, cells * most + bounds, side="right") - 1
+        return np.where(np.concatenate([self.cell, [-1]])[found] == cells, found, -1)
+
+    def last_tile(self, cells: Ints, bounds: Ints) -> Ints:
+        """As `last`, the number of the tile; 0 if there is none."""
+        return np.concatenate([self.tile, [0]])[self.last(cells, bounds)]
+
+    def only(self, keep: Flags) -> Written:
+        """Without some of the writes."""
+        return Written(self.waited, self.ends, self.op, self.cell[keep], self.tile[keep])
+
+    def before(self, op: Ints) -> Ints:
+        """Tiles that are written before each of these operations begins."""
+        return np.where(op > 0, np.concatenate([[0], self.ends])[op], 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """What a read port reads. name, verb: the unit, and what it does with a slot.
+
+    low: by operation, the tiles that are certainly written before it begins; high: those that may be written when it
+    ends. waited: the counts of tokens that `low` comes from, which may be of more tiles than there are. op, cell: the
+    reads. free: by operation of the write port, the operations of this port that it has waited for.
+    """
+
+    name: str
+    verb: str
+    low: Ints
+    high: Ints
+    waited: Ints
+    op: Ints
+    cell: Ints
+    free: Ints
+    field: str = "wait"
+    """The field by which operations of the write port wait for this port."""
+
+
+def first_behind(free: Ints, count: int) -> Ints:
+    """For each of `count` operations of a read port, the first operation of the write port that waits for it."""
+    return np.searchsorted(free, np.arange(1, count + 1), side="left")
+
+
+def reads_of(name: str, written: Written, waits: Ints, op: Ints, cell: Ints) -> Reads:
+    """The reads of a port whose tokens stand for tiles."""
+    waited = np.cumsum(waits)
+    high = written.before(first_behind(written.waited, len(waits)))
+    low = np.minimum(waited, high)
+    return Reads(name, "sends", low, high, waited, op, cell, written.waited)
+
+
+@dataclass
+class Told:
+    """A finding, and how many like it there are."""
+
+    finding: Finding
+    uops: set[int] = field(default_factory=set)
+
+
+class Memory:
+    """The two ports of a memory."""
+
+    kind: str
+
+    def __init__(self, expansion: Expansion, index: int) -> None:
+        self.x = expansion
+        self.writer, self.reader = f"{self.kind}In{index}", f"{self.kind}Out{index}"
+        memory = expansion.overlay.by_unit[self.writer].memory
+        assert memory is not None
+        self.slots = memory.slots
+        self.told: dict[tuple[str, str, str], Told] = {}
+
+    def slot(self, cell: int) -> int:
+        """The slot of a cell."""
+        return cell
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong: of each rule the first place, with the number of operations that have the like."""
+        self.check()
+        for told in self.told.values():
+            f = told.finding
+            yield Finding(f.code, f.message, f.where, f.warning, f.help, times=len(told.uops))
+
+    def check(self) -> None:
+        """Find what is wrong."""
+        raise NotImplementedError
+
+    def report(
+        self, code: str, unit: str, uop: int, text: str, help: str, *, rule: str = "", warning: bool = False
+    ) -> None:
+        """Report a uOP. text: what is wrong, behind the name of unit and uOP. rule: tells apart what has one code."""
+        told = self.told.get((code, unit, rule))
+        if told is None:
+            found = Finding(code, f"{unit} uOP {uop} {text}", self.x.where(unit, uop), warning, help)
+            told = self.told[code, unit, rule] = Told(found)
+        told.uops.add(uop)
+
+    def place(self, unit: str, uop: int) -> str:
+        """A uOP that a message names besides that which it is about."""
+        return f"{unit} uOP {uop} ({self.x.where(unit, uop)})"
+
+    # -- order of reads and writes
+
+    def compare(self, written: Written, ports: list[Reads], uses: Ints) -> list[Ints]:
+        """Find reads that are not ordered with writes, and tiles that nothing reads. uses: the writes that the write
+        port itself reads. Returns the write that each read of each port gets, -1 if that is not decided."""
+        firsts = [written.last(p.cell, p.low[p.op]) for p in ports]
+        lasts = [written.last(p.cell, p.high[p.op]) for p in ports]
+        used = np.zeros(len(written.tile), bool)
+        for a, b in zip(firsts, lasts, strict=True):
+            used[a[(a == b) & (a >= 0)]] = True
+        clean = used.copy()
+        used[uses] = True
+        for port, a, b in zip(ports, firsts, lasts, strict=True):
+            self.contradictions(written, port)
+            for i in np.flatnonzero((a != b) | (b < 0)).tolist():
+                self.undecided(written, port, i, int(a[i]), int(b[i]), clean)
+            for x in (a, b):
+                used[x[x >= 0]] = True
+        self.unread(written, used)
+        return [np.where(a == b, a, -1) for a, b in zip(firsts, lasts, strict=True)]
+
+    def undecided(self, written: Written, port: Reads, i: int, first: int, last: int, clean: Flags) -> None:
+        """Report read i of a port: it gets write `first`, or any up to `last`, of the same cell. clean: the writes that
+        another read certainly gets."""
+        uop, slot = int(port.op[i]), self.slot(int(port.cell[i]))
+        verb = port.verb[:-1]
+        if last < 0:
+            text = f"{port.verb} slot {slot}, to which nothing was written"
+            self.report("Y01", port.name, uop, text, f"let {self.writer} fill the slot, and wait for it", rule="empty")
+            return
+        if first < 0 or clean[first]:
+            op = int(written.op[written.tile[last]])
+            text = f"may {verb} slot {slot} before {self.place(self.writer, op)} has written it"
+            self.report("Y01", port.name, uop, text, self.wait_longer(written, port, uop, int(written.tile[last])))
+        op = int(written.op[written.tile[first + 1]])
+        if first >= 0 and not clean[first]:
+            text = f"may overwrite slot {slot} before {self.place(port.name, uop)} has ended, which {port.verb} it"
+            more = uop + 1 - int(port.free[op])
+            help = f"raise `{port.field}` of {self.writer} uOP {op} by {more}, or of uOPs before it"
+            self.report("Y02", self.writer, op, text, help, rule=port.name)
+
+    def wait_longer(self, written: Written, port: Reads, uop: int, tile: int) -> str:
+        """How a read waits for a tile."""
+        return f"raise its `wait` by {tile - int(port.low[uop])}, or that of uOPs before it"
+
+    def contradictions(self, written: Written, port: Reads) -> None:
+        """Find operations of two ports that wait for each other."""
+        known = np.minimum(port.waited, len(written.op) - 1)
+        for uop in np.flatnonzero(known > port.high).tolist():
+            op = int(written.op[known[uop]])
+            text = (
+                f"waits for tile {known[uop]} of {self.place(self.writer, op)}, which waits for the end of uOP {uop} "
+                f"or of one behind it: neither ever begins"
+            )
+            help = f"lower `wait` of {port.name} uOP {uop} or of {self.writer} uOP {op}, or change their order"
+            self.report("Y06", port.name, uop, text, help)
+
+    def unread(self, written: Written, used: Flags) -> None:
+        """Find tiles of which nothing is read."""
+        read = np.zeros(len(written.op), bool)
+        np.logical_or.at(read, written.tile, used)
+        read[0] = True
+        (lost,) = np.nonzero(~read)
+        if not len(lost):
+            return
+        order = np.argsort(written.tile, kind="stable")
+        first = order[np.searchsorted(written.tile[order], lost)]  # a write of each such tile
+        for tile, i in zip(lost.tolist(), first.tolist(), strict=True):
+            op, cell = int(written.op[tile]), int(written.cell[i])
+            again = i + 1 < len(written.cell) and written.cell[i + 1] == cell
+            until = f"before uOP {int(written.op[written.tile[i + 1]])} overwrites it" if again else "before the end"
+            text = f"writes slot {self.slot(cell)}, which nothing reads {until}"
+            self.report("Y03", self.writer, op, text, f"drop the write, or let {self.reader} send it", warning=True)
