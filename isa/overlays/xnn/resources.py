@@ -120,10 +120,19 @@ def width_of(stream: Stream) -> int:
 
 def outside(overlay: Overlay) -> Iterator[Need]:
     """The adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of mOPs and uOPs."""
+    yield from axi_ports()
+    yield Need("LUT", INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
+    yield from instruction_streams(overlay)
+
+
+def axi_ports() -> Iterator[Need]:
     for where, count in PORTS.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
-    yield Need("LUT", INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
+
+
+def instruction_streams(overlay: Overlay) -> Iterator[Need]:
+    """The streams of mOPs and uOPs."""
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:

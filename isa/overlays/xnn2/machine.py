@@ -30,6 +30,7 @@ from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
 from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
 from .ports import FILLED, FREE, TOKENS
+from .resources import needs
 from .results import ACTIVATIONS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
 from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
 from .scratch import TIn, TInUnit, TOut, TOutUnit
@@ -213,4 +214,5 @@ XNN2 = Overlay(
     flops=flops,
     lanes=RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS, Emission),
     device=VC1902,
+    resources=needs,
 )

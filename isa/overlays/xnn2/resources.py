@@ -1,0 +1,272 @@
+"""What each part of xnn2 takes of a VC1902, by the same counts as XNN (`isa/overlays/xnn/logic.py`).
+
+Nobody has synthesised it, and there are no sources yet. So this counts a structure that is described here:
+
+- Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
+  transposed.
+- Streams: a unit sends one word at a time, so the streams from it share one register of 1024 bit; the unit at the other
+  end selects among those that come to it, and has a register behind its multiplexer. Such a stream holds two beats.
+  `Overlay.streams` counts tiles and says one. Streams of `TILE_FIFOS` hold one, and deeper ones as many as they say.
+- LUTs and DSPs: what the loops of `loops.py` compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
+
+from ....machine.description import Stream, UnitSpec
+from ....machine.resources import Need
+from ...overlay import Overlay
+from ..xnn.logic import (
+    CONTROL,
+    FLOAT,
+    INSTRUCTION_PATH,
+    PORT,
+    UNIT,
+    WORD_BITS,
+    Work,
+    arithmetic,
+    block_rams,
+    crossbars,
+    fifo,
+    lut_ram,
+    multiplexer,
+    ultra_rams,
+)
+from ..xnn.resources import TILES_PER_MME, axi_ports, instruction_streams
+from ..xnn.ring import memory_of
+from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
+from ..xnn.tiles import LANES as PLIOS
+from .loops import LOOPS
+from .operands import KV
+from .rows import BANKS
+from .scratch import GROUPS
+
+HALVES = 2
+"""RAMs of 512 bit that a word is spread over: a word of a block is a part of a row, a beat is four rows of eight."""
+TRANSPOSED = 8
+"""RAMs of 128 bit of a memory that is read transposed."""
+VECTOR_BITS = 512
+"""Of a word of the vectors that C waits for: LPDDR's ports have 512 bit. In words of 1024 bit the same block RAMs would
+be half empty."""
+XNN_DECODERS = 18
+"""Units of XNN that `INSTRUCTION_PATH` was estimated for."""
+ROW_BANKS = 4
+"""A beat has four rows, so numbers of rows lie in as many memories."""
+
+TILE_FIFOS = frozenset({("XOut", "C"), ("C", "Soft")})
+"""Kinds of units between which a stream holds a tile. From X to C it must: X puts its token only when a whole operation
+has gone to C, and C may wait for X to write to that slot. From C of an even lane to Softmax it saves time: C takes the
+next result while Softmax is still busy. In the others a tile would save less than it takes (`docs/xnn2.md`)."""
+
+# What a loop takes for one beat, or for a row.
+ROWS_IN = (
+    Work("take", "", writes=1),
+    Work("add", "sums in X", {"add in fabric": 32}, reads=1, writes=1),
+    Work("sums", "statistics in X", {"add": 32}),
+    Work("squares", "statistics in X", {"add": 64, "mul": 32}, reads=1),
+    Work("join", "statistics in X", {"add": 4, "mul": 4}),
+)
+FACTORS = Work("factors", "norm in X", {"add": 2, "mul": 3, "sqrt": 1, "reciprocal": 1})
+ROWS_OUT = (Work("normalise", "norm in X", {"add in fabric": 32, "mul": 32}, reads=1), FACTORS)
+ROWS_STORED = (Work("normalise_stored", "norm in X", {"add in fabric": 32, "mul": 32}, reads=1), FACTORS)
+TILES = (Work("take", "", writes=1), Work("send", "", reads=1))
+WEIGHTS = (
+    Work("weigh", "last factors in T", {"add": 1, "mul": 33, "exp": 1}),
+    Work("totals", "last factors in T", {"reciprocal": 1}),
+)
+SUMS = (Work("combine", "sums in C", {"add": 64, "mul": 32}),)
+FUNCTIONS = (
+    Work("activation", "activation in Post", {"mul": 256, "add": 224, "exp": 32, "div": 32}, reads=1),
+    Work("activation", "gate in Post", {"mul": 32}),
+    Work("rotate", "rotation in Post", {"mul": 96, "add": 32}, reads=1),
+    Work("head_sums", "norm of heads in Post", {"add": 32}, writes=1),
+    Work("head_squares", "norm of heads in Post", {"add": 64, "mul": 32}, reads=1),
+    Work("head_scale", "norm of heads in Post", {"add": 32, "mul": 32}),
+    FACTORS,
+)
+PROBABILITIES = (
+    Work(
+        "softmax",
+        "softmax",
+        {"mask": 32, "bound": 16, "compare": 32, "add in fabric": 32, "exp": 33, "add": 33, "mul": 1},
+    ),
+    Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 64, "div": 32}),
+)
+"""A maximum that grows takes an exp, a product and a sum more for the sum so far."""
+
+
+def needs(overlay: Overlay) -> Iterator[Need]:
+    for unit in overlay.units:
+        if unit.kind in UNITS:
+            yield from UNITS[unit.kind](unit)
+        if unit.kind == "MME":
+            yield Need("AIE", TILES_PER_MME, "MMEs")
+        else:
+            yield from ends(overlay, unit)
+    for stream in overlay.streams:
+        yield from fifo_of(overlay, stream)
+    yield from axi_ports()
+    yield Need("LUT", ceil(INSTRUCTION_PATH * _decoders(overlay) / XNN_DECODERS), "fetch, dispatcher, decoders", True)
+    yield from instruction_streams(overlay)
+
+
+def _decoders(overlay: Overlay) -> int:
+    return sum(u.kind not in overlay.preloaded for u in overlay.units)
+
+
+# -- memories
+
+
+def rams(words: int, halves: int = HALVES, *, ultra: bool = False) -> int:
+    """Blocks of a memory of so many words, which lie in `halves` RAMs."""
+    return halves * (ultra_rams if ultra else block_rams)(WORD_BITS // halves, words)
+
+
+def words_of(unit: UnitSpec) -> int:
+    """Words of 1024 bit of all slots of a memory."""
+    memory = memory_of(unit)
+    return memory.slots * memory.rows * memory.columns // BEAT
+
+
+def _rows_in(unit: UnitSpec) -> Iterator[Need]:
+    """X has a RAM for each of its two banks, so that one is stored while the other is read. Of each row and bank it
+    keeps mean and squares."""
+    yield Need("URAM", BANKS * rams(words_of(unit) // BANKS, ultra=True), "rows in X")
+    kept = 2 * ROW_BANKS * lut_ram(FLOAT, BANKS * TILE // ROW_BANKS)
+    yield Need("LUT", kept, "statistics in X", True)
+    yield from loops(ROWS_IN)
+    yield Need("LUT", crossbars((*ROWS_IN, *ROWS_OUT, *ROWS_STORED), HALVES, BANKS), "crossbars of X", True)
+
+
+def _read_rows(works: Sequence[Work]) -> Callable[[UnitSpec], Iterator[Need]]:
+    """A read port of X. It keeps mean and factor of each row."""
+
+    def of(unit: UnitSpec) -> Iterator[Need]:
+        yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
+        yield from loops(works)
+
+    return of
+
+
+def _tiles_in(unit: UnitSpec) -> Iterator[Need]:
+    """T. That of an odd lane keeps a maximum of each row and group of 32 columns beside each tile, and the last maximum
+    and 1 / sum of each row beside the heads."""
+    yield Need("URAM", rams(words_of(unit), ultra=True), "tiles in T")
+    yield Need("LUT", crossbars(TILES, HALVES, 1), "crossbars of T", True)
+    if unit.index & 1:
+        yield Need("BRAM", block_rams(FLOAT, memory_of(unit).slots * TILE * GROUPS), "maxima of rows in T")
+        yield Need("LUT", 2 * lut_ram(FLOAT, ENDS * TILE), "last factors in T", True)
+        yield from loops(WEIGHTS)
+
+
+ENDS = 4
+"""Heads whose last maximum and sum T holds: at least three tiles each at the length from which it pays to keep heads
+apart, and further ones wait in Softmax."""
+
+
+def _heads_in(unit: UnitSpec) -> Iterator[Need]:
+    """K is read transposed, so it lies in block RAM; V in UltraRAM."""
+    keys = unit.index < KV // 2
+    halves = TRANSPOSED if keys else HALVES
+    yield Need("BRAM" if keys else "URAM", rams(words_of(unit), halves, ultra=not keys), "keys" if keys else "values")
+    yield Need("LUT", crossbars(TILES, halves, 1), "crossbars of K and V", True)
+
+
+def _weights(unit: UnitSpec) -> Iterator[Need]:
+    yield Need("BRAM", rams(BEATS), "tiles in W")
+    yield Need("LUT", crossbars(TILES, HALVES, 1), "crossbars of W", True)
+
+
+def _post(unit: UnitSpec) -> Iterator[Need]:
+    """A tile, for norms of heads and because DDR takes its words in another order; and a table of cosines and sines.
+    Numbers of the rows of two heads."""
+    yield Need("BRAM", rams(BEATS), "tiles in Post")
+    yield Need("BRAM", rams(BEATS), "tables in Post")
+    yield Need("LUT", crossbars((*FUNCTIONS, *TILES), HALVES, 1), "crossbars of Post", True)
+    yield Need("LUT", 2 * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm of heads in Post", True)
+    yield from loops(FUNCTIONS)
+
+
+def _computes(works: Sequence[Work]) -> Callable[[UnitSpec], Iterator[Need]]:
+    def of(unit: UnitSpec) -> Iterator[Need]:
+        yield from loops(works)
+
+    return of
+
+
+def loops(works: Sequence[Work]) -> Iterator[Need]:
+    """LUTs and DSPs of what loops compute."""
+    for work in works:
+        dsp, lut = arithmetic(LOOPS[work.loop], work.operators)
+        if dsp:
+            yield Need("DSP", dsp, work.part, True)
+        yield Need("LUT", lut + CONTROL, work.part or "control of loops", True)
+
+
+UNITS: Mapping[str, Callable[[UnitSpec], Iterator[Need]]] = {
+    "W": _weights,
+    "KvIn": _heads_in,
+    "XIn": _rows_in,
+    "XOut": _read_rows(ROWS_OUT),
+    "XStore": _read_rows(ROWS_STORED),
+    "TIn": _tiles_in,
+    "C": _computes(SUMS),
+    "Post": _post,
+    "Soft": _computes(PROBABILITIES),
+}
+"""What the units of a kind have inside. Read ports of T, K and V count with their write ports."""
+
+
+# -- streams
+
+TOGETHER = {"C": ("MME", "XOut", "LPDDR")}
+"""Kinds of units from which a unit takes words at the same time; other units take one word at a time."""
+
+
+def is_wide(stream: Stream) -> bool:
+    """Whether it carries words of 1024 bit; others carry tokens and statistics of rows."""
+    return stream.token.word_elements >= BEAT and stream.token.rows * stream.token.columns >= TILE and not stream.label
+
+
+def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    """The registers and multiplexers at the ends of its streams, and its state."""
+    sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
+    sends = any(s.src == unit.name and is_wide(s) for s in overlay.streams)
+    inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
+    registers = sends + sum(n > 0 for n in inputs)
+    yield Need("LUT", ceil(PORT * WORD_BITS * registers) + UNIT, "ports and state of units", True)
+    choice = ceil(WORD_BITS * sum(multiplexer(n) for n in inputs))
+    if choice:
+        yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
+
+
+def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
+    """What a stream holds beyond the registers at its ends."""
+    source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
+    part = f"streams {source.kind}->{sink.kind}"
+    if "MME" in (source.kind, sink.kind):
+        yield Need("PLIO in" if sink.kind == "MME" else "PLIO out", PLIOS, part)
+    elif not is_wide(stream):
+        # tokens are counted; of statistics, a row goes at a time
+        bits = stream.token.columns * (FLOAT if stream.token.rows > 1 else 1)
+        yield Need("LUT", fifo(bits, 1), "streams of tokens and statistics", True)
+    else:
+        width, depth = depth_of(overlay, stream)
+        if depth:
+            yield Need("BRAM", block_rams(width, depth), part)
+            yield Need("LUT", fifo(width, depth), "FIFOs between units", True)
+
+
+def depth_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
+    """Bits of a word, and the words that the FIFO of a stream holds: 0 if it has none."""
+    source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
+    if stream.token is TILE_TOKEN:
+        even = sink.kind != "Soft" or not source.index & 1
+        return WORD_BITS, BEATS * stream.depth * ((source.kind, sink.kind) in TILE_FIFOS and even)
+    if stream.token is BLOCK_TOKEN:
+        return WORD_BITS, stream.depth if stream.depth > BLOCK_WORDS else 0
+    if sink.kind == "C":
+        return VECTOR_BITS, stream.depth * WORD_BITS // VECTOR_BITS
+    return WORD_BITS, 0
