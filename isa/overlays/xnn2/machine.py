@@ -25,6 +25,7 @@ from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import off_chip
 from .emission import Emission
+from .loops import costs
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
 from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
@@ -215,4 +216,5 @@ XNN2 = Overlay(
     lanes=RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS, Emission),
     device=VC1902,
     resources=needs,
+    costs=costs,
 )

@@ -4,24 +4,26 @@ Nobody has synthesised it, and there are no sources yet. So this counts a struct
 
 - Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
   transposed.
-- Streams: a unit sends one word at a time, so the streams from it share one register of 1024 bit; the unit at the other
-  end selects among those that come to it, and has a register behind its multiplexer. Such a stream holds two beats.
-  `Overlay.streams` counts tiles and says one. Streams of `TILE_FIFOS` hold one, and deeper ones as many as they say.
+- Streams: a unit sends one word at a time, so the streams from it share one register of 1024 bit. The unit at the
+  other end selects among those that come to it, and has a register behind its multiplexer that holds a second word
+  where the unit stops. Such a stream holds two beats. `Overlay.streams` counts tiles, so it says one. Streams of
+  `TILE_FIFOS` hold a tile, and those that are deeper than a tile or block as many as they say.
 - LUTs and DSPs: what the loops of `loops.py` compute.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 from ....machine.description import Stream, UnitSpec
 from ....machine.resources import Need
 from ...overlay import Overlay
+from ...packet import MAX_WINDOW
 from ..xnn.logic import (
     CONTROL,
     FLOAT,
-    INSTRUCTION_PATH,
     PORT,
     UNIT,
     WORD_BITS,
@@ -39,6 +41,7 @@ from ..xnn.ring import memory_of
 from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.tiles import LANES as PLIOS
 from .loops import LOOPS
+from .off_chip import DDR_SOURCES
 from .operands import KV
 from .rows import BANKS
 from .scratch import GROUPS
@@ -50,8 +53,10 @@ TRANSPOSED = 8
 VECTOR_BITS = 512
 """Of a word of the vectors that C waits for: LPDDR's ports have 512 bit. In words of 1024 bit the same block RAMs would
 be half empty."""
-XNN_DECODERS = 18
-"""Units of XNN that `INSTRUCTION_PATH` was estimated for."""
+DECODER = 300
+"""LUTs of a decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000."""
+FETCH = 5000
+"""LUTs of fetch and dispatcher."""
 ROW_BANKS = 4
 """A beat has four rows, so numbers of rows lie in as many memories."""
 
@@ -61,40 +66,42 @@ has gone to C, and C may wait for X to write to that slot. From C of an even lan
 next result while Softmax is still busy. In the others a tile would save less than it takes (`docs/xnn2.md`)."""
 
 # What a loop takes for one beat, or for a row.
-ROWS_IN = (
-    Work("take", "", writes=1),
-    Work("add", "sums in X", {"add in fabric": 32}, reads=1, writes=1),
-    Work("sums", "statistics in X", {"add": 32}),
-    Work("squares", "statistics in X", {"add": 64, "mul": 32}, reads=1),
-    Work("join", "statistics in X", {"add": 4, "mul": 4}),
+ROWS = (
+    Work("add", "sums in X", {"add": 32}),
+    Work("statistics", "statistics in X", {"add": 64, "madd": 32}),
+    Work("join", "statistics in X", {"add": 3, "mul": 2, "madd": 2}),
 )
-FACTORS = Work("factors", "norm in X", {"add": 2, "mul": 3, "sqrt": 1, "reciprocal": 1})
-ROWS_OUT = (Work("normalise", "norm in X", {"add in fabric": 32, "mul": 32}, reads=1), FACTORS)
-ROWS_STORED = (Work("normalise_stored", "norm in X", {"add in fabric": 32, "mul": 32}, reads=1), FACTORS)
-TILES = (Work("take", "", writes=1), Work("send", "", reads=1))
+FACTORS = Work("factors", "norm in X", {"add": 1, "mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 1})
+NORM = Work("normalise", "norm in X", {"madd": 32})
+ROWS_OUT = (NORM, FACTORS)
 WEIGHTS = (
     Work("weigh", "last factors in T", {"add": 1, "mul": 33, "exp": 1}),
     Work("totals", "last factors in T", {"reciprocal": 1}),
 )
-SUMS = (Work("combine", "sums in C", {"add": 64, "mul": 32}),)
+SUMS = (Work("combine", "sums in C", {"add": 32, "madd": 32}),)
 FUNCTIONS = (
-    Work("activation", "activation in Post", {"mul": 256, "add": 224, "exp": 32, "div": 32}, reads=1),
+    Work("activation", "activation in Post", {"mul": 32, "madd": 224, "exp": 32, "div": 32}),
     Work("activation", "gate in Post", {"mul": 32}),
-    Work("rotate", "rotation in Post", {"mul": 96, "add": 32}, reads=1),
-    Work("head_sums", "norm of heads in Post", {"add": 32}, writes=1),
-    Work("head_squares", "norm of heads in Post", {"add": 64, "mul": 32}, reads=1),
-    Work("head_scale", "norm of heads in Post", {"add": 32, "mul": 32}),
-    FACTORS,
+    Work("rotate", "rotation in Post", {"mul": 64, "madd": 32}),
+    Work("head_sums", "norm of heads in Post", {"add": 32}),
+    Work("head_squares", "norm of heads in Post", {"add": 32, "madd": 32}),
+    Work("head_scale", "norm of heads in Post", {"madd": 32}),
+    dataclasses.replace(FACTORS, loop="head_factors", part="norm of heads in Post"),
 )
 PROBABILITIES = (
     Work(
         "softmax",
         "softmax",
-        {"mask": 32, "bound": 16, "compare": 32, "add in fabric": 32, "exp": 33, "add": 33, "mul": 1},
+        {"mask": 32, "bound": 8, "compare": 32, "add in fabric": 32, "exp": 33, "add": 32, "madd": 1},
     ),
     Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 64, "div": 32}),
 )
-"""A maximum that grows takes an exp, a product and a sum more for the sum so far."""
+"""A maximum that grows takes an exp more, and a product with the sum so far. The differences from the maximum are made
+of LUTs: DSPs are scarcer."""
+
+TILE_PORTS = (Work("take", "", writes=1), Work("send", "", reads=1))
+ROW_PORTS = (Work("add", "", reads=1, writes=1), Work("send", "", reads=1), Work("send", "", reads=1))
+"""Ports of a memory: of X those of XIn, XOut and XStore."""
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -108,12 +115,7 @@ def needs(overlay: Overlay) -> Iterator[Need]:
     for stream in overlay.streams:
         yield from fifo_of(overlay, stream)
     yield from axi_ports()
-    yield Need("LUT", ceil(INSTRUCTION_PATH * _decoders(overlay) / XNN_DECODERS), "fetch, dispatcher, decoders", True)
-    yield from instruction_streams(overlay)
-
-
-def _decoders(overlay: Overlay) -> int:
-    return sum(u.kind not in overlay.preloaded for u in overlay.units)
+    yield from instruction_path(overlay)
 
 
 # -- memories
@@ -136,25 +138,29 @@ def _rows_in(unit: UnitSpec) -> Iterator[Need]:
     yield Need("URAM", BANKS * rams(words_of(unit) // BANKS, ultra=True), "rows in X")
     kept = 2 * ROW_BANKS * lut_ram(FLOAT, BANKS * TILE // ROW_BANKS)
     yield Need("LUT", kept, "statistics in X", True)
-    yield from loops(ROWS_IN)
-    yield Need("LUT", crossbars((*ROWS_IN, *ROWS_OUT, *ROWS_STORED), HALVES, BANKS), "crossbars of X", True)
+    yield from loops(ROWS)
+    yield Need("LUT", crossbars(ROW_PORTS, HALVES, BANKS), "crossbars of X", True)
 
 
-def _read_rows(works: Sequence[Work]) -> Callable[[UnitSpec], Iterator[Need]]:
-    """A read port of X. It keeps mean and factor of each row."""
+def _rows_out(unit: UnitSpec) -> Iterator[Need]:
+    """Factors of each row are made here, for this read port and for XStore."""
+    yield Need("LUT", BANKS * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
+    yield from loops(ROWS_OUT)
 
-    def of(unit: UnitSpec) -> Iterator[Need]:
-        yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
-        yield from loops(works)
 
-    return of
+def _ddr(unit: UnitSpec) -> Iterator[Need]:
+    """Rows are stored one lane after another, so one set of operators normalises them, with the factors of the lane
+    that stores."""
+    lanes, rows = sum(x.startswith("XStore") for x in DDR_SOURCES), ROW_BANKS
+    yield Need("LUT", ceil(2 * rows * FLOAT * multiplexer(lanes)), "norm of rows that are stored", True)
+    yield from loops((dataclasses.replace(NORM, part="norm of rows that are stored"),))
 
 
 def _tiles_in(unit: UnitSpec) -> Iterator[Need]:
     """T. That of an odd lane keeps a maximum of each row and group of 32 columns beside each tile, and the last maximum
     and 1 / sum of each row beside the heads."""
     yield Need("URAM", rams(words_of(unit), ultra=True), "tiles in T")
-    yield Need("LUT", crossbars(TILES, HALVES, 1), "crossbars of T", True)
+    yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of T", True)
     if unit.index & 1:
         yield Need("BRAM", block_rams(FLOAT, memory_of(unit).slots * TILE * GROUPS), "maxima of rows in T")
         yield Need("LUT", 2 * lut_ram(FLOAT, ENDS * TILE), "last factors in T", True)
@@ -171,12 +177,12 @@ def _heads_in(unit: UnitSpec) -> Iterator[Need]:
     keys = unit.index < KV // 2
     halves = TRANSPOSED if keys else HALVES
     yield Need("BRAM" if keys else "URAM", rams(words_of(unit), halves, ultra=not keys), "keys" if keys else "values")
-    yield Need("LUT", crossbars(TILES, halves, 1), "crossbars of K and V", True)
+    yield Need("LUT", crossbars(TILE_PORTS, halves, 1), "crossbars of K and V", True)
 
 
 def _weights(unit: UnitSpec) -> Iterator[Need]:
     yield Need("BRAM", rams(BEATS), "tiles in W")
-    yield Need("LUT", crossbars(TILES, HALVES, 1), "crossbars of W", True)
+    yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of W", True)
 
 
 def _post(unit: UnitSpec) -> Iterator[Need]:
@@ -184,7 +190,7 @@ def _post(unit: UnitSpec) -> Iterator[Need]:
     Numbers of the rows of two heads."""
     yield Need("BRAM", rams(BEATS), "tiles in Post")
     yield Need("BRAM", rams(BEATS), "tables in Post")
-    yield Need("LUT", crossbars((*FUNCTIONS, *TILES), HALVES, 1), "crossbars of Post", True)
+    yield Need("LUT", 2 * crossbars(TILE_PORTS, HALVES, 1), "crossbars of Post", True)
     yield Need("LUT", 2 * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm of heads in Post", True)
     yield from loops(FUNCTIONS)
 
@@ -209,8 +215,8 @@ UNITS: Mapping[str, Callable[[UnitSpec], Iterator[Need]]] = {
     "W": _weights,
     "KvIn": _heads_in,
     "XIn": _rows_in,
-    "XOut": _read_rows(ROWS_OUT),
-    "XStore": _read_rows(ROWS_STORED),
+    "XOut": _rows_out,
+    "DDR": _ddr,
     "TIn": _tiles_in,
     "C": _computes(SUMS),
     "Post": _post,
@@ -231,12 +237,11 @@ def is_wide(stream: Stream) -> bool:
 
 
 def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """The registers and multiplexers at the ends of its streams, and its state."""
+    """The multiplexers and registers at the ends of the streams to it, and its state. The register at the other end
+    holds one word, so it needs no LUTs."""
     sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
-    sends = any(s.src == unit.name and is_wide(s) for s in overlay.streams)
     inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
-    registers = sends + sum(n > 0 for n in inputs)
-    yield Need("LUT", ceil(PORT * WORD_BITS * registers) + UNIT, "ports and state of units", True)
+    yield Need("LUT", ceil(PORT * WORD_BITS * sum(n > 0 for n in inputs)) + UNIT, "ports and state of units", True)
     choice = ceil(WORD_BITS * sum(multiplexer(n) for n in inputs))
     if choice:
         yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
@@ -270,3 +275,15 @@ def depth_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
     if sink.kind == "C":
         return VECTOR_BITS, stream.depth * WORD_BITS // VECTOR_BITS
     return WORD_BITS, 0
+
+
+# -- instructions
+
+
+def instruction_path(overlay: Overlay) -> Iterator[Need]:
+    """Fetch and dispatcher; a decoder for each unit, with its window; the streams between them."""
+    luts = FETCH
+    for form in overlay.formats:
+        luts += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
+    yield Need("LUT", luts, "fetch, dispatcher, decoders", True)
+    yield from instruction_streams(overlay)
