@@ -15,13 +15,20 @@ from ..base.files import write_text
 from .header import header
 from .overlays.xnn import XNN
 from .overlays.xnn.board import system_cfg
+from .overlays.xnn.cycles import LOOPS
 from .overlays.xnn.placement import placement_header
+from .overlays.xnn2 import XNN2, network
+from .overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
 from .reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 
 OUTPUTS: Mapping[str, Callable[[], str]] = {
-    "hw/versal/isa.h": partial(header, XNN),
+    "hw/versal/isa.h": partial(header, XNN, LOOPS),
+    "hw/versal/xnn2/isa.h": partial(header, XNN2, XNN2_LOOPS),
+    "hw/versal/xnn2/dma_hls.cpp": partial(network.top, XNN2),
+    "hw/versal/xnn2/dispatch.h": partial(network.dispatcher_header, XNN2),
+    "hw/versal/xnn2/dispatch.cpp": partial(network.dispatcher, XNN2),
     "hw/versal/system.cfg": partial(system_cfg, XNN),
     "hw/versal/aie/placement.h": partial(placement_header, XNN),
     "docs/isa.md": reference,

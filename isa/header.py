@@ -1,8 +1,8 @@
-"""Generates hw/versal/isa.h: the formats of an overlay with their codec, and the sizes of its datapath, in C++17."""
+"""Generates the header of a machine: the formats of an overlay with their codec, and its sizes, in C++17."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -13,9 +13,12 @@ from . import layout
 from .fields import Field, Record
 from .overlay import InstructionFormat, Overlay
 from .overlays.xnn import tiles
-from .overlays.xnn.cycles import LOOPS
+from .overlays.xnn.loop import Loop
 from .packet import MAX_WINDOW, NOP, Header
 from .reference import MADE_BY, WIDTH, about, expansion
+
+PING_PONG = 2
+"""Slots of a memory that needs no number of them."""
 
 _PROLOGUE = """\
 using Word = std::uint32_t;
@@ -66,8 +69,13 @@ inline Word from_float(float value) {
 """
 
 
-def header(overlay: Overlay) -> str:
-    """Return the C++17 header of an overlay of the XNN family: formats with their codec, and sizes of the datapath."""
+def header(overlay: Overlay, loops: Mapping[str, Loop]) -> str:
+    """Return the C++17 header of an overlay whose units move 128x128 tiles: formats with their codec, and sizes of the
+    datapath.
+
+    loops: of its sources, by the names of their constants. All headers have one namespace and one guard, because a
+    machine is built for one overlay.
+    """
     out = [
         f"// The instruction set of overlay {overlay.name}: wire formats and their codec, units, streams, sizes.",
         f"// {MADE_BY}",
@@ -90,11 +98,12 @@ def header(overlay: Overlay) -> str:
     out += ["", "// Packet header.", *_struct(Header, [])]
     for form in overlay.formats:
         out += ["", *_form(form)]
+    out += ["", *_mop_words(overlay)]
     for kind, ops in overlay.preloaded.items():
         record = ops.record
         facts = [("longest_list", str(ops.longest), "ops")]
         out += ["", *_comment(f"{kind}, preloaded: {about(record)}"), *_struct(record, facts)]
-    out += ["", *_datapath(overlay), "", "}  // namespace rsn::xnn", "", "#endif  // RSN_XNN_ISA_H", ""]
+    out += ["", *_datapath(overlay, loops), "", "}  // namespace rsn::xnn", "", "#endif  // RSN_XNN_ISA_H", ""]
     return "\n".join(line.rstrip() for line in out)
 
 
@@ -114,6 +123,17 @@ def _opcodes(overlay: Overlay) -> Iterator[str]:
     yield "enum class Opcode : std::uint8_t {"
     yield from _aligned([(f"    {name} = {value},", f"// {doc}") for name, value, doc in rows])
     yield "};"
+
+
+def _mop_words(overlay: Overlay) -> Iterator[str]:
+    words = {f.opcode: f"{f.mop.__name__}::words" for f in overlay.formats}
+    count = 1 << Header.field("opcode").width
+    text = ", ".join(words.get(opcode, "0") for opcode in range(count))
+    yield "// Words of a mOP, by opcode; and which opcodes there are."
+    yield f"inline constexpr unsigned mop_words[{count}] = {{"
+    yield from wrap(text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    yield "};"
+    yield f"inline constexpr unsigned opcodes = {1 + max(words)};"
 
 
 def _form(form: InstructionFormat) -> Iterator[str]:
@@ -221,7 +241,7 @@ def _to_bits(f: Field) -> str:
     return f.name
 
 
-def _datapath(overlay: Overlay) -> Iterator[str]:
+def _datapath(overlay: Overlay, loops: Mapping[str, Loop]) -> Iterator[str]:
     yield "// Instruction path."
     yield from _constants(
         [
@@ -283,7 +303,10 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
         same = len({u.memory for u in units}) == 1
         for name, memory in [(kind, units[0].memory)] if same else [(u.name, u.memory) for u in units]:
             if memory is not None:
-                yield from _constants([(f"{name}_rows", memory.rows, ""), (f"{name}_cols", memory.columns, "")])
+                sizes = [("rows", memory.rows, ""), ("cols", memory.columns, "")]
+                if memory.slots > PING_PONG:
+                    sizes.append(("slots", memory.slots, ""))
+                yield from _constants([(f"{name}_{size}", value, doc) for size, value, doc in sizes])
     yield "}  // namespace buffers"
     yield ""
     yield "// What each stream holds, in words."
@@ -293,11 +316,11 @@ def _datapath(overlay: Overlay) -> Iterator[str]:
     yield ""
     yield "// Cycles from one round of a loop to the next."
     yield "namespace ii {"
-    yield from _constants([(name, loop.ii, loop.doc) for name, loop in LOOPS.items()])
+    yield from _constants([(name, loop.ii, loop.doc) for name, loop in loops.items()])
     yield "}  // namespace ii"
     yield "// Rounds that a loop takes for one item, where more than one: 32 / rounds elements of a patch in each."
     yield "namespace rounds {"
-    yield from _constants([(name, loop.rounds, "") for name, loop in LOOPS.items() if loop.rounds > 1])
+    yield from _constants([(name, loop.rounds, "") for name, loop in loops.items() if loop.rounds > 1])
     yield "}  // namespace rounds"
 
 

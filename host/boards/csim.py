@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError
 from ...hw.sim.machine import Run
-from ...hw.versal.csim.machine import Native, require_runs
+from ...hw.versal.csim.build import compiler
+from ...hw.versal.csim.machine import Native, machine_of
 from ...isa.packet import Words
 from ...isa.program import Program
 from .memories import Memories
@@ -39,23 +40,26 @@ class CsimBoard:
 
     def __init__(self, stalls: int | None = None) -> None:
         self._stalls = stalls_of_environment() if stalls is None else stalls
-        self._native = Native()
+        compiler()  # without one no program can be loaded: say so at once
+        self._native: Native | None = None
         self._memories: Memories | None = None
         self._closed = Event()
 
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
-        require_runs(program)
+        machine = machine_of(program)
+        if self._native is None or self._native.machine != machine:
+            self._native = Native(machine=machine)
         self._closed.clear()
         self._memories = Memories(program, weights)
 
     def run(
         self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
     ) -> tuple[dict[str, Array], Run]:
-        held = self._memories
-        if held is None:
+        held, native = self._memories, self._native
+        if held is None or native is None:
             raise BoardError("no program is loaded")
         held.fill(inputs)
-        took = self._native.run(held.program, held.banks, words, stalls=self._stalls, stop=self._closed)
+        took = native.run(held.program, held.banks, words, stalls=self._stalls, stop=self._closed)
         return held.outputs(), Run(took, {"instructions": 4 * len(words)}, {}, {}, clock="wall")
 
     def close(self) -> None:

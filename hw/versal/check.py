@@ -9,6 +9,7 @@ this computer.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,11 +24,12 @@ import click
 
 from ...base.errors import BoardError, RsnError
 from ...isa.generate import OUTPUTS
-from ...isa.overlays.xnn import XNN
+from ...isa.overlay import Overlay
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
 from ...isa.overlays.xnn.tiles import TILE_TOKEN
 from . import check_places, pragmas
-from .csim.build import FLAGS, compiled, compiler
+from .csim.build import FLAGS, MACHINES, MachineSources, compiled, compiler
+from .csim.machine import MADE_FOR
 
 HERE = Path(__file__).resolve().parent
 
@@ -54,9 +56,25 @@ stand-in for AMD's graph library accepts only 64 bit."""
 
 @dataclass(frozen=True)
 class Sources:
-    """The source files of the machine in the folder `root`."""
+    """The source files of a machine in the folder `root`. machine: the overlay that it is for."""
 
     root: Path
+    machine: str = "xnn"
+
+    @property
+    def overlay(self) -> Overlay:
+        """The overlay whose machine it is."""
+        return MADE_FOR[self.machine]
+
+    @property
+    def top(self) -> str:
+        """The file of the kernel's top function."""
+        return f"pl/{KERNEL}.cpp" if self.machine == "xnn" else f"{self.machine}/{KERNEL}.cpp"
+
+    @property
+    def files(self) -> MachineSources:
+        """Which files there are."""
+        return MACHINES[self.machine]
 
     def text(self, name: str) -> str:
         """Read a file, by its path below `root`. Raises `OSError`."""
@@ -89,9 +107,9 @@ class Sources:
             source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"
             source.write_text(PORTS, encoding="utf-8")
             flags = [f for f in FLAGS if f != "-O3"]
-            flags += [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}"]
+            flags += [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}", *self.files.flags]
             try:
-                parts = [str(compiled(self.root / p, flags)) for p in ("aie/kernels.cc", "csim/machine.cpp")]
+                parts = [str(compiled(self.root / p, flags)) for p in (*self.files.graph, "csim/machine.cpp")]
             except BoardError as e:
                 raise RsnError(f"the graph does not compile:\n{e}") from e
             command = [compiler(), *flags, str(source), *parts, "-o", str(program)]
@@ -130,7 +148,7 @@ def argument_order(s: Sources) -> Findings:
 
 def interfaces(s: Sources) -> Findings:
     """every argument of the kernel has the interface pragmas that its type needs"""
-    text = s.text(f"pl/{KERNEL}.cpp")
+    text = s.text(s.top)
     for kind, name in s.arguments:
         modes = re.findall(rf"#pragma HLS INTERFACE (\w+) port={name}\b", text)
         memory = "Port" in kind or "Word" in kind
@@ -167,14 +185,14 @@ def connections(s: Sources) -> Findings:
     for name in sorted(s.ports | plios.keys()):
         if ends[name] != 1:
             yield f"{name} is connected {ends[name]} times"
-    if set(ends) != {name for port, plio, _ in lanes(XNN) for name in (port, plio)}:
+    if set(ends) != {name for port, plio, _ in lanes(s.overlay) for name in (port, plio)}:
         yield "the connected lanes are not those of the datapath"
 
 
 def tiles(s: Sources) -> Findings:
     """every MME has 64 AIE tiles, whose inputs place the run-time parameters where hosts expect them"""
     inputs = Counter(line for line in s.graph if line.startswith("kernel"))
-    mmes = len(XNN.by_kind["MME"])
+    mmes = len(s.overlay.by_kind["MME"])
     if inputs != {"kernel 3": 16 * mmes, "kernel 4": 48 * mmes}:
         expected = f"{16 * mmes} with 3 inputs and {48 * mmes} with 4 inputs"
         yield f"the graph has {sum(inputs.values())} kernels: {dict(inputs)}; expected {expected}"
@@ -202,32 +220,37 @@ def tile_memory(s: Sources) -> Findings:
 
 def streams(s: Sources) -> Findings:
     """the kernel declares every stream and unit of the datapath once, streams with their depths"""
-    text = s.text(f"pl/{KERNEL}.cpp")
-    for stream in XNN.streams:
-        if "MME" in {XNN.by_unit[unit].kind for unit in (stream.src, stream.dst)}:
+    text, overlay = s.text(s.top), s.overlay
+    for stream in overlay.streams:
+        if "MME" in {overlay.by_unit[unit].kind for unit in (stream.src, stream.dst)}:
             continue
         label = f"_{stream.label}" if stream.label else ""
-        depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b( \* beats_per_tile)?"
+        depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b( \* beats_per_tile)?(?: \* \d+)?"
         found = re.findall(rf'hls::stream<\w+, {depth}> \w+\("{re.escape(stream.name)}"\)', text)
         if len(found) != 1 or bool(found[0]) != (stream.token is TILE_TOKEN):
             yield f"stream {stream.name} is declared {len(found)} times with its depth, not once"
-    for unit in XNN.units:
+    for unit in overlay.units:
         if unit.kind != "MME" and text.count(f'RSN_PROCESS("{unit.name}",') != 1:
             yield f"unit {unit.name} is not a process of the kernel exactly once"
 
 
 def hls_files(s: Sources) -> Findings:
     """hls.cfg lists exactly the source files of the kernel"""
-    files = {f"pl/{path.name}" for path in (s.root / "pl").glob("*.cpp")}
-    for name in sorted(files.symmetric_difference(s.config("syn.file", "hls.cfg"))):
-        yield f"{name} is {'not in hls.cfg' if name in files else 'in hls.cfg, but does not exist'}"
+    config = s.files.hls_cfg
+    files = {os.path.relpath(path, s.root) for pattern in s.files.kernel for path in s.root.glob(pattern)}
+    listed = {os.path.normpath(Path(config).parent / name) for name in s.config("syn.file", config)}
+    for name in sorted(files ^ listed):
+        yield f"{name} is {f'not in {config}' if name in files else f'in {config}, but does not exist'}"
 
 
 def hls_pragmas(s: Sources) -> Findings:
     """every HLS pragma is one that Vitis 2024.1 knows, and each pipeline states a style that cannot hang"""
-    files = sorted(path for suffix in ("h", "cpp") for path in (s.root / "pl").glob(f"*.{suffix}"))
-    texts = {f"pl/{path.name}": s.text(f"pl/{path.name}") for path in files}
-    yield from pragmas.check(texts, [s.text("isa.h")])
+    folder = Path(s.top).parent
+    own = {f"{folder}/{p.name}" for x in ("h", "cpp") for p in (s.root / folder).glob(f"*.{x}")}
+    shared = {f"pl/{p.name}" for p in (s.root / "pl").glob("*.h")} - own
+    tables = "isa.h" if s.machine == "xnn" else f"{s.machine}/isa.h"
+    others = [s.text(name) for name in (tables, *sorted(shared))]
+    yield from pragmas.check({name: s.text(name) for name in sorted(own - {tables})}, others)
 
 
 CHECKS: tuple[Callable[[Sources], Findings], ...] = (
@@ -238,12 +261,13 @@ CHECKS: tuple[Callable[[Sources], Findings], ...] = (
 
 @click.command()
 @click.argument("root", type=click.Path(path_type=Path), default=HERE)
-def main(root: Path) -> None:
+@click.option("--machine", type=click.Choice(list(MACHINES)), default="xnn", help="the overlay whose machine it is")
+def main(root: Path, machine: str) -> None:
     """Check that the machine's sources in ROOT agree with each other and with the tables.
 
     [default of ROOT: the sources of this installation]
     """
-    sources = Sources(root)
+    sources = Sources(root, machine)
     wrong = 0
     for check in CHECKS:
         try:

@@ -943,6 +943,13 @@ struct MemBConfig {
 };
 static_assert(MemBConfig::layout::used(0) == 0x00000001u && MemBConfig::layout::disjoint(0));
 
+// Words of a mOP, by opcode; and which opcodes there are.
+inline constexpr unsigned mop_words[16] = {
+    0, Ddr::words, Lpddr::words, MemA::words, MemB::words, MemC::words, MeshA::words, MeshB::words, MemCConfig::words,
+    MemCScores::words, MemCStore::words, MemCTable::words, MemANorm::words, MemBConfig::words, 0, 0
+};
+inline constexpr unsigned opcodes = 14;
+
 // MME, preloaded: One op of a matrix multiplication engine (the same for its 64 AIE tiles but for `holds_weight`).
 struct Mme {
     static constexpr unsigned words = 1;

@@ -19,6 +19,12 @@
 
 namespace rsn::mme {
 
+#ifdef RSN_XNN2
+constexpr char control_program[] = "xnn2/kernels.cc";
+#else
+constexpr char control_program[] = "kernels.cc";
+#endif
+
 constexpr unsigned engines = xnn::units::MME;
 constexpr unsigned side = 4;  // of an MME in tiles: rows, columns, cascade
 constexpr unsigned lanes = side * side;
@@ -38,7 +44,7 @@ class Cascade : public adf::graph {
         adf::kernel *const all[side] = {&k0, &k1, &k2, &k3};
         for (unsigned i = 0; i < side; ++i) {
             adf::kernel &k = *all[i];
-            adf::source(k) = "kernels.cc";
+            adf::source(k) = control_program;
             adf::runtime<adf::ratio>(k) = 1.0;
             adf::stack_size(k) = stack_bytes(i);
             adf::connect(a[i], k.in[0]);

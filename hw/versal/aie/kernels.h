@@ -13,12 +13,12 @@
 
 #include <adf.h>
 
-#include "../isa.h"
+#include "../pl/machine_isa.h"
 
 namespace rsn::mme {
 
 constexpr unsigned window = 1024;                            // floats
-constexpr unsigned parameters = xnn::Mme::longest_list + 2;  // words
+constexpr unsigned parameters = xnn::Mme::words * xnn::Mme::longest_list + 2;  // words
 constexpr unsigned bias_floats = 2048 / 4;
 constexpr unsigned weight_floats = 512 / 4;
 

@@ -3,6 +3,7 @@
     python -m rsn.hw.versal.csim.build                     # prints the path of the library
     python -m rsn.hw.versal.csim.build --program
     python -m rsn.hw.versal.csim.build --program --sanitize thread
+    python -m rsn.hw.versal.csim.build --machine xnn2
 
 Results are kept in the user's cache, under a hash of the sources, the compiler and its options.
 """
@@ -15,16 +16,50 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from ....base.errors import BoardError
 from ....base.files import replacing
 
 VERSAL = Path(__file__).resolve().parent.parent
-LIBRARY = ("pl/*.cpp", "aie/kernels.cc", "csim/csim.cpp", "csim/machine.cpp", "csim/mme.cpp")
-PROGRAM = (*LIBRARY, "csim/main.cpp")
+MAIN = "csim/main.cpp"
+
+
+@dataclass(frozen=True)
+class MachineSources:
+    """The sources of a machine, as patterns below `VERSAL`.
+
+    kernel: for HLS. graph: for the AI Engine. native: of the native run alone. hls_cfg: the configuration of HLS.
+    flags: options of the compiler.
+    """
+
+    kernel: tuple[str, ...]
+    graph: tuple[str, ...]
+    native: tuple[str, ...]
+    hls_cfg: str
+    flags: tuple[str, ...] = ()
+
+    def files(self, versal: Path = VERSAL, *, program: bool = False) -> list[Path]:
+        """Return the files of the library; program: and that of the stand-alone program."""
+        patterns = (*self.kernel, *self.graph, *self.native, *([MAIN] if program else []))
+        return [path for pattern in patterns for path in sorted(versal.glob(pattern))]
+
+
+_SHARED = ("csim/csim.cpp", "csim/machine.cpp", "csim/engine.cpp")
+MACHINES: Mapping[str, MachineSources] = {
+    "xnn": MachineSources(("pl/*.cpp",), ("aie/kernels.cc",), (*_SHARED, "csim/mme.cpp"), "hls.cfg"),
+    "xnn2": MachineSources(
+        ("pl/fetch.cpp", "xnn2/*.cpp"),
+        ("xnn2/kernels.cc",),
+        (*_SHARED, "csim/mme_xnn2.cpp"),
+        "xnn2/hls.cfg",
+        ("-DRSN_XNN2",),
+    ),
+}
+"""By the overlay that a machine is for."""
 SANITIZERS = ("thread", "address,undefined")
 
 # No option may reorder or fuse float arithmetic or depend on this processor, so that results are bit-identical on all
@@ -46,15 +81,18 @@ def compiler(what: str = "board csim") -> str:
     return found
 
 
-def build(*, program: bool = False, sanitize: str = "", versal: Path = VERSAL) -> Path:
+def build(*, machine: str = "xnn", program: bool = False, sanitize: str = "", versal: Path = VERSAL) -> Path:
     """Build the library, or the program, from the sources in `versal`, unless it is in the cache; return its path.
 
-    sanitize: one of `SANITIZERS`, or "" for none; only for the program. Several processes may build at the same time.
-    Raises `BoardError` if there is no compiler, or if the build fails.
+    machine: one of `MACHINES`. sanitize: one of `SANITIZERS`, or "" for none; only for the program. Several processes
+    may build at the same time. Raises `BoardError` if there is no compiler, or if the build fails.
     """
     cxx = compiler()
-    flags = [*FLAGS, f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"] if sanitize else [*FLAGS]
-    sources = [path for pattern in (PROGRAM if program else LIBRARY) for path in sorted(versal.glob(pattern))]
+    made_of = MACHINES[machine]
+    flags = [*FLAGS, *made_of.flags]
+    if sanitize:
+        flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"]
+    sources = made_of.files(versal, program=program)
     target = csim_cache() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
     if not target.exists():
         try:
@@ -124,9 +162,10 @@ def main() -> None:
     """Build, as the command line asks, and print the path of the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--program", action="store_true", help="build a stand-alone program instead of the library")
+    parser.add_argument("--machine", choices=MACHINES, default="xnn", help="build the machine of this overlay")
     parser.add_argument("--sanitize", choices=SANITIZERS, default="", help="build with these sanitizers")
     given = parser.parse_args()
-    print(build(program=given.program, sanitize=given.sanitize))  # noqa: T201
+    print(build(machine=given.machine, program=given.program, sanitize=given.sanitize))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -32,12 +32,11 @@ struct Streams {
 
     explicit Streams(std::size_t depth) {
         for (unsigned m = 0; m < units::MME; ++m) {
-            const std::string mme = "MME" + std::to_string(m);
             for (unsigned i = 0; i < xnn::lanes; ++i) {
                 const std::string lane = "[" + std::to_string(i) + "]";
-                a[m][i].open(("MeshA->" + mme + lane).c_str(), depth);
-                b[m][i].open(("MeshB->" + mme + lane).c_str(), depth);
-                c[m][i].open((mme + "->MemC" + std::to_string(m) + lane).c_str(), depth);
+                a[m][i].open((csim::stream_of_mme('A', m) + lane).c_str(), depth);
+                b[m][i].open((csim::stream_of_mme('B', m) + lane).c_str(), depth);
+                c[m][i].open((csim::stream_of_mme('C', m) + lane).c_str(), depth);
             }
         }
     }
@@ -57,11 +56,8 @@ void require_well_formed(const Word *image, std::uint64_t size) {
     for (Word packet = 0; packet < image[1]; ++packet) {
         if (at == end) throw std::invalid_argument("the image has fewer packets than it says");
         const Header header = Header::decode(image + at++);
-        constexpr unsigned words[] = {0, Ddr::words, Lpddr::words, MemA::words, MemB::words, MemC::words, MeshA::words,
-                                      MeshB::words, MemCConfig::words, MemCScores::words, MemCStore::words,
-                                      MemCTable::words, MemANorm::words, MemBConfig::words};
-        if (header.opcode >= std::size(words)) throw std::invalid_argument("packet with an unknown opcode");
-        at += header.last ? 0 : std::uint64_t{words[header.opcode]} * header.window;
+        if (header.opcode >= opcodes) throw std::invalid_argument("packet with an unknown opcode");
+        at += header.last ? 0 : std::uint64_t{mop_words[header.opcode]} * header.window;
         if (at > end) throw std::invalid_argument("the last packet of the image is cut short");
     }
     if (at != end) throw std::invalid_argument("the image has more words than packets");
@@ -73,9 +69,10 @@ void set_ops(mme::Engines &graph, const std::vector<Word> (&ops)[units::MME]) {
         for (unsigned r = 0; r < mme::side; ++r)
             for (unsigned n = 0; n < mme::side; ++n)
                 for (unsigned c = 0; c < mme::side; ++c) {
-                    Word list[mme::parameters] = {0, static_cast<Word>(ops[m].size())};
-                    std::copy(ops[m].begin(), ops[m].end(), list + 2);
-                    for (Word i = 0; i < list[1]; ++i) Mme::bits::holds_weight::set(&list[2 + i], c == n);
+                    Word list[mme::parameters] = {0, static_cast<Word>(ops[m].size() / Mme::words)};
+                    std::vector<Word> own = ops[m];
+                    csim::mark_weight_holder(own, c == n);
+                    std::copy(own.begin(), own.end(), list + 2);
                     graph.update(graph.ops[m][r][n][c], list, mme::parameters);
                 }
     }
@@ -87,8 +84,7 @@ std::string unit_of(const std::string &name) { return name[0] == 'C' ? std::stri
 bool is_plio(const std::string &name) { return name.size() > 3 && name[2] == '_' && name[1] >= '0' && name[1] <= '9'; }
 
 std::string stream_of(const std::string &plio) {
-    const std::string mme = std::string("MME") + plio[1], lane = "[" + plio.substr(3) + "]";
-    return (plio[0] == 'C' ? mme + "->MemC" + plio[1] : std::string("Mesh") + plio[0] + "->" + mme) + lane;
+    return csim::stream_of_mme(plio[0], static_cast<unsigned>(plio[1] - '0')) + "[" + plio.substr(3) + "]";
 }
 
 std::map<std::string, std::size_t> depths_of(const rsn_csim_program &program) {
@@ -110,7 +106,7 @@ struct rsn_csim {
     void run() {
         require_well_formed(program.image, program.image_words);
         for (const auto &list : ops)
-            if (list.size() > Mme::longest_list) throw std::invalid_argument("an MME has more ops than it can hold");
+            if (list.size() > Mme::words * Mme::longest_list) throw std::invalid_argument("an MME has more ops than it can hold");
         const auto port = [](float *memory, std::uint64_t floats) {
             return Port(reinterpret_cast<Line *>(memory), floats / line_floats);
         };

@@ -29,7 +29,7 @@ typedef struct {
     const uint32_t *image;  // as in memory, with the two leading words
     uint64_t image_words;
     const uint32_t *ops[RSN_CSIM_MMES];  // op list of each MME, without the bit that marks the AIE tile with a weight
-    uint32_t op_counts[RSN_CSIM_MMES];
+    uint32_t op_counts[RSN_CSIM_MMES];  // in words
     float *ddr;
     uint64_t ddr_floats;
     float *lpddr;

@@ -160,53 +160,59 @@ def _tasks(
         channel = net.named_channel(waits[0].stream)
         task.pending = Step(puts=(channel,)) if waits[0].put else Step(gets=(channel,))
         return
-    before, lanes = _steps(net, path, name, progress.number)
-    for number, steps in enumerate(lanes):
-        blocked = {(w.stream, w.put) for w in waits}
-        done = dict(before)
-        for fire in steps:
-            ends = [(c.name, False) for c in fire.gets] + [(c.name, True) for c in fire.puts]
-            stuck = [end for end in ends if end in blocked]
-            times = fire.times
-            if stuck:  # it was taken as often as all the streams that it waits for allowed
-                times = min((moved[end] - done.get(end, 0)) // fire.words for end in stuck)
-            for end in ends:
-                done[end] = done.get(end, 0) + min(times, fire.times) * fire.words
-            if times < fire.times:
+    done, effects = _effects(net, path, name, progress.number)
+    blocked = {(w.stream, w.put) for w in waits}
+    for lanes in effects:
+        stopped = False
+        for number, steps in enumerate(lanes):
+            for fire in steps:
+                ends = [(c.name, False) for c in fire.gets] + [(c.name, True) for c in fire.puts]
+                stuck = [end for end in ends if end in blocked]
+                times = fire.times
+                if stuck:  # it was taken as often as all the streams that it waits for allowed
+                    times = min((moved[end] - done.get(end, 0)) // fire.words for end in stuck)
                 for end in ends:
-                    moved[end] = done[end]
-                lane = task if len(lanes) == 1 else Task(iter(()), progress, task, number)  # type: ignore[arg-type]
-                lane.pending = fire
-                yield lane
-                break
+                    done[end] = done.get(end, 0) + min(times, fire.times) * fire.words
+                if times < fire.times:
+                    for end in ends:
+                        moved[end] = done[end]
+                    lane = task if len(lanes) == 1 else Task(iter(()), progress, task, number)  # type: ignore[arg-type]
+                    lane.pending = fire
+                    stopped = True
+                    yield lane
+                    break
+        if stopped:
+            return
 
 
-def _steps(
-    net: ProcessNetwork, path: InstructionPath, name: str, number: int
-) -> tuple[dict[End, int], list[list[Step]]]:
-    """Return the words that a unit's uOPs before this one have moved, by stream and direction, and the steps of this
-    uOP by lane."""
+Effects = list[list[list[Step]]]
+"""What a kernel does, one after the other: steps, by lanes that run side by side."""
+
+
+def _effects(net: ProcessNetwork, path: InstructionPath, name: str, number: int) -> tuple[dict[End, int], Effects]:
+    """Return the words that a unit's uOPs before this one have moved, by stream and direction, and what this uOP
+    does."""
     unit = net.units[name]
     total: dict[End, int] = {}
     for i, uop in enumerate(path.uops(name)):
-        lanes = _lanes(unit.kernel(uop))
+        effects = _lanes(unit.kernel(uop))
         if i == number:
-            return total, lanes
-        for fire in (fire for lane in lanes for fire in lane):
+            return total, effects
+        for fire in (fire for lanes in effects for lane in lanes for fire in lane):
             for channels, put in ((fire.gets, False), (fire.puts, True)):
                 for c in channels:
                     total[c.name, put] = total.get((c.name, put), 0) + fire.times * fire.words
     return total, []
 
 
-def _lanes(steps: Any) -> list[list[Step]]:
-    lanes: list[list[Step]] = [[]]
+def _lanes(steps: Any) -> Effects:
+    out: Effects = []
     for effect in steps:
         if isinstance(effect, Par):
-            lanes = [[f for f in lane if isinstance(f, Step)] for lane in effect.lanes]
+            out.append([[f for f in lane if isinstance(f, Step)] for lane in effect.lanes])
         elif effect.times > 0:
-            lanes[0].append(effect)
-    return lanes
+            out.append([[effect]])
+    return out
 
 
 def _origin(path: InstructionPath, name: str, number: int) -> int:
@@ -216,8 +222,11 @@ def _origin(path: InstructionPath, name: str, number: int) -> int:
     """
     unit = name.removeprefix(decoder_of(""))
     spec = path.overlay.by_unit.get(unit)
-    if number < 0 or spec is None or spec.kind in path.overlay.preloaded:
+    if number < 0 or spec is None:
         return number
+    if spec.kind in path.overlay.preloaded:  # its entries may repeat
+        order = path.overlay.preloaded[spec.kind].order(path.preloaded.get(unit, ()))
+        return int(order[number]) if number < len(order) else number
     loops = path.overlay.format_of(spec.kind).loops_window
     for i, packet in path.packets_for(unit):
         if packet.header.last:

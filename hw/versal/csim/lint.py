@@ -14,7 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .build import FLAGS, PROGRAM, VERSAL
+from .build import FLAGS, MACHINES, VERSAL
 
 INSTALL_HINT = "Debian, Ubuntu: sudo apt install --no-install-recommends g++ clang"
 WARNINGS = {"g++": ("-Wconversion", "-Wshadow=local"), "clang++": ("-Wconversion", "-Wshadow")}
@@ -23,9 +23,9 @@ that it sets; clang does not."""
 COMPILERS = tuple(WARNINGS)
 
 
-def sources(versal: Path = VERSAL) -> list[Path]:
-    """Return all sources in C++, those for the AI Engine included."""
-    return [path for pattern in (*PROGRAM, "aie/*.cpp") for path in sorted(versal.glob(pattern))]
+def sources(machine: str, versal: Path = VERSAL) -> list[Path]:
+    """Return all sources of a machine in C++, those for the AI Engine included."""
+    return [*MACHINES[machine].files(versal, program=True), *sorted(versal.glob("aie/*.cpp"))]
 
 
 def lint(compiler: str, versal: Path = VERSAL) -> str:
@@ -36,12 +36,14 @@ def lint(compiler: str, versal: Path = VERSAL) -> str:
     flags = [*(flag for flag in FLAGS if flag != "-O3"), f"-I{versal / 'csim' / 'include'}", "-fsyntax-only"]
     flags += WARNINGS[compiler]
 
-    def said(source: Path) -> str:
-        done = subprocess.run([compiler, *flags, source], capture_output=True, text=True, check=False)
+    def said(machine: str, source: Path) -> str:
+        command = [compiler, *flags, *MACHINES[machine].flags, str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stderr if done.returncode else ""
 
+    work = [(machine, source) for machine in MACHINES for source in sources(machine, versal)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return "".join(pool.map(said, sources(versal)))
+        return "".join(pool.map(lambda one: said(*one), work))
 
 
 def main() -> None:

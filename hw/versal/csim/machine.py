@@ -16,8 +16,10 @@ import numpy.typing as npt
 from ....base.errors import BoardError, ProgramError
 from ....isa.image import decode_image
 from ....isa.instruction_path import InstructionPath
+from ....isa.overlay import Overlay
 from ....isa.overlays.file import without_hardware
 from ....isa.overlays.xnn import XNN, XNN_BASE
+from ....isa.overlays.xnn2 import XNN2
 from ....isa.packet import Words
 from ....isa.program import Program
 from .build import build
@@ -25,7 +27,12 @@ from .csim_deadlock import Facts, settle, stalled
 
 Array = npt.NDArray[np.float32]
 
+MADE_FOR: dict[str, Overlay] = {"xnn": XNN, "xnn2": XNN2}
+"""The overlay of each machine that can be built."""
+RUNS: Mapping[str, str] = {XNN.fingerprint: "xnn", XNN_BASE.fingerprint: "xnn", XNN2.fingerprint: "xnn2"}
+"""The machine that runs programs for an overlay, by its fingerprint."""
 MMES = len(XNN.by_kind["MME"])
+"""Of each machine."""
 POLL_MS = 100
 """Milliseconds after which ^C or `stop` takes effect at the latest."""
 
@@ -81,19 +88,20 @@ def op_words(program: Program) -> list[Words]:
 
 
 class Native:
-    """The C++ machine, built and loaded. It can run any number of programs, also at the same time.
+    """The C++ machine of an overlay, built and loaded. It can run any number of programs, also at the same time.
 
-    library: path of the library; None builds it. Raises `BoardError` if it cannot be built or loaded, or if it was
-    built for another instruction set than this package's.
+    library: path of the library; None builds it. machine: one of `MADE_FOR`. Raises `BoardError` if it cannot be built
+    or loaded, or if it was built for another instruction set than this package's.
     """
 
-    def __init__(self, library: Path | None = None) -> None:
-        self._library = _library(library or build())
-        made_for = self._library.rsn_csim_fingerprint().decode()
-        if made_for != XNN.fingerprint:
+    def __init__(self, library: Path | None = None, machine: str = "xnn") -> None:
+        self.machine = machine
+        self._library = _library(library or build(machine=machine))
+        made_for, overlay = self._library.rsn_csim_fingerprint().decode(), MADE_FOR[machine]
+        if made_for != overlay.fingerprint:
             raise BoardError(
-                f"the C++ machine has fingerprint {made_for}, overlay {XNN.name} {XNN.fingerprint}: "
-                "generate hw/versal/isa.h again (make generate)"
+                f"the C++ machine has fingerprint {made_for}, overlay {overlay.name} {overlay.fingerprint}: "
+                "generate its isa.h in hw/versal again (make generate)"
             )
 
     def run(
@@ -115,7 +123,8 @@ class Native:
         a pipeline causes is a `BoardError`. stop: when set, ends the run with a `BoardError`. Raises `DeadlockError`,
         or `ProgramError` if words are left in streams or the program cannot be run; their texts are the simulator's.
         """
-        require_runs(program)
+        if machine_of(program) != self.machine:
+            raise BoardError(f"the C++ machine of {self.machine} does not run programs for {program.overlay.name}")
         image = np.ascontiguousarray(program.image if words is None else words)
         ops = op_words(program)
         what = _Program(
@@ -155,13 +164,16 @@ class Native:
         return took
 
 
-def require_runs(program: Program) -> None:
-    """Raise `BoardError` unless the program is for the machine that the C++ sources describe."""
+def machine_of(program: Program) -> str:
+    """Return the machine that runs a program. Raises `BoardError` if the C++ sources describe none that does."""
     overlay = program.overlay
     if reason := without_hardware(overlay):
         raise BoardError(f"board csim: {reason}")
-    if overlay.fingerprint not in (XNN.fingerprint, XNN_BASE.fingerprint):
+    machine = RUNS.get(overlay.fingerprint)
+    if machine is None:
+        names = f"{XNN.name}, {XNN_BASE.name} and {XNN2.name}"
         raise BoardError(
-            f"board csim is the machine of {XNN.name} and {XNN_BASE.name}, with their depths of streams and sizes "
-            f"of banks; this program is for {overlay.name} {overlay.fingerprint}"
+            f"board csim is the machine of {names}, with their depths of streams and sizes of banks; "
+            f"this program is for {overlay.name} {overlay.fingerprint}"
         )
+    return machine

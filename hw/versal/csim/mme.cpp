@@ -1,208 +1,59 @@
-// Whole tiles are put together from the lanes, multiplied in blocks that stay in registers, and taken apart again.
-// Cascade c of an MME sums over k = c mod 4, in increasing order; the result is ((S0 + S1) + S2) + S3, and a bias is
-// where S0 starts. That fixes every rounding, whatever the width of the vectors; multiply-adds are never fused.
+// The op list of an MME of XNN.
 // SPDX-License-Identifier: Apache-2.0
 #include "mme.h"
 
-#include <cmath>
-#include <cstring>
-#include <memory>
-
+#include "engine.h"
 #include "process.h"
-
-// One version for each width of vectors, chosen when the library is loaded. Sanitizers cannot be there as early.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define RSN_ANY_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define RSN_ANY_WIDTH
-#endif
 
 namespace rsn::csim {
 
 namespace {
 
 using namespace xnn;
-using Lanes = hls::stream<Lane> *;
-using Tile = float[tile][tile];
 
-constexpr unsigned cascades = 4;
-constexpr unsigned block = 8;    // rows of a product that are summed side by side
-constexpr unsigned vector = 16;  // columns
-
-using Vector = float __attribute__((vector_size(vector * sizeof(float))));
-
-struct Work {
-    Tile a, b;
-    Tile sums[cascades];
-    float bias[tile * tile / cascades];  // as vectors lie in a B tile: 4096 columns
-    float weight[tile * tile / cascades];
-};
-
-// Lane 4r + c of A: rows r mod 4, columns c mod 4 (contract 2, "Stream element order inside a tile").
-void gather_a(Lanes lanes, Tile &to) {
-    for (unsigned r = 0; r < 4; ++r) {
-        for (unsigned c = 0; c < 4; ++c) {
-            const Lane *from = lanes[4 * r + c].window_to_read(beats_per_tile);
-            for (unsigned row = r; row < tile; row += 8)
-                for (unsigned k = c; k < tile; k += 16)
-                    for (unsigned down = 0; down < 8; down += 4)
-                        for (unsigned right = 0; right < 16; right += 8, ++from) {
-                            to[row + down][k + right] = (*from)[0];
-                            to[row + down][k + right + 4] = (*from)[1];
-                        }
-        }
-    }
-}
-
-// Lane 4n + c of B: columns n mod 4, rows c mod 4.
-void gather_b(Lanes lanes, Tile &to) {
-    for (unsigned n = 0; n < 4; ++n) {
-        for (unsigned c = 0; c < 4; ++c) {
-            const Lane *from = lanes[4 * n + c].window_to_read(beats_per_tile);
-            for (unsigned group = n; group < tile; group += 32)
-                for (unsigned k = c; k < tile; k += 4)
-                    for (unsigned column = group; column < group + 32; column += 8, ++from) {
-                        to[k][column] = (*from)[0];
-                        to[k][column + 4] = (*from)[1];
-                    }
-        }
-    }
-}
-
-// A vector in a B tile: groups of 32 columns in rows 0, 4, 8 and so on.
-void gather_vector(Lanes lanes, Tile &scratch, float *to) {
-    gather_b(lanes, scratch);
-    for (unsigned column = 0; column < tile; column += 32)
-        for (unsigned row = 0; row < tile; row += 4, to += 32)
-            std::memcpy(to, &scratch[row][column], 32 * sizeof(float));
-}
-
-// Lane 4r + n of C: rows r mod 4, columns n mod 4. value: of a row and column.
-template <typename Value>
-void scatter_c(Lanes lanes, const Value &value) {
-    for (unsigned r = 0; r < 4; ++r) {
-        for (unsigned n = 0; n < 4; ++n) {
-            Lane *to = lanes[4 * r + n].window_to_write(beats_per_tile);
-            for (unsigned group = n; group < tile; group += 32)
-                for (unsigned row = r; row < tile; row += 4)
-                    for (unsigned column = group; column < group + 32; column += 8, ++to) {
-                        (*to)[0] = value(row, column);
-                        (*to)[1] = value(row, column + 4);
-                    }
-        }
-    }
-}
-
-// sums += A @ B over every fourth k from `first` on.
-RSN_ANY_WIDTH void accumulate(
-    const Tile &a, const Tile &b, Tile &sums, unsigned first, unsigned depth, unsigned columns
-) {
-    for (unsigned n = 0; n < columns; n += vector) {
-        for (unsigned m = 0; m < tile; m += block) {
-            Vector s[block];
-            for (unsigned i = 0; i < block; ++i) std::memcpy(&s[i], &sums[m + i][n], sizeof(Vector));
-            for (unsigned k = first; k < depth; k += cascades) {
-                Vector x;
-                std::memcpy(&x, &b[k][n], sizeof x);
-                for (unsigned i = 0; i < block; ++i) s[i] += a[m + i][k] * x;
-            }
-            for (unsigned i = 0; i < block; ++i) std::memcpy(&sums[m + i][n], &s[i], sizeof(Vector));
-        }
-    }
-}
-
-class Engine {
-  public:
-    Engine(Lanes a, Lanes b, Lanes c) : a_(a), b_(b), c_(c) {}
-
-    void run(const Mme &op) {
-        const bool full = op.k128;  // K = 64 has neither bias nor previous layer, and sums nothing over k
-        if (op.load_prev) keep(work_->weight);
-        if (op.bias && full) keep(work_->bias);
-        for (unsigned ai = 0; ai < op.a_iter; ++ai) {
-            for (unsigned bi = 0; bi < op.b_iter; ++bi) {
-                const unsigned columns = op.acc_b, tiles = op.acc_a * columns;
-                const auto at = [&](unsigned t) { return (bi * columns + t % columns) * tile; };
-                const auto bias = [&](unsigned t) { return op.bias && full ? work_->bias + at(t) % limit : nullptr; };
-                if (op.prev && full)
-                    for (unsigned t = 0; t < tiles; ++t) scale(work_->weight + at(t) % limit);
-                if (op.acc_k && full) {
-                    for (unsigned t = 0; t < tiles; ++t)
-                        for (unsigned k = 0; k < op.k_iter; ++k)
-                            product(op, k ? nullptr : bias(t), k == 0, k + 1 == op.k_iter);
-                } else {
+void run(Engine &engine, const Mme &op) {
+    const bool full = op.k128;  // K = 64 has neither bias nor previous layer, and sums nothing over k
+    const unsigned depth = full ? tile : tile / 2, width = op.n128 || !full ? tile : tile / 2;
+    if (op.load_prev) engine.keep_weight();
+    if (op.bias && full) engine.keep_bias();
+    for (unsigned ai = 0; ai < op.a_iter; ++ai) {
+        for (unsigned bi = 0; bi < op.b_iter; ++bi) {
+            const unsigned columns = op.acc_b, tiles = op.acc_a * columns;
+            const auto at = [&](unsigned t) { return (bi * columns + t % columns) * tile; };
+            const auto bias = [&](unsigned t) { return op.bias && full ? at(t) : Engine::no_bias; };
+            if (op.prev && full)
+                for (unsigned t = 0; t < tiles; ++t) engine.scale(at(t));
+            if (op.acc_k && full) {
+                for (unsigned t = 0; t < tiles; ++t)
                     for (unsigned k = 0; k < op.k_iter; ++k)
-                        for (unsigned t = 0; t < tiles; ++t) product(op, k ? nullptr : bias(t), true, true);
-                }
+                        engine.product({k == 0, k + 1 == op.k_iter, depth, width}, k ? Engine::no_bias : bias(t));
+            } else {
+                for (unsigned k = 0; k < op.k_iter; ++k)
+                    for (unsigned t = 0; t < tiles; ++t)
+                        engine.product({true, true, depth, width}, k ? Engine::no_bias : bias(t));
             }
         }
     }
-
-  private:
-    static constexpr unsigned limit = tile * tile / cascades;
-
-    // The last lane is written last: with its tile, all are there.
-    static Need need(Lanes lanes, Channel::Direction d) {
-        return {&lanes[xnn::lanes - 1].channel(), d, beats_per_tile};
-    }
-    static void taken(Lanes lanes) {
-        for (unsigned i = 0; i < xnn::lanes; ++i) lanes[i].taken(beats_per_tile);
-    }
-    static void written(Lanes lanes) {
-        for (unsigned i = 0; i < xnn::lanes; ++i) lanes[i].written(beats_per_tile);
-    }
-
-    void keep(float *to) {
-        wait_all({need(b_, Channel::get)});
-        gather_vector(b_, work_->b, to);
-        taken(b_);
-    }
-
-    void scale(const float *weight) {
-        wait_all({need(a_, Channel::get), need(c_, Channel::put)});
-        gather_a(a_, work_->a);
-        scatter_c(c_, [&](unsigned row, unsigned column) { return work_->a[row][column] * weight[column]; });
-        taken(a_);
-        written(c_);
-    }
-
-    void product(const Mme &op, const float *bias, bool first, bool last) {
-        std::vector<Need> needs = {need(a_, Channel::get), need(b_, Channel::get)};
-        if (last) needs.push_back(need(c_, Channel::put));
-        wait_all(needs);
-        gather_a(a_, work_->a);
-        gather_b(b_, work_->b);
-        const unsigned depth = op.k128 ? tile : tile / 2, columns = op.n128 || !op.k128 ? tile : tile / 2;
-        auto &sums = work_->sums;
-        if (first) std::memset(sums, 0, sizeof sums);
-        if (bias)
-            for (auto &row : sums[0]) std::memcpy(row, bias, sizeof row);
-        for (unsigned c = 0; c < cascades; ++c) accumulate(work_->a, work_->b, sums[c], c, depth, columns);
-        if (last)
-            scatter_c(c_, [&](unsigned row, unsigned column) {
-                // Columns beyond N are undefined: whoever reads them shall see it.
-                if (column >= columns) return std::nanf("");
-                return ((sums[0][row][column] + sums[1][row][column]) + sums[2][row][column]) + sums[3][row][column];
-            });
-        taken(a_);
-        taken(b_);
-        if (last) written(c_);
-    }
-
-    Lanes a_, b_, c_;
-    std::unique_ptr<Work> work_ = std::make_unique<Work>();
-};
+}
 
 }  // namespace
 
-void mme(Lanes a, Lanes b, Lanes c, const std::vector<Word> &ops) {
+void mme(Engine::Lanes a, Engine::Lanes b, Engine::Lanes c, const std::vector<Word> &ops) {
     Engine engine(a, b, c);
     long number = 0;
     for (const Word &op : ops) {
         RSN_UOP(number++);
-        engine.run(Mme::decode(&op));
+        run(engine, Mme::decode(&op));
     }
+}
+
+std::string stream_of_mme(char what, unsigned mme) {
+    const std::string name = "MME" + std::to_string(mme);
+    return what == 'C' ? name + "->MemC" + std::to_string(mme) : std::string("Mesh") + what + "->" + name;
+}
+
+void mark_weight_holder(std::vector<Word> &ops, bool holds) {
+    for (Word &op : ops) Mme::bits::holds_weight::set(&op, holds);
 }
 
 }  // namespace rsn::csim

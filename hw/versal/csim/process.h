@@ -3,7 +3,9 @@
 #ifndef RSN_CSIM_PROCESS_H
 #define RSN_CSIM_PROCESS_H
 
+#include <cstring>
 #include <exception>
+#include <memory>
 
 #include "machine.h"
 
@@ -39,11 +41,22 @@ class StalledLoop {
     const int before_ = std::uncaught_exceptions();
 };
 
+// A memory without an owner in the sources. It begins as NaN, so that reading what nobody has written shows.
+template <typename T>
+struct Memory {
+    T value;
+
+    Memory() { std::memset(static_cast<void *>(&value), 0xFF, sizeof value); }
+};
+
 }  // namespace rsn::csim
 
 // A guard: what its processes use is declared before it, so that it outlives them.
 #define RSN_DATAFLOW() rsn::csim::Region rsn_region
 #define RSN_PROCESS(name, function, ...) rsn_region.start(name, [&] { function(__VA_ARGS__); })
+#define RSN_MEMORY(type, name)                                         \
+    const auto rsn_##name = std::make_unique<rsn::csim::Memory<type>>(); \
+    auto &name = rsn_##name->value
 #define RSN_STALLS() const rsn::csim::StalledLoop rsn_stalled_loop
 #define RSN_UOP(number) rsn::csim::Process::current->begin(number)
 

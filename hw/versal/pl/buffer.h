@@ -3,7 +3,7 @@
 // A word of off-chip memory is 2 rows x 16 columns, a beat to or from an MME 4 x 8. So a buffer is cut into patches of
 // 4 x 16 elements, these into 2 x 2 cells of 2 x 8, and cell (i, j) of a patch lies in bank i ^ j of two: then both
 // cells of a word, and both of a beat, lie in different banks. A word that is transposed on its way is 16 x 2; where
-// that happens, a patch is 16 x 16, has 8 x 8 cells of 2 x 2, and cell (i, j) lies in bank turned(i) ^ j of eight.
+// that happens, a patch is 16 x 16, has 8 x 8 cells of 2 x 2, and cell (i, j) lies in bank reversed(i) ^ j of eight.
 //
 // Either way the crossbar between a beat and the banks is an exclusive or of numbers, which is a butterfly.
 // SPDX-License-Identifier: Apache-2.0
@@ -27,31 +27,34 @@ using Cell = hls::vector<float, beat_floats / Banks>;
 // Cells in a bank of a buffer of so many elements.
 constexpr unsigned depth_of(unsigned rows, unsigned cols) { return rows * cols / beat_floats; }
 
-// The bits of a row of cells turned by one, and back.
+// The bits of a row of cells in reverse order: its lowest bits then decide about whole halves of the banks.
 template <unsigned Banks>
-constexpr unsigned turned(unsigned i) {
-    return i / 2 | i % 2 * (Banks / 2);
-}
-template <unsigned Banks>
-constexpr unsigned turned_back(unsigned t) {
-    return t * 2 % Banks | t / (Banks / 2);
+constexpr unsigned reversed(unsigned i) {
+    unsigned out = 0;
+    for (unsigned bit = 1; bit < Banks; bit *= 2) out = 2 * out + (i & bit ? 1 : 0);
+    return out;
 }
 
 // Shapes. Cell k of one lies in bank k ^ swap(i, j), in row of cells line(k, i); (i, j) is its first.
 template <unsigned Banks>
 struct Word2x16 {
-    static constexpr unsigned swap(unsigned i, unsigned) { return turned<Banks>(i); }
+    static constexpr unsigned swap(unsigned i, unsigned) { return reversed<Banks>(i); }
     static constexpr unsigned line(unsigned, unsigned i) { return i; }
 };
 template <unsigned Banks>
-struct Word16x2 {  // cell k is in row turned_back(k)
+struct Word16x2 {  // cell k is in row reversed(k)
     static constexpr unsigned swap(unsigned, unsigned j) { return j; }
-    static constexpr unsigned line(unsigned k, unsigned) { return turned_back<Banks>(k); }
+    static constexpr unsigned line(unsigned k, unsigned) { return reversed<Banks>(k); }
 };
 template <unsigned Banks>
 struct Beat4x8 {  // i is even; half of the cells are in its row, half in the next
-    static constexpr unsigned swap(unsigned i, unsigned j) { return turned<Banks>(i) ^ j; }
+    static constexpr unsigned swap(unsigned i, unsigned j) { return reversed<Banks>(i) ^ j; }
     static constexpr unsigned line(unsigned k, unsigned i) { return i + k / (Banks / 2); }
+};
+template <unsigned Banks>
+struct Beat8x4 {  // of eight banks: i is a multiple of four; two cells are in each of four rows
+    static constexpr unsigned swap(unsigned i, unsigned j) { return reversed<Banks>(i) ^ j; }
+    static constexpr unsigned line(unsigned k, unsigned i) { return i + reversed<Banks>(k & ~1u); }
 };
 
 // Where a shape that begins at (row, col) lies: which cell a bank has, and at which address.
@@ -149,6 +152,23 @@ put_beat_floats:
     put<Beat4x8, Cols>(buffer, row, col, cells);
 }
 
+// The transpose of the 8x4 elements at (row, col), as a 4x8 beat in this order.
+template <typename Order, unsigned Cols, unsigned Depth>
+Beat get_beat_transposed(const Cell<turning> (&buffer)[turning][Depth], unsigned row, unsigned col) {
+#pragma HLS INLINE
+    Cell<turning> cells[turning];
+#pragma HLS ARRAY_PARTITION variable=cells complete
+    get<Beat8x4, Cols>(buffer, row, col, cells);
+    Beat beat;
+get_transposed_floats:
+    for (unsigned n = 0; n < beat_floats; ++n) {
+#pragma HLS UNROLL
+        const unsigned r = n / 4, c = n % 4;
+        beat[Order(c, r)] = cells[reversed<turning>(r / 2) | c / 2][r % 2 * 2 + c % 2];
+    }
+    return beat;
+}
+
 // A word of off-chip memory: 16 columns of an even row from port 0, of the next one from port 1.
 template <unsigned Cols, unsigned Banks, unsigned Depth>
 Beat get_word(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col) {
@@ -192,7 +212,7 @@ put_transposed_floats:
     for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
         const unsigned c = n / line_floats, r = n % line_floats;
-        cells[turned<turning>(r / 2)][r % 2 * 2 + c] = word[n];
+        cells[reversed<turning>(r / 2)][r % 2 * 2 + c] = word[n];
     }
     put<Word16x2, Cols>(buffer, row, col, cells);
 }

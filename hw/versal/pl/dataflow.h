@@ -14,6 +14,8 @@
 #define RSN_DATAFLOW()
 // A unit, decoder or dispatcher under its name; "" for what a unit does side by side with something else.
 #define RSN_PROCESS(name, function, ...) function(__VA_ARGS__)
+// A memory that processes share; natively not on the stack, for which it may be too large.
+#define RSN_MEMORY(type, name) type name
 // Before a loop of style stp, in the same block: natively it may hold its last outputs back, as hardware does.
 #define RSN_STALLS() static_cast<void>(0)
 // The calling process begins its uOP (a decoder: window or mOP; the dispatcher: packet) of this number, from 0.

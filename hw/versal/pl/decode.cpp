@@ -3,8 +3,7 @@
 // One uOP per cycle if the unit takes it. Decoders of DDR, LPDDR and the Meshes keep a window of mOPs and loop over it,
 // those of DDR and LPDDR also over the chunks of each mOP; decoders of the Mems repeat one mOP after the other.
 // SPDX-License-Identifier: Apache-2.0
-#include "counter.h"
-#include "dataflow.h"
+#include "decoder.h"
 #include "units.h"
 
 namespace rsn::xnn {
@@ -28,6 +27,8 @@ first_peer:
     }
     return any;
 }
+
+}  // namespace
 
 void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
     const bool destinations[] = {mop.to_a0, mop.to_a1, mop.to_a2, mop.to_b0, mop.to_b1, mop.to_b2};
@@ -60,47 +61,7 @@ lpddr_chunks:
     }
 }
 
-template <unsigned Words>
-Uop<Words> uop_of(const Mop<Words> &mop) {
-#pragma HLS INLINE
-    Uop<Words> uop = {mop.last, mop.format, {}};
-uop_words:
-    for (unsigned i = 0; i < Words; ++i) {
-#pragma HLS UNROLL
-        uop.words[i] = mop.words[i];
-    }
-    return uop;
-}
-
-// Reads the mOPs of the packet that begins with `first`. The next packet stays unread until this one is issued.
-template <unsigned Words>
-void collect(const Mop<Words> &first, hls::stream<Mop<Words>> &mops, Mop<Words> window[max_window]) {
-    window[0] = first;
-collect_mops:
-    for (Counter i = 1; i < first.window; ++i) {
-#pragma HLS PIPELINE II=1 style=flp
-        window[i] = mops.read();
-    }
-}
-
-template <typename Op>
-void decode_chunks(hls::stream<Mop<Op::words>> &mops, hls::stream<Transfer> &uops) {
-    Mop<Op::words> window[max_window];
-    unsigned number = 0;
-chunk_windows:
-    for (;;) {
-        const Mop<Op::words> first = mops.read();
-        RSN_UOP(number++);
-        if (first.last) break;
-        collect(first, mops, window);
-    chunk_repeat:
-        for (std::uint16_t iteration = 0; iteration < first.reuse; ++iteration) {
-        chunk_mops:
-            for (unsigned i = 0; i < first.window; ++i) expand(Op::decode(window[i].words), iteration, uops);
-        }
-    }
-    uops << Transfer{true, false, false, false, 0, 0, 0};
-}
+namespace {
 
 template <unsigned Words>
 void decode_repeated(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> &uops) {
@@ -128,24 +89,7 @@ void decode_lpddr(hls::stream<Mop<Lpddr::words>> &mops, hls::stream<Transfer> &u
 }
 
 void decode_mesh(hls::stream<Mop<MeshA::words>> &mops, hls::stream<Uop<MeshA::words>> &uops) {
-    Mop<MeshA::words> window[max_window];
-    unsigned number = 0;
-mesh_windows:
-    for (;;) {
-        const Mop<MeshA::words> first = mops.read();
-        RSN_UOP(number++);
-        if (first.last) break;
-        collect(first, mops, window);
-    mesh_repeat:
-        for (unsigned iteration = 0; iteration < first.reuse; ++iteration) {
-        mesh_mops:
-            for (Counter i = 0; i < first.window; ++i) {
-#pragma HLS PIPELINE II=ii::decode style=flp
-                uops << uop_of(window[i]);
-            }
-        }
-    }
-    uops << Uop<MeshA::words>{true, 0, {}};
+    decode_windows(mops, uops);
 }
 
 void decode_mem_a(hls::stream<Mop<mem_a_words>> &mops, hls::stream<Uop<mem_a_words>> &uops) {

@@ -1,58 +1,12 @@
-// Fetch and dispatcher: the image, word by word, to the mOP FIFOs of the decoders (contract 1).
+// Dispatcher: the image to the mOP FIFOs of the decoders (contract 1).
 //
 // One packet after the other, strictly in image order; a mOP for several units goes to them in ascending index, and
 // each write waits for room. A mOP of n words takes n cycles, and a few to be handed on.
 // SPDX-License-Identifier: Apache-2.0
-#include "counter.h"
-#include "dataflow.h"
+#include "dispatcher.h"
 #include "units.h"
 
 namespace rsn::xnn {
-
-namespace {
-
-// The next mOP, of so many words. Under a terminator there is none.
-template <unsigned Words>
-Mop<Words> take(const Header &header, unsigned size, hls::stream<Word> &words) {
-    Mop<Words> mop = {header.last, Format(header.opcode), header.window, header.reuse, {}};
-take_words:
-    for (Counter i = 0; i < size; ++i) {
-#pragma HLS PIPELINE II=1 style=flp
-        mop.words[i] = words.read();
-    }
-    return mop;
-}
-
-constexpr unsigned mem_c_size(unsigned opcode) {
-    switch (static_cast<Opcode>(opcode)) {
-    case Opcode::MemC: return MemC::words;
-    case Opcode::MemCConfig: return MemCConfig::words;
-    case Opcode::MemCScores: return MemCScores::words;
-    case Opcode::MemCStore: return MemCStore::words;
-    default: return MemCTable::words;
-    }
-}
-
-// Waits for room in one FIFO. A function of its own, as those in mem_c.h: HLS could put writes to several streams into
-// one state, which waits for room in all of them. A unit would then lack a mOP for as long as another has no room, and
-// the other may be waiting for that unit.
-template <unsigned Words>
-void give(const Mop<Words> &mop, hls::stream<Mop<Words>> &to) {
-#pragma HLS INLINE off
-    to << mop;
-}
-
-}  // namespace
-
-void fetch(const Word *instructions, hls::stream<Word> &words) {
-    RSN_STALLS();
-    const Word count = image_words_before_packets + instructions[0];
-fetch_words:
-    for (Word i = 0; i < count; ++i) {
-#pragma HLS PIPELINE II=ii::fetch style=stp
-        words << instructions[i];
-    }
-}
 
 void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
               hls::stream<Mop<mem_a_words>> &mem_a0, hls::stream<Mop<mem_a_words>> &mem_a1,
@@ -74,15 +28,14 @@ dispatch_packets:
         for (unsigned m = 0; m < slots; ++m) {
             switch (static_cast<Opcode>(header.opcode)) {
             case Opcode::DDR:
-                ddr << take<Ddr::words>(header, header.last ? 0 : Ddr::words, words);
+                ddr << take<Ddr::words>(header, size_of(header), words);
                 break;
             case Opcode::LPDDR:
-                lpddr << take<Lpddr::words>(header, header.last ? 0 : Lpddr::words, words);
+                lpddr << take<Lpddr::words>(header, size_of(header), words);
                 break;
             case Opcode::MemA:
             case Opcode::MemANorm: {
-                const unsigned size = header.opcode == MemA::opcode ? MemA::words : MemANorm::words;
-                const auto mop = take<mem_a_words>(header, header.last ? 0 : size, words);
+                const auto mop = take<mem_a_words>(header, size_of(header), words);
                 if (header.mask & 1) give(mop, mem_a0);
                 if (header.mask & 2) give(mop, mem_a1);
                 if (header.mask & 4) give(mop, mem_a2);
@@ -90,8 +43,7 @@ dispatch_packets:
             }
             case Opcode::MemB:
             case Opcode::MemBConfig: {
-                const unsigned size = header.opcode == MemB::opcode ? MemB::words : MemBConfig::words;
-                const auto mop = take<mem_b_words>(header, header.last ? 0 : size, words);
+                const auto mop = take<mem_b_words>(header, size_of(header), words);
                 if (header.mask & 1) give(mop, mem_b0);
                 if (header.mask & 2) give(mop, mem_b1);
                 if (header.mask & 4) give(mop, mem_b2);
@@ -102,7 +54,7 @@ dispatch_packets:
             case Opcode::MemCScores:
             case Opcode::MemCStore:
             case Opcode::MemCTable: {
-                const auto mop = take<mem_c_words>(header, header.last ? 0 : mem_c_size(header.opcode), words);
+                const auto mop = take<mem_c_words>(header, size_of(header), words);
                 if (header.mask & 1) give(mop, mem_c0);
                 if (header.mask & 2) give(mop, mem_c1);
                 if (header.mask & 4) give(mop, mem_c2);
@@ -112,10 +64,10 @@ dispatch_packets:
                 break;
             }
             case Opcode::MeshA:
-                mesh_a << take<MeshA::words>(header, header.last ? 0 : MeshA::words, words);
+                mesh_a << take<MeshA::words>(header, size_of(header), words);
                 break;
             case Opcode::MeshB:
-                mesh_b << take<MeshB::words>(header, header.last ? 0 : MeshB::words, words);
+                mesh_b << take<MeshB::words>(header, size_of(header), words);
                 break;
             case Opcode::Nop:
                 break;

@@ -11,6 +11,7 @@
 #define RSN_PL_NORM_H
 
 #include "mem_c.h"
+#include "units.h"
 
 namespace rsn::xnn {
 

@@ -12,18 +12,22 @@ namespace rsn::xnn {
 // requests, which the top function sets.
 constexpr unsigned bursts_ahead = 4;
 
-inline std::size_t first_line(const Transfer &uop, unsigned burst) {
+// A Transfer has the address and the size of a chunk.
+template <typename Transfer>
+std::size_t first_line(const Transfer &uop, unsigned burst) {
 #pragma HLS INLINE
     return static_cast<std::size_t>(uop.addr) + std::size_t{burst} * 2 * port_lines;
 }
 
-inline void request(const Transfer &uop, unsigned burst, Port &port0, Port &port1) {
+template <typename Transfer>
+void request(const Transfer &uop, unsigned burst, Port &port0, Port &port1) {
 #pragma HLS INLINE
     port0.read_request(first_line(uop, burst), port_lines);
     port1.read_request(first_line(uop, burst) + port_lines, port_lines);
 }
 
-inline void request_first(const Transfer &uop, Port &port0, Port &port1) {
+template <typename Transfer>
+void request_first(const Transfer &uop, Port &port0, Port &port1) {
 #pragma HLS INLINE
 request_bursts:
     for (unsigned i = 0; i < bursts_ahead && i < uop.size / smallest_load; ++i) request(uop, i, port0, port1);

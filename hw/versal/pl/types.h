@@ -10,7 +10,7 @@
 #include <hls_stream.h>
 #include <hls_vector.h>
 
-#include "../isa.h"
+#include "machine_isa.h"
 
 namespace rsn::xnn {
 
@@ -48,13 +48,6 @@ struct Uop {
     Word words[Words];
 };
 
-// Words of a unit's longest format.
-constexpr unsigned longer(unsigned a, unsigned b) { return a > b ? a : b; }
-constexpr unsigned mem_a_words = longer(MemA::words, MemANorm::words);
-constexpr unsigned mem_b_words = longer(MemB::words, MemBConfig::words);
-constexpr unsigned mem_c_words = longer(longer(MemC::words, MemCConfig::words),
-                                        longer(MemCScores::words, longer(MemCStore::words, MemCTable::words)));
-
 // What these words say. The processes of a dataflow region take the words of their uOP and decode them each for itself:
 // scalars travel into a region as they are, for structs HLS would have to copy them by a constructor.
 template <typename Op, typename... Words>
@@ -64,23 +57,6 @@ Op decoded(Words... words) {
     const Word all[] = {words...};
     return Op::decode(all);
 }
-
-// A uOP of DDR or LPDDR: one chunk, from or to one peer.
-struct Transfer {
-    bool last;
-    bool load;
-    bool store;
-    bool bias;
-    std::uint8_t peer;  // its number among those that can be loaded, or stored from
-    std::uint32_t addr;
-    std::uint32_t size;
-};
-
-// Partial sum of a row, and the number of columns in it.
-struct Partial {
-    float sum;
-    float count;
-};
 
 }  // namespace rsn::xnn
 

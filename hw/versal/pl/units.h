@@ -4,14 +4,38 @@
 #ifndef RSN_PL_UNITS_H
 #define RSN_PL_UNITS_H
 
+#include "fetch.h"
 #include "types.h"
 
 namespace rsn::xnn {
 
+// Words of a unit's longest format.
+constexpr unsigned longer(unsigned a, unsigned b) { return a > b ? a : b; }
+constexpr unsigned mem_a_words = longer(MemA::words, MemANorm::words);
+constexpr unsigned mem_b_words = longer(MemB::words, MemBConfig::words);
+constexpr unsigned mem_c_words = longer(longer(MemC::words, MemCConfig::words),
+                                        longer(MemCScores::words, longer(MemCStore::words, MemCTable::words)));
+
+// A uOP of DDR or LPDDR: one chunk, from or to one peer.
+struct Transfer {
+    bool last;
+    bool load;
+    bool store;
+    bool bias;
+    std::uint8_t peer;  // its number among those that can be loaded, or stored from
+    std::uint32_t addr;
+    std::uint32_t size;
+};
+
+// Partial sum of a row, and the number of columns in it.
+struct Partial {
+    float sum;
+    float count;
+};
+
 void announce(std::uint64_t *fingerprint);
 
 // dispatch.cpp
-void fetch(const Word *instructions, hls::stream<Word> &words);
 void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
               hls::stream<Mop<mem_a_words>> &mem_a0, hls::stream<Mop<mem_a_words>> &mem_a1,
               hls::stream<Mop<mem_a_words>> &mem_a2, hls::stream<Mop<mem_b_words>> &mem_b0,
@@ -22,6 +46,8 @@ void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::
               hls::stream<Mop<MeshA::words>> &mesh_a, hls::stream<Mop<MeshB::words>> &mesh_b);
 
 // decode.cpp
+void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops);
+void expand(const Lpddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops);
 void decode_ddr(hls::stream<Mop<Ddr::words>> &mops, hls::stream<Transfer> &uops);
 void decode_lpddr(hls::stream<Mop<Lpddr::words>> &mops, hls::stream<Transfer> &uops);
 void decode_mesh(hls::stream<Mop<MeshA::words>> &mops, hls::stream<Uop<MeshA::words>> &uops);

@@ -34,12 +34,13 @@ from .ports import FILLED, FREE, TOKENS
 from .resources import needs
 from .results import ACTIVATIONS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
 from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
-from .scratch import TIn, TInUnit, TOut, TOutUnit
+from .scratch import ENDS, TIn, TInUnit, TOut, TOutUnit
 
 PAIRS = LANES // 2
 TOKEN_TYPE = TokenType("token", 1, 1, 1, "a word says that a tile was written, or an operation has ended")
 VECTOR_TOKEN = TokenType("vector", 1, TILE, VECTOR_WORDS, f"{VECTOR_WORDS} words of 1024 bit make 128 elements")
 ROWS_TOKEN = TokenType("statistics", TILE, 3, 1, "a word is the statistics of 128 rows")
+ENDS_TOKEN = TokenType("ends", TILE, 2, 1, "a word is the last maxima and the sums of 128 rows")
 TABLE_TOKEN = TokenType("table", TILE, TILE, BEATS, f"{BEATS} words of 1024 bit make a tile of numbers, row by row")
 VECTORS = 64
 """Vectors that C of a lane holds."""
@@ -178,6 +179,7 @@ def _streams() -> tuple[Stream, ...]:
             tiles(f"Post{i}", f"KvIn{k}")
     for i in range(PAIRS):
         tiles(f"Soft{i}", f"TIn{2 * i + 1}")
+        out.append(Stream(f"Soft{i}", f"TIn{2 * i + 1}", 1, ENDS, ENDS_TOKEN))
     return tuple(out)
 
 

@@ -41,47 +41,6 @@ def repeat(op: Mme) -> tuple[int, int] | None:
     return (op.length, op.times) if op.length else None
 
 
-class MmeUnit(Unit):
-    """Matrix multiplication engine."""
-
-    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
-        super().__init__(spec, net)
-        self.a, self.b = self.source(f"MeshA{spec.index}"), self.source(f"MeshB{spec.index}")
-        self.c = self.sink(f"C{spec.index}")
-        self.mode: tuple[int, int] | None = None
-
-    def product(self, a: Array, b: Array, op: Mme) -> Array:
-        """Multiply two tiles. In N = 64 mode the other columns of the result are NaN."""
-        if op.k64:
-            a, b = a[:, :HALF], b[:HALF]
-        if not op.n64:
-            return np.asarray(a @ b)
-        out = np.full((TILE, TILE), np.nan, np.float32)
-        np.matmul(a, b[:, :HALF], out=out[:, :HALF])
-        return out
-
-    def kernel(self, op: Mme) -> Steps:
-        mode = op.k64, op.n64
-        if mode != self.mode:
-            yield Step("mme_setup_us")
-            self.mode = mode
-        rate = "mme_k64_us" if op.k64 else "mme_n64_us" if op.n64 else "mme_tile_us"
-        for _ in range(op.times):
-            for results, depth in ((op.first, op.first_depth), (op.second, op.second_depth)):
-                if depth == 1:
-                    yield Burst(
-                        results, rate, gets=(self.a, self.b), puts=(self.c,), do=Each(self, op), needs_whole_token=True
-                    )
-                    continue
-                for _ in range(results if depth else 0):
-                    total = Sum(self, op)
-                    yield Burst(depth - 1, rate, gets=(self.a, self.b), do=total.add, needs_whole_token=True)
-                    yield Step(rate, gets=(self.a, self.b), puts=(self.c,), do=total.emit, needs_whole_token=True)
-
-    def effect_key(self, op: Mme) -> Hashable:
-        return None if (op.k64, op.n64) != self.mode else op
-
-
 class Each:
     """Multiplies pairs of tiles."""
 
@@ -108,6 +67,49 @@ class Sum:
         self.add(1, [a], [b])
         assert self.total is not None
         return (self.total,)
+
+
+class MmeUnit(Unit):
+    """Matrix multiplication engine."""
+
+    sums: type[Sum] = Sum
+    each: type[Each] = Each
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.a, self.b = self.source(f"MeshA{spec.index}"), self.source(f"MeshB{spec.index}")
+        self.c = self.sink(f"C{spec.index}")
+        self.mode: tuple[int, int] | None = None
+
+    def product(self, a: Array, b: Array, op: Mme) -> Array:
+        """Multiply two tiles. In N = 64 mode the other columns of the result are NaN."""
+        if op.k64:
+            a, b = a[:, :HALF], b[:HALF]
+        if not op.n64:
+            return np.asarray(a @ b)
+        out = np.full((TILE, TILE), np.nan, np.float32)
+        np.matmul(a, b[:, :HALF], out=out[:, :HALF])
+        return out
+
+    def kernel(self, op: Mme) -> Steps:
+        mode = op.k64, op.n64
+        if mode != self.mode:
+            yield Step("mme_setup_us")
+            self.mode = mode
+        rate = "mme_k64_us" if op.k64 else "mme_n64_us" if op.n64 else "mme_tile_us"
+        for _ in range(op.times):
+            for results, depth in ((op.first, op.first_depth), (op.second, op.second_depth)):
+                if depth == 1:
+                    do = self.each(self, op)
+                    yield Burst(results, rate, gets=(self.a, self.b), puts=(self.c,), do=do, needs_whole_token=True)
+                    continue
+                for _ in range(results if depth else 0):
+                    total = self.sums(self, op)
+                    yield Burst(depth - 1, rate, gets=(self.a, self.b), do=total.add, needs_whole_token=True)
+                    yield Step(rate, gets=(self.a, self.b), puts=(self.c,), do=total.emit, needs_whole_token=True)
+
+    def effect_key(self, op: Mme) -> Hashable:
+        return None if (op.k64, op.n64) != self.mode else op
 
 
 def flops(op: Mme) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....machine.description import UnitSpec
-from ....machine.steps import Step, Steps
+from ....machine.steps import Par, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
@@ -53,7 +53,8 @@ class KvOut(Record, words=1):
 
 
 class WUnit(Unit):
-    """Makes tiles of blocks, and sends each to all lanes that the operation selects."""
+    """Makes tiles of blocks, and sends each to all lanes that the operation selects. It fills one buffer while it sends
+    the other."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -63,16 +64,25 @@ class WUnit(Unit):
     def kernel(self, uop: W) -> Steps:
         source = self.sources[uop.ddr]
         sinks = tuple(sink for i, sink in enumerate(self.sinks) if uop.lanes >> i & 1)
-        for _ in range(uop.tiles):
-            taken: list[Any] = []
-            yield Step(gets=(source,), words=TILE_BLOCKS * BLOCK_WORDS, do=taken.append)
+        buffers: list[Any] = [None, None]
 
-            def tile(taken: list[Any] = taken) -> tuple[Array, ...]:
-                halves = np.asarray(taken[0]).reshape(TILE_BLOCKS, -1)
-                made = np.concatenate([unblock(x, TILE, HALF) for x in halves], axis=1)
-                return (made,) * len(sinks)
+        def fill(i: int) -> Steps:
+            def keep(words: Any) -> None:
+                halves = np.asarray(words).reshape(TILE_BLOCKS, -1)
+                buffers[i % 2] = np.concatenate([unblock(x, TILE, HALF) for x in halves], axis=1)
 
-            yield Step("mesh_beat", BEATS, puts=sinks, do=tile)
+            words = TILE_BLOCKS * BLOCK_WORDS
+            yield Step("mem_word", words, gets=(source,), words=words, do=keep)
+
+        def send(i: int) -> Steps:
+            yield Step("mesh_beat", BEATS, puts=sinks, do=lambda: (buffers[i % 2],) * len(sinks))
+
+        if uop.tiles:
+            yield from fill(0)
+        for i in range(1, uop.tiles):
+            yield Par(fill(i), send(i - 1))
+        if uop.tiles:
+            yield from send(uop.tiles - 1)
 
     def effect_key(self, uop: W) -> Hashable:
         return uop

@@ -18,7 +18,7 @@ from ..xnn.post_ops import HeadNorm, activation
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
 from .operands import KV
 from .ports import blocks_out
-from .scratch import GROUPS, Ended, Weighted
+from .scratch import ENDS, GROUPS, Ended, Weighted
 
 VECTOR_WORDS = TILE // BEAT
 """Words of the vector of a column tile."""
@@ -110,7 +110,8 @@ class CUnit(Unit):
 
 
 class PostUnit(Unit):
-    """Applies functions to the results of a lane."""
+    """Applies functions to the results of a lane. A tile is taken into a buffer, where the norm of heads makes its
+    statistics. Then it leaves through the functions; to DDR by way of the buffer, because blocks have another order."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -127,21 +128,28 @@ class PostUnit(Unit):
             yield Step("mem_word", BEATS, gets=(self.tables,), words=BEATS, do=self._keep_table)
         if uop.gains:
             yield Step("mem_word", VECTOR_WORDS, gets=(self.tables,), words=VECTOR_WORDS, do=self._keep_gains)
-        rate = "rotate_beat" if uop.rotate or uop.norm else "activation_beat" if uop.activation != IDENTITY else ""
+        heads = bool(uop.norm or uop.gains or uop.rotate)
+        active = bool(uop.gate or uop.activation != IDENTITY)
+        rate = "activation_beat" if active else "rotate_beat" if heads else ""
+        second = (self.results,) if uop.gate else ()
         for _ in range(uop.tiles):
             taken: list[Any] = []
-            for _ in range(1 + uop.gate):
-                yield Step(gets=(self.results,), do=taken.append)
 
-            def made(taken: list[Any] = taken) -> Array:
-                return self._made(uop, taken)
+            def made(*gate: Any, taken: list[Any] = taken) -> tuple[Array]:
+                taken.append(self._made(uop, taken[0], *gate))
+                return (taken[-1],)
 
-            if uop.to == PostTarget.DDR:
-                if rate:
-                    yield Step(rate, BEATS)
-                yield from blocks_out(sink, made)
-            else:
-                yield Step(rate or "mesh_beat", BEATS, puts=(sink,), do=lambda made=made: (made(),))
+            yield Step("mesh_beat", BEATS, gets=(self.results,), do=taken.append)
+            if uop.norm:
+                yield Step("mesh_beat", (1 if uop.rms else 2) * BEATS)
+            if heads and active:
+                yield Step("rotate_beat", BEATS)
+            if uop.to != PostTarget.DDR:
+                yield Step(rate or "mesh_beat", BEATS, gets=second, puts=(sink,), do=made)
+                continue
+            if rate:
+                yield Step(rate, BEATS, gets=second, do=lambda *gate, made=made: made(*gate) and None)
+            yield from blocks_out(sink, lambda taken=taken: taken[-1])
 
     def _keep_table(self, table: Any) -> None:
         self.table = np.asarray(table).reshape(TILE, TILE)
@@ -149,8 +157,7 @@ class PostUnit(Unit):
     def _keep_gains(self, gains: Any) -> None:
         self.gains = np.asarray(gains).reshape(TILE)
 
-    def _made(self, uop: Post, taken: list[Any]) -> Array:
-        tile = taken[0]
+    def _made(self, uop: Post, tile: Array, gate: Array | None = None) -> Array:
         width = TILE // 2 if uop.heads else TILE
         if uop.norm:
             heads = tile.reshape(TILE, TILE // width, width)
@@ -165,7 +172,7 @@ class PostUnit(Unit):
             a, b = pairs[..., 0], pairs[..., 1]
             tile = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(TILE, TILE)
         tile = activation(tile, uop.activation)
-        return tile * taken[1] if uop.gate else np.asarray(tile)
+        return np.asarray(tile if gate is None else tile * gate)
 
     def effect_key(self, uop: Post) -> Hashable:
         return uop
@@ -178,7 +185,7 @@ class SoftUnit(Unit):
         super().__init__(spec, net)
         even = 2 * spec.index
         self.scores = [self.source(f"C{even}"), self.source(f"C{even + 1}")]
-        self.probabilities = self.sink(f"TIn{even + 1}")
+        self.probabilities, self.ends = self.sink(f"TIn{even + 1}"), self.sink(f"TIn{even + 1}", ENDS)
 
     def kernel(self, uop: Soft) -> Steps:
         for _ in range(uop.heads):
@@ -186,7 +193,7 @@ class SoftUnit(Unit):
             yield Burst(
                 uop.tiles, "softmax_beat", BEATS, gets=(self.scores[uop.odd],), puts=(self.probabilities,), do=head.add
             )
-            yield Step(puts=(self.probabilities,), do=head.end)
+            yield Step(puts=(self.ends,), do=head.end)
 
     def effect_key(self, uop: Soft) -> Hashable:
         return uop.heads, uop.tiles, uop.odd

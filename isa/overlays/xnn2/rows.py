@@ -24,6 +24,9 @@ from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, send
 COLUMNS = 8
 """Column tiles of a bank."""
 BANKS = 2
+PASSES = 1
+"""Walks over a tile that it has taken, for the squares of what is apart from the means of rows. Sums are made before,
+while it takes the tile."""
 
 
 class XIn(Record, words=2):
@@ -124,6 +127,8 @@ class XInUnit(WritePort):
         source = self.sources[RowSource(uop.source)]
         for i in range(uop.tiles):
             yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
+            if uop.statistics:
+                yield Step("mesh_beat", PASSES * BEATS)
             yield self.done()
         if uop.store:
             yield Step(puts=(self.store,), do=lambda: (TOKEN,))
@@ -150,7 +155,7 @@ class XInUnit(WritePort):
         return tile
 
     def effect_key(self, uop: XIn) -> Hashable:
-        return uop.tiles, uop.source, uop.wait, uop.stored, uop.store
+        return uop.tiles, uop.source, uop.statistics > 0, uop.wait, uop.stored, uop.store
 
 
 class XOutUnit(ReadPort):
@@ -174,6 +179,8 @@ class XOutUnit(ReadPort):
         yield from self.wait(uop.wait)
         if uop.share:
             yield from self._share(uop)
+        if uop.normalise:
+            yield Step("mem_word", TILE)
         sinks = self.targets[RowTarget(uop.to)]
         slots = [uop.slot + i for i in range(uop.tiles)] * uop.times
         if slots:
@@ -203,7 +210,7 @@ class XOutUnit(ReadPort):
         yield Step("mem_word", TILE, gets=(self.from_other,), do=join)
 
     def effect_key(self, uop: XOut) -> Hashable:
-        return uop.tiles, uop.times, uop.to, uop.share, uop.wait
+        return uop.tiles, uop.times, uop.to, uop.normalise, uop.share, uop.wait
 
 
 class XStoreUnit(Unit):
@@ -217,6 +224,8 @@ class XStoreUnit(Unit):
     def kernel(self, uop: XStore) -> Steps:
         if uop.wait:
             yield Burst(uop.wait, gets=(self.filled,))
+        if uop.normalise:
+            yield Step("mem_word", TILE)
         for slot in range(uop.slot, uop.slot + uop.tiles):
             yield from blocks_out(self.ddr, partial(self._tile, uop, slot))
         yield Step(puts=(self.free,), do=lambda: (TOKEN,))
@@ -226,4 +235,4 @@ class XStoreUnit(Unit):
         return np.asarray(writer.tile(uop, slot))
 
     def effect_key(self, uop: XStore) -> Hashable:
-        return uop.tiles, uop.wait
+        return uop.tiles, uop.normalise, uop.wait

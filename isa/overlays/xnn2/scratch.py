@@ -22,6 +22,8 @@ from ...lanes import Part, TileSource, TileTarget
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
 from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, send
 
+ENDS = "ends"
+"""Label of the streams of `Ended` from Softmax."""
 GROUPS = TILE // BEAT
 """Groups of columns of a tile that share a maximum of each row."""
 
@@ -77,6 +79,7 @@ class TInUnit(WritePort):
         }
         if spec.index & 1:
             self.sources[TileSource.SOFTMAX] = self.source(f"Soft{spec.index // 2}")
+            self.ends = self.source(f"Soft{spec.index // 2}", ENDS)
             self.sources[TileSource.DDR] = self.source("DDR")
         self.ended: dict[int, Ended] = {}
         """The ends of heads, by the slot of their first tile."""
@@ -90,7 +93,7 @@ class TInUnit(WritePort):
             else:
                 yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
             if uop.source == TileSource.SOFTMAX and i == uop.tiles - 1:
-                yield Step(gets=(source,), do=partial(self._end, uop.slot))
+                yield Step(gets=(self.ends,), do=partial(self._end, uop.slot))
             yield self.done()
 
     def _join(self, uop: TIn, i: int, number: int, piece: Array) -> None:

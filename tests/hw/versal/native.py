@@ -12,8 +12,9 @@ import numpy as np
 
 from rsn.base.errors import ProgramError
 from rsn.hw.sim.machine import Machine
-from rsn.hw.versal.csim.machine import Native, op_words
-from rsn.isa.overlays.xnn.cascade import in_cascade_order
+from rsn.hw.versal.csim.machine import Native, machine_of, op_words
+from rsn.isa.overlays.xnn import cascade as xnn
+from rsn.isa.overlays.xnn2 import cascade as xnn2
 from rsn.isa.packet import Words
 from rsn.isa.program import Program
 
@@ -22,15 +23,16 @@ Banks = Mapping[str, Array]
 
 
 @cache
-def native() -> Native:
-    return Native()
+def native(machine: str = "xnn") -> Native:
+    return Native(machine=machine)
 
 
 def on_both(program: Program, banks: Banks, words: Words | None = None) -> tuple[Banks, Banks]:
     """The memories after a run on each; the model sums as the AIE cascades do."""
     model, machine = ({name: bank.copy() for name, bank in banks.items()} for _ in range(2))
-    Machine(dataclasses.replace(program, overlay=in_cascade_order(program.overlay)), words).run(model)
-    native().run(program, machine, words)
+    in_order = xnn2.in_cascade_order if program.overlay.name == "xnn2" else xnn.in_cascade_order
+    Machine(dataclasses.replace(program, overlay=in_order(program.overlay)), words).run(model)
+    native(machine_of(program)).run(program, machine, words)
     return model, machine
 
 

@@ -102,7 +102,7 @@ def test_a_field_moved_on_one_side_alone_shows() -> None:
 def test_a_machine_of_another_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     native()
     changed = dataclasses.replace(XNN, streams=(*XNN.streams, Stream("MemA0", "MemA1", 1)))
-    monkeypatch.setattr(machine, "XNN", changed)
+    monkeypatch.setitem(machine.MADE_FOR, "xnn", changed)
     with pytest.raises(BoardError, match=f"fingerprint {XNN.fingerprint}, overlay xnn {changed.fingerprint}: .*isa.h"):
         Native()
 

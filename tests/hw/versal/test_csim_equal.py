@@ -12,13 +12,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rsn.host import tensors
+from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Role, UnpackedProgram
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, LayerGraph
 from rsn.scheduler.pack import pack
-from rsn.scheduler.schedule import Schedule
+from rsn.scheduler.schedule import PAPER, Schedule
 from rsn.tests.effort import examples
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.scheduler.test_any_shape import schedules
@@ -60,8 +61,8 @@ def test_any_registers_and_post_ops(case: Case) -> None:
     check_same(*on_both(case.program, case.banks()), within=1e-5)
 
 
-def made(network: LayerGraph, schedule: Schedule) -> Example:
-    done = build(network, XNN, schedule)
+def made(network: LayerGraph, schedule: Schedule = PAPER, overlay: Overlay = XNN) -> Example:
+    done = build(network, overlay, schedule)
     rng = np.random.default_rng(0)
     sources = done.program.with_role(Role.INPUT)
     inputs = {b.name: tensors.pack(b, rng.standard_normal(b.view or b.shape).astype(np.float32)) for b in sources}

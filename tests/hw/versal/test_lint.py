@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rsn.hw.versal.csim import lint as linter
-from rsn.hw.versal.csim.build import VERSAL
+from rsn.hw.versal.csim.build import MACHINES, VERSAL
 
 MISTAKES = ["unsigned char f(unsigned x) { return x; }", "int f(int x) { { int x = 2; } return x; }"]
 
@@ -26,8 +26,10 @@ def test_the_sources() -> None:
 
 
 def test_all_sources_are_there() -> None:
-    folders = ("pl", "aie", "csim")
-    assert set(linter.sources()) == {p for f in folders for s in ("cpp", "cc") for p in (VERSAL / f).rglob(f"*.{s}")}
+    folders = ("pl", "aie", "csim", "xnn2")
+    assert {p for m in MACHINES for p in linter.sources(m)} == {
+        p for f in folders for s in ("cpp", "cc") for p in (VERSAL / f).rglob(f"*.{s}")
+    }
 
 
 @pytest.mark.parametrize("code", MISTAKES)

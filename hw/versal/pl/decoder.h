@@ -1,0 +1,82 @@
+// Decoders that keep a window of mOPs and loop over it (contract 1.3).
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RSN_PL_DECODER_H
+#define RSN_PL_DECODER_H
+
+#include "counter.h"
+#include "dataflow.h"
+#include "types.h"
+
+namespace rsn::xnn {
+
+template <unsigned Words>
+Uop<Words> uop_of(const Mop<Words> &mop) {
+#pragma HLS INLINE
+    Uop<Words> uop = {mop.last, mop.format, {}};
+uop_words:
+    for (unsigned i = 0; i < Words; ++i) {
+#pragma HLS UNROLL
+        uop.words[i] = mop.words[i];
+    }
+    return uop;
+}
+
+// Reads the mOPs of the packet that begins with `first`. The next packet stays unread until this one is issued.
+template <unsigned Words>
+void collect(const Mop<Words> &first, hls::stream<Mop<Words>> &mops, Mop<Words> window[max_window]) {
+    window[0] = first;
+collect_mops:
+    for (Counter i = 1; i < first.window; ++i) {
+#pragma HLS PIPELINE II=1 style=flp
+        window[i] = mops.read();
+    }
+}
+
+// Of DDR and LPDDR, whose mOPs are several uOPs each: `expand(mop, iteration, uops)` writes them.
+template <typename Op, typename Transfer>
+void decode_chunks(hls::stream<Mop<Op::words>> &mops, hls::stream<Transfer> &uops) {
+    Mop<Op::words> window[max_window];
+    unsigned number = 0;
+chunk_windows:
+    for (;;) {
+        const Mop<Op::words> first = mops.read();
+        RSN_UOP(number++);
+        if (first.last) break;
+        collect(first, mops, window);
+    chunk_repeat:
+        for (std::uint16_t iteration = 0; iteration < first.reuse; ++iteration) {
+        chunk_mops:
+            for (unsigned i = 0; i < first.window; ++i) expand(Op::decode(window[i].words), iteration, uops);
+        }
+    }
+    Transfer end = {};
+    end.last = true;
+    uops << end;
+}
+
+// One uOP of each mOP, window after window.
+template <unsigned Words>
+void decode_windows(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> &uops) {
+    Mop<Words> window[max_window];
+    unsigned number = 0;
+windows:
+    for (;;) {
+        const Mop<Words> first = mops.read();
+        RSN_UOP(number++);
+        if (first.last) break;
+        collect(first, mops, window);
+    window_repeat:
+        for (unsigned iteration = 0; iteration < first.reuse; ++iteration) {
+        window_mops:
+            for (Counter i = 0; i < first.window; ++i) {
+#pragma HLS PIPELINE II=ii::decode style=flp
+                uops << uop_of(window[i]);
+            }
+        }
+    }
+    uops << Uop<Words>{true, 0, {}};
+}
+
+}  // namespace rsn::xnn
+
+#endif  // RSN_PL_DECODER_H

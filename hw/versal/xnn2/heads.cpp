@@ -1,0 +1,146 @@
+// K and V: heads of keys and of values, in slots of 128x64 blocks. Blocks come from DDR, tiles of two blocks from the Post
+// of a lane; the read port of K transposes as it sends.
+//
+// 256 words to a block in, 512 beats to a tile in or out, one a cycle each.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pl/dataflow.h"
+#include "units.h"
+
+namespace rsn::xnn {
+
+namespace {
+
+constexpr unsigned slots = buffers::KvIn_slots;
+constexpr unsigned from_ddr = 6;  // of the field `source`
+
+template <typename Memory>
+void take_block(Memory &memory, unsigned slot, hls::stream<Beat> &ddr) {
+#pragma HLS INLINE
+take_block_words:
+    for (unsigned w = 0; w < words_per_block; ++w) {
+#pragma HLS PIPELINE II=ii::take style=flp
+        put_word<half_tile>(memory, slot % slots * tile + word_row(w), word_col(w), ddr.read());
+    }
+}
+
+// The left half of a tile into one slot, the right one into another.
+template <typename Memory>
+void take_both(Memory &memory, unsigned left, unsigned right, unsigned lane, hls::stream<Beat> &post0,
+               hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4,
+               hls::stream<Beat> &post5) {
+#pragma HLS INLINE
+take_both_beats:
+    for (unsigned t = 0; t < beats_per_tile; ++t) {
+#pragma HLS PIPELINE II=ii::take style=flp
+        Beat beat;
+        switch (lane) {
+        case 0: beat = post0.read(); break;
+        case 1: beat = post1.read(); break;
+        case 2: beat = post2.read(); break;
+        case 3: beat = post3.read(); break;
+        case 4: beat = post4.read(); break;
+        default: beat = post5.read(); break;
+        }
+        const unsigned slot = right_col(t) < half_tile ? left : right;
+        put_beat<by_rows, half_tile>(memory, slot % slots * tile + right_row(t), right_col(t) % half_tile, beat);
+    }
+}
+
+template <typename Memory>
+void heads_in(hls::stream<Uop<KvIn::words>> &uops, Memory &memory, hls::stream<Beat> &ddr, hls::stream<Token> &free,
+              hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
+              hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled) {
+#pragma HLS INLINE
+    unsigned number = 0;
+heads_in_uops:
+    for (;;) {
+        const Uop<KvIn::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const KvIn op = KvIn::decode(uop.words);
+        wait_for(op.wait, free);
+    heads_in_tiles:
+        for (unsigned i = 0; i < op.tiles; ++i) {
+            if (op.source == from_ddr)
+                take_block(memory, op.slot + i, ddr);
+            else
+                take_both(memory, op.slot + i, op.second + i, op.source, post0, post1, post2, post3, post4, post5);
+            filled << Token(1);
+        }
+    }
+}
+
+// A beat of a right operand. block: whether it is in the second one, for a tile of one is half a tile.
+Beat right_beat(const Keys &keys, unsigned slot, unsigned t, bool &block) {
+#pragma HLS INLINE
+    const unsigned key = right_col(t), k = right_row(t);
+    block = k >= half_tile;
+    return get_beat_transposed<by_cols, half_tile>(keys, (slot + block) % slots * tile + key, k % half_tile);
+}
+Beat right_beat(const Values &values, unsigned slot, unsigned t, bool &block) {
+#pragma HLS INLINE
+    const unsigned col = right_col(t);
+    block = col >= half_tile;
+    return get_beat<by_cols, half_tile>(values, (slot + block) % slots * tile + right_row(t), col % half_tile);
+}
+
+template <typename Memory>
+void heads_out(hls::stream<Uop<KvOut::words>> &uops, const Memory &memory, hls::stream<Token> &filled,
+               hls::stream<Token> &free, hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2,
+               hls::stream<Beat> &lane3, hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
+#pragma HLS INLINE
+    unsigned number = 0;
+heads_out_uops:
+    for (;;) {
+        const Uop<KvOut::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const KvOut op = KvOut::decode(uop.words);
+        wait_for(op.wait, filled);
+    heads_out_tiles:
+        for (unsigned i = 0; op.lanes && i < op.tiles; ++i) {
+        heads_out_beats:
+            for (unsigned t = 0; t < beats_per_tile; ++t) {
+#pragma HLS PIPELINE II=ii::send style=flp
+                bool second = false;
+                Beat beat = right_beat(memory, op.slot + (op.wide ? 2 * i : i), t, second);
+                if (second && !op.wide) beat = undefined_beat();
+                if (op.lanes & 1) lane0 << beat;
+                if (op.lanes & 2) lane1 << beat;
+                if (op.lanes & 4) lane2 << beat;
+                if (op.lanes & 8) lane3 << beat;
+                if (op.lanes & 16) lane4 << beat;
+                if (op.lanes & 32) lane5 << beat;
+            }
+        }
+        free << Token(1);
+    }
+}
+
+}  // namespace
+
+void k_in(hls::stream<Uop<KvIn::words>> &uops, Keys &keys, hls::stream<Beat> &ddr, hls::stream<Token> &free,
+          hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
+          hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled) {
+    heads_in(uops, keys, ddr, free, post0, post1, post2, post3, post4, post5, filled);
+}
+
+void v_in(hls::stream<Uop<KvIn::words>> &uops, Values &values, hls::stream<Beat> &ddr, hls::stream<Token> &free,
+          hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
+          hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled) {
+    heads_in(uops, values, ddr, free, post0, post1, post2, post3, post4, post5, filled);
+}
+
+void k_out(hls::stream<Uop<KvOut::words>> &uops, Keys &keys, hls::stream<Token> &filled, hls::stream<Token> &free,
+           hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3,
+           hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
+    heads_out(uops, keys, filled, free, lane0, lane1, lane2, lane3, lane4, lane5);
+}
+
+void v_out(hls::stream<Uop<KvOut::words>> &uops, Values &values, hls::stream<Token> &filled, hls::stream<Token> &free,
+           hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3,
+           hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
+    heads_out(uops, values, filled, free, lane0, lane1, lane2, lane3, lane4, lane5);
+}
+
+}  // namespace rsn::xnn

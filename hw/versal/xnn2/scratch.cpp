@@ -1,0 +1,217 @@
+// T: tiles that live for a short time. One port takes them, from Post, of an odd lane also from Softmax and from DDR; the
+// other one sends them to MMEs of the pair or to X, probabilities with their last factor.
+//
+// A beat a cycle in and out, a word a cycle from DDR.
+// SPDX-License-Identifier: Apache-2.0
+#include "../pl/dataflow.h"
+#include "units.h"
+
+namespace rsn::xnn {
+
+namespace {
+
+// What the fields of TIn and TOut say.
+enum class From : std::uint8_t { even, odd, softmax, ddr };
+enum class To : std::uint8_t { even, odd, pair, rows_even, rows_odd };
+enum class Part : std::uint8_t { whole, left, right };
+
+// Where a beat goes in a tile of which a part is taken, or whether it goes nowhere. Of a part, 64 columns come first.
+inline bool placed(Part part, unsigned &col) {
+#pragma HLS INLINE
+    if (part == Part::right) {
+        if (col >= half_tile) return false;
+        col += half_tile;
+    }
+    return true;
+}
+
+template <unsigned Slots>
+void keep(Tiles<Slots> &t, unsigned slot, Part part, unsigned beat_number, Beat beat) {
+#pragma HLS INLINE
+    unsigned col = right_col(beat_number);
+    if (part == Part::left && col >= half_tile) beat = Beat(0.0f);
+    if (placed(part, col)) put_beat<by_rows, tile>(t, slot % Slots * tile + right_row(beat_number), col, beat);
+}
+
+// A beat of a tile as it leaves; undefined behind the 64 columns of a part.
+template <unsigned Slots>
+Beat sent_beat(const Tiles<Slots> &t, unsigned slot, Part part, unsigned row, unsigned col) {
+#pragma HLS INLINE
+    const unsigned from = part == Part::right ? (col + half_tile) % tile : col;
+    const Beat beat = get_beat<by_rows, tile>(t, slot % Slots * tile + row, from);
+    return part == Part::whole || col < half_tile ? beat : undefined_beat();
+}
+
+// Where to a beat goes, and in which order those of a tile do: as left operands to MMEs, as results to X.
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd,
+                    hls::stream<Beat> &even, hls::stream<Beat> &odd) {
+#pragma HLS INLINE
+    if (to == To::even || to == To::pair) even << beat;
+    if (to == To::odd || to == To::pair) odd << beat;
+    if (to == To::rows_even) x_even << beat;
+    if (to == To::rows_odd) x_odd << beat;
+}
+inline bool to_rows(To to) { return to == To::rows_even || to == To::rows_odd; }
+
+}  // namespace
+
+void t_in_even(hls::stream<Uop<TIn::words>> &uops, EvenScratch &t, hls::stream<Token> &free, hls::stream<Beat> &even,
+               hls::stream<Beat> &odd, hls::stream<Token> &filled) {
+    unsigned number = 0;
+t_in_even_uops:
+    for (;;) {
+        const Uop<TIn::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const TIn op = TIn::decode(uop.words);
+        wait_for(op.wait, free);
+    t_in_even_tiles:
+        for (unsigned i = 0; i < op.tiles; ++i) {
+        t_in_even_beats:
+            for (unsigned n = 0; n < beats_per_tile; ++n) {
+#pragma HLS PIPELINE II=ii::take style=flp
+                const Beat beat = static_cast<From>(op.source) == From::even ? even.read() : odd.read();
+                keep<buffers::TIn0_slots>(t, op.slot + i, static_cast<Part>(op.part), n, beat);
+            }
+            filled << Token(1);
+        }
+    }
+}
+
+void t_in_odd(hls::stream<Uop<TIn::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Beat> &ddr,
+              hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Weighted> &soft,
+              hls::stream<Beat> &ends, hls::stream<Token> &filled) {
+    constexpr unsigned slots = buffers::TIn1_slots;
+    unsigned number = 0;
+t_in_odd_uops:
+    for (;;) {
+        const Uop<TIn::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const TIn op = TIn::decode(uop.words);
+        const From source = static_cast<From>(op.source);
+        wait_for(op.wait, free);
+    t_in_odd_tiles:
+        for (unsigned i = 0; i < op.tiles; ++i) {
+            const unsigned slot = (op.slot + i) % slots;
+            if (source == From::ddr) {
+            t_in_halves:
+                for (unsigned h = 0; h < 2; ++h) {
+                t_in_words:
+                    for (unsigned w = 0; w < words_per_block; ++w) {
+#pragma HLS PIPELINE II=ii::load style=flp
+                        put_word<tile>(t, slot * tile + word_row(w), h * half_tile + word_col(w), ddr.read());
+                    }
+                }
+            } else {
+            t_in_odd_beats:
+                for (unsigned n = 0; n < beats_per_tile; ++n) {
+#pragma HLS PIPELINE II=ii::take style=flp
+                    Weighted in = {};
+                    if (source == From::softmax) in = soft.read();
+                    else in.beat = source == From::even ? even.read() : odd.read();
+                    keep<slots>(t, slot, static_cast<Part>(op.part), n, in.beat);
+                    for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+                        const unsigned group = right_col(n) / group_cols, at = right_row(n) / patch_rows;
+                        if (source == From::softmax) weights.tops[r][(slot * groups + group) * row_groups + at] = in.top[r];
+                    }
+                }
+            }
+            if (source == From::softmax && i + 1 == op.tiles) {
+            t_in_ends:
+                for (unsigned n = 0; n < 2 * end_beats; ++n) {
+#pragma HLS PIPELINE II=ii::take style=flp
+                    const Beat beat = ends.read();
+                t_in_end_rows:
+                    for (unsigned k = 0; k < beat_floats; ++k) {
+#pragma HLS UNROLL
+                        const unsigned row = n % end_beats * beat_floats + k;
+                        const unsigned at = op.slot % slots * row_groups + row / patch_rows;
+                        if (n < end_beats) weights.top[row % patch_rows][at] = beat[k];
+                        else weights.total[row % patch_rows][at] = beat[k];
+                    }
+                }
+            }
+            filled << Token(1);
+        }
+    }
+}
+
+void t_out_even(hls::stream<Uop<TOut::words>> &uops, EvenScratch &t, hls::stream<Token> &filled,
+                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
+                hls::stream<Beat> &odd) {
+    unsigned number = 0;
+t_out_even_uops:
+    for (;;) {
+        const Uop<TOut::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const TOut op = TOut::decode(uop.words);
+        const To to = static_cast<To>(op.to);
+        wait_for(op.wait, filled);
+    t_out_even_tiles:
+        for (unsigned i = 0; i < op.tiles; ++i) {
+        t_out_even_times:
+            for (unsigned k = 0; k < op.times; ++k) {
+            t_out_even_beats:
+                for (unsigned n = 0; n < beats_per_tile; ++n) {
+#pragma HLS PIPELINE II=ii::send style=flp
+                    const unsigned row = to_rows(to) ? right_row(n) : left_row(n);
+                    const unsigned col = to_rows(to) ? right_col(n) : left_col(n);
+                    const Part part = static_cast<Part>(op.part);
+                    deliver(to, sent_beat<buffers::TIn0_slots>(t, op.slot + i, part, row, col), x_even, x_odd, even, odd);
+                }
+            }
+        }
+        free << Token(1);
+    }
+}
+
+void t_out_odd(hls::stream<Uop<TOut::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Token> &filled,
+               hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
+               hls::stream<Beat> &odd) {
+    constexpr unsigned slots = buffers::TIn1_slots;
+    unsigned number = 0;
+t_out_odd_uops:
+    for (;;) {
+        const Uop<TOut::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const TOut op = TOut::decode(uop.words);
+        const To to = static_cast<To>(op.to);
+        wait_for(op.wait, filled);
+    t_out_odd_tiles:
+        for (unsigned i = 0; i < op.tiles; ++i) {
+        t_out_odd_times:
+            for (unsigned k = 0; k < op.times; ++k) {
+            t_out_odd_beats:
+                for (unsigned n = 0; n < beats_per_tile; ++n) {
+#pragma HLS PIPELINE II=ii::send style=flp
+                    const Part part = static_cast<Part>(op.part);
+                    const unsigned row = to_rows(to) ? right_row(n) : left_row(n);
+                    const unsigned col = to_rows(to) ? right_col(n) : left_col(n);
+                    const unsigned from = part == Part::right ? (col + half_tile) % tile : col;
+                    Beat beat = sent_beat<slots>(t, op.slot + i, part, row, col);
+                    for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+                        const unsigned g = row / patch_rows, end = op.slot % slots * row_groups + g;
+                        const unsigned slot = (op.slot + i) % slots;
+                        const float top = weights.tops[r][(slot * groups + from / group_cols) * row_groups + g];
+                        const float last = weights.top[r][end], total = weights.total[r][end];
+                        const float factor = total > 0.0f ? exp_of(top - last) / total : 0.0f;
+                        for (unsigned c = 0; c < patch_cols; ++c) {
+#pragma HLS UNROLL
+                            const float product = beat[by_rows(r, c)] * factor;
+                            if (op.weights) beat[by_rows(r, c)] = product;
+                        }
+                    }
+                    deliver(to, beat, x_even, x_odd, even, odd);
+                }
+            }
+        }
+        free << Token(1);
+    }
+}
+
+}  // namespace rsn::xnn

@@ -1,0 +1,286 @@
+"""Generates what connects the units in C++: the kernel's top function with all streams, and the dispatcher.
+
+A unit's function takes its uOPs, the memories that it shares, then the streams to it and those from it, each in the
+order of the units in the overlay; hw/versal/xnn2/units.h declares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from ....machine.description import Stream, UnitSpec
+from ...overlay import Overlay
+from ...reference import MADE_BY, WIDTH
+from ..xnn.tiles import BEAT
+from .operands import KV, LANES
+from .scratch import ENDS
+
+INDENT = " " * 4
+MME = "MME"
+PARITY = ("even", "odd")
+PORTS = {"DDR": "ddr0, ddr1", "LPDDR": "lpddr0, lpddr1"}
+"""Memory ports of units, as arguments."""
+
+
+def top(overlay: Overlay) -> str:
+    """Return hw/versal/xnn2/dma_hls.cpp."""
+    streams = [s for s in overlay.streams if MME not in (s.src.rstrip("0123456789"), s.dst.rstrip("0123456789"))]
+    units = [u for u in overlay.units if u.kind != MME]
+    memories = list(_memories())
+    lines = [
+        "// The block diagram: fetch and dispatcher, a decoder per unit, the units, memories and streams between them.",
+        "// Depths are the contract's, in beats where it counts tiles (why that changes no verdict: pl/dma_hls.cpp).",
+        f"// {MADE_BY}",
+        "// SPDX-License-Identifier: Apache-2.0",
+        '#include "../pl/dma_hls.h"',
+        "",
+        '#include "../pl/dataflow.h"',
+        '#include "dispatch.h"',
+        '#include "units.h"',
+        "",
+        "namespace rsn::xnn {",
+        "",
+        "// Which datapath and formats this machine was built for.",
+        "void announce(std::uint64_t *fingerprint) { *fingerprint = fingerprint_bits; }",
+        "",
+        "}  // namespace rsn::xnn",
+        "",
+        "using namespace rsn::xnn;",
+        "",
+        *_signature(),
+        *_interfaces(),
+        "#pragma HLS DATAFLOW",
+        "",
+        f"{INDENT}// What the ports of a memory share. Streams of tokens keep them in order, so HLS must not.",
+    ]
+    for kind, name, pragmas in memories:
+        lines.append(f"{INDENT}RSN_MEMORY({kind}, {name});")
+        lines += pragmas
+    lines += ["", f"{INDENT}// Streams between units, in beats, words, or tokens."]
+    lines += [f'{INDENT}hls::stream<{_element(s)}, {_depth(s)}> {_variable(s)}("{s.name}");' for s in streams]
+    lines += ["", f"{INDENT}// Instructions.", f'{INDENT}hls::stream<Word, fetch_depth> words("fetched words");']
+    for u in units:
+        n = _snake(u.name)
+        lines.append(
+            f'{INDENT}hls::stream<Mop<{_words(overlay, u)}>, mop_fifo_depth> {n}_mops("mOP FIFO of {u.name}");'
+        )
+        lines.append(f'{INDENT}hls::stream<{_uop(overlay, u)}, uop_fifo_depth> {n}_uops("uOP FIFO of {u.name}");')
+    lines += ["", f"{INDENT}RSN_DATAFLOW();", f"{INDENT}announce(fingerprint);"]
+    lines += _process("fetch", "fetch", ["instructions", "words"])
+    lines += _process("dispatcher", "dispatch", ["words", *(f"{_snake(u.name)}_mops" for u in units)])
+    for u in units:
+        n = _snake(u.name)
+        decoder = f"decode_{n}" if u.name in PORTS else f"decode<{_words(overlay, u)}>"
+        lines += _process(f"decoder {u.name}", decoder, [f"{n}_mops", f"{n}_uops"])
+    for u in units:
+        lines += _process(u.name, _function(u), [f"{_snake(u.name)}_uops", *_arguments(overlay, u)])
+    lines += ["}", ""]
+    return "\n".join(lines)
+
+
+def dispatcher(overlay: Overlay) -> str:
+    """Return hw/versal/xnn2/dispatch.cpp."""
+    units = [u for u in overlay.units if u.kind != MME]
+    lines = [
+        "// Dispatcher: the image to the mOP FIFOs of the decoders (contract 1).",
+        "//",
+        "// One packet after the other, in image order; a mOP for several units goes to them in ascending index, and",
+        "// each write waits for room. A mOP of n words takes n cycles, and a few to be handed on.",
+        f"// {MADE_BY}",
+        "// SPDX-License-Identifier: Apache-2.0",
+        '#include "dispatch.h"',
+        "",
+        '#include "../pl/dispatcher.h"',
+        "",
+        "namespace rsn::xnn {",
+        "",
+        *_dispatch_head(overlay, units, " {"),
+        "    words.read();  // their number, which the fetch needs",
+        "    const Word packets = words.read();",
+        "dispatch_packets:",
+        "    for (Word packet = 0; packet < packets; ++packet) {",
+        "        const Word raw = words.read();",
+        "        RSN_UOP(packet);",
+        "        const Header header = Header::decode(&raw);",
+        "        const unsigned slots = header.last ? 1 : header.window;",
+        "    dispatch_mops:",
+        "        for (unsigned m = 0; m < slots; ++m) {",
+        "            switch (static_cast<Opcode>(header.opcode)) {",
+    ]
+    for form in overlay.formats:
+        of_kind = [u for u in units if u.kind == form.kind]
+        lines += [
+            f"            case Opcode::{form.name}: {{",
+            f"                const auto mop = take<{form.mop.__name__}::words>(header, size_of(header), words);",
+        ]
+        for u in of_kind:
+            alone = "" if len(of_kind) == 1 else f"if (header.mask & {1 << u.index}) "
+            lines.append(f"                {alone}give(mop, {_snake(u.name)});")
+        lines += ["                break;", "            }"]
+    lines += [
+        "            case Opcode::Nop:",
+        "                break;",
+        "            }",
+        "        }",
+        "    }",
+        "}",
+        "",
+        "}  // namespace rsn::xnn",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def dispatcher_header(overlay: Overlay) -> str:
+    """Return hw/versal/xnn2/dispatch.h."""
+    units = [u for u in overlay.units if u.kind != MME]
+    lines = [
+        f"// {MADE_BY}",
+        "// SPDX-License-Identifier: Apache-2.0",
+        "#ifndef RSN_XNN2_DISPATCH_H",
+        "#define RSN_XNN2_DISPATCH_H",
+        "",
+        '#include "../pl/types.h"',
+        "",
+        "namespace rsn::xnn {",
+        "",
+        *_dispatch_head(overlay, units, ";"),
+        "",
+        "}  // namespace rsn::xnn",
+        "",
+        "#endif  // RSN_XNN2_DISPATCH_H",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _dispatch_head(overlay: Overlay, units: Sequence[UnitSpec], end: str) -> list[str]:
+    arguments = ["hls::stream<Word> &words"]
+    arguments += [f"hls::stream<Mop<{_words(overlay, u)}>> &{_snake(u.name)}" for u in units]
+    return _call("void dispatch", arguments, end, indent="")
+
+
+def _signature() -> list[str]:
+    memories = ["Port lpddr0", "Port lpddr1", "Port ddr0", "Port ddr1"]
+    arguments = [*memories, "const Word *instructions", "std::uint64_t *fingerprint"]
+    arguments += [f"hls::stream<Lane> {x}{i}[lanes]" for x in "abc" for i in range(LANES)]
+    return _call('extern "C" void dma_hls', arguments, " {", indent="")
+
+
+def _interfaces() -> Iterator[str]:
+    bursts = "max_read_burst_length=64 num_read_outstanding=8"
+    for port in ("lpddr0", "lpddr1"):
+        yield f"#pragma HLS INTERFACE m_axi port={port} bundle={port} offset=slave {bursts}"
+    for port in ("ddr0", "ddr1"):
+        yield f"#pragma HLS INTERFACE m_axi port={port} bundle={port} offset=slave {bursts} \\"
+        yield "    max_write_burst_length=64 num_write_outstanding=8"
+    yield "#pragma HLS INTERFACE m_axi port=instructions bundle=instructions offset=slave"
+    for port in ("lpddr0", "lpddr1", "ddr0", "ddr1", "instructions", "fingerprint", "return"):
+        yield f"#pragma HLS INTERFACE s_axilite port={port}"
+    for x in "abc":
+        yield from (f"#pragma HLS INTERFACE axis port={x}{i}" for i in range(LANES))
+
+
+def _memories() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield type, name and pragmas of the memories that units share."""
+
+    def tiles(kind: str, name: str, impl: str) -> tuple[str, str, list[str]]:
+        return (
+            kind,
+            name,
+            [
+                f"#pragma HLS STREAM variable={name} type=unsync",
+                f"#pragma HLS ARRAY_PARTITION variable={name} complete dim=1",
+                f"#pragma HLS BIND_STORAGE variable={name} type=ram_t2p impl={impl}",
+            ],
+        )
+
+    for i in range(LANES):
+        yield tiles("RowMemory", f"x{i}", "uram")
+        yield "Statistics", f"statistics{i}", []
+    for i in range(LANES):
+        yield tiles("OddScratch" if i % 2 else "EvenScratch", f"t{i}", "uram")
+        if i % 2:
+            yield "Weights", f"weights{i}", []
+    for k in range(KV):
+        keys = k < KV // 2
+        yield tiles("Keys" if keys else "Values", f"kv{k}", "bram" if keys else "uram")
+
+
+def _shared(unit: UnitSpec) -> list[str]:
+    """The memories that a unit shares."""
+    i = unit.index
+    match unit.kind:
+        case "XIn" | "XOut" | "XStore":
+            return [f"x{i}", f"statistics{i}"]
+        case "TIn" | "TOut":
+            return [f"t{i}", *([f"weights{i}"] if i % 2 else [])]
+        case "KvIn" | "KvOut":
+            return [f"kv{i}"]
+    return [PORTS[unit.name]] if unit.name in PORTS else []
+
+
+def _function(unit: UnitSpec) -> str:
+    if unit.kind in ("KvIn", "KvOut"):
+        return ("k" if unit.index < KV // 2 else "v") + unit.kind[2:].replace("In", "_in").replace("Out", "_out")
+    if unit.kind in ("XOut", "TIn", "TOut"):
+        return f"{_snake(unit.kind)}_{PARITY[unit.index % 2]}"
+    return _snake(unit.name if unit.kind == "W" else unit.kind)
+
+
+def _arguments(overlay: Overlay, unit: UnitSpec) -> list[str]:
+    order = {u.name: i for i, u in enumerate(overlay.units)}
+    to = sorted((s for s in overlay.streams if s.dst == unit.name), key=lambda s: (order[s.src], s.label))
+    out = sorted((s for s in overlay.streams if s.src == unit.name), key=lambda s: (order[s.dst], s.label))
+    return [*_shared(unit), *map(_variable, (*to, *out))]
+
+
+def _process(name: str, function: str, arguments: Sequence[str]) -> list[str]:
+    return _call("RSN_PROCESS", [f'"{name}"', function, *arguments], ";", indent=INDENT)
+
+
+def _call(name: str, arguments: Sequence[str], end: str, *, indent: str) -> list[str]:
+    head = f"{indent}{name}("
+    text = ", ".join(arguments) + ")" + end
+    return wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+
+
+def _variable(stream: Stream) -> str:
+    """The name of a stream; of those to and from an MME, the port of the kernel."""
+    if stream.dst.startswith(MME):
+        return f"{stream.src[-2].lower()}{stream.dst[-1]}"
+    if stream.src.startswith(MME):
+        return f"c{stream.src[-1]}"
+    return f"{_snake(stream.src)}_to_{_snake(stream.dst)}" + (f"_{stream.label}" if stream.label else "")
+
+
+def _element(stream: Stream) -> str:
+    if stream.token.name == "token":
+        return "Token"
+    return "Weighted" if stream.src.startswith("Soft") and stream.label != ENDS else "Beat"
+
+
+def _depth(stream: Stream) -> str:
+    name = f"depth::{stream.src}_to_{stream.dst}" + (f"_{stream.label}" if stream.label else "")
+    if stream.token.name == "tile":
+        return f"{name} * beats_per_tile"
+    per_word = max(1, stream.token.word_elements // BEAT)
+    return name if per_word == 1 else f"{name} * {per_word}"
+
+
+def _words(overlay: Overlay, unit: UnitSpec) -> str:
+    return f"{overlay.format_of(unit.kind).mop.__name__}::words"
+
+
+def _uop(overlay: Overlay, unit: UnitSpec) -> str:
+    transfers = {"DDR": "DdrTransfer", "LPDDR": "LpddrTransfer"}
+    return transfers.get(unit.name, f"Uop<{_words(overlay, unit)}>")
+
+
+def _snake(name: str) -> str:
+    """XIn0 as x_in0."""
+    if name.isupper():
+        return name.lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
