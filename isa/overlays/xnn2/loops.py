@@ -1,4 +1,4 @@
-"""The loops that the units of xnn2 are taken to have, for its resources and cycles. There are no sources yet.
+"""Loops with which xnn2 fits its device: what its sources (`cycles.py`) are to become before somebody builds them.
 
 A loop of one round computes 32 elements a cycle; with more rounds, a part of a beat goes through so many operators
 fewer in each cycle. What is on the way to an MME or a Softmax must take one round: an MME takes a tile in 964 cycles, a

@@ -1,6 +1,7 @@
 """What each part of xnn2 takes of a VC1902, by the same counts as XNN (`isa/overlays/xnn/logic.py`).
 
-Nobody has synthesised it, and there are no sources yet. So this counts a structure that is described here:
+Nobody has synthesised it. The sources in hw/versal/xnn2 compute what it computes, in the time that the simulator
+charges, but they do not fit: `as_written` counts them. `needs` counts a structure that fits, which they are to become:
 
 - Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
   transposed.
@@ -36,10 +37,11 @@ from ..xnn.logic import (
     multiplexer,
     ultra_rams,
 )
-from ..xnn.resources import TILES_PER_MME, axi_ports, instruction_streams
+from ..xnn.resources import TILES_PER_MME, axi_ports, frame, instruction_streams, streams
 from ..xnn.ring import memory_of
 from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.tiles import LANES as PLIOS
+from .cycles import LOOPS as SOURCE_LOOPS
 from .loops import LOOPS
 from .off_chip import DDR_SOURCES
 from .operands import KV
@@ -181,7 +183,7 @@ def _heads_in(unit: UnitSpec) -> Iterator[Need]:
 
 
 def _weights(unit: UnitSpec) -> Iterator[Need]:
-    yield Need("BRAM", rams(BEATS), "tiles in W")
+    yield Need("BRAM", 2 * rams(BEATS), "tiles in W")
     yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of W", True)
 
 
@@ -287,3 +289,59 @@ def instruction_path(overlay: Overlay) -> Iterator[Need]:
         luts += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
     yield Need("LUT", luts, "fetch, dispatcher, decoders", True)
     yield from instruction_streams(overlay)
+
+
+# -- the sources as they are
+
+_TREE = 44
+"""Sums of four rows of a beat: seven each, three of four beats, one of a row."""
+_FACTORS = Work("rows", "norm in X", {"add": 2, "mul": 2, "div": 1, "sqrt": 1, "reciprocal": 1})
+_NORM = Work("send", "norm in X", {"add in fabric": 32, "mul": 32})
+_HEADS = Work("squares", "norm of heads in Post", {"add in fabric": 32, "mul": 32, "add": _TREE})
+WRITTEN: Mapping[str, Sequence[Work]] = {
+    "XIn": (
+        Work("take", "sums in X", {"add in fabric": 32, "add": _TREE}),
+        Work("squares", "statistics in X", {"add in fabric": 32, "mul": 36, "add": _TREE}),
+        Work("rows", "statistics in X", {"add in fabric": 16, "mul": 16}),
+    ),
+    "XOut": (_NORM, _FACTORS, Work("rows", "statistics in X", {"add in fabric": 4, "mul": 4})),
+    "XStore": (_NORM, _FACTORS),
+    "TOut": (Work("send", "last factors in T", {"add": 4, "mul": 32, "exp": 4, "div": 4}),),
+    "C": (Work("result", "sums in C", {"add in fabric": 64, "mul": 32}),),
+    "Post": (
+        Work("activation", "activation in Post", {"mul": 256, "add": 224, "exp": 32, "div": 32}),
+        Work("activation", "gate in Post", {"mul": 32}),
+        Work("rotate", "rotation in Post", {"add in fabric": 32, "mul": 128, "add": 32}),
+        _HEADS,
+        _HEADS,
+        Work("rows", "norm of heads in Post", {"add": 1, "div": 2, "sqrt": 1, "reciprocal": 1}),
+    ),
+    "Soft": (
+        Work("probabilities", "softmax", {"mask": 512, "compare": 128, "exp": 132, "add": 264, "mul": 4}),
+        Work("probabilities", "soft cap", {"mul": 128, "exp": 128, "add in fabric": 256, "div": 128}),
+    ),
+}
+"""What the loops of hw/versal/xnn2 compute."""
+
+
+def as_written(overlay: Overlay) -> Iterator[Need]:
+    """What the sources of hw/versal/xnn2 would take: every stream is a FIFO of its own, of all tiles that the overlay
+    says, with a register at both ends; all loops as they are."""
+    for unit in overlay.units:
+        works = WRITTEN.get(unit.kind, ()) if unit.kind != "TOut" or unit.index & 1 else ()
+        for work in works:
+            dsp, lut = arithmetic(SOURCE_LOOPS[work.loop], work.operators)
+            yield Need("DSP", dsp, work.part, True)
+            yield Need("LUT", lut + CONTROL, work.part, True)
+        if unit.kind in UNITS:
+            parts = ("URAM", "BRAM")
+            yield from (n for n in UNITS[unit.kind](unit) if n.resource in parts or n.part.startswith("crossbars"))
+        if unit.kind == "MME":
+            yield Need("AIE", TILES_PER_MME, "MMEs")
+            continue
+        ways = sum(s.dst == unit.name and is_wide(s) for s in overlay.streams)
+        yield Need("LUT", ceil(WORD_BITS * multiplexer(ways)), f"choice of sources in {unit.kind}", True)
+        yield frame(overlay, unit)
+    yield from streams(overlay)
+    yield from axi_ports()
+    yield from instruction_path(overlay)
