@@ -13,6 +13,7 @@ from ....machine.resources import Cost
 from ...overlay import Overlay
 from ..xnn.loop import Loop
 from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE
+from .rows import PASSES
 
 LOOPS: Mapping[str, Loop] = {
     "take": Loop(1, 4, "a beat into a slot"),
@@ -52,13 +53,13 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     yield cost("MeshA, MeshB: a tile", loop["mesh"](BEATS), beat)
     yield cost("X: add a tile", loop["add"](BEATS), beat)
     of_rows = loop["statistics"](BEATS) + loop["join"](TILE)
-    yield cost("X: take a tile, with statistics", of_rows, beat, "the next tile is taken while rows are joined")
-    factors = loop["factors"](TILE)
-    yield cost(
-        "X: send eight tiles, normalised", factors + loop["normalise"](8 * BEATS), 8 * beat, "factors come first"
-    )
+    yield cost("X: take a tile, with statistics", of_rows, (1 + PASSES) * beat, "then rows are joined")
+    normalised = loop["factors"](TILE) + loop["normalise"](8 * BEATS)
+    yield cost("X: send eight tiles, normalised", normalised, TILE * rate["mem_word"] + 8 * beat)
     yield cost("C: a tile, with bias or residual", loop["combine"](BEATS), beat, "most are sums of several products")
-    yield cost("Softmax: a tile", loop["softmax"](BEATS), BEATS * rate["softmax_beat"])
+    yield cost(
+        "Softmax: a tile", loop["softmax"](BEATS), BEATS * rate["softmax_beat"], "the depth of the loop, once a head"
+    )
     yield cost("Softmax: a tile, with soft cap", loop["softcap"](BEATS), BEATS * rate["softmax_beat"], "not charged")
     yield cost("T: send a head of four tiles of probabilities", loop["weigh"](4 * BEATS), 4 * beat)
     yield cost("Post: activation of a tile", loop["activation"](BEATS), BEATS * rate["activation_beat"])
@@ -68,6 +69,6 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     heads = sum(loop[name](BEATS) for name in ("head_sums", "head_squares", "head_scale")) + loop["head_factors"](
         2 * TILE
     )
-    yield cost("Post: norm of heads of a tile", heads, rotated, slow)
+    yield cost("Post: norm of heads of a tile", heads, 2 * beat + rotated, slow)
     decode = overlay.format_of("MeshA").decode_cycles
     yield cost("decoder: a uOP", 1, decode * rate["decode"], "units take longer for one than this")

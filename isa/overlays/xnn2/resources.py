@@ -8,7 +8,7 @@ charges, but they do not fit: `as_written` counts them. `needs` counts a structu
 - Streams: a unit sends one word at a time, so the streams from it share one register of 1024 bit. The unit at the
   other end selects among those that come to it, and has a register behind its multiplexer that holds a second word
   where the unit stops. Such a stream holds two beats. `Overlay.streams` counts tiles, so it says one. Streams of
-  `TILE_FIFOS` hold a tile, and those that are deeper than a tile or block as many as they say.
+  `TILE_FIFOS` hold a tile; that from DDR to W1 and those of vectors hold as much as they say.
 - LUTs and DSPs: what the loops of `loops.py` compute.
 """
 
@@ -273,7 +273,9 @@ def depth_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
         even = sink.kind != "Soft" or not source.index & 1
         return WORD_BITS, BEATS * stream.depth * ((source.kind, sink.kind) in TILE_FIFOS and even)
     if stream.token is BLOCK_TOKEN:
-        return WORD_BITS, stream.depth if stream.depth > BLOCK_WORDS else 0
+        # W fills a tile while it sends another, which is enough for LPDDR; DDR must get rid of more than that
+        kept = stream.depth > BLOCK_WORDS and source.kind == "DDR"
+        return WORD_BITS, stream.depth if kept else 0
     if sink.kind == "C":
         return VECTOR_BITS, stream.depth * WORD_BITS // VECTOR_BITS
     return WORD_BITS, 0
