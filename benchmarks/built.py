@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-from growth import CASES
 
+from rsn.benchmarks.growth import CASES
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn.tiles import BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE_TOKEN

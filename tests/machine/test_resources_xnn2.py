@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 from rsn.base.errors import ResourceError
 from rsn.cli.main import main
 from rsn.isa.overlay import Overlay
+from rsn.isa.overlays import XNN
+from rsn.isa.overlays.xnn.placement import placement_header, shims
 from rsn.isa.overlays.xnn.tiles import BEATS, TILE, TILE_TOKEN
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.loops import LOOPS
@@ -84,6 +87,23 @@ def test_what_feeds_an_mme_or_a_softmax_takes_a_round() -> None:
         assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[0]
     for name in ("softmax", "weigh"):
         assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[1]
+
+
+def test_plios_lie_as_those_of_xnn() -> None:
+    """Both machines share the graph, its header and the link configuration."""
+    assert shims(XNN2) == shims(XNN)
+    assert placement_header(XNN2) == placement_header(XNN)
+
+
+def test_the_page_has_these_figures(root: Path) -> None:
+    text = (root / "docs/xnn2.md").read_text(encoding="utf-8")
+    flat = " ".join(text.split())
+    found = {row.resource: row for row in budget(as_written(XNN2), VC1902)}
+    shares = [f"{100 * found[r].share:.0f} %" for r in ("BRAM", "DSP", "LUT")]
+    assert f"they take {shares[0]} of the block RAMs, {shares[1]} of the DSPs and {shares[2]} of the LUTs" in flat
+    assert f"| as counted | {rows(XNN2)['BRAM'].needed}, " in text
+    softcap = next(c.cycles for c in XNN2.costs(XNN2) if "soft cap" in c.what)
+    assert f"{softcap:,} cycles a tile" in text
 
 
 def test_cycles_differ_from_the_simulators_for_a_reason() -> None:
