@@ -116,7 +116,7 @@ def show_cycles(overlay: Overlay, as_json: bool) -> None:
         click.echo(json.dumps({"overlay": overlay.name, "pl_hz": overlay.clock_hz, "costs": rows}))
         return
     click.echo(
-        f"overlay {overlay.name} at {overlay.clock_hz / 1e6:.0f} MHz: as hw/versal/pl states it, and as simulated\n"
+        f"overlay {overlay.name} at {overlay.clock_hz / 1e6:.0f} MHz: by the loops of its units, and as simulated\n"
     )
     width = max(len(c.what) for c in costs)
     click.echo(f"{'':<{width}}{'cycles':>9}{'us':>10}{'simulated':>12}")

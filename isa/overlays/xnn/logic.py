@@ -102,6 +102,7 @@ class Operator:
 OPERATORS: Mapping[str, Operator] = {
     "add": Operator(1, GLUE),  # primitive DSP: a DSP58 as DSPFP32
     "mul": Operator(1, GLUE),
+    "madd": Operator(1, GLUE + GLUE // 2, 3),  # fmadd of UG1399: a DSPFP32 has both
     "exp": Operator(1, EXP, 1),  # medium use of DSPs
     "div": Operator(0, DIVIDER),
     "reciprocal": Operator(0, DIVIDER, 1),

@@ -120,10 +120,19 @@ def width_of(stream: Stream) -> int:
 
 def outside(overlay: Overlay) -> Iterator[Need]:
     """The adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of mOPs and uOPs."""
+    yield from axi_ports()
+    yield Need("LUT", INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
+    yield from instruction_streams(overlay)
+
+
+def axi_ports() -> Iterator[Need]:
     for where, count in PORTS.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
-    yield Need("LUT", INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
+
+
+def instruction_streams(overlay: Overlay) -> Iterator[Need]:
+    """The streams of mOPs and uOPs."""
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:
@@ -160,10 +169,10 @@ def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[Work]) -> Iterator[Ne
     """LUTs between the ports of a unit with slots and its slots."""
     memory = memory_of(unit)
     yield Need("LUT", crossbars(works, memory.banks, memory.slots), f"crossbars of {unit.kind}", True)
-    yield _frame(overlay, unit)
+    yield frame(overlay, unit)
 
 
-def _frame(overlay: Overlay, unit: UnitSpec) -> Need:
+def frame(overlay: Overlay, unit: UnitSpec) -> Need:
     """The ends of the streams of a unit, and its state."""
     bits = sum(width_of(s) for s in overlay.streams if unit.name in (s.src, s.dst))
     return Need("LUT", ceil(PORT * bits) + UNIT, f"ports and state of {unit.kind}", True)
@@ -198,13 +207,13 @@ def mesh(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     ways = [sum(to == s.dst for _, to in unit.routes or ()) for s in overlay.streams if s.src == unit.name]
     choice = ceil(WORD_BITS * sum(multiplexer(n) for n in ways)) + CONTROL
     yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
-    yield _frame(overlay, unit)
+    yield frame(overlay, unit)
 
 
 def _off_chip(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     ways = sum(s.dst == unit.name for s in overlay.streams)  # whose words can be stored
     yield Need("LUT", ceil(WORD_BITS * multiplexer(ways)) + 2 * CONTROL, f"choice of sources in {unit.kind}", True)
-    yield _frame(overlay, unit)
+    yield frame(overlay, unit)
 
 
 def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:

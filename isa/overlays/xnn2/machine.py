@@ -31,11 +31,13 @@ from ..xnn.wiring import RATES as XNN_RATES
 from . import mesh, mme, off_chip, operands, results, rows, scratch
 from .checks import rules
 from .emission import Emission
+from .loops import costs
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
 from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
 from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
 from .ports import FILLED, FREE, TOKENS
+from .resources import needs
 from .results import ACTIVATIONS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
 from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
 from .scratch import ENDS, TIn, TInUnit, TOut, TOutUnit
@@ -310,4 +312,6 @@ XNN2 = Overlay(
     lanes=_LANES,
     refit=refit,
     device=VC1902,
+    resources=needs,
+    costs=costs,
 )

@@ -1,0 +1,349 @@
+"""What each part of xnn2 takes of a VC1902, by the same counts as XNN (`isa/overlays/xnn/logic.py`).
+
+Nobody has synthesised it. The sources in hw/versal/xnn2 compute what it computes, in the time that the simulator
+charges, but they do not fit: `as_written` counts them. `needs` counts a structure that fits, which they are to become:
+
+- Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
+  transposed.
+- Streams: a unit sends one word at a time, so the streams from it share one register of 1024 bit. The unit at the
+  other end selects among those that come to it, and has a register behind its multiplexer that holds a second word
+  where the unit stops. Such a stream holds two beats. `Overlay.streams` counts tiles, so it says one. Streams of
+  `TILE_FIFOS` hold a tile; that from DDR to W1 and those of vectors hold as much as they say.
+- LUTs and DSPs: what the loops of `loops.py` compute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
+
+from ....machine.description import Stream, UnitSpec
+from ....machine.resources import Need
+from ...overlay import Overlay
+from ...packet import MAX_WINDOW
+from ..xnn.logic import (
+    CONTROL,
+    FLOAT,
+    PORT,
+    UNIT,
+    WORD_BITS,
+    Work,
+    arithmetic,
+    block_rams,
+    crossbars,
+    fifo,
+    lut_ram,
+    multiplexer,
+    ultra_rams,
+)
+from ..xnn.resources import TILES_PER_MME, axi_ports, frame, instruction_streams, streams
+from ..xnn.ring import memory_of
+from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
+from ..xnn.tiles import LANES as PLIOS
+from .cycles import LOOPS as SOURCE_LOOPS
+from .loops import LOOPS
+from .off_chip import DDR_SOURCES
+from .operands import KV
+from .rows import BANKS
+from .scratch import GROUPS
+
+HALVES = 2
+"""RAMs of 512 bit that a word is spread over: a word of a block is a part of a row, a beat is four rows of eight."""
+TRANSPOSED = 8
+"""RAMs of 128 bit of a memory that is read transposed."""
+VECTOR_BITS = 512
+"""Of a word of the vectors that C waits for: LPDDR's ports have 512 bit. In words of 1024 bit the same block RAMs would
+be half empty."""
+DECODER = 300
+"""LUTs of a decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000."""
+FETCH = 5000
+"""LUTs of fetch and dispatcher."""
+ROW_BANKS = 4
+"""A beat has four rows, so numbers of rows lie in as many memories."""
+
+TILE_FIFOS = frozenset({("XOut", "C"), ("C", "Soft")})
+"""Kinds of units between which a stream holds a tile. From X to C it must: X puts its token only when a whole operation
+has gone to C, and C may wait for X to write to that slot. From C of an even lane to Softmax it saves time: C takes the
+next result while Softmax is still busy. In the others a tile would save less than it takes (`docs/xnn2.md`)."""
+
+# What a loop takes for one beat, or for a row.
+ROWS = (
+    Work("add", "sums in X", {"add": 32}),
+    Work("statistics", "statistics in X", {"add": 64, "madd": 32}),
+    Work("join", "statistics in X", {"add": 3, "mul": 2, "madd": 2}),
+)
+FACTORS = Work("factors", "norm in X", {"add": 1, "mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 1})
+NORM = Work("normalise", "norm in X", {"madd": 32})
+ROWS_OUT = (NORM, FACTORS)
+WEIGHTS = (
+    Work("weigh", "last factors in T", {"add": 1, "mul": 33, "exp": 1}),
+    Work("totals", "last factors in T", {"reciprocal": 1}),
+)
+SUMS = (Work("combine", "sums in C", {"add": 32, "madd": 32}),)
+FUNCTIONS = (
+    Work("activation", "activation in Post", {"mul": 32, "madd": 224, "exp": 32, "div": 32}),
+    Work("activation", "gate in Post", {"mul": 32}),
+    Work("rotate", "rotation in Post", {"mul": 64, "madd": 32}),
+    Work("head_sums", "norm of heads in Post", {"add": 32}),
+    Work("head_squares", "norm of heads in Post", {"add": 32, "madd": 32}),
+    Work("head_scale", "norm of heads in Post", {"madd": 32}),
+    dataclasses.replace(FACTORS, loop="head_factors", part="norm of heads in Post"),
+)
+PROBABILITIES = (
+    Work(
+        "softmax",
+        "softmax",
+        {"mask": 32, "bound": 8, "compare": 32, "add in fabric": 32, "exp": 33, "add": 32, "madd": 1},
+    ),
+    Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 64, "div": 32}),
+)
+"""A maximum that grows takes an exp more, and a product with the sum so far. The differences from the maximum are made
+of LUTs: DSPs are scarcer."""
+
+TILE_PORTS = (Work("take", "", writes=1), Work("send", "", reads=1))
+ROW_PORTS = (Work("add", "", reads=1, writes=1), Work("send", "", reads=1), Work("send", "", reads=1))
+"""Ports of a memory: of X those of XIn, XOut and XStore."""
+
+
+def needs(overlay: Overlay) -> Iterator[Need]:
+    for unit in overlay.units:
+        if unit.kind in UNITS:
+            yield from UNITS[unit.kind](unit)
+        if unit.kind == "MME":
+            yield Need("AIE", TILES_PER_MME, "MMEs")
+        else:
+            yield from ends(overlay, unit)
+    for stream in overlay.streams:
+        yield from fifo_of(overlay, stream)
+    yield from axi_ports()
+    yield from instruction_path(overlay)
+
+
+# -- memories
+
+
+def rams(words: int, halves: int = HALVES, *, ultra: bool = False) -> int:
+    """Blocks of a memory of so many words, which lie in `halves` RAMs."""
+    return halves * (ultra_rams if ultra else block_rams)(WORD_BITS // halves, words)
+
+
+def words_of(unit: UnitSpec) -> int:
+    """Words of 1024 bit of all slots of a memory."""
+    memory = memory_of(unit)
+    return memory.slots * memory.rows * memory.columns // BEAT
+
+
+def _rows_in(unit: UnitSpec) -> Iterator[Need]:
+    """X has a RAM for each of its two banks, so that one is stored while the other is read. Of each row and bank it
+    keeps mean and squares."""
+    yield Need("URAM", BANKS * rams(words_of(unit) // BANKS, ultra=True), "rows in X")
+    kept = 2 * ROW_BANKS * lut_ram(FLOAT, BANKS * TILE // ROW_BANKS)
+    yield Need("LUT", kept, "statistics in X", True)
+    yield from loops(ROWS)
+    yield Need("LUT", crossbars(ROW_PORTS, HALVES, BANKS), "crossbars of X", True)
+
+
+def _rows_out(unit: UnitSpec) -> Iterator[Need]:
+    """Factors of each row are made here, for this read port and for XStore."""
+    yield Need("LUT", BANKS * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
+    yield from loops(ROWS_OUT)
+
+
+def _ddr(unit: UnitSpec) -> Iterator[Need]:
+    """Rows are stored one lane after another, so one set of operators normalises them, with the factors of the lane
+    that stores."""
+    lanes, rows = sum(x.startswith("XStore") for x in DDR_SOURCES), ROW_BANKS
+    yield Need("LUT", ceil(2 * rows * FLOAT * multiplexer(lanes)), "norm of rows that are stored", True)
+    yield from loops((dataclasses.replace(NORM, part="norm of rows that are stored"),))
+
+
+def _tiles_in(unit: UnitSpec) -> Iterator[Need]:
+    """T. That of an odd lane keeps a maximum of each row and group of 32 columns beside each tile, and the last maximum
+    and 1 / sum of each row beside the heads."""
+    yield Need("URAM", rams(words_of(unit), ultra=True), "tiles in T")
+    yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of T", True)
+    if unit.index & 1:
+        yield Need("BRAM", block_rams(FLOAT, memory_of(unit).slots * TILE * GROUPS), "maxima of rows in T")
+        yield Need("LUT", 2 * lut_ram(FLOAT, ENDS * TILE), "last factors in T", True)
+        yield from loops(WEIGHTS)
+
+
+ENDS = 4
+"""Heads whose last maximum and sum T holds: at least three tiles each at the length from which it pays to keep heads
+apart, and further ones wait in Softmax."""
+
+
+def _heads_in(unit: UnitSpec) -> Iterator[Need]:
+    """K is read transposed, so it lies in block RAM; V in UltraRAM."""
+    keys = unit.index < KV // 2
+    halves = TRANSPOSED if keys else HALVES
+    yield Need("BRAM" if keys else "URAM", rams(words_of(unit), halves, ultra=not keys), "keys" if keys else "values")
+    yield Need("LUT", crossbars(TILE_PORTS, halves, 1), "crossbars of K and V", True)
+
+
+def _weights(unit: UnitSpec) -> Iterator[Need]:
+    yield Need("BRAM", 2 * rams(BEATS), "tiles in W")
+    yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of W", True)
+
+
+def _post(unit: UnitSpec) -> Iterator[Need]:
+    """A tile, for norms of heads and because DDR takes its words in another order; and a table of cosines and sines.
+    Numbers of the rows of two heads."""
+    yield Need("BRAM", rams(BEATS), "tiles in Post")
+    yield Need("BRAM", rams(BEATS), "tables in Post")
+    yield Need("LUT", 2 * crossbars(TILE_PORTS, HALVES, 1), "crossbars of Post", True)
+    yield Need("LUT", 2 * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm of heads in Post", True)
+    yield from loops(FUNCTIONS)
+
+
+def _computes(works: Sequence[Work]) -> Callable[[UnitSpec], Iterator[Need]]:
+    def of(unit: UnitSpec) -> Iterator[Need]:
+        yield from loops(works)
+
+    return of
+
+
+def loops(works: Sequence[Work]) -> Iterator[Need]:
+    """LUTs and DSPs of what loops compute."""
+    for work in works:
+        dsp, lut = arithmetic(LOOPS[work.loop], work.operators)
+        if dsp:
+            yield Need("DSP", dsp, work.part, True)
+        yield Need("LUT", lut + CONTROL, work.part or "control of loops", True)
+
+
+UNITS: Mapping[str, Callable[[UnitSpec], Iterator[Need]]] = {
+    "W": _weights,
+    "KvIn": _heads_in,
+    "XIn": _rows_in,
+    "XOut": _rows_out,
+    "DDR": _ddr,
+    "TIn": _tiles_in,
+    "C": _computes(SUMS),
+    "Post": _post,
+    "Soft": _computes(PROBABILITIES),
+}
+"""What the units of a kind have inside. Read ports of T, K and V count with their write ports."""
+
+
+# -- streams
+
+TOGETHER = {"C": ("MME", "XOut", "LPDDR")}
+"""Kinds of units from which a unit takes words at the same time; other units take one word at a time."""
+
+
+def is_wide(stream: Stream) -> bool:
+    """Whether it carries words of 1024 bit; others carry tokens and statistics of rows."""
+    return stream.token.word_elements >= BEAT and stream.token.rows * stream.token.columns >= TILE and not stream.label
+
+
+def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    """The multiplexers and registers at the ends of the streams to it, and its state. The register at the other end
+    holds one word, so it needs no LUTs."""
+    sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
+    inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
+    yield Need("LUT", ceil(PORT * WORD_BITS * sum(n > 0 for n in inputs)) + UNIT, "ports and state of units", True)
+    choice = ceil(WORD_BITS * sum(multiplexer(n) for n in inputs))
+    if choice:
+        yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
+
+
+def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
+    """What a stream holds beyond the registers at its ends."""
+    source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
+    part = f"streams {source.kind}->{sink.kind}"
+    if "MME" in (source.kind, sink.kind):
+        yield Need("PLIO in" if sink.kind == "MME" else "PLIO out", PLIOS, part)
+    elif not is_wide(stream):
+        # tokens are counted; of statistics, a row goes at a time
+        bits = stream.token.columns * (FLOAT if stream.token.rows > 1 else 1)
+        yield Need("LUT", fifo(bits, 1), "streams of tokens and statistics", True)
+    else:
+        width, depth = depth_of(overlay, stream)
+        if depth:
+            yield Need("BRAM", block_rams(width, depth), part)
+            yield Need("LUT", fifo(width, depth), "FIFOs between units", True)
+
+
+def depth_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
+    """Bits of a word, and the words that the FIFO of a stream holds: 0 if it has none."""
+    source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
+    if stream.token is TILE_TOKEN:
+        even = sink.kind != "Soft" or not source.index & 1
+        return WORD_BITS, BEATS * stream.depth * ((source.kind, sink.kind) in TILE_FIFOS and even)
+    if stream.token is BLOCK_TOKEN:
+        # W fills a tile while it sends another, which is enough for LPDDR; DDR must get rid of more than that
+        kept = stream.depth > BLOCK_WORDS and source.kind == "DDR"
+        return WORD_BITS, stream.depth if kept else 0
+    if sink.kind == "C":
+        return VECTOR_BITS, stream.depth * WORD_BITS // VECTOR_BITS
+    return WORD_BITS, 0
+
+
+# -- instructions
+
+
+def instruction_path(overlay: Overlay) -> Iterator[Need]:
+    """Fetch and dispatcher; a decoder for each unit, with its window; the streams between them."""
+    luts = FETCH
+    for form in overlay.formats:
+        luts += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
+    yield Need("LUT", luts, "fetch, dispatcher, decoders", True)
+    yield from instruction_streams(overlay)
+
+
+# -- the sources as they are
+
+_TREE = 44
+"""Sums of four rows of a beat: seven each, three of four beats, one of a row."""
+_FACTORS = Work("rows", "norm in X", {"add": 2, "mul": 2, "div": 1, "sqrt": 1, "reciprocal": 1})
+_NORM = Work("send", "norm in X", {"add in fabric": 32, "mul": 32})
+_HEADS = Work("squares", "norm of heads in Post", {"add in fabric": 32, "mul": 32, "add": _TREE})
+WRITTEN: Mapping[str, Sequence[Work]] = {
+    "XIn": (
+        Work("take", "sums in X", {"add in fabric": 32, "add": _TREE}),
+        Work("squares", "statistics in X", {"add in fabric": 32, "mul": 36, "add": _TREE}),
+        Work("rows", "statistics in X", {"add in fabric": 16, "mul": 16}),
+    ),
+    "XOut": (_NORM, _FACTORS, Work("rows", "statistics in X", {"add in fabric": 4, "mul": 4})),
+    "XStore": (_NORM, _FACTORS),
+    "TOut": (Work("send", "last factors in T", {"add": 4, "mul": 32, "exp": 4, "div": 4}),),
+    "C": (Work("result", "sums in C", {"add in fabric": 64, "mul": 32}),),
+    "Post": (
+        Work("activation", "activation in Post", {"mul": 256, "add": 224, "exp": 32, "div": 32}),
+        Work("activation", "gate in Post", {"mul": 32}),
+        Work("rotate", "rotation in Post", {"add in fabric": 32, "mul": 128, "add": 32}),
+        _HEADS,
+        _HEADS,
+        Work("rows", "norm of heads in Post", {"add": 1, "div": 2, "sqrt": 1, "reciprocal": 1}),
+    ),
+    "Soft": (
+        Work("probabilities", "softmax", {"mask": 512, "compare": 128, "exp": 132, "add": 264, "mul": 4}),
+        Work("probabilities", "soft cap", {"mul": 128, "exp": 128, "add in fabric": 256, "div": 128}),
+    ),
+}
+"""What the loops of hw/versal/xnn2 compute."""
+
+
+def as_written(overlay: Overlay) -> Iterator[Need]:
+    """What the sources of hw/versal/xnn2 would take: every stream is a FIFO of its own, of all tiles that the overlay
+    says, with a register at both ends; all loops as they are."""
+    for unit in overlay.units:
+        works = WRITTEN.get(unit.kind, ()) if unit.kind != "TOut" or unit.index & 1 else ()
+        for work in works:
+            dsp, lut = arithmetic(SOURCE_LOOPS[work.loop], work.operators)
+            yield Need("DSP", dsp, work.part, True)
+            yield Need("LUT", lut + CONTROL, work.part, True)
+        if unit.kind in UNITS:
+            parts = ("URAM", "BRAM")
+            yield from (n for n in UNITS[unit.kind](unit) if n.resource in parts or n.part.startswith("crossbars"))
+        if unit.kind == "MME":
+            yield Need("AIE", TILES_PER_MME, "MMEs")
+            continue
+        ways = sum(s.dst == unit.name and is_wide(s) for s in overlay.streams)
+        yield Need("LUT", ceil(WORD_BITS * multiplexer(ways)), f"choice of sources in {unit.kind}", True)
+        yield frame(overlay, unit)
+    yield from streams(overlay)
+    yield from axi_ports()
+    yield from instruction_path(overlay)

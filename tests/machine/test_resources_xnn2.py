@@ -1,0 +1,120 @@
+"""Resources and cycles of the overlay xnn2: what fits, and what the sources take as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rsn.base.errors import ResourceError
+from rsn.cli.main import main
+from rsn.isa.overlay import Overlay
+from rsn.isa.overlays import XNN
+from rsn.isa.overlays.xnn.placement import placement_header, shims
+from rsn.isa.overlays.xnn.tiles import BEATS, TILE, TILE_TOKEN
+from rsn.isa.overlays.xnn2 import XNN2
+from rsn.isa.overlays.xnn2.loops import LOOPS
+from rsn.isa.overlays.xnn2.resources import TILE_FIFOS, as_written, depth_of
+from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
+
+
+def rows(overlay: Overlay) -> dict[str, ResourceUse]:
+    return {row.resource: row for row in budget(overlay.resources(overlay), VC1902)}
+
+
+def test_it_fits() -> None:
+    found = rows(XNN2)
+    require_fits(found.values(), VC1902)
+    assert [found[r].needed for r in ("AIE", "PLIO in", "PLIO out")] == [384, 192, 96]
+    most = {"URAM": 0.90, "BRAM": 0.84, "DSP": 0.85, "LUT": 0.60}
+    assert all(found[resource].share <= share for resource, share in most.items())
+
+
+def test_ultra_rams_hold_what_the_memories_hold() -> None:
+    """X of 1 MiB in 32 blocks of 32 KiB; T of 512 KiB and 1536 KiB; V of 384 KiB each, in blocks of 4096 words; K in
+    block RAM."""
+    found = rows(XNN2)
+    kib = {"rows in X": 6 * 1024, "tiles in T": 3 * (512 + 1536), "values": 2 * 512}
+    assert {part: n * 32 for part, n in found["URAM"].parts.items()} == kib
+    assert found["BRAM"].parts["keys"] * 4.5 >= 2 * 384
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource", "part"),
+    [("XIn", "URAM", "rows in X"), ("TIn", "URAM", "tiles in T"), ("KvIn", "BRAM", "keys"), ("KvIn", "URAM", "values")],
+)
+def test_twice_the_slots_take_twice_the_blocks(kind: str, resource: str, part: str) -> None:
+    def wider(memory: object) -> object:
+        return dataclasses.replace(memory, slots=2 * memory.slots)  # type: ignore[attr-defined, type-var]
+
+    units = tuple(dataclasses.replace(u, memory=wider(u.memory)) if u.kind == kind else u for u in XNN2.units)  # type: ignore[arg-type]
+    changed = dataclasses.replace(XNN2, units=units)
+    assert rows(changed)[resource].parts[part] == 2 * rows(XNN2)[resource].parts[part]
+
+
+def test_only_stated_streams_hold_tiles() -> None:
+    """Streams of tiles that have a FIFO have one of a tile; those to MMEs and from them end in the array."""
+    kinds = {name: u.kind for name, u in XNN2.by_unit.items()}
+    tiles = [s for s in XNN2.streams if s.token is TILE_TOKEN]
+    held = {(kinds[s.src], kinds[s.dst]): depth_of(XNN2, s)[1] for s in tiles if depth_of(XNN2, s)[1]}
+    assert held == dict.fromkeys(TILE_FIFOS, BEATS)
+    blocks = rows(XNN2)["BRAM"].parts
+    assert {p for p in blocks if p.startswith("streams")} == {
+        "streams XOut->C",
+        "streams C->Soft",
+        "streams DDR->W",
+        "streams LPDDR->C",
+    }
+
+
+def test_the_sources_do_not_fit_yet() -> None:
+    found = budget(as_written(XNN2), VC1902)
+    with pytest.raises(ResourceError, match="BRAM"):
+        require_fits(found, VC1902)
+    share = {row.resource: row.share for row in found}
+    assert share["BRAM"] > 3
+    assert min(share["DSP"], share["LUT"]) > 1.5
+    here = rows(XNN2)
+    assert all(row.needed == here[row.resource].needed for row in found if row.resource in ("AIE", "URAM", "PLIO in"))
+
+
+def test_what_feeds_an_mme_or_a_softmax_takes_a_round() -> None:
+    """An MME takes a tile in as many cycles as its rate says; a Softmax gets one in those of K = 64."""
+    cycles = XNN2.seconds["mme_tile_us"] * XNN2.clock_hz, XNN2.seconds["mme_k64_us"] * XNN2.clock_hz
+    for name in ("send", "mesh", "normalise", "add"):
+        assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[0]
+    for name in ("softmax", "weigh"):
+        assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[1]
+
+
+def test_plios_lie_as_those_of_xnn() -> None:
+    """Both machines share the graph, its header and the link configuration."""
+    assert shims(XNN2) == shims(XNN)
+    assert placement_header(XNN2) == placement_header(XNN)
+
+
+def test_the_page_has_these_figures(root: Path) -> None:
+    text = (root / "docs/xnn2.md").read_text(encoding="utf-8")
+    flat = " ".join(text.split())
+    found = {row.resource: row for row in budget(as_written(XNN2), VC1902)}
+    shares = [f"{100 * found[r].share:.0f} %" for r in ("BRAM", "DSP", "LUT")]
+    assert f"they take {shares[0]} of the block RAMs, {shares[1]} of the DSPs and {shares[2]} of the LUTs" in flat
+    assert f"| as counted | {rows(XNN2)['BRAM'].needed}, " in text
+    softcap = next(c.cycles for c in XNN2.costs(XNN2) if "soft cap" in c.what)
+    assert f"{softcap:,} cycles a tile" in text
+
+
+def test_cycles_differ_from_the_simulators_for_a_reason() -> None:
+    for cost in XNN2.costs(XNN2):
+        assert abs(cost.difference) < 0.06 or cost.remark, cost.what
+    named = {c.what: c for c in XNN2.costs(XNN2)}
+    assert named["X: send eight tiles, normalised"].cycles > 8 * BEATS + TILE
+
+
+def test_commands_show_them() -> None:
+    for option, text in (("--resources", "192  rows in X"), ("--cycles", "C: a tile, with bias or residual")):
+        told = CliRunner().invoke(main, ["info", option, "--overlay", "xnn2"])
+        assert told.exit_code == 0, told.output
+        assert text in told.output
