@@ -21,7 +21,7 @@ QUERIES = 0
 """First slot of the queries in T of an even lane: of two rounds, two tiles each."""
 KV = 4
 """Units of keys and values."""
-USUAL_LAG = 3
+USUAL_LAG = 2
 """Groups of scores that wait for their values, if no other number is asked for and there is room."""
 
 

@@ -30,9 +30,8 @@ constexpr unsigned depth_of(unsigned rows, unsigned cols) { return rows * cols /
 // The bits of a row of cells in reverse order: its lowest bits then decide about whole halves of the banks.
 template <unsigned Banks>
 constexpr unsigned reversed(unsigned i) {
-    unsigned out = 0;
-    for (unsigned bit = 1; bit < Banks; bit *= 2) out = 2 * out + (i & bit ? 1 : 0);
-    return out;
+    static_assert(Banks == plain || Banks == turning, "one bit, or three");
+    return Banks == plain ? i : i / 4 | (i & 2) | i % 2 * 4;
 }
 
 // Shapes. Cell k of one lies in bank k ^ swap(i, j), in row of cells line(k, i); (i, j) is its first.

@@ -12,8 +12,8 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn2";
-inline constexpr char fingerprint_text[] = "97e5cc08295a9904";
-inline constexpr std::uint64_t fingerprint_bits = 0x97e5cc08295a9904u;
+inline constexpr char fingerprint_text[] = "1b230ede853cfe1e";
+inline constexpr std::uint64_t fingerprint_bits = 0x1b230ede853cfe1eu;
 
 using Word = std::uint32_t;
 
@@ -1055,7 +1055,7 @@ inline constexpr unsigned DDR_to_KvIn0 = 256;           // 256 words of 1024 bit
 inline constexpr unsigned DDR_to_KvIn1 = 256;           // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned DDR_to_KvIn2 = 256;           // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned DDR_to_KvIn3 = 256;           // 256 words of 1024 bit make a 128x64 block
-inline constexpr unsigned DDR_to_W1 = 2048;             // 256 words of 1024 bit make a 128x64 block
+inline constexpr unsigned DDR_to_W1 = 1024;             // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned XStore0_to_DDR = 256;         // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned XStore1_to_DDR = 256;         // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned XStore2_to_DDR = 256;         // 256 words of 1024 bit make a 128x64 block
@@ -1138,7 +1138,7 @@ inline constexpr unsigned KvOut3_to_KvIn3_free = 64;
 inline constexpr unsigned XIn0_to_XStore0_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore0_to_XIn0_free = 4;
-inline constexpr unsigned LPDDR_to_C0 = 256;            // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C0 = 64;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post0 = 512;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut0_to_MeshA0 = 1;          // a word is a 128x128 tile
 inline constexpr unsigned XOut1_to_MeshA0 = 1;          // a word is a 128x128 tile
@@ -1170,7 +1170,7 @@ inline constexpr unsigned Post0_to_KvIn3 = 1;           // a word is a 128x128 t
 inline constexpr unsigned XIn1_to_XStore1_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore1_to_XIn1_free = 4;
-inline constexpr unsigned LPDDR_to_C1 = 256;            // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C1 = 64;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post1 = 512;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut0_to_MeshA1 = 1;          // a word is a 128x128 tile
 inline constexpr unsigned XOut1_to_MeshA1 = 1;          // a word is a 128x128 tile
@@ -1202,7 +1202,7 @@ inline constexpr unsigned Post1_to_KvIn3 = 1;           // a word is a 128x128 t
 inline constexpr unsigned XIn2_to_XStore2_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore2_to_XIn2_free = 4;
-inline constexpr unsigned LPDDR_to_C2 = 256;            // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C2 = 64;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post2 = 512;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut2_to_MeshA2 = 1;          // a word is a 128x128 tile
 inline constexpr unsigned XOut3_to_MeshA2 = 1;          // a word is a 128x128 tile
@@ -1234,7 +1234,7 @@ inline constexpr unsigned Post2_to_KvIn3 = 1;           // a word is a 128x128 t
 inline constexpr unsigned XIn3_to_XStore3_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore3_to_XIn3_free = 4;
-inline constexpr unsigned LPDDR_to_C3 = 256;            // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C3 = 64;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post3 = 512;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut2_to_MeshA3 = 1;          // a word is a 128x128 tile
 inline constexpr unsigned XOut3_to_MeshA3 = 1;          // a word is a 128x128 tile
@@ -1266,7 +1266,7 @@ inline constexpr unsigned Post3_to_KvIn3 = 1;           // a word is a 128x128 t
 inline constexpr unsigned XIn4_to_XStore4_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore4_to_XIn4_free = 4;
-inline constexpr unsigned LPDDR_to_C4 = 256;            // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C4 = 64;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post4 = 512;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut4_to_MeshA4 = 1;          // a word is a 128x128 tile
 inline constexpr unsigned XOut5_to_MeshA4 = 1;          // a word is a 128x128 tile
@@ -1298,7 +1298,7 @@ inline constexpr unsigned Post4_to_KvIn3 = 1;           // a word is a 128x128 t
 inline constexpr unsigned XIn5_to_XStore5_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore5_to_XIn5_free = 4;
-inline constexpr unsigned LPDDR_to_C5 = 256;            // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C5 = 64;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post5 = 512;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut4_to_MeshA5 = 1;          // a word is a 128x128 tile
 inline constexpr unsigned XOut5_to_MeshA5 = 1;          // a word is a 128x128 tile

@@ -48,8 +48,9 @@ VECTOR_TOKEN = TokenType("vector", 1, TILE, VECTOR_WORDS, f"{VECTOR_WORDS} words
 ROWS_TOKEN = TokenType("statistics", TILE, 3, 1, "a word is the statistics of 128 rows")
 ENDS_TOKEN = TokenType("ends", TILE, 2, 1, "a word is the last maxima and the sums of 128 rows")
 TABLE_TOKEN = TokenType("table", TILE, TILE, BEATS, f"{BEATS} words of 1024 bit make a tile of numbers, row by row")
-VECTORS = 64
-"""Vectors that C of a lane holds."""
+VECTORS = 2 * COLUMNS
+"""Vectors that C of a lane holds: a bias and a scale for each column tile of a bank. With less a program can deadlock,
+because the weights of a slice come behind its vectors."""
 STORES = 4
 """Depth of the streams between X and its second read port."""
 X_SLOTS, KV_SLOTS = BANKS * COLUMNS, 12
@@ -152,7 +153,7 @@ def _streams() -> tuple[Stream, ...]:
         out.append(Stream(source, sink, depth * BLOCK_WORDS, token=BLOCK_TOKEN))
 
     for sink in DDR_SINKS:
-        blocks("DDR", sink, 8 if sink == "W1" else 1)
+        blocks("DDR", sink, 4 if sink == "W1" else 1)
     for source in DDR_SOURCES:
         blocks(source, "DDR")
     for i in range(2):

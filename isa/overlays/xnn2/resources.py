@@ -53,6 +53,8 @@ HALVES = 2
 TRANSPOSED = 8
 """RAMs of 128 bit of a memory that is read transposed."""
 VECTOR_BITS = 512
+LUT_DEPTH = 128
+"""Words of a FIFO up to which it lies in LUTs: a wide one would use a quarter of its block RAMs."""
 """Of a word of the vectors that C waits for: LPDDR's ports have 512 bit. In words of 1024 bit the same block RAMs would
 be half empty."""
 DECODER = 300
@@ -261,7 +263,9 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
         yield Need("LUT", fifo(bits, 1), "streams of tokens and statistics", True)
     else:
         width, depth = depth_of(overlay, stream)
-        if depth:
+        if 0 < depth <= LUT_DEPTH:
+            yield Need("LUT", lut_ram(width, depth) + fifo(width, depth), "FIFOs between units", True)
+        elif depth:
             yield Need("BRAM", block_rams(width, depth), part)
             yield Need("LUT", fifo(width, depth), "FIFOs between units", True)
 
