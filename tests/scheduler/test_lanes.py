@@ -150,6 +150,18 @@ def test_products_in_a_row(count: int) -> None:
     assert worst(network, rows(network, maker.rng)) < 1e-5
 
 
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize(("batch", "seq", "mode"), [(1, 300, "P3"), (2, 300, "R6"), (3, 512, "R6")])
+def test_rows_from_ddr_are_normalised(batch: int, seq: int, mode: str, rms: bool) -> None:
+    """The first layer reads its input with a norm, and adds to the input without it."""
+    maker = Maker()
+    network = maker.encoder(batch, seq, 192, 3, 256, pre_norm=True, rms=rms, layers=2)
+    assert network.layers[0].x == "x"
+    assert not network.layers[0].multiplies
+    assert best(network, XNN2, PAPER).mode.name == mode
+    assert worst(network, 2 * rows(network, maker.rng) + 1) < 1e-5
+
+
 def test_lengths_differ() -> None:
     maker = Maker()
     network = maker.encoder(3, 300, 128, 2, 256).with_lengths([300, 40, 129])
