@@ -63,9 +63,8 @@ def test_only_stated_streams_hold_tiles() -> None:
     blocks = rows(XNN2)["BRAM"].parts
     assert {p for p in blocks if p.startswith("streams")} == {
         "streams XOut->C",
-        "streams C->Soft",
+        "streams C->Post",
         "streams DDR->W",
-        "streams LPDDR->C",
     }
 
 

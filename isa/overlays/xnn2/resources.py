@@ -64,10 +64,10 @@ FETCH = 5000
 ROW_BANKS = 4
 """A beat has four rows, so numbers of rows lie in as many memories."""
 
-TILE_FIFOS = frozenset({("XOut", "C"), ("C", "Soft")})
+TILE_FIFOS = frozenset({("XOut", "C"), ("C", "Post")})
 """Kinds of units between which a stream holds a tile. From X to C it must: X puts its token only when a whole operation
-has gone to C, and C may wait for X to write to that slot. From C of an even lane to Softmax it saves time: C takes the
-next result while Softmax is still busy. In the others a tile would save less than it takes (`docs/xnn2.md`)."""
+has gone to C, and C may wait for X to write to that slot. From C to Post it saves time: the second factor of a gate
+waits there. In the others a tile would save less than it takes (`docs/xnn2.md`)."""
 
 # What a loop takes for one beat, or for a row.
 ROWS = (
@@ -274,8 +274,7 @@ def depth_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
     """Bits of a word, and the words that the FIFO of a stream holds: 0 if it has none."""
     source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
     if stream.token is TILE_TOKEN:
-        even = sink.kind != "Soft" or not source.index & 1
-        return WORD_BITS, BEATS * stream.depth * ((source.kind, sink.kind) in TILE_FIFOS and even)
+        return WORD_BITS, BEATS * stream.depth * ((source.kind, sink.kind) in TILE_FIFOS)
     if stream.token is BLOCK_TOKEN:
         # W fills a tile while it sends another, which is enough for LPDDR; DDR must get rid of more than that
         kept = stream.depth > BLOCK_WORDS and source.kind == "DDR"
