@@ -34,6 +34,7 @@ from .test_csim_equal import UNSHRUNK
 from .test_csim_equal import made as example_of
 
 MACHINE = "xnn2"
+pytestmark = pytest.mark.long  # the first of them builds the machine
 
 
 def built(network: LayerGraph) -> Example:
