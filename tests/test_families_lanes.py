@@ -11,6 +11,8 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertModel,
+    Gemma2Config,
+    Gemma2Model,
     Gemma3TextConfig,
     Gemma3TextModel,
     GPT2Config,
@@ -40,6 +42,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         LlamaConfig(**{**SMALL, "num_attention_heads": 8}, num_key_value_heads=2, **TEXT)
     ),
     "qwen3": lambda: Qwen3Model(Qwen3Config(**SMALL, num_key_value_heads=1, head_dim=64, **TEXT)),
+    "gemma2, soft cap": lambda: Gemma2Model(
+        Gemma2Config(**SMALL, num_key_value_heads=1, head_dim=64, attn_logit_softcapping=5.0, **TEXT)
+    ),
     "gemma3, window": lambda: Gemma3TextModel(
         Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=64, sliding_window=64, **TEXT)
     ),

@@ -1348,6 +1348,7 @@ inline constexpr unsigned squares = 1;        // a beat: squares of what is apar
 inline constexpr unsigned rows = 1;           // a row or four: statistics joined, 1 / deviation
 inline constexpr unsigned result = 1;         // a beat of a result: bias, residual
 inline constexpr unsigned probabilities = 4;  // 32 columns of four rows: running maximum, exp, sum
+inline constexpr unsigned softcap = 32;       // the same, with a soft cap: four elements a cycle
 inline constexpr unsigned rotate = 4;         // a beat: norm of a head, gains, rotation
 inline constexpr unsigned activation = 8;     // a beat: activation, gate
 }  // namespace ii

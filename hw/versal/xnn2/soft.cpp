@@ -47,6 +47,51 @@ inline bool valid(const Soft &op, int row, int col) {
            (!op.windowed || col >= row + op.low);
 }
 
+// 32 columns of four rows, from and to a tile. n: number of the group in its tile. left: columns before that tile.
+template <bool Caps>
+void exps_of(const Soft &op, unsigned n, unsigned left, float twice_inverse, Rows &top, Rows &total,
+             hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Weighted> &t) {
+#pragma HLS INLINE
+    const unsigned row = right_row(groups * n), col = right_col(groups * n), g = row / patch_rows;
+    Group group;
+    for (unsigned b = 0; b < groups; ++b) {
+#pragma HLS UNROLL
+        group.beats[b] = op.odd ? odd.read() : even.read();
+    }
+    float tops[patch_rows];
+    for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+        const float before = top[r][g];
+        float most = before, exps[group_cols];
+        for (unsigned k = 0; k < group_cols; ++k) {
+#pragma HLS UNROLL
+            float &score = group.at(r, k);
+            if (Caps) score = capped(score, op.cap, twice_inverse);
+            if (!valid(op, static_cast<int>(row + r), static_cast<int>(left + col + k))) score = lowest;
+            if (score > most) most = score;
+        }
+        const float base = finite(most) ? most : 0.0f;
+        for (unsigned k = 0; k < group_cols; ++k) {
+#pragma HLS UNROLL
+            exps[k] = exp_of(group.at(r, k) - base);
+            group.at(r, k) = exps[k];
+        }
+        const float drop = before - base < 0.0f ? before - base : 0.0f;
+        total[r][g] = total[r][g] * exp_of(drop) + sum_of(exps);
+        top[r][g] = tops[r] = most;
+    }
+    for (unsigned b = 0; b < groups; ++b) {
+#pragma HLS UNROLL
+        Weighted out;
+        out.beat = group.beats[b];
+        for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+            out.top[r] = tops[r];
+        }
+        t << out;
+    }
+}
+
 }  // namespace
 
 void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &even, hls::stream<Beat> &odd,
@@ -77,48 +122,18 @@ soft_uops:
         soft_tiles:
             for (unsigned i = 0; i < op.tiles; ++i) {
             soft_groups:
-                for (unsigned n = 0; n < beats_per_tile / groups; ++n) {
+                for (unsigned n = 0; !caps && n < beats_per_tile / groups; ++n) {
 #pragma HLS PIPELINE II=ii::probabilities style=flp
 #pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=32 dependent=true
 #pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=32 dependent=true
-                    const unsigned row = right_row(groups * n), col = right_col(groups * n), g = row / patch_rows;
-                    Group group;
-                    for (unsigned b = 0; b < groups; ++b) {
-#pragma HLS UNROLL
-                        group.beats[b] = op.odd ? odd.read() : even.read();
-                    }
-                    float tops[patch_rows];
-                    for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-                        const float before = top[r][g];
-                        float most = before, exps[group_cols];
-                        for (unsigned k = 0; k < group_cols; ++k) {
-#pragma HLS UNROLL
-                            float &score = group.at(r, k);
-                            if (caps) score = capped(score, op.cap, twice_inverse);
-                            if (!valid(op, static_cast<int>(row + r), static_cast<int>(i * tile + col + k))) score = lowest;
-                            if (score > most) most = score;
-                        }
-                        const float base = finite(most) ? most : 0.0f;
-                        for (unsigned k = 0; k < group_cols; ++k) {
-#pragma HLS UNROLL
-                            exps[k] = exp_of(group.at(r, k) - base);
-                            group.at(r, k) = exps[k];
-                        }
-                        const float drop = before - base < 0.0f ? before - base : 0.0f;
-                        total[r][g] = total[r][g] * exp_of(drop) + sum_of(exps);
-                        top[r][g] = tops[r] = most;
-                    }
-                    for (unsigned b = 0; b < groups; ++b) {
-#pragma HLS UNROLL
-                        Weighted out;
-                        out.beat = group.beats[b];
-                        for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-                            out.top[r] = tops[r];
-                        }
-                        t << out;
-                    }
+                    exps_of<false>(op, n, i * tile, 0.0f, top, total, even, odd, t);
+                }
+            capped_groups:
+                for (unsigned n = 0; caps && n < beats_per_tile / groups; ++n) {
+#pragma HLS PIPELINE II=ii::softcap style=flp
+#pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=32 dependent=true
+#pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=32 dependent=true
+                    exps_of<true>(op, n, i * tile, twice_inverse, top, total, even, odd, t);
                 }
             }
         soft_ends:

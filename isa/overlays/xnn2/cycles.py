@@ -16,6 +16,7 @@ LOOPS: Mapping[str, Loop] = {
     "rows": Loop(1, 60, "a row or four: statistics joined, 1 / deviation"),
     "result": Loop(1, 12, "a beat of a result: bias, residual"),
     "probabilities": Loop(4, 90, "32 columns of four rows: running maximum, exp, sum"),
+    "softcap": Loop(32, 200, "the same, with a soft cap: four elements a cycle"),
     "rotate": Loop(4, 40, "a beat: norm of a head, gains, rotation"),
     "activation": Loop(8, 150, "a beat: activation, gate"),
 }

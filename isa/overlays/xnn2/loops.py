@@ -60,7 +60,7 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
     yield cost(
         "Softmax: a tile", loop["softmax"](BEATS), BEATS * rate["softmax_beat"], "the depth of the loop, once a head"
     )
-    yield cost("Softmax: a tile, with soft cap", loop["softcap"](BEATS), BEATS * rate["softmax_beat"], "not charged")
+    yield cost("Softmax: a tile, with soft cap", loop["softcap"](BEATS), BEATS * rate["softcap_beat"])
     yield cost("T: send a head of four tiles of probabilities", loop["weigh"](4 * BEATS), 4 * beat)
     yield cost("Post: activation of a tile", loop["activation"](BEATS), BEATS * rate["activation_beat"])
     rotated = BEATS * rate["rotate_beat"]

@@ -78,6 +78,7 @@ RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
     "softmax_beat": Rate(1, "PL cycles", "structure: 32 exps a cycle and pair", "post-op"),
     "activation_beat": Rate(8, "PL cycles", "structure: 4 elements a cycle and lane, as XNN's", "post-op"),
     "rotate_beat": EXTENSION_RATES["rotate_beat"],
+    "softcap_beat": EXTENSION_RATES["softcap_beat"],
 }
 FORMATS: tuple[tuple[str, type[Record]], ...] = (
     ("DDR", Ddr),
@@ -122,7 +123,10 @@ def _units() -> tuple[UnitSpec, ...]:
         Capability("gate"),
     )
     softmax = Capability("softmax", rate="softmax_beat", elements=BEAT)
-    masks = tuple(Capability(op) for op in ("mask", "causal", "window", "softcap"))
+    masks = (
+        *(Capability(op) for op in ("mask", "causal", "window")),
+        Capability("softcap", rate="softcap_beat", elements=BEAT),
+    )
     return (
         UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=(load[0], store)),
         UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr", capabilities=(load[1],)),

@@ -323,7 +323,7 @@ WRITTEN: Mapping[str, Sequence[Work]] = {
     ),
     "Soft": (
         Work("probabilities", "softmax", {"mask": 512, "compare": 128, "exp": 132, "add": 264, "mul": 4}),
-        Work("probabilities", "soft cap", {"mul": 128, "exp": 128, "add in fabric": 256, "div": 128}),
+        Work("softcap", "soft cap", {"mul": 128, "exp": 256, "add in fabric": 512, "div": 128}),  # a loop of its own
     ),
 }
 """What the loops of hw/versal/xnn2 compute."""

@@ -188,15 +188,14 @@ class SoftUnit(Unit):
         self.probabilities, self.ends = self.sink(f"TIn{even + 1}"), self.sink(f"TIn{even + 1}", ENDS)
 
     def kernel(self, uop: Soft) -> Steps:
+        rate = "softcap_beat" if uop.cap else "softmax_beat"
         for _ in range(uop.heads):
             head = Head(uop)
-            yield Burst(
-                uop.tiles, "softmax_beat", BEATS, gets=(self.scores[uop.odd],), puts=(self.probabilities,), do=head.add
-            )
+            yield Burst(uop.tiles, rate, BEATS, gets=(self.scores[uop.odd],), puts=(self.probabilities,), do=head.add)
             yield Step(puts=(self.ends,), do=head.end)
 
     def effect_key(self, uop: Soft) -> Hashable:
-        return uop.heads, uop.tiles, uop.odd
+        return uop.heads, uop.tiles, uop.odd, bool(uop.cap)
 
 
 class Head:
