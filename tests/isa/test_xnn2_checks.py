@@ -496,7 +496,7 @@ def results(name: str, made: Program, seed: int) -> np.ndarray:
     try:
         net.run()
     except ProgramError as e:
-        if "left in streams" not in str(e):  # tokens that nobody takes
+        if "left in streams" not in str(e):  # a run may leave tokens behind
             raise
     (out,) = made.with_role(Role.OUTPUT)
     return banks[out.bank][16 * out.offset : 16 * out.offset + out.size].copy()

@@ -194,7 +194,7 @@ void x_out(bool odd, hls::stream<Uop<XOut::words>> &uops, RowMemory &x, Statisti
            hls::stream<Beat> &from_other, hls::stream<Token> &free, hls::stream<Beat> &to_other,
            hls::stream<Beat> &mesh_even, hls::stream<Beat> &mesh_odd, hls::stream<Beat> &c) {
 #pragma HLS INLINE
-    Norm norm;
+    Norm norm = {};
     unsigned number = 0;
 x_out_uops:
     for (;;) {
@@ -281,7 +281,7 @@ void x_out_odd(hls::stream<Uop<XOut::words>> &uops, RowMemory &x, Statistics &ma
 
 void x_store(hls::stream<Uop<XStore::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &filled,
              hls::stream<Beat> &ddr, hls::stream<Token> &free) {
-    Norm norm;
+    Norm norm = {};
     unsigned number = 0;
 x_store_uops:
     for (;;) {

@@ -53,6 +53,66 @@ inline void deliver(To to, const Beat &beat, hls::stream<Beat> &x_even, hls::str
 }
 inline bool to_rows(To to) { return to == To::rows_even || to == To::rows_odd; }
 
+// What a beat at (row, col) of a tile is multiplied by as it leaves. slot: of the tile.
+struct NoFactors {
+    Beat applied(const TOut &, unsigned, unsigned, unsigned, const Beat &beat) const { return beat; }
+};
+struct LastFactors {
+    const Weights &weights;
+
+    Beat applied(const TOut &op, unsigned slot, unsigned row, unsigned col, Beat beat) const {
+#pragma HLS INLINE
+        constexpr unsigned slots = buffers::TIn1_slots;
+        const unsigned g = row / patch_rows, end = op.slot % slots * row_groups + g;
+        for (unsigned r = 0; r < patch_rows; ++r) {
+#pragma HLS UNROLL
+            const float top = weights.tops[r][(slot % slots * groups + col / group_cols) * row_groups + g];
+            const float last = weights.top[r][end], total = weights.total[r][end];
+            const float factor = total > 0.0f ? exp_of(top - last) / total : 0.0f;
+            for (unsigned c = 0; c < patch_cols; ++c) {
+#pragma HLS UNROLL
+                const float product = beat[by_rows(r, c)] * factor;
+                if (op.weights) beat[by_rows(r, c)] = product;
+            }
+        }
+        return beat;
+    }
+};
+
+template <unsigned Slots, typename Factors>
+void send_tiles(const Factors &factors, hls::stream<Uop<TOut::words>> &uops, Tiles<Slots> &t,
+                hls::stream<Token> &filled, hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd,
+                hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd) {
+#pragma HLS INLINE
+    unsigned number = 0;
+t_out_uops:
+    for (;;) {
+        const Uop<TOut::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const TOut op = TOut::decode(uop.words);
+        const To to = static_cast<To>(op.to);
+        const Part part = static_cast<Part>(op.part);
+        wait_for(op.wait, filled);
+    t_out_tiles:
+        for (unsigned i = 0; i < op.tiles; ++i) {
+        t_out_times:
+            for (unsigned k = 0; k < op.times; ++k) {
+            t_out_beats:
+                for (unsigned n = 0; n < beats_per_tile; ++n) {
+#pragma HLS PIPELINE II=ii::send style=flp
+                    const unsigned row = to_rows(to) ? right_row(n) : left_row(n);
+                    const unsigned col = to_rows(to) ? right_col(n) : left_col(n);
+                    const unsigned from = part == Part::right ? (col + half_tile) % tile : col;
+                    const Beat beat = sent_beat<Slots>(t, op.slot + i, part, row, col);
+                    deliver(to, factors.applied(op, op.slot + i, row, from, beat), x_even, x_odd, even, odd);
+                }
+            }
+        }
+        free << Token(1);
+    }
+}
+
 }  // namespace
 
 void t_in_even(hls::stream<Uop<TIn::words>> &uops, EvenScratch &t, hls::stream<Token> &free, hls::stream<Beat> &even,
@@ -141,77 +201,13 @@ t_in_odd_uops:
 void t_out_even(hls::stream<Uop<TOut::words>> &uops, EvenScratch &t, hls::stream<Token> &filled,
                 hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
                 hls::stream<Beat> &odd) {
-    unsigned number = 0;
-t_out_even_uops:
-    for (;;) {
-        const Uop<TOut::words> uop = uops.read();
-        RSN_UOP(number++);
-        if (uop.last) break;
-        const TOut op = TOut::decode(uop.words);
-        const To to = static_cast<To>(op.to);
-        wait_for(op.wait, filled);
-    t_out_even_tiles:
-        for (unsigned i = 0; i < op.tiles; ++i) {
-        t_out_even_times:
-            for (unsigned k = 0; k < op.times; ++k) {
-            t_out_even_beats:
-                for (unsigned n = 0; n < beats_per_tile; ++n) {
-#pragma HLS PIPELINE II=ii::send style=flp
-                    const unsigned row = to_rows(to) ? right_row(n) : left_row(n);
-                    const unsigned col = to_rows(to) ? right_col(n) : left_col(n);
-                    const Part part = static_cast<Part>(op.part);
-                    deliver(to, sent_beat<buffers::TIn0_slots>(t, op.slot + i, part, row, col), x_even, x_odd, even, odd);
-                }
-            }
-        }
-        free << Token(1);
-    }
+    send_tiles<buffers::TIn0_slots>(NoFactors{}, uops, t, filled, x_even, x_odd, free, even, odd);
 }
 
 void t_out_odd(hls::stream<Uop<TOut::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Token> &filled,
                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
                hls::stream<Beat> &odd) {
-    constexpr unsigned slots = buffers::TIn1_slots;
-    unsigned number = 0;
-t_out_odd_uops:
-    for (;;) {
-        const Uop<TOut::words> uop = uops.read();
-        RSN_UOP(number++);
-        if (uop.last) break;
-        const TOut op = TOut::decode(uop.words);
-        const To to = static_cast<To>(op.to);
-        wait_for(op.wait, filled);
-    t_out_odd_tiles:
-        for (unsigned i = 0; i < op.tiles; ++i) {
-        t_out_odd_times:
-            for (unsigned k = 0; k < op.times; ++k) {
-            t_out_odd_beats:
-                for (unsigned n = 0; n < beats_per_tile; ++n) {
-#pragma HLS PIPELINE II=ii::send style=flp
-                    const Part part = static_cast<Part>(op.part);
-                    const unsigned row = to_rows(to) ? right_row(n) : left_row(n);
-                    const unsigned col = to_rows(to) ? right_col(n) : left_col(n);
-                    const unsigned from = part == Part::right ? (col + half_tile) % tile : col;
-                    Beat beat = sent_beat<slots>(t, op.slot + i, part, row, col);
-                    for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-                        const unsigned g = row / patch_rows, end = op.slot % slots * row_groups + g;
-                        const unsigned slot = (op.slot + i) % slots;
-                        const float top = weights.tops[r][(slot * groups + from / group_cols) * row_groups + g];
-                        const float last = weights.top[r][end], total = weights.total[r][end];
-                        const float factor = total > 0.0f ? exp_of(top - last) / total : 0.0f;
-                        for (unsigned c = 0; c < patch_cols; ++c) {
-#pragma HLS UNROLL
-                            const float product = beat[by_rows(r, c)] * factor;
-                            if (op.weights) beat[by_rows(r, c)] = product;
-                        }
-                    }
-                    deliver(to, beat, x_even, x_odd, even, odd);
-                }
-            }
-        }
-        free << Token(1);
-    }
+    send_tiles<buffers::TIn1_slots>(LastFactors{weights}, uops, t, filled, x_even, x_odd, free, even, odd);
 }
 
 }  // namespace rsn::xnn

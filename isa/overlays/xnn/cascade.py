@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....machine.unit import Unit
 from ...overlay import Overlay
 from .mme import MmeUnit, Product, Products, Sum
 from .tiles import TILE, Array, Tiles, tile_grid
@@ -86,8 +87,8 @@ class CascadeMme(MmeUnit):
         return _CascadeSum
 
 
-def in_cascade_order(overlay: Overlay) -> Overlay:
+def in_cascade_order(overlay: Overlay, mme: type[Unit] = CascadeMme) -> Overlay:
     """Return the overlay with MMEs that sum in the order of the hardware, so that results are the same to the bit.
-    Their products take some hundred times as long to simulate."""
-    units = [dataclasses.replace(u, behaviour=CascadeMme) if u.kind == "MME" else u for u in overlay.units]
+    Their products take some hundred times as long to simulate. mme: the unit that does so."""
+    units = [dataclasses.replace(u, behaviour=mme) if u.kind == "MME" else u for u in overlay.units]
     return dataclasses.replace(overlay, units=tuple(units))

@@ -3,13 +3,13 @@ module of this name of XNN."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...overlay import Overlay
+from ..xnn.cascade import in_cascade_order as xnn_in_cascade_order
 from ..xnn.cascade import product
 from ..xnn.tiles import Array
 from .mme import Each, Mme, MmeUnit, Sum
@@ -46,8 +46,5 @@ class CascadeMme(MmeUnit):
     sums, each = _CascadeSum, _CascadeEach
 
 
-def in_cascade_order(overlay: Overlay) -> Overlay:
-    """Return the overlay with MMEs that sum in the order of the hardware. Their products take some hundred times as
-    long to simulate."""
-    units = [dataclasses.replace(u, behaviour=CascadeMme) if u.kind == "MME" else u for u in overlay.units]
-    return dataclasses.replace(overlay, units=tuple(units))
+in_cascade_order = partial(xnn_in_cascade_order, mme=CascadeMme)
+"""See `in_cascade_order` of XNN."""

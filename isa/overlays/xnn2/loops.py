@@ -1,7 +1,7 @@
 """Loops with which xnn2 fits its device: what its sources (`cycles.py`) are to become before somebody builds them.
 
-A loop of one round computes 32 elements a cycle; with more rounds, a part of a beat goes through so many operators
-fewer in each cycle. What is on the way to an MME or a Softmax must take one round: an MME takes a tile in 964 cycles, a
+A loop of one round computes 32 elements a cycle. A loop of n rounds computes 32 / n elements a cycle, and has as many
+operators fewer. What is on the way to an MME or a Softmax must take one round: an MME takes a tile in 964 cycles, a
 Softmax gets one in 537. A result comes in 964 cycles at the earliest, and mostly after several products.
 """
 

@@ -12,6 +12,7 @@ last one that they stand for. Numbers of uOPs begin with 0, as everywhere.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -126,7 +127,7 @@ class Told:
     uops: set[int] = field(default_factory=set)
 
 
-class Memory:
+class Memory(ABC):
     """The two ports of a memory."""
 
     kind: str
@@ -150,9 +151,9 @@ class Memory:
             f = told.finding
             yield Finding(f.code, f.message, f.where, f.warning, f.help, times=len(told.uops))
 
+    @abstractmethod
     def check(self) -> None:
         """Find what is wrong."""
-        raise NotImplementedError
 
     def report(
         self, code: str, unit: str, uop: int, text: str, help: str, *, rule: str = "", warning: bool = False

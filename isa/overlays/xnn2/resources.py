@@ -126,7 +126,7 @@ def needs(overlay: Overlay) -> Iterator[Need]:
 
 
 def rams(words: int, halves: int = HALVES, *, ultra: bool = False) -> int:
-    """Blocks of a memory of so many words, which lie in `halves` RAMs."""
+    """The RAM blocks of a memory of `words` words. A word is split evenly among `halves` RAMs."""
     return halves * (ultra_rams if ultra else block_rams)(WORD_BITS // halves, words)
 
 

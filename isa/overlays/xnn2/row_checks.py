@@ -184,15 +184,15 @@ class Statistics:
         return np.searchsorted(self.tiles, bounds, side="right")
 
     def tile(self, counts: Ints) -> Ints:
-        """The number of the last of so many of these tiles; 0 for none."""
+        """The number of the last tile, if X has taken the first `counts` of these tiles; 0 for none."""
         return np.concatenate([[0], self.tiles])[counts]
 
     def begin(self, counts: Ints) -> Ints:
-        """The tile with which the statistics begin that so many of these tiles leave."""
+        """The tile with which the statistics begin, if X has taken the first `counts` of these tiles."""
         return np.concatenate([[0], self.starts])[counts]
 
     def any(self, counts: Ints) -> Flags:
-        """Whether the statistics that so many of these tiles leave count any columns."""
+        """Whether the statistics have any columns, if X has taken the first `counts` of these tiles."""
         return np.asarray(np.concatenate([[0], self.columns])[counts] > 0, np.bool_)
 
 
