@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .host.model import torch_backend
-    from .rsnlib import capture, changes, explain_captured, precision
+    from .rsnlib import capture, changes, explain_captured, precision, static_cache
     from .rsnlib import pipeline as pipelines
     from .rsnlib import pool as pools
     from .rsnlib.passes import Passes
@@ -35,11 +35,13 @@ else:
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
     precision = deferred("rsn.rsnlib.precision")
+    static_cache = deferred("rsn.rsnlib.static_cache")
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
     """Return example inputs as a tuple or a dict; a tokenizer's result is a mapping, but no dict. Raises `TensorError`
     for a list or a bare tensor."""
+    static_cache.register()
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, list) or hasattr(given, "shape"):
@@ -184,6 +186,11 @@ def compile(
                         f"rotary positions depend on the argument {x.name}, whose size calls choose: leave it out, "
                         "then they count the rows of the sequence"
                     )
+            written = ", ".join(x.name for x in traced.host.interface.written)
+            if written and borders is not None:
+                raise UnsupportedError(f"the model writes to its arguments ({written}) in half precision: use float()")
+            if written and dynamic_shapes is not None:
+                raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
             built = recipe.build(traced)  # schedule, lower, pack
         # The programs of a family are in float32; its borders are its own.
         return Compiled(traced, built, board, recipe, seen, borders if dynamic_shapes is None else None)

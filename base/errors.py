@@ -121,6 +121,18 @@ class TensorError(RsnError):
     """A weight, input or parameter is missing, or its name, shape, dtype or value does not fit the program."""
 
 
+class CacheFull(TensorError):
+    """A token for which a cache of keys and values has no row."""
+
+
+class PromptTooLong(TensorError):
+    """A prompt with more tokens than a sequence may have."""
+
+
+class PositionError(TensorError):
+    """A position for which the model has no embedding."""
+
+
 class UnsupportedError(RsnError):
     """A model, shape or operator that the machine cannot run. The message names operator and module path if known."""
 
@@ -141,6 +153,10 @@ class BoardError(RsnError):
 
 class BoardBusy(BoardError):
     """The device is in use by another process, or by another runner of this process."""
+
+
+class StateLost(BoardError):
+    """A board no longer has what a program keeps in its memory between runs, such as a cache of keys and values."""
 
 
 class BoardMemory(BoardError):

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..assembler import container
-from ..base.errors import BoardError, ProgramError, RsnError, TensorError
+from ..base.errors import BoardError, ProgramError, RsnError, StateLost, TensorError
 from ..hw.sim.breakpoint import Stopped
 from ..isa.program import Program
 from ..isa.verify import require
@@ -395,6 +395,9 @@ class Runner(Closing):
             self._boards.reopen()
             flat, run = self._boards.run(batch.member.program, *batch.bound(), batch.requests[0].progress)
             outputs = batch.outputs(flat)
+        except StateLost as e:  # nothing is wrong with the board
+            for request in batch.requests:
+                self._answer(request, e)
         except BoardError as e:
             self._boards.close()
             self._fail(e, batch.requests)
@@ -429,8 +432,8 @@ class Runner(Closing):
                 self._figures.failed()
             ends = self._closed and threading.current_thread() is not self._threads.get("rsn-runs")
             retries = 0 if ends else self.serving.retries  # no thread would take it from the queue
-            lost = [r for r in running if r.runs > retries]
-            again = [r for r in running if r.runs <= retries]
+            again = [r for r in running if r.runs <= retries and not r.keeps_state]
+            lost = [r for r in running if r not in again]
             self._queue.extendleft(reversed(again))
             if not running and (self._closed or now - self._down_since >= self.serving.give_up_s):
                 lost += self._queue

@@ -48,7 +48,8 @@ class Accesses:
     """The off-chip accesses of one bank; the arrays have one element per access.
 
     units: the units that access the bank. unit: index in `units`. uop: number of the uOP in its unit. origin: packet or
-    list position. start, size: in float32 elements. store: it writes; otherwise it reads.
+    list position. start, size: in float32 elements. store: it writes; otherwise it reads. partial: it writes some of
+    these elements only.
     """
 
     units: tuple[UnitSpec, ...]
@@ -58,6 +59,7 @@ class Accesses:
     start: Ints
     size: Ints
     store: npt.NDArray[np.bool_]
+    partial: npt.NDArray[np.bool_]
 
     @property
     def end(self) -> Ints:
@@ -178,20 +180,21 @@ class Expansion:
             distinct = np.unique(run.kinds).tolist()
             touches = {k: t for k in distinct if (t := self.overlay.transfer(u, self.uops[k])) is not None}
             for bank in sorted({t.bank for t in touches.values()}):
-                table = np.zeros((len(self.uops), 4), np.int64)
+                table = np.zeros((len(self.uops), 5), np.int64)
                 for k, t in touches.items():
                     if t.bank == bank:
-                        table[k] = 1, t.addr, t.size, t.store
+                        table[k] = 1, t.addr, t.size, t.store, t.partial
                 rows = table[run.kinds]
                 (uop,) = np.nonzero(rows[:, 0])
                 start = (rows[uop, 1] + run.shifts[uop]) * self.overlay.address_unit
-                columns = (uop, run.origins[uop], start, rows[uop, 2], rows[uop, 3])
+                columns = (uop, run.origins[uop], start, *rows[uop, 2:].T)
                 per_bank.setdefault(bank, []).append((u, np.stack(columns)))
         out = {}
         for bank, parts in per_bank.items():
             unit = np.repeat(np.arange(len(parts)), [c.shape[1] for _, c in parts])
-            uop, origin, start, size, store = np.concatenate([c for _, c in parts], axis=1)
-            out[bank] = Accesses(tuple(u for u, _ in parts), unit, uop, origin, start, size, store.astype(bool))
+            uop, origin, start, size, store, partial = np.concatenate([c for _, c in parts], axis=1)
+            units, flags = tuple(u for u, _ in parts), (store.astype(bool), partial.astype(bool))
+            out[bank] = Accesses(units, unit, uop, origin, start, size, *flags)
         return out
 
 

@@ -8,7 +8,8 @@ state which of them an access means. The findings, decided cell by cell, are:
 * H01, H02: a load of a cell that no earlier store has written and that holds no input or weight.
 * H03: a load across cells that the same buffers share and that have the same number of stores in total, but different
   numbers of stores so far: it reads part of one buffer and part of the next.
-* H04: a store that no load reads before the next store to the same cells, or before the end.
+* H04: a store that no load reads before the next store to the same cells, or before the end. Stores of single rows
+  neither count nor overwrite.
 * H05 to H08, independent of the order: stores over weights and inputs, outputs never stored, inputs never loaded.
 
 Not found: a load that reads a whole buffer of shared memory too early, so that it gets the data of the previous buffer,
@@ -96,8 +97,8 @@ class _Bank:
 
     @cached_property
     def given(self) -> Flags:
-        """Whether each cell holds an input or a weight before the run."""
-        return self._covered(Role.INPUT, Role.WEIGHT) > 0
+        """Whether each cell holds an input, a weight or a state before the run."""
+        return self._covered(Role.INPUT, Role.WEIGHT, Role.STATE) > 0
 
     @cached_property
     def stored(self) -> Ints:
@@ -190,7 +191,8 @@ class _Bank:
         begin = np.maximum.accumulate(np.where(np.append(True, cell[1:] != cell[:-1]), np.arange(n), 0))
         count = np.cumsum(store)
         seen: Ints = count - store - (count - store)[begin]  # stores to the cell before this piece
-        writer = np.maximum.accumulate(np.where(store, np.arange(n), -1))
+        whole = store & ~a.partial[access]
+        writer = np.maximum.accumulate(np.where(whole, np.arange(n), -1))
         live = ~store & (writer >= begin)
         read = np.zeros(len(a), bool)
         read[access[writer[live]]] = True
@@ -199,7 +201,7 @@ class _Bank:
         output = self._any(self._covered(Role.OUTPUT) > 0)
         text = ", which nothing loads before it is overwritten or the program ends"
         way_out = "drop the store, or move it before the load that should read it"
-        yield from self._each("H04", np.flatnonzero(a.store & ~read & ~output), text, way_out, True)
+        yield from self._each("H04", np.flatnonzero(a.store & ~a.partial & ~read & ~output), text, way_out, True)
 
     def _unwritten(self, access: Ints, cell: Ints, bare: Flags) -> Iterator[Finding]:
         if not bare.any():

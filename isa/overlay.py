@@ -60,13 +60,14 @@ class InstructionFormat:
 class Transfer:
     """The off-chip access of a uOP: `size` float32 elements of `bank` from address `addr` (address units) on.
 
-    store: it writes; otherwise it reads.
+    store: it writes; otherwise it reads. partial: it writes some of these elements only.
     """
 
     bank: str
     addr: int
     size: int
     store: bool
+    partial: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -31,6 +31,8 @@ class Role(Enum):
     """The host reads it after each run."""
     WEIGHT = "weight"
     """The host writes it once, before the first run."""
+    STATE = "state"
+    """The host writes it when a session begins; runs read and change it; it keeps its contents between runs."""
     SCRATCH = "scratch"
     """The program alone uses it."""
 

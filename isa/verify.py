@@ -296,6 +296,11 @@ def _patched(program: Program, patch: Patch, value: int) -> Packet:
     return dataclasses.replace(packet, mops=tuple(mops))
 
 
+def _alone(program: Program, packet: Packet) -> Expansion:
+    """The uOPs of a packet."""
+    return Expansion(dataclasses.replace(program, packets=(packet,), preloaded={}, parameters=(), places=()))
+
+
 def _values(p: Parameter, patch: Patch) -> list[int]:
     """The values that a patched field can have; only the lowest and highest if there are too many."""
     low, high = patch.value(p.low), patch.value(p.high)
@@ -310,18 +315,20 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
     if not any(u.bank for u in units):
         return
     where = f"parameter {p.name}"
+    ends = (_alone(program, _patched(program, patch, patch.value(x))) for x in (p.low, p.high))
+    if not any(end.accesses for end in ends):
+        return  # such as an entry of the table of rows; a store of rows has its own limit
     others = [q for r in program.parameters for q in r.patches if (q.packet, q.mop) == (patch.packet, patch.mop)]
     if len(others) > 1 or patch.value(p.high) - patch.value(p.low) >= MAX_VALUES:
         text = f"{patch.field} of packet {patch.packet} changes addresses and has too many values to check"
         yield Finding("R04", text, where, help=f"at most {MAX_VALUES} values, and one parameter in an operation")
         return
     for value in _values(p, patch):
-        packets = [_patched(program, patch, value)]
-        if uop_upper_bound(packets[0], overlay) > MAX_UOPS:
+        packet = _patched(program, patch, value)
+        if uop_upper_bound(packet, overlay) > MAX_UOPS:
             yield Finding("P01", f"with {p.name} at its limit the program has too many uOPs", where)
             return
-        moved = Expansion(dataclasses.replace(program, packets=tuple(packets), preloaded={}, parameters=(), places=()))
-        for finding in _bounds(moved, memory):
+        for finding in _bounds(_alone(program, packet), memory):
             text = f"with {patch.field}={value}, {finding.message}"
             yield Finding("R04", text, where, help="narrow the range of the parameter")
             return

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from ..machine.description import UnitSpec
 from .fields import Record
+from .layout import BLOCK, BLOCK_ROWS
 
 
 class LengthField(NamedTuple):
     """A number that depends on a run-time parameter of a sequence: clamp(parameter[sequence] - base, 0, cap).
 
-    parameter: "len", the rows of the sequence, or "start", the rows of padding before its first one.
+    parameter: "len", the rows of the sequence, "start", the rows of padding before its first one, or "row", the row of
+    a cache that its new row replaces.
     """
 
     sequence: int
@@ -54,6 +56,51 @@ class Access(NamedTuple):
     def span(self) -> tuple[int, int]:
         """The first element that it touches, and one past the last."""
         return self.addr, self.addr + (self.chunks - 1) * self.stride + self.size
+
+
+class RowStore(NamedTuple):
+    """Off-chip memory: take blocks of 128 rows by 64 columns from a peer, and keep rows of them.
+
+    Of each of `blocks` blocks, side by side, for c < `chunks` and i < `rows`: row `source` + c * `rows` + i becomes row
+    d = `row` + i of a matrix; with `entry`, d also counts the row that `SetRow` gave entry `entry` + c. Row 0 of the
+    first block is at `addr` + c * `chunk_stride`, and blocks that lie below each other are `pitch` apart, all in
+    elements. limit: rows of the matrix; a row d beyond is not written.
+    """
+
+    peer: str
+    addr: int
+    pitch: int
+    limit: int
+    row: int = 0
+    rows: int = 1
+    source: int = 0
+    chunks: int = 1
+    chunk_stride: int = 0
+    entry: int | None = None
+    blocks: int = 1
+
+    @property
+    def store(self) -> bool:
+        """True: it writes off-chip memory."""
+        return True
+
+    @property
+    def elements(self) -> int:
+        """Number of elements that the peer sends."""
+        return self.blocks * BLOCK
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first element that it may touch, and one past the last."""
+        below = (self.limit - 1) // BLOCK_ROWS * self.pitch
+        return self.addr, self.addr + (self.chunks - 1) * self.chunk_stride + below + self.blocks * BLOCK
+
+
+class SetRow(NamedTuple):
+    """Off-chip memory: entry `entry` of its table of rows becomes a row that depends on a run-time parameter."""
+
+    entry: int
+    row: LengthField
 
 
 class LoadNorm(NamedTuple):
@@ -230,7 +277,7 @@ class Multiply(NamedTuple):
     load_scale: bool = False
 
 
-Item = Access | Turn | Route | Multiply
+Item = Access | RowStore | SetRow | Turn | Route | Multiply
 
 
 class Patched(NamedTuple):

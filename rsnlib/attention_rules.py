@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ..machine.view import View
 from ..scheduler.graph import Float64, Gemm
 from .attention_masks import masks_of
+from .caches import attended, form
 from .capture import dtype_of, module_path, shape_of
 from .head_rules import scaled_keys
 from .layers import Base, Source
@@ -63,6 +63,8 @@ def attend(
     if len(shapes[0]) != 4 or shapes[0][0] != values.batch or shapes[0][2] not in values.seqs:
         raise unsupported(node, f"its query is {shapes[0]}, not ({values.batch}, heads, {values.seq}, columns)")
     _, heads, rows, columns = shapes[0]
+    k, v = (attended(values, node, x, rows, masks, causal) for x in (k, v))
+    shapes[1:] = [x.view.shape if isinstance(x, Value) else () for x in (k, v)]
     kv_heads, keys = shapes[1][1:3] if len(shapes[1]) == 4 else (heads, 0)
     if shapes[1] != shapes[2] or shapes[1] != (values.batch, kv_heads, keys, columns) or heads % kv_heads:
         raise unsupported(
@@ -72,10 +74,14 @@ def attend(
         )
     query = _projection(values, node, "query", q, rows)
     key, value = (_projection(values, node, name, x, keys) for name, x in (("key", k), ("value", v)))
+    cached = {*values.appends, *(append.new.base for append in values.appends.values())}
     if cap is not None:
         factor = factor * cap  # the machine divides by it again
     if np.any(factor != 1):
-        key = _scaled(values, node, key, factor, heads // kv_heads)
+        if key in cached:  # whose rows are not scaled
+            query = _scaled(values, node, query, factor, 1)
+        else:
+            key = _scaled(values, node, key, factor, heads // kv_heads)
     found = masks_of(values, node, masks, (values.batch, heads, rows, keys), causal)
     counted = next((values.seq_of(values.layers.of(x.k)) for x in values.masks), keys)
     if found.counted is not None and counted != keys:
@@ -89,12 +95,7 @@ def attend(
     layer = values.layers.attention(module_path(node), query, key, value, heads, columns, **fields)
     if found.counted is not None:
         values.masks[layer] = found.counted
-    return Value(layer, _form(values, rows, heads, columns))
-
-
-def _form(values: AbstractState, rows: int, heads: int, columns: int) -> View:
-    """The view of an activation as (batch, heads, rows, columns of a head)."""
-    return View.dense((values.batch, rows, heads, columns)).permute((0, 2, 1, 3))
+    return Value(layer, form(values, shapes[0]))
 
 
 def _apart(x: Abstract) -> Abstract:
@@ -129,12 +130,12 @@ def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows:
     as a query that is a constant. Raises UnsupportedError for other operands."""
     assert isinstance(x, Value)
     _, heads, _, columns = x.view.shape
-    form = _form(values, rows, heads, columns)
-    found = values.fit(x, lambda view, width: (view, width) == (form, heads * columns))
+    shown = form(values, x.view.shape)
+    found = values.fit(x, lambda view, width: (view, width) == (shown, heads * columns))
     for order in ((0, 1, 2, 3), (0, 1, 3, 2)) if found is None else ():  # the keys may exist transposed alone
         node_shown = values.shown.get(Value(x.base, x.view.permute(order)))
         if node_shown is not None:
-            return values.source(node_shown, form.permute(order), heads * columns)
+            return values.source(node_shown, shown.permute(order), heads * columns)
     if found is None:
         raise unsupported(node, f"its {name} is not a projection of {values.batch} x {rows} rows, cut into heads")
     return found.base

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from io import StringIO
@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
+from .static_cache import register as register_static_cache
 from .structure import Structure
 
 Environment = dict[Node, Any]
@@ -120,8 +121,9 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     # The machine need not support results that the module drops, such as the weights of an attention.
     program.graph.eliminate_dead_code()
     signature = program.graph_signature
-    if any(spec.kind != OutputKind.USER_OUTPUT for spec in signature.output_specs):
-        raise UnsupportedError(f"{name} changes its own state or its arguments when called")
+    known = OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION
+    if any(spec.kind not in known for spec in signature.output_specs):
+        raise UnsupportedError(f"{name} changes its own state when called")
     for spec in signature.input_specs:
         if spec.kind not in (*LIFTED, InputKind.USER_INPUT):
             raise UnsupportedError(f"{name} has an input of kind {spec.kind.name}")
@@ -226,6 +228,7 @@ def fitting(
 ) -> tuple[tuple[Any, ...], dict[str, Any], inspect.Signature]:
     """Check example inputs against a function. Returns them in canonical form, positional and named, and the signature.
     name: of the function, for messages. Raises TensorError for inputs that do not fit or cannot be captured."""
+    register_static_cache()
     if not isinstance(example_inputs, tuple | dict):
         raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(example_inputs).__name__}")
     args, kwargs = (example_inputs, {}) if isinstance(example_inputs, tuple) else ((), example_inputs)
@@ -269,7 +272,8 @@ def _without_writes(program: ExportedProgram) -> ExportedProgram:
 class Interface:
     """How a captured module is called. arguments: placeholders of its flattened arguments. structure: of the arguments
     (pytree). result: the output node. result_structure: of the result (pytree). fixed: arguments whose values are
-    constants of the program."""
+    constants of the program. written: arguments that the module writes to, such as a cache of keys and values; their
+    new values come before the results in `result`."""
 
     signature: inspect.Signature
     arguments: tuple[Node, ...]
@@ -277,6 +281,7 @@ class Interface:
     result: Node
     result_structure: pytree.TreeSpec | Structure
     fixed: Mapping[Node, torch.Tensor] = field(default_factory=dict)
+    written: tuple[Node, ...] = ()
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
@@ -284,7 +289,27 @@ class Interface:
         placeholders = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         arguments = tuple(node for node, spec in placeholders if spec.kind == InputKind.USER_INPUT)
         specs = program.call_spec
-        return cls(signature, arguments, specs.in_spec, program.graph.output_node(), specs.out_spec)
+        named = {node.name: node for node in arguments}
+        written = tuple(
+            named[str(spec.target)]
+            for spec in program.graph_signature.output_specs
+            if spec.kind == OutputKind.USER_INPUT_MUTATION
+        )
+        return cls(signature, arguments, specs.in_spec, program.graph.output_node(), specs.out_spec, written=written)
+
+    @property
+    def writes(self) -> tuple[tuple[Node, Node], ...]:
+        """The arguments that the module writes to, each with its new value."""
+        values = self.result.args[0]
+        assert isinstance(values, list | tuple)
+        return tuple(zip(self.written, values, strict=False))
+
+    @property
+    def returned(self) -> tuple[Any, ...]:
+        """The nodes, or constants, that the module returns, in order."""
+        values = self.result.args[0]
+        assert isinstance(values, list | tuple)
+        return tuple(values[len(self.written) :])
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
         """The arguments of a call by placeholder. Raises TensorError if they differ from the example in structure, type
@@ -337,10 +362,22 @@ class Interface:
                 return f"argument {name} ({type(value).__name__}) has another structure than in the example ({form})"
         return "the arguments differ in number or structure from those the module was traced with"
 
-    def unbind(self, environment: Environment) -> Any:
-        """The module's result, in its original structure, from the values of all nodes."""
-        (values,) = map_arg(self.result.args, environment.__getitem__)
-        return self.result_structure.unflatten(values)
+    def unbind(self, environment: Environment, rows: Sequence[int] | None = None) -> Any:
+        """The module's result, in its original structure, from the values of all nodes. Writes what the module writes
+        to its arguments. rows: of each sequence, the row of a cache that its new one becomes, instead of the row that
+        the module says."""
+        for argument, value in self.writes:
+            if value not in environment:  # new rows of a cache, which need no copy of all of it
+                a = arguments(value)
+                if rows is None:
+                    environment[argument].index_copy_(a["dim"], environment[a["index"]], environment[a["source"]])
+                else:
+                    environment[argument][range(len(rows)), :, list(rows)] = environment[a["source"]][:, :, 0]
+            elif environment[argument] is not environment[value]:
+                environment[argument].copy_(environment[value])
+        written = {value: argument for argument, value in self.writes}  # what is returned is the argument itself
+        values = map_arg(self.returned, lambda node: environment[written.get(node, node)])
+        return self.result_structure.unflatten(list(values))
 
 
 def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:

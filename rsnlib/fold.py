@@ -34,11 +34,31 @@ def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = 
     laid_out = LaidOut(replace(graph, layers=tuple(map(with_table, graph.layers))), pitch)
     graph, layouts = laid_out.graph()
     affine = {layer.y: affine_of(layer) for layer in graph.layers}
+
+    def is_copied(layer: Gemm) -> bool:
+        x, y = layouts.get(layer.x), layouts.get(layer.y)
+        return x == y and affine.get(layer.x) is None and (x is None or pitch(x.width) == x.width)
+
+    tables = {
+        x.rotary.source: 2 * pitch(x.rotary.head_dim)
+        for x in graph.layers
+        if isinstance(x, Gemm) and x.rotary is not None and x.rotary.source is not None
+    }
+    states = {name: (graph.inputs[name], layouts.get(y)) for name, y in graph.states.items()}
     return replace(
         graph,
+        inputs=graph.inputs | tables,
+        state_columns={
+            name: np.arange(width) if layout is None else layout.places(pitch(layout.width))
+            for name, (width, layout) in states.items()
+        },
         outputs=tuple(_output(out.name, affine.get(out.name)) for out in graph.outputs),
         layers=tuple(
-            layer if isinstance(layer, AttentionLayer) else _ordered(_folded(layer, affine, weights), layouts)
+            layer
+            if isinstance(layer, AttentionLayer)
+            else _appended(layer)
+            if layer.into is not None and is_copied(layer)
+            else _ordered(_folded(layer, affine, weights), layouts)
             for layer in graph.layers
         ),
     )
@@ -97,6 +117,12 @@ def _product(layer: Gemm, affine: Affine | None) -> tuple[Array, Vector]:
 def _unknown(like: np.ndarray) -> Array:
     """NaN in the shape of `like`, without memory: any use of it is seen in the results."""
     return np.broadcast_to(np.float32(np.nan), like.shape)
+
+
+def _appended(layer: Gemm) -> Gemm:
+    """Rows for a cache that lie as the cache has them: a pass, instead of a product with the identity matrix."""
+    none, zeros = np.zeros((0, layer.width), np.float32), np.zeros(layer.width, np.float32)
+    return replace(layer, weight=none, bias=zeros, residual=layer.x, residual_scale=np.ones(layer.width, np.float32))
 
 
 def _folded_pass(layer: Gemm, affine: Affine | None) -> Gemm:

@@ -31,6 +31,12 @@ class HeadLayout(NamedTuple):
         columns: npt.NDArray[np.intp] = (np.arange(self.heads)[:, None] * self.width + order).reshape(-1)
         return columns
 
+    def places(self, pitch: int) -> npt.NDArray[np.intp]:
+        """Where each column of the activation is stored, with heads `pitch` apart; (heads * width,)."""
+        out = np.empty(self.heads * self.width, np.intp)
+        out[self.columns] = (np.arange(self.heads)[:, None] * pitch + np.arange(self.width)).reshape(-1)
+        return out
+
 
 Layout = HeadLayout | None
 """None: columns side by side in their own order."""
@@ -68,7 +74,7 @@ def with_table(layer: Layer) -> Layer:
     rotary = layer.rotary or Rotary(np.ones((1, width), np.float32), np.zeros((1, width), np.float32), (*range(width),))
     partners = list(rotary.partners)
     own, partner = (rotary.own * scale[0]).astype(np.float32), (rotary.partner * scale[0][partners]).astype(np.float32)
-    return replace(layer, rotary=Rotary(own, partner, rotary.partners), scale=None, shift=None)
+    return replace(layer, rotary=replace(rotary, own=own, partner=partner), scale=None, shift=None)
 
 
 def head_order(rotary: Rotary) -> tuple[int, ...]:
@@ -94,7 +100,8 @@ def reordered(rotary: Rotary, order: Sequence[int]) -> Rotary:
     swaps = np.array([rotary.partners[c] != c for c in at])
     # a column without a partner has a neighbour nevertheless
     alone = np.where(swaps, own, own + partner), np.where(swaps, partner, np.float32(0))
-    return Rotary(alone[0].astype(np.float32), alone[1].astype(np.float32), neighbours)
+    own, partner = (x.astype(np.float32) for x in alone)
+    return replace(rotary, own=own, partner=partner, partners=neighbours, order=tuple(at))
 
 
 class LaidOut:

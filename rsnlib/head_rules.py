@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from ..machine.view import View
 from ..scheduler.graph import Gemm, Norm, Rotary
-from .capture import module_path, op_name
+from .capture import module_path, op_name, shape_of
 from .values import Abstract, AbstractState, Arguments, Value
 
 
@@ -60,12 +60,23 @@ def norm_of_heads(values: AbstractState, node: Node, a: Arguments, norm: Norm, c
 def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of rotary positions (`rotary.rotations`): MemC applies them at the store of a projection of queries or
     keys."""
-    own, partner = values.constant(a["own"]), values.constant(a["partner"])
-    columns = own.shape[-1]
+    columns = shape_of(a["own"])[-1]
     heads = heads_of(values, values.of[a["x"]], columns)
     if heads is None:
         return f"rotary positions are supported only over heads of a projection of {values.rows} rows"
     order = (1, 2) if heads.rows_last else (2, 1)  # the axes of heads and rows
+    if not (values.is_constant(a["own"]) and values.is_constant(a["partner"])):
+        if not values.steps:
+            return "its rotary positions depend on arguments"
+        shapes = [(1,) * (4 - len(shape_of(a[x]))) + shape_of(a[x]) for x in ("own", "partner")]
+        if any(shape[order[0]] != 1 for shape in shapes):
+            return "its rotary positions differ between heads"
+        partners = tuple(a["partners"])
+        source = values.table(a["own"], a["partner"], order[0], columns)
+        ones = np.ones((1, columns), np.float32)
+        swaps = np.array([[float(p != c) for c, p in enumerate(partners)]], np.float32)
+        return _rotated(values, node, heads, Rotary(ones, swaps, partners, source.y))
+    own, partner = values.constant(a["own"]), values.constant(a["partner"])
     tables = []
     for table in (own, partner):
         full = table.reshape((1,) * (4 - table.ndim) + tuple(table.shape))
@@ -73,7 +84,11 @@ def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
             return "its rotary positions differ between sequences or heads"
         rows = full.select(0, 0).select(order[0] - 1, 0).expand(values.seq, columns)
         tables.append(values.once("rotary", rows.contiguous().numpy()))
-    made = values.rotary(Rotary(tables[0], tables[1], tuple(a["partners"])))
+    return _rotated(values, node, heads, values.rotary(Rotary(tables[0], tables[1], tuple(a["partners"]))))
+
+
+def _rotated(values: AbstractState, node: Node, heads: Heads, made: Rotary) -> Value:
+    """Fuse a rotation into a projection, or make a pass."""
     layer, path = heads.layer, module_path(node)
     whole_norm = layer.norm is not None and not layer.heads and heads.count > 1
     if layer.rotary is not None or layer.gated or whole_norm or layer.residual is not None:

@@ -6,21 +6,54 @@ PyTorch and the weights that these use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.fx import Node
 
-from ..base.errors import TensorError
+from ..base.errors import CacheFull, TensorError, UnsupportedError
 from ..machine.view import View
-from ..scheduler.graph import Array
+from ..scheduler.graph import Array, Rotary
+from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of
+from .factors import Factors
 from .key_spans import KeySpans
 from .mask import FORBIDDEN, PLAIN, Pattern, key_spans
+
+
+@dataclass(frozen=True, eq=False)
+class RotaryTable:
+    """An input of the network with the factors of a rotation. factors: the host's tensors of them. rotary: what they
+    are multiplied by, in the order of the machine's columns. pitch: columns from a head to the next."""
+
+    factors: Factors
+    rotary: Rotary
+    pitch: int
+
+    def rows(self, environment: Environment, batch: int, seq: int) -> Array:
+        """The factors in the form that the machine takes them in: float32 (batch, seq, 2 * pitch)."""
+        columns = self.rotary.head_dim
+        own, partner = (
+            _four(environment[x]).select(self.factors.heads, 0).broadcast_to((batch, seq, columns))
+            for x in (self.factors.own, self.factors.partner)
+        )
+        order = list(self.rotary.order or range(columns))
+        made = replace(
+            self.rotary,
+            own=own[..., order].reshape(-1, columns).numpy() * self.rotary.own,
+            partner=partner[..., order].reshape(-1, columns).numpy() * self.rotary.partner,
+        )
+        return stored_table(made, self.pitch, batch * seq).reshape(batch, seq, -1)
+
+
+def _four(x: torch.Tensor) -> torch.Tensor:
+    """The tensor with four dimensions."""
+    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +67,11 @@ class HostPart:
     masks by which not all rows see the same. seqs: rows of each sequence of those inputs and outputs of the network
     that have another number than `seq`. counted: of the keys that the masks hide, 0 for `seq`. added: inputs of the
     network that are masks, added to scores.
+
+    states: by input of the network that keeps its contents between runs, the cache of the host and the view of the
+    input that it is. state_columns: where the columns of these lie. rows_taken: of these caches, the row that a call
+    replaces; all the same. prompts: of other caches, the rows that a call replaces, with their number: the first ones.
+    tables: by input that has the factors of a rotation for each row.
     """
 
     batch: int
@@ -51,6 +89,11 @@ class HostPart:
     seqs: Mapping[str, int] = field(default_factory=dict)
     counted: int = 0
     added: frozenset[str] = frozenset()
+    states: Mapping[str, tuple[Node, View]] = field(default_factory=dict)
+    rows_taken: tuple[Node, ...] = ()
+    prompts: tuple[tuple[Node, int], ...] = ()
+    state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
+    tables: Mapping[str, RotaryTable] = field(default_factory=dict)
     _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
@@ -75,6 +118,9 @@ class HostPart:
         run(self.before, environment)
         spans = self._spans(environment)
         needed = {x for node in (*self.after, self.interface.result) for x in node.all_input_nodes}
+        needed.update(node for node, _ in self.states.values())
+        needed.update(x for _, value in self.interface.writes for x in value.all_input_nodes)
+        needed.update(self.interface.written)
         state = {node: value for node, value in environment.items() if node in needed}
         if self.lengths and self.lengths not in self._checked and check_rows_beyond(self, arguments):
             self._checked.add(self.lengths)
@@ -84,8 +130,9 @@ class HostPart:
         """The keys that all masks show. Raises TensorError like `prologue`."""
         keys = self.counted or self.seq
         found = [key_spans(environment[x], self.batch, keys, self.patterns.get(x, PLAIN)) for x in self.masks]
+        rows = self._rows_taken(environment)
         if not found:
-            return None
+            return None if rows is None else KeySpans(np.zeros(0, np.int64), None, rows)
         lengths = found[0].lengths
         starts = next((spans.starts for spans in found if spans.starts is not None), None)
         for spans in found:
@@ -97,7 +144,31 @@ class HostPart:
         for i, (given, limit) in enumerate(zip(lengths, self.lengths or (keys,) * self.batch, strict=False)):
             if given > limit:
                 raise TensorError(f"sequence {i} has {given} rows; compiled for at most {limit} (lengths)")
-        return KeySpans(lengths, starts)
+        return KeySpans(lengths, starts, rows)
+
+    def _rows_taken(self, environment: Environment) -> npt.NDArray[np.int64] | None:
+        """The row of each sequence that a call replaces in caches that became states; None without. Raises TensorError
+        for caches that take other rows."""
+        for node, count in self.prompts:
+            if not torch.equal(environment[node], torch.arange(count)):
+                raise TensorError(
+                    f"a call with {count} rows must be the first one of a cache; this one has other rows before"
+                )
+        found = [environment[node] for node in self.rows_taken]
+        if not found:
+            return None
+        if any(not torch.equal(x, found[0]) for x in found):
+            raise TensorError("the layers append to different rows of their caches")
+        row, count = int(found[0]), min(self.seq_of(name) for name in self.states)
+        if not 0 <= row < count:
+            raise CacheFull(f"row {row} of a cache of {count} rows")
+        return np.full(self.batch, row, np.int64)
+
+    def state(self, name: str, environment: Environment) -> Array:
+        """The contents of an input that keeps them between runs, as the host has them: float32 (batch, rows,
+        columns)."""
+        node, view = self.states[name]
+        return _rows(environment[node], view).reshape(self.batch, self.seq_of(name), -1)
 
     def inputs(self, environment: Environment) -> dict[str, Array]:
         """The network's inputs by activation name, float32 (batch, seq, columns), from the host's tensors."""
@@ -106,10 +177,29 @@ class HostPart:
                 self.batch, self.seq_of(name), -1
             )
             for name, (node, view) in self.sources.items()
-        }
+        } | {name: table.rows(environment, self.batch, self.seq) for name, table in self.tables.items()}
 
-    def epilogue(self, outputs: Mapping[str, Array], state: Environment) -> Any:
-        """Run the operators after the machine. Returns the module's result, in its original structure.
+    def at_rows(self, spans: KeySpans | None, rows: Sequence[int]) -> KeySpans:
+        """The parameters of a call in which each sequence takes a new row of its own in all caches. spans: from the
+        prologue. Raises `UnsupportedError` for a network without such caches, `CacheFull` for a row beyond them."""
+        if spans is None or spans.rows is None or self.after_caches:
+            raise UnsupportedError("rows of sequences: the model appends no rows to caches, or uses these otherwise")
+        if len(rows) != self.batch:
+            raise TensorError(f"{len(rows)} rows for {self.batch} sequences")
+        count = min(self.seq_of(name) for name in self.states)
+        for row in rows:
+            if not 0 <= row < count:
+                raise CacheFull(f"row {row} of a cache of {count} rows")
+        return spans._replace(rows=np.array(rows, np.int64))
+
+    @property
+    def after_caches(self) -> bool:
+        """Whether an operator behind the machine makes a cache that a call does not only keep in its argument."""
+        return any(node.target is torch.ops.aten.index_copy.default for node in self.after)
+
+    def epilogue(self, outputs: Mapping[str, Array], state: Environment, rows: Sequence[int] | None = None) -> Any:
+        """Run the operators after the machine. Returns the module's result, in its original structure. rows: as for
+        `Interface.unbind`.
 
         outputs: by activation name, float32 (batch, seq, columns), with the Output's scale and shift applied. state:
         from the prologue of the same call. Raises TensorError for an output that is missing or has another shape.
@@ -117,7 +207,7 @@ class HostPart:
         environment = dict(state)
         self.take(outputs, environment)
         run(self.after, environment)
-        return self.interface.unbind(environment)
+        return self.interface.unbind(environment, rows)
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
         """Add to `environment` the tensors that are views of the network's outputs. Raises like `epilogue`."""

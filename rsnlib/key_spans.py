@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 class KeySpans(NamedTuple):
     """The valid keys of each sequence, int64 (batch,): those before `lengths`, from `starts` on; None: from the
-    first."""
+    first. rows: where a cache takes the new row of each sequence; None without caches."""
 
     lengths: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64] | None = None
+    rows: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, parameters: Mapping[str, int], batch: int) -> KeySpans:
@@ -25,5 +26,6 @@ class KeySpans(NamedTuple):
     def parameters(self, count: int | None = None) -> dict[str, int]:
         """The run-time parameters of a program, by name. count: of the first so many sequences."""
         named = {f"len[{i}]": int(n) for i, n in enumerate(self.lengths[:count])}
-        starts = () if self.starts is None else self.starts[:count]
-        return named | {f"start[{i}]": int(n) for i, n in enumerate(starts)}
+        for name, numbers in (("start", self.starts), ("row", self.rows)):
+            named |= {f"{name}[{i}]": int(n) for i, n in enumerate(() if numbers is None else numbers[:count])}
+        return named

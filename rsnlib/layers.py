@@ -83,6 +83,12 @@ class LayerBuilder:
         """A layer without a product that adds two activations of the same columns."""
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), residual=residual.y), _Fusion())
 
+    def appended(self, path: str, state: Source, x: Base) -> Gemm:
+        """An activation that keeps its contents between runs, with rows of it replaced by those of x. state: the
+        activation as the host has it."""
+        eye, zeros = np.eye(x.width, dtype=np.float32), np.zeros(x.width)
+        return self._added(Gemm(path, x.y, self._fresh(), eye, zeros, into=state.y), _Fusion())
+
     def attention(
         self, path: str, q: Base, k: Base, v: Base, heads: int, head_dim: int, **fields: Any
     ) -> AttentionLayer:
@@ -110,7 +116,7 @@ class LayerBuilder:
         behind: list[str] = []
         while not isinstance(made, Source) and made.y not in self._rows:
             behind.append(made.y)
-            made = self.of(made.q if isinstance(made, AttentionLayer) else made.x)
+            made = self.of(made.q if isinstance(made, AttentionLayer) else made.into or made.x)
         if isinstance(made, Source):
             elements = prod(made.view.shape)
             rows = elements // made.width if made.width and elements % made.width == 0 else 0

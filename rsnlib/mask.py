@@ -131,7 +131,7 @@ def is_causal(mask: torch.Tensor, batch: int, seq: int) -> bool:
 def _truth(mask: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
     """The mask as bool of shape (batch or 1, 1, any rows, seq or 1), True at valid keys. Raises TensorError."""
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
-    if len(shape) != 4 or shape[0] not in (1, batch) or shape[3] not in (1, seq):
+    if len(shape) != 4 or shape[0] not in (1, batch) or 1 < shape[3] < seq:
         raise TensorError(f"an attention mask of {tuple(mask.shape)} does not fit {batch} sequences of {seq} keys")
     mask = mask.detach().reshape(shape)
     for axis in (1, 2):  # expanded dimensions need no comparison
@@ -144,6 +144,10 @@ def _truth(mask: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
         if not bool((hidden | (mask == 0)).all()):
             raise TensorError(f"a float attention mask must be 0 or at most {HIDDEN:g}; a bias is not supported")
         mask = ~hidden
+    if mask.shape[3] > seq:  # of a cache that holds more rows
+        if bool(mask[..., seq:].any()):
+            raise TensorError(f"the attention mask shows rows of a cache behind the {seq} new ones")
+        mask = mask[..., :seq]
     if not bool((mask == mask.narrow(1, 0, 1)).all()):
         raise TensorError("the attention mask differs between heads; supported are whole keys and causal masks")
     return mask.narrow(1, 0, 1)

@@ -9,13 +9,14 @@ becomes one operator, `rsn::rotate`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from .capture import arguments, dtype_of, is_static, packet, run, shape_of
 from .rewriter import Rewriter
@@ -44,8 +45,8 @@ CLOSE = 1e-5
 def rotations(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite the operators of rotary positions of an attention's queries and keys into one operator each.
 
-    Not applied if a table depends on arguments, if it differs between sequences or heads, or if a column of the result
-    depends on more than two columns of the projection.
+    Not applied if a table differs between heads, or if a column of the result depends on more than two columns of the
+    projection. Where a table depends on arguments, such as the position of a new token, the host makes it in each call.
     """
     operands = _scored(graph, node)
     turned = {x: _turned(graph, node, x) for x in operands}
@@ -61,6 +62,8 @@ def _scored(graph: Rewriter, node: Node) -> list[Node]:
     a = arguments(node)
     if packet(node) is aten.scaled_dot_product_attention:
         return [a["query"], a["key"]]
+    if packet(node) is aten.index_copy:  # keys for a cache
+        return [a["source"]]
     if packet(node) in (aten.matmul, aten.bmm, aten.baddbmm):
         both: list[Node] = [x for x in node.all_input_nodes if x in graph.computed]
         return both if len(both) == 2 else []
@@ -112,9 +115,16 @@ def _rotation(graph: Rewriter, at: Node, node: Node) -> Node | None:
         if shape_of(start) != shape_of(node) or dtype_of(start) != torch.float32:
             continue
         key = _key(graph, start, operators)
+        tables = _tables(graph, operators)
         if key not in graph.memo:
-            graph.memo[key] = recognise(_function(graph, start, operators), shape_of(start))
+            function = None if tables is None else _function(graph, start, operators, tables)
+            graph.memo[key] = None if function is None else recognise(function, shape_of(start), bool(tables))
         found = graph.memo[key]
+        if found is not None and tables:
+            if ("nodes", key) not in graph.memo:
+                graph.memo["nodes", key] = _factors(graph, at, start, operators, found)
+            own, partner = graph.memo["nodes", key]
+            return graph.insert(at, ROTATE.default, start, own, partner, list(found.partners), origin=node)
         if found is not None and found.is_nothing:
             if all(packet(x) in VIEWS or packet(x) in IDENTITIES for x in operators):
                 continue
@@ -135,7 +145,7 @@ def _cuts(graph: Rewriter, node: Node) -> Iterator[tuple[Node, list[Node]]]:
         if not _is_linear(graph, x):
             continue
         for y in x.all_input_nodes:
-            if y in graph.constants:
+            if y not in graph.computed:
                 continue
             if y not in users:
                 stack.append(y)
@@ -152,7 +162,7 @@ def _cuts(graph: Rewriter, node: Node) -> Iterator[tuple[Node, list[Node]]]:
         open_.remove(ready)
         passed.append(ready)
         for y in ready.all_input_nodes:
-            if y not in graph.constants:
+            if y in graph.computed:
                 users[y] -= 1
                 if y not in open_:
                     open_.append(y)
@@ -177,8 +187,52 @@ def _key(graph: Rewriter, start: Node, operators: Sequence[Node]) -> Any:
     return "rotation", shape_of(start), *told
 
 
-def _function(graph: Rewriter, start: Node, operators: Sequence[Node]) -> Callable[[Tensor], Tensor]:
-    constants = {x: graph.value(x) for node in operators for x in node.all_input_nodes if x in graph.constants}
+def _tables(graph: Rewriter, operators: Sequence[Node]) -> dict[Node, Tensor] | None:
+    """Random values for the tables of some operators that the host computes from arguments; None if one of them is no
+    table of numbers."""
+    found: dict[Node, Tensor] = {}
+    inner = set(operators)
+    generator = torch.Generator().manual_seed(1)
+    for x in (x for node in operators for x in node.all_input_nodes):
+        if x in graph.constants or x in graph.computed or x in inner or x in found:
+            continue
+        if dtype_of(x) not in (torch.float32, torch.complex64) or not is_static(x):
+            return None
+        found[x] = torch.randn(shape_of(x), dtype=dtype_of(x), generator=generator)
+    return found
+
+
+def _factors(graph: Rewriter, at: Node, start: Node, operators: Sequence[Node], found: Rotation) -> tuple[Node, Node]:
+    """Insert operators by which the host computes own and partner of a rotation from its tables: those of the rotation,
+    of samples that are 1 in one column of each pair."""
+    columns = len(found.partners)
+    swaps = torch.tensor([p != c for c, p in enumerate(found.partners)])
+    first = torch.tensor([p >= c for c, p in enumerate(found.partners)])
+    halves: list[Node] = []
+    for half in (first, ~first):
+        copies = {start: graph.constant(at, half.float().expand(shape_of(start)).contiguous())}
+        for node in operators:
+            args, kwargs = map_arg((node.args, node.kwargs), lambda x, copies=copies: copies.get(x, x))
+            copies[node] = graph.insert(at, node.target, *args, origin=node, **kwargs)
+        halves.append(copies[operators[-1]])
+    chosen = graph.constant(at, first)
+    own = graph.insert(at, aten.where.self, chosen, halves[0], halves[1])
+    partner = graph.insert(at, aten.where.self, chosen, halves[1], halves[0])
+    partner = graph.insert(at, aten.mul.Tensor, partner, graph.constant(at, swaps.float().reshape(columns)))
+    made = []
+    for node, sample in ((own, found.own), (partner, found.partner)):
+        for axis, size in enumerate(shape_of(node)[:-1]):
+            if size > 1 and sample.shape[axis] == 1:
+                node = graph.insert(at, aten.slice.Tensor, node, axis, 0, 1)
+        made.append(node)
+    return made[0], made[1]
+
+
+def _function(
+    graph: Rewriter, start: Node, operators: Sequence[Node], tables: Mapping[Node, Tensor]
+) -> Callable[[Tensor], Tensor]:
+    read = {x for node in operators for x in node.all_input_nodes}
+    constants = {x: graph.value(x) for x in read if x in graph.constants} | dict(tables)
 
     def function(x: Tensor) -> Tensor:
         environment = constants | {start: x}
@@ -189,9 +243,9 @@ def _function(graph: Rewriter, start: Node, operators: Sequence[Node]) -> Callab
     return function
 
 
-def recognise(function: Callable[[Tensor], Tensor], shape: Sequence[int]) -> Rotation | None:
+def recognise(function: Callable[[Tensor], Tensor], shape: Sequence[int], by_sequence: bool = False) -> Rotation | None:
     """The rotation that a linear function of tensors of a shape is, or None; also None for one factor of all elements
-    other than 1, which is no rotation."""
+    other than 1, which is no rotation. by_sequence: factors may differ between sequences as well as between rows."""
     columns = shape[-1]
     partners = _partners(function, shape)
     if partners is None:
@@ -201,7 +255,7 @@ def recognise(function: Callable[[Tensor], Tensor], shape: Sequence[int]) -> Rot
     own, partner = torch.where(first, one, other), torch.where(first, other, one)
     partner[..., [p == c for c, p in enumerate(partners)]] = 0
     found = Rotation(_narrowed(own), _narrowed(partner), tuple(partners))
-    if max(sum(n > 1 for n in x.shape[:-1]) for x in (found.own, found.partner)) > 1:
+    if max(sum(n > 1 for n in x.shape[:-1]) for x in (found.own, found.partner)) > 1 + by_sequence:
         return None
     if partners == list(range(columns)) and bool((own == own.flatten()[0]).all()) and not found.is_nothing:
         return None

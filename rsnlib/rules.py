@@ -21,6 +21,7 @@ from torch.fx import Node
 from ..machine.view import View
 from ..scheduler.graph import Activation, Float64, Gemm, Norm
 from .attention_rules import attend, scaled_dot_product_attention, softmax
+from .caches import index_copy
 from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
 from .gate_rules import gate, scaled_gate, summed
 from .head_rules import norm_of_heads, rotate
@@ -371,6 +372,7 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.mul: scale,
     aten.div: scale,
     ROTATE: rotate,
+    aten.index_copy: index_copy,
     aten.softmax: softmax,
     aten.scaled_dot_product_attention: scaled_dot_product_attention,
 }

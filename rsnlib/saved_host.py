@@ -15,6 +15,7 @@ from itertools import chain
 from math import prod
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import Graph, Node
@@ -22,8 +23,10 @@ from torch.fx import Graph, Node
 from ..base.errors import UnsupportedError
 from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list, as_str
 from ..machine.view import View, merge
+from ..scheduler.graph import Rotary
 from .capture import Environment, Interface, run, shape_of, site, unlogged
-from .host_part import HostPart
+from .factors import Factors
+from .host_part import HostPart, RotaryTable
 from .mask import PLAIN, Pattern
 from .structure import Structure, describe
 
@@ -83,6 +86,9 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
     for node, value in host.constants.items():
         if not isinstance(value, torch.Tensor):
             raise UnsupportedError(f"{node.name} is a {type(value).__name__}, which cannot be saved")
+    if interface.written:
+        names = ", ".join(node.name for node in interface.written)
+        raise UnsupportedError(f"the model writes to its arguments ({names}); a file cannot hold that")
     return {
         "batch": host.batch,
         "seq": host.seq,
@@ -99,6 +105,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
         "before": [_operator(node) for node in host.before],
         "after": [_operator(node) for node in host.after],
         "sources": [[name, node.name, _view(view)] for name, (node, view) in host.sources.items()],
+        "tables": [[name, *_table(table, keep)] for name, table in host.tables.items()],
         "results": [
             [node.name, name, _view(view), list(shape_of(node))] for node, (name, view) in host.results.items()
         ],
@@ -137,6 +144,9 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
     constants = {outside(name, None): tensor(as_str(stored)) for name, stored in as_list(description["constants"])}
     before = operators(description["before"])
     sources = {as_str(name): (nodes[node], _of_view(view)) for name, node, view in as_list(description["sources"])}
+    tables = {
+        as_str(name): _of_table(fields, nodes, tensor) for name, *fields in as_list(description.get("tables", []))
+    }
     masks = {nodes[name]: _pattern(*fields) for name, *fields in as_list(description["masks"])}
     results = {
         outside(node, torch.empty(as_ints(shape), device="meta")): (as_str(name), _of_view(view))
@@ -188,11 +198,34 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         seqs,
         counted,
         frozenset(map(as_str, as_list(description["added"]))),
+        tables=tables,
     )
     if not host.added <= set(sources):
         raise ValueError(f"masks {sorted(host.added)} are no inputs")
     _check(host)
     return host
+
+
+def _table(table: RotaryTable, keep: Callable[[torch.Tensor], str]) -> Json:
+    """The factors of a rotation as JSON."""
+    factors, rotary = table.factors, table.rotary
+    kept = [keep(torch.from_numpy(np.ascontiguousarray(x))) for x in (rotary.own, rotary.partner)]
+    places = [list(rotary.partners), list(rotary.order)]
+    return [factors.own.name, factors.partner.name, factors.heads, table.pitch, *kept, *places]
+
+
+def _of_table(fields: Json, nodes: Mapping[str, Node], tensor: Callable[[str], torch.Tensor]) -> RotaryTable:
+    own, partner, heads, pitch, *kept, partners, order = as_list(fields)
+    numbers = [tensor(as_str(x)).numpy() for x in kept]
+    rotary = Rotary(numbers[0], numbers[1], as_ints(partners), "", as_ints(order))
+    columns = len(rotary.partners)
+    if any(x.dtype != np.float32 or x.shape != (1, columns) for x in numbers) or not 1 <= columns <= as_int(pitch):
+        raise ValueError(f"a rotation of {columns} columns has factors of {[x.shape for x in numbers]}")
+    if any(sorted(x) != [*range(columns)] for x in (rotary.partners, rotary.order) if x):
+        raise ValueError("a rotation of columns that do not exist")
+    if as_int(heads) not in (1, 2):
+        raise ValueError(f"axis {heads} of heads")
+    return RotaryTable(Factors(nodes[as_str(own)], nodes[as_str(partner)], heads), rotary, pitch)
 
 
 def _operator(node: Node) -> Json:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from .fused import FUSED
@@ -76,12 +76,20 @@ def _with_numbers(graph: GraphModule, numbers: Mapping[int, float]) -> GraphModu
 
 
 def static_arguments(graph: GraphModule, arguments: Sequence[Any]) -> set[int]:
-    """The positions of arguments that are parameters or buffers of the module that the graph was captured from."""
+    """The positions of arguments that are parameters or buffers of the module that the graph was captured from, and
+    that the graph does not write to. A cache of keys and values is marked as they are."""
     marked = [
-        "_dynamo_static_input_type" in n.meta.get("tensor_dict", {}) for n in graph.graph.find_nodes(op="placeholder")
+        "_dynamo_static_input_type" in n.meta.get("tensor_dict", {}) and not any(map(_writes, n.users))
+        for n in graph.graph.find_nodes(op="placeholder")
     ]
     return {
         i
         for i, x in enumerate(arguments)
         if isinstance(x, nn.Parameter) or (marked[i] and isinstance(x, torch.Tensor) and not is_number(x))
     }
+
+
+def _writes(node: Node) -> bool:
+    """Whether an operator of a graph of torch.compile writes to its first argument, by its name: `copy_`, `add_`."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name == "setitem" or (name.endswith("_") and not name.endswith("__"))

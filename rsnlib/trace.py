@@ -46,7 +46,7 @@ from .experts.choice import EXECUTOR
 from .experts.library import in_groups
 from .experts.replace import ExpertsPlan, replace_experts
 from .fixed_arguments import arguments_of_tables, fix
-from .host_part import HostPart
+from .host_part import HostPart, RotaryTable
 from .ideas import ROTARY, ideas, with_ideas
 from .layers import Base, FusionError, LayerBuilder, Source
 from .mask import PLAIN, Pattern, attended_keys, pattern_of
@@ -197,11 +197,11 @@ def interpret(
     if premise is not None and not premise.holds():
         raise UnsupportedError("values that the graph was rewritten for have changed; capture the model again")
     given, environment = environment, dict(environment)
-    tracer = _Tracer(program, passes)
+    tracer = _Tracer(program, interface, passes)
     patterns = tracer.patterns_of_masks(environment)
     if any(pattern != PLAIN for pattern in patterns.values()):
-        tracer = _Tracer(program, passes, patterns)
-    traced = tracer.partition(interface)
+        tracer = _Tracer(program, interface, passes, patterns)
+    traced = tracer.partition()
     tracer.check_masks(traced, environment)
     if not again:
         return traced
@@ -213,6 +213,8 @@ def _role(value: Abstract, layers: LayerBuilder) -> str:
     layer = value.base if isinstance(value, Value) else None
     if isinstance(layer, Gemm) and layer.multiplies:
         k, n = layer.weight.shape
+        if layer.into is not None:
+            return "a row appended to a cache"
         whole = layers.before(layer) is None
         return f"matrix product {k} x {n}" if whole else f"fused into {layer.path or 'the product'}"
     if isinstance(layer, Gemm):
@@ -249,11 +251,15 @@ class _Tracer:
     """One pass over a captured graph, which decides for each operator where it runs."""
 
     def __init__(
-        self, program: ExportedProgram, passes: Passes, patterns: Mapping[Node, Pattern | None] = MappingProxyType({})
+        self,
+        program: ExportedProgram,
+        interface: Interface,
+        passes: Passes,
+        patterns: Mapping[Node, Pattern | None] = MappingProxyType({}),
     ) -> None:
-        self.program = program
+        self.program, self.interface = program, interface
         self.passes = passes
-        self.values = AbstractState(program, patterns, norms_of_inputs=passes.norms_of_inputs)
+        self.values = AbstractState(program, patterns, norms_of_inputs=passes.norms_of_inputs, steps=passes.steps)
         self.before: list[Node] = []
         self.after: list[Node] = []
         self.results: dict[Node, Value] = {}
@@ -341,7 +347,24 @@ class _Tracer:
             if isinstance(value, PartialAttention | list) and not is_host(value):
                 raise unsupported(x, "the host needs its result, but it exists only inside the machine")
             if isinstance(value, Value) and not is_host(value):
-                self.results[x] = value
+                if isinstance(value.base, Gemm) and value.base.into is not None:
+                    self._append(x)
+                else:
+                    self.results[x] = value
+
+    def _append(self, node: Node) -> None:
+        """Let the host append rows to its cache as well. node: the cache with the new rows."""
+        if packet(node) is not torch.ops.aten.index_copy:
+            raise unsupported(node, "the host needs rows of a cache that exist only inside the machine")
+        if node not in self.after:
+            self.results[arguments(node)["source"]] = self.values.appended[node].new
+            self.after.append(node)
+
+    def _kept_in_place(self, node: Node) -> bool:
+        """Whether an operator of the host makes what is nothing but the new value of a cache, which then needs no copy
+        (`Interface.unbind`)."""
+        written = packet(node) is torch.ops.aten.index_copy and (arguments(node)["self"], node) in self.interface.writes
+        return written and not any(node in x.all_input_nodes for x in self.after)
 
     def _spill(self, value: Pointwise) -> None:
         """Leave elementwise operators to PyTorch that did not become an activation of the machine."""
@@ -360,9 +383,10 @@ class _Tracer:
             )
         self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why, node)
 
-    def partition(self, interface: Interface) -> Traced:
+    def partition(self) -> Traced:
         """The network and the host part; of the operators before the machine only those that are needed. Raises
         NoProductError, UnsupportedError or RefusedError."""
+        interface = self.interface
         outputs = list(dict.fromkeys(x.base for x in self.results.values() if not isinstance(x.base, Source)))
         if not outputs:
             if not self.refused:
@@ -378,10 +402,17 @@ class _Tracer:
         self.passes.observe("fold", network)
         stored = {a.name: b.name for a, b in zip(matched.outputs, network.outputs, strict=True)}
         used = ((self.values.layers.of(y), name) for y, name in names.items())
-        sources = {name: (self.values.source_nodes[x], x.view) for x, name in used if isinstance(x, Source)}
+        given = [(x, name) for x, name in used if isinstance(x, Source)]
+        tables = {name: self.values.tables[x] for x, name in given if x in self.values.tables}
+        sources = {name: (self.values.source_nodes[x], x.view) for x, name in given if name not in tables}
+        states = {name: sources.pop(name) for name in network.states}
+        steps, prompts = self._appends()
         masks = tuple(dict.fromkeys(mask for layer, mask in self.values.masks.items() if layer.y in names))
         needed = {*masks, *(node for node, _ in sources.values()), *interface.result.all_input_nodes}
         needed.update(x for node in self.after for x in node.all_input_nodes)
+        needed.update(x for _, value in interface.writes for x in value.all_input_nodes)
+        needed.update(steps, (index for index, _ in prompts))
+        needed.update(x for table in tables.values() for x in (table.own, table.partner))
         for node in reversed(self.before):
             if node in needed:
                 needed.update(node.all_input_nodes)
@@ -398,7 +429,7 @@ class _Tracer:
                 if node in needed and node not in interface.fixed
             },
             before=tuple(node for node in self.before if node not in dropped),
-            after=tuple(self.after),
+            after=tuple(node for node in self.after if not self._kept_in_place(node)),
             sources=sources,
             results={node: (stored[names[value.base.y]], value.view) for node, value in self.results.items()},
             masks=masks,
@@ -409,10 +440,27 @@ class _Tracer:
                 if (rows := network.seq_of(name)) != network.seq
             },
             counted=network.counted_seq if masks else 0,
+            states=states,
+            tables={
+                name: RotaryTable(factors, network.rotary_of(name), network.inputs[name] // 2)
+                for name, factors in tables.items()
+            },
+            state_columns=network.state_columns,
+            rows_taken=steps,
+            prompts=prompts,
             added=frozenset(x.mask for x in network.layers if isinstance(x, AttentionLayer) and x.mask is not None),
         )
         placements = tuple(p for node, p in self.placements.items() if node not in dropped)
         return Traced(network, host, placements, self._origins(names))
+
+    def _appends(self) -> tuple[tuple[Node, ...], tuple[tuple[Node, int], ...]]:
+        """The rows that caches take: of steps; of prompts, with their number, unless they are constant."""
+        appends = self.values.appends.values()
+        steps = dict.fromkeys(x.index for x in appends if x.is_step)
+        prompts = dict.fromkeys(
+            (x.index, shape_of(x.index)[0]) for x in appends if not x.is_step and not self.values.is_constant(x.index)
+        )
+        return tuple(steps), tuple(prompts)
 
     def _origins(self, names: Mapping[str, str]) -> dict[str, Node]:
         """The operator that completes each matched layer, for an attention its first operator, by the name of the
@@ -444,10 +492,15 @@ class _Tracer:
         """For each mask of an attention, which keys a row sees with the example's values, which are in `environment`;
         None for a mask that the machine cannot apply by itself."""
         found: dict[Node, Pattern | None] = {}
+        stepping = {
+            mask for layer, mask in self.values.masks.items() if self.values.layers.of(layer.k) in self.values.appends
+        }
         for mask, keys in {mask: self._keys_of(layer) for layer, mask in self.values.masks.items()}.items():
             found[mask] = None
             with suppress(TensorError):
                 found[mask] = pattern_of(_computed(mask, environment), self.values.batch, keys)
+                if mask in stepping and found[mask] in (PLAIN, Pattern(left=True)):
+                    found[mask] = Pattern(left=True)  # whatever the first step's rows are
         return found
 
     def check_masks(self, traced: Traced, environment: Environment) -> None:

@@ -7,21 +7,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
 from ..machine.view import View
 from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm, Rotary
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
+from .factors import Factors
 from .layers import Base, LayerBuilder, Source
 from .mask import Pattern
 from .pointwise import Pointwise
+
+if TYPE_CHECKING:
+    from .caches import Append
 
 aten = torch.ops.aten
 
@@ -107,7 +112,7 @@ class AbstractState:
     Activations of the machine have batch * seq rows, or as many as those of another attention: batch * n, n one of
     `seqs`. layers: makes layers. masks: the mask node of each masked attention. patterns: which keys each row sees in
     the example, by attention mask; None for one that becomes an input of the machine and is added to scores.
-    norms_of_inputs: whether the machine normalises what it loads at no cost (`Passes`).
+    norms_of_inputs, steps: what the machine can do (`Passes`).
     """
 
     def __init__(
@@ -116,14 +121,23 @@ class AbstractState:
         patterns: Mapping[Node, Pattern | None] = MappingProxyType({}),
         *,
         norms_of_inputs: bool = False,
+        steps: bool = True,
     ) -> None:
         self.program = program
         self.patterns = patterns
         self.norms_of_inputs = norms_of_inputs
+        self.steps = steps
         self.of: dict[Node, Abstract] = {}
         self.layers = LayerBuilder()
+        self.written = written_arguments(program)
         self.masks: dict[AttentionLayer, Node] = {}
+        self.appends: dict[Gemm, Append] = {}
+        """The caches that rows are appended to, by the layer that appends them."""
+        self.appended: dict[Node, Append] = {}
+        """The same by the operator."""
         self.source_nodes: dict[Source, Node] = {}
+        self.tables: dict[Source, Factors] = {}
+        """The tensors of the host that inputs with factors of rotations are made of."""
         self.shown: dict[Value, Node] = {}
         """The first tensor of the host that is each view of a source."""
         self._made: dict[Any, Any] = {}
@@ -182,6 +196,17 @@ class AbstractState:
         made: Source = self._made[node, view, width]
         return made
 
+    def table(self, own: Node, partner: Node, heads: int, columns: int) -> Source:
+        """The input of the machine with the factors of a rotation, which the host computes: (batch or 1, rows or 1,
+        columns) without the axis `heads`. The same arguments give the same Source."""
+        key = own, partner, heads
+        if key not in self._made:
+            view = View.dense((self.batch, self.seq, 2 * columns))
+            self._made[key] = source = self.layers.source(f"{module_path(own)}.table", 2 * columns, view)
+            self.tables[source] = Factors(own, partner, heads)
+        made: Source = self._made[key]
+        return made
+
     def operand(self, node: Node, fits: Callable[[View, int], bool]) -> Value | None:
         """Like `fit`, but a tensor of the host that does not fit may become an input of the machine by itself."""
         value = self.of[node]
@@ -201,7 +226,7 @@ class AbstractState:
             return None  # also for the first rows of a tensor that has more
         index, view = columns
         if not np.array_equal(index, np.arange(base.width)):
-            if not isinstance(base, Gemm) or base.residual is not None or not base.multiplies:
+            if not isinstance(base, Gemm) or base.residual is not None or not base.multiplies or base.into is not None:
                 return None
             if base.norm is not None or base.rotary is not None or base.gated:  # these need all columns
                 return None
@@ -254,6 +279,19 @@ class AbstractState:
         if isinstance(x, int | float):
             return float(x)
         return float(self.constant(x)) if self.is_constant(x) and self.constant(x).numel() == 1 else None
+
+
+def written_arguments(program: ExportedProgram) -> dict[Node, Node]:
+    """The arguments that a graph writes to, each with its new value."""
+    named = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    values = program.graph.output_node().args[0]
+    assert isinstance(values, list | tuple)
+    specs = program.graph_signature.output_specs
+    return {
+        named[str(spec.target)]: value
+        for spec, value in zip(specs, values, strict=True)
+        if spec.kind == OutputKind.USER_INPUT_MUTATION and isinstance(value, Node)
+    }
 
 
 Arguments = dict[str, Any]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..base.errors import UnsupportedError
-from ..isa.layout import BLOCK_COLS
-from ..isa.work import Access, Load, Multiply, Part, Receive, Send, Store
+from ..isa.layout import BLOCK, BLOCK_COLS, UNIT
+from ..isa.work import Access, Load, Multiply, Part, Receive, RowStore, Send, Store
 from . import attention_bias
 from .attention import STORE_LAG, hurry
 from .attention_steps import Keys, RowBlock, Slot, at_once, runs, slots_of, softmax_of
@@ -229,4 +229,17 @@ def _values(b: _Bound, slot: Slot, keys: Keys, made: TileAccesses, tile: TileAcc
         rows, unit = slot.rows[i], pipeline.results[i]
         s.turn(unit, Receive(rounds, len(rows), tiles), Store(TILE * len(rows), b.width))
         for row, count in runs(rows):
-            made.stores.append(s.blocks(b.att.y, at + row.block, count, row.head * blocks, blocks, unit, store=True))
+            if s.tiled.rows_of(b.att.y).together:
+                made.stores.append(_row_together(b, slot.sequence, row.head * blocks, blocks, unit))
+            else:
+                made.stores.append(
+                    s.blocks(b.att.y, at + row.block, count, row.head * blocks, blocks, unit, store=True)
+                )
+
+
+def _row_together(b: _Bound, sequence: int, column: int, blocks: int, unit: str) -> RowStore:
+    """Store the one row of a sequence beside those of the others. column: the first block of a head."""
+    y = b.s.buffers[b.att.y]
+    batch = len(b.s.spans_of(b.att.y))
+    addr = y.offset * UNIT + column * BLOCK
+    return RowStore(unit, addr, pitch=y.shape[1] // BLOCK_COLS * BLOCK, limit=batch, row=sequence, blocks=blocks)

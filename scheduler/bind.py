@@ -7,8 +7,9 @@ role: products go to its grid (`grid`), attention to its pipeline, by mapping ty
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..isa.layout import UNIT
+from ..isa.layout import UNIT, padded
 from ..isa.program import Buffer, Layout, Role
 from . import attention_bias, tables
 from .attention_unfused import bind_as, place_as
@@ -79,12 +80,15 @@ def _placed(tiled: Tiled, keeps_slices: bool = True) -> tuple[Binder, Sequence[P
 def place_activations(s: Binder) -> None:
     """Place the activations in their bank. Inputs and outputs keep their memory; the memory of other activations is
     reused after their last reader (liveness)."""
+    bank = s.bank_of(s.grid.activations)
+    for name in s.net.states:  # first, so that all programs of a model have them at the same addresses
+        s.buffers[name] = _placed_buffer(s, name, s.made.ends[bank], Role.STATE)
+        s.made.ends[bank] += padded(s.buffers[name].size // UNIT, 64)
     for layer in s.net.layers:
         if isinstance(layer, AttentionLayer) and attention_bias.is_added(layer):
             attention_bias.place(s, layer)
         if isinstance(layer, Gemm) and layer.rotary is not None:
             tables.place(s, layer)
-    bank = s.bank_of(s.grid.activations)
     arena = Arena(s.made.ends[bank])
     outputs = {o.name: o for o in s.net.outputs}
     last: dict[str, int] = {}
@@ -93,14 +97,8 @@ def place_activations(s: Binder) -> None:
             last[name] = i
 
     def add(name: str, role: Role, output: Output | None = None) -> None:
-        cols = s.columns[name]
-        panel = cols.panel or cols.stored
-        shape = (-(-cols.stored // panel) * s.row_blocks_of(name) * TILE, panel)
-        at = arena.take(shape[0] * shape[1] // UNIT)
-        view = (s.net.batch, s.net.seq_of(name), cols.count) if role is not Role.SCRATCH else None
-        scale, shift = (None, None) if output is None else (plain(output.scale), plain(output.shift))
-        rows = s.net.lengths if view is not None else ()
-        s.buffers[name] = Buffer(name, bank, at, shape, Layout.BLOCKED, role, view, rows, scale, shift)
+        made = _placed_buffer(s, name, 0, role, output)
+        s.buffers[name] = replace(made, offset=arena.take(made.size // UNIT))
         if name in s.tiled.statistics:
             size = statistics_size(s, name)
             kept = statistics_name(name)
@@ -108,10 +106,12 @@ def place_activations(s: Binder) -> None:
             s.buffers[kept] = Buffer(kept, bank, at, (size,), Layout.LINEAR, Role.SCRATCH)
 
     for name in s.net.inputs:
-        add(name, Role.INPUT)
+        if name not in s.net.states:
+            add(name, Role.INPUT)
     for i, layer in enumerate(s.net.layers):
         out = outputs.get(layer.y)
-        add(layer.y, Role.OUTPUT if out is not None else Role.SCRATCH, out)
+        if isinstance(layer, AttentionLayer) or layer.into is None:
+            add(layer.y, Role.OUTPUT if out is not None else Role.SCRATCH, out)
         for name in dict.fromkeys(reads(layer)):
             b = s.buffers[name]
             if last[name] == i and b.role is Role.SCRATCH:
@@ -119,3 +119,19 @@ def place_activations(s: Binder) -> None:
                 if name in s.tiled.statistics:
                     b = s.buffers[statistics_name(name)]
                     arena.give(b.offset, b.size // UNIT, "statistics")
+
+
+def _placed_buffer(s: Binder, name: str, at: int, role: Role, output: Output | None = None) -> Buffer:
+    """The buffer of an activation at an offset. output: as the host reads it."""
+    cols = s.columns[name]
+    panel = cols.panel or cols.stored
+    shape = (-(-cols.stored // panel) * s.row_blocks_of(name) * TILE, panel)
+    count = cols.stored if role is Role.STATE else cols.count
+    view: tuple[int, ...] | None = None
+    if role is not Role.SCRATCH:
+        together = s.tiled.rows_of(name).together
+        view = (s.net.batch, count) if together else (s.net.batch, s.net.seq_of(name), count)
+    scale, shift = (None, None) if output is None else (plain(output.scale), plain(output.shift))
+    rows = s.net.lengths if view is not None else ()
+    bank = s.bank_of(s.grid.activations)
+    return Buffer(name, bank, at, shape, Layout.BLOCKED, role, view, rows, scale, shift)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..isa.layout import BLOCK, BLOCK_COLS, UNIT, block, padded
 from ..isa.program import Buffer, Layout, Role
-from ..isa.work import Access, Item, Load, LoadVector, Multiply, Receive, Route, Send, Store
+from ..isa.work import Access, Item, Load, LoadVector, Multiply, Receive, Route, RowStore, Send, Store
 from .graph import Array
 from .order import TileAccesses
 from .record import SegmentRecord
@@ -76,7 +76,7 @@ def _words(item: Item | WorkItem) -> str:
     return " ".join([type(item).__name__, *(f"{name}={value}" for name, value in values.items())])
 
 
-def _sizes(accesses: Iterable[Access]) -> str:
+def _sizes(accesses: Iterable[Access | RowStore]) -> str:
     """How many blocks go to or come from each unit."""
     out: dict[str, int] = {}
     for access in accesses:

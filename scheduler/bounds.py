@@ -109,7 +109,7 @@ def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = 
     layer is a segment of its own. Raises `ProgramError` if a segment computes what the network does not.
     """
     machine = _Resources(network, overlay)
-    layers = {layer.y: layer for layer in network.layers}
+    layers = {layer.target: layer for layer in network.layers}
     if not segments:
         segments = [Segment(y, (layer.path, *layer.fused), "", (y,), {}) for y, layer in layers.items()]
     for segment in segments:

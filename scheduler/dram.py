@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..isa.fields import Record
-from ..isa.program import UnpackedProgram
+from ..isa.program import KernelPatch, Parameter, UnpackedProgram
+from ..isa.work import LengthField, SetRow
+from ..machine.description import UnitSpec
 from ..machine.timing import Timing
 from .chain import Chained, instructions, parameters_of, show_sequences
 from .graph import Array
@@ -18,6 +20,7 @@ from .listing import list_accesses
 from .order import order_accesses
 from .pack import Starts, issued, starts_of
 from .schedule import Interleave
+from .tile import Tiled
 
 
 class Weights(Mapping[str, Array]):
@@ -53,6 +56,21 @@ class Lowered:
         return show_sequences({**self.kernels.sequences, **self.kernels.preloaded})
 
 
+def _rows_of(tiled: Tiled) -> tuple[Parameter, ...]:
+    """The run-time parameters of states: the row that the new row of each sequence becomes."""
+    states = [tiled.spans_of(name) for name in tiled.network.states]
+    limits = [min(span.rows for span in spans) for spans in zip(*states, strict=True)]
+    return tuple(Parameter(f"row[{b}]", 0, rows - 1, 0) for b, rows in enumerate(limits))
+
+
+def _set_rows(tiled: Tiled, unit: UnitSpec) -> tuple[tuple[Record, ...], dict[str, tuple[KernelPatch, ...]]]:
+    """The instructions that fill the table of rows at the beginning of a program, and their patches."""
+    items = [SetRow(b, LengthField(b, 0, p.high, "row")) for b, p in enumerate(_rows_of(tiled))]
+    patches: dict[str, list[KernelPatch]] = {}
+    made = tuple(instructions(tiled.overlay, unit, items, patches))
+    return made, {name: tuple(found) for name, found in patches.items()}
+
+
 def order_dram(chained: Chained) -> Lowered:
     """Order the accesses of activations. Raises `DeadlockError` if list scheduling finds that the program cannot
     end."""
@@ -74,13 +92,20 @@ def order_dram(chained: Chained) -> Lowered:
         accesses = list(order_accesses(bound.tiles, tiled.interleave))
         sequences[unit.name] = tuple(instructions(overlay, unit, accesses))
     counted = tiled.rows[tiled.network.counted_seq].spans if chained.patches else ()
+    set_rows, row_patches = _set_rows(tiled, unit)
+    sequences[unit.name] = (*set_rows, *sequences.get(unit.name, ()))
+    if starts is not None:
+        starts = {**starts, unit.name: [*[(0.0, 0)] * len(set_rows), *starts[unit.name]]}
+    patches = chained.patches | row_patches
     kernels = UnpackedProgram(
         overlay=overlay,
         sequences={u: s for u, s in sequences.items() if s},
         preloaded=chained.preloaded,
         buffers=tuple(bound.buffers.values()),
-        parameters=parameters_of([span.rows for span in counted], chained.patches),
-        patches=chained.patches,
-        segments=bound.record.segments({**sequences, **chained.preloaded}, overlay, unit.name, accesses),
+        parameters=(*parameters_of([span.rows for span in counted], chained.patches), *_rows_of(tiled)),
+        patches=patches,
+        segments=bound.record.segments(
+            {**sequences, **chained.preloaded}, overlay, unit.name, accesses, before=len(set_rows)
+        ),
     )
     return Lowered(kernels, Weights(bound.weights), found, starts)

@@ -57,11 +57,16 @@ class Rotary:
     own, partner: (rows of a sequence, or 1 for all, head_dim), float32: cosines, and sines with their signs; columns
     that are not rotated have 1 and 0. partners: of each column of a head, its own inverse. In a folded graph the
     partner of column c is c ^ 1, and the last one of an odd number is its own.
+
+    source: name of an input with further factors for each row, in the form of the machine's table; own and partner have
+    one row then, and multiply them. order: in a folded graph, the column of a head that each of own and partner is.
     """
 
     own: Array
     partner: Array
     partners: tuple[int, ...]
+    source: str | None = None
+    order: tuple[int, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -71,7 +76,8 @@ class Rotary:
     @cached_property
     def key(self) -> str:
         """Equal for equal tables."""
-        return sha256(np.ascontiguousarray(self.own).tobytes() + b";" + self.partner.tobytes()).hexdigest()
+        numbers = np.ascontiguousarray(self.own).tobytes() + b";" + self.partner.tobytes()
+        return sha256(numbers + (self.source or "").encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +94,9 @@ class Gemm:
     gated: the weight and the bias have 2 N columns; y = activation(first N) * (last N), without activation the plain
     product of both; nothing else is fused. heads: N is so many heads of equal width, over each of which `norm` goes,
     and to each of which `rotary` is applied last, behind scale; scale is then equal in all heads. 0: no heads.
-    x_norm, residual_norm: applied to x, and to the residual, before anything else.
+    x_norm, residual_norm: applied to x, and to the residual, before anything else. into: name of an input that keeps
+    its contents between runs; the rows of the result replace rows of it, in each sequence from the run-time parameter
+    row[b] on, and y is the whole of it.
     """
 
     path: str
@@ -109,6 +117,7 @@ class Gemm:
     rotary: Rotary | None = None
     x_norm: Norm | None = None
     residual_norm: Norm | None = None
+    into: str | None = None
 
     @property
     def place(self) -> str:
@@ -143,12 +152,18 @@ class Gemm:
     @property
     def operands(self) -> tuple[str, ...]:
         """The activations that it reads, each once."""
-        return (self.x,) if self.residual in (None, self.x) else (self.x, self.residual)
+        names = (self.x, self.residual, self.into, None if self.rotary is None else self.rotary.source)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    @property
+    def target(self) -> str:
+        """The activation whose memory its result goes to."""
+        return self.into or self.y
 
     @property
     def is_open(self) -> bool:
         """Whether it is a product with which a bias, a residual, a factor, an activation or a norm can be fused."""
-        return self.multiplies and self.is_plain_store
+        return self.multiplies and self.is_plain_store and self.into is None
 
     @property
     def is_folded(self) -> bool:
@@ -217,6 +232,11 @@ class AttentionLayer:
         return tuple(dict.fromkeys((self.q, self.k, self.v) + ((self.mask,) if self.mask else ())))
 
     @property
+    def target(self) -> str:
+        """The activation whose memory its result goes to."""
+        return self.y
+
+    @property
     def is_folded(self) -> bool:
         """True: an attention has no constants to fold."""
         return True
@@ -242,7 +262,7 @@ class LayerGraph:
     lengths: rows of each sequence, where they differ; rows beyond are neither stored nor computed. Empty: all `seq`.
     seqs: rows of each sequence of those inputs that have another number than `seq`, such as the text that a decoder
     attends to. A result has the rows of what it is computed from, an attention those of its queries; lengths exclude
-    seqs.
+    seqs. state_columns: of a folded graph, where each column of an input that keeps its contents is stored.
     """
 
     batch: int
@@ -252,6 +272,7 @@ class LayerGraph:
     layers: tuple[Layer, ...] = field(default=())
     lengths: tuple[int, ...] = ()
     seqs: Mapping[str, int] = field(default_factory=dict)
+    state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -262,9 +283,14 @@ class LayerGraph:
     def _seq_of(self) -> dict[str, int]:
         found = {name: self.seqs.get(name, self.seq) for name in self.inputs}
         for layer in self.layers:
-            x = layer.q if isinstance(layer, AttentionLayer) else layer.x
+            x = layer.q if isinstance(layer, AttentionLayer) else layer.into or layer.x
             found[layer.y] = found.get(x, self.seq)
         return found
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The inputs that keep their contents between runs, each with the activation that it becomes."""
+        return {x.into: x.y for x in self.layers if isinstance(x, Gemm) and x.into is not None}
 
     def seq_of(self, name: str) -> int:
         """Number of rows of the longest sequence of an activation."""
@@ -288,6 +314,39 @@ class LayerGraph:
             others = sorted({n for n in self._seq_of.values() if n != self.seq})
             return f"{self.batch} x {' and '.join(map(str, (self.seq, *others)))} rows"
         return f"{self.batch} sequences of {', '.join(map(str, self.lengths))} rows"
+
+    def rotary_of(self, source: str) -> Rotary:
+        """The rotation whose factors an input has; the same in all layers that take it."""
+        found = (x.rotary for x in self.layers if isinstance(x, Gemm) and x.rotary is not None)
+        return next(rotary for rotary in found if rotary.source == source)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether each sequence has one row besides the inputs that keep their contents, as in a step of a decoder: the
+        rows of all sequences can then lie side by side. Only attentions over these inputs see sequences apart, and
+        nothing but them reads their queries."""
+        states, queries = set(self.states), {x.q for x in self.layers if isinstance(x, AttentionLayer)}
+        made = {x.y for x in self.layers if isinstance(x, Gemm) and x.into is None}
+        apart = all(
+            {x.k, x.v} <= states and x.q in made and x.mask is None and x.bias is None
+            for x in self.in_place().layers
+            if isinstance(x, AttentionLayer)
+        )
+        others = {name for x in self.layers if isinstance(x, Gemm) for name in x.operands} | {
+            x.name for x in self.outputs
+        }
+        alone = self.seq == 1 and all(name in states for name in self.seqs)
+        return bool(states) and alone and not self.lengths and apart and not queries & others
+
+    def in_place(self) -> LayerGraph:
+        """The same graph in which attentions read the inputs that keep their contents, which layers before them have
+        changed."""
+        changed = {y: name for name, y in self.states.items()}
+        layers = (
+            with_operands(layer, lambda name: changed.get(name, name)) if isinstance(layer, AttentionLayer) else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
 
     def columns(self, name: str) -> int:
         """Number of columns of an activation that a layer of this graph computes."""
@@ -320,7 +379,7 @@ class LayerGraph:
                 if layer.causal and self.seq_of(layer.q) != self.seq_of(layer.k):
                     raise ScheduleError(f"{layer.place}: a causal mask needs as many keys as rows")
             else:
-                alike = layer.operands
+                alike = tuple(name for name in (layer.x, layer.residual) if name is not None)
             if len({self.seq_of(name) for name in alike}) > 1:
                 rows = ", ".join(f"{name} {self.seq_of(name)}" for name in alike)
                 raise ScheduleError(f"{layer.place}: its operands have different numbers of rows: {rows}")
@@ -373,7 +432,11 @@ def with_operands(layer: Layer, new: Callable[[str], str]) -> Layer:
     if isinstance(layer, AttentionLayer):
         mask = None if layer.mask is None else new(layer.mask)
         return replace(layer, q=new(layer.q), k=new(layer.k), v=new(layer.v), mask=mask)
-    return replace(layer, x=new(layer.x), residual=None if layer.residual is None else new(layer.residual))
+    residual, into = (None if x is None else new(x) for x in (layer.residual, layer.into))
+    rotary = layer.rotary
+    if rotary is not None and rotary.source is not None:
+        rotary = replace(rotary, source=new(rotary.source))
+    return replace(layer, x=new(layer.x), residual=residual, rotary=rotary, into=into)
 
 
 def behind(outputs: Iterable[str], layers: Mapping[str, Layer]) -> dict[str, None]:
@@ -416,6 +479,7 @@ def _formula(layer: Layer) -> str:
         words = f"{layer.activation.value}({words})"
     words = f"gate({words})" if layer.gated else words
     words = _normed(words, layer.norm, layer.heads) + _affine(layer.scale, layer.shift)
+    words += "" if layer.into is None else f", as rows of {layer.into}"
     return words if layer.rotary is None else f"rotate({words}, {layer.heads} heads)"
 
 

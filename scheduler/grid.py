@@ -7,7 +7,7 @@ previous-layer term; the memory of results applies activation and norm at its st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ import numpy as np
 from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, QUARTER, UNIT
 from ..isa.program import Buffer
-from ..isa.work import Access, Load, LoadNorm, Multiply, Receive, Rotation, RowNorm, Send, Store
+from ..isa.work import Access, Load, LoadNorm, Multiply, Receive, Rotation, RowNorm, RowStore, Send, Store
 from ..machine.description import UnitSpec
 from . import tables
 from .binder import Binder
@@ -479,11 +479,34 @@ def _results(s: Binder, part: Part, row: RowTile, tile: TileAccesses, table: boo
             whole = norm is not None and not gemm.in_heads
             s.turn(unit, receive, store if cols or whole else None)
             at = row.start + i * row.acc
-            if cols:
+            if cols and (gemm.into is not None or gemm.y in s.tiled.apart):
+                tile.stores += _rows_apart(s, gemm, range(at, at + row.acc), col, cols, unit)
+            elif cols:
                 tile.stores.append(s.blocks(gemm.y, at, row.acc, col, cols, unit, store=True))
             if plan.statistics is not None and j == 0:
                 first, step = statistics_at(s, gemm.y, at, n), plan.statistics.parts * QUARTER
                 tile.stores.append(Access(unit, True, first, QUARTER, row.acc, step))
+
+
+def _rows_apart(s: Binder, gemm: Gemm, blocks: range, col: int, cols: int, unit: str) -> Iterator[RowStore]:
+    """Store the rows of some row blocks, from block column `col` on, each for its own sequence: as row 0 of a block, or
+    as new rows of a buffer that keeps its contents. Entry b of the table of rows says where sequence b takes them."""
+    target = s.buffers[gemm.target]
+    width = target.shape[1] // BLOCK_COLS
+    new, spans = s.tiled.rows_of(gemm.x), s.spans_of(gemm.target)
+
+    def store(b: int, **fields: int) -> RowStore:
+        first = target.offset * UNIT + (spans[b].start * width + col) * BLOCK
+        entry = None if gemm.into is None else b
+        return RowStore(unit, first, pitch=width * BLOCK, limit=spans[b].rows, entry=entry, blocks=cols, **fields)
+
+    if new.together:
+        yield store(0, chunks=len(spans), chunk_stride=spans[0].blocks * width * BLOCK)
+        return
+    for block in blocks:
+        b = next(i for i, span in enumerate(new.spans) if span.start <= block < span.start + span.blocks)
+        above = (block - new.spans[b].start) * TILE
+        yield store(b, row=above, rows=min(TILE, new.spans[b].rows - above))
 
 
 def _op_runs(s: Binder, tiles: Sequence[RowTile]) -> list[list[RowTile]]:

@@ -20,7 +20,7 @@ import numpy as np
 from ..isa.fields import Record
 from ..isa.layout import BLOCK, QUARTER
 from ..isa.overlay import Overlay
-from ..isa.work import Access
+from ..isa.work import Access, RowStore
 from ..machine.description import UnitSpec
 from ..machine.fast_engine import run_traces
 from ..machine.jit import engine
@@ -37,7 +37,7 @@ class Listed:
     """The result of list scheduling. accesses, mops: of the off-chip unit, in order. starts: when each mOP began. run:
     the run that found the order, without the instruction path."""
 
-    accesses: list[Access]
+    accesses: list[Access | RowStore]
     mops: list[Record]
     starts: list[tuple[float, int]]
     run: Timing
@@ -48,7 +48,7 @@ class Job:
     """An access that DDR takes as a whole: the data of one Mem uOP, or a piece of a store. rank: lower ranks go first
     among accesses that are ready."""
 
-    access: Access
+    access: Access | RowStore
     rule: DramPolicy
     rank: int
     behind: tuple[int, ...] = ()
@@ -70,9 +70,9 @@ def list_accesses(
     the grid, by the memory that stores its results. Raises `DeadlockError` if the program cannot end with any order.
     """
     jobs = list(_jobs(tiles, loads, columns))
-    form = overlay.format_of(unit.kind)
+    forms = {form.mop: form for form in overlay.formats if form.kind == unit.kind}
     mops = list(instructions(overlay, unit, [job.access for job in jobs]))
-    uops = [list(form.uops(mop, 0)) for mop in mops]
+    uops = [list(forms[type(mop)].uops(mop, 0)) for mop in mops]
     ends = np.cumsum([len(u) for u in uops]).astype(np.int32)
     traces = trace_workload(
         overlay,
@@ -117,9 +117,9 @@ def _jobs(
     drained: dict[str, tuple[int, ...]] = {}  # by unit that has not loaded since the last drain
     for tile in tiles:
         rule = tile.rule
-        for access in tile.loads:
-            for piece in _load_pieces(access, uop_sizes[access.peer]):
-                yield Job(piece, rule, at, drained.pop(access.peer, ()))
+        for load in tile.loads:
+            for part in _load_pieces(load, uop_sizes[load.peer]):
+                yield Job(part, rule, at, drained.pop(load.peer, ()))
                 at += 1
         pieces: dict[str, int] = {}
         for access in tile.stores:
@@ -157,16 +157,27 @@ def _load_pieces(access: Access, uop_sizes: deque[int]) -> Iterator[Access]:
         left -= count
 
 
-def _store_pieces(access: Access, max_blocks: int) -> Iterator[Access]:
-    """Cut a store into contiguous pieces of at most `max_blocks` blocks, unless it is no larger than that."""
+def _store_pieces(access: Access | RowStore, max_blocks: int) -> Iterator[Access | RowStore]:
+    """Cut a store into contiguous pieces of at most `max_blocks` blocks, unless it is no larger than that. Kept rows
+    stay together."""
     most = max_blocks * BLOCK
-    if access.elements <= most:
+    if access.elements <= most or isinstance(access, RowStore):
         yield access
         return
     for chunk in range(access.chunks):
         for start in range(0, access.size, most):
             addr = access.addr + chunk * access.stride + start
             yield access._replace(addr=addr, size=min(most, access.size - start), chunks=1, stride=0)
+
+
+def _ranges(access: Access | RowStore) -> Iterator[tuple[int, int]]:
+    """The elements that an access touches, or may touch, as half-open ranges."""
+    if isinstance(access, RowStore):
+        yield access.span
+        return
+    for chunk in range(access.chunks):
+        start = access.addr + chunk * access.stride
+        yield start, start + access.size
 
 
 def needs_of(jobs: Sequence[Job]) -> tuple[Any, Any]:
@@ -177,14 +188,12 @@ def needs_of(jobs: Sequence[Job]) -> tuple[Any, Any]:
     needs: list[int] = []
     at = [0]
     # statistics of rows are quarter blocks, in memory of their own
-    cell = QUARTER if any(job.access.size % BLOCK for job in jobs) else BLOCK
+    cell = QUARTER if any(isinstance(x.access, Access) and x.access.size % BLOCK for x in jobs) else BLOCK
     for number, job in enumerate(jobs):
         access = job.access
-        first, blocks, stride = access.addr // cell, access.size // cell, access.stride // cell
         predecessors = set(job.behind)
-        for chunk in range(access.chunks):
-            start = first + chunk * stride
-            for block in range(start, start + blocks):
+        for start, end in _ranges(access):
+            for block in range(start // cell, end // cell):
                 if block in writer:
                     predecessors.add(writer[block])
                 if access.store:

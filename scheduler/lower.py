@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..base.errors import ScheduleError
+from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.overlay import Overlay
 from . import bind as binding
 from . import generic
@@ -14,7 +14,7 @@ from .bind import bind
 from .chain import chain
 from .circuits import circuits_of
 from .dram import Lowered, order_dram
-from .graph import LayerGraph
+from .graph import Gemm, LayerGraph
 from .knobs import USUAL_LANES
 from .lanes import lowering
 from .memory import Columns
@@ -33,6 +33,7 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
     """Lower a network to kernel sequences. observe: called after each stage. Raises `UnsupportedError` naming the layer
     that the overlay cannot run or the bank that is too small, and `ScheduleError` if the schedule does not fit the
     network."""
+    _check_steps(network, overlay)
     if overlay.lanes is not None:
         lowered = lowering.lower(network, overlay, schedule)
         observe("dram", lowered)
@@ -42,7 +43,7 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
         lowered = generic.bind(network, overlay, schedule)
         observe("dram", lowered)
         return lowered
-    tiled = tile(network, overlay, schedule)
+    tiled = tile(network.in_place(), overlay, schedule)
     observe("tile", tiled)
     bound = bind(tiled)
     observe("bind", bound)
@@ -55,6 +56,7 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     """Check that a network fits off-chip memory, without lowering it. Raises like `lower`."""
+    _check_steps(network, overlay)
     if overlay.lanes is not None:
         lowering.place(network, overlay, schedule)
         return
@@ -62,7 +64,17 @@ def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
     if overlay.patterns is None:
         generic.place(network, overlay, schedule)
     else:
-        binding.place(tile(network, overlay, schedule))
+        binding.place(tile(network.in_place(), overlay, schedule))
+
+
+def _check_steps(network: LayerGraph, overlay: Overlay) -> None:
+    """Raise `UnsupportedError` for what takes an overlay that keeps rows, if it does not."""
+    if overlay.capability("keep_rows") is not None:
+        return
+    for layer in network.layers:
+        if isinstance(layer, Gemm) and (layer.into is not None or (layer.rotary is not None and layer.rotary.source)):
+            what = "a cache of keys and values" if layer.into is not None else "rotary positions from the host"
+            raise UnsupportedError(f"{layer.place}: {what}; overlay {overlay.name} has no capability keep_rows")
 
 
 def _without_lanes(overlay: Overlay, schedule: Schedule) -> None:
@@ -77,7 +89,7 @@ def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
         return lowering.columns_on(network)
     if overlay.patterns is None:
         return generic.columns_on(network, overlay)
-    return tile(network, overlay, PAPER).columns
+    return tile(network.in_place(), overlay, PAPER).columns
 
 
 class Banks(NamedTuple):

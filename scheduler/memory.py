@@ -83,7 +83,7 @@ def lay_out_heads(network: LayerGraph, out: dict[str, Columns], made: Callable[[
                     f"reads or writes it in {known.groups} heads of {known.width}"
                 )
             out[name] = heads
-            if name in network.inputs and heads.width < heads.pitch:
+            if name in network.inputs and name not in network.states and heads.width < heads.pitch:
                 raise UnsupportedError(
                     f"{layer.place}: attention over a network input with heads of {heads.width} columns; "
                     f"they must be {heads.pitch} columns wide"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..isa.layout import padded
 from ..isa.packet import MAX_WINDOW
-from ..isa.work import Access
+from ..isa.work import Access, RowStore
 from .schedule import DramPolicy, Interleave
 
 
@@ -27,7 +27,7 @@ class TileAccesses:
     """
 
     loads: list[Access] = field(default_factory=list)
-    stores: list[Access] = field(default_factory=list)
+    stores: list[Access | RowStore] = field(default_factory=list)
     rule: DramPolicy = field(default_factory=DramPolicy)
     lag: int = 1
     ahead: int = 0
@@ -37,10 +37,10 @@ class TileAccesses:
     drain: bool = False
 
 
-def order_accesses(tiles: Sequence[TileAccesses], interleave: Interleave) -> Iterator[Access]:
+def order_accesses(tiles: Sequence[TileAccesses], interleave: Interleave) -> Iterator[Access | RowStore]:
     """Order the DDR accesses of a program by a fixed rule. interleave: STRICT or INTERLEAVED."""
     # stores not yet issued: index of the tile among whose loads they are due, access, first and end element
-    queue: deque[tuple[int, Access, int, int]] = deque()
+    queue: deque[tuple[int, Access | RowStore, int, int]] = deque()
     due: dict[int, TileAccesses] = {}
     for i, tile in enumerate(tiles):
         loads = tile.loads

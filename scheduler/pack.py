@@ -205,6 +205,16 @@ def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:
 
 def _unpatched(overlay: Overlay, unit: str, mops: Sequence[Record]) -> list[_Piece]:
     """Cut a sequence without patches into packets."""
+    configs = [i for i, mop in enumerate(mops) if _form(overlay, unit, mop).config]
+    if configs and overlay.format_of(overlay.by_unit[unit].kind).loops_window:
+        pieces, at = [], 0
+        for index in [*configs, len(mops)]:
+            if at < index:
+                pieces += [replace(p, first=p.first + at) for p in _unpatched(overlay, unit, mops[at:index])]
+            if index < len(mops):
+                pieces.append(_Piece(_form(overlay, unit, mops[index]), (mops[index],), 1, index))
+            at = index + 1
+        return pieces
     form = overlay.format_of(overlay.by_unit[unit].kind)
     if not form.loops_window:
         return list(_repeats(overlay, unit, mops))

@@ -18,7 +18,7 @@ from ..base.errors import ProgramError
 from ..isa.fields import Record
 from ..isa.overlay import Overlay
 from ..isa.program import Segment
-from ..isa.work import Access
+from ..isa.work import Access, RowStore
 from .graph import AttentionLayer
 from .groups import Planned
 from .order import TileAccesses
@@ -61,10 +61,17 @@ class SegmentRecord:
         self._noted.append(_Noted(planned, ranges, last, tuple(tiles[before:])))
 
     def segments(
-        self, sequences: Mapping[str, Sequence[Record]], overlay: Overlay, unit: str, accesses: Sequence[Access]
+        self,
+        sequences: Mapping[str, Sequence[Record]],
+        overlay: Overlay,
+        unit: str,
+        accesses: Sequence[Access | RowStore],
+        *,
+        before: int = 0,
     ) -> tuple[Segment, ...]:
         """Return the segments in execution order. sequences: the mOPs of every unit, op lists included. unit: the one
-        whose `accesses`, in their order, are in the tiles. Raises `ProgramError` if they are not."""
+        whose `accesses`, in their order, are in the tiles. before: its instructions before them, which belong to no
+        segment. Raises `ProgramError` if the accesses are not those of the tiles."""
         if not self._noted:
             return ()  # work that was bound without segments
         uops: list[dict[str, Ranges]] = [{} for _ in self._noted]
@@ -76,13 +83,13 @@ class SegmentRecord:
                     of_segment[name] = ((first, end) if turns is None else (turns[first], turns[end + 1]),)
         owners = _owners(accesses, [noted.tiles for noted in self._noted])
         for segment, ranges in _ranges(owners).items():
-            uops[segment][unit] = ranges
+            uops[segment][unit] = tuple((first + before, end + before) for first, end in ranges)
         return tuple(_segment(noted.planned, of) for noted, of in zip(self._noted, uops, strict=True))
 
 
 def _segment(planned: Planned, uops: Mapping[str, Ranges]) -> Segment:
     layers = [planned.layers] if isinstance(planned.layers, AttentionLayer) else planned.layers
-    outputs = tuple(layer.y for layer in layers)
+    outputs = tuple(layer.target for layer in layers)
     paths = tuple(dict.fromkeys(path for layer in layers for path in (layer.path, *layer.fused)))
     return Segment(joined(outputs), paths, planned.kind, outputs, uops)
 
@@ -105,7 +112,7 @@ def _turns(mops: Iterable[Record], overlay: Overlay) -> list[int]:
     return starts
 
 
-def _owners(accesses: Iterable[Access], tiles: Sequence[Sequence[TileAccesses]]) -> Iterator[int]:
+def _owners(accesses: Iterable[Access | RowStore], tiles: Sequence[Sequence[TileAccesses]]) -> Iterator[int]:
     """Yield the segment of each access, which may be a piece of one in the tiles. tiles: of each segment."""
     due: dict[tuple[str, bool], deque[list[int]]] = {}  # by peer and direction: segment, and elements left
     for segment, of_segment in enumerate(tiles):

@@ -44,12 +44,15 @@ def place(s: Binder, gemm: Gemm) -> None:
     if any(p != (c ^ 1) and p != c for c, p in enumerate(rotary.partners)):
         raise UnsupportedError(f"{gemm.place}: partners of its rotation are no neighbours; fold the graph first")
     _ones(s, pitch)
-    _table(s, gemm)
+    if rotary.source is None:
+        _table(s, gemm)
 
 
 def _table(s: Binder, gemm: Gemm) -> Buffer:
     rotary = gemm.rotary
     assert rotary is not None
+    if rotary.source is not None:
+        return s.buffers[rotary.source]
     pitch = s.overlay.head_pitch(rotary.head_dim)
     blocks = 1 if len(rotary.own) == 1 else s.seq_blocks_of(gemm.y)
     shape = blocks * BLOCK_ROWS, 2 * pitch
@@ -76,11 +79,14 @@ def _ones(s: Binder, pitch: int) -> Buffer:
 
 
 def positions(s: Binder, gemm: Gemm, row: RowTile, i: int) -> tuple[int, ...]:
-    """The row blocks of the table of the rows of grid row i: those of the rows within their sequences."""
+    """The row blocks of the table of the rows of grid row i: those of the rows within their sequences, or of all rows
+    if the host makes the table."""
+    blocks = range(row.start + i * row.acc, row.start + (i + 1) * row.acc)
+    if gemm.rotary is not None and gemm.rotary.source is not None:
+        return tuple(blocks)
     if gemm.rotary is None or len(gemm.rotary.own) == 1:
         return (0,) * row.acc
     spans = s.spans_of(gemm.y)
-    blocks = range(row.start + i * row.acc, row.start + (i + 1) * row.acc)
     within = [next((b - at.start for at in spans if at.start <= b < at.start + at.blocks), 0) for b in blocks]
     return tuple(within)
 

@@ -39,10 +39,11 @@ class Span(NamedTuple):
 @dataclass(frozen=True)
 class Rows:
     """How the rows of an activation lie in memory. spans: the places of the sequences. blocks: blocks of 128 rows of
-    all sequences, padding included."""
+    all sequences, padding included. together: row b of the one block is that of sequence b."""
 
     spans: list[Span]
     blocks: int
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ class Tiled:
 
     plan: its segments with their knobs. cuts: how a product is cut, by the activation that it computes. columns: how
     the columns of each activation are stored. rows: how the rows of activations lie, by the rows of a sequence.
-    statistics: of the activations that are normalised as they are loaded.
+    statistics: of the activations that are normalised as they are loaded. apart: activations whose sequences have
+    blocks of their own, where others of one row a sequence lie together.
     """
 
     network: LayerGraph
@@ -181,6 +183,7 @@ class Tiled:
     columns: dict[str, Columns]
     rows: dict[int, Rows]
     statistics: dict[str, Statistics] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
 
     @property
     def grid(self) -> ProductGrid:
@@ -189,6 +192,9 @@ class Tiled:
 
     def rows_of(self, name: str) -> Rows:
         """How the rows of an activation lie."""
+        if self.apart and self.network.seq_of(name) == 1 and name not in self.apart:
+            batch = self.network.batch
+            return Rows([Span(0, 1, 1)] * batch, 1, together=True)
         return self.rows[self.network.seq_of(name)]
 
     def spans_of(self, name: str) -> list[Span]:
@@ -268,7 +274,17 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
         columns_of(network, overlay, cuts, limits, schedule.whole_tiles, statistics),
         rows,
         statistics,
+        _apart(network),
     )
+
+
+def _apart(network: LayerGraph) -> frozenset[str]:
+    """The activations of a step of a decoder whose sequences have blocks of their own: caches, and the queries that
+    meet them. Empty if the rows of sequences cannot lie together."""
+    if not 1 < network.batch <= TILE or not network.is_step:
+        return frozenset()
+    queries = (layer.q for layer in network.layers if isinstance(layer, AttentionLayer))
+    return frozenset({*network.states, *queries})
 
 
 def _fitting(segment: Planned, limits: Limits) -> Tiles:
@@ -391,4 +407,4 @@ def columns_of(
                     f"values of at most {held}"
                 )
     lay_out_heads(network, out, lambda heads, width: Columns(heads, width, overlay.head_pitch(width)))
-    return out
+    return out | {y: out[name] for name, y in network.states.items()}

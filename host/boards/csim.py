@@ -15,6 +15,7 @@ from ...hw.versal.csim.build import compiler
 from ...hw.versal.csim.machine import Native, machine_of
 from ...isa.packet import Words
 from ...isa.program import Program
+from .held_state import HeldState
 from .memories import Memories
 
 Array = npt.NDArray[np.float32]
@@ -51,6 +52,7 @@ class CsimBoard:
             self._native = Native(machine=machine)
         self._closed.clear()
         self._memories = Memories(program, weights)
+        self._state = HeldState(program)
 
     def run(
         self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
@@ -58,8 +60,9 @@ class CsimBoard:
         held, native = self._memories, self._native
         if held is None or native is None:
             raise BoardError("no program is loaded")
-        held.fill(inputs)
-        took = native.run(held.program, held.banks, words, stalls=self._stalls, stop=self._closed)
+        with self._state.during(inputs):
+            held.fill(inputs)
+            took = native.run(held.program, held.banks, words, stalls=self._stalls, stop=self._closed)
         return held.outputs(), Run(took, {"instructions": 4 * len(words)}, {}, {}, clock="wall")
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ...base.errors import StateLost
 from ...isa.layout import padded
 from ...isa.packet import Words, encode_image
 from ...isa.program import Program
@@ -151,7 +152,7 @@ class Session:
                     self.bounded(self._prepare, LOADING_S)
                 yield
             except BaseException as e:
-                if not isinstance(e, NoRoom):
+                if not isinstance(e, NoRoom | StateLost):
                     self._settle(e)
                     self._give_back()
                 raise

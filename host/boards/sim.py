@@ -12,6 +12,7 @@ from ...hw.sim.breakpoint import Stopped, stop
 from ...hw.sim.machine import Machine, Run, Watch
 from ...isa.packet import Words
 from ...isa.program import Program
+from .held_state import HeldState
 from .memories import Memories
 
 Array = npt.NDArray[np.float32]
@@ -34,6 +35,7 @@ class SimBoard:
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
         self._machines = {}
         self._memories = Memories(program, weights)
+        self._state = HeldState(program)
 
     def run(
         self,
@@ -44,20 +46,26 @@ class SimBoard:
         watch: Watch | None = None,
     ) -> tuple[dict[str, Array], Run]:
         """Run the image once. As for every board; `watch` as for `Machine.run`."""
-        held = self._filled(inputs)
-        result = self._machine(held.program, words).run(held.banks, watch, progress)
+        held = self._loaded
+        with self._state.during(inputs):
+            held.fill(inputs)
+            result = self._machine(held.program, words).run(held.banks, watch, progress)
         return held.outputs(), result
 
     def stop(self, words: Words, inputs: Mapping[str, Array], unit: str, number: int) -> Stopped:
         """Run until `unit` is about to begin its uOP `number`, and return the machine's state. The memories hold
         partial results afterwards."""
-        held = self._filled(inputs)
-        return stop(Machine(held.program, words), held.banks, unit, number)
+        held = self._loaded
+        with self._state.during(inputs):
+            held.fill(inputs)
+            stopped = stop(Machine(held.program, words), held.banks, unit, number)
+        self._state.lose()
+        return stopped
 
-    def _filled(self, inputs: Mapping[str, Array]) -> Memories:
+    @property
+    def _loaded(self) -> Memories:
         if self._memories is None:
             raise BoardError("no program is loaded")
-        self._memories.fill(inputs)
         return self._memories
 
     def _machine(self, program: Program, words: Words) -> Machine:

@@ -150,8 +150,10 @@ class _Session:
         program, board = self._program, self._board
         if program is None or board is None:
             raise BoardError("no program is loaded")
-        sizes = {b.name: 4 * b.size for b in program.with_role(Role.INPUT)}
-        if {n: len(raw) for n, raw in inputs.items()} != sizes or len(words) != len(program.image):
+        required, others = ({b.name: 4 * b.size for b in program.with_role(r)} for r in (Role.INPUT, Role.STATE))
+        given = {n: len(raw) for n, raw in inputs.items()}
+        fits = given.items() <= (required | others).items() and required.keys() <= given.keys()
+        if not fits or len(words) != len(program.image):
             raise TensorError("the inputs or the image that were sent are not those of the loaded program")
         packed: dict[str, Array] = {n: np.frombuffer(raw, "<f4") for n, raw in inputs.items()}
         with np.errstate(all="ignore"):  # no warnings of NaN and infinities: the caller sees them in the outputs

@@ -15,6 +15,7 @@ from ...hw.sim.machine import Run
 from ...isa.packet import Words
 from ...isa.program import Buffer, Program, Role
 from .device import BoardMemory
+from .held_state import HeldState
 from .match import match_program
 from .profile import INSTRUCTIONS, Profile
 from .session import LOADING_S, Held, NoRoom, Session
@@ -53,6 +54,7 @@ class XrtBoard:
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
         match_program(program, self._session.profile)
         self._program, self._weights = program, weights
+        self._state = HeldState(program)
         self._parameters = parameters(program, self._session.profile.graph)
         with self._session.turn():
             self._session.bounded(lambda: self._place(program), LOADING_S)
@@ -66,9 +68,11 @@ class XrtBoard:
         with session.turn():
             if self._age != session.age:
                 session.bounded(lambda: self._place(program), LOADING_S)
+                self._state.lose()
             given, asked = sum(flat.nbytes for flat in inputs.values()), program.with_role(Role.OUTPUT)
-            session.bounded(lambda: self._hand_over(program, words, inputs), _copying(given))
-            took = session.run(self._held, self._parameters, session.profile.timeout_s)
+            with self._state.during(inputs):
+                session.bounded(lambda: self._hand_over(program, words, inputs), _copying(given))
+                took = session.run(self._held, self._parameters, session.profile.timeout_s)
             read = sum(4 * b.size for b in asked)
             outputs = session.bounded(lambda: {b.name: self._read(program, b) for b in asked}, _copying(read))
             facts = {

@@ -96,7 +96,7 @@ def compare(
     board = SimBoard()
     board.load(program, weights)
     board.run(program.bind({} if spans is None else spans.parameters()), packed, watch=keep)
-    lengths, starts = (None, None) if spans is None else spans
+    lengths, starts = (None, None) if spans is None else (spans.lengths, spans.starts)
     out = []
     for layer in network.layers:
         chain[layer.y] = reference.compute(network, layer, chain, lengths, starts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...assembler import container
 from ...base.durations import duration
-from ...base.errors import ScheduleError, TensorError, UnsupportedError
+from ...base.errors import ScheduleError, StateLost, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
@@ -26,6 +26,7 @@ from ..closing import Closing
 from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
+from .caches import Caches
 from .compare import Compared, compare
 from .experts import PatchedExperts
 from .family import HELD
@@ -116,6 +117,7 @@ class Compiled(Closing):
         self._turn = threading.RLock()
         self._simulated: Machine | None = None
         self._runner = Runner(built.program, weights=built.weights, board=board)
+        self._caches = Caches(traced.host, built.program)
         forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,15 +133,36 @@ class Compiled(Closing):
         """The same as a call, under the name that modules have for it."""
         return self(*args, **kwargs)
 
-    def call_with(self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same as a call. seen: the model's change count, if the caller has just looked it up; None looks it up."""
+    def step(self, rows: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        """The same as a call, of a model with caches, but the new row of sequence b becomes row rows[b] of its caches,
+        whichever row the model computes. The attention mask must say what each sequence sees.
+
+        Raises what a call raises, and `UnsupportedError` for a model that does not append one row to caches.
+        """
+        return self.call_with(None, args, kwargs, rows)
+
+    def call_with(
+        self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int] | None = None
+    ) -> Any:
+        """The same as a call. seen: the model's change count, if the caller has just looked it up; None looks it up.
+        rows: as for `step`."""
         with self._turn:
             self._follow(seen)
             args, kwargs = self._widened(args, kwargs)
             inputs, spans, state = self._traced.host.prologue(*args, **kwargs)
-            result = self._runner.run(inputs, {} if spans is None else spans.parameters())
+            if rows is not None:
+                spans = self._traced.host.at_rows(spans, rows)
+            parameters = {} if spans is None else spans.parameters()
+            inputs = _shaped(inputs, self._built.program)
+            try:
+                result = self._runner.run(inputs | self._caches.missing(state), parameters)
+            except StateLost:  # the board was opened again: it takes all caches anew
+                result = self._runner.run(inputs | self._caches.missing(state), parameters)
             self.last_run = result.run
-            returned = self._traced.host.epilogue(result.outputs, state)
+            host = self._traced.host
+            outputs = {name: x.reshape(host.batch, host.seq_of(name), -1) for name, x in result.outputs.items()}
+            returned = host.epilogue(outputs, state, rows)
+            self._caches.keep(state)
             return returned if self._borders is None else self._borders.narrowed(returned)
 
     def _widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -173,6 +196,7 @@ class Compiled(Closing):
         self._runner.close()  # first: a board serves one runner
         self._runner = Runner(built.program, weights=built.weights, board=self._board)
         self._traced, self._built, self._seen, self._simulated = self._kept(traced), built, seen, None
+        self._caches = Caches(traced.host, built.program)
 
     def _kept(self, traced: Traced) -> Traced:
         """Return the trace without the function that traces its graph again. That function holds the model's weights,
@@ -258,6 +282,10 @@ class Compiled(Closing):
         """Run the program on the simulator and compare each segment with PyTorch. Arguments as for a call."""
         with self._turn:
             built = self._now()
+            if self._traced.network.states:
+                raise UnsupportedError(
+                    "compare: a program that keeps caches between calls; compare the results of calls"
+                )
             args, kwargs = self._widened(args, kwargs)
             inputs, spans, _ = self._traced.host.prologue(*args, **kwargs)
             return compare(built.program, built.weights, self._traced.network, inputs, spans)
@@ -325,6 +353,11 @@ class Compiled(Closing):
         raise UnsupportedError(HELD)
 
 
+def _shaped(inputs: Mapping[str, Any], program: Program) -> dict[str, Any]:
+    """Inputs in the shapes of a program, in which the rows of sequences may lie together."""
+    return {name: x.reshape(program.buffer(name).view or x.shape) for name, x in inputs.items()}
+
+
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:
     """Return the modelled latency of a program, the seconds of each layer of its network and of each segment, and the
     bounds of these times, with run-time parameters at their defaults.
@@ -335,7 +368,7 @@ def modelled_layers(program: Program, network: LayerGraph, machine: Machine | No
     latency = machine.timing.latency + launch_seconds(program.overlay)
     return Modelled(
         latency,
-        seconds_of(machine, {layer.y for layer in network.layers}),
+        seconds_of(machine, {layer.target for layer in network.layers}),
         windows(machine),
         bounds(network, program.overlay, program.segments),
     )

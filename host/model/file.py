@@ -274,7 +274,7 @@ def _check_ends(program: Program, host: HostPart) -> None:
     given = {
         name: (host.batch, host.seq_of(name), int(np.prod(view.shape)) // (host.batch * host.seq_of(name)))
         for name, (_, view) in host.sources.items()
-    }
+    } | {name: (host.batch, host.seq, 2 * table.pitch) for name, table in host.tables.items()}
     outputs = {b.name: b.view for b in program.with_role(Role.OUTPUT)}
     taken = {name: (host.batch, host.seq_of(name), columns) for name, columns in host.columns.items()}
     shown = {name for name, _ in host.results.values()}

@@ -44,6 +44,11 @@ class Member(SlotBucket):
         return {b.name: b for b in self.program.with_role(Role.INPUT)}
 
     @cached_property
+    def states(self) -> dict[str, Buffer]:
+        """The buffers that keep their contents between runs, by name. Their program has no slots."""
+        return {b.name: b for b in self.program.with_role(Role.STATE)}
+
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the inputs that users see, by name."""
         return {name: b.view or b.shape for name, b in self.inputs.items()}
@@ -52,6 +57,8 @@ class Member(SlotBucket):
 def _slots(program: Program) -> tuple[int, ...]:
     """Return the rows of each sequence of a program; () if its tensors are no sequences."""
     inputs = program.with_role(Role.INPUT)
+    if program.with_role(Role.STATE):
+        return ()
     ends = [*inputs, *program.with_role(Role.OUTPUT)]
     shapes = {(b.view[:2], b.rows) if b.view and len(b.view) == 3 else None for b in ends}
     if len(shapes) != 1 or None in shapes or not inputs:
@@ -94,6 +101,11 @@ class Request:
     started: bool = False
     answered: bool = False
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether its program keeps contents between runs: a second run would be another one."""
+        return self.member is not None and bool(self.member.states)
+
 
 @dataclass(frozen=True, eq=False)
 class RequestBatch:
@@ -125,7 +137,8 @@ class RequestBatch:
                         given[name][slot, :rows] = tensor[i]
                     if member.masked:
                         values[f"len[{slot}]"] = request.parameters.get(f"len[{i}]", rows)
-        packed = {name: tensors.pack(member.inputs[name], t) for name, t in given.items()}
+        buffers = member.inputs | member.states
+        packed = {name: tensors.pack(buffers[name], t) for name, t in given.items()}
         return member.program.bind(values), packed
 
     def outputs(self, flat: Mapping[str, Array]) -> list[dict[str, Array]]:
@@ -170,7 +183,7 @@ class ProgramFamily:
         """Check a request and return a copy of it. Raises `TensorError` if no program takes it."""
         self._check_names(inputs)
         values = {name: _integer(name, value) for name, value in parameters.items()}
-        sized = self._sized(inputs, bool(values))
+        sized = () if self.members[0].states else self._sized(inputs, bool(values))
         fitting = self._buckets.choose(sized) if sized else None
         if fitting is None:
             return self._whole(inputs, values)
@@ -186,7 +199,7 @@ class ProgramFamily:
 
     def _whole(self, inputs: Mapping[str, npt.NDArray[np.generic]], values: dict[str, int]) -> Request:
         """Return the request for the program that takes exactly these shapes. Raises `TensorError` if there is none."""
-        shapes = {name: t.shape for name, t in inputs.items()}
+        shapes = {name: t.shape for name, t in inputs.items() if name not in self.members[0].states}
         member = next((m for m in self.members if m.shapes == shapes), None)
         if member is None and len(self.members) > 1:
             shown = {tensors.shown(name): shape for name, shape in shapes.items()}
@@ -194,14 +207,14 @@ class ProgramFamily:
         member = member or self.members[0]
         member.program.bind(values)
         for name, t in inputs.items():
-            tensors.pack(member.inputs[name], t)
+            tensors.pack((member.inputs | member.states)[name], t)
         return Request({name: np.array(t, np.float32) for name, t in inputs.items()}, values, (), member)
 
     def _check_names(self, inputs: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        expected = self.members[0].inputs
+        expected, states = self.members[0].inputs, self.members[0].states
         takes = ", ".join(map(tensors.shown, expected))
         for name in inputs:
-            if name not in expected:
+            if name not in expected and name not in states:
                 raise TensorError(f"no input {name!r}; this program takes {takes or 'none'}")
         for name in expected:
             if name not in inputs:

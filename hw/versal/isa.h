@@ -12,10 +12,10 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn";
-inline constexpr char fingerprint_text[] = "d16d906f0c98aff9";
-inline constexpr std::uint64_t fingerprint_bits = 0xd16d906f0c98aff9u;
+inline constexpr char fingerprint_text[] = "561a7827285d6360";
+inline constexpr std::uint64_t fingerprint_bits = 0x561a7827285d6360u;
 inline constexpr char extends[] = "xnn-base";
-inline constexpr unsigned extension = 3;  // version of what it adds
+inline constexpr unsigned extension = 4;  // version of what it adds
 
 using Word = std::uint32_t;
 
@@ -83,6 +83,8 @@ enum class Opcode : std::uint8_t {
     // not. Statistics come from DDR, where a MemC stored them (`MemCStore.statistics`).
     MemANorm = 12,
     MemBConfig = 13,  // Registers of a MemB (our opcode 13). The defaults are the power-on values.
+    // Keep some rows of blocks that a MemC stores, as rows of a matrix in DDR; or set an entry of the table of rows.
+    DdrRows = 14,
 };
 
 // Packet header.
@@ -943,12 +945,127 @@ struct MemBConfig {
 };
 static_assert(MemBConfig::layout::used(0) == 0x00000001u && MemBConfig::layout::disjoint(0));
 
+// DdrRows, opcode 14: Keep some rows of blocks that a MemC stores, as rows of a matrix in DDR; or set an entry of the
+// table of rows.
+// Registers of a unit that another format drives: window and reuse 1, never a terminator; reuse at most 1. At least 8
+// PL cycles per uOP.
+struct DdrRows {
+    static constexpr unsigned words = 6;
+    static constexpr unsigned opcode = static_cast<unsigned>(Opcode::DdrRows);
+    static constexpr unsigned max_reuse = 1;
+    static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
+    static constexpr bool loops_window = true;
+    struct bits {
+        using addr = Field<0, 0, 32>;
+        using row = Field<1, 0, 24>;
+        using entry = Field<1, 24, 7>;
+        using set = Field<1, 31, 1>;
+        using pitch = Field<2, 0, 23>;
+        using table = Field<2, 23, 1>;
+        using from_c0 = Field<2, 26, 1>;
+        using from_c1 = Field<2, 27, 1>;
+        using from_c2 = Field<2, 28, 1>;
+        using from_c3 = Field<2, 29, 1>;
+        using from_c4 = Field<2, 30, 1>;
+        using from_c5 = Field<2, 31, 1>;
+        using chunk_stride = Field<3, 0, 23>;
+        using rows = Field<3, 24, 8>;
+        using limit = Field<4, 0, 24>;
+        using chunks = Field<4, 24, 8>;
+        using source = Field<5, 0, 7>;
+        using blocks = Field<5, 7, 8>;
+    };
+    using layout = Layout<bits::addr, bits::row, bits::entry, bits::set, bits::pitch, bits::table, bits::from_c0,
+        bits::from_c1, bits::from_c2, bits::from_c3, bits::from_c4, bits::from_c5, bits::chunk_stride, bits::rows,
+        bits::limit, bits::chunks, bits::source, bits::blocks>;
+
+    std::uint32_t addr = 0;          // row 0 of the matrix, in units of 64 bytes
+    std::uint32_t row = 0;           // first row of the matrix; with `set`, the row that the entry gets
+    std::uint8_t entry = 0;          // first entry of the table
+    bool set = false;                // set the entry, and move nothing
+    std::uint32_t pitch = 0;         // from one block to the one below, in units of 64 bytes
+    bool table = false;              // rows count from the one in the table
+    bool from_c0 = false;            // source: MemC0
+    bool from_c1 = false;            // source: MemC1
+    bool from_c2 = false;            // source: MemC2
+    bool from_c3 = false;            // source: MemC3
+    bool from_c4 = false;            // source: MemC4
+    bool from_c5 = false;            // source: MemC5
+    std::uint32_t chunk_stride = 0;  // from row 0 of a chunk to that of the next, in units of 64 bytes
+    std::uint8_t rows = 1;           // rows of a chunk
+    std::uint32_t limit = 0;         // rows of the matrix
+    std::uint8_t chunks = 1;         // chunks
+    std::uint8_t source = 0;         // first row of a block that is kept
+    std::uint8_t blocks = 1;         // blocks, side by side
+
+    static constexpr DdrRows decode(const Word *in) {
+        DdrRows out;
+        out.addr = bits::addr::get(in);
+        out.row = bits::row::get(in);
+        out.entry = static_cast<std::uint8_t>(bits::entry::get(in));
+        out.set = bits::set::get(in) != 0;
+        out.pitch = bits::pitch::get(in);
+        out.table = bits::table::get(in) != 0;
+        out.from_c0 = bits::from_c0::get(in) != 0;
+        out.from_c1 = bits::from_c1::get(in) != 0;
+        out.from_c2 = bits::from_c2::get(in) != 0;
+        out.from_c3 = bits::from_c3::get(in) != 0;
+        out.from_c4 = bits::from_c4::get(in) != 0;
+        out.from_c5 = bits::from_c5::get(in) != 0;
+        out.chunk_stride = bits::chunk_stride::get(in);
+        out.rows = static_cast<std::uint8_t>(bits::rows::get(in));
+        out.limit = bits::limit::get(in);
+        out.chunks = static_cast<std::uint8_t>(bits::chunks::get(in));
+        out.source = static_cast<std::uint8_t>(bits::source::get(in));
+        out.blocks = static_cast<std::uint8_t>(bits::blocks::get(in));
+        return out;
+    }
+    constexpr void encode(Word *out) const {
+        out[0] = 0;
+        out[1] = 0;
+        out[2] = 0;
+        out[3] = 0;
+        out[4] = 0;
+        out[5] = 0;
+        bits::addr::set(out, addr);
+        bits::row::set(out, row);
+        bits::entry::set(out, entry);
+        bits::set::set(out, set);
+        bits::pitch::set(out, pitch);
+        bits::table::set(out, table);
+        bits::from_c0::set(out, from_c0);
+        bits::from_c1::set(out, from_c1);
+        bits::from_c2::set(out, from_c2);
+        bits::from_c3::set(out, from_c3);
+        bits::from_c4::set(out, from_c4);
+        bits::from_c5::set(out, from_c5);
+        bits::chunk_stride::set(out, chunk_stride);
+        bits::rows::set(out, rows);
+        bits::limit::set(out, limit);
+        bits::chunks::set(out, chunks);
+        bits::source::set(out, source);
+        bits::blocks::set(out, blocks);
+    }
+
+    // The words of a value in which nothing was changed.
+    static constexpr Word initial[6] = {0x00000000u, 0x00000000u, 0x00000000u, 0x01000000u, 0x01000000u, 0x00000080u};
+};
+static_assert(DdrRows::layout::used(0) == 0xFFFFFFFFu && DdrRows::layout::disjoint(0));
+static_assert(DdrRows::layout::used(1) == 0xFFFFFFFFu && DdrRows::layout::disjoint(1));
+static_assert(DdrRows::layout::used(2) == 0xFCFFFFFFu && DdrRows::layout::disjoint(2));
+static_assert(DdrRows::layout::used(3) == 0xFF7FFFFFu && DdrRows::layout::disjoint(3));
+static_assert(DdrRows::layout::used(4) == 0xFFFFFFFFu && DdrRows::layout::disjoint(4));
+static_assert(DdrRows::layout::used(5) == 0x00007FFFu && DdrRows::layout::disjoint(5));
+static_assert(DdrRows::bits::rows::get(DdrRows::initial) == 0x1u);
+static_assert(DdrRows::bits::chunks::get(DdrRows::initial) == 0x1u);
+static_assert(DdrRows::bits::blocks::get(DdrRows::initial) == 0x1u);
+
 // Words of a mOP, by opcode; and which opcodes there are.
 inline constexpr unsigned mop_words[16] = {
     0, Ddr::words, Lpddr::words, MemA::words, MemB::words, MemC::words, MeshA::words, MeshB::words, MemCConfig::words,
-    MemCScores::words, MemCStore::words, MemCTable::words, MemANorm::words, MemBConfig::words, 0, 0
+    MemCScores::words, MemCStore::words, MemCTable::words, MemANorm::words, MemBConfig::words, DdrRows::words, 0
 };
-inline constexpr unsigned opcodes = 14;
+inline constexpr unsigned opcodes = 15;
 
 // MME, preloaded: One op of a matrix multiplication engine (the same for its 64 AIE tiles but for `holds_weight`).
 struct Mme {

@@ -145,7 +145,7 @@ def test_overlays_of_a_caller(program: Program) -> None:
 
 IMAGES = [
     ([5, 1, 0x401], 0, "announces 5 packet words and holds 1"),
-    ([1, 1, 0x40E], 8, "opcode 14 is not defined in overlay xnn"),
+    ([1, 1, 0x40F], 8, "opcode 15 is not defined in overlay xnn"),
     ([1, 1, 0x801], 8, "runs past the end"),
     ([2, 1, 0x401, 0x401], 4, "announces 1 packets and holds 2"),
     ([1, 1, 0x00000010], 8, "word 2 is 0x00000010, but its fields and parameters give 0x00000000"),

@@ -60,7 +60,7 @@ def test_an_opcode_zero_word_is_skipped_and_counted() -> None:
         (np.array([1], np.uint32), "at least 2 words"),
         (np.array([5, 1, 0], np.uint32), "word 0: the image announces 5 packet words and holds 1"),
         (np.array([1, 9, 0], np.uint32), "word 1: the image announces 9 packets"),
-        (image(0x0000_000E, packets=1), "word 2: opcode 14 is not defined in overlay xnn"),
+        (image(0x0000_000F, packets=1), "word 2: opcode 15 is not defined in overlay xnn"),
         (image(0x0001_0C01, packets=1), "word 2: a terminator has window = reuse = 0"),
         (image(0x0001_0801, packets=1), "word 2: a packet of 1 DDR mOPs runs past the end"),
         (image(0x0000_0408, packets=1), "word 2: a MemCConfig packet cannot be a terminator"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
+import rsn
 from rsn.base.errors import UnsupportedError
+from rsn.rsnlib.passes import USUAL
 from rsn.rsnlib.rotary import recognise
 from rsn.rsnlib.trace import trace
 from rsn.scheduler.graph import AttentionLayer, Gemm
@@ -128,21 +132,32 @@ def test_what_is_no_rotation(name: str) -> None:
     assert recognise(NONE[name], (B, H, L, D)) is None
 
 
-def test_positions_from_the_arguments_are_refused() -> None:
-    """A table of the machine is a constant."""
+class Positioned(Rotated):
+    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        assert positions is not None
+        angles = positions[:, None, :, None].float() * BOTH[1]
+        q, k = (y * angles.cos() + y.flip(-1) * angles.sin() for y in (self.heads(self.q(x)), self.heads(self.k(x))))
+        return self.o(F.scaled_dot_product_attention(q, k, self.heads(self.v(x))).transpose(1, 2).flatten(2))
 
-    class Positioned(Rotated):
-        def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-            assert positions is not None
-            angles = positions[:, None, :, None].float() * BOTH[1]
-            q, k = (
-                y * angles.cos() + y.flip(-1) * angles.sin() for y in (self.heads(self.q(x)), self.heads(self.k(x)))
-            )
-            return self.o(F.scaled_dot_product_attention(q, k, self.heads(self.v(x))).transpose(1, 2).flatten(2))
 
+def test_positions_from_the_arguments(tmp_path: Path) -> None:
+    """The host makes a table for each call, and for each sequence its own."""
+    model, x = Positioned(halves).eval(), torch.randn(B, L, C)
+    positions = torch.stack([torch.arange(L) + 3 * b for b in range(B)])
+    with rsn.compile(model, (x, positions)) as compiled:
+        for given in (positions, positions.flip(0) + 5):
+            wanted = model(x, given)
+            assert (compiled(x, given) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+            assert not torch.allclose(wanted, model(x, torch.zeros_like(given)), atol=1e-3)
+        compiled.save(tmp_path / "positioned.rsnmodel")
+    with rsn.load(tmp_path / "positioned.rsnmodel") as loaded:
+        assert (loaded(x, positions) - model(x, positions)).abs().max() < 1e-5
+
+
+def test_positions_from_the_arguments_are_constants_for_machines_without_tables_of_the_host() -> None:
     inputs = torch.randn(B, L, C), torch.arange(L).expand(B, L).contiguous()
     with pytest.raises(UnsupportedError, match="at the top level"):
-        trace(Positioned(halves).eval(), inputs)
+        trace(Positioned(halves).eval(), inputs, replace(USUAL, steps=False))
 
 
 def test_scores_keep_their_scale() -> None:

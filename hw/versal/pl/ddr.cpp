@@ -1,6 +1,7 @@
 // DDR: feature maps to MemA and MemB, results from MemC, one uOP after the other, loads and stores never at once.
 //
-// A word of 1024 bit a cycle: 64 lines from port 0 with 64 from port 1 are 8 KiB of memory, or 32 rows of a block.
+// A word of 1024 bit a cycle: 64 lines from port 0 with 64 from port 1 are 8 KiB of memory, or 32 rows of a block. Rows
+// that are kept of a block go one by one, each a burst of its own.
 // SPDX-License-Identifier: Apache-2.0
 #include "dataflow.h"
 #include "port.h"
@@ -8,14 +9,33 @@
 
 namespace rsn::xnn {
 
-void ddr(hls::stream<Transfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
+namespace {
+
+constexpr unsigned table_rows = 128;
+constexpr unsigned row_lines = block_cols / line_floats;
+static_assert(words_per_block / (block_rows / 2) == row_lines, "a word holds a line of two rows");
+
+// The line at which a row of a matrix of blocks begins, from that of row 0 on.
+std::size_t line_of(std::uint32_t row, std::uint32_t pitch) {
+#pragma HLS INLINE
+    const unsigned below = row % block_rows;
+    return std::size_t{row / block_rows} * pitch + below / 32 * 2 * port_lines + below % 2 * port_lines +
+           below % 32 / 2 * row_lines;
+}
+
+}  // namespace
+
+void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
          hls::stream<Beat> &mem_a2, hls::stream<Beat> &mem_b0, hls::stream<Beat> &mem_b1, hls::stream<Beat> &mem_b2,
          hls::stream<Beat> &mem_c0, hls::stream<Beat> &mem_c1, hls::stream<Beat> &mem_c2, hls::stream<Beat> &mem_c3,
          hls::stream<Beat> &mem_c4, hls::stream<Beat> &mem_c5) {
     unsigned number = 0;
+    std::uint32_t table[table_rows] = {};
+    Beat block[words_per_block];
+#pragma HLS BIND_STORAGE variable=block type=ram_2p impl=bram
 ddr_uops:
     for (;;) {
-        const Transfer uop = uops.read();
+        const DdrTransfer uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) break;
         const unsigned bursts = uop.size / smallest_load;
@@ -38,6 +58,42 @@ ddr_uops:
                     default: mem_b2 << word; break;
                     }
                 }
+            }
+        } else if (uop.set) {
+            table[uop.entry] = uop.row;
+        } else if (uop.keep) {
+            RSN_STALLS();
+        keep_words:
+            for (unsigned w = 0; w < words_per_block; ++w) {
+#pragma HLS PIPELINE II=ii::port style=flp
+                switch (uop.peer) {
+                case 0: block[w] = mem_c0.read(); break;
+                case 1: block[w] = mem_c1.read(); break;
+                case 2: block[w] = mem_c2.read(); break;
+                case 3: block[w] = mem_c3.read(); break;
+                case 4: block[w] = mem_c4.read(); break;
+                default: block[w] = mem_c5.read(); break;
+                }
+            }
+            unsigned source = uop.source;
+            std::size_t matrix = uop.addr;
+        keep_chunks:
+            for (unsigned chunk = 0; chunk < uop.chunks; ++chunk) {
+                const std::uint32_t first = uop.row + (uop.table ? table[uop.entry + chunk] : 0);
+            keep_rows:
+                for (unsigned i = 0; i < uop.rows; ++i) {
+                    if (first + i < uop.limit) {
+                        port0.write_request(matrix + line_of(first + i, uop.pitch), row_lines);
+                    keep_lines:
+                        for (unsigned w = 0; w < row_lines; ++w) {
+#pragma HLS PIPELINE II=ii::port style=stp
+                            port0.write(half(block[source / 2 * row_lines + w], source % 2));
+                        }
+                        port0.write_response();
+                    }
+                    ++source;
+                }
+                matrix += uop.chunk_stride;
             }
         } else if (uop.store) {
         store_bursts:

@@ -30,10 +30,10 @@ first_peer:
 
 }  // namespace
 
-void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
+void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<DdrTransfer> &uops) {
     const bool destinations[] = {mop.to_a0, mop.to_a1, mop.to_a2, mop.to_b0, mop.to_b1, mop.to_b2};
     const bool sources[] = {mop.from_c0, mop.from_c1, mop.from_c2, mop.from_c3, mop.from_c4, mop.from_c5};
-    Transfer uop = {};
+    DdrTransfer uop = {};
     uop.load = mop.load && first_of(destinations, uop.peer);
     uop.store = !mop.load && mop.store && first_of(sources, uop.peer);
     uop.addr = mop.addr + iteration * mop.reuse_stride;
@@ -43,6 +43,30 @@ ddr_chunks:
 #pragma HLS PIPELINE II=ii::decode style=flp
         uops << uop;
         uop.addr += mop.chunk_stride;
+    }
+}
+
+void expand(const DdrRows &mop, hls::stream<DdrTransfer> &uops) {
+    const bool sources[] = {mop.from_c0, mop.from_c1, mop.from_c2, mop.from_c3, mop.from_c4, mop.from_c5};
+    DdrTransfer uop = {};
+    uop.set = mop.set;
+    uop.keep = !mop.set && first_of(sources, uop.peer);
+    uop.table = mop.table;
+    uop.entry = mop.entry;
+    uop.rows = mop.rows;
+    uop.chunks = mop.chunks;
+    uop.source = mop.source;
+    uop.addr = mop.addr;
+    uop.row = mop.row;
+    uop.limit = mop.limit;
+    uop.pitch = mop.pitch;
+    uop.chunk_stride = mop.chunk_stride;
+    const unsigned blocks = mop.set ? 1 : mop.blocks;
+row_blocks:
+    for (Counter block = 0; block < blocks; ++block) {
+#pragma HLS PIPELINE II=ii::decode style=flp
+        uops << uop;
+        uop.addr += words_per_block * 2;  // a word is two units
     }
 }
 
@@ -82,7 +106,29 @@ repeated_mops:
 
 }  // namespace
 
-void decode_ddr(hls::stream<Mop<Ddr::words>> &mops, hls::stream<Transfer> &uops) { decode_chunks<Ddr>(mops, uops); }
+void decode_ddr(hls::stream<Mop<ddr_words>> &mops, hls::stream<DdrTransfer> &uops) {
+    Mop<ddr_words> window[max_window];
+    unsigned number = 0;
+ddr_windows:
+    for (;;) {
+        const Mop<ddr_words> first = mops.read();
+        RSN_UOP(number++);
+        if (first.last) break;
+        if (first.format == static_cast<unsigned>(Opcode::DdrRows)) {  // always alone in its packet
+            expand(DdrRows::decode(first.words), uops);
+            continue;
+        }
+        collect(first, mops, window);
+    ddr_repeat:
+        for (std::uint16_t iteration = 0; iteration < first.reuse; ++iteration) {
+        ddr_mops:
+            for (unsigned i = 0; i < first.window; ++i) expand(Ddr::decode(window[i].words), iteration, uops);
+        }
+    }
+    DdrTransfer end = {};
+    end.last = true;
+    uops << end;
+}
 
 void decode_lpddr(hls::stream<Mop<Lpddr::words>> &mops, hls::stream<Transfer> &uops) {
     decode_chunks<Lpddr>(mops, uops);

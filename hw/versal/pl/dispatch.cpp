@@ -8,7 +8,7 @@
 
 namespace rsn::xnn {
 
-void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
+void dispatch(hls::stream<Word> &words, hls::stream<Mop<ddr_words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
               hls::stream<Mop<mem_a_words>> &mem_a0, hls::stream<Mop<mem_a_words>> &mem_a1,
               hls::stream<Mop<mem_a_words>> &mem_a2, hls::stream<Mop<mem_b_words>> &mem_b0,
               hls::stream<Mop<mem_b_words>> &mem_b1, hls::stream<Mop<mem_b_words>> &mem_b2,
@@ -28,7 +28,8 @@ dispatch_packets:
         for (unsigned m = 0; m < slots; ++m) {
             switch (static_cast<Opcode>(header.opcode)) {
             case Opcode::DDR:
-                ddr << take<Ddr::words>(header, size_of(header), words);
+            case Opcode::DdrRows:
+                ddr << take<ddr_words>(header, size_of(header), words);
                 break;
             case Opcode::LPDDR:
                 lpddr << take<Lpddr::words>(header, size_of(header), words);

@@ -104,7 +104,7 @@ extern "C" void dma_hls(
     hls::stream<Partial, depth::MemC5_to_MemC4_norm> mem_c5_to_mem_c4_norm("MemC5->MemC4.norm");
     // Instructions.
     hls::stream<Word, fetch_depth> words("fetched words");
-    hls::stream<Mop<Ddr::words>, mop_fifo_depth> ddr_mops("mOP FIFO of DDR");
+    hls::stream<Mop<ddr_words>, mop_fifo_depth> ddr_mops("mOP FIFO of DDR");
     hls::stream<Mop<Lpddr::words>, mop_fifo_depth> lpddr_mops("mOP FIFO of LPDDR");
     hls::stream<Mop<mem_a_words>, mop_fifo_depth> mem_a0_mops("mOP FIFO of MemA0");
     hls::stream<Mop<mem_a_words>, mop_fifo_depth> mem_a1_mops("mOP FIFO of MemA1");
@@ -120,7 +120,7 @@ extern "C" void dma_hls(
     hls::stream<Mop<mem_c_words>, mop_fifo_depth> mem_c3_mops("mOP FIFO of MemC3");
     hls::stream<Mop<mem_c_words>, mop_fifo_depth> mem_c4_mops("mOP FIFO of MemC4");
     hls::stream<Mop<mem_c_words>, mop_fifo_depth> mem_c5_mops("mOP FIFO of MemC5");
-    hls::stream<Transfer, uop_fifo_depth> ddr_uops("uOP FIFO of DDR");
+    hls::stream<DdrTransfer, uop_fifo_depth> ddr_uops("uOP FIFO of DDR");
     hls::stream<Transfer, uop_fifo_depth> lpddr_uops("uOP FIFO of LPDDR");
     hls::stream<Uop<mem_a_words>, uop_fifo_depth> mem_a0_uops("uOP FIFO of MemA0");
     hls::stream<Uop<mem_a_words>, uop_fifo_depth> mem_a1_uops("uOP FIFO of MemA1");

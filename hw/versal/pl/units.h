@@ -11,6 +11,7 @@ namespace rsn::xnn {
 
 // Words of a unit's longest format.
 constexpr unsigned longer(unsigned a, unsigned b) { return a > b ? a : b; }
+constexpr unsigned ddr_words = longer(Ddr::words, DdrRows::words);
 constexpr unsigned mem_a_words = longer(MemA::words, MemANorm::words);
 constexpr unsigned mem_b_words = longer(MemB::words, MemBConfig::words);
 constexpr unsigned mem_c_words = longer(longer(MemC::words, MemCConfig::words),
@@ -27,6 +28,27 @@ struct Transfer {
     std::uint32_t size;
 };
 
+// A uOP of DDR: a chunk, one block of which rows are kept, or an entry of the table of rows.
+struct DdrTransfer {
+    bool last;
+    bool load;
+    bool store;
+    bool keep;
+    bool set;
+    bool table;
+    std::uint8_t peer;
+    std::uint8_t entry;
+    std::uint8_t rows;
+    std::uint8_t chunks;
+    std::uint8_t source;
+    std::uint32_t addr;
+    std::uint32_t size;
+    std::uint32_t row;
+    std::uint32_t limit;
+    std::uint32_t pitch;
+    std::uint32_t chunk_stride;
+};
+
 // Partial sum of a row, and the number of columns in it.
 struct Partial {
     float sum;
@@ -36,7 +58,7 @@ struct Partial {
 void announce(std::uint64_t *fingerprint);
 
 // dispatch.cpp
-void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
+void dispatch(hls::stream<Word> &words, hls::stream<Mop<ddr_words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
               hls::stream<Mop<mem_a_words>> &mem_a0, hls::stream<Mop<mem_a_words>> &mem_a1,
               hls::stream<Mop<mem_a_words>> &mem_a2, hls::stream<Mop<mem_b_words>> &mem_b0,
               hls::stream<Mop<mem_b_words>> &mem_b1, hls::stream<Mop<mem_b_words>> &mem_b2,
@@ -46,16 +68,17 @@ void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::
               hls::stream<Mop<MeshA::words>> &mesh_a, hls::stream<Mop<MeshB::words>> &mesh_b);
 
 // decode.cpp
-void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops);
+void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<DdrTransfer> &uops);
+void expand(const DdrRows &mop, hls::stream<DdrTransfer> &uops);
 void expand(const Lpddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops);
-void decode_ddr(hls::stream<Mop<Ddr::words>> &mops, hls::stream<Transfer> &uops);
+void decode_ddr(hls::stream<Mop<ddr_words>> &mops, hls::stream<DdrTransfer> &uops);
 void decode_lpddr(hls::stream<Mop<Lpddr::words>> &mops, hls::stream<Transfer> &uops);
 void decode_mesh(hls::stream<Mop<MeshA::words>> &mops, hls::stream<Uop<MeshA::words>> &uops);
 void decode_mem_a(hls::stream<Mop<mem_a_words>> &mops, hls::stream<Uop<mem_a_words>> &uops);
 void decode_mem_b(hls::stream<Mop<mem_b_words>> &mops, hls::stream<Uop<mem_b_words>> &uops);
 void decode_mem_c(hls::stream<Mop<mem_c_words>> &mops, hls::stream<Uop<mem_c_words>> &uops);
 
-void ddr(hls::stream<Transfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
+void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Beat> &mem_a0, hls::stream<Beat> &mem_a1,
          hls::stream<Beat> &mem_a2, hls::stream<Beat> &mem_b0, hls::stream<Beat> &mem_b1, hls::stream<Beat> &mem_b2,
          hls::stream<Beat> &mem_c0, hls::stream<Beat> &mem_c1, hls::stream<Beat> &mem_c2, hls::stream<Beat> &mem_c3,
          hls::stream<Beat> &mem_c4, hls::stream<Beat> &mem_c5);

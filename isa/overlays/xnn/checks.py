@@ -13,12 +13,13 @@ import numpy as np
 from ....base.finding import Finding
 from ....machine.wiring import Wiring
 from ...expansion import Expansion, Ints
+from ...layout import BLOCK
 from ...overlay import Overlay
 from .counts import Exchange
 from .flow import Flow, words_moved
 from .mem_a import MemA, MemANorm
 from .mem_c import MemC, MemCStore
-from .off_chip import Transfer
+from .off_chip import RowTransfer, Transfer
 from .row_statistics import QUARTER_WORDS
 from .tiles import BEAT, ROW_SUM_TOKEN, TILE
 
@@ -140,10 +141,16 @@ def _loaded(expansion: Expansion, name: str) -> Iterator[tuple[int, str, int]]:
 
 def _transfers(expansion: Expansion, name: str, peer: str) -> tuple[Ints, Ints]:
     """Where each transfer of DDR with a peer ends, in words, and its uOP."""
-    each = np.array([u.size // BEAT if isinstance(u, Transfer) and u.peer == peer else 0 for u in expansion.uops])
+    each = np.array([_elements(u, peer) // BEAT for u in expansion.uops])
     words = each[expansion.sequences[name].kinds]
     (moves,) = np.nonzero(words)
     return np.cumsum(words[moves]), moves
+
+
+def _elements(uop: object, peer: str) -> int:
+    if isinstance(uop, RowTransfer) and uop.peer == peer:
+        return BLOCK
+    return uop.size if isinstance(uop, Transfer) and uop.peer == peer else 0
 
 
 # -- vectors ----------------------------------------------------------------------------------------------------------

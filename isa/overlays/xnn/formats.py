@@ -8,10 +8,11 @@ from .mem_b import MemB, MemBConfig
 from .mem_c import MemC, MemCConfig, MemCScores, MemCStore, MemCTable
 from .mesh import MeshA, MeshB
 from .mme import Mme
-from .off_chip import Ddr, Lpddr, Transfer
+from .off_chip import Ddr, DdrRows, Lpddr, RowTransfer, Transfer
 
 __all__ = [
     "Ddr",
+    "DdrRows",
     "Lpddr",
     "MemA",
     "MemANorm",
@@ -25,5 +26,6 @@ __all__ = [
     "MeshA",
     "MeshB",
     "Mme",
+    "RowTransfer",
     "Transfer",
 ]

@@ -14,9 +14,9 @@ from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...layout import BLOCK, QUARTER, UNIT, padded
+from ...layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, QUARTER, UNIT, padded
 from ...overlay import Transfer as BankAccess
-from ...work import Access
+from ...work import Access, Patched, RowStore, SetRow
 from .loop import Loop
 from .tiles import BIAS_WORD, BLOCK_WORDS, Array, Pieces
 
@@ -25,6 +25,8 @@ LOOPS: Mapping[str, Loop] = {
 }
 
 
+TABLE_ROWS = 128
+"""Entries of the table of rows."""
 READ_ONLY = "lpddr"
 """The bank that no unit writes."""
 
@@ -53,6 +55,33 @@ class Ddr(Record, words=4):
     from_c5: int = bits(3, 31, 1, "store source", source="MemC5")
 
 
+class DdrRows(Record, words=6):
+    """Keep some rows of blocks that a MemC stores, as rows of a matrix in DDR; or set an entry of the table of rows.
+
+    Of each of `blocks` blocks of 128x64, for c < `chunks` and i < `rows`: row `source` + c * `rows` + i becomes row d =
+    `row` + i, with `table` plus the row in entry `entry` + c. d is written only below `limit`.
+    """
+
+    addr: int = bits(0, 0, 32, "row 0 of the matrix, in units of 64 bytes")
+    row: int = bits(1, 0, 24, "first row of the matrix; with `set`, the row that the entry gets")
+    entry: int = bits(1, 24, 7, "first entry of the table")
+    set: int = bits(1, 31, 1, "set the entry, and move nothing")
+    pitch: int = bits(2, 0, 23, "from one block to the one below, in units of 64 bytes")
+    table: int = bits(2, 23, 1, "rows count from the one in the table")
+    from_c0: int = bits(2, 26, 1, "source", source="MemC0")
+    from_c1: int = bits(2, 27, 1, "source", source="MemC1")
+    from_c2: int = bits(2, 28, 1, "source", source="MemC2")
+    from_c3: int = bits(2, 29, 1, "source", source="MemC3")
+    from_c4: int = bits(2, 30, 1, "source", source="MemC4")
+    from_c5: int = bits(2, 31, 1, "source", source="MemC5")
+    chunk_stride: int = bits(3, 0, 23, "from row 0 of a chunk to that of the next, in units of 64 bytes")
+    rows: int = bits(3, 24, 8, "rows of a chunk", default=1)
+    limit: int = bits(4, 0, 24, "rows of the matrix")
+    chunks: int = bits(4, 24, 8, "chunks", default=1)
+    source: int = bits(5, 0, 7, "first row of a block that is kept")
+    blocks: int = bits(5, 7, 8, "blocks, side by side", default=1)
+
+
 class Lpddr(Record, words=4):
     """Load weights or vectors from LPDDR into MemB0 or MemB1."""
 
@@ -72,13 +101,15 @@ BYTE = 1 / 4
 """Elements that a step of a bandwidth moves: its amount is in bytes."""
 
 
-def capabilities(bank: str) -> tuple[Capability, ...]:
-    """What the unit of a bank can do. LPDDR is read only, and holds vectors as well."""
+def capabilities(bank: str, *, keeps_rows: bool = False) -> tuple[Capability, ...]:
+    """What the unit of a bank can do. LPDDR is read only, and holds vectors as well. keeps_rows: it can store rows."""
     load = Capability("load", Where.LOAD, rate=f"{bank}_read_gbs", elements=BYTE)
     if bank == "lpddr":
         vector = Capability("load_vector", Where.LOAD, {"piece": (1, VECTOR)}, f"{bank}_read_gbs", BYTE)
         return load, vector
-    return load, Capability("store", Where.STORE, rate=f"{bank}_write_gbs", elements=BYTE)
+    store = Capability("store", Where.STORE, rate=f"{bank}_write_gbs", elements=BYTE)
+    keep = Capability("keep_rows", Where.STORE, {"rows": (1, BLOCK_ROWS)}, f"{bank}_write_gbs", BYTE)
+    return (load, store, keep) if keeps_rows else (load, store)
 
 
 class Transfer(NamedTuple):
@@ -89,6 +120,23 @@ class Transfer(NamedTuple):
     store: bool
     peer: str
     bias: bool = False
+
+
+class RowTransfer(NamedTuple):
+    """A uOP of `DdrRows`: one block of 128x64 from a peer, or an entry of the table; fields as there."""
+
+    addr: int
+    peer: str
+    row: int
+    entry: int
+    set: bool
+    pitch: int
+    table: bool
+    chunk_stride: int
+    rows: int
+    limit: int
+    chunks: int
+    source: int
 
 
 _LOADS = [(f.name, str(f.to)) for f in Ddr.FIELDS if f.to]
@@ -120,6 +168,26 @@ def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
         yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, False, peer, bool(mop.bias))
 
 
+def row_uops(mop: DdrRows, iteration: int) -> Iterator[RowTransfer]:
+    """Yield one uOP per block; one that sets an entry of the table."""
+    peer = "" if mop.set else next((str(x.source) for x in DdrRows.FIELDS if x.source and getattr(mop, x.name)), "")
+    for block in range(1 if mop.set else mop.blocks):
+        yield RowTransfer(
+            (mop.addr + block * BLOCK // UNIT) & 0xFFFF_FFFF,
+            peer,
+            mop.row,
+            mop.entry,
+            bool(mop.set),
+            mop.pitch,
+            bool(mop.table),
+            mop.chunk_stride,
+            mop.rows,
+            mop.limit,
+            mop.chunks,
+            mop.source,
+        )
+
+
 def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
     """Return the addresses of the uOPs of `ddr_uops` and `lpddr_uops` in `reuse` iterations: an array (reuse,
     chunks)."""
@@ -137,8 +205,12 @@ class OffChipUnit(Unit):
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
         self._begun: dict[tuple[str, bool], int] = {}
         """Elements of a block that quarters have left begun, by peer and direction."""
+        self._rows = [0] * TABLE_ROWS
 
-    def kernel(self, uop: Transfer) -> Steps:
+    def kernel(self, uop: Transfer | RowTransfer) -> Steps:
+        if isinstance(uop, RowTransfer):
+            yield from self._keep_rows(uop)
+            return
         if not uop.peer:
             return
         yield Step("offchip_uop")
@@ -187,10 +259,55 @@ class OffChipUnit(Unit):
             return Burst(pieces, self._write, size * 4, gets=source, words=words, do=keep)
         return Burst(pieces, self._read, size * 4, puts=(self.sink(uop.peer),), words=words, do=fetch)
 
-    def effect_key(self, uop: Transfer) -> Hashable:
+    def _keep_rows(self, uop: RowTransfer) -> Steps:
+        """Each row is an access of its own."""
+        if uop.set:
+            self._rows[uop.entry] = uop.row
+            return
+        if not uop.peer:
+            return
+
+        def keep(n: int, tokens: Pieces) -> None:
+            block = np.asarray(tokens[0]).reshape(-1)
+            for c in range(uop.chunks):
+                first = uop.row + (self._rows[uop.entry + c] if uop.table else 0)
+                for i in range(uop.rows):
+                    if first + i < uop.limit:
+                        source = row_place(uop.source + c * uop.rows + i)
+                        below, row = divmod(first + i, BLOCK_ROWS)
+                        at = (uop.addr + c * uop.chunk_stride + below * uop.pitch) * UNIT + row_place(row)
+                        self.write(at, block[source : source + BLOCK_COLS])
+
+        gets = (self.source(uop.peer),)
+        yield Step("offchip_uop", uop.chunks * uop.rows)
+        yield Burst(1, self._write, BLOCK * 4, gets=gets, words=BLOCK_WORDS, do=keep)
+
+    def effect_key(self, uop: Transfer | RowTransfer) -> Hashable:
+        if isinstance(uop, RowTransfer):
+            return uop.peer, uop.set, uop.chunks * uop.rows
         if not uop.bias and (self._begun or uop.size % BLOCK):
             return None  # what it does depends on what has been begun
         return uop.size, uop.store, uop.peer, uop.bias
+
+
+def row_place(row: int) -> int:
+    """The first element of a row of a block: even rows of each 32 come before odd ones (contract section 3)."""
+    quarter, r = divmod(row, 32)
+    return QUARTER * quarter + QUARTER // 2 * (r % 2) + BLOCK_COLS * (r // 2)
+
+
+def legal_rows(unit: UnitSpec, uop: RowTransfer) -> Iterator[str]:
+    """Yield the reasons why the unit cannot execute a uOP of `DdrRows`."""
+    if uop.set:
+        return
+    if not uop.peer:
+        yield "names no source"
+    if not uop.limit:
+        yield "keeps rows of a matrix without rows"
+    if uop.source + uop.chunks * uop.rows > BLOCK_ROWS:
+        yield f"keeps rows {uop.source} to {uop.source + uop.chunks * uop.rows - 1} of blocks of {BLOCK_ROWS}"
+    if uop.table and uop.entry + uop.chunks > TABLE_ROWS:
+        yield f"reads entries {uop.entry} to {uop.entry + uop.chunks - 1} of a table of {TABLE_ROWS}"
 
 
 def legal(unit: UnitSpec, uop: Transfer) -> Iterator[str]:
@@ -228,8 +345,14 @@ def lint_lpddr(mop: Lpddr) -> Iterator[str]:
         yield "a vector without destination goes to MemB1"
 
 
-def transfer(unit: UnitSpec, uop: Transfer) -> BankAccess | None:
-    """Return the off-chip access of a uOP; None if it makes none."""
+def transfer(unit: UnitSpec, uop: Transfer | RowTransfer) -> BankAccess | None:
+    """Return the off-chip access of a uOP; None if it makes none. Of kept rows it is all that lies between the first
+    and the last that they may be."""
+    if isinstance(uop, RowTransfer):
+        if not uop.peer or not uop.limit:
+            return None
+        below = (uop.limit - 1) // BLOCK_ROWS * uop.pitch + (uop.chunks - 1) * uop.chunk_stride
+        return BankAccess(str(unit.bank), uop.addr, below * UNIT + BLOCK, True, partial=True)
     if uop.peer and uop.size:
         return BankAccess(str(unit.bank), uop.addr, uop.size, uop.store)
     return None
@@ -253,7 +376,31 @@ def _lpddr(item: Access) -> Lpddr:
     )
 
 
-def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Ddr | Lpddr]:
-    """Yield the instruction of each `Access`."""
+@lru_cache
+def _ddr_rows(item: RowStore) -> DdrRows:
+    flag = next(x.name for x in DdrRows.FIELDS if x.source == item.peer)
+    return DdrRows(
+        row=item.row,
+        entry=item.entry or 0,
+        table=int(item.entry is not None),
+        pitch=item.pitch // UNIT,
+        chunk_stride=item.chunk_stride // UNIT,
+        rows=item.rows,
+        limit=item.limit,
+        chunks=item.chunks,
+        source=item.source,
+        blocks=item.blocks,
+        **{flag: 1},
+    )
+
+
+def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Record | Patched]:
+    """Yield the instruction of each `Access`, `RowStore` and `SetRow`."""
     made = _lpddr if unit.bank == "lpddr" else _ddr
-    return (made(item._replace(addr=0)).replace(addr=item.addr // UNIT) for item in items)
+    for item in items:
+        if isinstance(item, SetRow):
+            yield Patched(DdrRows(entry=item.entry, set=1), (("row", item.row),))
+        elif isinstance(item, RowStore):
+            yield _ddr_rows(item._replace(addr=0)).replace(addr=item.addr // UNIT)
+        else:
+            yield made(item._replace(addr=0)).replace(addr=item.addr // UNIT)

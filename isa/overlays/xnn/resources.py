@@ -37,12 +37,15 @@ from .logic import (
 )
 from .loop import Loop
 from .mem_c import BASE_LOOPS
+from .off_chip import TABLE_ROWS
 from .ring import memory_of
-from .tiles import BEAT, LANES, ROW_TOKEN
+from .tiles import BEAT, BLOCK_WORDS, LANES, ROW_TOKEN
 
 PORTS = {"DDR": 2, "LPDDR": 2, "instructions": 1}
 """AXI ports of 512 bit; the one for instructions is narrower, and counted like the others."""
 TILES_PER_MME = 64
+ROW_BITS = 24
+"""Of the number of a row in the table of rows."""
 
 # What a loop takes for one item: a beat, a patch of 32 elements, a row.
 MEM_C = (
@@ -214,6 +217,12 @@ def _off_chip(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     ways = sum(s.dst == unit.name for s in overlay.streams)  # whose words can be stored
     yield Need("LUT", ceil(WORD_BITS * multiplexer(ways)) + 2 * CONTROL, f"choice of sources in {unit.kind}", True)
     yield frame(overlay, unit)
+    if unit.capability("keep_rows") is not None:
+        part = f"single rows in {unit.kind}"
+        yield Need("BRAM", block_rams(WORD_BITS, BLOCK_WORDS), part)
+        # the table, a line of a word, and the loops of chunks and rows with the address of a row
+        luts = lut_ram(ROW_BITS, TABLE_ROWS) + ceil(WORD_BITS / 2 * multiplexer(2)) + 2 * CONTROL
+        yield Need("LUT", luts, part, True)
 
 
 def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:

@@ -78,16 +78,16 @@ EXTENSION_RATES = {
         LOOPS["normalise"].rounds, "PL cycles", "structure: 32 elements a cycle, at a load", "on-chip transfer"
     ),
 }
-"""Of what opcodes 9 to 13 add; and of a softmax whose product is made while it leaves."""
+"""Of what opcodes 9 to 14 add; and of a softmax whose product is made while it leaves."""
 
 
 def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
-    """All units. registers: those of opcodes 8 to 13 exist, and with them masks and more operations."""
+    """All units. registers: those of opcodes 8 to 14 exist, and with them masks and more operations."""
     memory = mem_b.WIDE_VALUES_MEMORY if registers else mem_b.VALUES_MEMORY
     values = UnitSpec("MemB2", "MemB", 2, MemB2Unit, memory=memory)
     norms = mem_a.capabilities(mem_a.MEMORY) if registers else ()
     return (
-        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=off_chip.capabilities("ddr")),
+        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=off_chip.capabilities("ddr", keeps_rows=registers)),
         UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr", capabilities=off_chip.capabilities("lpddr")),
         *(UnitSpec(f"MemA{i}", "MemA", i, MemAUnit, memory=mem_a.MEMORY, capabilities=norms) for i in range(3)),
         *(
@@ -147,6 +147,7 @@ _BASE_FORMS = (
 
 _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
     f.Transfer: off_chip.legal,
+    f.RowTransfer: off_chip.legal_rows,
     f.MemA: mem_a.legal,
     f.MemANorm: mem_a.legal_norm,
     f.MemB: mem_b.legal,
@@ -180,7 +181,7 @@ def lint(mop: Any) -> Iterator[str]:
 
 def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
     """Return the off-chip access of a uOP; None if it makes none."""
-    return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer) else None
+    return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer | f.RowTransfer) else None
 
 
 def refit(overlay: Overlay) -> Overlay:
@@ -284,8 +285,11 @@ XNN = dataclasses.replace(
         InstructionFormat("MemCTable", 11, "MemC", f.MemCTable, False, 8, config=True, max_reuse=1, uop_bytes=4),
         InstructionFormat("MemANorm", 12, "MemA", f.MemANorm, False, 8, config=True, max_reuse=1, uop_bytes=8),
         InstructionFormat("MemBConfig", 13, "MemB", f.MemBConfig, False, 8, config=True, max_reuse=1, uop_bytes=4),
+        InstructionFormat(
+            "DdrRows", 14, "DDR", f.DdrRows, True, 8, off_chip.row_uops, config=True, max_reuse=1, uop_bytes=24
+        ),
     ),
     emit=partial(emit, registers=True),
     extends="xnn-base",
-    extension=3,  # 1 had opcode 8 alone; 2 multiplied by 1 / row sums in a third pass of softmax
+    extension=4,  # 1 had opcode 8 alone; 2 multiplied by 1 / row sums in a third pass of softmax; 3 had no opcode 14
 )

@@ -1,0 +1,141 @@
+"""Generation on the machine, modelled: time to the first token, and steps beside their bound.
+
+The bound of a step is the time of its weights at the rate of LPDDR, plus that of the cache at the rate of DDR loads. A
+model of many layers is timed by two of its layers and the difference to one: layers are alike, and run one after the
+other.
+
+Run it as: python benchmarks/decoding.py [--only NAME] [--batch N ...] [--json]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+import torch
+
+from rsn.hw.sim.machine import Machine
+from rsn.isa.program import Program, Role
+from rsn.rsnlib.captured_graph import CapturedGraph
+from rsn.rsnlib.pipeline import Pipeline
+
+ROWS = 512
+"""Of a cache; a prompt has a quarter."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder. make: with so many layers. layers: that it has."""
+
+    name: str
+    layers: int
+    make: Callable[[int], Any]
+
+
+def gpt2_medium(layers: int) -> Any:
+    """GPT-2 medium, with so many of its 24 layers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=layers, n_head=16)).eval()
+
+
+def llama_1b(layers: int) -> Any:
+    """Llama 3.2 1B, with so many of its 16 layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=128256)).eval()
+
+
+MODELS = (Model("GPT-2 medium", 24, gpt2_medium), Model("Llama 3.2 1B", 16, llama_1b))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a program, and of its bound."""
+
+    seconds: float
+    bound: float
+
+    def of(self, layers: int, more: Timed) -> Timed:
+        """Of so many layers, from this of one layer and `more` of two."""
+        each = layers - 1
+        return Timed(self.seconds + each * (more.seconds - self.seconds), self.bound + each * (more.bound - self.bound))
+
+
+def timed(program: Program) -> Timed:
+    """Run a program without data."""
+    overlay = program.overlay
+    sizes = {role: sum(4 * b.size for b in program.with_role(role)) for role in (Role.WEIGHT, Role.STATE)}
+    rates = {name: overlay.rates[name].value * 1e9 for name in ("lpddr_read_gbs", "ddr_read_gbs")}
+    bound = sizes[Role.WEIGHT] / rates["lpddr_read_gbs"] + sizes[Role.STATE] / rates["ddr_read_gbs"]
+    return Timed(Machine(program).run().latency_s, bound)
+
+
+def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
+    """The prompt and the step of a model."""
+    from transformers.cache_utils import StaticCache
+
+    pipeline = Pipeline.named("xnn")
+    found: list[Timed] = []
+
+    def backend(graph: Any, example: Any) -> Callable[..., Any]:
+        captured = CapturedGraph(graph, pipeline, whole=True)
+
+        def call(*args: Any) -> Any:
+            if len(found) < 2:
+                traced: Any = captured.divide(args)
+                found.append(timed(pipeline.build(traced.network).program))
+            return captured.in_pytorch(*args)
+
+        return call
+
+    torch._dynamo.reset()
+    run = torch.compile(model.forward, backend=backend)
+    cache = StaticCache(model.config, max_cache_len=ROWS)
+    with torch.no_grad():
+        for rows, before in ((prompt, 0), (1, prompt)):
+            mask = torch.ones(batch, before + rows, dtype=torch.long)
+            run(torch.ones(batch, rows, dtype=torch.long), attention_mask=mask, past_key_values=cache)
+    return found
+
+
+def measured(model: Model, batch: int) -> dict[str, Any]:
+    """Milliseconds of a prompt and of a step, and what follows."""
+    one, two = (programs(model.make(layers), batch, ROWS // 4) for layers in (1, 2))
+    prompt, step = (a.of(model.layers, b) for a, b in zip(one, two, strict=True))
+    return {
+        "model": model.name,
+        "batch": batch,
+        "first_token_ms": prompt.seconds * 1e3,
+        "step_ms": step.seconds * 1e3,
+        "bound_ms": step.bound * 1e3,
+        "of_bound": step.bound / step.seconds,
+        "tokens_per_s": batch / step.seconds,
+        "step": asdict(step),
+    }
+
+
+@click.command()
+@click.option("--only", multiple=True, help="names of models, or pieces of them")
+@click.option("--batch", "batches", multiple=True, type=int, default=(1, 8, 64), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object a row")
+def main(only: tuple[str, ...], batches: tuple[int, ...], as_json: bool) -> None:
+    """Print a row for each model and batch."""
+    for model in MODELS:
+        for batch in batches:
+            if only and not any(piece in model.name for piece in only):
+                continue
+            row = measured(model, batch)
+            line = (
+                f"| {model.name} | {batch} | {row['first_token_ms']:.0f} ms | {row['step_ms']:.1f} ms | "
+                f"{row['bound_ms']:.1f} ms | {row['of_bound']:.2f} | {row['tokens_per_s']:.1f} |"
+            )
+            click.echo(json.dumps(row) if as_json else line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What a board remembers of buffers with role `state`: whether its memory holds what the host and the runs before have
+put there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from ...base.errors import StateLost
+from ...isa.program import Program, Role
+
+
+class HeldState:
+    """The states of one loaded program. They are held after a run that was given all of them, until a run fails or the
+    board loses its memory."""
+
+    def __init__(self, program: Program) -> None:
+        self._names = frozenset(b.name for b in program.with_role(Role.STATE))
+        self._held: set[str] = set()
+
+    def lose(self) -> None:
+        """Note that the board has other memory than before."""
+        self._held.clear()
+
+    @contextmanager
+    def during(self, given: Collection[str]) -> Iterator[None]:
+        """Context of a run. given: names of the buffers that the host writes before it. Raises `StateLost` if a state
+        is neither held nor given; after any error in the context none is held."""
+        missing = self._names - self._held - set(given)
+        if missing:
+            raise StateLost(
+                f"the board does not hold {min(missing)}, which the program keeps between runs: it was never written, "
+                "or was lost when a run or the board failed; begin the session again"
+            )
+        self._held.clear()
+        yield
+        self._held.update(self._names)

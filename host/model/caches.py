@@ -1,0 +1,65 @@
+"""Which caches of the host the board has a copy of, and the copies that a call must bring."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import TensorError
+from ...isa.program import Program, Role
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import Node
+
+    from ...rsnlib.host_part import HostPart
+
+Array = npt.NDArray[np.float32]
+
+
+class Caches:
+    """The caches of keys and values of a compiled model. The host's tensors are what counts; the board's states are
+    copies of them. A call brings a copy of each cache whose tensor is another one than in the call before, or was
+    written to since: by a prompt, by the user, or because the last call failed. Raises `TensorError` for caches that
+    share memory."""
+
+    def __init__(self, host: HostPart, program: Program) -> None:
+        self._host = host
+        self._buffers = {b.name: b for b in program.with_role(Role.STATE)}
+        self._held: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def missing(self, environment: dict[Node, Any]) -> dict[str, Array]:
+        """The contents of the states that the board does not have, by buffer name. environment: the values of a call.
+        Until `keep` is called, the board counts as having none."""
+        places = [environment[node].untyped_storage().data_ptr() for node, _ in self._host.states.values()]
+        if len(set(places)) < len(places):
+            raise TensorError("two caches share their memory; the machine keeps a copy of each")
+        held, self._held = self._held, {}
+        brought = {}
+        for name, (node, _) in self._host.states.items():
+            tensor: torch.Tensor = environment[node]
+            version, known = tensor._version, held.get(name)
+            if known is None or known[0]() is not tensor or known[1] != version:
+                brought[name] = self._stored(name, environment)
+        return brought
+
+    def keep(self, environment: dict[Node, Any]) -> None:
+        """Note that the board's states now equal the host's tensors."""
+        for name, (node, _) in self._host.states.items():
+            tensor = environment[node]
+            self._held[name] = weakref.ref(tensor), tensor._version
+
+    def lose(self) -> None:
+        """Note that the board has no states."""
+        self._held.clear()
+
+    def _stored(self, name: str, environment: dict[Node, Any]) -> Array:
+        """A cache in the columns of its buffer."""
+        view = self._buffers[name].view
+        assert view is not None
+        out = np.zeros(view, np.float32)
+        out[..., self._host.state_columns[name]] = self._host.state(name, environment)
+        return out

@@ -1,0 +1,71 @@
+"""Static caches of `transformers` as arguments of a captured module: torch.export sees their tensors.
+
+A `StaticCache` holds, for each layer, tensors of keys and values of fixed sizes, and the number of rows in use. It is
+registered as a container of these tensors when `transformers` has been imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from ..base.errors import TensorError
+
+TENSORS = ("keys", "values", "cumulative_length")
+NUMBERS = ("max_cache_len", "sliding_window", "cumulative_length_int")
+FACTS = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_dim")
+
+
+def register() -> None:
+    """Register the static cache, once, if its class is loaded."""
+    module = sys.modules.get("transformers.cache_utils")
+    cache = getattr(module, "StaticCache", None)
+    if cache is not None and cache not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            cache,
+            _flatten,
+            _unflatten,
+            serialized_type_name=f"{cache.__module__}.{cache.__name__}",
+            flatten_with_keys_fn=_flatten_with_keys,
+        )
+
+
+def _flatten(cache: Any) -> tuple[list[Any], Any]:
+    """The tensors of all layers, and what else tells the cache from others."""
+    if not all(layer.is_initialized for layer in cache.layers):
+        raise TensorError(
+            "a static cache without tensors: call its early_initialization(batch_size=, num_heads=, head_dim=, dtype=, "
+            "device=) first"
+        )
+    tensors = [getattr(layer, name) for layer in cache.layers for name in TENSORS]
+    layers = tuple(
+        (type(layer), tuple((name, getattr(layer, name)) for name in (*NUMBERS, *FACTS) if hasattr(layer, name)))
+        for layer in cache.layers
+    )
+    return tensors, (type(cache), layers)
+
+
+def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    tensors, context = _flatten(cache)
+    names = [f"{name}_{i}" for i in range(len(cache.layers)) for name in TENSORS]
+    return [(pytree.MappingKey(name), tensor) for name, tensor in zip(names, tensors, strict=True)], context
+
+
+def _unflatten(tensors: Iterable[Any], context: Any) -> Any:
+    """A cache with these tensors."""
+    kind, described = context
+    values = iter(tensors)
+    layers = []
+    for of, facts in described:
+        layer = of.__new__(of)
+        vars(layer).update(facts)
+        vars(layer).update((name, next(values)) for name in TENSORS)
+        layer.is_initialized = True
+        layers.append(layer)
+    cache = kind.__new__(kind)
+    # not its own __init__, which makes layers for a configuration
+    super(kind, cache).__init__(layers=layers)
+    return cache

@@ -1,0 +1,355 @@
+"""Generation with a static cache: prompt and steps on the machine, tokens and caches as in PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.cache_utils import StaticCache
+
+from rsn.base.errors import CacheFull, TensorError, UnsupportedError
+from rsn.host.model.compiled import Compiled
+from rsn.rsnlib.fallback import Fallback
+
+TOKENS, END = 96, 95
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": TOKENS,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": END,
+    "pad_token_id": END,
+}
+OF_GPT2: dict[str, Any] = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "vocab_size": TOKENS,
+    "n_positions": 256,
+    "bos_token_id": 0,
+    "eos_token_id": END,
+    "pad_token_id": END,
+}
+MODELS: dict[str, Callable[[], Any]] = {
+    "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(**OF_GPT2)),
+    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=32)),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    """torch.compile forgets the models of other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def made(name: str) -> Any:
+    """A model whose weights are large enough that its tokens differ."""
+    torch.manual_seed(1)
+    model = MODELS[name]().eval()
+    for path, weight in model.named_parameters():
+        if weight.ndim > 1 and (".layers." in path or ".h." in path):
+            weight.data.mul_(10)
+    return model
+
+
+def prompts(batch: int, rows: int) -> dict[str, torch.Tensor]:
+    """Prompts of different lengths, padded on the left."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, END, (batch, rows), generator=generator)
+    mask = torch.ones_like(ids)
+    for b in range(batch):
+        mask[b, : b % rows] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generated(model: Any, batch: int, rows: int, tokens: int) -> Any:
+    return model.generate(
+        **prompts(batch, rows),
+        max_new_tokens=tokens,
+        do_sample=False,
+        cache_implementation="static",
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+
+
+def assert_same(wanted: Any, got: Any) -> None:
+    assert torch.equal(wanted.sequences, got.sequences)
+    for one, other in zip(wanted.logits, got.logits, strict=True):
+        assert (one - other).abs().max() < 1e-5 * one.abs().max()
+
+
+def on_machine(model: Any, **options: Any) -> None:
+    model.forward = torch.compile(model.forward, backend="rsn", options={"fallback": "error"} | options)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_equal_those_of_pytorch(name: str, batch: int) -> None:
+    model = made(name)
+    wanted = generated(model, batch, 9, 12)
+    assert len(set(wanted.sequences[:, 9:].flatten().tolist())) > 2, "the test needs different tokens"
+    on_machine(model)
+    assert_same(wanted, generated(model, batch, 9, 12))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_of_64_steps(name: str, batch: int) -> None:
+    model = made(name)
+    wanted = generated(model, batch, 9, 64)
+    on_machine(model)
+    assert_same(wanted, generated(model, batch, 9, 64))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_the_cpp_machine(name: str) -> None:
+    model = made(name)
+    wanted = generated(model, 3, 7, 4)
+    on_machine(model, board="csim")
+    assert_same(wanted, generated(model, 3, 7, 4))
+
+
+@pytest.mark.long
+def test_more_rows_than_a_block() -> None:
+    """Caches of several blocks of 128 rows, and steps whose rows are on both sides of a border."""
+    model = made("Llama")
+    wanted = generated(model, 2, 124, 12)
+    on_machine(model)
+    assert_same(wanted, generated(model, 2, 124, 12))
+
+
+@pytest.mark.long
+def test_windows_shorter_than_the_text() -> None:
+    """What the machine cannot do, PyTorch does: caches whose rows move up."""
+    torch.manual_seed(0)
+    model: Any = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=8)).eval()
+    wanted = generated(model, 2, 6, 6)
+    model.forward = torch.compile(model.forward, backend="rsn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Fallback)
+        assert_same(wanted, generated(model, 2, 6, 6))
+
+
+class Step(torch.nn.Module):
+    """A step with a cache: one row of queries, keys and values."""
+
+    def __init__(self, columns: int = 64, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(columns, columns) for _ in range(4))
+
+    def forward(
+        self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        keys.index_copy_(2, at, k)
+        values.index_copy_(2, at, v)
+        y = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        result: torch.Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return result
+
+
+CAPACITY = 10
+
+
+def arguments(batch: int, row: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, 1, 64, generator=generator)
+    mask = (torch.arange(CAPACITY) <= row).expand(batch, 1, 1, CAPACITY).clone()
+    return [x, torch.tensor([row]), mask]
+
+
+def caches(batch: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, 2, CAPACITY, 32, generator=generator) for _ in range(2)]
+
+
+def compiled_step(model: Step, batch: int) -> Compiled:
+    import rsn
+
+    x, at, mask = arguments(batch, 3, 0)
+    return rsn.compile(model, (x, *caches(batch, 0), at, mask))
+
+
+def assert_step(model: Step, compiled: Compiled, kept: list[torch.Tensor], row: int, seed: int) -> None:
+    """The result is PyTorch's, and so are the caches, which both write to."""
+    x, at, mask = arguments(len(kept[0]), row, seed)
+    own = [cache.clone() for cache in kept]
+    with torch.no_grad():
+        wanted = model(x, *own, at, mask)
+    got = compiled(x, *kept, at, mask)
+    assert (wanted - got).abs().max() < 1e-5 * wanted.abs().max()
+    for one, other in zip(own, kept, strict=True):
+        assert (one - other).abs().max() < 1e-5 * one.abs().max()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_module_with_a_cache(batch: int) -> None:
+    """Rows in any order, two caches in turn, and a cache that somebody else wrote to."""
+    torch.manual_seed(0)
+    model = Step().eval()
+    with compiled_step(model, batch) as compiled:
+        one, other = caches(batch, 1), caches(batch, 2)
+        for seed, row in enumerate((3, 4, 0, 9)):
+            assert_step(model, compiled, one, row, seed)
+        assert_step(model, compiled, other, 5, 10)
+        assert_step(model, compiled, one, 6, 11)
+        one[0][:, :, 2] += 1
+        assert_step(model, compiled, one, 7, 12)
+
+
+def test_caches_stay_on_the_board() -> None:
+    """A step brings no cache that the board has."""
+    torch.manual_seed(0)
+    model = Step().eval()
+    with compiled_step(model, 1) as compiled:
+        brought: list[list[str]] = []
+        run = compiled._runner.run
+
+        def watched(inputs: Any, parameters: Any) -> Any:
+            brought.append(sorted(set(inputs) & {b.name for b in compiled.program.buffers if b.role.value == "state"}))
+            return run(inputs, parameters)
+
+        compiled._runner.run = watched  # type: ignore[method-assign, assignment]
+        kept = caches(1, 1)
+        for row in range(3):
+            assert_step(model, compiled, kept, row, row)
+    assert [len(names) for names in brought] == [2, 0, 0]
+
+
+def test_a_row_beyond_the_cache() -> None:
+    model = Step().eval()
+    with compiled_step(model, 1) as compiled:
+        x, _, mask = arguments(1, 3, 0)
+        kept = caches(1, 0)
+        before = [cache.clone() for cache in kept]
+        with pytest.raises(CacheFull, match="row 10 of a cache of 10 rows"):
+            compiled(x, *kept, torch.tensor([10]), mask)
+        assert all(torch.equal(a, b) for a, b in zip(before, kept, strict=True))
+
+
+class Elsewhere(Step):
+    """A step whose cache does not become what the attention saw."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(
+        self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        new = keys.index_copy(2, at, k), values.index_copy(2, at, v)
+        y = torch.nn.functional.scaled_dot_product_attention(q, *new, attn_mask=mask)
+        if self.what == "changed":
+            keys.copy_(new[0] * 2)
+            values.copy_(new[1])
+        elif self.what == "exchanged":
+            keys.copy_(new[1])
+            values.copy_(new[0])
+        result: torch.Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return result
+
+
+@pytest.mark.parametrize("what", ["kept as they were", "changed", "exchanged"])
+def test_caches_that_become_something_else_stay_on_the_host(what: str) -> None:
+    torch.manual_seed(0)
+    model = Elsewhere(what).eval()
+    with pytest.raises(UnsupportedError):
+        compiled_step(model, 2)
+    compiled: Any = torch.compile(model, backend="rsn")
+    kept = caches(2, 1)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", Fallback)
+        for row in (3, 4, 5):
+            assert_step(model, compiled, kept, row, row)
+
+
+def test_caches_that_share_memory_are_refused() -> None:
+    with compiled_step(Step().eval(), 1) as compiled:
+        x, at, mask = arguments(1, 3, 0)
+        one = caches(1, 0)[0]
+        with pytest.raises(TensorError, match="share their memory"):
+            compiled(x, one, one, at, mask)
+
+
+def test_what_would_write_to_a_copy_is_refused() -> None:
+    import rsn
+
+    x, at, mask = arguments(1, 3, 0)
+    given = (x, *caches(1, 0), at, mask)
+    family = rsn.compile(Step().eval(), given, dynamic_shapes={"x": {0: rsn.Batch(1)}})
+    with family, pytest.raises(UnsupportedError, match="dynamic_shapes would pad"):
+        family(*given)
+
+
+def test_a_mask_with_a_gap_is_refused() -> None:
+    model = Step().eval()
+    with compiled_step(model, 1) as compiled:
+        x, at, mask = arguments(1, 5, 0)
+        mask[..., 2] = False
+        with pytest.raises(TensorError, match="hides a key between others"):
+            compiled(x, *caches(1, 0), at, mask)
+
+
+def test_a_model_that_writes_to_its_arguments_is_not_saved(tmp_path: Path) -> None:
+    with compiled_step(Step().eval(), 1) as compiled, pytest.raises(UnsupportedError, match="writes to its arguments"):
+        compiled.save(tmp_path / "step.rsnmodel")
+
+
+def test_a_static_cache_of_transformers() -> None:
+    """Of a call with `rsn.compile`; the result has the cache that was given."""
+    import rsn
+
+    model = made("Llama")
+
+    def cache() -> StaticCache:
+        made = StaticCache(model.config, max_cache_len=20)
+        made.early_initialization(2, 2, 16, torch.float32, torch.device("cpu"))
+        return made
+
+    def step(t: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([[3 + t], [9 - t]]), "position_ids": torch.full((2, 1), t)}
+
+    with rsn.compile(model, step(0) | {"past_key_values": cache()}) as compiled, torch.no_grad():
+        own, mine = cache(), cache()
+        for t in range(4):
+            wanted, got = model(**step(t), past_key_values=own), compiled(**step(t), past_key_values=mine)
+            assert (wanted.logits - got.logits).abs().max() < 1e-5 * wanted.logits.abs().max()
+            assert got.past_key_values.layers[0].keys is mine.layers[0].keys
+            assert int(mine.layers[0].cumulative_length) == t + 1
+        with pytest.raises(TensorError, match="early_initialization"):
+            compiled(**step(4), past_key_values=StaticCache(model.config, max_cache_len=20))
+
+
+def test_machines_without_caches_refuse_them() -> None:
+    import rsn
+
+    x, at, mask = arguments(1, 3, 0)
+    with pytest.raises(UnsupportedError):
+        rsn.compile(Step().eval(), (x, *caches(1, 0), at, mask), overlay="xnn2")
