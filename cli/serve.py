@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.deferred import deferred
-from ..base.errors import require
+from ..base.errors import TensorError, require
 from ..host.model.loaded import load
 from ..host.serving.policy import Serving
 from .progress import working
 
 if TYPE_CHECKING:
-    from ..host.serving import http, metrics
+    from ..host import generation
+    from ..host.serving import completions, http, metrics
     from ..host.serving.http import Server
 else:
     http = deferred("rsn.host.serving.http")
     metrics = deferred("rsn.host.serving.metrics")
+    completions = deferred("rsn.host.serving.completions")
+    generation = deferred("rsn.host.generation")
 
 LONGEST_S = 24 * 3600.0
 """The longest time that an option may give, in seconds; a thread cannot wait for arbitrarily long."""
@@ -65,6 +68,9 @@ class _Number(click.FloatRange):
     type=_Number(0, 65536, min_open=True),
     help="the most megabytes of a request's body",
 )
+@click.option("--generate", is_flag=True, help="MODEL is a folder of a causal language model of transformers")
+@click.option("--slots", default=8, show_default=True, type=click.IntRange(1, 128), help="texts generated together")
+@click.option("--capacity", default=512, show_default=True, type=click.IntRange(2), help="the most tokens of a text")
 def serve_command(
     model: Path,
     host: str,
@@ -75,11 +81,17 @@ def serve_command(
     max_wait: float,
     timeout: float,
     limit_mb: float,
+    generate: bool,
+    slots: int,
+    capacity: int,
 ) -> None:
     """Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C.
 
     POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
     (docs/serving.md). One process, one board, no encryption and no passwords: for those, put a proxy before it.
+
+    With --generate, MODEL is a folder of a language model, and POST /v1/completions generates text
+    (docs/generation.md).
     """
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
@@ -87,10 +99,19 @@ def serve_command(
     sock = http.listener(host, port)  # first: an address in use is reported before the model is loaded
     with sock:
         registry, counters = _figures()
+        limit = int(limit_mb * 1e6)
+        server: Any
         with working(f"opening {model} on board {board}"):
-            server = _open(model, board, xclbin, Serving(queue=queue, max_wait_s=max_wait), counters)
+            if generate:
+                server, tokenizer = _generation(model, board, slots, capacity, queue)
+            else:
+                server = _open(model, board, xclbin, Serving(queue=queue, max_wait_s=max_wait), counters)
         try:
-            app = http.application(server, registry=registry, timeout_s=timeout, limit_bytes=int(limit_mb * 1e6))
+            if generate:
+                name = model.resolve().name
+                app = completions.application(server, tokenizer, name, registry=registry, limit_bytes=limit)
+            else:
+                app = http.application(server, registry=registry, timeout_s=timeout, limit_bytes=limit)
             figures = "" if registry else "; no /metrics without prometheus_client: pip install prometheus-client"
             http.serve(
                 app,
@@ -111,6 +132,22 @@ def _figures() -> tuple[Any, Any]:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry, metrics.Metrics(registry)
+
+
+def _generation(model: Path, board: str, slots: int, capacity: int, queue: int) -> tuple[Any, Any]:
+    """Load a language model and its tokenizer, and begin its generation. Raises `TensorError` for another folder."""
+    require("transformers", "generation", "pip install transformers")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not model.is_dir():
+        raise TensorError(f"{model} is no folder; --generate takes one that save_pretrained has written")
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as e:
+        raise TensorError(f"{model}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
+    decoder = generation.Decoder(loaded, slots=slots, capacity=capacity, board=board)
+    return generation.Generation(decoder, queue=queue), tokenizer
 
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> Server:

@@ -48,6 +48,7 @@ LEARNED_FROM = [
 """Pages to type along with: no block of theirs goes untried."""
 LONG = {
     "docs/experts.md",
+    "docs/generation.md",
     "docs/getting-started.md",
     "docs/models.md",
     "docs/own-overlay.md",
@@ -64,7 +65,7 @@ LONG = {
     "docs/tutorial.md",
     "docs/xnn2.md",
 }
-WARM = LONG - {"docs/getting-started.md", "docs/serving.md"}
+WARM = LONG - {"docs/generation.md", "docs/getting-started.md", "docs/serving.md"}
 """Pages with many commands, which share their imports. Servers and the first steps have a Python of their own."""
 NOTEBOOK = DOCS / "encoder.ipynb"
 

@@ -90,7 +90,7 @@ class Server(Protocol):
         """Finish the submitted calls, and release the board."""
 
 
-class _TooLarge(Exception):
+class TooLarge(Exception):
     """The body of a request is too large."""
 
 
@@ -140,7 +140,7 @@ class _Service:
         if request.method == "POST":
             return await self._answer(request)
         server = self._server
-        return _json(
+        return json_answer(
             {
                 "name": server.name,
                 "arguments": [{"name": a.name, "dtype": a.dtype, "shape": list(a.shape)} for a in server.arguments],
@@ -152,21 +152,19 @@ class _Service:
     async def _health(self, request: Any) -> Any:
         health = self._server.health
         known = {"state": health.state.value, "error": health.error, "since": health.since, "failures": health.failures}
-        return _json(known, 200 if health.state in (State.READY, State.DEGRADED) else 503)
+        return json_answer(known, 200 if health.state in (State.READY, State.DEGRADED) else 503)
 
     async def _metrics(self, request: Any) -> Any:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
         assert self._registry is not None
-        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        return metrics_answer(self._registry)
 
     # -- questions
 
     async def _answer(self, request: Any) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s):
-                body = await self._body(request)
-        except _TooLarge:
+                body = await read_body(request, self._limit)
+        except TooLarge:
             waits = request.headers.get("expect", "").lower() == "100-continue"
             return _too_large(f"the body has more than {self._limit} bytes", waits)
         except TimeoutError:
@@ -185,19 +183,6 @@ class _Service:
             return _error(status, str(e), {"retry-after": "1"} if status == 503 else {})
         finally:
             gone.cancel()
-
-    async def _body(self, request: Any) -> bytes:
-        """Read a request's body. Raises `_TooLarge` as soon as the size is known."""
-        declared = request.headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared[:20]) > self._limit:
-            raise _TooLarge
-        chunks, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > self._limit:
-                raise _TooLarge
-            chunks.append(chunk)
-        return b"".join(chunks)
 
     async def _result(self, body: bytes, gone: asyncio.Task[None]) -> bytes:
         """Submit a request, and return its answer's body. gone: a task that is done when the client has
@@ -223,6 +208,20 @@ class _Service:
         return self._server.ask(question.inputs, timeout=timeout, wait=0.0)
 
 
+async def read_body(request: Any, limit: int) -> bytes:
+    """Read a request's body. limit: in bytes. Raises `TooLarge` as soon as the size is known."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise TooLarge
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
 async def _disconnected(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -235,12 +234,20 @@ def _json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None
     return Response(text, status, headers, media_type="application/json")
 
 
-def _json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+def metrics_answer(registry: CollectorRegistry) -> Any:
+    """The metrics of a registry, for Prometheus."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """An answer in JSON."""
     return _json_text(write_json(value), status, headers)
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Any:
-    return _json({"error": message}, status, headers)
+    return json_answer({"error": message}, status, headers)
 
 
 def _refused(request: Any, error: Any) -> Any:

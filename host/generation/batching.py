@@ -1,0 +1,264 @@
+"""Continuous batching: requests join a decoder's slots between steps, and leave them when they end.
+
+One thread owns the decoder. In each round it frees the slots of requests that were cancelled, begins waiting requests
+in free slots, in the order of their arrival, and decodes one token of all that run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import BoardError, PromptTooLong, TensorError
+from ..closing import Closing
+from ..forks import forget_in_children
+from ..serving.health import Health, State
+from ..serving.policy import QueueFull
+from .sampling import Sampling
+
+Array = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+RETRIES = 1
+"""How often a step or a prompt is run again when the board fails: neither has changed anything then."""
+
+
+class Slots(Protocol):
+    """What requests run on; see `Decoder`."""
+
+    slots: int
+    capacity: int
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> Array: ...
+    def step(self, tokens: Mapping[int, int]) -> Mapping[int, Array]: ...
+    def free(self, slot: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """A token of a request; or its end: "stop", "length" or "cancelled", or an error."""
+
+    token: int | None = None
+    reason: str = ""
+    error: BaseException | None = None
+
+
+class Stream:
+    """The tokens of one request, in order. Iterate over it, once; an error of the run is raised there.
+
+    reason: why it ended: "stop" (a stop token), "length" (`max_tokens`, or no row is left), "cancelled"; "" before.
+    """
+
+    def __init__(self, heard: Callable[[Event], None] | None = None) -> None:
+        self.reason = ""
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._heard = heard
+        self._cancelled = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        while not self.reason:
+            event = self._events.get()
+            if event.error is not None:
+                self.reason = "error"
+                raise event.error
+            if event.token is None:
+                self.reason = event.reason
+                return
+            yield event.token
+
+    def cancel(self) -> None:
+        """End the request at the next step. No effect if it has ended."""
+        self._cancelled.set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled.is_set()
+
+    def put(self, event: Event) -> None:
+        """Add a token or the end."""
+        if self._heard is not None:
+            self._heard(event)
+        else:
+            self._events.put(event)
+
+
+@dataclass(eq=False)
+class _Request:
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    stream: Stream
+    arrived: float
+    random: np.random.Generator
+    made: list[int] = field(default_factory=list)
+
+
+class Generation(Closing):
+    """Generates texts for many callers. Any thread may call it; it owns the decoder, and closes it.
+
+    queue: the most requests that wait for a slot.
+    """
+
+    def __init__(self, decoder: Slots, *, queue: int = 256) -> None:
+        self._decoder, self._limit = decoder, queue
+        self._waiting: deque[_Request] = deque()
+        self._running: dict[int, _Request] = {}
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._closed = False
+        self._health = Health()
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._thread = threading.Thread(target=self._rounds, name="rsn-generation", daemon=True)
+        self._thread.start()
+        forget_in_children(self)
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        heard: Callable[[Event], None] | None = None,
+    ) -> Stream:
+        """Queue a request, and return the stream of its tokens.
+
+        tokens: of the prompt. heard: called with each event, in the decoder's thread, instead of iterating. Raises
+        `TensorError` and `PromptTooLong` for a prompt that no slot takes, `QueueFull`, and `BoardError` if this object
+        is closed.
+        """
+        if not tokens:
+            raise TensorError("a prompt without tokens")
+        if len(tokens) > self._decoder.capacity:
+            raise PromptTooLong(
+                f"a prompt of {len(tokens)} tokens; a sequence has at most {self._decoder.capacity}, with its answer"
+            )
+        sampling = sampling or Sampling()
+        stream = Stream(heard)
+        request = _Request(tuple(tokens), sampling, stream, time.monotonic(), sampling.generator())
+        with self._lock:
+            if self._closed:
+                raise BoardError("this generation is closed")
+            if len(self._waiting) >= self._limit:
+                raise QueueFull(f"the queue is full: {len(self._waiting)} requests wait")
+            self._waiting.append(request)
+            self._streams.add(stream)
+            self._work.notify()
+        return stream
+
+    @property
+    def health(self) -> Health:
+        """Whether requests are being answered, and the board's latest error."""
+        return self._health
+
+    def close(self) -> None:
+        """Finish the submitted requests, and release the board."""
+        with self._lock:
+            self._closed = True
+            self._work.notify()
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            self._thread.join()
+
+    def forget(self) -> None:
+        """In a forked child: the thread and the board belong to the parent."""
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._closed = True
+        self._waiting.clear()
+        self._thread = threading.Thread()
+        error = BoardError("this generation was made in another process, from which this one was forked")
+        for stream in list(self._streams):
+            stream.put(Event(error=error))
+
+    # -- the decoder's thread
+
+    def _rounds(self) -> None:
+        try:
+            while self._begin():
+                self._decode()
+        finally:
+            self._decoder.close()
+
+    def _begin(self) -> bool:
+        """Wait for work, free what was cancelled, and begin waiting requests. Returns False at the end."""
+        with self._lock:
+            while not self._waiting and not self._running:
+                if self._closed:
+                    return False
+                self._work.wait()
+            begun = []
+            for slot in [slot for slot, request in self._running.items() if request.stream.is_cancelled]:
+                self._end(slot, Event(reason="cancelled"))
+            free = [slot for slot in range(self._decoder.slots) if slot not in self._running]
+            while free and self._waiting:
+                request = self._waiting.popleft()
+                if request.stream.is_cancelled:
+                    request.stream.put(Event(reason="cancelled"))
+                else:
+                    slot = free.pop(0)
+                    self._running[slot] = request
+                    begun.append((slot, request))
+        for slot, request in begun:
+            try:
+                logits = self._tried(partial(self._decoder.prefill, slot, request.tokens))
+            except Exception as e:
+                self._end(slot, Event(error=e))
+            else:
+                self._take(slot, logits)
+        return True
+
+    def _decode(self) -> None:
+        """Decode a token of each running request."""
+        tokens = {slot: request.made[-1] for slot, request in self._running.items()}
+        if not tokens:
+            return
+        try:
+            found = self._tried(partial(self._decoder.step, tokens))
+        except Exception as e:
+            for slot in tokens:
+                self._end(slot, Event(error=e))
+            return
+        for slot, logits in found.items():
+            self._take(slot, logits)
+
+    def _take(self, slot: int, logits: Array) -> None:
+        """Choose a request's next token, and end the request if it was the last one."""
+        request = self._running[slot]
+        token = request.sampling.token(logits, request.random)
+        if token in request.sampling.stop_tokens:
+            self._end(slot, Event(reason="stop"))
+            return
+        request.made.append(token)
+        request.stream.put(Event(token))
+        rows = len(request.tokens) + len(request.made)  # the token that was just made has no row yet
+        if len(request.made) >= request.sampling.max_tokens or rows > self._decoder.capacity:
+            self._end(slot, Event(reason="length"))
+
+    def _end(self, slot: int, event: Event) -> None:
+        request = self._running.pop(slot)
+        self._decoder.free(slot)
+        request.stream.put(event)
+
+    def _tried(self, run: Callable[[], T]) -> T:
+        """Run a prompt or a step, again if the board fails."""
+        for attempt in range(RETRIES + 1):
+            try:
+                result = run()
+            except BoardError as e:
+                self._health = self._health.failed(e)
+                if attempt == RETRIES:
+                    raise
+            else:
+                if self._health.state is not State.READY:
+                    self._health = self._health.to(State.READY)
+                return result
+        raise AssertionError("unreachable")

@@ -1,0 +1,174 @@
+"""A decoder with slots: one program decodes a token of each of several sequences, which have their own positions.
+
+The step is compiled once, for all slots and a cache of `capacity` rows. A prompt is padded on the right to one of a few
+lengths, and has a program of its own, compiled when it is first needed. Causal attention keeps the padding from the
+rows before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.deferred import deferred
+from ...base.errors import CacheFull, PositionError, PromptTooLong, TensorError, require_torch
+from ..closing import Closing
+from ..model.compiled import Compiled
+
+if TYPE_CHECKING:
+    from ...rsnlib import pipeline as pipelines
+    from ...rsnlib import pool as pools
+else:
+    pipelines = deferred("rsn.rsnlib.pipeline")
+    pools = deferred("rsn.rsnlib.pool")
+
+Array = npt.NDArray[np.float32]
+
+SHORTEST = 16
+"""Rows of the program for the shortest prompts; each further one has twice as many."""
+
+
+class Decoder(Closing):
+    """Decodes sequences of a causal language model of `transformers`. Not for several threads at once.
+
+    model: in eval mode, in float32; its weights are those of now. slots: sequences that are decoded together. capacity:
+    the most tokens of a sequence, its prompt included. board: as for `rsn.compile`. The keys and values of all slots
+    stay on the board; the host has them too, so that a board that failed gets them again. Raises what `rsn.compile`
+    raises, and `PositionError` for a capacity beyond the model's positions.
+    """
+
+    def __init__(self, model: Any, *, slots: int = 8, capacity: int = 512, board: str = "sim") -> None:
+        require_torch("generation")
+        if slots < 1 or capacity < 2:
+            raise TensorError(f"{slots} slots of {capacity} rows; there must be one of two at least")
+        text = model.config.get_text_config(decoder=True)
+        positions = getattr(text, "max_position_embeddings", None)
+        if positions is not None and capacity > positions:
+            raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
+        self.slots, self.capacity = slots, capacity
+        self.vocabulary = int(text.vocab_size)
+        self._model, self._board = model, board
+        self._pipeline, self._pool = pipelines.Pipeline.named("xnn"), pools.Pool()
+        self._rows = capacity + 1
+        """Of the caches: slots without a token write to the last row."""
+        self._lengths = [0] * slots
+        self._cache = self._static_cache(slots)
+        self._step = self._compiled(self._step_arguments({}))
+        self._prompts: dict[int, Compiled] = {}
+
+    def length(self, slot: int) -> int:
+        """The tokens of a slot."""
+        return self._lengths[slot]
+
+    def free(self, slot: int) -> None:
+        """Forget the sequence of a slot."""
+        self._lengths[slot] = 0
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+        """Begin a sequence in a slot. Returns the logits behind its last token, (vocabulary,).
+
+        Raises `PromptTooLong` for more tokens than the slot has rows, and `TensorError` for none and for unknown ones.
+        """
+        import torch
+
+        self._check(tokens)
+        if not tokens:
+            raise TensorError("a prompt without tokens")
+        if len(tokens) > self.capacity:
+            raise PromptTooLong(f"a prompt of {len(tokens)} tokens; a sequence has at most {self.capacity}")
+        rows = next(n for n in self._prompt_sizes() if n >= len(tokens))
+        ids = torch.zeros(1, rows, dtype=torch.long)
+        ids[0, : len(tokens)] = torch.tensor(list(tokens))
+        arguments = {
+            "input_ids": ids,
+            "past_key_values": self._static_cache(1),
+            "logits_to_keep": torch.tensor([len(tokens) - 1]),
+        }
+        if rows not in self._prompts:
+            self._prompts[rows] = self._compiled(arguments)
+        with torch.no_grad():
+            logits = self._prompts[rows](**arguments).logits
+            for whole, own in zip(self._cache.layers, arguments["past_key_values"].layers, strict=True):
+                for name in ("keys", "values"):
+                    getattr(whole, name)[slot, :, : len(tokens)] = getattr(own, name)[0, :, : len(tokens)]
+        self._lengths[slot] = len(tokens)
+        return _numbers(logits[0, -1])
+
+    def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        """Append a token to each of some slots. Returns the logits behind it, (vocabulary,), by slot.
+
+        Raises `CacheFull`, before anything runs, for a slot that has `capacity` tokens.
+        """
+        import torch
+
+        self._check(list(tokens.values()))
+        for slot in tokens:
+            if not self._lengths[slot]:
+                raise TensorError(f"slot {slot} has no sequence")
+            if self._lengths[slot] >= self.capacity:
+                raise CacheFull(f"slot {slot} has {self.capacity} tokens, as many as its cache has rows")
+        rows = [self._lengths[slot] if slot in tokens else self._rows - 1 for slot in range(self.slots)]
+        with torch.no_grad():
+            logits = self._step.step(rows, **self._step_arguments(tokens)).logits
+        for slot in tokens:
+            self._lengths[slot] += 1
+        return {slot: _numbers(logits[slot, -1]) for slot in tokens}
+
+    def close(self) -> None:
+        """Release the boards."""
+        for compiled in (self._step, *self._prompts.values()):
+            compiled.close()
+
+    def _compiled(self, arguments: dict[str, Any]) -> Compiled:
+        """A program of the model. All programs share the host's copies of the weights."""
+        traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
+        return Compiled(traced, self._pipeline.build(traced.network), self._board)
+
+    def _step_arguments(self, tokens: Mapping[int, int]) -> dict[str, Any]:
+        """The model's arguments. The module computes one position for all sequences; that is the last row, so that its
+        own mask hides nothing, and the attention mask says what each sequence sees."""
+        import torch
+
+        mask = torch.zeros(self.slots, self._rows, dtype=torch.long)
+        for slot, length in enumerate(self._lengths):
+            mask[slot, : length + 1] = 1
+        for layer in self._cache.layers:
+            layer.cumulative_length.fill_(self._rows - 1)
+        return {
+            "input_ids": torch.tensor([[tokens.get(slot, 0)] for slot in range(self.slots)]),
+            "attention_mask": mask,
+            "position_ids": torch.tensor([[min(n, self.capacity - 1)] for n in self._lengths]),
+            "past_key_values": self._cache,
+        }
+
+    def _static_cache(self, batch: int) -> Any:
+        import torch
+        from transformers.cache_utils import StaticCache
+
+        text = self._model.config.get_text_config(decoder=True)
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        cache = StaticCache(self._model.config, max_cache_len=self._rows)
+        cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
+        return cache
+
+    def _prompt_sizes(self) -> list[int]:
+        """The lengths that prompts are padded to."""
+        sizes = [min(SHORTEST, self.capacity)]
+        while sizes[-1] < self.capacity:
+            sizes.append(min(2 * sizes[-1], self.capacity))
+        return sizes
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self.vocabulary:
+                raise TensorError(f"token {token}; the vocabulary has {self.vocabulary}")
+
+
+def _numbers(logits: Any) -> Array:
+    """A copy of a tensor of logits."""
+    numbers: Array = logits.detach().float().numpy().copy()
+    return numbers

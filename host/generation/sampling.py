@@ -1,0 +1,57 @@
+"""The choice of the next token from a model's logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isnan
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import TensorError
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of a request are chosen, and when it ends.
+
+    max_tokens: the most tokens. temperature: 0 always takes the most probable token, the first of equal ones. top_k:
+    only the so many most probable tokens; 0: all. top_p: only the most probable tokens that together have this
+    probability. seed: of the random numbers; None takes others each time. stop_tokens: tokens that end the text; they
+    are not part of it. Raises `TensorError` for a value out of range.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        ranges = {"max_tokens": (1, inf), "temperature": (0, inf), "top_k": (0, inf), "top_p": (0, 1)}
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if isnan(value) or not low <= value <= high or value == inf:
+                raise TensorError(f"{name} is {value}; it should be from {low} to {high}")
+
+    def generator(self) -> np.random.Generator:
+        """The random numbers of one request."""
+        return np.random.default_rng(self.seed)
+
+    def token(self, logits: Array, random: np.random.Generator) -> int:
+        """Choose a token. logits: (vocabulary,), float32."""
+        if self.temperature == 0:
+            return int(np.argmax(logits))
+        scores = logits.astype(np.float64) / self.temperature
+        order = np.argsort(-scores, kind="stable")
+        if self.top_k:
+            order = order[: self.top_k]
+        weights = np.exp(scores[order] - scores[order[0]])
+        shares = weights / weights.sum()
+        # the first token always stays
+        kept = np.cumsum(shares) - shares < self.top_p if self.top_p > 0 else np.arange(len(shares)) < 1
+        shares = shares[kept] / shares[kept].sum()
+        return int(random.choice(order[kept], p=shares))

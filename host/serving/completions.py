@@ -1,0 +1,322 @@
+"""Generated text over HTTP in the form of OpenAI's completions, whole or as server-sent events (docs/generation.md).
+
+Needs starlette (the extra `serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...base.errors import BoardError, RsnError, TensorError
+from ..generation.batching import Event, Generation, Stream
+from ..generation.sampling import Sampling
+from ..generation.text import TextPieces, Tokenizer
+from .health import State
+from .http import LIMIT_BYTES, TooLarge, json_answer, metrics_answer, read_body
+from .http_json import kind_of, value_of
+from .policy import QueueFull
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError:
+    from ...base.errors import MissingError
+
+    raise MissingError(
+        "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn"
+    ) from None
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+MAX_STOPS = 4
+"""The most stop strings of a request, as OpenAI has it."""
+IGNORED = ("user",)
+"""Fields that change nothing."""
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (None,),
+    "suffix": (None, ""),
+    "logit_bias": (None, {}),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "stream_options": (None,),
+}
+"""Fields that are known but not supported: the values that say so."""
+
+
+class RequestError(RsnError, ValueError):
+    """A request that is not of the form. field: the one at fault, "" for the whole."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A parsed request. tokens: of the prompt."""
+
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    stops: tuple[str, ...]
+    is_streamed: bool
+
+
+def parsed(body: bytes, tokenizer: Tokenizer, name: str) -> Asked:
+    """Parse the body of a request. name: of the model. Raises `RequestError`."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise RequestError(f"the body is not JSON: {e}") from None
+    if not isinstance(fields, dict):
+        raise RequestError(f"the body is {kind_of(fields)}, not an object")
+    if fields.get("model", name) != name:
+        raise RequestError(f"there is no model {value_of(fields['model'])}; this server has {name!r}", "model")
+    known = {"model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "stream", "seed"}
+    for field, value in fields.items():
+        if field in ONLY and value not in ONLY[field]:
+            raise RequestError(f"{field} is {value_of(value)}, which this server does not support", field)
+        if field not in known and field not in ONLY and field not in IGNORED:
+            raise RequestError(f"unknown field {field!r}", field)
+    stops = _stops(fields.get("stop"))
+    end = tokenizer.eos_token_id
+    try:
+        sampling = Sampling(
+            max_tokens=_number(fields, "max_tokens", 16, whole=True),
+            temperature=_number(fields, "temperature", 1.0),
+            top_k=_number(fields, "top_k", 0, whole=True),
+            top_p=_number(fields, "top_p", 1.0),
+            seed=_number(fields, "seed", None, whole=True),
+            stop_tokens=frozenset() if end is None else frozenset({end}),
+        )
+    except TensorError as e:
+        raise RequestError(str(e), str(e).partition(" ")[0]) from None
+    streamed = fields.get("stream", False)
+    if type(streamed) is not bool:
+        raise RequestError(f"stream is {value_of(streamed)}; it should be true or false", "stream")
+    return Asked(_tokens(fields.get("prompt"), tokenizer), sampling, stops, streamed)
+
+
+def _number(fields: Mapping[str, Any], field: str, default: Any, *, whole: bool = False) -> Any:
+    value = fields.get(field)
+    if value is None:
+        return default
+    if type(value) is not int and (whole or type(value) is not float):
+        raise RequestError(f"{field} is {value_of(value)}; it should be a {'whole ' * whole}number", field)
+    if field == "seed" and value < 0:
+        raise RequestError("seed is below 0", field)
+    return value
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else () if value is None else value
+    if not isinstance(stops, list | tuple) or not all(isinstance(x, str) and x for x in stops):
+        raise RequestError(f"stop is {value_of(value)}; it should be a string or several", "stop")
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop has {len(stops)} strings; there may be {MAX_STOPS}", "stop")
+    return tuple(stops)
+
+
+def _tokens(prompt: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        found = tokenizer(prompt)["input_ids"]
+        if not found:
+            raise RequestError("the prompt has no tokens", "prompt")
+        return tuple(found)
+    if isinstance(prompt, list) and prompt and all(type(x) is int for x in prompt):
+        return tuple(prompt)
+    what = "missing" if prompt is None else value_of(prompt)
+    raise RequestError(f"prompt is {what}; it should be a string, or a list of tokens that is not empty", "prompt")
+
+
+def application(
+    generation: Generation,
+    tokenizer: Tokenizer,
+    name: str,
+    *,
+    registry: CollectorRegistry | None = None,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Any:
+    """Return the ASGI application. It does not close `generation`.
+
+    name: of the model, as requests say it. registry: the Prometheus registry that /metrics shows; without one there is
+    no such path. limit_bytes: the most bytes of a body.
+    """
+    service = _Service(generation, tokenizer, name, limit_bytes)
+    routes = [
+        Route("/v1/completions", service.complete, methods=["POST"]),
+        Route("/v1/models", service.models, methods=["GET"]),
+        Route("/health", service.health, methods=["GET"]),
+    ]
+    if registry is not None:
+        routes.append(Route("/metrics", lambda request: metrics_answer(registry), methods=["GET"]))
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Service:
+    def __init__(self, generation: Generation, tokenizer: Tokenizer, name: str, limit: int) -> None:
+        self._generation, self._tokenizer, self._name, self._limit = generation, tokenizer, name, limit
+        self._since = int(time.time())
+
+    async def models(self, request: Any) -> Any:
+        """The one model."""
+        model = {"id": self._name, "object": "model", "created": self._since, "owned_by": "rsn"}
+        return json_answer({"object": "list", "data": [model]})
+
+    async def health(self, request: Any) -> Any:
+        """As of `rsn serve` without generation."""
+        health = self._generation.health
+        known = {"state": health.state.value, "error": health.error, "since": health.since, "failures": health.failures}
+        return json_answer(known, 200 if health.state in (State.READY, State.DEGRADED) else 503)
+
+    async def complete(self, request: Any) -> Any:
+        """Answer a request, whole or token by token."""
+        try:
+            asked = parsed(await read_body(request, self._limit), self._tokenizer, self._name)
+        except TooLarge:
+            return _error(413, f"the body has more than {self._limit} bytes")
+        except ClientDisconnect:
+            return Response(status_code=400)  # the client is gone
+        except RequestError as e:
+            return _error(400, str(e), e.field)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def heard(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        try:
+            stream = self._generation.submit(asked.tokens, asked.sampling, heard=heard)
+        except QueueFull as e:
+            return _error(503, str(e), headers={"retry-after": "1"})
+        except TensorError as e:
+            return _error(400, str(e), "prompt")
+        except BoardError as e:
+            return _error(503, str(e))
+        answer = _Answer(self._name, asked, TextPieces(self._tokenizer, asked.stops), stream, events)
+        if asked.is_streamed:
+            return StreamingResponse(
+                answer.chunks(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+            )
+        return await answer.whole(request)
+
+
+class _Answer:
+    """One answer: the events of its stream as text."""
+
+    def __init__(
+        self, name: str, asked: Asked, pieces: TextPieces, stream: Stream, events: asyncio.Queue[Event]
+    ) -> None:
+        self._asked, self._pieces, self._stream, self._events = asked, pieces, stream, events
+        self._facts = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": name,
+        }
+        self._tokens = 0
+
+    async def texts(self) -> AsyncIterator[tuple[str, str | None]]:
+        """Pieces of text, and with the last one why the text ends. Raises the error of the run. Whoever stops listening
+        cancels the request."""
+        try:
+            while True:
+                event = await self._events.get()
+                if event.error is not None:
+                    raise event.error
+                if event.token is None:
+                    yield self._pieces.rest(), event.reason
+                    return
+                self._tokens += 1
+                piece = self._pieces.add(event.token)
+                if self._pieces.is_stopped:
+                    yield piece, "stop"
+                    return
+                if piece:
+                    yield piece, None
+        finally:
+            self._stream.cancel()
+
+    def _choice(self, text: str, reason: str | None) -> dict[str, Any]:
+        return {**self._facts, "choices": [{"text": text, "index": 0, "logprobs": None, "finish_reason": reason}]}
+
+    async def chunks(self) -> AsyncIterator[str]:
+        """The answer as server-sent events."""
+        try:
+            async for text, reason in self.texts():
+                yield f"data: {json.dumps(self._choice(text, reason))}\n\n"
+        except RsnError as e:
+            yield f"data: {json.dumps(_described(str(e), type(e).__name__))}\n\n"
+            return
+        yield "data: [DONE]\n\n"
+
+    async def whole(self, request: Any) -> Any:
+        """The answer in one piece."""
+        gone = asyncio.create_task(_disconnected(request.receive))
+        collected = asyncio.create_task(self._collected())
+        try:
+            await asyncio.wait({gone, collected}, return_when=asyncio.FIRST_COMPLETED)
+            if not collected.done():
+                return Response(status_code=400)  # the client is gone
+            text, reason = collected.result()
+        except RsnError as e:
+            return _error(503 if isinstance(e, BoardError) else 500, str(e))
+        finally:
+            gone.cancel()
+            collected.cancel()
+            self._stream.cancel()
+        prompt = len(self._asked.tokens)
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._tokens,
+            "total_tokens": prompt + self._tokens,
+        }
+        return json_answer(self._choice(text, reason) | {"usage": usage})
+
+    async def _collected(self) -> tuple[str, str | None]:
+        text, reason = "", None
+        async for piece, reason in self.texts():  # noqa: B007 - the last one counts
+            text += piece
+        return text, reason
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _described(message: str, code: str | None = None, field: str = "") -> dict[str, Any]:
+    kind = "invalid_request_error" if code is None else "server_error"
+    return {"error": {"message": message, "type": kind, "param": field or None, "code": code}}
+
+
+def _error(status: int, message: str, field: str = "", headers: Mapping[str, str] | None = None) -> Any:
+    code = None if status < 500 else "unavailable" if status == 503 else "internal"
+    return json_answer(_described(message, code, field), status, headers)
+
+
+def _refused(request: Any, error: Any) -> Any:
+    """Answer a request for an unknown path or method."""
+    if error.status_code == 405:
+        allowed = ", ".join(sorted(error.headers["Allow"].split(", ")))
+        return _error(405, f"this path takes {allowed}", headers={"allow": allowed})
+    return _error(error.status_code, "unknown path; POST /v1/completions generates text")
+
+
+def _failed(request: Any, error: Exception) -> Any:
+    """Answer after an unexpected error, which the ASGI server logs."""
+    return _error(500, "internal error")

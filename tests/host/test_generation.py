@@ -1,0 +1,240 @@
+"""Continuous batching: each request gets its own tokens, whenever others join, leave, are cancelled, or fail."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsn.base.errors import BoardError, CacheFull, PositionError, PromptTooLong, TensorError
+from rsn.host.generation import Decoder, Generation, Sampling, Stream
+from rsn.host.serving.policy import QueueFull
+from rsn.tests.effort import examples
+from rsn.tests.test_generate import END, TOKENS, made
+
+Array = npt.NDArray[np.float32]
+
+
+def logits_of(tokens: Sequence[int]) -> Array:
+    """Those of a model in which the next token depends on all tokens before."""
+    return np.random.default_rng(list(tokens)).normal(size=TOKENS).astype(np.float32)
+
+
+class Scripted:
+    """A decoder whose logits are `logits_of` each slot's tokens. fails: the calls that fail, by number."""
+
+    def __init__(self, slots: int = 3, capacity: int = 20, fails: Sequence[int] = ()) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.held: dict[int, list[int]] = {}
+        self.calls, self.fails, self.widest, self.closed = 0, set(fails), 0, False
+        self.go = threading.Event()
+        self.go.set()
+
+    def _called(self) -> None:
+        self.go.wait()
+        self.calls += 1
+        if self.calls in self.fails:
+            raise BoardError("the board is gone")
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+        assert slot not in self.held, "the slot is in use"
+        self._called()
+        self.held[slot] = list(tokens)
+        return logits_of(tokens)
+
+    def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        self._called()
+        self.widest = max(self.widest, len(tokens))
+        out = {}
+        for slot, token in tokens.items():
+            self.held[slot].append(token)
+            assert len(self.held[slot]) <= self.capacity
+            out[slot] = logits_of(self.held[slot])
+        return out
+
+    def free(self, slot: int) -> None:
+        self.held.pop(slot, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def alone(tokens: Sequence[int], sampling: Sampling, capacity: int = 20) -> tuple[list[int], str]:
+    """The answer that a request must get, whatever else runs."""
+    own, generator, out = list(tokens), sampling.generator(), list[int]()
+    while True:
+        token = sampling.token(logits_of(own), generator)
+        if token in sampling.stop_tokens:
+            return out, "stop"
+        out.append(token)
+        own.append(token)
+        if len(out) == sampling.max_tokens or len(own) > capacity:
+            return out, "length"
+
+
+def test_more_requests_than_slots() -> None:
+    decoder = Scripted()
+    prompts = [[k, k + 1] for k in range(10)]
+    with Generation(decoder) as generation:
+        streams = [generation.submit(prompt, Sampling(max_tokens=4 + k)) for k, prompt in enumerate(prompts)]
+        for k, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
+            assert (list(stream), stream.reason) == alone(prompt, Sampling(max_tokens=4 + k))
+    assert (decoder.widest, decoder.held, decoder.closed) == (3, {}, True)
+
+
+def test_a_stop_token_is_no_part_of_the_text() -> None:
+    tokens, _ = alone([5], Sampling(max_tokens=3))
+    stop = Sampling(max_tokens=9, stop_tokens=frozenset({tokens[2]}))
+    with Generation(Scripted()) as generation:
+        stream = generation.submit([5], stop)
+        assert (list(stream), stream.reason) == (tokens[:2], "stop")
+
+
+def test_a_full_cache_ends_a_text() -> None:
+    with Generation(Scripted(capacity=6)) as generation:
+        stream = generation.submit([1, 2, 3], Sampling(max_tokens=50))
+        assert (list(stream), stream.reason) == alone([1, 2, 3], Sampling(max_tokens=50), 6)
+        assert stream.reason == "length"
+
+
+def test_a_cancelled_request_frees_its_slot() -> None:
+    decoder = Scripted(slots=1)
+    decoder.go.clear()
+    with Generation(decoder) as generation:
+        first, second = (generation.submit([k], Sampling(max_tokens=15)) for k in (1, 2))
+        waiting = generation.submit([3])
+        first.cancel()
+        waiting.cancel()
+        decoder.go.set()
+        assert len(list(first)) < 15
+        assert first.reason == "cancelled"
+        assert (list(waiting), waiting.reason) == ([], "cancelled")
+        assert list(second) == alone([2], Sampling(max_tokens=15))[0]
+
+
+def test_a_board_that_fails_once_changes_nothing() -> None:
+    with Generation(Scripted(fails=(1, 4))) as generation:
+        assert list(generation.submit([7], Sampling(max_tokens=6))) == alone([7], Sampling(max_tokens=6))[0]
+        assert generation.health.failures == 2
+
+
+def test_a_board_that_stays_away_is_an_error_of_its_requests() -> None:
+    with Generation(Scripted(fails=(3, 4))) as generation:
+        stream = generation.submit([7], Sampling(max_tokens=6))
+        with pytest.raises(BoardError, match="gone"):
+            list(stream)
+        assert list(generation.submit([7], Sampling(max_tokens=6))) == alone([7], Sampling(max_tokens=6))[0]
+
+
+def test_wrong_requests() -> None:
+    decoder = Scripted(slots=1)
+    decoder.go.clear()
+    with Generation(decoder, queue=1) as generation:
+        with pytest.raises(TensorError, match="without tokens"):
+            generation.submit([])
+        with pytest.raises(PromptTooLong, match="21 tokens"):
+            generation.submit([1] * 21)
+        with pytest.raises(TensorError, match="top_p is 2"):
+            Sampling(top_p=2)
+        streams: list[Stream] = []
+        with pytest.raises(QueueFull):
+            streams.extend(generation.submit([k]) for k in range(9))
+        decoder.go.set()
+    with pytest.raises(BoardError, match="closed"):
+        generation.submit([1])
+
+
+@examples(200, 20)
+@given(st.integers(0, 2**32))
+def test_joins_leaves_and_cancels(seed: int) -> None:
+    """No token of one request reaches another, and none is lost."""
+    draw = random.Random(seed)
+    decoder = Scripted(slots=draw.randint(1, 4), capacity=draw.randint(5, 20), fails=[draw.randint(1, 30)])
+    wanted = []
+    with Generation(decoder) as generation:
+        for k in range(draw.randint(1, 12)):
+            prompt = [draw.randrange(TOKENS) for _ in range(draw.randint(1, 5))]
+            sampling = Sampling(
+                max_tokens=draw.randint(1, 12),
+                temperature=draw.choice([0.0, 0.7, 1.5]),
+                top_k=draw.choice([0, 5]),
+                top_p=draw.choice([1.0, 0.5]),
+                seed=k,
+                stop_tokens=frozenset(draw.sample(range(TOKENS), 5)),
+            )
+            stream = generation.submit(prompt, sampling)
+            is_cancelled = draw.random() < 0.2
+            if is_cancelled:
+                stream.cancel()
+            wanted.append((stream, is_cancelled, alone(prompt, sampling, decoder.capacity)))
+        for stream, is_cancelled, (tokens, reason) in wanted:
+            got = list(stream)
+            if is_cancelled and stream.reason == "cancelled":
+                assert got == tokens[: len(got)]
+            else:
+                assert (got, stream.reason) == (tokens, reason)
+    assert not decoder.held
+
+
+def test_sampling() -> None:
+    logits = np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
+    drawn = {Sampling(temperature=1.0, top_p=0.6, seed=k).token(logits, np.random.default_rng(k)) for k in range(50)}
+    assert drawn == {2, 3}
+    drawn = {Sampling(temperature=1.0, top_k=1).token(logits, np.random.default_rng(k)) for k in range(9)}
+    assert drawn == {3} == {Sampling(temperature=5.0, top_p=0.0).token(logits, np.random.default_rng(1))}
+    assert Sampling().token(np.zeros(4, np.float32), np.random.default_rng()) == 0
+
+
+# -- on the machine
+
+
+def answer(model: object, prompt: Sequence[int], tokens: int) -> list[int]:
+    """PyTorch's greedy tokens."""
+    out = model.generate(  # type: ignore[attr-defined]
+        torch.tensor([list(prompt)]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=tokens,
+        do_sample=False,
+    )
+    found: list[int] = out[0, len(prompt) :].tolist()
+    return found[: found.index(END)] if END in found else found
+
+
+@pytest.mark.parametrize("name", ["Llama", pytest.param("GPT-2", marks=pytest.mark.long)])
+def test_tokens_of_requests_that_join_and_leave(name: str) -> None:
+    """On the simulator, with slots at different positions."""
+    model = made(name)
+    prompts = [[3, 9, 4], [17], list(range(20, 38)), [5, 5]]
+    with Generation(Decoder(model, slots=2, capacity=40)) as generation:
+        counts = [6, 9, 4, 5]
+        stop = frozenset({END})
+        streams = [
+            generation.submit(prompt, Sampling(max_tokens=n, stop_tokens=stop))
+            for prompt, n in zip(prompts, counts, strict=True)
+        ]
+        got = [list(stream) for stream in streams]
+    assert got == [answer(model, prompt, n) for prompt, n in zip(prompts, counts, strict=True)]
+
+
+def test_errors_of_a_decoder() -> None:
+    model = made("GPT-2")
+    with pytest.raises(PositionError, match="300 tokens; the model has positions for 256"):
+        Decoder(model, capacity=300)
+    with Decoder(model, slots=1, capacity=4) as decoder:
+        with pytest.raises(TensorError, match="slot 0 has no sequence"):
+            decoder.step({0: 1})
+        with pytest.raises(PromptTooLong, match="5 tokens"):
+            decoder.prefill(0, [1] * 5)
+        with pytest.raises(TensorError, match="token 96"):
+            decoder.prefill(0, [96])
+        decoder.prefill(0, [1, 2, 3])
+        decoder.step({0: 4})
+        with pytest.raises(CacheFull, match="slot 0 has 4 tokens"):
+            decoder.step({0: 5})
