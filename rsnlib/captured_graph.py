@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from ..base.errors import UnsupportedError
 from .changes import Numbers
@@ -43,6 +44,7 @@ class CapturedGraph:
         self.pipeline = pipeline
         self.whole = whole
         self._kinds: tuple[list[int], list[int]] | None = None
+        self._counters = _Counters(graph)
         self.title = _title(graph)
         self.end = _end(graph)
 
@@ -54,7 +56,14 @@ class CapturedGraph:
         """A key of everything in the arguments of a call, except weights, that a program depends on. Calls with equal
         keys share a program."""
         others, _ = self._positions(args)
-        return tuple(_facts(args[i]) for i in others), _wants_gradients(args)
+        counters = self._counters.positions
+        return tuple(_facts(args[i]) for i in others if i not in counters), _wants_gradients(args)
+
+    def with_counters(self, results: Any, args: Sequence[Any]) -> Any:
+        """The results of a call, with the numbers among them that depend on counters alone. results: from a program
+        that may have been compiled with other counters."""
+        numbers = self._counters.results(args)
+        return [numbers.get(i, x) for i, x in enumerate(results)] if numbers else results
 
     def weights(self, args: Sequence[Any]) -> list[Any]:
         """The arguments that are parameters or buffers of the model."""
@@ -84,6 +93,50 @@ class CapturedGraph:
             weights = static_arguments(self._graph, args)
             self._kinds = [i for i in range(len(args)) if i not in weights], sorted(weights)
         return self._kinds
+
+
+class _Counters:
+    """The numbers that a graph only counts with, such as how many rows a cache has: no operator on tensors takes them.
+    Calls with other counters need no other program. positions: of the arguments."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        self._made: dict[Node, list[Node]] = {}
+        """By the argument of a counter, the numbers that are made of it, in order."""
+        for node in placeholders:
+            made = _counted(node) if isinstance(node.meta.get("example_value"), torch.SymInt) else None
+            if made is not None:
+                self._made[node] = made
+        self.positions = {placeholders.index(node): node for node in self._made}
+        returned = graph.graph.output_node().args[0]
+        nodes = list(returned) if isinstance(returned, list | tuple) else []
+        known = {x for node, made in self._made.items() for x in (node, *made)}
+        self._returned = {i: x for i, x in enumerate(nodes) if isinstance(x, Node) and x in known}
+
+    def results(self, args: Sequence[Any]) -> dict[int, int]:
+        """The numbers among a graph's results that are made of counters, by position."""
+        values: dict[Node, Any] = {node: args[i] for i, node in self.positions.items()}
+        for node in dict.fromkeys(x for made in self._made.values() for x in made):
+            values[node] = node.target(*map_arg(node.args, values.__getitem__))
+        return {i: values[node] for i, node in self._returned.items()}
+
+
+def _counted(counter: Node) -> list[Node] | None:
+    """The numbers that are made of a counter and constants alone, in order; None if anything else uses it."""
+    found: dict[Node, None] = {}
+    stack = [counter]
+    while stack:
+        for user in stack.pop().users:
+            if user.op == "output" or user in found:
+                continue
+            is_number = isinstance(user.meta.get("example_value"), int | torch.SymInt)
+            alone = all(x is counter or x in found for x in user.all_input_nodes)
+            if user.op != "call_function" or not is_number or not alone or user.kwargs:
+                return None
+            found[user] = None
+            stack.append(user)
+    order = {node: i for i, node in enumerate(counter.graph.nodes)}
+    return sorted(found, key=order.__getitem__)
 
 
 def _wants_gradients(args: Sequence[Any]) -> bool:

@@ -105,14 +105,13 @@ def on_machine(model: Any, **options: Any) -> None:
     model.forward = torch.compile(model.forward, backend="rsn", options={"fallback": "error"} | options)
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "batch"), [("GPT-2", 5), ("Llama", 1), ("Qwen3", 3)])
 def test_greedy_tokens_equal_those_of_pytorch(name: str, batch: int) -> None:
     model = made(name)
-    wanted = generated(model, batch, 9, 12)
+    wanted = generated(model, batch, 9, 8)
     assert len(set(wanted.sequences[:, 9:].flatten().tolist())) > 2, "the test needs different tokens"
     on_machine(model)
-    assert_same(wanted, generated(model, batch, 9, 12))
+    assert_same(wanted, generated(model, batch, 9, 8))
 
 
 @pytest.mark.long

@@ -15,12 +15,16 @@ import numpy.typing as npt
 
 from ...base.deferred import deferred
 from ...base.errors import CacheFull, PositionError, PromptTooLong, TensorError, require_torch
+from ...scheduler.lower import Banks
+from ...scheduler.shared_weights import WeightLibrary
 from ..closing import Closing
 from ..model.compiled import Compiled
 
 if TYPE_CHECKING:
     from ...rsnlib import pipeline as pipelines
     from ...rsnlib import pool as pools
+    from ...rsnlib.partition import Traced
+    from ...scheduler.build import Built
 else:
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
@@ -56,8 +60,15 @@ class Decoder(Closing):
         """Of the caches: slots without a token write to the last row."""
         self._lengths = [0] * slots
         self._cache = self._static_cache(slots)
-        self._step = self._compiled(self._step_arguments({}))
         self._prompts: dict[int, Compiled] = {}
+        shortest = self._prompt_sizes()[0]
+        traced, built = self._built(self._step_arguments({}))
+        prompt, first = self._built(self._prompt_arguments([0], shortest))
+        self._library = WeightLibrary(self._pipeline.overlay, Banks.of(self._pipeline.overlay).weights)
+        self._library.add(built)
+        self._library.add(first)
+        self._step = Compiled(traced, self._linked(built), board)
+        self._prompts[shortest] = Compiled(prompt, self._linked(first), board)
 
     def length(self, slot: int) -> int:
         """The tokens of a slot."""
@@ -80,15 +91,10 @@ class Decoder(Closing):
         if len(tokens) > self.capacity:
             raise PromptTooLong(f"a prompt of {len(tokens)} tokens; a sequence has at most {self.capacity}")
         rows = next(n for n in self._prompt_sizes() if n >= len(tokens))
-        ids = torch.zeros(1, rows, dtype=torch.long)
-        ids[0, : len(tokens)] = torch.tensor(list(tokens))
-        arguments = {
-            "input_ids": ids,
-            "past_key_values": self._static_cache(1),
-            "logits_to_keep": torch.tensor([len(tokens) - 1]),
-        }
+        arguments = self._prompt_arguments(tokens, rows)
         if rows not in self._prompts:
-            self._prompts[rows] = self._compiled(arguments)
+            traced, built = self._built(arguments)
+            self._prompts[rows] = Compiled(traced, self._linked(built), self._board)
         with torch.no_grad():
             logits = self._prompts[rows](**arguments).logits
             for whole, own in zip(self._cache.layers, arguments["past_key_values"].layers, strict=True):
@@ -122,10 +128,25 @@ class Decoder(Closing):
         for compiled in (self._step, *self._prompts.values()):
             compiled.close()
 
-    def _compiled(self, arguments: dict[str, Any]) -> Compiled:
+    def _built(self, arguments: dict[str, Any]) -> tuple[Traced, Built]:
         """A program of the model. All programs share the host's copies of the weights."""
         traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
-        return Compiled(traced, self._pipeline.build(traced.network), self._board)
+        return traced, self._pipeline.build(traced.network)
+
+    def _linked(self, built: Built) -> Built:
+        """The program with the weights where all programs have them, so that the board holds them once."""
+        return self._library.linked(built) or built
+
+    def _prompt_arguments(self, tokens: Sequence[int], rows: int) -> dict[str, Any]:
+        import torch
+
+        ids = torch.zeros(1, rows, dtype=torch.long)
+        ids[0, : len(tokens)] = torch.tensor(list(tokens))
+        return {
+            "input_ids": ids,
+            "past_key_values": self._static_cache(1),
+            "logits_to_keep": torch.tensor([len(tokens) - 1]),
+        }
 
     def _step_arguments(self, tokens: Mapping[int, int]) -> dict[str, Any]:
         """The model's arguments. The module computes one position for all sequences; that is the last row, so that its

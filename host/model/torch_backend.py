@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from ...base.errors import BoardError, ProgramError, ScheduleError, TensorError, UnsupportedError
+from ...base.errors import BoardError, CacheFull, ProgramError, ScheduleError, TensorError, UnsupportedError
 from ...isa.overlays import find
 from ...rsnlib import explain_captured
 from ...rsnlib.captured_graph import CapturedGraph, Weights
@@ -166,7 +166,9 @@ class _Programs:
                     self._programs.popitem(last=False)
             self._programs.move_to_end(key)
         try:
-            return program(*args)
+            return graph.with_counters(program(*args), args)
+        except CacheFull:
+            raise
         except TensorError as e:  # e.g. a mask of another kind than in the first call
             if graph.whole:
                 raise

@@ -223,6 +223,21 @@ def test_tokens_of_requests_that_join_and_leave(name: str) -> None:
     assert got == [answer(model, prompt, n) for prompt, n in zip(prompts, counts, strict=True)]
 
 
+def test_prompts_and_steps_share_the_weights_of_a_board() -> None:
+    """All programs have the same bank of weights, little larger than that of the step alone; the board has it once."""
+    with Decoder(made("Llama"), slots=2, capacity=40) as decoder:
+        decoder.prefill(0, [1] * 20)
+        compiled = [decoder._step, *decoder._prompts.values()]
+        programs = [x.program for x in compiled]
+        banks = [tuple(b for b in program.buffers if b.bank == "lpddr") for program in programs]
+        assert len(programs) == 3
+        assert banks[0] == banks[1] == banks[2]
+        alone = decoder._pipeline.build(decoder._step._traced.network).program
+        assert programs[0].bank_size("lpddr") < 1.2 * alone.bank_size("lpddr")
+        held = [x._runner._boards._boards[0]._memories.banks["lpddr"] for x in compiled]  # type: ignore[attr-defined]
+        assert held[0] is held[1] is held[2]
+
+
 def test_errors_of_a_decoder() -> None:
     model = made("GPT-2")
     with pytest.raises(PositionError, match="300 tokens; the model has positions for 256"):
