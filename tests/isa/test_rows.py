@@ -81,11 +81,9 @@ def test_rows_take_their_places(data: st.DataObject) -> None:
         wanted[b, row : row + rows, :columns] = x[b]
     got = contents(program, banks)
     assert np.array_equal(got[..., :columns], wanted[..., :columns])
-    untouched = np.delete(got, np.s_[0:0], 1)
     for b, row in enumerate(at):
-        assert np.array_equal(
-            np.delete(untouched[b], range(row, row + rows), 0), np.delete(kept[b], range(row, row + rows), 0)
-        )
+        others = np.r_[0:row, row + rows : capacity]
+        assert np.array_equal(got[b, others], kept[b, others])
     Native().run(program, native, words)
     for bank in banks:
         assert np.array_equal(banks[bank].view(np.uint32), native[bank].view(np.uint32))
