@@ -83,14 +83,16 @@ def attend(
         else:
             key = _scaled(values, node, key, factor, heads // kv_heads)
     found = masks_of(values, node, masks, (values.batch, heads, rows, keys), causal)
-    counted = next((values.seq_of(values.layers.of(x.k)) for x in values.masks), keys)
-    if found.counted is not None and counted != keys:
+    counted = next((values.seq_of(values.layers.of(x.k)) for x in values.masks if not x.counted), keys)
+    own = keys if found.counted is not None and counted != keys else 0
+    if own and not (isinstance(key, Gemm) and key in values.appends):
         raise unsupported(
             node, f"its mask counts {keys} keys, that of an attention before it {counted}; a program counts one kind"
         )
     fields = found.fields | {
         "softcap": None if cap is None else abs(cap),
         "kv_heads": kv_heads if kv_heads != heads else 0,
+        "counted": own,
     }
     layer = values.layers.attention(module_path(node), query, key, value, heads, columns, **fields)
     if found.counted is not None:

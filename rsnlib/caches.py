@@ -1,10 +1,11 @@
 """Caches of keys and values: arguments of a module that it writes new rows to, and then attends to.
 
 A module puts new keys or values into a cache with `index_copy`: rows `index` of each sequence become those of a
-projection. The machine sees two cases of it:
+projection. The machine sees three cases of it:
 
 - A step: one new row. The cache becomes a state of the machine (`Gemm.into`), a copy of the host's tensor that stays
   there between calls. The machine appends the row to its copy; the host gets the row, and writes it to its own tensor.
+- A step of a cache whose rows move up when it is full: the machine replaces its oldest row instead, wherever that is.
 - A prompt: several rows, the first ones of an empty cache. The attention reads the projection itself. Calls check that
   the rows are the first ones, and that the attention sees no key behind them.
 """
@@ -13,14 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import Node
 
 from ..machine.view import View
 from ..scheduler.graph import Gemm
-from .capture import dtype_of, module_path, shape_of
+from .capture import arguments, dtype_of, module_path, packet, shape_of
+from .rotate import ROLL_IN
 from .values import Abstract, AbstractState, Arguments, Value, is_host, unsupported
+
+if TYPE_CHECKING:
+    from .rewriter import Rewriter
 
 aten = torch.ops.aten
 
@@ -28,11 +34,12 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class Append:
     """New rows of a cache. cache, index: tensors of the host, (batch, heads, rows of the cache, columns of a head) and
-    the rows that are replaced. new: the projection that they come from, as (batch, heads, rows, columns). is_step: it
-    is one row for an argument of the module, which becomes exactly that."""
+    the rows that are replaced; None: the rows move up, and the new one is the last. new: the projection that they come
+    from, as (batch, heads, rows, columns). is_step: it is one row for an argument of the module, which becomes exactly
+    that."""
 
     cache: Node
-    index: Node
+    index: Node | None
     new: Value
     is_step: bool
 
@@ -40,29 +47,73 @@ class Append:
 def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of index_copy: new rows of a cache of keys or values."""
     cache, index, source = a["self"], a["index"], a["source"]
+    if not is_host(values.of[cache]) or not is_host(values.of[index]):
+        return "rows of an activation of the machine cannot be replaced"
+    if a["dim"] not in (2, -2):
+        return ONLY
+    rows = shape_of(index)[0]
+    if rows > 1 and values.is_constant(index) and not torch.equal(values.constant(index), torch.arange(rows)):
+        return "its rows are not the first ones of the cache"
+    return _appended(values, node, cache, index, source)
+
+
+def roll_in(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Rule of `rsn::roll_in`: a new last row of a cache whose rows move up."""
+    if values.written.get(a["cache"]) is not node or shape_of(a["new"])[2] != 1:
+        return "its rows move up, but not by one in an argument"
+    return _appended(values, node, a["cache"], None, a["new"])
+
+
+ONLY = "only rows of a cache in float32 of (batch, heads, rows, columns) can be replaced"
+
+
+def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None, source: Node) -> Abstract | str:
     new, shape = values.of[source], shape_of(cache)
     if not values.steps:
         return "the machine keeps no caches"
-    if not is_host(values.of[cache]) or not is_host(values.of[index]):
+    if len(shape) != 4 or shape[0] != values.batch or dtype_of(cache) != torch.float32:
+        return ONLY
+    if not is_host(values.of[cache]):
         return "rows of an activation of the machine cannot be replaced"
-    if len(shape) != 4 or a["dim"] not in (2, -2) or shape[0] != values.batch or dtype_of(cache) != torch.float32:
-        return "only rows of a cache in float32 of (batch, heads, rows, columns) can be replaced"
     if not isinstance(new, Value) or is_host(new):
         return "the new rows are computed before the machine"
     found = values.fit(new, lambda view, width: view == form(values, shape_of(source)))
     if found is None:
         return f"the new rows are not a projection of {values.batch} x {shape_of(source)[2]} rows, cut into heads"
-    rows = shape_of(index)[0]
-    if rows > 1 and values.is_constant(index) and not torch.equal(values.constant(index), torch.arange(rows)):
-        return "its rows are not the first ones of the cache"
     if any(append.cache is cache for append in values.appends.values()):
         return "rows of its cache are replaced twice"
     view = form(values, shape)
     state = values.source(cache, view, found.base.width)
     layer = values.layers.appended(module_path(node), state, found.base)
-    is_step = rows == 1 and values.written.get(cache) is node
+    is_step = shape_of(source)[2] == 1 and values.written.get(cache) is node
     values.appends[layer] = values.appended[node] = Append(cache, index, found, is_step)
     return Value(layer, view)
+
+
+def moved_up(graph: Rewriter, node: Node) -> Node | None:
+    """Rewrite a cache whose rows move up, with a new last row, into one operator: it is copied from a rolled copy of
+    itself, whose last row was replaced."""
+    if packet(node) is not aten.copy:
+        return None
+    a = arguments(node)
+    cache, source = a["self"], a["src"]
+    if not isinstance(source, Node) or packet(source) is not aten.index_put or arguments(source)["accumulate"]:
+        return None
+    b = arguments(source)
+    rolled, new, indices = b["self"], b["values"], list(b["indices"])
+    if packet(rolled) is not aten.roll or len(indices) != 3 or indices[0] is not None or indices[1] is not None:
+        return None
+    r, shape = arguments(rolled), shape_of(cache)
+    last = graph.value(indices[2]) if indices[2] in graph.constants else torch.tensor([0])
+    is_last = last.shape == (1,) and int(last) in (-1, shape[2] - 1) if len(shape) == 4 else False
+    moves = r["self"] is cache and list(r["shifts"]) == [-1] and list(r["dims"]) in ([2], [-2])
+    fits = len(shape) == 4 and shape_of(node) == shape
+    if not (moves and is_last and fits):
+        return None
+    row = (*shape[:2], 1, shape[3])
+    if shape[0] == 1 and shape_of(new) == row[1:]:
+        new = graph.insert(node, aten.unsqueeze.default, new, 0, origin=source)
+    return graph.insert(node, ROLL_IN.default, cache, new, origin=node) if shape_of(new) == row else None
 
 
 def form(values: AbstractState, shape: tuple[int, ...]) -> View:

@@ -70,7 +70,9 @@ class HostPart:
 
     states: by input of the network that keeps its contents between runs, the cache of the host and the view of the
     input that it is. state_columns: where the columns of these lie. rows_taken: of these caches, the row that a call
-    replaces; all the same. prompts: of other caches, the rows that a call replaces, with their number: the first ones.
+    replaces; the same in all caches of a kind. A kind is 0, or a number of rows that other caches have. counts: of
+    masks of another kind than 0. rings: by input of the network, the kinds of caches whose rows move up; the machine
+    replaces the oldest row. prompts: of other caches, the rows that a call replaces, with their number: the first ones.
     tables: by input that has the factors of a rotation for each row.
     """
 
@@ -90,10 +92,12 @@ class HostPart:
     counted: int = 0
     added: frozenset[str] = frozenset()
     states: Mapping[str, tuple[Node, View]] = field(default_factory=dict)
-    rows_taken: tuple[Node, ...] = ()
+    rows_taken: Mapping[Node, int] = field(default_factory=dict)
     prompts: tuple[tuple[Node, int], ...] = ()
     state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
     tables: Mapping[str, RotaryTable] = field(default_factory=dict)
+    counts: Mapping[Node, int] = field(default_factory=dict)
+    rings: Mapping[str, int] = field(default_factory=dict)
     _checked: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
@@ -127,10 +131,25 @@ class HostPart:
         return self.inputs(environment), spans, state
 
     def _spans(self, environment: Environment) -> KeySpans | None:
-        """The keys that all masks show. Raises TensorError like `prologue`."""
-        keys = self.counted or self.seq
-        found = [key_spans(environment[x], self.batch, keys, self.patterns.get(x, PLAIN)) for x in self.masks]
-        rows = self._rows_taken(environment)
+        """The keys that all masks show, and the rows that caches take. Raises TensorError like `prologue`."""
+        for node, count in self.prompts:
+            if not torch.equal(environment[node], torch.arange(count)):
+                raise TensorError(
+                    f"a call with {count} rows must be the first one of a cache; this one has other rows before"
+                )
+        kinds = dict.fromkeys((0, *self.counts.values(), *self.rows_taken.values()))
+        found = {kind: self._spans_of(environment, kind) for kind in kinds}
+        first, others = found.pop(0), {kind: spans for kind, spans in found.items() if spans is not None}
+        if others:
+            return (first or KeySpans(np.zeros(0, np.int64)))._replace(others=others)
+        return first
+
+    def _spans_of(self, environment: Environment, kind: int) -> KeySpans | None:
+        """The same of one kind of keys: those of the program, 0, or so many of other caches."""
+        keys = kind or self.counted or self.seq
+        masks = [x for x in self.masks if self.counts.get(x, 0) == kind]
+        found = [key_spans(environment[x], self.batch, keys, self.patterns.get(x, PLAIN)) for x in masks]
+        rows = self._rows_of(environment, kind)
         if not found:
             return None if rows is None else KeySpans(np.zeros(0, np.int64), None, rows)
         lengths = found[0].lengths
@@ -146,20 +165,15 @@ class HostPart:
                 raise TensorError(f"sequence {i} has {given} rows; compiled for at most {limit} (lengths)")
         return KeySpans(lengths, starts, rows)
 
-    def _rows_taken(self, environment: Environment) -> npt.NDArray[np.int64] | None:
-        """The row of each sequence that a call replaces in caches that became states; None without. Raises TensorError
-        for caches that take other rows."""
-        for node, count in self.prompts:
-            if not torch.equal(environment[node], torch.arange(count)):
-                raise TensorError(
-                    f"a call with {count} rows must be the first one of a cache; this one has other rows before"
-                )
-        found = [environment[node] for node in self.rows_taken]
+    def _rows_of(self, environment: Environment, kind: int) -> npt.NDArray[np.int64] | None:
+        """The row of each sequence that a call replaces in caches of a kind; None without. Raises TensorError for
+        caches that take different rows."""
+        found = [environment[node] for node, of in self.rows_taken.items() if of == kind]
         if not found:
             return None
         if any(not torch.equal(x, found[0]) for x in found):
             raise TensorError("the layers append to different rows of their caches")
-        row, count = int(found[0]), min(self.seq_of(name) for name in self.states)
+        row, count = int(found[0]), kind or next(self.seq_of(name) for name in self.states)
         if not 0 <= row < count:
             raise CacheFull(f"row {row} of a cache of {count} rows")
         return np.full(self.batch, row, np.int64)
@@ -182,7 +196,7 @@ class HostPart:
     def at_rows(self, spans: KeySpans | None, rows: Sequence[int]) -> KeySpans:
         """The parameters of a call in which each sequence takes a new row of its own in all caches. spans: from the
         prologue. Raises `UnsupportedError` for a network without such caches, `CacheFull` for a row beyond them."""
-        if spans is None or spans.rows is None or self.after_caches:
+        if spans is None or spans.rows is None or spans.others or self.rings or self.after_caches:
             raise UnsupportedError("rows of sequences: the model appends no rows to caches, or uses these otherwise")
         if len(rows) != self.batch:
             raise TensorError(f"{len(rows)} rows for {self.batch} sequences")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,13 @@ import numpy.typing as npt
 
 class KeySpans(NamedTuple):
     """The valid keys of each sequence, int64 (batch,): those before `lengths`, from `starts` on; None: from the
-    first. rows: where a cache takes the new row of each sequence; None without caches."""
+    first. rows: where a cache takes the new row of each sequence; None without caches. others: the same of caches with
+    other numbers of rows, by these."""
 
     lengths: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64] | None = None
     rows: npt.NDArray[np.int64] | None = None
+    others: Mapping[int, KeySpans] = MappingProxyType({})
 
     @classmethod
     def of(cls, parameters: Mapping[str, int], batch: int) -> KeySpans:
@@ -23,9 +26,11 @@ class KeySpans(NamedTuple):
         lengths, starts = ([parameters.get(f"{x}[{i}]", -1) for i in range(batch)] for x in ("len", "start"))
         return cls(np.array(lengths, np.int64), None if min(starts) < 0 else np.array(starts, np.int64))
 
-    def parameters(self, count: int | None = None) -> dict[str, int]:
-        """The run-time parameters of a program, by name. count: of the first so many sequences."""
-        named = {f"len[{i}]": int(n) for i, n in enumerate(self.lengths[:count])}
+    def parameters(self, count: int | None = None, kind: int | str = "") -> dict[str, int]:
+        """The run-time parameters of a program, by name. count: of the first so many sequences. kind: of the keys."""
+        named = {f"len{kind}[{i}]": int(n) for i, n in enumerate(self.lengths[:count])}
         for name, numbers in (("start", self.starts), ("row", self.rows)):
-            named |= {f"{name}[{i}]": int(n) for i, n in enumerate(() if numbers is None else numbers[:count])}
+            named |= {f"{name}{kind}[{i}]": int(n) for i, n in enumerate(() if numbers is None else numbers[:count])}
+        for rows, spans in self.others.items():
+            named |= spans.parameters(count, rows)
         return named

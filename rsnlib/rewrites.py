@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..machine.view import View
+from .caches import moved_up
 from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
 from .column_factors import column_factors
 from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
@@ -411,6 +412,7 @@ REWRITES: tuple[Rewrite, ...] = (
     norms,
     einsums,
     heads,
+    moved_up,
     rotations,
     column_factors,
     patches,

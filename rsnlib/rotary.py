@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 
 from .capture import arguments, dtype_of, is_static, packet, run, shape_of
 from .rewriter import Rewriter
-from .rotate import ROTATE, rotate
+from .rotate import ROLL_IN, ROTATE, rotate
 from .view_rules import IDENTITIES, VIEWS
 
 aten = torch.ops.aten
@@ -64,6 +64,8 @@ def _scored(graph: Rewriter, node: Node) -> list[Node]:
         return [a["query"], a["key"]]
     if packet(node) is aten.index_copy:  # keys for a cache
         return [a["source"]]
+    if packet(node) is ROLL_IN:
+        return [a["new"]]
     if packet(node) in (aten.matmul, aten.bmm, aten.baddbmm):
         both: list[Node] = [x for x in node.all_input_nodes if x in graph.computed]
         return both if len(both) == 2 else []

@@ -21,12 +21,12 @@ from torch.fx import Node
 from ..machine.view import View
 from ..scheduler.graph import Activation, Float64, Gemm, Norm
 from .attention_rules import attend, scaled_dot_product_attention, softmax
-from .caches import index_copy
+from .caches import index_copy, roll_in
 from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
 from .gate_rules import gate, scaled_gate, summed
 from .head_rules import norm_of_heads, rotate
 from .pointwise import Pointwise, recognise, root_of
-from .rotate import ROTATE
+from .rotate import ROLL_IN, ROTATE
 from .values import (
     Abstract,
     AbstractState,
@@ -373,6 +373,7 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.div: scale,
     ROTATE: rotate,
     aten.index_copy: index_copy,
+    ROLL_IN: roll_in,
     aten.softmax: softmax,
     aten.scaled_dot_product_attention: scaled_dot_product_attention,
 }

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
-from ..scheduler.graph import AttentionLayer, Gemm
+from ..scheduler.graph import AttentionLayer, Gemm, LayerGraph
 from .capture import (
     Environment,
     Interface,
@@ -55,6 +55,7 @@ from .passes import USUAL, Passes
 from .pointwise import Pointwise
 from .rewriter import Premise
 from .rewrites import rewrite
+from .rotate import ROLL_IN
 from .rules import CHECKS, PRODUCTS
 from .values import Abstract, AbstractState, HostSuffix, PartialAttention, RefusedError, Value, is_host, unsupported
 from .view_rules import VIEWS
@@ -354,10 +355,11 @@ class _Tracer:
 
     def _append(self, node: Node) -> None:
         """Let the host append rows to its cache as well. node: the cache with the new rows."""
-        if packet(node) is not torch.ops.aten.index_copy:
+        if node not in self.values.appended:
             raise unsupported(node, "the host needs rows of a cache that exist only inside the machine")
         if node not in self.after:
-            self.results[arguments(node)["source"]] = self.values.appended[node].new
+            new = arguments(node)["new" if packet(node) is ROLL_IN else "source"]
+            self.results[new] = self.values.appended[node].new
             self.after.append(node)
 
     def _kept_in_place(self, node: Node) -> bool:
@@ -406,12 +408,12 @@ class _Tracer:
         tables = {name: self.values.tables[x] for x, name in given if x in self.values.tables}
         sources = {name: (self.values.source_nodes[x], x.view) for x, name in given if name not in tables}
         states = {name: sources.pop(name) for name in network.states}
-        steps, prompts = self._appends()
+        kinds, rings, prompts = self._appends(network, names)
         masks = tuple(dict.fromkeys(mask for layer, mask in self.values.masks.items() if layer.y in names))
         needed = {*masks, *(node for node, _ in sources.values()), *interface.result.all_input_nodes}
         needed.update(x for node in self.after for x in node.all_input_nodes)
         needed.update(x for _, value in interface.writes for x in value.all_input_nodes)
-        needed.update(steps, (index for index, _ in prompts))
+        needed.update(kinds, (index for index, _ in prompts))
         needed.update(x for table in tables.values() for x in (table.own, table.partner))
         for node in reversed(self.before):
             if node in needed:
@@ -446,21 +448,42 @@ class _Tracer:
                 for name, factors in tables.items()
             },
             state_columns=network.state_columns,
-            rows_taken=steps,
+            rows_taken=kinds,
+            rings=rings,
+            counts={
+                mask: layer.counted for layer, mask in self.values.masks.items() if layer.y in names and layer.counted
+            },
             prompts=prompts,
             added=frozenset(x.mask for x in network.layers if isinstance(x, AttentionLayer) and x.mask is not None),
         )
         placements = tuple(p for node, p in self.placements.items() if node not in dropped)
         return Traced(network, host, placements, self._origins(names))
 
-    def _appends(self) -> tuple[tuple[Node, ...], tuple[tuple[Node, int], ...]]:
-        """The rows that caches take: of steps; of prompts, with their number, unless they are constant."""
-        appends = self.values.appends.values()
-        steps = dict.fromkeys(x.index for x in appends if x.is_step)
-        prompts = dict.fromkeys(
-            (x.index, shape_of(x.index)[0]) for x in appends if not x.is_step and not self.values.is_constant(x.index)
-        )
-        return tuple(steps), tuple(prompts)
+    def _appends(
+        self, network: LayerGraph, names: Mapping[str, str]
+    ) -> tuple[dict[Node, int], dict[str, int], tuple[tuple[Node, int], ...]]:
+        """The rows that caches take: of steps, with the kind of the caches; caches whose rows move up, with their kind;
+        rows of prompts, with their number, unless they are constant. names: of results, by provisional name. Raises
+        UnsupportedError for caches of both kinds with the same number of rows."""
+        kinds: dict[Node, int] = {}
+        rings: dict[str, int] = {}
+        prompts: dict[tuple[Node, int], None] = {}
+        first = next(iter(network.state_rows), 0)
+        for layer, append in self.values.appends.items():
+            index = append.index
+            if append.is_step and str(layer.into) in names:
+                name = names[str(layer.into)]
+                rows = network.seq_of(name)
+                kind = 0 if rows == first else rows
+                if index is None:
+                    rings[name] = kind
+                else:
+                    kinds[index] = kind
+            elif index is not None and not append.is_step and not self.values.is_constant(index):
+                prompts[index, shape_of(index)[0]] = None
+        if set(rings.values()) & set(kinds.values()):
+            raise UnsupportedError("caches whose rows move up beside others with as many rows")
+        return kinds, rings, tuple(prompts)
 
     def _origins(self, names: Mapping[str, str]) -> dict[str, Node]:
         """The operator that completes each matched layer, for an attention its first operator, by the name of the

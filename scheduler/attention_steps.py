@@ -216,7 +216,7 @@ def softmax_of(s: Binder, att: AttentionLayer, slot: Slot, keys: Keys, part: Par
     base, held = own.first * TILE, own.blocks * TILE
     columns: int | LengthField | None = max(0, min(held, span.rows - base))
     if att.masked:
-        columns = LengthField(slot.sequence, base, held)
+        columns = LengthField(slot.sequence, base, held, f"len{att.counted or ''}")
     elif columns == held:
         columns = None
     rows = slot.rows[i]
@@ -239,7 +239,7 @@ def softmax_of(s: Binder, att: AttentionLayer, slot: Slot, keys: Keys, part: Par
         causal=causal,
         offset=begin + ahead - first_key if causal else 0,
         low=low,
-        first=LengthField(slot.sequence, base, held, "start") if att.left else 0,
+        first=LengthField(slot.sequence, base, held, f"start{att.counted or ''}") if att.left else 0,
         cap=att.softcap,
         part=part,
     )

@@ -104,11 +104,11 @@ def _loaded(work: list[WorkItem], source: str) -> list[int]:
     return out
 
 
-def parameters_of(rows: Sequence[int], patches: Container[str]) -> tuple[Parameter, ...]:
+def parameters_of(rows: Sequence[int], patches: Container[str], kind: int | str = "") -> tuple[Parameter, ...]:
     """The run-time parameters of sequences that a program has patches for: `len`, by default all rows, and `start`, by
-    default none. rows: of each sequence."""
-    lengths = [Parameter(f"len[{i}]", 1, n, n) for i, n in enumerate(rows)]
-    starts = [Parameter(f"start[{i}]", 0, n - 1, 0) for i, n in enumerate(rows)]
+    default none. rows: of each sequence. kind: of keys (`AttentionLayer.counted`)."""
+    lengths = [Parameter(f"len{kind}[{i}]", 1, n, n) for i, n in enumerate(rows)]
+    starts = [Parameter(f"start{kind}[{i}]", 0, n - 1, 0) for i, n in enumerate(rows)]
     return tuple(parameter for parameter in lengths + starts if parameter.name in patches)
 
 

@@ -6,7 +6,7 @@ scheduling, which runs the program to find the order, in `listing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..isa.fields import Record
@@ -15,7 +15,7 @@ from ..isa.work import LengthField, SetRow
 from ..machine.description import UnitSpec
 from ..machine.timing import Timing
 from .chain import Chained, instructions, parameters_of, show_sequences
-from .graph import Array
+from .graph import Array, AttentionLayer
 from .listing import list_accesses
 from .order import order_accesses
 from .pack import Starts, issued, starts_of
@@ -56,19 +56,35 @@ class Lowered:
         return show_sequences({**self.kernels.sequences, **self.kernels.preloaded})
 
 
-def _rows_of(tiled: Tiled) -> tuple[Parameter, ...]:
-    """The run-time parameters of states: the row that the new row of each sequence becomes."""
-    states = [tiled.spans_of(name) for name in tiled.network.states]
-    limits = [min(span.rows for span in spans) for spans in zip(*states, strict=True)]
-    return tuple(Parameter(f"row[{b}]", 0, rows - 1, 0) for b, rows in enumerate(limits))
+def _rows_of(tiled: Tiled) -> Iterator[tuple[int, Parameter]]:
+    """The run-time parameters of states, each with its entry of the table of rows: the row that the new row of each
+    sequence becomes."""
+    batch = tiled.network.batch
+    for group, rows in enumerate(tiled.network.state_rows):
+        for b in range(batch):
+            yield group * batch + b, Parameter(f"row{rows if group else ''}[{b}]", 0, rows - 1, 0)
 
 
 def _set_rows(tiled: Tiled, unit: UnitSpec) -> tuple[tuple[Record, ...], dict[str, tuple[KernelPatch, ...]]]:
     """The instructions that fill the table of rows at the beginning of a program, and their patches."""
-    items = [SetRow(b, LengthField(b, 0, p.high, "row")) for b, p in enumerate(_rows_of(tiled))]
+    items = []
+    for entry, p in _rows_of(tiled):
+        name, _, b = p.name.removesuffix("]").partition("[")
+        items.append(SetRow(entry, LengthField(int(b), 0, p.high, name)))
     patches: dict[str, list[KernelPatch]] = {}
     made = tuple(instructions(tiled.overlay, unit, items, patches))
     return made, {name: tuple(found) for name, found in patches.items()}
+
+
+def _parameters(tiled: Tiled, patches: Container[str]) -> tuple[Parameter, ...]:
+    """All run-time parameters of a program."""
+    network = tiled.network
+    counted = tiled.rows[network.counted_seq].spans if patches else ()
+    found = parameters_of([span.rows for span in counted], patches)
+    kinds = dict.fromkeys(x.counted for x in network.layers if isinstance(x, AttentionLayer) and x.counted)
+    for keys in kinds:
+        found += parameters_of([keys] * network.batch, patches, keys)
+    return (*found, *(p for _, p in _rows_of(tiled)))
 
 
 def order_dram(chained: Chained) -> Lowered:
@@ -91,7 +107,6 @@ def order_dram(chained: Chained) -> Lowered:
     else:
         accesses = list(order_accesses(bound.tiles, tiled.interleave))
         sequences[unit.name] = tuple(instructions(overlay, unit, accesses))
-    counted = tiled.rows[tiled.network.counted_seq].spans if chained.patches else ()
     set_rows, row_patches = _set_rows(tiled, unit)
     sequences[unit.name] = (*set_rows, *sequences.get(unit.name, ()))
     if starts is not None:
@@ -102,7 +117,7 @@ def order_dram(chained: Chained) -> Lowered:
         sequences={u: s for u, s in sequences.items() if s},
         preloaded=chained.preloaded,
         buffers=tuple(bound.buffers.values()),
-        parameters=(*parameters_of([span.rows for span in counted], chained.patches), *_rows_of(tiled)),
+        parameters=_parameters(tiled, chained.patches),
         patches=patches,
         segments=bound.record.segments(
             {**sequences, **chained.preloaded}, overlay, unit.name, accesses, before=len(set_rows)

@@ -186,7 +186,7 @@ class AttentionLayer:
     keys that are `window` rows or more before the row are masked out, and, unless causal, those behind it as far.
     softcap: scores become softcap * tanh(score / softcap), before any mask. mask: name of an input of
     (batch, mask_heads * seq, keys) that is added to the scores: rows of head 0, then of head 1; mask_heads is 1 or
-    heads.
+    heads. counted: its keys have run-time parameters of their own, `len16[b]` for 16 keys; 0: those of the program.
     """
 
     path: str
@@ -205,6 +205,7 @@ class AttentionLayer:
     softcap: float | None = None
     mask: str | None = None
     mask_heads: int = 1
+    counted: int = 0
 
     @property
     def groups(self) -> int:
@@ -303,7 +304,8 @@ class LayerGraph:
     @property
     def counted_seq(self) -> int:
         """Rows of the keys that the run-time lengths count: of the attentions with a mask of whole keys."""
-        keys = (x.k for x in self.layers if isinstance(x, AttentionLayer) and (x.masked or x.left))
+        attentions = (x for x in self.layers if isinstance(x, AttentionLayer) and not x.counted)
+        keys = (x.k for x in attentions if x.masked or x.left)
         name = next(keys, None)
         return self.seq if name is None else self.seq_of(name)
 
@@ -314,6 +316,12 @@ class LayerGraph:
             others = sorted({n for n in self._seq_of.values() if n != self.seq})
             return f"{self.batch} x {' and '.join(map(str, (self.seq, *others)))} rows"
         return f"{self.batch} sequences of {', '.join(map(str, self.lengths))} rows"
+
+    @property
+    def state_rows(self) -> tuple[int, ...]:
+        """The different numbers of rows of inputs that keep their contents. The first have the parameters `row[b]`,
+        others such as `row16[b]`."""
+        return tuple(dict.fromkeys(self.seq_of(name) for name in self.states))
 
     def rotary_of(self, source: str) -> Rotary:
         """The rotation whose factors an input has; the same in all layers that take it."""
@@ -371,7 +379,7 @@ class LayerGraph:
         for layer in self.layers:
             if isinstance(layer, AttentionLayer):
                 alike: tuple[str, ...] = (layer.k, layer.v)
-                if (layer.masked or layer.left) and self.seq_of(layer.k) != counted:
+                if (layer.masked or layer.left) and self.seq_of(layer.k) != (layer.counted or counted):
                     raise ScheduleError(
                         f"{layer.place}: its mask counts {self.seq_of(layer.k)} keys, that of another attention "
                         f"{counted}; a program has one length for each sequence"

@@ -497,7 +497,7 @@ def _rows_apart(s: Binder, gemm: Gemm, blocks: range, col: int, cols: int, unit:
 
     def store(b: int, **fields: int) -> RowStore:
         first = target.offset * UNIT + (spans[b].start * width + col) * BLOCK
-        entry = None if gemm.into is None else b
+        entry = None if gemm.into is None else b + len(spans) * s.net.state_rows.index(s.net.seq_of(gemm.into))
         return RowStore(unit, first, pitch=width * BLOCK, limit=spans[b].rows, entry=entry, blocks=cols, **fields)
 
     if new.together:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from ...rsnlib.host_part import HostPart
+    from ...rsnlib.key_spans import KeySpans
 
 Array = npt.NDArray[np.float32]
 
@@ -30,10 +31,13 @@ class Caches:
         self._host = host
         self._buffers = {b.name: b for b in program.with_role(Role.STATE)}
         self._held: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._turns: dict[int, int] = {}
+        """Rows that caches of a kind have taken since they were brought."""
 
-    def missing(self, environment: dict[Node, Any]) -> dict[str, Array]:
-        """The contents of the states that the board does not have, by buffer name. environment: the values of a call.
-        Until `keep` is called, the board counts as having none."""
+    def missing(self, environment: dict[Node, Any], spans: KeySpans | None) -> tuple[dict[str, Array], dict[str, int]]:
+        """What a call brings: the contents of the states that the board does not have, by buffer name; and the rows of
+        caches that move up, which are parameters of the program. environment: the values of the call. Until `keep` is
+        called, the board counts as having none."""
         places = [environment[node].untyped_storage().data_ptr() for node, _ in self._host.states.values()]
         if len(set(places)) < len(places):
             raise TensorError("two caches share their memory; the machine keeps a copy of each")
@@ -44,7 +48,35 @@ class Caches:
             version, known = tensor._version, held.get(name)
             if known is None or known[0]() is not tensor or known[1] != version:
                 brought[name] = self._stored(name, environment)
-        return brought
+        rows: dict[str, int] = {}
+        for kind in dict.fromkeys(self._host.rings.values()):
+            rows |= self._turned(kind, environment, spans, brought)
+        return brought, rows
+
+    def _turned(
+        self, kind: int, environment: dict[Node, Any], spans: KeySpans | None, brought: dict[str, Array]
+    ) -> dict[str, int]:
+        """Where caches of a kind take the new row, of which the host's copies move up: in place of the oldest one, if
+        all rows count. If not, the machine needs them in the host's order: they are brought with their rows moved up.
+        """
+        names = [name for name, of in self._host.rings.items() if of == kind]
+        count = self._host.seq_of(names[0])
+        own = None if spans is None else spans.others.get(kind) if kind else spans
+        starts = None if own is None else own.starts
+        whole = own is None or not len(own.lengths) or bool((own.lengths == count).all())
+        whole = whole and (starts is None or not starts.any())
+        if not whole or any(name in brought for name in names):
+            for name in names:
+                brought[name] = self._stored(name, environment)
+            self._turns[kind] = 0
+        row = self._turns[kind] % count
+        if whole:
+            self._turns[kind] += 1
+        else:
+            row = count - 1
+            for name in names:
+                brought[name] = np.roll(brought[name], -1, axis=1)
+        return {f"row{kind or ''}[{b}]": row for b in range(self._host.batch)}
 
     def keep(self, environment: dict[Node, Any]) -> None:
         """Note that the board's states now equal the host's tensors."""

@@ -155,9 +155,11 @@ class Compiled(Closing):
             parameters = {} if spans is None else spans.parameters()
             inputs = _shaped(inputs, self._built.program)
             try:
-                result = self._runner.run(inputs | self._caches.missing(state), parameters)
+                brought, turned = self._caches.missing(state, spans)
+                result = self._runner.run(inputs | brought, parameters | turned)
             except StateLost:  # the board was opened again: it takes all caches anew
-                result = self._runner.run(inputs | self._caches.missing(state), parameters)
+                brought, turned = self._caches.missing(state, spans)
+                result = self._runner.run(inputs | brought, parameters | turned)
             self.last_run = result.run
             host = self._traced.host
             outputs = {name: x.reshape(host.batch, host.seq_of(name), -1) for name, x in result.outputs.items()}
