@@ -1,7 +1,7 @@
 """Times of the overlay xnn2 as `isa/overlays/xnn2/resources.py` counts it, beside the machine that is simulated.
 
 The simulator moves whole tiles between units, and each stream holds one at least. Here a tile moves in 16 parts, and a
-stream holds two beats (here one part) where the count has no FIFO for it. Sums in C and rotations take their rounds.
+stream holds two beats (here one part) where the count has no FIFO for it.
 
 Run it as: python benchmarks/built.py [--only NAME ...] [--json]
 """
@@ -20,7 +20,6 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn.tiles import BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE_TOKEN
 from rsn.isa.overlays.xnn2 import XNN2
-from rsn.isa.overlays.xnn2.loops import LOOPS
 from rsn.isa.overlays.xnn2.resources import depth_of
 from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.steps import Burst, Par
@@ -34,7 +33,7 @@ WORDS = BLOCK_WORDS // 8
 
 
 def built(overlay: Overlay) -> Overlay:
-    """The overlay with the streams and loops that its resources are counted for. For runs without data."""
+    """The overlay with the streams that its resources are counted for. For runs without data."""
     tiles = {s.name for s in overlay.streams if s.token is TILE_TOKEN}
     blocks = {s.name for s in overlay.streams if s.token is BLOCK_TOKEN}
 
@@ -46,23 +45,23 @@ def built(overlay: Overlay) -> Overlay:
             return dataclasses.replace(s, depth=parts, token=dataclasses.replace(TILE_TOKEN, words=PARTS))
         return dataclasses.replace(s, depth=max(depth, WORDS)) if s.token is BLOCK_TOKEN else s
 
-    def split(step: Any, rounds: int) -> Any:
+    def split(step: Any) -> Any:
         if isinstance(step, Par):
-            return Par(*(steps(lane, rounds) for lane in step.lanes))
+            return Par(*(steps(lane) for lane in step.lanes))
         ends = {"gets": step.gets, "puts": step.puts}
         names = {c.name for c in (*step.gets, *step.puts)}
         if names & tiles:
             if step.needs_whole_token:
                 return Burst(step.times, step.rate, step.amount, words=PARTS, needs_whole_token=True, **ends)
-            return Burst(step.times * PARTS, step.rate, rounds * step.amount / PARTS, **ends)
+            return Burst(step.times * PARTS, step.rate, step.amount / PARTS, **ends)
         if names & blocks and step.words % WORDS == 0:
             parts = step.words // WORDS
             return Burst(step.times * parts, step.rate, step.amount / parts, words=WORDS, **ends)
         return step
 
-    def steps(of: Iterator[Any], rounds: int) -> Any:
+    def steps(of: Iterator[Any]) -> Any:
         for step in of:
-            yield split(step, rounds)
+            yield split(step)
 
     made: dict[type[Unit], type[Unit]] = {}
 
@@ -70,15 +69,13 @@ def built(overlay: Overlay) -> Overlay:
         base = spec.behaviour
 
         def kernel(self: Any, uop: Any) -> Any:
-            slow = spec.kind == "C" and (uop.bias or uop.scale or uop.residual)
-            return steps(base.kernel(self, uop), LOOPS["combine"].rounds if slow else 1)
+            return steps(base.kernel(self, uop))
 
         made.setdefault(base, type(f"Built{base.__name__}", (base,), {"kernel": kernel}))
         return dataclasses.replace(spec, behaviour=made[base])
 
-    rates = {"rotate_beat": LOOPS["rotate"].rounds, "activation_beat": LOOPS["activation"].rounds}
     streams, units = tuple(map(stream, overlay.streams)), tuple(map(unit, overlay.units))
-    return dataclasses.replace(overlay, streams=streams, units=units).with_rates(**rates)
+    return dataclasses.replace(overlay, streams=streams, units=units)
 
 
 def measured(name: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ _NUMBER, _VARIABLE, _NAME = Value.NUMBER, Value.VARIABLE, Value.NAME
 INTEGER_OPERATIONS = _words("mul add sub")
 FLOAT_OPERATIONS = frozenset(
     kind + what for kind in "fd" for what in _words("add sub div exp log mul rsqrt recip sqrt")
-) | _words("hadd hsub hdiv hmul hsqrt facc fmacc")
+) | _words("hadd hsub hdiv hmul hsqrt facc fmacc fmadd")
 OPERATORS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(INTEGER_OPERATIONS, _words("fabric dsp")),
     **dict.fromkeys(FLOAT_OPERATIONS, _words("fabric meddsp fulldsp maxdsp primitivedsp")),

@@ -15,7 +15,7 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn.placement import placement_header, shims
 from rsn.isa.overlays.xnn.tiles import BEATS, TILE, TILE_TOKEN
 from rsn.isa.overlays.xnn2 import XNN2
-from rsn.isa.overlays.xnn2.loops import LOOPS
+from rsn.isa.overlays.xnn2.cycles import LOOPS
 from rsn.isa.overlays.xnn2.resources import TILE_FIFOS, as_written, depth_of
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
@@ -28,7 +28,7 @@ def test_it_fits() -> None:
     found = rows(XNN2)
     require_fits(found.values(), VC1902)
     assert [found[r].needed for r in ("AIE", "PLIO in", "PLIO out")] == [384, 192, 96]
-    most = {"URAM": 0.90, "BRAM": 0.84, "DSP": 0.85, "LUT": 0.60}
+    most = {"URAM": 0.90, "BRAM": 0.80, "DSP": 0.85, "LUT": 0.60}
     assert all(found[resource].share <= share for resource, share in most.items())
 
 
@@ -69,22 +69,24 @@ def test_only_stated_streams_hold_tiles() -> None:
 
 
 def test_the_sources_do_not_fit_yet() -> None:
+    """Their loops do; their streams do not."""
     found = budget(as_written(XNN2), VC1902)
     with pytest.raises(ResourceError, match="BRAM"):
         require_fits(found, VC1902)
     share = {row.resource: row.share for row in found}
     assert share["BRAM"] > 3
-    assert min(share["DSP"], share["LUT"]) > 1.5
+    assert share["LUT"] > 1
     here = rows(XNN2)
-    assert all(row.needed == here[row.resource].needed for row in found if row.resource in ("AIE", "URAM", "PLIO in"))
+    same = "AIE", "URAM", "DSP", "PLIO in"
+    assert all(row.needed == here[row.resource].needed for row in found if row.resource in same)
 
 
 def test_what_feeds_an_mme_or_a_softmax_takes_a_round() -> None:
     """An MME takes a tile in as many cycles as its rate says; a Softmax gets one in those of K = 64."""
     cycles = XNN2.seconds["mme_tile_us"] * XNN2.clock_hz, XNN2.seconds["mme_k64_us"] * XNN2.clock_hz
-    for name in ("send", "mesh", "normalise", "add"):
+    for name in ("send", "mesh", "take"):
         assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[0]
-    for name in ("softmax", "weigh"):
+    for name in ("softmax", "send"):
         assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[1]
 
 

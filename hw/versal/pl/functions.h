@@ -21,7 +21,9 @@ constexpr float logit[][terms] = {
 };
 constexpr float outermost = 36.0f;  // x * x, for the polynomial
 
-inline float activated(float x, Activation which) {
+// Madds: products with a sum take one DSP.
+template <bool Madds = false>
+float activated(float x, Activation which) {
 #pragma HLS INLINE
     const unsigned row = which == Activation::gelu_tanh ? 0 : which == Activation::gelu_erf ? 1 : 2;
     const float square = x * x, u = square < outermost ? square : outermost;
@@ -29,7 +31,7 @@ inline float activated(float x, Activation which) {
 horner:
     for (unsigned i = terms - 1; i-- > 0;) {
 #pragma HLS UNROLL
-        p = p * u + logit[row][i];
+        p = Madds ? fmadd(p, u, logit[row][i]) : p * u + logit[row][i];
     }
     const float smooth = x / (1.0f + exp_of(-(x * p)));
     switch (which) {

@@ -39,6 +39,14 @@ inline float add_in_fabric(float a, float b) {
     return s;
 }
 
+// a * b + c in one DSP, which rounds the product and the sum (AM004: both of its outputs are rounded), as two operators do.
+inline float fmadd(float a, float b, float c) {
+#pragma HLS INLINE
+    const float s = a * b + c;
+#pragma HLS BIND_OP variable=s op=fmadd impl=primitivedsp
+    return s;
+}
+
 inline bool finite(float x) { return (from_float(x) & 0x7F800000u) != 0x7F800000u; }
 
 // A sum of eight, pairwise.

@@ -12,6 +12,7 @@
 
 #include "counter.h"
 #include "math.h"
+#include "rounds.h"
 #include "tiles.h"
 
 namespace rsn::xnn {
@@ -91,31 +92,8 @@ inline float receive_number(hls::stream<float> &from) {
     return from.read();
 }
 
-// Elements of a patch, and rows of it, that a loop takes in each of so many rounds.
-constexpr unsigned elements_of(unsigned rounds) { return beat_floats / rounds; }
+// Rows of a patch that a loop takes in each of so many rounds.
 constexpr unsigned rows_of(unsigned rounds) { return patch_rows / rounds; }
-
-// Moves a patch down by so many elements, and puts others in behind.
-template <unsigned N>
-void shift_in(Beat &patch, const float (&behind)[N]) {
-#pragma HLS INLINE
-shift_patch:
-    for (unsigned i = 0; i < beat_floats; ++i) {
-#pragma HLS UNROLL
-        patch[i] = i + N < beat_floats ? patch[i + N] : behind[i + N - beat_floats];
-    }
-}
-
-// Moves a patch down where nothing needs to come in behind.
-template <unsigned N>
-void shift(Beat &patch) {
-#pragma HLS INLINE
-shift_patch:
-    for (unsigned i = 0; i + N < beat_floats; ++i) {
-#pragma HLS UNROLL
-        patch[i] = patch[i + N];
-    }
-}
 
 // The numbers of the rows of one round; i: number of the patch, from above. Each memory is named by a constant, so that
 // a round has one access to it.

@@ -215,12 +215,12 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, depth::DDR_to_KvIn2> ddr_to_kv_in2("DDR->KvIn2");
     hls::stream<Beat, depth::DDR_to_KvIn3> ddr_to_kv_in3("DDR->KvIn3");
     hls::stream<Beat, depth::DDR_to_W1> ddr_to_w1("DDR->W1");
-    hls::stream<Beat, depth::XStore0_to_DDR> x_store0_to_ddr("XStore0->DDR");
-    hls::stream<Beat, depth::XStore1_to_DDR> x_store1_to_ddr("XStore1->DDR");
-    hls::stream<Beat, depth::XStore2_to_DDR> x_store2_to_ddr("XStore2->DDR");
-    hls::stream<Beat, depth::XStore3_to_DDR> x_store3_to_ddr("XStore3->DDR");
-    hls::stream<Beat, depth::XStore4_to_DDR> x_store4_to_ddr("XStore4->DDR");
-    hls::stream<Beat, depth::XStore5_to_DDR> x_store5_to_ddr("XStore5->DDR");
+    hls::stream<Stored, depth::XStore0_to_DDR> x_store0_to_ddr("XStore0->DDR");
+    hls::stream<Stored, depth::XStore1_to_DDR> x_store1_to_ddr("XStore1->DDR");
+    hls::stream<Stored, depth::XStore2_to_DDR> x_store2_to_ddr("XStore2->DDR");
+    hls::stream<Stored, depth::XStore3_to_DDR> x_store3_to_ddr("XStore3->DDR");
+    hls::stream<Stored, depth::XStore4_to_DDR> x_store4_to_ddr("XStore4->DDR");
+    hls::stream<Stored, depth::XStore5_to_DDR> x_store5_to_ddr("XStore5->DDR");
     hls::stream<Beat, depth::Post0_to_DDR> post0_to_ddr("Post0->DDR");
     hls::stream<Beat, depth::Post1_to_DDR> post1_to_ddr("Post1->DDR");
     hls::stream<Beat, depth::Post2_to_DDR> post2_to_ddr("Post2->DDR");

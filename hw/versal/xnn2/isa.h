@@ -1336,24 +1336,34 @@ inline constexpr unsigned Soft2_to_TIn5_ends = 1;       // a word is the last ma
 
 // Cycles from one round of a loop to the next.
 namespace ii {
-inline constexpr unsigned fetch = 1;          // a word of the image
-inline constexpr unsigned decode = 1;         // a uOP, once its window is there
-inline constexpr unsigned port = 1;           // a word from or to both ports of a bank, in bursts of 64
-inline constexpr unsigned load = 1;           // a word into a buffer
-inline constexpr unsigned store = 1;          // a word out of a buffer
-inline constexpr unsigned send = 1;           // a beat out of a buffer
-inline constexpr unsigned mesh = 1;           // a beat from all sources to all destinations
-inline constexpr unsigned take = 1;           // a beat into X, T, K or V; X adds it to what is there
-inline constexpr unsigned squares = 1;        // a beat: squares of what is apart from the means of its rows
-inline constexpr unsigned rows = 1;           // a row or four: statistics joined, 1 / deviation
-inline constexpr unsigned result = 1;         // a beat of a result: bias, residual
-inline constexpr unsigned probabilities = 4;  // 32 columns of four rows: running maximum, exp, sum
-inline constexpr unsigned softcap = 32;       // the same, with a soft cap: four elements a cycle
-inline constexpr unsigned rotate = 4;         // a beat: norm of a head, gains, rotation
-inline constexpr unsigned activation = 8;     // a beat: activation, gate
+inline constexpr unsigned fetch = 1;         // a word of the image
+inline constexpr unsigned decode = 1;        // a uOP, once its window is there
+inline constexpr unsigned port = 1;          // a word from or to both ports of a bank, in bursts of 64
+inline constexpr unsigned load = 1;          // a word into a buffer
+inline constexpr unsigned store = 1;         // a word out of a buffer
+inline constexpr unsigned send = 1;          // a beat out of a buffer
+inline constexpr unsigned mesh = 1;          // a beat from all sources to all destinations
+inline constexpr unsigned take = 1;          // a beat into X, T, K or V; X adds it to what is there
+inline constexpr unsigned statistics = 1;    // a beat into X: sums of its rows and of squares, two rows a round
+inline constexpr unsigned join = 2;          // a row's statistics joined with those of the columns before
+inline constexpr unsigned factors = 2;       // a row's factor and what is added, from its statistics
+// a beat, four elements a round: sums of heads, or of squares apart from their means
+inline constexpr unsigned head_sums = 1;
+inline constexpr unsigned head_factors = 4;  // a row of a head: mean, or its factor and what is added
+inline constexpr unsigned combine = 1;       // a beat of a result, two rows a round: bias, residual times scale
+inline constexpr unsigned softmax = 1;       // a beat: a row of 32 columns: mask, running maximum, exp, running sum
+inline constexpr unsigned softcap = 1;       // a beat, four elements a round: cap * tanh(score / cap)
+inline constexpr unsigned rotate = 1;        // a beat, two elements a round: norm of a head, gains, rotation
+inline constexpr unsigned activation = 1;    // a beat, four elements a round: activation, gate
 }  // namespace ii
 // Rounds that a loop takes for one item, where more than one: 32 / rounds elements of a patch in each.
 namespace rounds {
+inline constexpr unsigned statistics = 2;
+inline constexpr unsigned head_sums = 8;
+inline constexpr unsigned combine = 2;
+inline constexpr unsigned softcap = 8;
+inline constexpr unsigned rotate = 16;
+inline constexpr unsigned activation = 8;
 }  // namespace rounds
 
 }  // namespace rsn::xnn

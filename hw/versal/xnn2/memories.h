@@ -8,6 +8,7 @@
 
 #include "../pl/counter.h"
 #include "../pl/math.h"
+#include "../pl/rounds.h"
 #include "../pl/tiles.h"
 
 namespace rsn::xnn {
@@ -45,6 +46,27 @@ struct Statistics {
     Rows squares[row_banks];
 };
 
+// A word that is to be stored, and by what its two rows are normalised, where they are: 1 / columns, and of each row its
+// mean and sum of squared deviations.
+constexpr unsigned word_rows = 2;
+struct Stored {
+    Beat word;
+    bool normalise, rms;
+    float eps, inverse, count, mean[word_rows], squares[word_rows];
+};
+
+// What a row becomes as it leaves: times, plus. eps and rms: as XOut says.
+struct Factors {
+    float times, plus;
+
+    Factors(float mean, float own, float count, float inverse, float eps, bool rms) {
+#pragma HLS INLINE
+        const float squares = rms ? fmadd(count * mean, mean, own) : own;
+        times = 1.0f / sqrt_of(fmadd(squares, inverse, eps));
+        plus = rms ? 0.0f : -mean * times;
+    }
+};
+
 // A beat of probabilities, and of each of its rows the maximum by which they were made.
 struct Weighted {
     Beat beat;
@@ -72,24 +94,54 @@ wait_tokens:
     }
 }
 
-// The four sums of eight columns that came last, for each row of a beat: beats of 32 columns come one behind the other.
-// With them a sum of 32 columns is added to a row's once in four beats, and a row comes again after 128.
-struct Recent {
-    float of[patch_rows][groups];
+// A walk over beats, in so many rounds to a beat.
+struct Rounds {
+    const unsigned rounds;
+    const Counter beats;
+    Counter beat = 0, round = 0;
 
-    void shift_in(unsigned row, float sum) {
+    explicit Rounds(unsigned rounds_of_beat, unsigned count = beats_per_tile) : rounds(rounds_of_beat), beats(count) {}
+
+    bool more() const {
 #pragma HLS INLINE
-        for (unsigned i = 0; i + 1 < groups; ++i) {
-#pragma HLS UNROLL
-            of[row][i] = of[row][i + 1];
-        }
-        of[row][groups - 1] = sum;
+        return beat < beats;
     }
-    float total(unsigned row) const {
+    bool begins() const {
 #pragma HLS INLINE
-        return (of[row][0] + of[row][1]) + (of[row][2] + of[row][3]);
+        return round == 0;
+    }
+    bool ends() const {
+#pragma HLS INLINE
+        return round + 1u == rounds;
+    }
+    void next() {
+#pragma HLS INLINE
+        if (ends()) {
+            round = 0;
+            ++beat;
+        } else {
+            ++round;
+        }
     }
 };
+
+// The column of the eight of a beat where the element at this place is: by_rows, backwards.
+constexpr unsigned col_of(unsigned place) { return place % patch_cols / 2 + place % 2 * 4; }
+// An order for loops that take some neighbouring columns in a round; `in_lanes` leads from it to that of streams.
+struct in_rows {
+    constexpr in_rows(unsigned r, unsigned c) : place(patch_cols * r + c) {}
+    constexpr operator unsigned() const { return place; }
+    unsigned place;
+};
+inline Beat in_lanes(const Beat &rows) {
+#pragma HLS INLINE
+    Beat beat;
+    for (unsigned n = 0; n < beat_floats; ++n) {
+#pragma HLS UNROLL
+        beat[by_rows(n / patch_cols, n % patch_cols)] = rows[n];
+    }
+    return beat;
+}
 
 // What nobody has defined: natively NaN, so that whoever reads it shows.
 inline Beat undefined_beat() {

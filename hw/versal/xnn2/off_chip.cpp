@@ -1,7 +1,7 @@
 // DDR and LPDDR: one uOP after the other, loads and stores never at once.
 //
 // A word of 1024 bit a cycle: 64 lines from port 0 with 64 from port 1 are 8 KiB of memory, or 32 rows of a block. A
-// word of a vector is two lines of port 0, in two cycles.
+// word of a vector is two lines of port 0, in two cycles. Rows of X are normalised on their way.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/dataflow.h"
 #include "../pl/port.h"
@@ -18,9 +18,9 @@ enum class To : std::uint8_t { w0, w1, vector, table, gains };
 
 }  // namespace
 
-void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Beat> &x_store0,
-         hls::stream<Beat> &x_store1, hls::stream<Beat> &x_store2, hls::stream<Beat> &x_store3,
-         hls::stream<Beat> &x_store4, hls::stream<Beat> &x_store5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
+void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Stored> &x_store0,
+         hls::stream<Stored> &x_store1, hls::stream<Stored> &x_store2, hls::stream<Stored> &x_store3,
+         hls::stream<Stored> &x_store4, hls::stream<Stored> &x_store5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
          hls::stream<Beat> &w1, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
          hls::stream<Beat> &v1, hls::stream<Beat> &t1, hls::stream<Beat> &t3, hls::stream<Beat> &t5) {
@@ -64,20 +64,30 @@ ddr_uops:
         store_words:
             for (unsigned w = 0; w < port_lines; ++w) {
 #pragma HLS PIPELINE II=ii::port style=stp
-                Beat word;
+                Stored in = {};
                 switch (uop.peer - ddr_sinks) {
-                case 0: word = x_store0.read(); break;
-                case 1: word = x_store1.read(); break;
-                case 2: word = x_store2.read(); break;
-                case 3: word = x_store3.read(); break;
-                case 4: word = x_store4.read(); break;
-                case 5: word = x_store5.read(); break;
-                case 6: word = post0.read(); break;
-                case 7: word = post1.read(); break;
-                case 8: word = post2.read(); break;
-                case 9: word = post3.read(); break;
-                case 10: word = post4.read(); break;
-                default: word = post5.read(); break;
+                case 0: in = x_store0.read(); break;
+                case 1: in = x_store1.read(); break;
+                case 2: in = x_store2.read(); break;
+                case 3: in = x_store3.read(); break;
+                case 4: in = x_store4.read(); break;
+                case 5: in = x_store5.read(); break;
+                case 6: in.word = post0.read(); break;
+                case 7: in.word = post1.read(); break;
+                case 8: in.word = post2.read(); break;
+                case 9: in.word = post3.read(); break;
+                case 10: in.word = post4.read(); break;
+                default: in.word = post5.read(); break;
+                }
+                Beat word;
+                for (unsigned r = 0; r < word_rows; ++r) {
+#pragma HLS UNROLL
+                    const Factors row(in.mean[r], in.squares[r], in.count, in.inverse, in.eps, in.rms);
+                    for (unsigned n = r * line_floats; n < (r + 1) * line_floats; ++n) {
+#pragma HLS UNROLL
+                        const float normalised = fmadd(in.word[n], row.times, row.plus);
+                        word[n] = in.normalise ? normalised : in.word[n];
+                    }
                 }
                 port0.write(half(word, 0));
                 port1.write(half(word, 1));

@@ -1,7 +1,7 @@
 // Post: what is applied to the results of a lane: norm of heads, gains, rotation, activation, gate. A tile is taken into a
 // buffer and leaves through the functions; to DDR by way of the buffer, because blocks have another order.
 //
-// A beat a cycle in and out without functions; for these see ii::rotate and ii::activation.
+// A beat a cycle in and out without functions; for these see rounds::head_sums, rotate and activation.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/dataflow.h"
 #include "../pl/functions.h"
@@ -47,111 +47,124 @@ post_beats_in:
     }
 }
 
-// Of each head and row.
+// What the rows of each head become: times, plus.
 struct HeadNorm {
-    Rows mean[heads_of_tile], factor[heads_of_tile];
+    Rows times[heads_of_tile], plus[heads_of_tile];
 };
 
-// Sums of the normalised columns, or of their squares apart from `mean`, of each head.
-void sums_of_heads(const Post &op, const Buffer &buffer, bool squares, bool centred, const HeadNorm &norm,
-                   Rows (&sums)[heads_of_tile]) {
-#pragma HLS INLINE
-    Recent recent = {};
-    const unsigned width = op.heads ? half_tile : tile;
-head_beats:
-    for (unsigned t = 0; t < beats_per_tile; ++t) {
-#pragma HLS PIPELINE II=ii::squares style=flp
-#pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=128 dependent=true
-        const unsigned row = right_row(t), col = right_col(t), head = op.heads ? col / half_tile : 0, g = row / patch_rows;
-        const Beat beat = get_beat<by_rows, tile>(buffer, row, col);
-        for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-            float of_row[patch_cols];
-            const float mean = centred ? norm.mean[head][r][g] : 0.0f;
-            for (unsigned c = 0; c < patch_cols; ++c) {
-#pragma HLS UNROLL
-                const float apart = add_in_fabric(beat[by_rows(r, c)], -mean);
-                of_row[c] = col % width + c >= op.columns ? 0.0f : squares ? apart * apart : apart;
-            }
-            recent.shift_in(r, sum(of_row));
-            float &of = sums[head][r][g];
-            const bool first = col % width < group_cols;
-            if (t % groups == groups - 1) of = first ? recent.total(r) : of + recent.total(r);
-        }
-    }
-}
-
+// Means of the normalised columns of each head, where they are asked for, and then their squares apart from it. A round
+// takes four columns of a row, down all rows before the next columns; so a row comes again after 128 rounds.
 void norm_of_heads(const Post &op, const Buffer &buffer, HeadNorm &norm) {
 #pragma HLS INLINE
-    Rows sums[heads_of_tile];
-    const float columns = static_cast<float>(op.columns);
-    const unsigned heads = op.heads ? heads_of_tile : 1;
-    if (!op.rms) {
-        sums_of_heads(op, buffer, false, false, norm, sums);
-    head_means:
-        for (unsigned h = 0; h < heads; ++h)
-            for (unsigned row = 0; row < tile; ++row) {
-#pragma HLS PIPELINE II=ii::rows style=flp
-                norm.mean[h][row % patch_rows][row / patch_rows] = sums[h][row % patch_rows][row / patch_rows] / columns;
+    constexpr unsigned taken = elements_of(rounds::head_sums), halves = patch_cols / taken;
+    static_assert(rounds::head_sums == halves * patch_rows, "a row in a round");
+    Rows sums[heads_of_tile], means[heads_of_tile];
+#pragma HLS ARRAY_PARTITION variable=sums complete dim=1
+#pragma HLS ARRAY_PARTITION variable=sums complete dim=2
+#pragma HLS ARRAY_PARTITION variable=means complete dim=1
+#pragma HLS ARRAY_PARTITION variable=means complete dim=2
+    const unsigned width = op.heads ? half_tile : tile, heads = op.heads ? heads_of_tile : 1;
+    const float inverse = 1.0f / static_cast<float>(op.columns);
+head_walks:
+    for (unsigned squares = op.rms; squares < 2; ++squares) {
+        Beat beat;
+    head_columns:
+        for (unsigned col = 0; col < tile; col += taken) {
+        head_sums:
+            for (Rounds at(patch_rows, row_groups); at.more(); at.next()) {
+#pragma HLS PIPELINE II=ii::head_sums style=flp
+#pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=128 dependent=true
+                const unsigned g = at.beat, r = at.round, head = op.heads ? col / half_tile : 0;
+                if (at.begins()) beat = get_beat<in_rows, tile>(buffer, g * patch_rows, col / patch_cols * patch_cols);
+                const float mean = squares && !op.rms ? means[head][r][g] : 0.0f;
+                float part[taken];
+                for (unsigned c = 0; c < taken; ++c) {
+#pragma HLS UNROLL
+                    const float less = beat[col % patch_cols + c] - mean;
+                    part[c] = col % width + c < op.columns ? less : 0.0f;
+                }
+                float more = part[0] * (squares ? part[0] : 1.0f);
+                for (unsigned c = 1; c < taken; ++c) {
+#pragma HLS UNROLL
+                    more = fmadd(part[c], squares ? part[c] : 1.0f, more);
+                }
+                float &of = sums[head][r][g];
+                of = col % width == 0 ? more : of + more;
+                shift<patch_cols>(beat);
             }
-    }
-    sums_of_heads(op, buffer, true, !op.rms, norm, sums);
-head_factors:
-    for (unsigned h = 0; h < heads; ++h)
-        for (unsigned row = 0; row < tile; ++row) {
-#pragma HLS PIPELINE II=ii::rows style=flp
-            const float variance = sums[h][row % patch_rows][row / patch_rows] / columns;
-            norm.factor[h][row % patch_rows][row / patch_rows] = 1.0f / sqrt_of(variance + op.eps);
         }
+    head_factors:
+        for (unsigned n = 0; n < heads * tile; ++n) {
+#pragma HLS PIPELINE II=ii::head_factors style=flp
+            const unsigned h = n / tile, r = n % patch_rows, g = n % tile / patch_rows;
+            if (!squares) {
+                means[h][r][g] = sums[h][r][g] * inverse;
+            } else {
+                const float times = 1.0f / sqrt_of(fmadd(sums[h][r][g], inverse, op.eps));
+                norm.times[h][r][g] = times;
+                norm.plus[h][r][g] = op.rms ? 0.0f : -means[h][r][g] * times;
+            }
+        }
+    }
 }
 
-// Norm, gains and rotation of a beat at (row, col).
-Beat of_heads(const Post &op, Beat beat, unsigned row, unsigned col, const HeadNorm &norm,
-              const Beat (&gains)[vector_words], const Buffer &table) {
-#pragma HLS INLINE
-    const unsigned width = op.heads ? half_tile : tile, in_head = col % width, head = op.heads ? col / half_tile : 0;
-    for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-        const float mean = op.rms ? 0.0f : norm.mean[head][r][row / patch_rows];
-        const float factor = norm.factor[head][r][row / patch_rows];
-        for (unsigned c = 0; c < patch_cols; ++c) {
-#pragma HLS UNROLL
-            float &x = beat[by_rows(r, c)];
-            const float normalised = add_in_fabric(x, -mean) * factor;
-            if (op.norm) x = in_head + c < op.columns ? normalised : 0.0f;
-            const float gained = x * gains[(col + c) / beat_floats][(col + c) % beat_floats];
-            if (op.gains) x = gained;
-        }
-    }
-    if (!op.rotate) return beat;
-    // A pair of columns has one cosine and one sine: in_head / 2 is its number, sines lie behind the cosines.
-    const unsigned pair = in_head / 2;
-    const Beat cosines = get_beat<by_rows, tile>(table, row, pair & ~(patch_cols - 1));
-    const Beat sines = get_beat<by_rows, tile>(table, row, (width / 2 + pair) & ~(patch_cols - 1));
-    Beat out;
-    for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-        for (unsigned p = 0; p < patch_cols / 2; ++p) {
-#pragma HLS UNROLL
-            const unsigned at = (pair + p) % patch_cols;
-            const float cos = cosines[by_rows(r, at)], sin = sines[by_rows(r, at)];
-            const float a = beat[by_rows(r, 2 * p)], b = beat[by_rows(r, 2 * p + 1)];
-            out[by_rows(r, 2 * p)] = a * cos - b * sin;
-            out[by_rows(r, 2 * p + 1)] = b * cos + a * sin;
-        }
-    }
-    return out;
-}
+// Norm, gains and rotation of a tile, two columns of a row in a round: the two have one cosine and one sine, by the number
+// of the pair in its head; sines lie behind the cosines.
+struct OfHeads {
+    Beat in, out, cosines, sines;
 
-inline Beat active(const Post &op, Beat beat, const Beat &gate) {
+    // The next two columns. Behind the last ones, `out` is a beat in the order of the buffer.
+    void two(const Post &op, const Rounds &at, const Buffer &buffer, const HeadNorm &norm,
+             const Beat (&gains)[vector_words], const Buffer &table) {
 #pragma HLS INLINE
-    for (unsigned n = 0; n < beat_floats; ++n) {
+        constexpr unsigned taken = elements_of(rounds::rotate), pairs = patch_cols / taken;
+        static_assert(taken == 2, "a pair in a round");
+        const unsigned row = right_row(at.beat), left = right_col(at.beat), g = row / patch_rows;
+        const unsigned width = op.heads ? half_tile : tile, head = op.heads ? left / half_tile : 0;
+        const unsigned r = at.round / pairs, col = left + at.round % pairs * taken, in_head = col % width;
+        // of a beat of the table half of the columns are needed, those of four pairs
+        const unsigned first = left % width / 2, place = first & ~(patch_cols - 1);
+        if (at.begins()) {
+            in = get_beat<in_rows, tile>(buffer, row, left);
+            cosines = get_beat<in_rows, tile>(table, row, place);
+            sines = get_beat<in_rows, tile>(table, row, width / 2 + place);
+        }
+        float x[taken], turned[taken];
+        for (unsigned c = 0; c < taken; ++c) {
 #pragma HLS UNROLL
-        const float x = activated(beat[n], static_cast<Activation>(op.activation));
-        beat[n] = op.gate ? x * gate[n] : x;
+            const float normalised = fmadd(in[c], norm.times[head][r][g], norm.plus[head][r][g]);
+            x[c] = !op.norm ? in[c] : in_head + c < op.columns ? normalised : 0.0f;
+            const float gained = x[c] * gains[(col + c) / beat_floats][(col + c) % beat_floats];
+            if (op.gains) x[c] = gained;
+        }
+        const unsigned at_pair = r * patch_cols + first % patch_cols + at.round % pairs;
+        const float cosine = cosines[at_pair], sine = sines[at_pair];
+        turned[0] = fmadd(x[0], cosine, -(x[1] * sine));
+        turned[1] = fmadd(x[1], cosine, x[0] * sine);
+        shift<taken>(in);
+        if (op.rotate) shift_in(out, turned);
+        else shift_in(out, x);
     }
-    return beat;
-}
+};
+
+// Activation and gate of a beat, four elements in a round.
+struct Active {
+    Beat in, gate, out;
+
+    void some(const Post &op) {
+#pragma HLS INLINE
+        constexpr unsigned taken = elements_of(rounds::activation);
+        float part[taken];
+        for (unsigned n = 0; n < taken; ++n) {
+#pragma HLS UNROLL
+            const float x = activated<true>(in[n], static_cast<Activation>(op.activation));
+            part[n] = op.gate ? x * gate[n] : x;
+        }
+        shift<taken>(in);
+        shift<taken>(gate);
+        shift_in(out, part);
+    }
+};
 
 inline void deliver(To to, const Beat &beat, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
                     hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
@@ -197,29 +210,32 @@ post_uops:
             take_tile(c, buffer);
             if (op.norm) norm_of_heads(op, buffer, norm);
             if (heads) {
+                OfHeads made;
             head_functions:
-                for (unsigned t = 0; t < beats_per_tile; ++t) {
+                for (Rounds at(rounds::rotate); at.more(); at.next()) {
 #pragma HLS PIPELINE II=ii::rotate style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
-                    const unsigned row = right_row(t), col = right_col(t);
-                    const Beat in = get_beat<by_rows, tile>(buffer, row, col);
-                    const Beat out = of_heads(op, in, row, col, norm, gains, table);
-                    if (stays || acts) put_beat<by_rows, tile>(buffer, row, col, out);
-                    else deliver(to, out, k0, k1, v0, v1, t_even, t_odd);
+                    made.two(op, at, buffer, norm, gains, table);
+                    if (!at.ends()) continue;
+                    if (stays || acts) put_beat<in_rows, tile>(buffer, right_row(at.beat), right_col(at.beat), made.out);
+                    else deliver(to, in_lanes(made.out), k0, k1, v0, v1, t_even, t_odd);
                 }
             }
             if (acts) {
+                Active made;
             activations:
-                for (unsigned t = 0; t < beats_per_tile; ++t) {
+                for (Rounds at(rounds::activation); at.more(); at.next()) {
 #pragma HLS PIPELINE II=ii::activation style=flp
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
-                    const unsigned row = right_row(t), col = right_col(t);
-                    const Beat in = get_beat<by_rows, tile>(buffer, row, col);
-                    Beat gate;
-                    if (op.gate) gate = c.read();
-                    const Beat out = active(op, in, gate);
-                    if (stays) put_beat<by_rows, tile>(buffer, row, col, out);
-                    else deliver(to, out, k0, k1, v0, v1, t_even, t_odd);
+                    const unsigned row = right_row(at.beat), col = right_col(at.beat);
+                    if (at.begins()) {
+                        made.in = get_beat<by_rows, tile>(buffer, row, col);
+                        if (op.gate) made.gate = c.read();
+                    }
+                    made.some(op);
+                    if (!at.ends()) continue;
+                    if (stays) put_beat<by_rows, tile>(buffer, row, col, made.out);
+                    else deliver(to, made.out, k0, k1, v0, v1, t_even, t_odd);
                 }
             } else if (!heads && !stays) {
             post_beats_out:

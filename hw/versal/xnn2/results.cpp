@@ -1,4 +1,6 @@
-// C: results of the MME of a lane, with a bias and a residual, to X, to Post or to Softmax. A beat a cycle.
+// C: results of the MME of a lane, with a bias and a residual, to X, to Post or to Softmax.
+//
+// A beat a cycle; with a bias or a residual a beat in two cycles.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/dataflow.h"
 #include "../pl/lanes.h"
@@ -33,29 +35,41 @@ c_uops:
         if (uop.last) break;
         const C op = C::decode(uop.words);
         const To to = static_cast<To>(op.to);
+        const bool adds = op.bias || op.residual;
     c_tiles:
         for (Countdown<16> left(op.tiles); left.more(); left.next()) {
             take_vector(op.bias, lpddr, bias);
             take_vector(op.scale, lpddr, scale);
+            Beat beat, residual, out;
         c_beats:
-            for (unsigned t = 0; t < beats_per_tile; ++t) {
-#pragma HLS PIPELINE II=ii::result style=flp
-                const unsigned col = right_col(t);
-                Beat beat, residual;
-                if (op.residual) residual = x.read();
-                if (!op.alone) beat = join(mme);
-                for (unsigned n = 0; n < beat_floats; ++n) {
-#pragma HLS UNROLL
-                    const unsigned at = by_rows(n / patch_cols, n % patch_cols), of = col + n % patch_cols;
-                    const float b = bias[of / beat_floats][of % beat_floats], s = scale[of / beat_floats][of % beat_floats];
-                    const float more = op.scale ? residual[at] * s : residual[at];
-                    const float first = op.alone ? b : op.bias ? add_in_fabric(beat[at], b) : beat[at];
-                    const bool only = op.alone && !op.bias;
-                    beat[at] = only ? more : op.residual ? add_in_fabric(first, more) : first;
+            for (Rounds at(adds ? rounds::combine : 1); at.more(); at.next()) {
+#pragma HLS PIPELINE II=ii::combine style=flp
+                if (at.begins()) {
+                    if (op.residual) residual = x.read();
+                    if (!op.alone) beat = join(mme);
                 }
-                if (to == To::rows) to_x << beat;
-                else if (to == To::post) post << beat;
-                else soft << beat;
+                const unsigned col = right_col(at.beat);
+                float part[elements_of(rounds::combine)];
+                for (unsigned n = 0; n < elements_of(rounds::combine); ++n) {
+#pragma HLS UNROLL
+                    const unsigned of = col + col_of(n);
+                    const float b = bias[of / beat_floats][of % beat_floats], s = scale[of / beat_floats][of % beat_floats];
+                    const float less = op.alone ? -0.0f : beat[n];  // -0 changes no sum
+                    const float first = op.bias ? less + b : less;
+                    const float both = fmadd(residual[n], op.scale ? s : 1.0f, first);
+                    part[n] = op.residual ? both : first;
+                }
+                if (adds) {
+                    shift<elements_of(rounds::combine)>(beat);
+                    shift<elements_of(rounds::combine)>(residual);
+                    shift_in(out, part);
+                } else {
+                    out = beat;
+                }
+                if (!at.ends()) continue;
+                if (to == To::rows) to_x << out;
+                else if (to == To::post) post << out;
+                else soft << out;
             }
         }
     }

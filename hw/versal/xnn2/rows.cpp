@@ -2,7 +2,7 @@
 // normalised where asked; a second read port stores them. In hardware each of the two banks is a RAM with two ports:
 // one bank is written, also from what it holds, while the other one is sent or stored.
 //
-// A beat a cycle in and out, a word a cycle to DDR. Statistics take as long again as the tile.
+// A beat a cycle in and out, a word a cycle to DDR, which applies the norm. With statistics a beat comes in two cycles.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/dataflow.h"
 #include "units.h"
@@ -18,50 +18,77 @@ enum class From : std::uint8_t { result, even, odd };
 enum class To : std::uint8_t { lane, pair, result, other };
 enum class Exchange : std::uint8_t { none, own, empty };
 
-// Sums of the columns of a beat that are valid, shifted in for each of its rows.
-inline void shift_in(Recent &recent, const Beat &beat, unsigned col, unsigned valid) {
-#pragma HLS INLINE
-    for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-        float of_row[patch_cols];
-        for (unsigned c = 0; c < patch_cols; ++c) {
-#pragma HLS UNROLL
-            of_row[c] = col + c < valid ? beat[by_rows(r, c)] : 0.0f;
-        }
-        recent.shift_in(r, sum(of_row));
-    }
-}
+// Of a tile, of the valid columns of each row: its first element, sums of what is apart from it, and of squares of that.
+// Since the first element is one of those that are counted, it is at most as far from their mean as the root of their
+// number times their deviation: no difference of large sums is taken.
+enum { apart, squared, kinds };
+struct Sums {
+    Rows first, of[kinds];
+};
+// Sums of eight columns of each row of a beat, of the four beats that make 32 columns.
+struct Parts {
+    float of[kinds][patch_rows][groups];
+};
 
-// Adds the sums of 32 columns to those of their rows, behind the last beat of the four; t: number of the beat.
-inline void add(const Recent &recent, unsigned t, Rows &sums) {
+// A tile into a slot. counts: with sums of its valid columns. Two rows of a beat are counted in a round. In the rounds of
+// the four beats behind those of 32 columns, their sums are added up, one in a round; a row comes again after 128 beats.
+void take(RowMemory &x, unsigned slot, From source, bool added, bool counts, unsigned valid, hls::stream<Beat> &even,
+          hls::stream<Beat> &odd, hls::stream<Beat> &result, Sums &sums) {
 #pragma HLS INLINE
-    for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-        float &of_row = sums[r][right_row(t) / patch_rows];
-        if (t % groups == groups - 1) of_row = t < beats_per_tile / groups ? recent.total(r) : of_row + recent.total(r);
-    }
-}
-
-// A tile into a slot. sums: of its valid columns, of each row.
-void take(RowMemory &x, unsigned slot, From source, bool added, unsigned valid, hls::stream<Beat> &even,
-          hls::stream<Beat> &odd, hls::stream<Beat> &result, Rows &sums) {
-#pragma HLS INLINE
-    Recent recent = {};
+    constexpr unsigned lines = patch_rows / rounds::statistics;
+    static_assert(rounds::statistics * groups == kinds * patch_rows, "a sum of a row in each round of four beats");
+    Parts now = {}, before = {};
+#pragma HLS ARRAY_PARTITION variable=now.of complete dim=0
+#pragma HLS ARRAY_PARTITION variable=before.of complete dim=0
+    float pivots[patch_rows] = {};
+#pragma HLS ARRAY_PARTITION variable=pivots complete
+    Beat beat;
 take_beats:
-    for (unsigned t = 0; t < beats_per_tile; ++t) {
+    for (Rounds at(counts ? rounds::statistics : 1, beats_per_tile + (counts ? groups : 0)); at.more(); at.next()) {
 #pragma HLS PIPELINE II=ii::take style=flp
 #pragma HLS DEPENDENCE variable=x type=inter direction=RAW distance=512 dependent=true
 #pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=128 dependent=true
-        const unsigned row = slot % slots * tile + right_row(t), col = right_col(t);
-        Beat beat = source == From::even ? even.read() : source == From::odd ? odd.read() : result.read();
-        const Beat old = get_beat<by_rows, tile>(x, row, col);
-        for (unsigned i = 0; i < beat_floats; ++i) {
+        const unsigned t = at.beat, group = t % groups, col = right_col(t);
+        if (at.begins() && group == 0) before = now;
+        if (t < beats_per_tile) {
+            if (at.begins()) {
+                const unsigned row = slot % slots * tile + right_row(t);
+                beat = source == From::even ? even.read() : source == From::odd ? odd.read() : result.read();
+                const Beat old = get_beat<by_rows, tile>(x, row, col);
+                for (unsigned i = 0; i < beat_floats; ++i) {
 #pragma HLS UNROLL
-            if (added) beat[i] = add_in_fabric(old[i], beat[i]);
+                    if (added) beat[i] = old[i] + beat[i];
+                }
+                put_beat<by_rows, tile>(x, row, col, beat);
+            }
+            for (unsigned r = 0; counts && r < lines; ++r) {
+#pragma HLS UNROLL
+                const unsigned row = at.round * lines + r, g = right_row(t) / patch_rows;
+                if (col == 0) sums.first[row][g] = beat[patch_cols * r];
+                if (group == 0) pivots[row] = sums.first[row][g];
+                float of_row[patch_cols], squares[patch_cols];
+                for (unsigned c = 0; c < patch_cols; ++c) {
+#pragma HLS UNROLL
+                    const float from = beat[patch_cols * r + c], pivot = pivots[row];
+                    const float less = c % 2 == 0 ? add_in_fabric(from, -pivot) : from - pivot;
+                    of_row[c] = col + col_of(c) < valid ? less : 0.0f;
+                }
+                for (unsigned c = 0; c < patch_cols; c += 2) {
+#pragma HLS UNROLL
+                    squares[c / 2] = fmadd(of_row[c], of_row[c], of_row[c + 1] * of_row[c + 1]);
+                }
+                now.of[apart][row][group] = sum(of_row);
+                now.of[squared][row][group] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+            }
+            shift<elements_of(rounds::statistics)>(beat);
         }
-        put_beat<by_rows, tile>(x, row, col, beat);
-        shift_in(recent, beat, col, valid);
-        add(recent, t, sums);
+        if (counts && t >= groups) {
+            const unsigned n = group * rounds::statistics + at.round, kind = n / patch_rows, row = n % patch_rows;
+            const float(&four)[groups] = before.of[kind][row];
+            const float more = (four[0] + four[1]) + (four[2] + four[3]);
+            float &of_row = sums.of[kind][row][right_row(t - groups) / patch_rows];
+            of_row = t - groups < beats_per_tile / groups ? more : of_row + more;
+        }
     }
 }
 
@@ -69,75 +96,48 @@ take_beats:
 // sums is taken. count: columns before; share: of the part in the whole.
 inline void join(float &mean, float &squares, float count, float share, float of_part, float squares_of_part) {
 #pragma HLS INLINE
-    const float apart = add_in_fabric(of_part, -mean);
-    mean = add_in_fabric(mean, apart * share);
-    squares = add_in_fabric(add_in_fabric(squares, squares_of_part), apart * apart * (count * share));
+    const float less = of_part - mean;
+    mean = fmadd(less, share, mean);
+    squares = fmadd(less * less, count * share, squares + squares_of_part);
 }
 
-// Adds a tile to the statistics of its bank. sums: of its rows; begins: there are none before.
-void add_statistics(const RowMemory &x, unsigned slot, unsigned valid, bool begins, const Rows &sums, Statistics &made) {
+// Adds a tile to the statistics of its bank. begins: there are none before.
+void add_statistics(unsigned slot, unsigned valid, bool begins, const Sums &sums, Statistics &made) {
 #pragma HLS INLINE
     const unsigned bank = slot % slots / bank_tiles;
     const float columns = static_cast<float>(valid), inverse = 1.0f / columns;
     const float count = begins ? 0.0f : made.count[bank], all = count + columns, share = columns / all;
-    Rows squares;
-#pragma HLS ARRAY_PARTITION variable=squares complete dim=1
-    Recent recent = {};
-square_beats:
-    for (unsigned t = 0; t < beats_per_tile; ++t) {
-#pragma HLS PIPELINE II=ii::squares style=flp
-#pragma HLS DEPENDENCE variable=squares type=inter direction=RAW distance=128 dependent=true
-        const unsigned row = right_row(t), col = right_col(t);
-        Beat beat = get_beat<by_rows, tile>(x, slot % slots * tile + row, col);
-        for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-            const float mean = sums[r][row / patch_rows] * inverse;
-            for (unsigned c = 0; c < patch_cols; ++c) {
-#pragma HLS UNROLL
-                const float apart = add_in_fabric(beat[by_rows(r, c)], -mean);
-                beat[by_rows(r, c)] = apart * apart;
-            }
-        }
-        shift_in(recent, beat, col, valid);
-        add(recent, t, squares);
-    }
 join_rows:
-    for (unsigned g = 0; g < row_groups; ++g) {
-#pragma HLS PIPELINE II=ii::rows style=flp
-        for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-            float mean = begins ? 0.0f : made.mean[bank][r][g], before = begins ? 0.0f : made.squares[bank][r][g];
-            join(mean, before, count, share, sums[r][g] * inverse, squares[r][g]);
-            made.mean[bank][r][g] = mean;
-            made.squares[bank][r][g] = before;
-        }
+    for (unsigned row = 0; row < tile; ++row) {
+#pragma HLS PIPELINE II=ii::join style=flp
+#pragma HLS DEPENDENCE variable=made type=inter dependent=false
+        const unsigned r = row % patch_rows, g = row / patch_rows;
+        const float less = sums.of[apart][r][g], mean_less = less * inverse;
+        const float squares = fmadd(-less, mean_less, sums.of[squared][r][g]);
+        float mean = begins ? 0.0f : made.mean[bank][r][g], before = begins ? 0.0f : made.squares[bank][r][g];
+        join(mean, before, count, share, sums.first[r][g] + mean_less, squares);
+        made.mean[bank][r][g] = mean;
+        made.squares[bank][r][g] = before;
     }
     made.count[bank] = all;
 }
 
-// What rows are normalised by as they leave: less, then times. eps and rms: as XOut says.
+// The factors of all rows.
 struct Norm {
-    Rows less, times;
+    Rows times, plus;
 };
 
 void prepare(const Statistics &made, unsigned bank, float eps, bool rms, Norm &norm) {
 #pragma HLS INLINE
-    const float count = made.count[bank];
+    const float count = made.count[bank], inverse = 1.0f / count;
 prepare_rows:
     for (unsigned row = 0; row < tile; ++row) {
-#pragma HLS PIPELINE II=ii::rows style=flp
+#pragma HLS PIPELINE II=ii::factors style=flp
         const unsigned r = row % patch_rows, g = row / patch_rows;
-        const float mean = made.mean[bank][r][g], own = made.squares[bank][r][g];
-        const float squares = rms ? own + count * mean * mean : own;
-        norm.less[r][g] = rms ? 0.0f : mean;
-        norm.times[r][g] = 1.0f / sqrt_of(squares / count + eps);
+        const Factors row_factors(made.mean[bank][r][g], made.squares[bank][r][g], count, inverse, eps, rms);
+        norm.times[r][g] = row_factors.times;
+        norm.plus[r][g] = row_factors.plus;
     }
-}
-
-inline float normalised(float x, const Norm &norm, unsigned row, bool asked) {
-#pragma HLS INLINE
-    const unsigned r = row % patch_rows, g = row / patch_rows % row_groups;
-    return asked ? add_in_fabric(x, -norm.less[r][g]) * norm.times[r][g] : x;
 }
 
 // To the other lane, and from it. Functions of their own: in one state of one function the two would wait for each
@@ -178,7 +178,8 @@ void share(Statistics &made, unsigned bank, bool own, bool odd, hls::stream<Beat
     const float part = all == 0.0f ? 0.0f : second / all;
 join_lanes:
     for (unsigned row = 0; row < tile; ++row) {
-#pragma HLS PIPELINE II=ii::rows style=flp
+#pragma HLS PIPELINE II=ii::join style=flp
+#pragma HLS DEPENDENCE variable=made type=inter dependent=false
         const unsigned r = row % patch_rows, g = row / patch_rows, b = row / beat_floats, n = row % beat_floats;
         const float my_mean = own ? made.mean[bank][r][g] : 0.0f, my_squares = own ? made.squares[bank][r][g] : 0.0f;
         const float mean = theirs[b][n], squares = theirs[end_beats + b][n];
@@ -222,8 +223,9 @@ x_out_uops:
                     Beat beat = get_beat<by_rows, tile>(x, (op.slot + i) % slots * tile + row, col);
                     for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
-                        const unsigned at = by_rows(n / patch_cols, n % patch_cols);
-                        beat[at] = normalised(beat[at], norm, row + n / patch_cols, op.normalise);
+                        const unsigned r = n / patch_cols, g = row / patch_rows;
+                        const float result = fmadd(beat[n], norm.times[r][g], norm.plus[r][g]);
+                        if (op.normalise) beat[n] = result;
                     }
                     if (to == To::result) c << beat;
                     if (to_even) mesh_even << beat;
@@ -240,8 +242,10 @@ x_out_uops:
 void x_in(hls::stream<Uop<XIn::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &free,
           hls::stream<Token> &stored, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd, hls::stream<Beat> &c,
           hls::stream<Token> &filled, hls::stream<Token> &store) {
-    Rows sums;
-#pragma HLS ARRAY_PARTITION variable=sums complete dim=1
+    Sums sums;
+#pragma HLS ARRAY_PARTITION variable=sums.first complete dim=1
+#pragma HLS ARRAY_PARTITION variable=sums.of complete dim=1
+#pragma HLS ARRAY_PARTITION variable=sums.of complete dim=2
     unsigned number = 0;
 x_in_uops:
     for (;;) {
@@ -255,10 +259,10 @@ x_in_uops:
         for (unsigned i = 0; i < op.tiles; ++i) {
             const unsigned first = i * tile, left = op.columns > first ? op.columns - first : 0;
             const unsigned valid = left < tile ? left : tile;
-            take(x, op.slot + i, static_cast<From>(op.source), op.add, valid, t_even, t_odd, c, sums);
-            const bool begins = op.statistics == 1 && i == 0;
-            if (op.statistics && valid)
-                add_statistics(x, op.slot + i, valid, begins, sums, made);
+            const bool begins = op.statistics == 1 && i == 0, counts = op.statistics && valid;
+            take(x, op.slot + i, static_cast<From>(op.source), op.add, counts, valid, t_even, t_odd, c, sums);
+            if (counts)
+                add_statistics(op.slot + i, valid, begins, sums, made);
             else if (begins)
                 made.count[(op.slot + i) % slots / bank_tiles] = 0.0f;
             filled << Token(1);
@@ -280,8 +284,7 @@ void x_out_odd(hls::stream<Uop<XOut::words>> &uops, RowMemory &x, Statistics &ma
 }
 
 void x_store(hls::stream<Uop<XStore::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &filled,
-             hls::stream<Beat> &ddr, hls::stream<Token> &free) {
-    Norm norm = {};
+             hls::stream<Stored> &ddr, hls::stream<Token> &free) {
     unsigned number = 0;
 x_store_uops:
     for (;;) {
@@ -290,7 +293,8 @@ x_store_uops:
         if (uop.last) break;
         const XStore op = XStore::decode(uop.words);
         wait_for(op.wait, filled);
-        if (op.normalise) prepare(made, op.slot % slots / bank_tiles, op.eps, op.rms, norm);
+        const unsigned bank = op.slot % slots / bank_tiles;
+        const float count = op.normalise ? made.count[bank] : 1.0f, inverse = 1.0f / count;
     x_store_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
         x_store_halves:
@@ -299,12 +303,20 @@ x_store_uops:
                 for (unsigned w = 0; w < words_per_block; ++w) {
 #pragma HLS PIPELINE II=ii::store style=flp
                     const unsigned row = word_row(w);
-                    Beat word = get_word<tile>(x, (op.slot + i) % slots * tile + row, h * half_tile + word_col(w));
-                    for (unsigned n = 0; n < beat_floats; ++n) {
+                    Stored out;
+                    out.word = get_word<tile>(x, (op.slot + i) % slots * tile + row, h * half_tile + word_col(w));
+                    out.normalise = op.normalise;
+                    out.rms = op.rms;
+                    out.eps = op.eps;
+                    out.count = count;
+                    out.inverse = inverse;
+                    for (unsigned r = 0; r < word_rows; ++r) {
 #pragma HLS UNROLL
-                        word[n] = normalised(word[n], norm, row + n / line_floats, op.normalise);
+                        const unsigned at = (row + r) % patch_rows, g = row / patch_rows;
+                        out.mean[r] = op.normalise ? made.mean[bank][at][g] : 0.0f;
+                        out.squares[r] = op.normalise ? made.squares[bank][at][g] : 0.0f;
                     }
-                    ddr << word;
+                    ddr << out;
                 }
             }
         }

@@ -53,34 +53,49 @@ inline void deliver(To to, const Beat &beat, hls::stream<Beat> &x_even, hls::str
 }
 inline bool to_rows(To to) { return to == To::rows_even || to == To::rows_odd; }
 
-// What a beat at (row, col) of a tile is multiplied by as it leaves. slot: of the tile.
+// The last factors of probabilities: of eight rows and a group of columns, which are in eight beats one behind the other.
+// One is made for each beat, while the beats before leave.
+constexpr unsigned ahead = 8;
 struct NoFactors {
-    Beat applied(const TOut &, unsigned, unsigned, unsigned, const Beat &beat) const { return beat; }
+    static constexpr unsigned lag(const TOut &) { return 0; }
+    void make(const TOut &, unsigned, unsigned, unsigned, unsigned) {}
+    Beat applied(const TOut &, unsigned, const Beat &beat) const { return beat; }
 };
 struct LastFactors {
     const Weights &weights;
+    float next[ahead] = {}, now[ahead] = {};
 
-    Beat applied(const TOut &op, unsigned slot, unsigned row, unsigned col, Beat beat) const {
+    explicit LastFactors(const Weights &of_heads) : weights(of_heads) {}
+
+    static constexpr unsigned lag(const TOut &op) { return op.weights ? ahead : 0; }
+    // slot: of the tile. row, col: where the eight beats begin. number: of the beat.
+    void make(const TOut &op, unsigned slot, unsigned row, unsigned col, unsigned number) {
 #pragma HLS INLINE
         constexpr unsigned slots = buffers::TIn1_slots;
-        const unsigned g = row / patch_rows, end = op.slot % slots * row_groups + g;
-        for (unsigned r = 0; r < patch_rows; ++r) {
+        const unsigned n = number % ahead, r = n % patch_rows, g = row / patch_rows + n / patch_rows;
+        const unsigned end = op.slot % slots * row_groups + g;
+        const float top = weights.tops[r][(slot % slots * groups + col / group_cols) * row_groups + g];
+        const float total = weights.total[r][end];
+        next[n] = total > 0.0f ? exp_of(top - weights.top[r][end]) / total : 0.0f;
+        if (n != ahead - 1) return;
+        for (unsigned i = 0; i < ahead; ++i) {
 #pragma HLS UNROLL
-            const float top = weights.tops[r][(slot % slots * groups + col / group_cols) * row_groups + g];
-            const float last = weights.top[r][end], total = weights.total[r][end];
-            const float factor = total > 0.0f ? exp_of(top - last) / total : 0.0f;
-            for (unsigned c = 0; c < patch_cols; ++c) {
+            now[i] = next[i];
+        }
+    }
+    Beat applied(const TOut &op, unsigned row, Beat beat) const {
+#pragma HLS INLINE
+        for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
-                const float product = beat[by_rows(r, c)] * factor;
-                if (op.weights) beat[by_rows(r, c)] = product;
-            }
+            const float product = beat[n] * now[(row + n / patch_cols) % ahead];
+            if (op.weights) beat[n] = product;
         }
         return beat;
     }
 };
 
 template <unsigned Slots, typename Factors>
-void send_tiles(const Factors &factors, hls::stream<Uop<TOut::words>> &uops, Tiles<Slots> &t,
+void send_tiles(Factors factors, hls::stream<Uop<TOut::words>> &uops, Tiles<Slots> &t,
                 hls::stream<Token> &filled, hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd,
                 hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd) {
 #pragma HLS INLINE
@@ -98,14 +113,23 @@ t_out_uops:
         for (unsigned i = 0; i < op.tiles; ++i) {
         t_out_times:
             for (unsigned k = 0; k < op.times; ++k) {
+                const unsigned lag = Factors::lag(op);
             t_out_beats:
-                for (unsigned n = 0; n < beats_per_tile; ++n) {
+                for (Counter n = 0; n < beats_per_tile + lag; ++n) {
 #pragma HLS PIPELINE II=ii::send style=flp
-                    const unsigned row = to_rows(to) ? right_row(n) : left_row(n);
-                    const unsigned col = to_rows(to) ? right_col(n) : left_col(n);
+                    // a number of a beat that is not there counts from the first one again; it goes nowhere
+                    const unsigned coming = n % beats_per_tile, first = coming / ahead * ahead;
+                    const unsigned leaving = (n + beats_per_tile - lag) % beats_per_tile;
+                    const bool right = to_rows(to);
+                    if (n >= lag) {
+                        const unsigned row = right ? right_row(leaving) : left_row(leaving);
+                        const unsigned col = right ? right_col(leaving) : left_col(leaving);
+                        const Beat beat = sent_beat<Slots>(t, op.slot + i, part, row, col);
+                        deliver(to, factors.applied(op, row, beat), x_even, x_odd, even, odd);
+                    }
+                    const unsigned col = right ? right_col(first) : left_col(first);
                     const unsigned from = part == Part::right ? (col + half_tile) % tile : col;
-                    const Beat beat = sent_beat<Slots>(t, op.slot + i, part, row, col);
-                    deliver(to, factors.applied(op, op.slot + i, row, from, beat), x_even, x_odd, even, odd);
+                    factors.make(op, op.slot + i, right ? right_row(first) : left_row(first), from, coming);
                 }
             }
         }
@@ -207,7 +231,7 @@ void t_out_even(hls::stream<Uop<TOut::words>> &uops, EvenScratch &t, hls::stream
 void t_out_odd(hls::stream<Uop<TOut::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Token> &filled,
                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
                hls::stream<Beat> &odd) {
-    send_tiles<buffers::TIn1_slots>(LastFactors{weights}, uops, t, filled, x_even, x_odd, free, even, odd);
+    send_tiles<buffers::TIn1_slots>(LastFactors(weights), uops, t, filled, x_even, x_odd, free, even, odd);
 }
 
 }  // namespace rsn::xnn

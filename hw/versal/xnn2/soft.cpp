@@ -1,7 +1,8 @@
 // Softmax of a pair of lanes: scores of a head, tile after tile, become exps by the maximum of their row so far, in groups
 // of 32 columns. T multiplies them by exp(that maximum - the last one) / sum as it sends them.
 //
-// A beat a cycle, 32 exps.
+// A beat a cycle: a row of 32 columns is made in each, of the four beats that came before. With a soft cap, a beat in
+// eight cycles.
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/dataflow.h"
 #include "units.h"
@@ -18,11 +19,26 @@ inline float capped(float score, float cap, float twice_inverse) {
     return add_in_fabric(cap, -(2.0f * cap / add_in_fabric(exp_of(score * twice_inverse), 1.0f)));
 }
 
-// Four rows of 32 columns: four beats, one behind the other.
+// Four rows of 32 columns, row by row: of four beats, one behind the other.
 struct Group {
-    Beat beats[groups];
+    float rows[patch_rows][group_cols];
 
-    float &at(unsigned row, unsigned col) { return beats[col / patch_cols][by_rows(row, col % patch_cols)]; }
+    void put(unsigned beat, const Beat &from) {
+#pragma HLS INLINE
+        for (unsigned n = 0; n < beat_floats; ++n) {
+#pragma HLS UNROLL
+            rows[n / patch_cols][beat * patch_cols + col_of(n)] = from[n];
+        }
+    }
+    Beat get(unsigned beat) const {
+#pragma HLS INLINE
+        Beat to;
+        for (unsigned n = 0; n < beat_floats; ++n) {
+#pragma HLS UNROLL
+            to[n] = rows[n / patch_cols][beat * patch_cols + col_of(n)];
+        }
+        return to;
+    }
 };
 
 inline float sum_of(const float (&x)[group_cols]) {
@@ -40,62 +56,44 @@ inline float sum_of(const float (&x)[group_cols]) {
     return (parts[0] + parts[1]) + (parts[2] + parts[3]);
 }
 
-// Whether a column counts for a row.
-inline bool valid(const Soft &op, int row, int col) {
-#pragma HLS INLINE
-    return col >= static_cast<int>(op.first) && col < static_cast<int>(op.keys) && (!op.causal || col <= row + op.offset) &&
-           (!op.windowed || col >= row + op.low);
-}
+// The columns that count for a row: from the first to before the end.
+struct Valid {
+    int first, end;
 
-// 32 columns of four rows, from and to a tile. n: number of the group in its tile. left: columns before that tile.
-template <bool Caps>
-void exps_of(const Soft &op, unsigned n, unsigned left, float twice_inverse, Rows &top, Rows &total,
-             hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Weighted> &t) {
+    Valid(const Soft &op, int row) : first(static_cast<int>(op.first)), end(static_cast<int>(op.keys)) {
 #pragma HLS INLINE
-    const unsigned row = right_row(groups * n), col = right_col(groups * n), g = row / patch_rows;
-    Group group;
-    for (unsigned b = 0; b < groups; ++b) {
-#pragma HLS UNROLL
-        group.beats[b] = op.odd ? odd.read() : even.read();
+        if (op.windowed && row + op.low > first) first = row + op.low;
+        if (op.causal && row + op.offset + 1 < end) end = row + op.offset + 1;
     }
-    float tops[patch_rows];
-    for (unsigned r = 0; r < patch_rows; ++r) {
+};
+
+// A row of 32 columns that begins at (row, col). top, total: of its head so far. Returns the maximum.
+inline float exps_of(const Soft &op, unsigned row, unsigned col, float (&x)[group_cols], float &top, float &total) {
+#pragma HLS INLINE
+    const float before = top;
+    float most = before;
+    const Valid valid(op, static_cast<int>(row));
+    for (unsigned k = 0; k < group_cols; ++k) {
 #pragma HLS UNROLL
-        const float before = top[r][g];
-        float most = before, exps[group_cols];
-        for (unsigned k = 0; k < group_cols; ++k) {
-#pragma HLS UNROLL
-            float &score = group.at(r, k);
-            if (Caps) score = capped(score, op.cap, twice_inverse);
-            if (!valid(op, static_cast<int>(row + r), static_cast<int>(left + col + k))) score = lowest;
-            if (score > most) most = score;
-        }
-        const float base = finite(most) ? most : 0.0f;
-        for (unsigned k = 0; k < group_cols; ++k) {
-#pragma HLS UNROLL
-            exps[k] = exp_of(group.at(r, k) - base);
-            group.at(r, k) = exps[k];
-        }
-        const float drop = before - base < 0.0f ? before - base : 0.0f;
-        total[r][g] = total[r][g] * exp_of(drop) + sum_of(exps);
-        top[r][g] = tops[r] = most;
+        const int at = static_cast<int>(col + k);
+        if (at < valid.first || at >= valid.end) x[k] = lowest;
+        if (x[k] > most) most = x[k];
     }
-    for (unsigned b = 0; b < groups; ++b) {
+    const float base = finite(most) ? most : 0.0f;
+    for (unsigned k = 0; k < group_cols; ++k) {
 #pragma HLS UNROLL
-        Weighted out;
-        out.beat = group.beats[b];
-        for (unsigned r = 0; r < patch_rows; ++r) {
-#pragma HLS UNROLL
-            out.top[r] = tops[r];
-        }
-        t << out;
+        x[k] = exp_of(add_in_fabric(x[k], -base));
     }
+    const float less = before - base, drop = less < 0.0f ? less : 0.0f;
+    total = fmadd(total, exp_of(drop), sum_of(x));
+    top = most;
+    return most;
 }
 
 }  // namespace
 
 void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &even, hls::stream<Beat> &odd,
-          hls::stream<Weighted> &t, hls::stream<Beat> &ends) {
+          hls::stream<Weighted> &probabilities, hls::stream<Beat> &ends) {
     Rows top, total;
 #pragma HLS ARRAY_PARTITION variable=top complete dim=1
 #pragma HLS ARRAY_PARTITION variable=total complete dim=1
@@ -121,24 +119,58 @@ soft_uops:
             }
         soft_tiles:
             for (unsigned i = 0; i < op.tiles; ++i) {
-            soft_groups:
-                for (unsigned n = 0; !caps && n < beats_per_tile / groups; ++n) {
-#pragma HLS PIPELINE II=ii::probabilities style=flp
-#pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=32 dependent=true
-#pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=32 dependent=true
-                    exps_of<false>(op, n, i * tile, 0.0f, top, total, even, odd, t);
-                }
-            capped_groups:
-                for (unsigned n = 0; caps && n < beats_per_tile / groups; ++n) {
-#pragma HLS PIPELINE II=ii::softcap style=flp
-#pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=32 dependent=true
-#pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=32 dependent=true
-                    exps_of<true>(op, n, i * tile, twice_inverse, top, total, even, odd, t);
+                // Beats come into one group while rows of the one before become exps, and those before that leave.
+                Group in = {}, at_work = {}, out = {};
+#pragma HLS ARRAY_PARTITION variable=in.rows complete dim=0
+#pragma HLS ARRAY_PARTITION variable=at_work.rows complete dim=0
+#pragma HLS ARRAY_PARTITION variable=out.rows complete dim=0
+                float tops[patch_rows] = {}, last[patch_rows] = {};
+#pragma HLS ARRAY_PARTITION variable=tops complete
+#pragma HLS ARRAY_PARTITION variable=last complete
+                Beat scores;
+            soft_beats:
+                for (Rounds at(caps ? rounds::softcap : 1, beats_per_tile + 2 * groups); at.more(); at.next()) {
+#pragma HLS PIPELINE II=ii::softmax style=flp
+#pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=128 dependent=true
+#pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=128 dependent=true
+                    const unsigned t = at.beat, r = t % groups;
+                    if (at.begins() && t < beats_per_tile) scores = op.odd ? odd.read() : even.read();
+                    if (caps) {
+                        float part[elements_of(rounds::softcap)];
+                        for (unsigned k = 0; k < elements_of(rounds::softcap); ++k) {
+#pragma HLS UNROLL
+                            part[k] = capped(scores[k], op.cap, twice_inverse);
+                        }
+                        shift_in(scores, part);
+                    }
+                    if (!at.ends()) continue;
+                    if (r == 0) {
+                        out = at_work;
+                        at_work = in;
+                        for (unsigned k = 0; k < patch_rows; ++k) {
+#pragma HLS UNROLL
+                            last[k] = tops[k];
+                        }
+                    }
+                    in.put(r, scores);
+                    if (t >= groups && t < beats_per_tile + groups) {
+                        const unsigned first = t / groups * groups - groups, row = right_row(first), g = row / patch_rows;
+                        tops[r] = exps_of(op, row + r, i * tile + right_col(first), at_work.rows[r], top[r][g], total[r][g]);
+                    }
+                    if (t >= 2 * groups) {
+                        Weighted weighted;
+                        weighted.beat = out.get(r);
+                        for (unsigned k = 0; k < patch_rows; ++k) {
+#pragma HLS UNROLL
+                            weighted.top[k] = last[k];
+                        }
+                        probabilities << weighted;
+                    }
                 }
             }
         soft_ends:
             for (unsigned n = 0; n < 2 * end_beats; ++n) {
-#pragma HLS PIPELINE II=ii::rows style=flp
+#pragma HLS PIPELINE II=1 style=flp
                 Beat beat;
                 for (unsigned k = 0; k < beat_floats; ++k) {
 #pragma HLS UNROLL

@@ -38,9 +38,9 @@ template <unsigned Words>
 void decode(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> &uops);
 
 // off_chip.cpp
-void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Beat> &x_store0,
-         hls::stream<Beat> &x_store1, hls::stream<Beat> &x_store2, hls::stream<Beat> &x_store3,
-         hls::stream<Beat> &x_store4, hls::stream<Beat> &x_store5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
+void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Stored> &x_store0,
+         hls::stream<Stored> &x_store1, hls::stream<Stored> &x_store2, hls::stream<Stored> &x_store3,
+         hls::stream<Stored> &x_store4, hls::stream<Stored> &x_store5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
          hls::stream<Beat> &w1, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
          hls::stream<Beat> &v1, hls::stream<Beat> &t1, hls::stream<Beat> &t3, hls::stream<Beat> &t5);
@@ -81,7 +81,7 @@ void x_out_odd(hls::stream<Uop<XOut::words>> &uops, RowMemory &x, Statistics &ma
                hls::stream<Beat> &from_other, hls::stream<Token> &free, hls::stream<Beat> &to_other,
                hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Beat> &c);
 void x_store(hls::stream<Uop<XStore::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &filled,
-             hls::stream<Beat> &ddr, hls::stream<Token> &free);
+             hls::stream<Stored> &ddr, hls::stream<Token> &free);
 
 // scratch.cpp: T. That of an odd lane takes probabilities and rows as well.
 void t_in_even(hls::stream<Uop<TIn::words>> &uops, EvenScratch &t, hls::stream<Token> &free, hls::stream<Beat> &even,

@@ -12,11 +12,16 @@ SHARED = ("fetch", "decode", "port", "load", "store", "send", "mesh")
 LOOPS: Mapping[str, Loop] = {
     **{name: XNN_LOOPS[name] for name in SHARED},
     "take": Loop(1, 12, "a beat into X, T, K or V; X adds it to what is there"),
-    "squares": Loop(1, 40, "a beat: squares of what is apart from the means of its rows"),
-    "rows": Loop(1, 60, "a row or four: statistics joined, 1 / deviation"),
-    "result": Loop(1, 12, "a beat of a result: bias, residual"),
-    "probabilities": Loop(4, 90, "32 columns of four rows: running maximum, exp, sum"),
-    "softcap": Loop(32, 200, "the same, with a soft cap: four elements a cycle"),
-    "rotate": Loop(4, 40, "a beat: norm of a head, gains, rotation"),
-    "activation": Loop(8, 150, "a beat: activation, gate"),
+    "statistics": Loop(1, 60, "a beat into X: sums of its rows and of squares, two rows a round", rounds=2),
+    "join": Loop(2, 70, "a row's statistics joined with those of the columns before"),
+    "factors": Loop(2, 70, "a row's factor and what is added, from its statistics"),
+    "head_sums": Loop(
+        1, 50, "a beat, four elements a round: sums of heads, or of squares apart from their means", rounds=8
+    ),
+    "head_factors": Loop(4, 70, "a row of a head: mean, or its factor and what is added"),
+    "combine": Loop(1, 30, "a beat of a result, two rows a round: bias, residual times scale", rounds=2),
+    "softmax": Loop(1, 110, "a beat: a row of 32 columns: mask, running maximum, exp, running sum"),
+    "softcap": Loop(1, 110, "a beat, four elements a round: cap * tanh(score / cap)", rounds=8),
+    "rotate": Loop(1, 50, "a beat, two elements a round: norm of a head, gains, rotation", rounds=16),
+    "activation": Loop(1, 150, "a beat, four elements a round: activation, gate", rounds=8),
 }

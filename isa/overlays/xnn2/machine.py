@@ -30,6 +30,7 @@ from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import mesh, mme, off_chip, operands, results, rows, scratch
 from .checks import rules
+from .cycles import LOOPS
 from .emission import Emission
 from .loops import costs
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
@@ -77,7 +78,7 @@ RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
     ),
     "softmax_beat": Rate(1, "PL cycles", "structure: 32 exps a cycle and pair", "post-op"),
     "activation_beat": Rate(8, "PL cycles", "structure: 4 elements a cycle and lane, as XNN's", "post-op"),
-    "rotate_beat": EXTENSION_RATES["rotate_beat"],
+    "rotate_beat": Rate(LOOPS["rotate"].rounds, "PL cycles", "structure: 2 elements a cycle and lane", "post-op"),
     "softcap_beat": EXTENSION_RATES["softcap_beat"],
 }
 FORMATS: tuple[tuple[str, type[Record]], ...] = (

@@ -260,6 +260,8 @@ def _variable(stream: Stream) -> str:
 def _element(stream: Stream) -> str:
     if stream.token.name == "token":
         return "Token"
+    if stream.src.startswith("XStore"):
+        return "Stored"
     return "Weighted" if stream.src.startswith("Soft") and stream.label != ENDS else "Beat"
 
 

@@ -1,7 +1,7 @@
 """What each part of xnn2 takes of a VC1902, by the same counts as XNN (`isa/overlays/xnn/logic.py`).
 
-Nobody has synthesised it. The sources in hw/versal/xnn2 compute what it computes, in the time that the simulator
-charges, but they do not fit: `as_written` counts them. `needs` counts a structure that fits, which they are to become:
+Nobody has synthesised it. Both counts have the loops and memories of the sources in hw/versal/xnn2 (`cycles.py`). The
+streams of the sources do not fit: `as_written` counts them. `needs` counts streams that fit, which they are to become:
 
 - Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
   transposed.
@@ -9,12 +9,10 @@ charges, but they do not fit: `as_written` counts them. `needs` counts a structu
   other end selects among those that come to it, and has a register behind its multiplexer that holds a second word
   where the unit stops. Such a stream holds two beats. `Overlay.streams` counts tiles, so it says one. Streams of
   `TILE_FIFOS` hold a tile; that from DDR to W1 and those of vectors hold as much as they say.
-- LUTs and DSPs: what the loops of `loops.py` compute.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
@@ -41,8 +39,7 @@ from ..xnn.resources import TILES_PER_MME, axi_ports, frame, instruction_streams
 from ..xnn.ring import memory_of
 from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
 from ..xnn.tiles import LANES as PLIOS
-from .cycles import LOOPS as SOURCE_LOOPS
-from .loops import LOOPS
+from .cycles import LOOPS
 from .off_chip import DDR_SOURCES
 from .operands import KV
 from .rows import BANKS
@@ -61,6 +58,8 @@ DECODER = 300
 """LUTs of a decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000."""
 FETCH = 5000
 """LUTs of fetch and dispatcher."""
+WORD_ROWS = 2
+"""Rows of a word of a block."""
 ROW_BANKS = 4
 """A beat has four rows, so numbers of rows lie in as many memories."""
 
@@ -69,34 +68,37 @@ TILE_FIFOS = frozenset({("XOut", "C"), ("C", "Post")})
 has gone to C, and C may wait for X to write to that slot. From C to Post it saves time: the second factor of a gate
 waits there. In the others a tile would save less than it takes (`docs/xnn2.md`)."""
 
-# What a loop takes for one beat, or for a row.
+# What the loops of hw/versal/xnn2 compute for one beat, or for a row.
+_FACTORS = {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2}
 ROWS = (
-    Work("add", "sums in X", {"add": 32}),
-    Work("statistics", "statistics in X", {"add": 64, "madd": 32}),
-    Work("join", "statistics in X", {"add": 3, "mul": 2, "madd": 2}),
+    Work("take", "sums in X", {"add": 32}),
+    Work("statistics", "statistics in X", {"mask": 16, "add in fabric": 16, "add": 64, "mul": 16, "madd": 16}),
+    Work("join", "statistics in X", {"add": 3, "mul": 3, "madd": 3, "div": 1, "reciprocal": 1}),
 )
-FACTORS = Work("factors", "norm in X", {"add": 1, "mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 1})
-NORM = Work("normalise", "norm in X", {"madd": 32})
-ROWS_OUT = (NORM, FACTORS)
-WEIGHTS = (
-    Work("weigh", "last factors in T", {"add": 1, "mul": 33, "exp": 1}),
-    Work("totals", "last factors in T", {"reciprocal": 1}),
+"""Statistics: of each element what it is apart from the first one of its row, half of these in the fabric; of eight, a
+sum and a sum of squares; sums of four of those, one in a round."""
+NORM = Work("send", "norm in X", {"madd": 32})
+FACTORS = Work("factors", "norm in X", _FACTORS)
+ROWS_OUT = (NORM, FACTORS, Work("join", "statistics in X", {"add": 2, "mul": 2, "madd": 2, "div": 1}))
+COUNTED = Work("store", "norm of rows that are stored", {"reciprocal": 1})
+NORM_STORED = Work(
+    "port", "norm of rows that are stored", {"madd": 32 + 2 * 2, "mul": 2 * 2, "sqrt": 2, "reciprocal": 2}
 )
+WEIGHTS = (Work("send", "last factors in T", {"mul": 32, "add": 1, "exp": 1, "div": 1}),)
 SUMS = (Work("combine", "sums in C", {"add": 32, "madd": 32}),)
 FUNCTIONS = (
-    Work("activation", "activation in Post", {"mul": 32, "madd": 224, "exp": 32, "div": 32}),
+    Work("activation", "activation in Post", {"mul": 64, "madd": 192, "add": 32, "exp": 32, "div": 32}),
     Work("activation", "gate in Post", {"mul": 32}),
-    Work("rotate", "rotation in Post", {"mul": 64, "madd": 32}),
-    Work("head_sums", "norm of heads in Post", {"add": 32}),
-    Work("head_squares", "norm of heads in Post", {"add": 32, "madd": 32}),
-    Work("head_scale", "norm of heads in Post", {"madd": 32}),
-    dataclasses.replace(FACTORS, loop="head_factors", part="norm of heads in Post"),
+    Work("rotate", "rotation in Post", {"mul": 64, "madd": 64}),
+    Work("head_sums", "norm of heads in Post", {"add": 40, "mul": 8, "madd": 24}),
+    Work("head_factors", "norm of heads in Post", {"mul": 2, "madd": 1, "sqrt": 1, "reciprocal": 2}),
 )
+"""A rotation applies the norm of heads and the gains as well."""
 PROBABILITIES = (
     Work(
         "softmax",
         "softmax",
-        {"mask": 32, "bound": 8, "compare": 32, "add in fabric": 32, "exp": 33, "add": 32, "madd": 1},
+        {"mask": 32, "bound": 2, "compare": 32, "add in fabric": 33, "exp": 33, "add": 32, "madd": 1},
     ),
     Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 64, "div": 32}),
 )
@@ -104,7 +106,7 @@ PROBABILITIES = (
 of LUTs: DSPs are scarcer."""
 
 TILE_PORTS = (Work("take", "", writes=1), Work("send", "", reads=1))
-ROW_PORTS = (Work("add", "", reads=1, writes=1), Work("send", "", reads=1), Work("send", "", reads=1))
+ROW_PORTS = (Work("take", "", reads=1, writes=1), Work("send", "", reads=1), Work("send", "", reads=1))
 """Ports of a memory: of X those of XIn, XOut and XStore."""
 
 
@@ -147,17 +149,27 @@ def _rows_in(unit: UnitSpec) -> Iterator[Need]:
 
 
 def _rows_out(unit: UnitSpec) -> Iterator[Need]:
-    """Factors of each row are made here, for this read port and for XStore."""
-    yield Need("LUT", BANKS * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
+    """With the factors of each row."""
+    yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
     yield from loops(ROWS_OUT)
 
 
+def _rows_stored(unit: UnitSpec) -> Iterator[Need]:
+    """The statistics of two rows go to DDR with each word."""
+    yield from loops((COUNTED,))
+
+
 def _ddr(unit: UnitSpec) -> Iterator[Need]:
-    """Rows are stored one lane after another, so one set of operators normalises them, with the factors of the lane
-    that stores."""
-    lanes, rows = sum(x.startswith("XStore") for x in DDR_SOURCES), ROW_BANKS
-    yield Need("LUT", ceil(2 * rows * FLOAT * multiplexer(lanes)), "norm of rows that are stored", True)
-    yield from loops((dataclasses.replace(NORM, part="norm of rows that are stored"),))
+    """Rows are stored one lane after another, so one set of operators normalises them, by the statistics that come with
+    each word."""
+    lanes = sum(x.startswith("XStore") for x in DDR_SOURCES)
+    yield Need(
+        "LUT",
+        ceil(2 * WORD_ROWS * FLOAT * (multiplexer(lanes) + PORT * (lanes + 1))),
+        "norm of rows that are stored",
+        True,
+    )
+    yield from loops((NORM_STORED,))
 
 
 def _tiles_in(unit: UnitSpec) -> Iterator[Need]:
@@ -220,6 +232,7 @@ UNITS: Mapping[str, Callable[[UnitSpec], Iterator[Need]]] = {
     "KvIn": _heads_in,
     "XIn": _rows_in,
     "XOut": _rows_out,
+    "XStore": _rows_stored,
     "DDR": _ddr,
     "TIn": _tiles_in,
     "C": _computes(SUMS),
@@ -298,49 +311,13 @@ def instruction_path(overlay: Overlay) -> Iterator[Need]:
 
 # -- the sources as they are
 
-_TREE = 44
-"""Sums of four rows of a beat: seven each, three of four beats, one of a row."""
-_FACTORS = Work("rows", "norm in X", {"add": 2, "mul": 2, "div": 1, "sqrt": 1, "reciprocal": 1})
-_NORM = Work("send", "norm in X", {"add in fabric": 32, "mul": 32})
-_HEADS = Work("squares", "norm of heads in Post", {"add in fabric": 32, "mul": 32, "add": _TREE})
-WRITTEN: Mapping[str, Sequence[Work]] = {
-    "XIn": (
-        Work("take", "sums in X", {"add in fabric": 32, "add": _TREE}),
-        Work("squares", "statistics in X", {"add in fabric": 32, "mul": 36, "add": _TREE}),
-        Work("rows", "statistics in X", {"add in fabric": 16, "mul": 16}),
-    ),
-    "XOut": (_NORM, _FACTORS, Work("rows", "statistics in X", {"add in fabric": 4, "mul": 4})),
-    "XStore": (_NORM, _FACTORS),
-    "TOut": (Work("send", "last factors in T", {"add": 4, "mul": 32, "exp": 4, "div": 4}),),
-    "C": (Work("result", "sums in C", {"add in fabric": 64, "mul": 32}),),
-    "Post": (
-        Work("activation", "activation in Post", {"mul": 256, "add": 224, "exp": 32, "div": 32}),
-        Work("activation", "gate in Post", {"mul": 32}),
-        Work("rotate", "rotation in Post", {"add in fabric": 32, "mul": 128, "add": 32}),
-        _HEADS,
-        _HEADS,
-        Work("rows", "norm of heads in Post", {"add": 1, "div": 2, "sqrt": 1, "reciprocal": 1}),
-    ),
-    "Soft": (
-        Work("probabilities", "softmax", {"mask": 512, "compare": 128, "exp": 132, "add": 264, "mul": 4}),
-        Work("softcap", "soft cap", {"mul": 128, "exp": 256, "add in fabric": 512, "div": 128}),  # a loop of its own
-    ),
-}
-"""What the loops of hw/versal/xnn2 compute."""
-
 
 def as_written(overlay: Overlay) -> Iterator[Need]:
-    """What the sources of hw/versal/xnn2 would take: every stream is a FIFO of its own, of all tiles that the overlay
-    says, with a register at both ends; all loops as they are."""
+    """What the sources of hw/versal/xnn2 would take: their loops and memories, and every stream a FIFO of its own, of
+    all tiles that the overlay says, with a register at both ends."""
     for unit in overlay.units:
-        works = WRITTEN.get(unit.kind, ()) if unit.kind != "TOut" or unit.index & 1 else ()
-        for work in works:
-            dsp, lut = arithmetic(SOURCE_LOOPS[work.loop], work.operators)
-            yield Need("DSP", dsp, work.part, True)
-            yield Need("LUT", lut + CONTROL, work.part, True)
         if unit.kind in UNITS:
-            parts = ("URAM", "BRAM")
-            yield from (n for n in UNITS[unit.kind](unit) if n.resource in parts or n.part.startswith("crossbars"))
+            yield from UNITS[unit.kind](unit)
         if unit.kind == "MME":
             yield Need("AIE", TILES_PER_MME, "MMEs")
             continue

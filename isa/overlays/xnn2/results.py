@@ -16,6 +16,7 @@ from ...fields import Record, bits
 from ...lanes import PostTarget, ResultTarget
 from ..xnn.post_ops import HeadNorm, activation
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
+from .cycles import LOOPS
 from .operands import KV
 from .ports import blocks_out
 from .scratch import ENDS, GROUPS, Ended, Weighted
@@ -26,6 +27,9 @@ ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
 """By number, as MemC's on XNN."""
 IDENTITY = len(ACTIVATIONS)
 """The activation that changes nothing; the others are those of MemC on XNN."""
+
+ROUNDS, HEAD_ROUNDS = LOOPS["combine"].rounds, LOOPS["head_sums"].rounds
+"""Cycles to a beat: of C, with a bias or a residual; of Post, for sums of heads, and for squares."""
 
 
 class C(Record, words=1):
@@ -103,7 +107,7 @@ class CUnit(Unit):
                     parts.append(tiles[-1] * given[-1] if uop.scale else tiles[-1])
                 return (sum(parts[1:], parts[0]),)
 
-            yield Step("mesh_beat", BEATS, gets=gets, puts=(sink,), do=made)
+            yield Step("mesh_beat", ROUNDS * BEATS, gets=gets, puts=(sink,), do=made)
 
     def effect_key(self, uop: C) -> Hashable:
         return uop
@@ -141,7 +145,7 @@ class PostUnit(Unit):
 
             yield Step("mesh_beat", BEATS, gets=(self.results,), do=taken.append)
             if uop.norm:
-                yield Step("mesh_beat", (1 if uop.rms else 2) * BEATS)
+                yield Step("mesh_beat", (1 if uop.rms else 2) * HEAD_ROUNDS * BEATS)
             if heads and active:
                 yield Step("rotate_beat", BEATS)
             if uop.to != PostTarget.DDR:

@@ -19,14 +19,14 @@ from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import RowSource, RowTarget
 from ..xnn.tiles import BEATS, TILE, Array
+from .cycles import LOOPS
 from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, outside, send
 
 COLUMNS = 8
 """Column tiles of a bank, as the overlay ships."""
 BANKS = 2
-PASSES = 1
-"""Walks over a tile that it has taken, for the squares of what is apart from the means of rows. Sums are made before,
-while it takes the tile."""
+ROUNDS = LOOPS["statistics"].rounds
+"""Cycles to a beat that is taken with statistics, which are made while it comes."""
 
 
 class XIn(Record, words=2):
@@ -89,19 +89,21 @@ class Statistics:
         self.count = total
 
     def add(self, tile: Array) -> None:
-        """Add those of the columns of a tile."""
-        count = np.float32(max(tile.shape[1], 1))
-        mean = tile.sum(axis=1, dtype=np.float32) / count
-        squares = np.square(tile - mean[:, None]).sum(axis=1, dtype=np.float32)
-        self.join(tile.shape[1], mean, squares)
+        """Add those of the columns of a tile, of which there is one at least. Sums are of what is apart from the first
+        one, which is at most as far from the mean as the root of their number times the deviation."""
+        count, first = np.float32(tile.shape[1]), tile[:, 0]
+        apart = tile - first[:, None]
+        less = apart.sum(axis=1, dtype=np.float32)
+        squares = np.square(apart).sum(axis=1, dtype=np.float32) - less * (less / count)
+        self.join(tile.shape[1], first + less / count, squares)
 
     def factors(self, eps: float, rms: bool) -> tuple[Array, Array]:
-        """What is subtracted from each row, and what it is then multiplied by: (rows, 1) both."""
-        mean = np.zeros_like(self.mean) if rms else self.mean
+        """What each row is multiplied by, and what is then added: (rows, 1) both."""
         squares = self.squares + self.count * self.mean * self.mean if rms else self.squares
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.float32(1) / np.sqrt(squares / self.count + np.float32(eps))
-        return mean[:, None], np.asarray(factor, np.float32)[:, None]
+        plus = np.zeros_like(factor) if rms else -self.mean * factor
+        return np.asarray(factor, np.float32)[:, None], np.asarray(plus, np.float32)[:, None]
 
 
 def columns_of(spec: UnitSpec) -> int:
@@ -133,9 +135,8 @@ class XInUnit(WritePort):
             yield Burst(uop.stored, gets=(self.stored,))
         source = self.sources[RowSource(uop.source)]
         for i in range(uop.tiles):
-            yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
-            if uop.statistics:
-                yield Step("mesh_beat", PASSES * BEATS)
+            rounds = ROUNDS if uop.statistics else 1
+            yield Step("mesh_beat", rounds * BEATS, gets=(source,), do=partial(self._keep, uop, i))
             yield self.done()
         if uop.store:
             yield Step(puts=(self.store,), do=lambda: (TOKEN,))
@@ -157,8 +158,8 @@ class XInUnit(WritePort):
         """What a read port sends of a slot."""
         tile: Array = self.slots[slot]
         if uop.normalise:
-            mean, factor = self.statistics[uop.slot // self.columns].factors(uop.eps, bool(uop.rms))
-            tile = (tile - mean) * factor
+            factor, plus = self.statistics[uop.slot // self.columns].factors(uop.eps, bool(uop.rms))
+            tile = tile * factor + plus
         return tile
 
     def effect_key(self, uop: XIn) -> Hashable:
@@ -221,7 +222,7 @@ class XOutUnit(ReadPort):
 
 
 class XStoreUnit(Unit):
-    """Second read port of X."""
+    """Second read port of X. DDR applies the norm, as words come to it."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -231,8 +232,6 @@ class XStoreUnit(Unit):
     def kernel(self, uop: XStore) -> Steps:
         if uop.wait:
             yield Burst(uop.wait, gets=(self.filled,))
-        if uop.normalise:
-            yield Step("mem_word", TILE)
         for slot in range(uop.slot, uop.slot + uop.tiles):
             yield from blocks_out(self.ddr, partial(self._tile, uop, slot))
         yield Step(puts=(self.free,), do=lambda: (TOKEN,))
