@@ -50,7 +50,7 @@ def bert(layers: int, batch: int, seq: int) -> Callable[[], tuple[nn.Module, dic
             module = Encoder(layers, 1024, 16, 4096, "gelu_tanh", 1e-6)
         module = module.to_empty(device="cpu").eval()
         for parameter in module.parameters():
-            parameter.data.zero_()
+            parameter.data.fill_(0.5)  # not 0: a bias of zeros would be left out
         return module, {"hidden_states": torch.zeros(batch, seq, 1024)}
 
     return make
