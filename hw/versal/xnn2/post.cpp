@@ -68,30 +68,28 @@ void norm_of_heads(const Post &op, const Buffer &buffer, HeadNorm &norm) {
 head_walks:
     for (unsigned squares = op.rms; squares < 2; ++squares) {
         Beat beat;
-    head_columns:
-        for (unsigned col = 0; col < tile; col += taken) {
-        head_sums:
-            for (Rounds at(patch_rows, row_groups); at.more(); at.next()) {
+    head_sums:
+        for (Rounds at(rounds::head_sums); at.more(); at.next()) {
 #pragma HLS PIPELINE II=ii::head_sums style=flp
 #pragma HLS DEPENDENCE variable=sums type=inter direction=RAW distance=128 dependent=true
-                const unsigned g = at.beat, r = at.round, head = op.heads ? col / half_tile : 0;
-                if (at.begins()) beat = get_beat<in_rows, tile>(buffer, g * patch_rows, col / patch_cols * patch_cols);
-                const float mean = squares && !op.rms ? means[head][r][g] : 0.0f;
-                float part[taken];
-                for (unsigned c = 0; c < taken; ++c) {
+            const unsigned col = at.beat / (row_groups / halves) * taken, head = op.heads ? col / half_tile : 0;
+            const unsigned g = at.beat % (row_groups / halves) * halves + at.round / patch_rows, r = at.round % patch_rows;
+            if (r == 0) beat = get_beat<in_rows, tile>(buffer, g * patch_rows, col / patch_cols * patch_cols);
+            const float mean = squares && !op.rms ? means[head][r][g] : 0.0f;
+            float part[taken];
+            for (unsigned c = 0; c < taken; ++c) {
 #pragma HLS UNROLL
-                    const float less = beat[col % patch_cols + c] - mean;
-                    part[c] = col % width + c < op.columns ? less : 0.0f;
-                }
-                float more = part[0] * (squares ? part[0] : 1.0f);
-                for (unsigned c = 1; c < taken; ++c) {
-#pragma HLS UNROLL
-                    more = fmadd(part[c], squares ? part[c] : 1.0f, more);
-                }
-                float &of = sums[head][r][g];
-                of = col % width == 0 ? more : of + more;
-                shift<patch_cols>(beat);
+                const float less = beat[col % patch_cols + c] - mean;
+                part[c] = col % width + c < op.columns ? less : 0.0f;
             }
+            float more = part[0] * (squares ? part[0] : 1.0f);
+            for (unsigned c = 1; c < taken; ++c) {
+#pragma HLS UNROLL
+                more = fmadd(part[c], squares ? part[c] : 1.0f, more);
+            }
+            float &of = sums[head][r][g];
+            of = col % width == 0 ? more : of + more;
+            shift<patch_cols>(beat);
         }
     head_factors:
         for (unsigned n = 0; n < heads * tile; ++n) {
