@@ -12,19 +12,18 @@ import click
 
 from ..base.deferred import deferred
 from ..base.errors import TensorError, require
+from ..host import generation
 from ..host.model.loaded import load
 from ..host.serving.policy import Serving
 from .progress import working
 
 if TYPE_CHECKING:
-    from ..host import generation
     from ..host.serving import completions, http, metrics
     from ..host.serving.http import Server
 else:
     http = deferred("rsn.host.serving.http")
     metrics = deferred("rsn.host.serving.metrics")
     completions = deferred("rsn.host.serving.completions")
-    generation = deferred("rsn.host.generation")
 
 LONGEST_S = 24 * 3600.0
 """The longest time that an option may give, in seconds; a thread cannot wait for arbitrarily long."""

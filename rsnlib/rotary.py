@@ -42,14 +42,15 @@ CLOSE = 1e-5
 """Largest difference of a random sample, relative to its largest value."""
 
 
-def rotations(graph: Rewriter, node: Node) -> Node | None:
+def rotations(graph: Rewriter, node: Node, *, by_call: bool = True) -> Node | None:
     """Rewrite the operators of rotary positions of an attention's queries and keys into one operator each.
 
     Not applied if a table differs between heads, or if a column of the result depends on more than two columns of the
     projection. Where a table depends on arguments, such as the position of a new token, the host makes it in each call.
+    by_call: False leaves such rotations as they are.
     """
     operands = _scored(graph, node)
-    turned = {x: _turned(graph, node, x) for x in operands}
+    turned = {x: _turned(graph, node, x, by_call) for x in operands}
     if not any(turned.values()):
         return None
     arguments_ = [turned.get(x) or x if isinstance(x, Node) else x for x in node.args]
@@ -72,12 +73,17 @@ def _scored(graph: Rewriter, node: Node) -> list[Node]:
     return []
 
 
-def _turned(graph: Rewriter, at: Node, operand: Node) -> Node | None:
+def constant_rotations(graph: Rewriter, node: Node) -> Node | None:
+    """As `rotations`, of constant tables only."""
+    return rotations(graph, node, by_call=False)
+
+
+def _turned(graph: Rewriter, at: Node, operand: Node, by_call: bool) -> Node | None:
     """The operand with its rotary positions as one operator; None if there are none."""
     views: list[Node] = []
     x = operand
     for _ in range(MAX_OPERATORS):
-        found = _rotation(graph, at, x)
+        found = _rotation(graph, at, x, by_call)
         if found is not None:
             for view in reversed(views):
                 args = (found if y is x else y for y in view.args)
@@ -109,7 +115,7 @@ class Rotation:
         return rotate(x, self.own, self.partner, self.partners)
 
 
-def _rotation(graph: Rewriter, at: Node, node: Node) -> Node | None:
+def _rotation(graph: Rewriter, at: Node, node: Node, by_call: bool) -> Node | None:
     """Insert the rotation of an earlier node that a node is; None if it is none."""
     if dtype_of(node) != torch.float32 or len(shape_of(node)) < 3 or not is_static(node):
         return None
@@ -118,6 +124,8 @@ def _rotation(graph: Rewriter, at: Node, node: Node) -> Node | None:
             continue
         key = _key(graph, start, operators)
         tables = _tables(graph, operators)
+        if tables and not by_call:
+            continue
         if key not in graph.memo:
             function = None if tables is None else _function(graph, start, operators, tables)
             graph.memo[key] = None if function is None else recognise(function, shape_of(start), bool(tables))

@@ -28,7 +28,7 @@ from ..capture import Interface, capture, fitting, lifted, module_of
 from ..layers import identifier
 from ..norm_spellings import norms
 from ..rewrites import joins, likes, rewrite
-from ..rotary import rotations
+from ..rotary import constant_rotations
 from .attention import NEVER, flat_matrices
 from .carrying import Carrying
 from .knobs import Knobs
@@ -39,7 +39,7 @@ from .reading import Block, Reader
 from .rules import RULES
 from .showing import Shown
 
-REWRITES = (likes, joins, norms, rotations)
+REWRITES = (likes, joins, norms, constant_rotations)
 """Rewrites of the captured graph that kernels profit from: norms and rotary positions in one spelling."""
 
 

@@ -22,6 +22,7 @@ from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER
 from rsn.tests.effort import long
+from rsn.tests.isa.test_rows import appending
 from rsn.tests.scheduler import networks, test_attention_in_parts
 from rsn.tests.scheduler import test_extended_products as products
 from rsn.tests.scheduler.networks import Maker
@@ -136,7 +137,7 @@ def extended() -> tuple[Program, ...]:
     """Programs that use every one of the opcodes, each with the lengths that it was built for."""
     graphs = [gated(), rotated((1, 130), 2, 128, Norm(1e-6, rms=True)), attention(1, 900, 2, 1, 128, causal=True)]
     graphs.append(norms_at_loads(fold(normed(130, 300, Norm(1e-5))), XNN))
-    programs = tuple(build(fold(g), XNN, PAPER).program for g in graphs)
+    programs = (*(build(fold(g), XNN, PAPER).program for g in graphs), appending(2, 1, 64, 200).program)
     opcodes = {packet.header.opcode for program in programs for packet in program.packets}
     assert opcodes == {form.opcode for form in XNN.formats}
     return programs
