@@ -83,6 +83,7 @@ bench: .venv/dev.stamp
 soak: .venv/dev.stamp
 	$(BIN)/python -m rsn.tests.host.soak
 	$(BIN)/python -m rsn.tests.host.soak_http
+	$(BIN)/python -m rsn.tests.host.soak_generation
 	if $(BIN)/python -c 'import ray' 2>/dev/null; then $(BIN)/python -m rsn.tests.programs.soak_ray; fi
 
 # An input that breaks a reader is left in build/fuzz.

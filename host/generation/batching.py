@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...base.errors import BoardError, PromptTooLong, TensorError
+from ...base.errors import BoardError
 from ..closing import Closing
 from ..forks import forget_in_children
 from ..serving.health import Health, State
@@ -39,6 +39,7 @@ class Slots(Protocol):
     slots: int
     capacity: int
 
+    def check(self, prompt: Sequence[int]) -> None: ...
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array: ...
     def step(self, tokens: Mapping[int, int]) -> Mapping[int, Array]: ...
     def free(self, slot: int) -> None: ...
@@ -133,15 +134,9 @@ class Generation(Closing):
         """Queue a request, and return the stream of its tokens.
 
         tokens: of the prompt. heard: called with each event, in the decoder's thread, instead of iterating. Raises
-        `TensorError` and `PromptTooLong` for a prompt that no slot takes, `QueueFull`, and `BoardError` if this object
-        is closed.
+        what `Decoder.check` raises for the prompt, `QueueFull`, and `BoardError` if this object is closed.
         """
-        if not tokens:
-            raise TensorError("a prompt without tokens")
-        if len(tokens) > self._decoder.capacity:
-            raise PromptTooLong(
-                f"a prompt of {len(tokens)} tokens; a sequence has at most {self._decoder.capacity}, with its answer"
-            )
+        self._decoder.check(tokens)
         sampling = sampling or Sampling()
         stream = Stream(heard)
         request = _Request(tuple(tokens), sampling, stream, time.monotonic(), sampling.generator())

@@ -7,7 +7,7 @@ rows before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +74,16 @@ class Decoder(Closing):
         """The tokens of a slot."""
         return self._lengths[slot]
 
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raises `PromptTooLong` for more tokens than a sequence has, `TensorError` for none and for unknown ones."""
+        if not prompt:
+            raise TensorError("a prompt without tokens")
+        if len(prompt) > self.capacity:
+            raise PromptTooLong(
+                f"a prompt of {len(prompt)} tokens; a sequence has at most {self.capacity}, with its answer"
+            )
+        self._check_known(prompt)
+
     def free(self, slot: int) -> None:
         """Forget the sequence of a slot."""
         self._lengths[slot] = 0
@@ -81,15 +91,11 @@ class Decoder(Closing):
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
         """Begin a sequence in a slot. Returns the logits behind its last token, (vocabulary,).
 
-        Raises `PromptTooLong` for more tokens than the slot has rows, and `TensorError` for none and for unknown ones.
+        Raises what `check` raises.
         """
         import torch
 
-        self._check(tokens)
-        if not tokens:
-            raise TensorError("a prompt without tokens")
-        if len(tokens) > self.capacity:
-            raise PromptTooLong(f"a prompt of {len(tokens)} tokens; a sequence has at most {self.capacity}")
+        self.check(tokens)
         rows = next(n for n in self._prompt_sizes() if n >= len(tokens))
         arguments = self._prompt_arguments(tokens, rows)
         if rows not in self._prompts:
@@ -110,7 +116,7 @@ class Decoder(Closing):
         """
         import torch
 
-        self._check(list(tokens.values()))
+        self._check_known(tokens.values())
         for slot in tokens:
             if not self._lengths[slot]:
                 raise TensorError(f"slot {slot} has no sequence")
@@ -183,7 +189,7 @@ class Decoder(Closing):
             sizes.append(min(2 * sizes[-1], self.capacity))
         return sizes
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _check_known(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             if not 0 <= token < self.vocabulary:
                 raise TensorError(f"token {token}; the vocabulary has {self.vocabulary}")

@@ -109,6 +109,7 @@ def test_pieces_of_text() -> None:
         ({"prompt": "a", "seed": -1}, "seed", "below 0"),
         ({"prompt": "a", "wat": 1}, "wat", "unknown field 'wat'"),
         ({"prompt": "a" * 30}, "prompt", "a prompt of 30 tokens"),
+        ({"prompt": [96]}, "prompt", "up to 96"),
     ],
 )
 def test_mistakes(body: Any, field: str | None, message: str) -> None:

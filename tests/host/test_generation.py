@@ -43,6 +43,10 @@ class Scripted:
         if self.calls in self.fails:
             raise BoardError("the board is gone")
 
+    def check(self, prompt: Sequence[int]) -> None:
+        if not 0 < len(prompt) <= self.capacity or max(prompt) >= TOKENS:
+            raise PromptTooLong(f"a prompt of {len(prompt)} tokens, up to {max(prompt, default=0)}")
+
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
         assert slot not in self.held, "the slot is in use"
         self._called()
@@ -137,10 +141,9 @@ def test_wrong_requests() -> None:
     decoder = Scripted(slots=1)
     decoder.go.clear()
     with Generation(decoder, queue=1) as generation:
-        with pytest.raises(TensorError, match="without tokens"):
-            generation.submit([])
-        with pytest.raises(PromptTooLong, match="21 tokens"):
-            generation.submit([1] * 21)
+        for wrong in ([], [1] * 21, [TOKENS]):
+            with pytest.raises(PromptTooLong, match=f"{len(wrong)} tokens"):
+                generation.submit(wrong)
         with pytest.raises(TensorError, match="top_p is 2"):
             Sampling(top_p=2)
         streams: list[Stream] = []
@@ -247,8 +250,12 @@ def test_errors_of_a_decoder() -> None:
             decoder.step({0: 1})
         with pytest.raises(PromptTooLong, match="5 tokens"):
             decoder.prefill(0, [1] * 5)
+        with pytest.raises(TensorError, match="without tokens"):
+            decoder.prefill(0, [])
         with pytest.raises(TensorError, match="token 96"):
             decoder.prefill(0, [96])
+        with pytest.raises(TensorError, match="token -1"):
+            decoder.check([-1])
         decoder.prefill(0, [1, 2, 3])
         decoder.step({0: 4})
         with pytest.raises(CacheFull, match="slot 0 has 4 tokens"):
