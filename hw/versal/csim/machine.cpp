@@ -100,6 +100,7 @@ void Channel::park(Direction d, std::uint64_t count) {
         self.need_ = {this, d, count};
         machine_->pause();
         self.woken_.wait(lock, [&] { return !self.parked_ || machine_->halted_; });
+        side.waits = nullptr;  // first: after a halt this process may be gone before the other side tells
         if (machine_->halted_) throw Stopped();
     }
     side.waits = nullptr;
