@@ -28,7 +28,7 @@ ROWS = 512
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder. make: with so many layers. layers: that it has."""
+    """A decoder. layers: how many it has. make: makes one with another number of layers."""
 
     name: str
     layers: int
@@ -36,14 +36,14 @@ class Model:
 
 
 def gpt2_medium(layers: int) -> Any:
-    """GPT-2 medium, with so many of its 24 layers."""
+    """GPT-2 medium, with the first of its 24 layers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=layers, n_head=16)).eval()
 
 
 def llama_1b(layers: int) -> Any:
-    """Llama 3.2 1B, with so many of its 16 layers."""
+    """Llama 3.2 1B, with the first of its 16 layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -61,7 +61,7 @@ class Timed:
     bound: float
 
     def of(self, layers: int, more: Timed) -> Timed:
-        """Of so many layers, from this of one layer and `more` of two."""
+        """Return the times of a model with `layers` layers. self and more: those of one layer and of two."""
         each = layers - 1
         return Timed(self.seconds + each * (more.seconds - self.seconds), self.bound + each * (more.bound - self.bound))
 

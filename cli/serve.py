@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..base.deferred import deferred
 from ..base.errors import TensorError, require
@@ -92,6 +93,12 @@ def serve_command(
     With --generate, MODEL is a folder of a language model, and POST /v1/completions generates text
     (docs/generation.md).
     """
+    misfits = ("xclbin", "max_wait") if generate else ("slots", "capacity")
+    context = click.get_current_context()
+    for name in misfits:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--{option} {'cannot be used with' if generate else 'needs'} --generate")
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+ONLY = "only rows of a cache in float32 of (batch, heads, rows, columns) can be replaced"
+
 
 @dataclass(frozen=True)
 class Append:
@@ -46,15 +48,15 @@ class Append:
 
 def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of index_copy: new rows of a cache of keys or values."""
-    cache, index, source = a["self"], a["index"], a["source"]
-    if not is_host(values.of[cache]) or not is_host(values.of[index]):
+    index = a["index"]
+    if not is_host(values.of[index]):
         return "rows of an activation of the machine cannot be replaced"
     if a["dim"] not in (2, -2):
         return ONLY
     rows = shape_of(index)[0]
     if rows > 1 and values.is_constant(index) and not torch.equal(values.constant(index), torch.arange(rows)):
         return "its rows are not the first ones of the cache"
-    return _appended(values, node, cache, index, source)
+    return _appended(values, node, a["self"], index, a["source"])
 
 
 def roll_in(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -64,12 +66,9 @@ def roll_in(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return _appended(values, node, a["cache"], None, a["new"])
 
 
-ONLY = "only rows of a cache in float32 of (batch, heads, rows, columns) can be replaced"
-
-
 def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None, source: Node) -> Abstract | str:
     new, shape = values.of[source], shape_of(cache)
-    if not values.steps:
+    if not values.keeps_caches:
         return "the machine keeps no caches"
     if len(shape) != 4 or shape[0] != values.batch or dtype_of(cache) != torch.float32:
         return ONLY
@@ -125,7 +124,7 @@ def form(values: AbstractState, shape: tuple[int, ...]) -> View:
 def attended(
     values: AbstractState, node: Node, x: Abstract, rows: int, masks: Sequence[Node], causal: bool
 ) -> Abstract:
-    """What an attention of so many rows reads of a key or value: for a prompt the new rows alone.
+    """What an attention reads of a key or value: for a prompt the new rows alone. rows: of its query.
 
     It sees no others if it takes the first rows of the cache alone, or if it is causal. A mask over all rows of the
     cache is checked where it is read: it must hide the others. Raises UnsupportedError for other attention.

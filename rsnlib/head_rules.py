@@ -66,7 +66,7 @@ def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         return f"rotary positions are supported only over heads of a projection of {values.rows} rows"
     order = (1, 2) if heads.rows_last else (2, 1)  # the axes of heads and rows
     if not (values.is_constant(a["own"]) and values.is_constant(a["partner"])):
-        if not values.steps:
+        if not values.keeps_caches:
             return "its rotary positions depend on arguments"
         shapes = [(1,) * (4 - len(shape_of(a[x]))) + shape_of(a[x]) for x in ("own", "partner")]
         if any(shape[order[0]] != 1 for shape in shapes):

@@ -145,7 +145,7 @@ class HostPart:
         return first
 
     def _spans_of(self, environment: Environment, kind: int) -> KeySpans | None:
-        """The same of one kind of keys: those of the program, 0, or so many of other caches."""
+        """The same of one kind of keys: 0, those of the program, or the number of rows of other caches."""
         keys = kind or self.counted or self.seq
         masks = [x for x in self.masks if self.counts.get(x, 0) == kind]
         found = [key_spans(environment[x], self.batch, keys, self.patterns.get(x, PLAIN)) for x in masks]

@@ -27,7 +27,8 @@ class KeySpans(NamedTuple):
         return cls(np.array(lengths, np.int64), None if min(starts) < 0 else np.array(starts, np.int64))
 
     def parameters(self, count: int | None = None, kind: int | str = "") -> dict[str, int]:
-        """The run-time parameters of a program, by name. count: of the first so many sequences. kind: of the keys."""
+        """The run-time parameters of a program, by name. count: of sequences, the first ones; None: all. kind: the
+        number of rows of caches that have parameters of their own."""
         named = {f"len{kind}[{i}]": int(n) for i, n in enumerate(self.lengths[:count])}
         for name, numbers in (("start", self.starts), ("row", self.rows)):
             named |= {f"{name}{kind}[{i}]": int(n) for i, n in enumerate(() if numbers is None else numbers[:count])}

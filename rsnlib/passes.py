@@ -37,15 +37,15 @@ class Passes(build.Passes):
     rule of each PyTorch operator (`rules`). fold: from matched layers to folded ones (`fold`). The other passes are
     those of the scheduler. experts: how experts that data choose are computed; None leaves them to PyTorch.
     norms_of_inputs: the machine also computes norms of its inputs that products alone take; otherwise the host does,
-    and hands over both. steps: the machine keeps caches of keys and values between runs, and takes the factors of
-    rotary positions from the host."""
+    and hands over both. keeps_caches: the machine keeps caches of keys and values between runs, and takes the factors
+    of rotary positions from the host."""
 
     rewrites: Sequence[Rewrite] = REWRITES
     rules: Mapping[Any, LoweringPattern] = field(default_factory=lambda: RULES)
     fold: Fold = fold
     experts: ExpertsPlan | None = None
     norms_of_inputs: bool = False
-    steps: bool = True
+    keeps_caches: bool = True
 
 
 USUAL = Passes()
@@ -65,7 +65,7 @@ def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
     passes = replace(
         passes,
         norms_of_inputs=overlay.lanes is not None,  # X normalises as it sends
-        steps=overlay.capability("keep_rows") is not None,
+        keeps_caches=overlay.capability("keep_rows") is not None,
     )
     if passes.fold not in (fold, fold_shapes):
         return replace(passes, observe=observe)

@@ -260,7 +260,9 @@ class _Tracer:
     ) -> None:
         self.program, self.interface = program, interface
         self.passes = passes
-        self.values = AbstractState(program, patterns, norms_of_inputs=passes.norms_of_inputs, steps=passes.steps)
+        self.values = AbstractState(
+            program, patterns, norms_of_inputs=passes.norms_of_inputs, keeps_caches=passes.keeps_caches
+        )
         self.before: list[Node] = []
         self.after: list[Node] = []
         self.results: dict[Node, Value] = {}

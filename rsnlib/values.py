@@ -112,7 +112,7 @@ class AbstractState:
     Activations of the machine have batch * seq rows, or as many as those of another attention: batch * n, n one of
     `seqs`. layers: makes layers. masks: the mask node of each masked attention. patterns: which keys each row sees in
     the example, by attention mask; None for one that becomes an input of the machine and is added to scores.
-    norms_of_inputs, steps: what the machine can do (`Passes`).
+    norms_of_inputs, keeps_caches: what the machine can do (`Passes`).
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class AbstractState:
         patterns: Mapping[Node, Pattern | None] = MappingProxyType({}),
         *,
         norms_of_inputs: bool = False,
-        steps: bool = True,
+        keeps_caches: bool = True,
     ) -> None:
         self.program = program
         self.patterns = patterns
         self.norms_of_inputs = norms_of_inputs
-        self.steps = steps
+        self.keeps_caches = keeps_caches
         self.of: dict[Node, Abstract] = {}
         self.layers = LayerBuilder()
         self.written = written_arguments(program)

@@ -6,8 +6,8 @@ in free slots, in the order of their arrival, and decodes one token of all that 
 
 from __future__ import annotations
 
+import logging
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +28,7 @@ from .sampling import Sampling
 
 Array = npt.NDArray[np.float32]
 T = TypeVar("T")
+log = logging.getLogger("rsn.generation")
 
 RETRIES = 1
 """How often a step or a prompt is run again when the board fails: neither has changed anything then."""
@@ -88,11 +89,20 @@ class Stream:
         return self._cancelled.is_set()
 
     def put(self, event: Event) -> None:
-        """Add a token or the end."""
-        if self._heard is not None:
-            self._heard(event)
-        else:
+        """Add a token or the end. If `heard` raises, the request is cancelled: others must not suffer from it."""
+        if self._heard is None:
             self._events.put(event)
+            return
+        try:
+            self._heard(event)
+        except Exception:
+            log.exception("the caller's function raised an error; its request is cancelled")
+            self.cancel()
+
+    def forget(self, error: Exception) -> None:
+        """In a forked child: end with an error. `heard` belongs to the parent, and the old queue's lock may be held."""
+        self._events = SimpleQueue()
+        self._events.put(Event(error=error))
 
 
 @dataclass(eq=False)
@@ -100,7 +110,6 @@ class _Request:
     tokens: tuple[int, ...]
     sampling: Sampling
     stream: Stream
-    arrived: float
     random: np.random.Generator
     made: list[int] = field(default_factory=list)
 
@@ -133,13 +142,14 @@ class Generation(Closing):
     ) -> Stream:
         """Queue a request, and return the stream of its tokens.
 
-        tokens: of the prompt. heard: called with each event, in the decoder's thread, instead of iterating. Raises
-        what `Decoder.check` raises for the prompt, `QueueFull`, and `BoardError` if this object is closed.
+        tokens: of the prompt. heard: called with each event, in the decoder's thread, instead of iterating; all
+        requests wait until it returns, and one whose `heard` raises an error is cancelled. Raises what `Decoder.check`
+        raises for the prompt, `QueueFull`, and `BoardError` if this object is closed.
         """
         self._decoder.check(tokens)
         sampling = sampling or Sampling()
         stream = Stream(heard)
-        request = _Request(tuple(tokens), sampling, stream, time.monotonic(), sampling.generator())
+        request = _Request(tuple(tokens), sampling, stream, sampling.generator())
         with self._lock:
             if self._closed:
                 raise BoardError("this generation is closed")
@@ -172,7 +182,7 @@ class Generation(Closing):
         self._thread = threading.Thread()
         error = BoardError("this generation was made in another process, from which this one was forked")
         for stream in list(self._streams):
-            stream.put(Event(error=error))
+            stream.forget(error)
 
     # -- the decoder's thread
 
@@ -180,8 +190,23 @@ class Generation(Closing):
         try:
             while self._begin():
                 self._decode()
+        except Exception as e:
+            log.exception("generation has ended")
+            self._give_up(e)
         finally:
+            self._health = self._health.to(State.CLOSED)
             self._decoder.close()
+
+    def _give_up(self, error: Exception) -> None:
+        """Accept no requests any more, and end all with an error."""
+        with self._lock:
+            self._closed = True
+            requests = [*self._running.values(), *self._waiting]
+            self._running.clear()
+            self._waiting.clear()
+        self._health = self._health.failed(error)
+        for request in requests:
+            request.stream.put(Event(error=error))
 
     def _begin(self) -> bool:
         """Wait for work, free what was cancelled, and begin waiting requests. Returns False at the end."""
@@ -190,26 +215,29 @@ class Generation(Closing):
                 if self._closed:
                     return False
                 self._work.wait()
-            begun = []
-            for slot in [slot for slot, request in self._running.items() if request.stream.is_cancelled]:
-                self._end(slot, Event(reason="cancelled"))
-            free = [slot for slot in range(self._decoder.slots) if slot not in self._running]
-            while free and self._waiting:
-                request = self._waiting.popleft()
-                if request.stream.is_cancelled:
-                    request.stream.put(Event(reason="cancelled"))
+        for slot in [slot for slot, request in self._running.items() if request.stream.is_cancelled]:
+            self._end(slot, Event(reason="cancelled"))
+        for slot in range(self._decoder.slots):
+            if slot not in self._running and (request := self._next()):
+                self._running[slot] = request
+                try:
+                    logits = self._tried(partial(self._decoder.prefill, slot, request.tokens))
+                except Exception as e:
+                    self._end(slot, Event(error=e))
                 else:
-                    slot = free.pop(0)
-                    self._running[slot] = request
-                    begun.append((slot, request))
-        for slot, request in begun:
-            try:
-                logits = self._tried(partial(self._decoder.prefill, slot, request.tokens))
-            except Exception as e:
-                self._end(slot, Event(error=e))
-            else:
-                self._take(slot, logits)
+                    self._take(slot, logits)
         return True
+
+    def _next(self) -> _Request | None:
+        """Take the next request from the queue, and end the cancelled ones before it."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return None
+                request = self._waiting.popleft()
+            if not request.stream.is_cancelled:
+                return request
+            request.stream.put(Event(reason="cancelled"))
 
     def _decode(self) -> None:
         """Decode a token of each running request."""
@@ -228,7 +256,11 @@ class Generation(Closing):
     def _take(self, slot: int, logits: Array) -> None:
         """Choose a request's next token, and end the request if it was the last one."""
         request = self._running[slot]
-        token = request.sampling.token(logits, request.random)
+        try:
+            token = request.sampling.token(logits, request.random)
+        except Exception as e:
+            self._end(slot, Event(error=e))
+            return
         if token in request.sampling.stop_tokens:
             self._end(slot, Event(reason="stop"))
             return
@@ -239,9 +271,8 @@ class Generation(Closing):
             self._end(slot, Event(reason="length"))
 
     def _end(self, slot: int, event: Event) -> None:
-        request = self._running.pop(slot)
         self._decoder.free(slot)
-        request.stream.put(event)
+        self._running.pop(slot).stream.put(event)
 
     def _tried(self, run: Callable[[], T]) -> T:
         """Run a prompt or a step, again if the board fails."""

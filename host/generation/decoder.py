@@ -105,7 +105,9 @@ class Decoder(Closing):
             logits = self._prompts[rows](**arguments).logits
             for whole, own in zip(self._cache.layers, arguments["past_key_values"].layers, strict=True):
                 for name in ("keys", "values"):
-                    getattr(whole, name)[slot, :, : len(tokens)] = getattr(own, name)[0, :, : len(tokens)]
+                    cache = getattr(whole, name)[slot]
+                    cache.zero_()  # a hidden row counts 0 times its value, which for what is no number is no number
+                    cache[:, : len(tokens)] = getattr(own, name)[0, :, : len(tokens)]
         self._lengths[slot] = len(tokens)
         return _numbers(logits[0, -1])
 

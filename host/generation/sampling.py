@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from math import inf, isnan
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,9 @@ class Sampling:
     """How the tokens of a request are chosen, and when it ends.
 
     max_tokens: the most tokens. temperature: 0 always takes the most probable token, the first of equal ones. top_k:
-    only the so many most probable tokens; 0: all. top_p: only the most probable tokens that together have this
-    probability. seed: of the random numbers; None takes others each time. stop_tokens: tokens that end the text; they
-    are not part of it. Raises `TensorError` for a value out of range.
+    how many of the most probable tokens can be chosen; 0: all. top_p: only the most probable tokens that together have
+    this probability can be chosen. seed: of the random numbers; None takes others each time. stop_tokens: tokens that
+    end the text; they are not part of it. Raises `TensorError` for a value out of range.
     """
 
     max_tokens: int = 16
@@ -31,10 +32,10 @@ class Sampling:
     stop_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        ranges = {"max_tokens": (1, inf), "temperature": (0, inf), "top_k": (0, inf), "top_p": (0, 1)}
+        ranges = {"max_tokens": (1, inf), "temperature": (0, sys.float_info.max), "top_k": (0, inf), "top_p": (0, 1)}
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
-            if isnan(value) or not low <= value <= high or value == inf:
+            if not low <= value <= high or value == inf:  # no comparison holds for NaN
                 raise TensorError(f"{name} is {value}; it should be from {low} to {high}")
 
     def generator(self) -> np.random.Generator:
@@ -42,14 +43,21 @@ class Sampling:
         return np.random.default_rng(self.seed)
 
     def token(self, logits: Array, random: np.random.Generator) -> int:
-        """Choose a token. logits: (vocabulary,), float32."""
+        """Choose a token. logits: (vocabulary,), float32; -inf is a token that is never chosen.
+
+        Raises `TensorError` if logits are no numbers, or none is finite.
+        """
+        largest = logits.max()
+        if not np.isfinite(largest):  # also if one is NaN
+            raise TensorError(f"the model's largest logit is {largest}, so that no token can be chosen")
         if self.temperature == 0:
             return int(np.argmax(logits))
-        scores = logits.astype(np.float64) / self.temperature
+        with np.errstate(over="ignore"):  # at a tiny temperature all others are infinitely far from the largest
+            scores = (logits.astype(np.float64) - largest) / float(self.temperature)
         order = np.argsort(-scores, kind="stable")
         if self.top_k:
             order = order[: self.top_k]
-        weights = np.exp(scores[order] - scores[order[0]])
+        weights = np.exp(scores[order])
         shares = weights / weights.sum()
         # the first token always stays
         kept = np.cumsum(shares) - shares < self.top_p if self.top_p > 0 else np.arange(len(shares)) < 1

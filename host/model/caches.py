@@ -84,10 +84,6 @@ class Caches:
             tensor = environment[node]
             self._held[name] = weakref.ref(tensor), tensor._version
 
-    def lose(self) -> None:
-        """Note that the board has no states."""
-        self._held.clear()
-
     def _stored(self, name: str, environment: dict[Node, Any]) -> Array:
         """A cache in the columns of its buffer."""
         view = self._buffers[name].view

@@ -152,7 +152,8 @@ class Clients:
         count: int,
     ) -> tuple[str, int] | None:  # fmt: skip
         """Ask once. Returns None if the board failed."""
-        body: dict[str, Any] = {"prompt": prompt, "max_tokens": count, "temperature": 0}
+        temperature = choose.choice([0, 1e-320])  # both take the most probable token
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": count, "temperature": temperature}
         if kind == "refused":
             body["prompt"] = [1] * (CAPACITY + 1)
         body["stream"] = kind in ("streamed", "leaves")

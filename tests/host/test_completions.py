@@ -104,6 +104,8 @@ def test_pieces_of_text() -> None:
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
         ({"prompt": "a", "max_tokens": True}, "max_tokens", "a whole number"),
         ({"prompt": "a", "top_p": 2}, "top_p", "top_p is 2"),
+        ({"prompt": "a", "temperature": 10**400}, "temperature", "it should be from 0 to"),
+        (b'{"prompt": "a", "temperature": NaN}', "temperature", "temperature is nan"),
         ({"prompt": "a", "stop": [1]}, "stop", "a string or several"),
         ({"prompt": "a", "stream": 1}, "stream", "true or false"),
         ({"prompt": "a", "seed": -1}, "seed", "below 0"),

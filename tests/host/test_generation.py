@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import BoardError, CacheFull, PositionError, PromptTooLong, TensorError
 from rsn.host.generation import Decoder, Generation, Sampling, Stream
+from rsn.host.generation.batching import Event
+from rsn.host.serving.health import State
 from rsn.host.serving.policy import QueueFull
 from rsn.tests.effort import examples
 from rsn.tests.test_generate import END, TOKENS, made
@@ -137,6 +140,68 @@ def test_a_board_that_stays_away_is_an_error_of_its_requests() -> None:
         assert list(generation.submit([7], Sampling(max_tokens=6))) == alone([7], Sampling(max_tokens=6))[0]
 
 
+def test_logits_that_are_no_numbers_are_an_error_of_their_request() -> None:
+    class Spoilt(Scripted):
+        def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+            return {slot: x * (np.nan if self.held[slot][0] == 1 else 1) for slot, x in super().step(tokens).items()}
+
+    with Generation(Spoilt()) as generation:
+        for sampling in (Sampling(max_tokens=3), Sampling(max_tokens=3, temperature=1.0, seed=1)):
+            spoilt, good = (generation.submit([k], sampling) for k in (1, 2))
+            with pytest.raises(TensorError, match="largest logit is nan"):
+                list(spoilt)
+            assert list(good) == alone([2], sampling)[0]
+
+
+def test_a_caller_whose_function_raises_harms_itself_only(caplog: pytest.LogCaptureFixture) -> None:
+    def heard(event: Event) -> None:
+        raise RuntimeError("closed loop")
+
+    decoder = Scripted()
+    with Generation(decoder) as generation:
+        lost, kept = generation.submit([1], heard=heard), generation.submit([2], Sampling(max_tokens=3))
+        assert list(kept) == alone([2], Sampling(max_tokens=3))[0]
+    assert lost.is_cancelled
+    assert not decoder.held
+    assert "closed loop" in caplog.text
+
+
+def test_a_cancelled_request_may_be_followed_by_another_at_once() -> None:
+    decoder, others = Scripted(slots=1), SimpleQueue[Stream]()
+    decoder.go.clear()
+
+    def heard(event: Event) -> None:
+        if event.reason == "cancelled":
+            others.put(generation.submit([2], Sampling(max_tokens=2)))
+
+    with Generation(decoder) as generation:
+        streams = [generation.submit([k], heard=heard) for k in (1, 3)]
+        for stream in streams:
+            stream.cancel()
+        decoder.go.set()
+        for _ in streams:
+            assert list(others.get(timeout=30)) == alone([2], Sampling(max_tokens=2))[0]
+
+
+def test_an_unforeseen_error_ends_all_requests() -> None:
+    class Broken(Scripted):
+        def free(self, slot: int) -> None:
+            raise RuntimeError("a bug")
+
+    decoder = Broken(slots=1)
+    decoder.go.clear()
+    with Generation(decoder) as generation:
+        streams = [generation.submit([k], Sampling(max_tokens=2)) for k in range(3)]
+        decoder.go.set()
+        for stream in streams:
+            with pytest.raises(RuntimeError, match="a bug"):
+                list(stream)
+        with pytest.raises(BoardError, match="closed"):
+            generation.submit([1])
+    assert (generation.health.state, generation.health.error) == (State.CLOSED, "RuntimeError: a bug")
+    assert decoder.closed
+
+
 def test_wrong_requests() -> None:
     decoder = Scripted(slots=1)
     decoder.go.clear()
@@ -144,8 +209,11 @@ def test_wrong_requests() -> None:
         for wrong in ([], [1] * 21, [TOKENS]):
             with pytest.raises(PromptTooLong, match=f"{len(wrong)} tokens"):
                 generation.submit(wrong)
-        with pytest.raises(TensorError, match="top_p is 2"):
-            Sampling(top_p=2)
+        for value in (2, -1, float("nan"), 10**400):
+            with pytest.raises(TensorError, match="top_p is"):
+                Sampling(top_p=value)
+        with pytest.raises(TensorError, match="temperature is inf"):
+            Sampling(temperature=float("inf"))
         streams: list[Stream] = []
         with pytest.raises(QueueFull):
             streams.extend(generation.submit([k]) for k in range(9))
@@ -192,6 +260,11 @@ def test_sampling() -> None:
     assert drawn == {2, 3}
     drawn = {Sampling(temperature=1.0, top_k=1).token(logits, np.random.default_rng(k)) for k in range(9)}
     assert drawn == {3} == {Sampling(temperature=5.0, top_p=0.0).token(logits, np.random.default_rng(1))}
+    for temperature in (5e-324, 1e-320, 1e-9):
+        assert Sampling(temperature=temperature).token(logits, np.random.default_rng(1)) == 3
+    masked = np.array([-np.inf, 1, -np.inf, 1], np.float32)
+    drawn = {Sampling(temperature=1e308).token(masked, np.random.default_rng(k)) for k in range(20)}
+    assert drawn == {1, 3}
     assert Sampling().token(np.zeros(4, np.float32), np.random.default_rng()) == 0
 
 

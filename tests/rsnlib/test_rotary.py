@@ -154,10 +154,10 @@ def test_positions_from_the_arguments(tmp_path: Path) -> None:
         assert (loaded(x, positions) - model(x, positions)).abs().max() < 1e-5
 
 
-def test_positions_from_the_arguments_are_constants_for_machines_without_tables_of_the_host() -> None:
+def test_positions_from_arguments_need_a_machine_that_takes_tables_from_the_host() -> None:
     inputs = torch.randn(B, L, C), torch.arange(L).expand(B, L).contiguous()
     with pytest.raises(UnsupportedError, match="at the top level"):
-        trace(Positioned(halves).eval(), inputs, replace(USUAL, steps=False))
+        trace(Positioned(halves).eval(), inputs, replace(USUAL, keeps_caches=False))
 
 
 def test_scores_keep_their_scale() -> None:
