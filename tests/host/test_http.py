@@ -723,6 +723,20 @@ def test_wrong_usage(option: list[str]) -> None:
     assert rsn_serve(*option).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--generate", "--xclbin", "a"], "--xclbin cannot be used with --generate"),
+        (["--generate", "--max-wait", "1"], "--max-wait cannot be used with --generate"),
+        (["--slots", "8"], "--slots needs --generate"),
+        (["--capacity", "64"], "--capacity needs --generate"),
+    ],
+)
+def test_options_that_do_not_apply_are_not_ignored(options: list[str], message: str) -> None:
+    result = rsn_serve(*options)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {message}")
+
+
 # -- many clients
 
 
