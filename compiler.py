@@ -13,6 +13,7 @@ from .base.errors import ScheduleError, TensorError, UnsupportedError, require_t
 from .host.model import experts as patched
 from .host.model.compiled import Compiled, Recipe, modelled_layers
 from .host.model.family import Family
+from .host.model.shared_bank import SharedBank
 from .rsnlib.experts.choice import Experts
 from .rsnlib.shapes import Shapes
 from .scheduler.best import Best
@@ -193,7 +194,8 @@ def compile(
                 raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
             built = recipe.build(traced)  # schedule, lower, pack
         # The programs of a family are in float32; its borders are its own.
-        return Compiled(traced, built, board, recipe, seen, borders if dynamic_shapes is None else None)
+        shared = SharedBank.of(followed.original.parameters(), board, overlay)
+        return Compiled(traced, built, board, recipe, seen, borders if dynamic_shapes is None else None, shared)
 
     if dynamic_shapes is None:
         return program(example, usual)

@@ -19,12 +19,13 @@ from .schedule import Schedule
 @dataclass(frozen=True, eq=False)
 class Built:
     """A compiled program. weights: stored elements by buffer name. chosen: the schedule used. kernels: the kernel
-    sequences that the program was packed from."""
+    sequences that the program was packed from. pack: the pass that packed them."""
 
     program: Program
     weights: Weights
     chosen: Chosen
     kernels: UnpackedProgram
+    pack: Callable[[UnpackedProgram, Starts | None], Program] = pack
 
 
 Progress = Callable[[float], None]
@@ -85,7 +86,7 @@ def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes
         else:
             program = passes.pack(lowered.kernels, lowered.starts)
         passes.observe("pack", _made("pack", program, Program))
-        return Built(program, lowered.weights, chosen, lowered.kernels)
+        return Built(program, lowered.weights, chosen, lowered.kernels, passes.pack)
 
 
 def _is_same(kernels: UnpackedProgram, before: UnpackedProgram) -> bool:

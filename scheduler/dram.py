@@ -6,8 +6,11 @@ scheduling, which runs the program to find the order, in `listing`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..isa.fields import Record
 from ..isa.program import KernelPatch, Parameter, UnpackedProgram
@@ -29,9 +32,17 @@ class Weights(Mapping[str, Array]):
 
     def __init__(self, made: Mapping[str, Callable[[], Array]]) -> None:
         self._made = made
+        self._digests: dict[str, bytes] = {}
 
     def __getitem__(self, name: str) -> Array:
         return self._made[name]()
+
+    def digest(self, name: str) -> bytes:
+        """A checksum of the elements, as they were when it was first asked for."""
+        if name not in self._digests:
+            elements = np.ascontiguousarray(self[name])
+            self._digests[name] = hashlib.blake2b(elements.data, digest_size=16).digest()
+        return self._digests[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._made)

@@ -1,86 +1,121 @@
 """Weights of several programs at the same addresses, so that a device holds them once.
 
-A prompt and a step of a decoder are different networks with the same weights, and a compiler lays out each for itself.
-Here a library gives every distinct content a place, and programs are written anew for these places, before they are
-packed.
+A prompt and a step of a decoder are different networks with the same weights, and the compiler lays out each for
+itself. Here a library gives every distinct content a place in the bank that holds weights alone, and programs are
+written anew for these places.
 """
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from math import prod
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ..isa.fields import Record
-from ..isa.layout import UNIT, padded
+from ..isa.layout import padded
 from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Role, UnpackedProgram
 from .build import Built
 from .dram import Weights
 from .graph import Array
-from .pack import pack
+from .lower import Banks
 
 Key = tuple[object, ...]
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A content of the library. buffer: its place. built: a program that makes it, under the name `name`."""
-
-    buffer: Buffer
-    built: Built
-    name: str
+ALIGNED = 64
+"""Buffers begin at multiples of this many address units, which is a page of 4 KiB."""
 
 
 class WeightLibrary:
-    """The weights of programs of one overlay, each content once, in the bank that holds nothing else."""
+    """The weights of programs of one overlay, each content once. A content keeps its place for ever; new ones follow
+    behind. first: the program whose weights keep the places that the compiler gave them."""
 
-    def __init__(self, overlay: Overlay, bank: str) -> None:
-        self._overlay, self._bank = overlay, bank
-        self._kept: dict[Key, _Kept] = {}
-        self._names: set[str] = set()
-        self._end = 0
+    def __init__(self, first: Built) -> None:
+        self._overlay = first.kernels.overlay
+        self._bank = Banks.of(self._overlay).weights
+        self._first: Built | None = first
+        """Until a program with another layout comes, which alone makes it worth while to read all weights."""
+        self._places: dict[Key, int] = {}
+        self._made: dict[str, Callable[[], Array]] = {}
+        self.buffers = self._buffers(first)
+        """Of the bank, in the order of their addresses."""
 
-    def add(self, built: Built) -> None:
-        """Give all weights of a program a place that have none yet."""
-        for key, buffer in self._keyed(built):
-            if key in self._kept:
+    def common(self, built: Built) -> float:
+        """How much of a program's weights the library has, or how much of the library the program has, whichever is
+        more: 0 to 1. 0 also for a program that keeps more than weights in their bank."""
+        own = self._buffers(built)
+        if not own or not self.buffers:
+            return 0.0
+        if own == self.buffers:
+            return 1.0
+        known = self._known()
+        same = sum(b.size for b in own if _key(built, b) in known)
+        return same / min(sum(b.size for b in own), sum(b.size for b in self.buffers))
+
+    def add(self, built: Built) -> bool:
+        """Give all weights of a program a place that have none yet. Returns whether the library has grown; it has not
+        if the bank has no room for all."""
+        own = self._buffers(built)
+        if own == self.buffers:
+            return False
+        known, unit = self._known(), self._overlay.address_unit
+        new: dict[Key, tuple[Buffer, str]] = {}
+        names, last = {b.name for b in self.buffers}, self.buffers[-1]
+        end = last.offset + padded(last.size // unit, ALIGNED)
+        for b in own:
+            key = _key(built, b)
+            if key in known or key in new:
                 continue
-            name, n = buffer.name, 2
-            while name in self._names:
-                name, n = f"{buffer.name}.{n}", n + 1
-            self._names.add(name)
-            self._kept[key] = _Kept(replace(buffer, name=name, offset=self._end), built, buffer.name)
-            self._end += padded(prod(buffer.shape) // UNIT, 64)
+            name, n = b.name, 2
+            while name in names:
+                name, n = f"{b.name}.{n}", n + 1
+            names.add(name)
+            new[key] = replace(b, name=name, offset=end), b.name
+            end += padded(b.size // unit, ALIGNED)
+        if 4 * unit * end > self._overlay.banks[self._bank]:
+            return False
+        for key, (buffer, name) in new.items():
+            self._keep(key, buffer, built, name)
+        self.buffers += tuple(buffer for buffer, _ in new.values())
+        return bool(new)
 
-    def linked(self, built: Built) -> Built | None:
-        """The program with its weights where the library has them, and all of the library's declared; None if the
-        library lacks one of them. Programs that are linked after the last `add` have the same bank."""
-        places: dict[str, int] = {}
-        for key, buffer in self._keyed(built):
-            if key not in self._kept:
-                return None
-            places[buffer.name] = self._kept[key].buffer.offset
-        others = tuple(b for b in built.kernels.buffers if b.bank != self._bank)
-        kept = tuple(x.buffer for x in self._kept.values())
-        moved = _moved(built.kernels, self._overlay, self._bank, places)
-        kernels = replace(built.kernels, sequences=moved, buffers=(*others, *kept))
-        made = {x.buffer.name: (lambda x=x: x.built.weights[x.name]) for x in self._kept.values()}
-        own = {b.name: (lambda b=b: built.weights[b.name]) for b in others if b.role is Role.WEIGHT}
-        return replace(built, program=pack(kernels), weights=Weights(made | own), kernels=kernels)
+    def linked(self, built: Built) -> Built:
+        """The program with its weights where the library has them, and all of the library's declared; the program as it
+        is if the library lacks one of them. Programs that are linked after the last `add` have the same bank."""
+        own = self._buffers(built)
+        if own == self.buffers:
+            return built
+        known = self._known()
+        if not all(_key(built, b) in known for b in own):
+            return built
+        places = {b.name: known[_key(built, b)] for b in own}
+        kernels = built.kernels
+        others = tuple(b for b in kernels.buffers if b.bank != self._bank)
+        made = {b.name: (lambda b=b: built.weights[b.name]) for b in others if b.role is Role.WEIGHT}
+        moved = _moved(kernels, self._overlay, self._bank, places)
+        kernels = replace(kernels, sequences=moved, buffers=(*others, *self.buffers))
+        program = built.pack(kernels, None)
+        return replace(built, program=program, weights=Weights(made | self._made), kernels=kernels)
 
-    def _keyed(self, built: Built) -> Iterator[tuple[Key, Buffer]]:
-        for b in built.kernels.buffers:
-            if b.bank == self._bank:
-                yield (b.shape, b.layout, _digest(built.weights[b.name])), b
+    def _buffers(self, built: Built) -> tuple[Buffer, ...]:
+        """The buffers of a program in the bank; none if not all of them are weights."""
+        found = sorted((b for b in built.kernels.buffers if b.bank == self._bank), key=lambda b: b.offset)
+        return tuple(found) if all(b.role is Role.WEIGHT for b in found) else ()
+
+    def _known(self) -> dict[Key, int]:
+        """The places of the contents."""
+        if self._first is not None:
+            for b in self.buffers:
+                self._keep(_key(self._first, b), b, self._first, b.name)
+            self._first = None
+        return self._places
+
+    def _keep(self, key: Key, buffer: Buffer, built: Built, name: str) -> None:
+        self._places.setdefault(key, buffer.offset)
+        self._made[buffer.name] = lambda: built.weights[name]
 
 
-def _digest(stored: Array) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(stored).data, digest_size=16).digest()
+def _key(built: Built, buffer: Buffer) -> Key:
+    return buffer.shape, buffer.layout, built.weights.digest(buffer.name)
 
 
 def _moved(

@@ -59,9 +59,9 @@ def test_the_same_program_whoever_compiles(tmp_path: Path, monkeypatch: pytest.M
 
     made = Compiled.__init__
 
-    def noted(self: Compiled, traced: object, built: object, *others: object) -> None:
+    def noted(self: Compiled, traced: object, built: object, **others: object) -> None:
         programs.append(built.program)  # type: ignore[attr-defined]
-        made(self, traced, built, *others)  # type: ignore[arg-type]
+        made(self, traced, built, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Compiled, "__init__", noted)
     torch._dynamo.reset()

@@ -15,17 +15,16 @@ import numpy.typing as npt
 
 from ...base.deferred import deferred
 from ...base.errors import CacheFull, PositionError, PromptTooLong, TensorError, require_torch
-from ...scheduler.lower import Banks
-from ...scheduler.shared_weights import WeightLibrary
 from ..closing import Closing
 from ..model.compiled import Compiled
+from ..model.shared_bank import SharedBank
 
 if TYPE_CHECKING:
+    from ...rsnlib import changes
     from ...rsnlib import pipeline as pipelines
     from ...rsnlib import pool as pools
-    from ...rsnlib.partition import Traced
-    from ...scheduler.build import Built
 else:
+    changes = deferred("rsn.rsnlib.changes")
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
 
@@ -38,7 +37,8 @@ SHORTEST = 16
 class Decoder(Closing):
     """Decodes sequences of a causal language model of `transformers`. Not for several threads at once.
 
-    model: in eval mode, in float32; its weights are those of now. slots: sequences that are decoded together. capacity:
+    model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
+    values of earlier tokens stay. slots: sequences that are decoded together. capacity:
     the most tokens of a sequence, its prompt included. board: as for `rsn.compile`. The keys and values of all slots
     stay on the board; the host has them too, so that a board that failed gets them again. Raises what `rsn.compile`
     raises, and `PositionError` for a capacity beyond the model's positions.
@@ -60,15 +60,12 @@ class Decoder(Closing):
         """Of the caches: slots without a token write to the last row."""
         self._lengths = [0] * slots
         self._cache = self._static_cache(slots)
-        self._prompts: dict[int, Compiled] = {}
+        self._followed = changes.Followed(model)
+        self._seen = self._followed.look()
+        self._shared = SharedBank.of(model.parameters(), board, self._pipeline.overlay.name)
+        self._step = self._compiled(self._step_arguments({}))
         shortest = self._prompt_sizes()[0]
-        traced, built = self._built(self._step_arguments({}))
-        prompt, first = self._built(self._prompt_arguments([0], shortest))
-        self._library = WeightLibrary(self._pipeline.overlay, Banks.of(self._pipeline.overlay).weights)
-        self._library.add(built)
-        self._library.add(first)
-        self._step = Compiled(traced, self._linked(built), board)
-        self._prompts[shortest] = Compiled(prompt, self._linked(first), board)
+        self._prompts = {shortest: self._compiled(self._prompt_arguments([0], shortest))}
 
     def length(self, slot: int) -> int:
         """The tokens of a slot."""
@@ -96,11 +93,11 @@ class Decoder(Closing):
         import torch
 
         self.check(tokens)
+        self._follow()
         rows = next(n for n in self._prompt_sizes() if n >= len(tokens))
         arguments = self._prompt_arguments(tokens, rows)
         if rows not in self._prompts:
-            traced, built = self._built(arguments)
-            self._prompts[rows] = Compiled(traced, self._linked(built), self._board)
+            self._prompts[rows] = self._compiled(arguments)
         with torch.no_grad():
             logits = self._prompts[rows](**arguments).logits
             for whole, own in zip(self._cache.layers, arguments["past_key_values"].layers, strict=True):
@@ -124,6 +121,7 @@ class Decoder(Closing):
                 raise TensorError(f"slot {slot} has no sequence")
             if self._lengths[slot] >= self.capacity:
                 raise CacheFull(f"slot {slot} has {self.capacity} tokens, as many as its cache has rows")
+        self._follow()
         rows = [self._lengths[slot] if slot in tokens else self._rows - 1 for slot in range(self.slots)]
         with torch.no_grad():
             logits = self._step.step(rows, **self._step_arguments(tokens)).logits
@@ -136,14 +134,27 @@ class Decoder(Closing):
         for compiled in (self._step, *self._prompts.values()):
             compiled.close()
 
-    def _built(self, arguments: dict[str, Any]) -> tuple[Traced, Built]:
-        """A program of the model. All programs share the host's copies of the weights."""
-        traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
-        return traced, self._pipeline.build(traced.network)
+    def _follow(self) -> None:
+        """Compile the step anew if the model has changed, and forget the programs of prompts."""
+        seen = self._followed.look()
+        if seen == self._seen:
+            self._joined = self._shared.changes
+            return
+        self._shared.changed(self._joined)
+        self.close()
+        self._prompts.clear()
+        cache, self._cache = self._cache, self._static_cache(self.slots)  # tracing may write to it
+        try:
+            self._step = self._compiled(self._step_arguments({}))
+        finally:
+            self._cache = cache
+        self._seen = seen
 
-    def _linked(self, built: Built) -> Built:
-        """The program with the weights where all programs have them, so that the board holds them once."""
-        return self._library.linked(built) or built
+    def _compiled(self, arguments: dict[str, Any]) -> Compiled:
+        """A program of the model. All programs share their weights, on the host and on the board."""
+        traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
+        self._joined = self._shared.changes
+        return Compiled(traced, self._pipeline.build(traced.network), self._board, shared=self._shared)
 
     def _prompt_arguments(self, tokens: Sequence[int], rows: int) -> dict[str, Any]:
         import torch

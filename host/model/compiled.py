@@ -31,6 +31,7 @@ from .compare import Compared, compare
 from .experts import PatchedExperts
 from .family import HELD
 from .file import Part, write
+from .shared_bank import SharedBank
 
 if TYPE_CHECKING:
     import torch
@@ -107,17 +108,23 @@ class Compiled(Closing):
         recipe: Recipe | None = None,
         seen: int = 0,
         borders: Borders | None = None,
+        shared: SharedBank | None = None,
     ) -> None:
         """recipe: how to compile the model again; without one, changes of the model are not followed. seen: the model's
-        change count when it was traced. borders: data types of arguments and results of a model in half precision."""
+        change count when it was traced. borders: data types of arguments and results of a model in half precision.
+        shared: the weights of the programs of this model, which the board holds once; None for a program alone."""
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
         self._recipe, self._seen, self._borders = recipe, seen, borders
         self._traced, self._built, self._board = self._kept(traced), built, board
         self._turn = threading.RLock()
         self._simulated: Machine | None = None
-        self._runner = Runner(built.program, weights=built.weights, board=board)
-        self._caches = Caches(traced.host, built.program)
+        self._shared, self._joined, self._is_closed = shared, 0, False
+        self._placed: Built | None = None
+        """The program on the board; None if the board must be opened."""
+        self._runner: Runner
+        self._caches: Caches
+        self._open()
         forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,6 +155,7 @@ class Compiled(Closing):
         rows: as for `step`."""
         with self._turn:
             self._follow(seen)
+            self._open()
             args, kwargs = self._widened(args, kwargs)
             inputs, spans, state = self._traced.host.prologue(*args, **kwargs)
             if rows is not None:
@@ -195,10 +203,34 @@ class Compiled(Closing):
         graph = recipe.followed.graphs.get(self) if numbers else None
         traced = recipe.trace_again(graph)
         built = recipe.rebuild(self._built, traced)
-        self._runner.close()  # first: a board serves one runner
-        self._runner = Runner(built.program, weights=built.weights, board=self._board)
+        if self._shared is not None:
+            self._shared.changed(self._joined)
         self._traced, self._built, self._seen, self._simulated = self._kept(traced), built, seen, None
-        self._caches = Caches(traced.host, built.program)
+
+    def _open(self) -> None:
+        """Open the board for the program, unless it is open. In the bank of weights the program takes the places that
+        it shares with the other programs of the model."""
+        placed = self._built
+        if self._shared is not None:
+            self._joined = self._shared.changes
+            placed = self._shared.place(self, self._built)
+        if placed is self._placed or self._is_closed:
+            return
+        self.release()
+        self._runner = Runner(placed.program, weights=placed.weights, board=self._board)
+        self._caches = Caches(self._traced.host, placed.program)
+        self._placed = placed
+
+    def release(self) -> None:
+        """Release the board until the next call, unless a call is taking place in another thread."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._placed is not None:
+                self._runner.close()
+            self._placed = None
+        finally:
+            self._turn.release()
 
     def _kept(self, traced: Traced) -> Traced:
         """Return the trace without the function that traces its graph again. That function holds the model's weights,
@@ -339,7 +371,8 @@ class Compiled(Closing):
             return Part(sizes, built.program, built.weights, self._traced.host)
 
     def close(self) -> None:
-        """Release the board."""
+        """Release the board for good."""
+        self._is_closed = True
         self._runner.close()
 
     def forget(self) -> None:

@@ -40,6 +40,7 @@ from ..boards.ssh import Target
 from ..forks import forget_in_children
 from .compiled import Compiled, modelled_layers
 from .experts import plan
+from .shared_bank import SharedBank
 
 REMEMBERED = 8
 """Number of programs kept for each graph: one per set of shapes, those used last."""
@@ -137,13 +138,24 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
     return explain_captured.explain(model, example_inputs, modelled_layers)
 
 
+@dataclass
+class _Program:
+    """What runs a graph for arguments of some shapes. weights: that it was compiled with. shared: the bank that has
+    them on the board. joined: `shared.changes` when the weights were last seen to be the same."""
+
+    run: Callable[..., Any]
+    weights: Weights
+    shared: SharedBank
+    joined: int = 0
+
+
 class _Programs:
     """The function that torch calls instead of a captured graph. It keeps the programs of the graph by the shapes and
     types of the arguments that they were compiled for, and compiles again if weights have changed."""
 
     def __init__(self, graph: CapturedGraph, options: Options) -> None:
         self._graph, self._options = graph, options
-        self._programs: OrderedDict[Any, tuple[Callable[..., Any], Weights]] = OrderedDict()
+        self._programs: OrderedDict[Any, _Program] = OrderedDict()
         self._turn = threading.RLock()
         forget_in_children(self)
 
@@ -155,18 +167,22 @@ class _Programs:
             return watch.called(graph, key, args)
         weights = graph.weights(args)
         with self._turn:
-            program, compiled_with = self._programs.get(key, (None, None))
-            if program is None or compiled_with is None or not compiled_with.are(weights):
+            made = self._programs.get(key)
+            if made is None or not made.weights.are(weights):
+                shared = SharedBank.of(weights, self._options.board, self._options.overlay)
+                if made is not None:
+                    made.shared.changed(made.joined)
                 self._programs.pop(key, None)
                 # Before compilation reads the weights, so that every later write is noticed.
                 kept = Weights(weights, self._options.checksums)
-                program = self._compiled(args)
-                self._programs[key] = program, kept
+                made = _Program(self._compiled(args, shared), kept, shared)
+                self._programs[key] = made
                 while len(self._programs) > REMEMBERED:
                     self._programs.popitem(last=False)
             self._programs.move_to_end(key)
+            made.joined = made.shared.changes
         try:
-            return graph.with_counters(program(*args), args)
+            return graph.with_counters(made.run(*args), args)
         except CacheFull:
             raise
         except TensorError as e:  # e.g. a mask of another kind than in the first call
@@ -179,12 +195,12 @@ class _Programs:
         """Replace the lock after a fork, because another thread may have held it."""
         self._turn = threading.RLock()
 
-    def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def _compiled(self, args: Sequence[Any], shared: SharedBank) -> Callable[..., Any]:
         """Compile the graph for the shapes of these arguments. Returns the function that runs it, in PyTorch if nothing
         of it can run on the machine. Raises one of `Refusal` if the graph must run as a whole and cannot."""
         graph = self._graph
         try:
-            run, reasons = self._built(graph.divide(args))
+            run, reasons = self._built(graph.divide(args), shared)
         except NoProductError as e:  # nothing in it for the machine: no warning is needed
             log.info("%s: in PyTorch: %s", graph.title, e)
             return graph.in_pytorch
@@ -200,7 +216,7 @@ class _Programs:
         taken = graph.taken(args)
         return lambda *given: run(*(given[i] for i in taken))
 
-    def _built(self, found: Traced | Split) -> tuple[Callable[..., Any], list[str]]:
+    def _built(self, found: Traced | Split, shared: SharedBank) -> tuple[Callable[..., Any], list[str]]:
         """Build the programs of a traced graph or of the pieces of a split one.
 
         Returns the function that runs it, and the reasons why parts of it run in PyTorch or it was split; there are
@@ -208,14 +224,14 @@ class _Programs:
         """
         title = self._graph.title
         if isinstance(found, Traced):
-            made = self._program(found)
+            made = self._program(found, shared)
             log.info("%s: on the machine: %s, %d layers", title, found.network.size, len(found.network.layers))
             return made, []
         programs: list[Callable[..., Any] | None] = []
         reasons = found.reasons
         for piece in found.pieces:
             try:
-                programs.append(None if piece.traced is None else self._program(piece.traced))
+                programs.append(None if piece.traced is None else self._program(piece.traced, shared))
             except Refusal as e:
                 programs.append(None)
                 reasons.append(str(e))
@@ -225,6 +241,7 @@ class _Programs:
         log.info("%s: %d of %d pieces on the machine: %s", title, count, len(programs), "; ".join(reasons))
         return lambda *given: found.run(programs, given), reasons
 
-    def _program(self, traced: Traced) -> Callable[..., Any]:
+    def _program(self, traced: Traced, shared: SharedBank) -> Callable[..., Any]:
         """Build the program of a traced graph or piece. Raises one of `Refusal` if it cannot be scheduled."""
-        return Compiled(traced, self._graph.pipeline.build(traced.network), self._options.board)
+        built = self._graph.pipeline.build(traced.network)
+        return Compiled(traced, built, board=self._options.board, shared=shared)

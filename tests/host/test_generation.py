@@ -304,14 +304,34 @@ def test_prompts_and_steps_share_the_weights_of_a_board() -> None:
     with Decoder(made("Llama"), slots=2, capacity=40) as decoder:
         decoder.prefill(0, [1] * 20)
         compiled = [decoder._step, *decoder._prompts.values()]
-        programs = [x.program for x in compiled]
+        programs = [x._runner.program for x in compiled]
         banks = [tuple(b for b in program.buffers if b.bank == "lpddr") for program in programs]
         assert len(programs) == 3
         assert banks[0] == banks[1] == banks[2]
-        alone = decoder._pipeline.build(decoder._step._traced.network).program
-        assert programs[0].bank_size("lpddr") < 1.2 * alone.bank_size("lpddr")
+        assert programs[0].bank_size("lpddr") < 1.2 * decoder._step.program.bank_size("lpddr")
         held = [x._runner._boards._boards[0]._memories.banks["lpddr"] for x in compiled]  # type: ignore[attr-defined]
         assert held[0] is held[1] is held[2]
+
+
+def test_weights_that_change_between_tokens() -> None:
+    """Keys and values of before stay, as in PyTorch; prompts and steps from then on have the new weights."""
+    model = made("Llama")
+    prompts = {0: [3, 9, 4], 1: list(range(20, 38))}
+    with Decoder(model, slots=2, capacity=40) as decoder, torch.no_grad():
+        wanted = model(torch.tensor([prompts[0]]), use_cache=True)
+        assert difference(decoder.prefill(0, prompts[0]), wanted.logits[0, -1]) < 1e-5
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+        model.lm_head.weight.mul_(0.5)
+        own = model(torch.tensor([prompts[1]]), use_cache=True)
+        assert difference(decoder.prefill(1, prompts[1]), own.logits[0, -1]) < 1e-5
+        got = decoder.step({0: 7, 1: 8})
+        for slot, cache in enumerate((wanted.past_key_values, own.past_key_values)):
+            then = model(torch.tensor([[7 + slot]]), past_key_values=cache)
+            assert difference(got[slot], then.logits[0, -1]) < 1e-5
+
+
+def difference(got: Array, wanted: torch.Tensor) -> float:
+    return float((torch.from_numpy(got) - wanted).abs().max() / wanted.abs().max())
 
 
 def test_errors_of_a_decoder() -> None:
