@@ -2,21 +2,24 @@
 
 The bound of a step is the time of its weights at the rate of LPDDR, plus that of the cache at the rate of DDR loads. A
 model of many layers is timed by two of its layers and the difference to one: layers are alike, and run one after the
-other.
+other. With --host the rows are wall-clock seconds of this computer instead, on the board `sim`.
 
-Run it as: python benchmarks/decoding.py [--only NAME] [--batch N ...] [--json]
+Run it as: python benchmarks/decoding.py [--only NAME] [--batch N ...] [--host] [--json]
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import click
 import torch
 
+from rsn.host.generation import Decoder
 from rsn.hw.sim.machine import Machine
 from rsn.isa.program import Program, Role
 from rsn.rsnlib.captured_graph import CapturedGraph
@@ -55,15 +58,17 @@ MODELS = (Model("GPT-2 medium", 24, gpt2_medium), Model("Llama 3.2 1B", 16, llam
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of a program, and of its bound."""
+    """Seconds of a program, and of its bound; the longest of its op lists, and bytes of its image."""
 
     seconds: float
     bound: float
+    ops: float
+    image: float
 
     def of(self, layers: int, more: Timed) -> Timed:
-        """Return the times of a model with `layers` layers. self and more: those of one layer and of two."""
-        each = layers - 1
-        return Timed(self.seconds + each * (more.seconds - self.seconds), self.bound + each * (more.bound - self.bound))
+        """Return these figures of a model with `layers` layers. self and more: those of one layer and of two."""
+        mine, theirs = astuple(self), astuple(more)
+        return Timed(*(a + (layers - 1) * (b - a) for a, b in zip(mine, theirs, strict=True)))
 
 
 def timed(program: Program) -> Timed:
@@ -72,7 +77,8 @@ def timed(program: Program) -> Timed:
     sizes = {role: sum(4 * b.size for b in program.with_role(role)) for role in (Role.WEIGHT, Role.STATE)}
     rates = {name: overlay.rates[name].value * 1e9 for name in ("lpddr_read_gbs", "ddr_read_gbs")}
     bound = sizes[Role.WEIGHT] / rates["lpddr_read_gbs"] + sizes[Role.STATE] / rates["ddr_read_gbs"]
-    return Timed(Machine(program).run().latency_s, bound)
+    ops = max(len(found) for found in program.preloaded.values())
+    return Timed(Machine(program).run().latency_s, bound, ops, 4 * len(program.image))
 
 
 def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
@@ -115,25 +121,59 @@ def measured(model: Model, batch: int) -> dict[str, Any]:
         "bound_ms": step.bound * 1e3,
         "of_bound": step.bound / step.seconds,
         "tokens_per_s": batch / step.seconds,
+        "prompt": asdict(prompt),
         "step": asdict(step),
     }
+
+
+def on_host(model: Model, batch: int) -> dict[str, Any]:
+    """Wall-clock seconds of a prompt and of a step on the simulator, of the model with all its layers. The machine
+    computes all slots in each step, whether they have a sequence or not."""
+    tokens = [1 + n for n in range(ROWS // 4)]
+    with Decoder(model.make(model.layers), slots=batch, capacity=ROWS) as decoder:
+        decoder.prefill(0, tokens)
+        decoder.step({0: 1})
+        steps = seconds(lambda: decoder.step({0: 1}))
+        return {
+            "model": model.name,
+            "batch": batch,
+            "prompt_s": seconds(lambda: decoder.prefill(0, tokens)),
+            "step_s": steps,
+        }
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """The median of three calls."""
+    taken = []
+    for _ in range(3):
+        begin = perf_counter()
+        call()
+        taken.append(perf_counter() - begin)
+    return median(taken)
 
 
 @click.command()
 @click.option("--only", multiple=True, help="names of models, or pieces of them")
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 8, 64), show_default=True)
+@click.option("--host", is_flag=True, help="time this computer instead of the machine")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object a row")
-def main(only: tuple[str, ...], batches: tuple[int, ...], as_json: bool) -> None:
+def main(only: tuple[str, ...], batches: tuple[int, ...], host: bool, as_json: bool) -> None:
     """Print a row for each model and batch."""
     for model in MODELS:
         for batch in batches:
             if only and not any(piece in model.name for piece in only):
                 continue
-            row = measured(model, batch)
-            line = (
-                f"| {model.name} | {batch} | {row['first_token_ms']:.0f} ms | {row['step_ms']:.1f} ms | "
-                f"{row['bound_ms']:.1f} ms | {row['of_bound']:.2f} | {row['tokens_per_s']:.1f} |"
-            )
+            row = on_host(model, batch) if host else measured(model, batch)
+            line = f"| {model.name} | {batch} | "
+            if host:
+                line += f"{row['prompt_s']:.1f} s | {row['step_s']:.1f} s |"
+            else:
+                line += (
+                    f"{row['first_token_ms']:.0f} ms | {row['step_ms']:.1f} ms | "
+                    f"{row['bound_ms']:.1f} ms | {row['of_bound']:.2f} | {row['tokens_per_s']:.1f} | "
+                    f"{row['prompt']['ops']:.0f}, {row['step']['ops']:.0f} | "
+                    f"{row['prompt']['image'] / 1024:.0f}, {row['step']['image'] / 1024:.0f} KiB |"
+                )
             click.echo(json.dumps(row) if as_json else line)
 
 

@@ -2,7 +2,8 @@
 
 At an operator that is refused, the graph is cut: the operator and everything that depends on it form the rest. In the
 rest its operands are tensors of the host, so that it may be supported there. If it is refused again, it becomes a piece
-for PyTorch. If the scheduler refuses a layer, the graph is cut at an operator of that layer.
+for PyTorch. If the scheduler refuses a layer, the graph is cut at an operator of that layer; if a program has too many
+layers, in its middle.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.graph import Gemm, Layer, LayerGraph, Output
+from ..scheduler.pack import ListTooLong
 from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
 from .experts.replace import ExpertsPlan
 from .flops import FlopCounter
@@ -266,6 +268,9 @@ class _Cut:
             return Piece(nodes, part.takes, part.gives, _lowered(traced, self.lower), why)
         except LimitError as error:
             found = self._at_fault(part, traced)
+            if found is None and isinstance(error.__cause__, ListTooLong):
+                middle = self._middle(part, traced)
+                found = None if middle is None else (middle, str(error))
             if found is None:
                 raise
             at, limit = found
@@ -287,13 +292,17 @@ class _Cut:
             try:
                 self.lower(_alone(traced.network, layer))
             except UnsupportedError as limit:
-                # A product that was inserted to rearrange columns has no operator; its operand has one.
-                made = [traced.origins[y] for y in (layer.y, *layer.operands) if y in traced.origins]
-                at = part.original(made[0]) if made else None
+                at = _origin(part, traced, layer)
                 return None if at is None else (at, str(limit).removeprefix(f"{layer.place}: "))
             except ScheduleError:  # the schedule names layers of the other pieces
                 continue
         return None
+
+    def _middle(self, part: _Part, traced: Traced) -> Node | None:
+        """Where to cut a piece that has too many layers for one program."""
+        layers = traced.network.layers
+        found = (_origin(part, traced, layer) for layer in layers[len(layers) // 2 :])
+        return next((at for at in found if at is not None), None)
 
     def _order(self) -> Iterator[Node]:
         """The operators that depend on arguments, in order. The parts of a list follow it directly, because only
@@ -363,6 +372,13 @@ class _Part:
         )
         environment = lifted(self.program) | {self.copies[node]: self._cut.value(node) for node in self.takes}
         return interpret(self.program, interface, environment)
+
+
+def _origin(part: _Part, traced: Traced, layer: Layer) -> Node | None:
+    """The operator of the whole graph that a layer was made from. A product that was inserted to rearrange columns has
+    none; its operand has one."""
+    made = [traced.origins[y] for y in (layer.y, *layer.operands) if y in traced.origins]
+    return part.original(made[0]) if made else None
 
 
 def _divided(nodes: tuple[Node, ...], at: Node) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

@@ -22,6 +22,7 @@ from ..scheduler.best import Best, schedule_named
 from ..scheduler.build import Built, Progress, build, rebuild
 from ..scheduler.graph import LayerGraph
 from ..scheduler.lower import lower, require_compilable
+from ..scheduler.pack import check_lists
 from ..scheduler.room import RoomError
 from ..scheduler.schedule import PAPER, Schedule
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split
@@ -121,7 +122,8 @@ class Pipeline:
 
     def check(self, network: LayerGraph) -> None:
         """Check that a network can be lowered. Raises `UnsupportedError` or `ScheduleError`."""
-        lower(network, self.overlay, self.schedule if isinstance(self.schedule, Schedule) else PAPER)
+        schedule = self.schedule if isinstance(self.schedule, Schedule) else PAPER
+        check_lists(lower(network, self.overlay, schedule).kernels)
 
     # -- what is refused
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import DeadlockError, ProgramError
+from ..base.errors import DeadlockError, ProgramError, UnsupportedError
 from ..isa.fields import Record
 from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
@@ -54,6 +54,10 @@ class _Piece:
         return (self.form, self.reuse, self.mops, self.patches) == (other.form, other.reuse, other.mops, other.patches)
 
 
+class ListTooLong(ProgramError, UnsupportedError):
+    """A program needs more ops than a unit's list holds."""
+
+
 Firsts = dict[str, list[int]]
 """Number of each mOP's first uOP among the uOPs of its unit, by unit."""
 Starts = Mapping[str, Sequence[tuple[float, int]]]
@@ -64,7 +68,7 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
     """Pack kernel sequences into a program. starts: from a run of these kernels; None runs them here. Raises
     `DeadlockError` or `ProgramError` if the kernels do not fit together (e.g. more sends than receives)."""
     overlay = kernels.overlay
-    _check(kernels)
+    check_lists(kernels)
     if not overlay.formats:
         return _without_packets(kernels)
     starts = starts or _starts(kernels)
@@ -106,11 +110,12 @@ def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:
         yield replace(segment, uops=numbers)
 
 
-def _check(kernels: UnpackedProgram) -> None:
+def check_lists(kernels: UnpackedProgram) -> None:
+    """Raises `ListTooLong`."""
     for unit, ops in kernels.preloaded.items():
         capacity = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind].longest
         if len(ops) > capacity:
-            raise ProgramError(
+            raise ListTooLong(
                 f"{unit} needs {len(ops)} ops but holds at most {capacity}: compile fewer layers, a smaller batch or "
                 "shorter sequences in one program"
             )

@@ -20,6 +20,9 @@ import rsn  # noqa: E402
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.host.model.compiled import Compiled  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
+from rsn.isa.program import UnpackedProgram  # noqa: E402
+from rsn.rsnlib import pipeline  # noqa: E402
+from rsn.scheduler.pack import ListTooLong  # noqa: E402
 from rsn.tests.effort import long  # noqa: E402
 
 pytestmark = pytest.mark.long
@@ -286,6 +289,33 @@ def test_a_layer_beyond_a_limit_is_cut_out(
     for call in (lambda: rsn.explain(refused, (x,)), lambda: refused(x)):
         with pytest.raises(UnsupportedError, match=reason):
             call()
+
+
+def test_too_many_layers_for_one_program_are_several(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> None:
+    """Five layers where a program holds two, with a residual around all."""
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(5))
+
+        def forward(self, x: Any) -> Any:
+            y = x
+            for layer in self.layers:
+                y = layer(y).relu()
+            return x + y
+
+    def check(kernels: UnpackedProgram) -> None:
+        if len(kernels.preloaded["MME0"]) > 2:
+            raise ListTooLong("MME0 needs more ops")
+
+    monkeypatch.setattr(pipeline, "check_lists", check)
+    model, x = Deep().eval(), torch.randn(1, 4, 64)
+    with torch.no_grad():
+        fast = torch.compile(model, backend="rsn")
+        with pytest.warns(Fallback, match="MME0 needs more ops"):
+            close(fast(x), model(x))
+    assert len(runs) >= 3
 
 
 class Attention(nn.Module):

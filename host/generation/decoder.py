@@ -56,8 +56,6 @@ class Decoder(Closing):
         self.vocabulary = int(text.vocab_size)
         self._model, self._board = model, board
         self._pipeline, self._pool = pipelines.Pipeline.named("xnn"), pools.Pool()
-        self._rows = capacity + 1
-        """Of the caches: slots without a token write to the last row."""
         self._lengths = [0] * slots
         self._cache = self._static_cache(slots)
         self._followed = changes.Followed(model)
@@ -122,7 +120,8 @@ class Decoder(Closing):
             if self._lengths[slot] >= self.capacity:
                 raise CacheFull(f"slot {slot} has {self.capacity} tokens, as many as its cache has rows")
         self._follow()
-        rows = [self._lengths[slot] if slot in tokens else self._rows - 1 for slot in range(self.slots)]
+        # A slot without a token takes a row too: one that its next token writes anew, or none ever reads.
+        rows = [min(length, self.capacity - 1) for length in self._lengths]
         with torch.no_grad():
             logits = self._step.step(rows, **self._step_arguments(tokens)).logits
         for slot in tokens:
@@ -172,11 +171,11 @@ class Decoder(Closing):
         own mask hides nothing, and the attention mask says what each sequence sees."""
         import torch
 
-        mask = torch.zeros(self.slots, self._rows, dtype=torch.long)
+        mask = torch.zeros(self.slots, self.capacity, dtype=torch.long)
         for slot, length in enumerate(self._lengths):
             mask[slot, : length + 1] = 1
         for layer in self._cache.layers:
-            layer.cumulative_length.fill_(self._rows - 1)
+            layer.cumulative_length.fill_(self.capacity - 1)
         return {
             "input_ids": torch.tensor([[tokens.get(slot, 0)] for slot in range(self.slots)]),
             "attention_mask": mask,
@@ -191,7 +190,7 @@ class Decoder(Closing):
         text = self._model.config.get_text_config(decoder=True)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        cache = StaticCache(self._model.config, max_cache_len=self._rows)
+        cache = StaticCache(self._model.config, max_cache_len=self.capacity)
         cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
         return cache
 

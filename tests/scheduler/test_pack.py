@@ -18,7 +18,7 @@ from rsn.isa.packet import Packet, expand
 from rsn.isa.program import Program, UnpackedProgram
 from rsn.machine.executor import ProcessNetwork as Machine
 from rsn.scheduler.lower import lower
-from rsn.scheduler.pack import _chunked, _loops, _repeats, pack
+from rsn.scheduler.pack import ListTooLong, _chunked, _loops, _repeats, pack
 from rsn.scheduler.schedule import PAPER, STRICT
 
 from .networks import Maker
@@ -149,5 +149,5 @@ def test_unequal_sends_and_receives_are_found_before_there_is_an_image() -> None
 
 def test_an_op_list_longer_than_an_aie_tile_holds_is_refused() -> None:
     ops = (f.Mme(a_iter=1, b_iter=1, k_iter=1),) * 511
-    with pytest.raises(ProgramError, match="MME3 needs 511 ops but holds at most 510"):
+    with pytest.raises(ListTooLong, match="MME3 needs 511 ops but holds at most 510"):
         pack(UnpackedProgram(XNN, {}, {"MME3": ops}))
