@@ -91,10 +91,13 @@ class WeightLibrary:
         kernels = built.kernels
         others = tuple(b for b in kernels.buffers if b.bank != self._bank)
         made = {b.name: (lambda b=b: built.weights[b.name]) for b in others if b.role is Role.WEIGHT}
+        # Its own weights are read from itself: those of another program may be of before a change of the model.
+        names = {b.offset: b.name for b in self.buffers}
+        made |= self._made | {names[places[b.name]]: (lambda b=b: built.weights[b.name]) for b in own}
         moved = _moved(kernels, self._overlay, self._bank, places)
         kernels = replace(kernels, sequences=moved, buffers=(*others, *self.buffers))
         program = built.pack(kernels, None)
-        return replace(built, program=program, weights=Weights(made | self._made), kernels=kernels)
+        return replace(built, program=program, weights=Weights(made), kernels=kernels)
 
     def _buffers(self, built: Built) -> tuple[Buffer, ...]:
         """The buffers of a program in the bank; none if not all of them are weights."""

@@ -34,8 +34,10 @@ class Member(Protocol):
 
 @dataclass(frozen=True)
 class _Placed:
-    """A member's program, linked, that is with its weights where the library has them. version: of the library."""
+    """A member's program as it was built, and linked, that is with its weights where the library has them. version: of
+    the library."""
 
+    built: Built
     library: WeightLibrary
     version: int
     linked: Built
@@ -59,10 +61,11 @@ class SharedBank:
 
     def place(self, member: Member, built: Built) -> Built:
         """The program of a member with its weights where all programs have them; to be called before each run. The
-        result is the same object until another program joins, or the member has another program, for which it calls
-        `changed` first."""
+        result is the same object until another program joins, or the member has another program."""
         with self._lock:
             known = self._members.get(member)
+            if known is not None and known.built is not built:
+                known = None
             if known is not None and known.version == len(known.library.buffers):
                 return known.linked
             library = self._library(built) if known is None else known.library
@@ -71,7 +74,7 @@ class SharedBank:
                     if placed.library is library and other is not member:
                         other.release()
             linked = library.linked(built)
-            self._members[member] = _Placed(library, len(library.buffers), linked)
+            self._members[member] = _Placed(built, library, len(library.buffers), linked)
             return linked
 
     def changed(self, since: int) -> None:

@@ -150,6 +150,35 @@ def test_modules_of_one_model() -> None:
         assert difference(one(x), whole(x)) < 1e-5
 
 
+def test_weights_that_are_exchanged() -> None:
+    """What was read of a program before is not what its model has now."""
+    parts, x = layers(6), torch.randn(1, 6, C)
+    whole, part = Layers(parts[:3]).eval(), Layers(parts[:2]).eval()
+    with rsn.compile(whole, (x,)) as one, rsn.compile(part, (x,)) as other, torch.no_grad():
+        assert difference(one(x), whole(x)) < 1e-5
+        first, second = ({name: y.clone() for name, y in parts[i].state_dict().items()} for i in (0, 1))
+        parts[0].load_state_dict(second)
+        parts[1].load_state_dict(first)
+        last = Layers(parts[1:3]).eval()
+        with rsn.compile(last, (x,)) as third:
+            assert difference(third(x), last(x)) < 1e-5
+            assert difference(other(x), part(x)) < 1e-5
+            assert difference(one(x), whole(x)) < 1e-5
+            assert difference(third(x), last(x)) < 1e-5
+
+
+def test_a_member_with_another_program() -> None:
+    """Also if nobody said that the model has changed."""
+
+    class Nobody:
+        def release(self) -> None:
+            pass
+
+    x, pipeline, bank, member = torch.randn(1, 6, C), Pipeline.named("xnn"), SharedBank(), Nobody()
+    built = [pipeline.build(pipeline.trace(Layers(layers(n)[:1]).eval(), (x,)).network) for n in (1, 2)]
+    assert [bank.place(member, x) is x for x in built] == [True, True]
+
+
 def test_models_that_share_little_stay_apart() -> None:
     """One layer of four is no reason to load both models' weights together."""
     parts, others, x = layers(3, 6), layers(4, 6), torch.randn(1, 6, C)
