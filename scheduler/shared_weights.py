@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from ..isa.fields import Record
 from ..isa.layout import padded
@@ -90,10 +91,13 @@ class WeightLibrary:
         places = {b.name: known[_key(built, b)] for b in own}
         kernels = built.kernels
         others = tuple(b for b in kernels.buffers if b.bank != self._bank)
-        made = {b.name: (lambda b=b: built.weights[b.name]) for b in others if b.role is Role.WEIGHT}
+        if not {b.name for b in others}.isdisjoint(b.name for b in self.buffers):
+            return built  # a name of another program's weight is that of a buffer in another bank
+        made = dict(self._made)
         # Its own weights are read from itself: those of another program may be of before a change of the model.
         names = {b.offset: b.name for b in self.buffers}
-        made |= self._made | {names[places[b.name]]: (lambda b=b: built.weights[b.name]) for b in own}
+        taken = {b.name: names[places[b.name]] for b in own} | {b.name: b.name for b in others if b.role is Role.WEIGHT}
+        made |= {name: partial(built.weights.__getitem__, of) for of, name in taken.items()}
         moved = _moved(kernels, self._overlay, self._bank, places)
         kernels = replace(kernels, sequences=moved, buffers=(*others, *self.buffers))
         program = built.pack(kernels, None)
@@ -114,7 +118,7 @@ class WeightLibrary:
 
     def _keep(self, key: Key, buffer: Buffer, built: Built, name: str) -> None:
         self._places.setdefault(key, buffer.offset)
-        self._made[buffer.name] = lambda: built.weights[name]
+        self._made[buffer.name] = partial(built.weights.__getitem__, name)
 
 
 def _key(built: Built, buffer: Buffer) -> Key:
