@@ -30,6 +30,8 @@ UNIT_BYTES = 64
 """Bytes of an address unit, in which addresses and strides are counted."""
 UNIT = UNIT_BYTES // 4
 """Float32 elements of an address unit."""
+ALIGNED = 64
+"""Address units of a page of 4 KiB: buffers that the compiler places begin at multiples of it."""
 
 
 def padded(n: int, multiple: int) -> int:

@@ -202,6 +202,8 @@ class HostPart:
             raise TensorError(f"{len(rows)} rows for {self.batch} sequences")
         count = min(self.seq_of(name) for name in self.states)
         for row in rows:
+            if not hasattr(row, "__index__") or isinstance(row, bool):
+                raise TensorError(f"row {row!r} of a cache; rows are integers")
             if not 0 <= row < count:
                 raise CacheFull(f"row {row} of a cache of {count} rows")
         return spans._replace(rows=np.array(rows, np.int64))

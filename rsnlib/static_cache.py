@@ -12,10 +12,12 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from ..base.errors import TensorError
+from ..base.errors import TensorError, UnsupportedError
 
 TENSORS = ("keys", "values", "cumulative_length")
-NUMBERS = ("max_cache_len", "sliding_window", "cumulative_length_int")
+NUMBERS = ("max_cache_len",)
+COUNTER = "cumulative_length_int"
+"""Of sliding layers: the rows in use, from which they make their masks."""
 FACTS = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_dim")
 
 
@@ -39,6 +41,11 @@ def _flatten(cache: Any) -> tuple[list[Any], Any]:
         raise TensorError(
             "a static cache without tensors: call its early_initialization(batch_size=, num_heads=, head_dim=, dtype=, "
             "device=) first"
+        )
+    if any(hasattr(layer, COUNTER) for layer in cache.layers):
+        raise UnsupportedError(
+            "a static cache with sliding layers: it counts its rows in a Python number, which a captured module cannot "
+            'count up; torch.compile(model, backend="rsn") runs it'
         )
     tensors = [getattr(layer, name) for layer in cache.layers for name in TENSORS]
     layers = tuple(

@@ -60,13 +60,15 @@ def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> 
 def _kind_of(s: Binder, att: AttentionLayer, kind: MappingType | None) -> MappingType:
     """The mapping type that an attention is bound by. kind: what the schedule says; D stands for any pipeline. Raises
     `UnsupportedError` for a type that cannot run it."""
-    if kind is None or is_plain(att):
+    # Type E alone stores the one row of each sequence where the rows of all sequences lie in one block.
+    together = s.tiled.rows_of(att.y).together
+    if not together and (kind is None or is_plain(att)):
         return kind or mapping_of(s.net, att, s.overlay)
-    if kind not in (MappingType.D, MappingType.E):
+    if kind not in (None, MappingType.D, MappingType.E):
         raise UnsupportedError(
             f"{att.place}: mapping type {kind.value} runs attention with a key head for each query head, of at most "
-            f"{HEAD_COLS} columns, without window, soft cap, left padding and masks that are inputs; types D and E run "
-            "all: leave `attention` out of the schedule"
+            f"{HEAD_COLS} columns, without window, soft cap, left padding, masks that are inputs and caches of several "
+            "sequences; types D and E run all: leave `attention` out of the schedule"
         )
     return MappingType.E
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..isa.layout import UNIT, padded
+from ..isa.layout import ALIGNED, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
 from . import attention_bias, tables
 from .attention_unfused import bind_as, place_as
@@ -83,7 +83,7 @@ def place_activations(s: Binder) -> None:
     bank = s.bank_of(s.grid.activations)
     for name in s.net.states:  # first, so that all programs of a model have them at the same addresses
         s.buffers[name] = _placed_buffer(s, name, s.made.ends[bank], Role.STATE)
-        s.made.ends[bank] += padded(s.buffers[name].size // UNIT, 64)
+        s.made.ends[bank] += padded(s.buffers[name].size // UNIT, ALIGNED)
     for layer in s.net.layers:
         if isinstance(layer, AttentionLayer) and attention_bias.is_added(layer):
             attention_bias.place(s, layer)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..isa.fields import Record
-from ..isa.layout import padded
+from ..isa.layout import ALIGNED, padded
 from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Role, UnpackedProgram
 from .build import Built
@@ -22,8 +22,6 @@ from .graph import Array
 from .lower import Banks
 
 Key = tuple[object, ...]
-ALIGNED = 64
-"""Buffers begin at multiples of this many address units, which is a page of 4 KiB."""
 
 
 class WeightLibrary:

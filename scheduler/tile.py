@@ -36,6 +36,10 @@ class Span(NamedTuple):
     rows: int
 
 
+ENTRIES = 128
+"""Of the table of rows in a unit that keeps single rows (`isa.work.SetRow`)."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """How the rows of an activation lie in memory. spans: the places of the sequences. blocks: blocks of 128 rows of
@@ -252,6 +256,12 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
                 pipeline_of(overlay)
             except UnsupportedError as error:
                 raise UnsupportedError(f"{layer.place}: {error}") from None
+    kinds = len(network.state_rows)
+    if network.batch * kinds > ENTRIES:
+        raise UnsupportedError(
+            f"{network.batch} sequences with caches of {kinds} sizes: the table of rows has {ENTRIES} entries, one for "
+            "each; compile for a smaller batch"
+        )
     segments = plan(network, schedule)
     cuts: dict[str, Tiles] = {}
     for segment in segments:

@@ -360,3 +360,67 @@ def test_machines_without_caches_refuse_them() -> None:
     x, at, mask = arguments(1, 3, 0)
     with pytest.raises(UnsupportedError):
         rsn.compile(Step().eval(), (x, *caches(1, 0), at, mask), overlay="xnn2")
+
+
+class Unmasked(Step):
+    """Its attention sees all rows of the cache. mask: constant, or none."""
+
+    def __init__(self, mask: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        mask: Any = self.mask
+        return super().forward(x, keys, values, at, mask)
+
+
+@pytest.mark.parametrize("shown", [None, slice(0, CAPACITY), slice(0, 6), slice(3, CAPACITY)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_step_without_a_mask_argument(batch: int, shown: slice | None) -> None:
+    import rsn
+
+    torch.manual_seed(0)
+    mask = None
+    if shown is not None:
+        mask = torch.zeros(batch, 1, 1, CAPACITY, dtype=torch.bool)
+        mask[..., shown] = True
+    model = Unmasked(mask).eval()
+    kept = caches(batch, 1)
+    with rsn.compile(model, (torch.randn(batch, 1, 64), *caches(batch, 0), torch.tensor([3]))) as compiled:
+        for row in (4, 0, 9):
+            x, at, own = torch.randn(batch, 1, 64), torch.tensor([row]), [cache.clone() for cache in kept]
+            with torch.no_grad():
+                wanted = model(x, *own, at)
+            assert (wanted - compiled(x, *kept, at)).abs().max() < 1e-5 * wanted.abs().max()
+            for one, other in zip(own, kept, strict=True):
+                assert (one - other).abs().max() < 1e-5 * one.abs().max()
+
+
+def test_more_sequences_than_the_table_of_rows_has_entries() -> None:
+    with pytest.raises(UnsupportedError, match="129 sequences with caches of 1 sizes: the table of rows has 128"):
+        compiled_step(Step().eval(), 129)
+
+
+def test_caches_of_inference_mode() -> None:
+    """Their writes are not counted, so each call brings them; so is memory that was replaced."""
+    torch.manual_seed(0)
+    model = Step().eval()
+    with compiled_step(model, 1) as compiled:
+        with torch.inference_mode():
+            kept = caches(1, 1)
+            for row in range(2):
+                assert_step(model, compiled, kept, row, row)
+                kept[0][:, :, 5] += 1
+        kept = caches(1, 2)
+        assert_step(model, compiled, kept, 0, 0)
+        kept[0].data = caches(1, 3)[0]
+        assert_step(model, compiled, kept, 1, 1)
+
+
+def test_rows_that_are_no_integers() -> None:
+    model = Step().eval()
+    with compiled_step(model, 2) as compiled:
+        x, at, mask = arguments(2, 3, 0)
+        for rows in ([0.7, 2.9], [True, True]):
+            with pytest.raises(TensorError, match="rows are integers"):
+                compiled.step(rows, x, *caches(2, 0), at, mask)  # type: ignore[arg-type]

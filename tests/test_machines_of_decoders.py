@@ -25,7 +25,7 @@ from rsn.tests.test_families_text import FAMILIES, assert_close, first, model  #
 REASONS = (
     "overlay drawn lacks capability",  # a MemC of few columns turns no pairs of them
     "overlay drawn takes",  # too few rows for the keys
-    "without window, soft cap, left padding and masks that are inputs; types D and E run all",
+    "masks that are inputs and caches of several sequences; types D and E run all",
 )
 
 

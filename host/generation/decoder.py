@@ -38,10 +38,10 @@ class Decoder(Closing):
     """Decodes sequences of a causal language model of `transformers`. Not for several threads at once.
 
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
-    values of earlier tokens stay. slots: sequences that are decoded together. capacity:
-    the most tokens of a sequence, its prompt included. board: as for `rsn.compile`. The keys and values of all slots
-    stay on the board; the host has them too, so that a board that failed gets them again. Raises what `rsn.compile`
-    raises, and `PositionError` for a capacity beyond the model's positions.
+    values of earlier tokens stay. slots: sequences that are decoded together. capacity: the most tokens of a sequence,
+    its prompt included. board: as for `rsn.compile`. The keys and values of all slots stay on the board; the host has
+    them too, so that a board that failed gets them again. Raises what `rsn.compile` raises, also for a model with
+    sliding layers, and `PositionError` for a capacity beyond the model's positions.
     """
 
     def __init__(self, model: Any, *, slots: int = 8, capacity: int = 512, board: str = "sim") -> None:
@@ -71,7 +71,7 @@ class Decoder(Closing):
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises `PromptTooLong` for more tokens than a sequence has, `TensorError` for none and for unknown ones."""
-        if not prompt:
+        if not len(prompt):
             raise TensorError("a prompt without tokens")
         if len(prompt) > self.capacity:
             raise PromptTooLong(
@@ -190,8 +190,9 @@ class Decoder(Closing):
         text = self._model.config.get_text_config(decoder=True)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        cache = StaticCache(self._model.config, max_cache_len=self.capacity)
-        cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
+        with torch.inference_mode(False):  # whose tensors could not be written to outside of it
+            cache = StaticCache(self._model.config, max_cache_len=self.capacity)
+            cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
         return cache
 
     def _prompt_sizes(self) -> list[int]:
@@ -203,6 +204,8 @@ class Decoder(Closing):
 
     def _check_known(self, tokens: Iterable[int]) -> None:
         for token in tokens:
+            if not hasattr(token, "__index__"):
+                raise TensorError(f"token {token!r}; tokens are integers")
             if not 0 <= token < self.vocabulary:
                 raise TensorError(f"token {token}; the vocabulary has {self.vocabulary}")
 

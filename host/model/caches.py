@@ -30,7 +30,7 @@ class Caches:
     def __init__(self, host: HostPart, program: Program) -> None:
         self._host = host
         self._buffers = {b.name: b for b in program.with_role(Role.STATE)}
-        self._held: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._held: dict[str, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = {}
         self._turns: dict[int, int] = {}
         """Rows that caches of a kind have taken since they were brought."""
 
@@ -45,8 +45,8 @@ class Caches:
         brought = {}
         for name, (node, _) in self._host.states.items():
             tensor: torch.Tensor = environment[node]
-            version, known = tensor._version, held.get(name)
-            if known is None or known[0]() is not tensor or known[1] != version:
+            known = held.get(name)
+            if known is None or known[0]() is not tensor or known[1] != _state(tensor):
                 brought[name] = self._stored(name, environment)
         rows: dict[str, int] = {}
         for kind in dict.fromkeys(self._host.rings.values()):
@@ -82,7 +82,9 @@ class Caches:
         """Note that the board's states now equal the host's tensors."""
         for name, (node, _) in self._host.states.items():
             tensor = environment[node]
-            self._held[name] = weakref.ref(tensor), tensor._version
+            state = _state(tensor)
+            if state is not None:
+                self._held[name] = weakref.ref(tensor), state
 
     def _stored(self, name: str, environment: dict[Node, Any]) -> Array:
         """A cache in the columns of its buffer."""
@@ -91,3 +93,9 @@ class Caches:
         out = np.zeros(view, np.float32)
         out[..., self._host.state_columns[name]] = self._host.state(name, environment)
         return out
+
+
+def _state(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """What changes with a write to a tensor: its memory and its write counter. None for a tensor of inference mode,
+    which counts no writes: it is brought in each call."""
+    return None if tensor.is_inference() else (tensor.data_ptr(), tensor._version)

@@ -160,7 +160,10 @@ class Compiled(Closing):
             inputs, spans, state = self._traced.host.prologue(*args, **kwargs)
             if rows is not None:
                 spans = self._traced.host.at_rows(spans, rows)
+            known = {p.name for p in self._built.program.parameters}
             parameters = {} if spans is None else spans.parameters()
+            # Constant masks without padding before their rows are no reason for a parameter.
+            parameters = {name: value for name, value in parameters.items() if value or name in known}
             inputs = _shaped(inputs, self._built.program)
             try:
                 brought, turned = self._caches.missing(state, spans)

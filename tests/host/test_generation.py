@@ -13,14 +13,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import MistralConfig, MistralForCausalLM
 
-from rsn.base.errors import BoardError, CacheFull, PositionError, PromptTooLong, TensorError
+from rsn.base.errors import BoardError, CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError
 from rsn.host.generation import Decoder, Generation, Sampling, Stream
 from rsn.host.generation.batching import Event
 from rsn.host.serving.health import State
 from rsn.host.serving.policy import QueueFull
 from rsn.tests.effort import examples
-from rsn.tests.test_generate import END, TOKENS, made
+from rsn.tests.test_generate import END, SIZES, TOKENS, made
 
 Array = npt.NDArray[np.float32]
 
@@ -334,6 +335,14 @@ def difference(got: Array, wanted: torch.Tensor) -> float:
     return float((torch.from_numpy(got) - wanted).abs().max() / wanted.abs().max())
 
 
+def test_models_with_sliding_layers_are_refused_at_once() -> None:
+    """Also with a window longer than the capacity: the cache counts its rows in Python."""
+    for window in (8, 4096):
+        config = MistralConfig(**SIZES, sliding_window=window)
+        with pytest.raises(UnsupportedError, match="a static cache with sliding layers"):
+            Decoder(MistralForCausalLM(config).eval(), slots=1, capacity=24)
+
+
 def test_errors_of_a_decoder() -> None:
     model = made("GPT-2")
     with pytest.raises(PositionError, match="300 tokens; the model has positions for 256"):
@@ -345,6 +354,8 @@ def test_errors_of_a_decoder() -> None:
             decoder.prefill(0, [1] * 5)
         with pytest.raises(TensorError, match="without tokens"):
             decoder.prefill(0, [])
+        with pytest.raises(TensorError, match=r"token 3\.7; tokens are integers"):
+            decoder.prefill(0, [3.7])  # type: ignore[list-item]
         with pytest.raises(TensorError, match="token 96"):
             decoder.prefill(0, [96])
         with pytest.raises(TensorError, match="token -1"):
