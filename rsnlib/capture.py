@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from io import StringIO
@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
+from .key_spans import RowsOfCaches, rows_of
 from .static_cache import register as register_static_cache
 from .structure import Structure
 
@@ -362,17 +363,18 @@ class Interface:
                 return f"argument {name} ({type(value).__name__}) has another structure than in the example ({form})"
         return "the arguments differ in number or structure from those the module was traced with"
 
-    def unbind(self, environment: Environment, rows: Sequence[int] | None = None) -> Any:
+    def unbind(self, environment: Environment, rows: RowsOfCaches | None = None) -> Any:
         """The module's result, in its original structure, from the values of all nodes. Writes what the module writes
-        to its arguments. rows: of each sequence, the row of a cache that its new one becomes, instead of the row that
-        the module says."""
+        to its arguments. rows: the rows of caches that new ones become, instead of those that the module says."""
         for argument, value in self.writes:
             if value not in environment:  # new rows of a cache, which need no copy of all of it
                 a = arguments(value)
+                cache = environment[argument]
                 if rows is None:
-                    environment[argument].index_copy_(a["dim"], environment[a["index"]], environment[a["source"]])
+                    cache.index_copy_(a["dim"], environment[a["index"]], environment[a["source"]])
                 else:
-                    environment[argument][range(len(rows)), :, list(rows)] = environment[a["source"]][:, :, 0]
+                    own = list(rows_of(rows, cache.shape[2]))
+                    cache[range(len(own)), :, own] = environment[a["source"]][:, :, 0]
             elif environment[argument] is not environment[value]:
                 environment[argument].copy_(environment[value])
         written = {value: argument for argument, value in self.writes}  # what is returned is the argument itself

@@ -22,7 +22,7 @@ from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of
 from .factors import Factors
-from .key_spans import KeySpans
+from .key_spans import KeySpans, RowsOfCaches, rows_of
 from .mask import FORBIDDEN, PLAIN, Pattern, key_spans
 
 
@@ -173,7 +173,7 @@ class HostPart:
             return None
         if any(not torch.equal(x, found[0]) for x in found):
             raise TensorError("the layers append to different rows of their caches")
-        row, count = int(found[0]), kind or next(self.seq_of(name) for name in self.states)
+        row, count = int(found[0]), self._cache_rows(kind)
         if not 0 <= row < count:
             raise CacheFull(f"row {row} of a cache of {count} rows")
         return np.full(self.batch, row, np.int64)
@@ -193,27 +193,43 @@ class HostPart:
             for name, (node, view) in self.sources.items()
         } | {name: table.rows(environment, self.batch, self.seq) for name, table in self.tables.items()}
 
-    def at_rows(self, spans: KeySpans | None, rows: Sequence[int]) -> KeySpans:
-        """The parameters of a call in which each sequence takes a new row of its own in all caches. spans: from the
-        prologue. Raises `UnsupportedError` for a network without such caches, `CacheFull` for a row beyond them."""
-        if spans is None or spans.rows is None or spans.others or self.rings or self.after_caches:
+    def at_rows(self, spans: KeySpans | None, rows: RowsOfCaches) -> KeySpans:
+        """The parameters of a call in which each sequence takes new rows of its own in caches. spans: from the
+        prologue. rows: by the number of rows that caches have, or of all caches. Raises `UnsupportedError` for a
+        network without such caches, `CacheFull` for a row beyond them."""
+        if spans is None or not self.rows_taken or self.rings or self.after_caches:
             raise UnsupportedError("rows of sequences: the model appends no rows to caches, or uses these otherwise")
+        for kind in set(self.rows_taken.values()):
+            taken = np.array(
+                self._checked_rows(rows_of(rows, self._cache_rows(kind)), self._cache_rows(kind)), np.int64
+            )
+            if kind:
+                spans = spans._replace(others={**spans.others, kind: spans.others[kind]._replace(rows=taken)})
+            else:
+                spans = spans._replace(rows=taken)
+        return spans
+
+    def _checked_rows(self, rows: Sequence[int], count: int) -> Sequence[int]:
+        """Rows of the sequences, in caches of `count` rows. Raises like `at_rows`."""
         if len(rows) != self.batch:
             raise TensorError(f"{len(rows)} rows for {self.batch} sequences")
-        count = min(self.seq_of(name) for name in self.states)
         for row in rows:
             if not hasattr(row, "__index__") or isinstance(row, bool):
                 raise TensorError(f"row {row!r} of a cache; rows are integers")
             if not 0 <= row < count:
                 raise CacheFull(f"row {row} of a cache of {count} rows")
-        return spans._replace(rows=np.array(rows, np.int64))
+        return rows
+
+    def _cache_rows(self, kind: int) -> int:
+        """The number of rows of the caches of a kind."""
+        return kind or next(self.seq_of(name) for name in self.states)
 
     @property
     def after_caches(self) -> bool:
         """Whether an operator behind the machine makes a cache that a call does not only keep in its argument."""
         return any(node.target is torch.ops.aten.index_copy.default for node in self.after)
 
-    def epilogue(self, outputs: Mapping[str, Array], state: Environment, rows: Sequence[int] | None = None) -> Any:
+    def epilogue(self, outputs: Mapping[str, Array], state: Environment, rows: RowsOfCaches | None = None) -> Any:
         """Run the operators after the machine. Returns the module's result, in its original structure. rows: as for
         `Interface.unbind`.
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from ..base.errors import TensorError
+
+RowsOfCaches = Sequence[int] | Mapping[int, Sequence[int]]
+"""Where caches take the new row of each sequence: all caches, or by the number of rows that caches have."""
+
+
+def rows_of(rows: RowsOfCaches, count: int) -> Sequence[int]:
+    """Where caches of `count` rows take the new row of each sequence. Raises TensorError if `rows` lacks them."""
+    if not isinstance(rows, Mapping):
+        return rows
+    if count not in rows:
+        raise TensorError(f"new rows for caches of {sorted(rows)} rows; the model has caches of {count}")
+    return rows[count]
 
 
 class KeySpans(NamedTuple):

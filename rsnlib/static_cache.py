@@ -18,7 +18,7 @@ TENSORS = ("keys", "values", "cumulative_length")
 NUMBERS = ("max_cache_len",)
 COUNTER = "cumulative_length_int"
 """Of sliding layers: the rows in use, from which they make their masks."""
-FACTS = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_dim")
+FACTS = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_dim", "is_sliding")
 
 
 def register() -> None:
@@ -35,8 +35,33 @@ def register() -> None:
         )
 
 
+def without_windows(cache: Any, rows: int | None = None) -> None:
+    """Replace the sliding layers of an empty cache by plain ones, whose rows the caller arranges.
+
+    rows: of these layers; None: as many as they had. The masks that a model makes for them hide what a window hides
+    from the row `cumulative_length`. Raises UnsupportedError for layers that keep other things than keys and values.
+    """
+    from transformers.cache_utils import StaticLayer
+
+    _check(cache)
+    for i, layer in enumerate(cache.layers):
+        if hasattr(layer, COUNTER):
+            plain = StaticLayer(rows or layer.max_cache_len)
+            plain.is_sliding = True  # the model looks for it when it makes masks of windows
+            cache.layers[i] = plain
+
+
+def _check(cache: Any) -> None:
+    for layer in cache.layers:
+        if not all(hasattr(layer, name) for name in (*TENSORS, *NUMBERS)):
+            raise UnsupportedError(
+                f"a static cache with a {type(layer).__name__}; supported are keys and values of tokens"
+            )
+
+
 def _flatten(cache: Any) -> tuple[list[Any], Any]:
     """The tensors of all layers, and what else tells the cache from others."""
+    _check(cache)
     if not all(layer.is_initialized for layer in cache.layers):
         raise TensorError(
             "a static cache without tensors: call its early_initialization(batch_size=, num_heads=, head_dim=, dtype=, "
@@ -49,7 +74,7 @@ def _flatten(cache: Any) -> tuple[list[Any], Any]:
         )
     tensors = [getattr(layer, name) for layer in cache.layers for name in TENSORS]
     layers = tuple(
-        (type(layer), tuple((name, getattr(layer, name)) for name in (*NUMBERS, *FACTS) if hasattr(layer, name)))
+        (type(layer), tuple((name, getattr(layer, name)) for name in (*NUMBERS, *FACTS) if name in vars(layer)))
         for layer in cache.layers
     )
     return tensors, (type(cache), layers)

@@ -424,3 +424,5 @@ def test_rows_that_are_no_integers() -> None:
         for rows in ([0.7, 2.9], [True, True]):
             with pytest.raises(TensorError, match="rows are integers"):
                 compiled.step(rows, x, *caches(2, 0), at, mask)  # type: ignore[arg-type]
+        with pytest.raises(TensorError, match=rf"new rows for caches of \[3\] rows; the model has caches of {CAPACITY}"):
+            compiled.step({3: [0, 1]}, x, *caches(2, 0), at, mask)

@@ -14,19 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.deferred import deferred
-from ...base.errors import CacheFull, PositionError, PromptTooLong, TensorError, require_torch
+from ...base.errors import CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError, require_torch
 from ..closing import Closing
 from ..model.compiled import Compiled
 from ..model.shared_bank import SharedBank
 
 if TYPE_CHECKING:
-    from ...rsnlib import changes
+    from ...rsnlib import changes, static_cache
     from ...rsnlib import pipeline as pipelines
     from ...rsnlib import pool as pools
 else:
     changes = deferred("rsn.rsnlib.changes")
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
+    static_cache = deferred("rsn.rsnlib.static_cache")
 
 Array = npt.NDArray[np.float32]
 
@@ -40,8 +41,9 @@ class Decoder(Closing):
     model: in eval mode, in float32. A change of it counts from the next prompt or step on, as in PyTorch: the keys and
     values of earlier tokens stay. slots: sequences that are decoded together. capacity: the most tokens of a sequence,
     its prompt included. board: as for `rsn.compile`. The keys and values of all slots stay on the board; the host has
-    them too, so that a board that failed gets them again. Raises what `rsn.compile` raises, also for a model with
-    sliding layers, and `PositionError` for a capacity beyond the model's positions.
+    them too, so that a board that failed gets them again. A layer with a sliding window has as many rows as the window,
+    and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError` for a model that
+    attends to chunks, and `PositionError` for a capacity beyond the model's positions.
     """
 
     def __init__(self, model: Any, *, slots: int = 8, capacity: int = 512, board: str = "sim") -> None:
@@ -49,6 +51,8 @@ class Decoder(Closing):
         if slots < 1 or capacity < 2:
             raise TensorError(f"{slots} slots of {capacity} rows; there must be one of two at least")
         text = model.config.get_text_config(decoder=True)
+        if getattr(text, "attention_chunk_size", None) is not None:
+            raise UnsupportedError("a model that attends to chunks: each slot would be in a chunk of its own")
         positions = getattr(text, "max_position_embeddings", None)
         if positions is not None and capacity > positions:
             raise PositionError(f"sequences of {capacity} tokens; the model has positions for {positions}")
@@ -99,10 +103,12 @@ class Decoder(Closing):
         with torch.no_grad():
             logits = self._prompts[rows](**arguments).logits
             for whole, own in zip(self._cache.layers, arguments["past_key_values"].layers, strict=True):
+                count = whole.max_cache_len
+                kept = torch.arange(max(0, len(tokens) - count), len(tokens))
                 for name in ("keys", "values"):
                     cache = getattr(whole, name)[slot]
                     cache.zero_()  # a hidden row counts 0 times its value, which for what is no number is no number
-                    cache[:, : len(tokens)] = getattr(own, name)[0, :, : len(tokens)]
+                    cache[:, kept % count] = getattr(own, name)[0, :, kept]
         self._lengths[slot] = len(tokens)
         return _numbers(logits[0, -1])
 
@@ -121,7 +127,9 @@ class Decoder(Closing):
                 raise CacheFull(f"slot {slot} has {self.capacity} tokens, as many as its cache has rows")
         self._follow()
         # A slot without a token takes a row too: one that its next token writes anew, or none ever reads.
-        rows = [min(length, self.capacity - 1) for length in self._lengths]
+        taken = [min(length, self.capacity - 1) for length in self._lengths]
+        counts = {layer.max_cache_len for layer in self._cache.layers}
+        rows = {count: [row % count for row in taken] for count in counts}
         with torch.no_grad():
             logits = self._step.step(rows, **self._step_arguments(tokens)).logits
         for slot in tokens:
@@ -162,20 +170,21 @@ class Decoder(Closing):
         ids[0, : len(tokens)] = torch.tensor(list(tokens))
         return {
             "input_ids": ids,
-            "past_key_values": self._static_cache(1),
+            "past_key_values": self._static_cache(1, self.capacity),
             "logits_to_keep": torch.tensor([len(tokens) - 1]),
         }
 
     def _step_arguments(self, tokens: Mapping[int, int]) -> dict[str, Any]:
         """The model's arguments. The module computes one position for all sequences; that is the last row, so that its
-        own mask hides nothing, and the attention mask says what each sequence sees."""
+        own masks hide nothing, and the attention mask says what each sequence sees: of a layer with a window its first
+        columns. The order of keys does not matter, and they have their positions already."""
         import torch
 
         mask = torch.zeros(self.slots, self.capacity, dtype=torch.long)
         for slot, length in enumerate(self._lengths):
             mask[slot, : length + 1] = 1
         for layer in self._cache.layers:
-            layer.cumulative_length.fill_(self.capacity - 1)
+            layer.cumulative_length.fill_(layer.max_cache_len - 1)
         return {
             "input_ids": torch.tensor([[tokens.get(slot, 0)] for slot in range(self.slots)]),
             "attention_mask": mask,
@@ -183,7 +192,8 @@ class Decoder(Closing):
             "past_key_values": self._cache,
         }
 
-    def _static_cache(self, batch: int) -> Any:
+    def _static_cache(self, batch: int, rows: int | None = None) -> Any:
+        """A cache for some sequences. rows: of its sliding layers; None: as many as a row of theirs sees."""
         import torch
         from transformers.cache_utils import StaticCache
 
@@ -192,6 +202,7 @@ class Decoder(Closing):
         columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         with torch.inference_mode(False):  # whose tensors could not be written to outside of it
             cache = StaticCache(self._model.config, max_cache_len=self.capacity)
+            static_cache.without_windows(cache, rows)
             cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
         return cache
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...rsnlib.changes import Followed
+    from ...rsnlib.key_spans import RowsOfCaches
     from ...rsnlib.partition import Traced
     from ...rsnlib.pipeline import Pipeline
     from ...rsnlib.pool import Pool
@@ -140,16 +141,17 @@ class Compiled(Closing):
         """The same as a call, under the name that modules have for it."""
         return self(*args, **kwargs)
 
-    def step(self, rows: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+    def step(self, rows: RowsOfCaches, *args: Any, **kwargs: Any) -> Any:
         """The same as a call, of a model with caches, but the new row of sequence b becomes row rows[b] of its caches,
-        whichever row the model computes. The attention mask must say what each sequence sees.
+        whichever row the model computes. The attention mask must say what each sequence sees. For caches with different
+        numbers of rows, `rows` has the rows by these numbers: of caches of n rows, rows[n][b].
 
         Raises what a call raises, and `UnsupportedError` for a model that does not append one row to caches.
         """
         return self.call_with(None, args, kwargs, rows)
 
     def call_with(
-        self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int] | None = None
+        self, seen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowsOfCaches | None = None
     ) -> Any:
         """The same as a call. seen: the model's change count, if the caller has just looked it up; None looks it up.
         rows: as for `step`."""

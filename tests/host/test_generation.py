@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
+)
 
 from rsn.base.errors import BoardError, CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError
 from rsn.host.generation import Decoder, Generation, Sampling, Stream
@@ -21,7 +37,7 @@ from rsn.host.generation.batching import Event
 from rsn.host.serving.health import State
 from rsn.host.serving.policy import QueueFull
 from rsn.tests.effort import examples
-from rsn.tests.test_generate import END, SIZES, TOKENS, made
+from rsn.tests.test_generate import END, OF_GEMMA, SIZES, TOKENS, made
 
 Array = npt.NDArray[np.float32]
 
@@ -335,12 +351,94 @@ def difference(got: Array, wanted: torch.Tensor) -> float:
     return float((torch.from_numpy(got) - wanted).abs().max() / wanted.abs().max())
 
 
-def test_models_with_sliding_layers_are_refused_at_once() -> None:
-    """Also with a window longer than the capacity: the cache counts its rows in Python."""
-    for window in (8, 4096):
-        config = MistralConfig(**SIZES, sliding_window=window)
-        with pytest.raises(UnsupportedError, match="a static cache with sliding layers"):
-            Decoder(MistralForCausalLM(config).eval(), slots=1, capacity=24)
+WINDOWED: dict[str, Callable[[int], Any]] = {
+    "Mistral": lambda w: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=w)),
+    "Gemma 3": lambda w: Gemma3ForCausalLM(Gemma3TextConfig(**OF_GEMMA | {"sliding_window": w})),
+    "Qwen2": lambda w: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, sliding_window=w, use_sliding_window=True, max_window_layers=1)
+    ),
+    "Phi-3": lambda w: Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=w)),
+    "StarCoder2": lambda w: Starcoder2ForCausalLM(Starcoder2Config(**SIZES, sliding_window=w)),
+}
+"""Models with windows in all layers, or in some."""
+
+
+def windowed(name: str, window: int) -> Any:
+    """A model in which other tokens matter: its weights are larger than a new model's."""
+    torch.manual_seed(1)
+    model = WINDOWED[name](window).eval()
+    for path, weight in model.named_parameters():
+        if weight.ndim > 1 and ".layers." in path:
+            weight.data.mul_(6)
+    return model
+
+
+def decode_beside_pytorch(model: Any, seed: int, rounds: int, capacity: int, board: str = "sim") -> float:
+    """Slots with prompts of any lengths, which join and leave between steps. Returns the largest difference of the
+    logits from those of PyTorch, which gets all tokens of a sequence at once and has no cache."""
+    draw, worst, slots = random.Random(seed), 0.0, 3
+    held: dict[int, list[int]] = {}
+
+    def compare(slot: int, got: Array) -> None:
+        nonlocal worst
+        wanted = model(torch.tensor([held[slot]]), use_cache=False).logits[0, -1]
+        worst = max(worst, difference(got, wanted))
+
+    with Decoder(model, slots=slots, capacity=capacity, board=board) as decoder, torch.no_grad():
+        for _ in range(rounds):
+            slot = draw.randrange(slots)
+            if slot in held and draw.random() < 0.3:
+                decoder.free(slot)
+                del held[slot]
+            elif slot not in held:
+                held[slot] = [draw.randrange(END) for _ in range(draw.randint(1, capacity))]
+                compare(slot, decoder.prefill(slot, held[slot]))
+            for _ in range(draw.randint(1, 6)):
+                own = {k: draw.randrange(END) for k in held if len(held[k]) < capacity and draw.random() < 0.8}
+                for k, token in own.items():
+                    held[k].append(token)
+                for k, logits in decoder.step(own).items() if own else ():
+                    compare(k, logits)
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("Mistral", 8), ("Gemma 3", 5)]
+    + [pytest.param("Gemma 3", w, marks=pytest.mark.long) for w in (1, 16, 29, 30, 31)]
+    + [pytest.param(name, w, marks=pytest.mark.long) for name in WINDOWED for w in (7, 4096)],
+)
+def test_sliding_windows(name: str, window: int) -> None:
+    """Prompts and steps beyond the window, windows up to the capacity and longer."""
+    assert decode_beside_pytorch(windowed(name, window), window, 8, 30) < 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WINDOWED)
+def test_sliding_windows_on_the_cpp_machine(name: str) -> None:
+    assert decode_beside_pytorch(windowed(name, 8), 3, 4, 20, "csim") < 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WINDOWED)
+def test_requests_to_models_with_windows(name: str) -> None:
+    """64 greedy tokens of requests that wait for slots."""
+    model = windowed(name, 12)
+    prompts = [[3, 9, 4], [17], list(range(20, 38)), [5, 5]]
+    with Generation(Decoder(model, slots=2, capacity=96)) as generation:
+        sampling = Sampling(max_tokens=64, stop_tokens=frozenset({END}))
+        streams = [generation.submit(prompt, sampling) for prompt in prompts]
+        got = [list(stream) for stream in streams]
+    assert got == [answer(model, prompt, 64) for prompt in prompts]
+
+
+def test_caches_of_other_kinds_are_refused() -> None:
+    chunked = Llama4TextConfig(**SIZES, head_dim=16, attention_chunk_size=8)
+    with pytest.raises(UnsupportedError, match="attends to chunks"):
+        Decoder(Llama4ForCausalLM(chunked).eval(), slots=1, capacity=24)
+    recurrent = Qwen3NextConfig(**SIZES, num_experts=2)
+    with pytest.raises(UnsupportedError, match="a static cache with a LinearAttentionLayer"):
+        Decoder(Qwen3NextForCausalLM(recurrent).eval(), slots=1, capacity=24)
 
 
 def test_errors_of_a_decoder() -> None:
