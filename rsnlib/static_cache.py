@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from ..base.errors import TensorError, UnsupportedError
+from ..base.errors import CacheFull, TensorError, UnsupportedError
 
 TENSORS = ("keys", "values", "cumulative_length")
 NUMBERS = ("max_cache_len",)
@@ -41,12 +41,10 @@ def without_windows(cache: Any, rows: int | None = None) -> None:
     rows: of these layers; None: as many as they had. The masks that a model makes for them hide what a window hides
     from the row `cumulative_length`. Raises UnsupportedError for layers that keep other things than keys and values.
     """
-    from transformers.cache_utils import StaticLayer
-
     _check(cache)
     for i, layer in enumerate(cache.layers):
         if hasattr(layer, COUNTER):
-            plain = StaticLayer(rows or layer.max_cache_len)
+            plain = _plain_layer()(rows or layer.max_cache_len)
             plain.is_sliding = True  # the model looks for it when it makes masks of windows
             cache.layers[i] = plain
 
@@ -67,17 +65,39 @@ def _flatten(cache: Any) -> tuple[list[Any], Any]:
             "a static cache without tensors: call its early_initialization(batch_size=, num_heads=, head_dim=, dtype=, "
             "device=) first"
         )
-    if any(hasattr(layer, COUNTER) for layer in cache.layers):
-        raise UnsupportedError(
-            "a static cache with sliding layers: it counts its rows in a Python number, which a captured module cannot "
-            'count up; torch.compile(model, backend="rsn") runs it'
-        )
     tensors = [getattr(layer, name) for layer in cache.layers for name in TENSORS]
-    layers = tuple(
-        (type(layer), tuple((name, getattr(layer, name)) for name in (*NUMBERS, *FACTS) if name in vars(layer)))
-        for layer in cache.layers
-    )
-    return tensors, (type(cache), layers)
+    return tensors, (type(cache), tuple(_described(layer) for layer in cache.layers))
+
+
+def _described(layer: Any) -> tuple[type, tuple[tuple[str, Any], ...]]:
+    """The class of a layer and what tells it from others. A sliding layer with free rows is a plain one: its window
+    hides nothing yet, and a captured module counts up tensors only."""
+    facts = {name: vars(layer)[name] for name in (*NUMBERS, *FACTS) if name in vars(layer)}
+    if not hasattr(layer, COUNTER):
+        return type(layer), tuple(facts.items())
+    if getattr(layer, COUNTER) >= layer.max_cache_len:
+        raise CacheFull(
+            f"a static cache with a sliding layer whose {layer.max_cache_len} rows are in use: rsn.compile keeps no "
+            'window beyond them; Decoder and torch.compile(model, backend="rsn") do'
+        )
+    return _plain_layer(), tuple((facts | {"is_sliding": True}).items())
+
+
+def _plain_layer() -> Any:
+    from transformers.cache_utils import StaticLayer
+
+    return StaticLayer
+
+
+def count_rows(arguments: Any) -> None:
+    """Bring the Python numbers of the sliding layers among the arguments of a call up to the tensors that it wrote."""
+    module = sys.modules.get("transformers.cache_utils")
+    if module is None:
+        return
+    for cache in pytree.tree_leaves(arguments, is_leaf=lambda x: isinstance(x, module.StaticCache)):
+        for layer in getattr(cache, "layers", ()):
+            if hasattr(layer, COUNTER):
+                setattr(layer, COUNTER, int(layer.cumulative_length))
 
 
 def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:

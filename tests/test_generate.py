@@ -354,6 +354,36 @@ def test_a_static_cache_of_transformers() -> None:
             compiled(**step(4), past_key_values=StaticCache(model.config, max_cache_len=20))
 
 
+@pytest.mark.parametrize(("capacity", "window"), [(20, 4), (4, 16)])
+def test_sliding_layers_until_they_are_full(capacity: int, window: int) -> None:
+    """PyTorch goes on with the cache as it is; the machine says that it cannot."""
+    import rsn
+
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**OF_GEMMA | {"sliding_window": window})).eval()
+
+    def cache() -> StaticCache:
+        made = StaticCache(model.config, max_cache_len=capacity)
+        made.early_initialization(2, 2, 32, torch.float32, torch.device("cpu"))
+        return made
+
+    def step(t: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([[3 + t], [9 - t]])}
+
+    own, mine = cache(), cache()
+    with rsn.compile(model, step(0) | {"past_key_values": cache()}) as compiled, torch.no_grad():
+        for t in range(4):
+            wanted, got = model(**step(t), past_key_values=own), compiled(**step(t), past_key_values=mine)
+            assert (wanted.logits - got.logits).abs().max() < 1e-5 * wanted.logits.abs().max()
+            assert [x.get_seq_length() for x in mine.layers] == [t + 1, t + 1]
+        with pytest.raises(CacheFull, match="a sliding layer whose 4 rows are in use"):
+            compiled(**step(4), past_key_values=mine)
+        if capacity > 4:
+            wanted, got = model(**step(4), past_key_values=own), model(**step(4), past_key_values=mine)
+            assert (wanted.logits - got.logits).abs().max() < 1e-5 * wanted.logits.abs().max()
+        with pytest.raises(CacheFull, match="a sliding layer whose 4 rows are in use"):
+            rsn.compile(model, step(0) | {"past_key_values": mine})
+
+
 def test_machines_without_caches_refuse_them() -> None:
     import rsn
 
@@ -424,5 +454,7 @@ def test_rows_that_are_no_integers() -> None:
         for rows in ([0.7, 2.9], [True, True]):
             with pytest.raises(TensorError, match="rows are integers"):
                 compiled.step(rows, x, *caches(2, 0), at, mask)  # type: ignore[arg-type]
-        with pytest.raises(TensorError, match=rf"new rows for caches of \[3\] rows; the model has caches of {CAPACITY}"):
+        with pytest.raises(
+            TensorError, match=rf"new rows for caches of \[3\] rows; the model has caches of {CAPACITY}"
+        ):
             compiled.step({3: [0, 1]}, x, *caches(2, 0), at, mask)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...assembler import container
+from ...base.deferred import deferred
 from ...base.durations import duration
 from ...base.errors import ScheduleError, StateLost, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
@@ -36,6 +37,7 @@ from .shared_bank import SharedBank
 if TYPE_CHECKING:
     import torch
 
+    from ...rsnlib import static_cache
     from ...rsnlib.changes import Followed
     from ...rsnlib.key_spans import RowsOfCaches
     from ...rsnlib.partition import Traced
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from ...rsnlib.pool import Pool
     from ...rsnlib.precision import Borders
     from ...scheduler.graph import LayerGraph
+else:
+    static_cache = deferred("rsn.rsnlib.static_cache")
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +182,7 @@ class Compiled(Closing):
             outputs = {name: x.reshape(host.batch, host.seq_of(name), -1) for name, x in result.outputs.items()}
             returned = host.epilogue(outputs, state, rows)
             self._caches.keep(state)
+            static_cache.count_rows((args, kwargs))
             return returned if self._borders is None else self._borders.narrowed(returned)
 
     def _widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
