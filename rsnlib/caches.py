@@ -68,6 +68,8 @@ def roll_in(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None, source: Node) -> Abstract | str:
     new, shape = values.of[source], shape_of(cache)
+    if len(shape) == 4 and shape_of(source)[2] > shape[2]:
+        raise unsupported(node, f"{shape_of(source)[2]} new rows for a cache of {shape[2]}")
     if not values.keeps_caches:
         return "the machine keeps no caches"
     if len(shape) != 4 or shape[0] != values.batch or dtype_of(cache) != torch.float32:

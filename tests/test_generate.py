@@ -382,6 +382,8 @@ def test_sliding_layers_until_they_are_full(capacity: int, window: int) -> None:
             assert (wanted.logits - got.logits).abs().max() < 1e-5 * wanted.logits.abs().max()
         with pytest.raises(CacheFull, match="a sliding layer whose 4 rows are in use"):
             rsn.compile(model, step(0) | {"past_key_values": mine})
+    with pytest.raises(UnsupportedError, match="5 new rows for a cache of 4"):
+        rsn.compile(model, {"input_ids": torch.arange(10).reshape(2, 5), "past_key_values": cache()})
 
 
 def test_machines_without_caches_refuse_them() -> None:
