@@ -80,12 +80,13 @@ def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
             continue
         if fire is None:  # it waits for its own lanes, which are listed themselves
             continue
+        words = fire.words // fire.parts
         for channel in fire.gets:
-            if channel.filled < fire.words and channel not in inner:
-                yield wait(task, "get", channel, fire.words)
+            if channel.filled < words and channel not in inner:
+                yield wait(task, "get", channel, words)
         for channel in fire.puts:
-            if channel.space < fire.words and channel not in inner:
-                yield wait(task, "put", channel, fire.words)
+            if channel.space < words and channel not in inner:
+                yield wait(task, "put", channel, words)
 
 
 def _by_unit(waits: Sequence[Wait]) -> Mapping[str, list[Wait]]:

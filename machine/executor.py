@@ -27,7 +27,7 @@ from ..base.errors import DeadlockError, ProgramError
 from .deadlock import explain
 from .description import Machine
 from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, EventLog, StepSignature
-from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps
+from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps, joined
 from .wiring import Wiring
 from .workload import UopLists, Workload
 
@@ -41,7 +41,8 @@ TIME_IS_UP = -1
 class Task:
     """A process or one lane of it: its generator, clock and pending step.
 
-    unit: the process. after: the task that forked this lane, None for a process. firing: its last firing. children:
+    unit: the process. after: the task that forked this lane, None for a process. firing: its last firing. taken: what
+    the parts so far of a step with several have brought, by stream. children:
     lanes that have not ended. queued: it is in the queue of tasks to step. busy: seconds in which it did not wait.
     choice: the streams among which it waits to choose. offer: when it could choose which of them, as far as is known.
     chosen: the index of the stream, for its kernel.
@@ -63,6 +64,7 @@ class Task:
         "slowest",
         "step",
         "steps",
+        "taken",
         "unit",
     )
 
@@ -74,7 +76,8 @@ class Task:
         self.clock: float = after.clock if after else 0.0
         self.firing: int = after.firing if after else NEVER
         self.pending: Step | None = None
-        self.left = 0  # repetitions of the pending step that are left
+        self.left = 0  # repetitions of the pending step, or of its parts, that are left
+        self.taken: list[list[Any]] = []
         self.step = 0  # number of the pending step in `EventLog.steps`
         self.children = 0
         self.queued = True
@@ -83,6 +86,16 @@ class Task:
         self.choice: AnyOf | None = None
         self.offer: tuple[float, int] | None = None
         self.chosen: int | None = None
+
+
+    def gather(self, payloads: list[Any], ends: bool) -> list[Any]:
+        """Note what a part of a step has brought. Returns the payloads of the whole step when it ends."""
+        self.taken.append(payloads)
+        if not ends:
+            return payloads
+        whole = [joined(pieces) for pieces in zip(*self.taken, strict=True)]
+        self.taken.clear()
+        return whole
 
 
 class Progress:
@@ -260,8 +273,12 @@ class ProcessNetwork(Wiring):
 
         Raises `DeadlockError` with the wait-for report, or `ProgramError` if words are left in streams.
         """
-        ready: deque[Task] = deque(self._tasks)
-        alive: set[Task] = set(self._tasks)
+        return self.run_from(self._tasks)
+
+    def run_from(self, tasks: Iterable[Task]) -> float:
+        """Run to the end with these processes, and the words that streams hold; else as `run`."""
+        ready: deque[Task] = deque(tasks)
+        alive: set[Task] = set(ready)
         end = 0.0
         while ready:
             while ready:
@@ -375,10 +392,11 @@ class ProcessNetwork(Wiring):
                 fire = self._next(task, value, ready, alive)
                 if fire is None:
                     return
-                left = fire.times
+                left = fire.times * fire.parts
                 if firings is not None:
                     task.step = self._step_number(firings, fire)
-            words = fire.words
+            parts = fire.parts
+            words = fire.words if parts == 1 else fire.words // parts
             blocked = False
             for channel in fire.gets:
                 if channel.filled < words:
@@ -403,7 +421,7 @@ class ProcessNetwork(Wiring):
             self._count = number + 1
             payloads: list[Any] = []
             for channel in fire.gets:
-                payload, first, ended, last, opened, firing = channel.take(words)
+                payload, first, ended, last, opened, firing = channel.take(words, parts)
                 payloads.append(payload)
                 if fire.needs_whole_token:
                     first = last
@@ -431,7 +449,8 @@ class ProcessNetwork(Wiring):
                     awaited.full += start - task.clock
                 else:
                     awaited.empty += start - task.clock
-            duration = fire.amount * self._seconds[fire.rate]
+            amount = fire.amount if parts == 1 else fire.amount / parts
+            duration = amount * self._seconds[fire.rate]
             end = start + duration
             if late is not None and finish > end:
                 late.empty += finish - end
@@ -440,7 +459,7 @@ class ProcessNetwork(Wiring):
                 bound = NEVER
             task.clock, task.firing = end, number
             task.busy += duration
-            self.amounts[fire.rate] += fire.amount
+            self.amounts[fire.rate] += amount
             if firings is not None:
                 firings.unit.append(task.unit.index)
                 firings.step.append(task.step)
@@ -454,8 +473,11 @@ class ProcessNetwork(Wiring):
                 firings.origin.append(issue.origin if issue is not None else NEVER)
             # compute and deliver the data
             burst = isinstance(fire, Burst)
-            results: Any = fire.send
-            if fire.do is not None and self.data:
+            ends = parts == 1 or left % parts == 1
+            if parts > 1:
+                payloads = task.gather(payloads, ends)
+            results: Any = fire.send if ends else ()
+            if fire.do is not None and self.data and ends:
                 if burst:
                     results = [row[0] for row in fire.do(1, *([p] for p in payloads)) or ()]
                 else:
@@ -488,9 +510,8 @@ class ProcessNetwork(Wiring):
     def _step_number(self, log: EventLog, fire: Step) -> int:
         """The index of a step in `log.steps`, which lists equal steps once."""
         gets, puts = tuple([c.number for c in fire.gets]), tuple([c.number for c in fire.puts])
-        step = StepSignature(
-            gets, puts, fire.words, fire.needs_whole_token, self._rate_index[fire.rate], float(fire.amount)
-        )
+        words, amount = fire.words // fire.parts, float(fire.amount / fire.parts)
+        step = StepSignature(gets, puts, words, fire.needs_whole_token, self._rate_index[fire.rate], amount)
         known = self._known_steps.setdefault(step, len(self._known_steps))
         if known == len(log.steps):
             log.steps.append(step)

@@ -74,38 +74,48 @@ class Channel:
         self.writer: Task | None = None
         self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
 
-    def take(self, words: int) -> tuple[Any, float, float, float, int, int]:
+    def take(self, words: int, parts: int = 1) -> tuple[Any, float, float, float, int, int]:
         """Remove `words` words; gathers or splits tokens as needed. The caller has checked that `filled` is enough.
 
-        Returns the payload, the clocks of the first word, of the end of its token and of the last word, and the firings
+        parts: of the step that takes them; if it has several, a payload comes with the last word of its token. Returns
+        the payload, the clocks of the first word, of the end of its token and of the last word, and the firings
         that wrote the first and the last one.
         """
         self.filled -= words
         size, payload, first, last, firing = self.tokens.popleft()
         if size == words:
             return payload, first, last, last, firing, firing
-        parts: list[Any] = []
+        pieces: list[Any] = []
         need = words
         start, ended, opened = first, last, firing
         while True:
             if size > need:  # the reader's unit is smaller than the writer's: split the token
-                rest = None
-                if payload is not None:
+                rest = payload
+                if parts > 1:
+                    payload = None
+                elif payload is not None:
                     flat = payload.reshape(-1)
                     cut = len(flat) * need // size
                     payload, rest = flat[:cut], flat[cut:]
                 self.tokens.appendleft((size - need, rest, first, last, firing))
                 size = need
-            parts.append(payload)
+            pieces.append(payload)
             need -= size
             if not need:
                 break
             size, payload, first, last, firing = self.tokens.popleft()
-        whole = None if parts[0] is None else np.concatenate([p.reshape(-1) for p in parts])
-        return whole, start, ended, last, opened, firing
+        return joined(pieces), start, ended, last, opened, firing
 
     def __str__(self) -> str:
         return self.name
+
+
+def joined(pieces: Sequence[Any]) -> Any:
+    """The payload of a step, of what its words brought: None where a word brought nothing by itself."""
+    brought = [p for p in pieces if p is not None]
+    if len(brought) < 2:
+        return brought[0] if brought else None
+    return np.concatenate([p.reshape(-1) for p in brought])
 
 
 class Step:
@@ -116,9 +126,13 @@ class Step:
     tuple); only in a run with data. send: payloads for `puts` that are control, not data: delivered in every run.
     needs_whole_token: the step starts when its inputs are complete (an MME); otherwise it streams them through (a
     Mesh). times: 1; see `Burst`.
+
+    parts: the step is so many equal parts, one after the other: each waits for, takes and delivers `words / parts`
+    words, in `amount / parts` times the rate. `do` is called at the end of the last one, and its payloads come with
+    that. So a stream may hold less than a step moves, which then goes on as the other end does.
     """
 
-    __slots__ = ("amount", "do", "gets", "needs_whole_token", "puts", "rate", "send", "times", "words")
+    __slots__ = ("amount", "do", "gets", "needs_whole_token", "parts", "puts", "rate", "send", "times", "words")
 
     def __init__(
         self,
@@ -131,6 +145,7 @@ class Step:
         do: Callable[..., Any] | None = None,
         send: tuple[Any, ...] = (),
         needs_whole_token: bool = False,
+        parts: int = 1,
     ) -> None:
         self.rate = rate
         self.amount = amount
@@ -140,6 +155,7 @@ class Step:
         self.do = do
         self.send = send
         self.needs_whole_token = needs_whole_token
+        self.parts = parts
         self.times = 1
 
 
@@ -164,8 +180,11 @@ class Burst(Step):
         words: int = 1,
         do: Callable[..., Any] | None = None,
         needs_whole_token: bool = False,
+        parts: int = 1,
     ) -> None:
-        super().__init__(rate, amount, gets=gets, puts=puts, words=words, do=do, needs_whole_token=needs_whole_token)
+        super().__init__(
+            rate, amount, gets=gets, puts=puts, words=words, do=do, needs_whole_token=needs_whole_token, parts=parts
+        )
         self.times = times
 
 

@@ -220,13 +220,14 @@ class TraceTable:
             self.steps += 1
             if self.steps > limit:
                 raise UntraceableError("too many steps to trace")
-            gets = tuple(effect.gets)
-            this = (gets, tuple(effect.puts), effect.words, effect.needs_whole_token, effect.rate, effect.amount)
+            gets, parts = tuple(effect.gets), effect.parts
+            words, amount = effect.words // parts, effect.amount / parts
+            this = (gets, tuple(effect.puts), words, effect.needs_whole_token, effect.rate, amount)
             if times and this == last:
-                times += effect.times
+                times += effect.times * parts
             else:
                 flush()
-                last, times = this, effect.times
+                last, times = this, effect.times * parts
             value = None if isinstance(effect, Burst) else [None] * len(gets)
         flush()
         return self.trace(*rows)

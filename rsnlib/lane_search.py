@@ -47,13 +47,15 @@ MEMORY_KNOBS = (
     Knob("t_even", (6, 7, 8, 10, 12)),
     Knob("t_odd", (5, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32)),
     Knob("kv", (2, 3, 4, 6, 8, 10, 12, 16)),
-    Knob("w", (1, 2, 3, 4)),
+    Knob("w", (0, 1, 2, 3, 4)),
     Knob("w_ddr", (1, 2, 3, 4, 6, 8)),
     Knob("c", (1, 2, 3, 4)),
 )
 """Tiles of 128x128 that memories and FIFOs hold, of K and V blocks of 128x64: a bank of X; T of an even and an odd
-lane; each K and V; the FIFOs from LPDDR to each W, from DDR to W1, and from each MME to its C."""
+lane; each K and V; the FIFOs from LPDDR to each W (0: there is none), from DDR to W1, and from each MME to its C."""
 TILE_ELEMENTS = 128 * 128
+NO_FIFO = TILE_ELEMENTS // 4
+"""Elements that a stream without a FIFO moves at once."""
 GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 
 
@@ -71,8 +73,8 @@ def on_chip_kib(overlay: Overlay) -> float:
     memories = [u.memory for u in overlay.units if u.memory is not None]
     elements = sum(m.slots * m.rows * m.columns for m in memories)
     counted = {name for names in fifos(overlay).values() for name in names}
-    elements += sum(s.depth * s.token.word_elements for s in overlay.streams if s.name in counted)
-    return elements * 4 / 1024
+    held = [s.depth * s.token.word_elements for s in overlay.streams if s.name in counted]
+    return (elements + sum(n for n in held if n > NO_FIFO)) * 4 / 1024
 
 
 def usual(overlay: Overlay) -> Choice:
@@ -106,7 +108,7 @@ def overlay_text(base: Overlay, choice: Choice) -> str:
     name = "-".join([base.name, *(f"{knob}{size}" for knob, size in sizes.items())])
     lines = [f'name = "{name}"', f'overlay = "{base.name}"', "[streams]"]
     for knob, names in fifos(base).items():
-        words = sizes[knob] * TILE_ELEMENTS // streams[names[0]].token.word_elements
+        words = (sizes[knob] * TILE_ELEMENTS or NO_FIFO) // streams[names[0]].token.word_elements
         lines += [f'"{stream}" = {words}' for stream in names]
     slots = {"XIn": 2 * sizes["x"], "KvIn": sizes["kv"]}
     slots |= {u.name: sizes["t_odd" if u.index & 1 else "t_even"] for u in base.by_kind["TIn"]}

@@ -26,7 +26,7 @@ from ...base.errors import BoardError, RsnError
 from ...isa.generate import OUTPUTS
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
-from ...isa.overlays.xnn.tiles import TILE_TOKEN
+from ...isa.overlays.xnn.tiles import BEAT, BEATS
 from . import check_places, pragmas
 from .csim.build import FLAGS, MACHINES, MachineSources, compiled, compiler
 from .csim.machine import MADE_FOR
@@ -225,9 +225,11 @@ def streams(s: Sources) -> Findings:
         if "MME" in {overlay.by_unit[unit].kind for unit in (stream.src, stream.dst)}:
             continue
         label = f"_{stream.label}" if stream.label else ""
-        depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b( \* beats_per_tile)?(?: \* \d+)?"
-        found = re.findall(rf'hls::stream<\w+, {depth}> \w+\("{re.escape(stream.name)}"\)', text)
-        if len(found) != 1 or bool(found[0]) != (stream.token is TILE_TOKEN):
+        beats = stream.token.word_elements // BEAT
+        unit = " * beats_per_tile" if beats == BEATS else f" * {beats}" if beats > 1 else ""
+        depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b{re.escape(unit)}"
+        found = re.findall(rf'hls::stream<\w+, (?:without_fifo\({depth}\)|{depth})> \w+\("{re.escape(stream.name)}"\)', text)
+        if len(found) != 1:
             yield f"stream {stream.name} is declared {len(found)} times with its depth, not once"
     for unit in overlay.units:
         if unit.kind != "MME" and text.count(f'RSN_PROCESS("{unit.name}",') != 1:

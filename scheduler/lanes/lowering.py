@@ -42,7 +42,7 @@ from .blocks import (
 )
 from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum, check_width
 from .order import order_ddr
-from .panels import EMPTY, Mode, Residual, Rows, modes_of, panels_of, shared
+from .panels import EMPTY, LATE, Mode, Residual, Rows, modes_of, panels_of, shared
 from .plan import Banks, Compute, Keys, Load, Planner, Step
 
 
@@ -407,7 +407,7 @@ class Lowering:
         if isinstance(step, Compute) and isinstance(step.op, Feed):
             return (
                 self.rows.stage(panel, matrix),
-                self.rows.land(panel, load.bank, matrix.columns, width, load.name in self.normed),
+                self.rows.land(panel, load.bank, matrix.columns, width, load.name in self.normed, LATE),
             )
         return self._bring(panel, load), EMPTY
 

@@ -11,6 +11,7 @@ the even lanes compute scores, while the odd lanes compute probabilities times v
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -37,6 +38,10 @@ PIECES = 3
 """Tiles of a pair that are on their way from DDR to X at once, at least (`Rows.bring`)."""
 PIECE = 2
 """Most tiles of weights that DDR loads at once: W1 has room for them whenever it waits for one."""
+LATE = 2
+"""Between slices, T sends rows to X by so many tiles later than X takes them. T is ahead of X by the way through the MME;
+so it need not wait for X, and the MME gets its next tile. The MME has room for two tiles without an end to any, so that
+this waits for nothing behind it."""
 EMPTY: Iterator[None] = iter(())
 
 
@@ -192,17 +197,28 @@ class Rows:
                 self.e.take_tiles(2 * pair + 1, (slot,), TileSource.DDR)
             yield
 
-    def land(self, panel: Panel, bank: int, columns: int, width: int, statistics: bool) -> Iterator[None]:
+    def land(
+        self, panel: Panel, bank: int, columns: int, width: int, statistics: bool, late: int = 0
+    ) -> Iterator[None]:
         """Move the rows of a panel from T to a bank of X; yields after each tile of all pairs. width: columns that
-        statistics count."""
+        statistics count. late: by so many steps T sends later than X takes (`LATE`)."""
         halves = self.mode.split(columns)
-        for step in self._pieces(panel, columns):
-            for pair, _, column, slot, lane in step:
-                to = TileTarget.ROWS_ODD if lane & 1 else TileTarget.ROWS_EVEN
-                first = next(r for r in halves if column in r).start
+        sends: deque[list[tuple[int, int, TileTarget]]] = deque()
+
+        def send() -> None:
+            for pair, slot, to in sends.popleft():
                 self.e.send_tiles(2 * pair + 1, (slot,), to)
+
+        for step in self._pieces(panel, columns):
+            sends.append([(p, slot, _rows_of(lane)) for p, _, _, slot, lane in step])
+            if len(sends) > late:
+                send()
+            for _, _, column, _, lane in step:
+                first = next(r for r in halves if column in r).start
                 self.take(lane, bank, (column - first,), first, width if statistics else None, RowSource.ODD)
             yield
+        while sends:
+            send()
 
     def take(
         self,
@@ -573,6 +589,10 @@ class Rows:
 
 def _lane(lane: int) -> TileTarget:
     return TileTarget.ODD if lane & 1 else TileTarget.EVEN
+
+
+def _rows_of(lane: int) -> TileTarget:
+    return TileTarget.ROWS_ODD if lane & 1 else TileTarget.ROWS_EVEN
 
 
 def panels_of(sequences: Sequences, size: int) -> list[Panel]:

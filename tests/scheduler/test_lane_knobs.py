@@ -109,7 +109,7 @@ def test_trail_and_lag_move_the_interleaving() -> None:
 def test_fewer_buffers_take_no_less_time() -> None:
     of = network(6, 512, 512, 8)
     usual_ms = milliseconds(of)
-    for changes in ({"c": 1}, {"kv": 4}, {"t_odd": 10}, {"w": 1}, {"lag": 0}):
+    for changes in ({"c": 1}, {"kv": 4}, {"t_odd": 10}, {"w_ddr": 1}, {"lag": 0}):
         assert milliseconds(of, **changes) >= usual_ms - 0.02, changes
     assert milliseconds(of, c=1) > usual_ms
 

@@ -81,15 +81,18 @@ def compiler(what: str = "board csim") -> str:
     return found
 
 
-def build(*, machine: str = "xnn", program: bool = False, sanitize: str = "", versal: Path = VERSAL) -> Path:
+def build(
+    *, machine: str = "xnn", program: bool = False, sanitize: str = "", two_beats: bool = False, versal: Path = VERSAL
+) -> Path:
     """Build the library, or the program, from the sources in `versal`, unless it is in the cache; return its path.
 
-    machine: one of `MACHINES`. sanitize: one of `SANITIZERS`, or "" for none; only for the program. Several processes
-    may build at the same time. Raises `BoardError` if there is no compiler, or if the build fails.
+    machine: one of `MACHINES`. sanitize: one of `SANITIZERS`, or "" for none; only for the program. two_beats: streams
+    without a FIFO hold two beats, as in hardware, which takes several times as long. Several processes may build at the
+    same time. Raises `BoardError` if there is no compiler, or if the build fails.
     """
     cxx = compiler()
     made_of = MACHINES[machine]
-    flags = [*FLAGS, *made_of.flags]
+    flags = [*FLAGS, *made_of.flags, *(["-DRSN_TWO_BEATS"] if two_beats else [])]
     if sanitize:
         flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"]
     sources = made_of.files(versal, program=program)

@@ -1,21 +1,23 @@
 """Report the deadlock of a native run as the simulator's executor does.
 
-The native machine moves beats where the executor moves whole steps. It reports what every process waits for and how
-much every stream has carried. From this follows the state of the executor at the same point: the step of the uOP that
-each unit cannot take, and the words that earlier steps left in the streams. The executor then writes the report.
+The native machine moves beats where the executor moves parts of steps. It reports what every process waits for and how
+much every stream has carried. From this follows a state of the executor: the part of a step that each unit cannot take,
+and the words that earlier ones left in the streams. The executor goes on from there, since its streams may hold more
+than native ones, and ends at the same point, by a part of a step. It then writes the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
+from ....base.errors import BoardError
 from ....isa.instruction_path import InstructionPath, decoder_of
 from ....isa.overlays.xnn.tiles import BEAT
 from ....isa.packet import expand
 from ....machine.executor import ProcessNetwork, Task
-from ....machine.steps import Issue, Par, Step
+from ....machine.steps import NEVER, Burst, Channel, Issue, Par, Step, Steps
 
 End = tuple[str, bool]
 """Name of a stream, and True for its writer's end, False for its reader's."""
@@ -117,72 +119,103 @@ def stalled(facts: Facts, seed: int) -> str:
     return "\n".join(lines)
 
 
-def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]) -> None:
+def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]) -> NoReturn:
     """Raise the error that the executor would raise in the state of the native machine, if any.
 
     path: the program's instructions. where: source line of a unit's packet or op, for the report. Raises
-    `DeadlockError`, or `ProgramError` if words are left in streams.
+    `DeadlockError`, or `ProgramError` if words are left in streams; `BoardError` if the executor would not stop there.
     """
     net = ProcessNetwork(path.overlay, path, where=where)
-    alive: set[Task] = set()
+    tasks: list[Task] = []
     moved: dict[End, int] = {}
-    # Native streams move at most a beat at a time; to the executor, a tile is one word.
+    # Native streams move at most a beat at a time; to the executor, a word may be many beats.
     beats = {s.name: max(1, s.token.word_elements // BEAT) for s in net.machine.streams}
     for name, flow in facts.streams.items():
         moved[name, False], moved[name, True] = flow.taken // beats.get(name, 1), flow.written // beats.get(name, 1)
     for name in dict.fromkeys(w.process for w in facts.waits):
         if name in net.progress:  # the executor has no fetch process
             waits = [w for w in facts.waits if w.process == name]
-            alive |= set(_tasks(net, path, name, waits, moved))
+            task = net.progress[name].task
+            task.steps = _steps(net, path, name, waits, moved)
+            tasks.append(task)
     for channel in net.channels:
-        channel.filled = moved.get((channel.name, True), 0) - moved.get((channel.name, False), 0)
-        channel.space = channel.capacity - channel.filled
+        held = moved.get((channel.name, True), 0) - moved.get((channel.name, False), 0)
+        _fill(channel, min(max(held, 0), channel.capacity))
         if channel.filled:
             writer, last = channel.source, facts.streams[channel.name].last
             channel.last = (writer, last, Issue(None, _origin(path, writer, last)))
-    net.settle(alive)
+    net.run_from(tasks)
+    waiting = ", ".join(dict.fromkeys(w.process for w in facts.waits)) or "a stream with a part of a word"
+    raise BoardError(f"board csim stopped where the simulator would go on: {waiting}")
 
 
-def _tasks(
+def _fill(channel: Channel, words: int) -> None:
+    """Let a channel hold so many words."""
+    channel.filled, channel.space = words, channel.capacity - words
+    channel.tokens.clear()
+    channel.credits.clear()
+    if words:
+        channel.tokens.append((words, None, 0.0, 0.0, NEVER))
+    if channel.space:
+        channel.credits.append((channel.space, 0.0, NEVER))
+
+
+def _steps(
     net: ProcessNetwork, path: InstructionPath, name: str, waits: Sequence[Wait], moved: dict[End, int]
-) -> Iterator[Task]:
-    """Yield the tasks of a waiting process: the process and its lanes, each at the step that it cannot take.
+) -> Steps:
+    """Return what a waiting process has still to do of its uOP, from the part of a step on that it cannot take. It
+    stops there for good: the parts that it takes now are few.
 
-    moved: words put and got so far, by stream and direction; what parts of untaken steps have moved is taken out.
+    moved: words put and got so far, by stream and direction; what was moved of untaken parts is taken out at once.
     """
     progress = net.progress[name]
-    task = progress.task
     progress.number = waits[0].uop
     progress.issue = Issue(None, _origin(path, name, progress.number))
-    yield task
     idle = any(net.named_channel(w.stream).control and not w.put for w in waits)
     if progress.serves is not None or idle:
         channel = net.named_channel(waits[0].stream)
-        task.pending = Step(puts=(channel,)) if waits[0].put else Step(gets=(channel,))
-        return
+        return _each([Step(puts=(channel,)) if waits[0].put else Step(gets=(channel,))])
     done, effects = _effects(net, path, name, progress.number)
     blocked = {(w.stream, w.put) for w in waits}
+    for at, lanes in enumerate(effects):
+        left = [_left(steps, blocked, done, moved) for steps in lanes]
+        if any(left):
+            return _rest([left, *effects[at + 1 :]])
+    return _each([])
+
+
+def _left(steps: Sequence[Step], blocked: Collection[End], done: dict[End, int], moved: dict[End, int]) -> list[Step]:
+    """Return what is left of the steps of a lane, of the first one as many parts as have not been taken; add to `done`
+    what was."""
+    for number, fire in enumerate(steps):
+        words, parts = fire.words // fire.parts, fire.times * fire.parts
+        ends = [(c.name, False) for c in fire.gets] + [(c.name, True) for c in fire.puts]
+        stuck = [end for end in ends if end in blocked]
+        taken = parts
+        if stuck:  # as many as all the streams that it waits for allowed
+            taken = min(parts, *((moved[end] - done.get(end, 0)) // words for end in stuck))
+        for end in ends:
+            done[end] = done.get(end, 0) + taken * words
+        if taken < parts:
+            for end in ends:
+                moved[end] = done[end]
+            rest = Burst(
+                parts - taken, gets=fire.gets, puts=fire.puts, words=words, needs_whole_token=fire.needs_whole_token
+            )
+            return [rest, *steps[number + 1 :]]
+    return []
+
+
+def _rest(effects: Effects) -> Steps:
     for lanes in effects:
-        stopped = False
-        for number, steps in enumerate(lanes):
-            for fire in steps:
-                ends = [(c.name, False) for c in fire.gets] + [(c.name, True) for c in fire.puts]
-                stuck = [end for end in ends if end in blocked]
-                times = fire.times
-                if stuck:  # it was taken as often as all the streams that it waits for allowed
-                    times = min((moved[end] - done.get(end, 0)) // fire.words for end in stuck)
-                for end in ends:
-                    done[end] = done.get(end, 0) + min(times, fire.times) * fire.words
-                if times < fire.times:
-                    for end in ends:
-                        moved[end] = done[end]
-                    lane = task if len(lanes) == 1 else Task(iter(()), progress, task, number)  # type: ignore[arg-type]
-                    lane.pending = fire
-                    stopped = True
-                    yield lane
-                    break
-        if stopped:
-            return
+        if len(lanes) == 1:
+            yield from lanes[0]
+        else:
+            yield Par(*map(_each, lanes))
+
+
+def _each(steps: Iterable[Step]) -> Steps:
+    yield from steps
 
 
 Effects = list[list[list[Step]]]

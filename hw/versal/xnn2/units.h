@@ -12,6 +12,16 @@
 
 namespace rsn::xnn {
 
+// The depth of a stream without a FIFO. HLS makes it of registers that hold two beats; the model moves so many beats at
+// once (isa/overlays/xnn2/ports.py). Natively it holds these, so that threads take turns less often.
+constexpr int without_fifo(int beats) {
+#if defined(RSN_CSIM) && !defined(RSN_TWO_BEATS)
+    return beats;
+#else
+    return beats < 2 ? beats : 2;
+#endif
+}
+
 // A uOP of DDR: one chunk to or from one peer, by its number in the field of the mOP.
 struct DdrTransfer {
     bool last;

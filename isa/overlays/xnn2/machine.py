@@ -25,7 +25,7 @@ from ...fields import Record
 from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
-from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
+from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE
 from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import mesh, mme, off_chip, operands, results, rows, scratch
@@ -37,7 +37,7 @@ from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
 from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
 from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
-from .ports import FILLED, FREE, TOKENS
+from .ports import FILLED, FREE, PIECE, TILE_TOKEN, TILE_WORDS, TOKENS
 from .resources import needs
 from .results import ACTIVATIONS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
 from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
@@ -52,6 +52,9 @@ TABLE_TOKEN = TokenType("table", TILE, TILE, BEATS, f"{BEATS} words of 1024 bit 
 VECTORS = 2 * COLUMNS
 """Vectors that C of a lane holds: a bias and a scale for each column tile of a bank. With less a program can deadlock,
 because the weights of a slice come behind its vectors."""
+W1_BLOCKS = 4
+"""Blocks from DDR that wait for W1: DDR does one access after another, and in mode P3 a program can deadlock with
+less."""
 STORES = 4
 """Depth of the streams between X and its second read port."""
 X_SLOTS, KV_SLOTS = BANKS * COLUMNS, 12
@@ -151,18 +154,18 @@ def _units() -> tuple[UnitSpec, ...]:
 def _streams() -> tuple[Stream, ...]:
     out: list[Stream] = []
 
-    def tiles(source: str, sink: str, depth: int = 1) -> None:
-        out.append(Stream(source, sink, depth, token=TILE_TOKEN))
+    def tiles(source: str, sink: str, fifo: int = 0) -> None:
+        out.append(Stream(source, sink, fifo * TILE_WORDS or 1, token=TILE_TOKEN))
 
-    def blocks(source: str, sink: str, depth: int = 1) -> None:
-        out.append(Stream(source, sink, depth * BLOCK_WORDS, token=BLOCK_TOKEN))
+    def blocks(source: str, sink: str, fifo: int = 0) -> None:
+        out.append(Stream(source, sink, fifo * BLOCK_WORDS or PIECE, token=BLOCK_TOKEN))
 
     for sink in DDR_SINKS:
-        blocks("DDR", sink, 4 if sink == "W1" else 1)
+        blocks("DDR", sink, W1_BLOCKS if sink == "W1" else 0)
     for source in DDR_SOURCES:
         blocks(source, "DDR")
     for i in range(2):
-        blocks("LPDDR", f"W{i}", 4)
+        blocks("LPDDR", f"W{i}")
     for kind, count in (("X", LANES), ("T", LANES), ("Kv", KV)):
         for i in range(count):
             out.append(Stream(f"{kind}In{i}", f"{kind}Out{i}", TOKENS, FILLED, TOKEN_TYPE))
@@ -172,7 +175,7 @@ def _streams() -> tuple[Stream, ...]:
         out.append(Stream(f"XIn{i}", f"XStore{i}", STORES, FILLED, TOKEN_TYPE))
         out.append(Stream(f"XStore{i}", f"XIn{i}", STORES, FREE, TOKEN_TYPE))
         out.append(Stream("LPDDR", f"C{i}", VECTORS * VECTOR_WORDS, token=VECTOR_TOKEN))
-        out.append(Stream("LPDDR", f"Post{i}", BEATS, token=TABLE_TOKEN))
+        out.append(Stream("LPDDR", f"Post{i}", PIECE, token=TABLE_TOKEN))
         for source in left_sources(i):
             tiles(source, f"MeshA{i}")
         for source in right_sources(i):
@@ -180,9 +183,11 @@ def _streams() -> tuple[Stream, ...]:
         for switch in ("MeshA", "MeshB"):
             tiles(f"{switch}{i}", f"MME{i}", 2)
         tiles(f"MME{i}", f"C{i}", 2)
-        for sink in (f"Post{i}", f"XIn{i}", f"Soft{i // 2}"):
+        tiles(f"C{i}", f"Post{i}", 1)  # the second factor of a gate waits there
+        for sink in (f"XIn{i}", f"Soft{i // 2}"):
             tiles(f"C{i}", sink)
-        tiles(f"XOut{i}", f"C{i}")
+        # X puts its token when all of an operation has gone to C, and C may wait for X to write to a slot of that
+        tiles(f"XOut{i}", f"C{i}", 1)
         out.append(Stream(f"XOut{i}", f"XOut{i ^ 1}", 1, "norm", ROWS_TOKEN))
         for lane in (even, odd):
             tiles(f"TOut{lane}", f"XIn{i}")

@@ -6,12 +6,13 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ....machine.description import UnitSpec
-from ....machine.steps import Burst, Steps
+from ....machine.steps import Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ..xnn.tiles import BEATS
 from .operands import KV, LANES
+from .ports import tiles_by
 
 
 class MeshA(Record, words=1):
@@ -53,7 +54,9 @@ class MeshUnit(Unit):
         def copy(n: int, tiles: Sequence[Any]) -> tuple[Sequence[Any]]:
             return (tiles,)
 
-        yield Burst(uop.tiles, "mesh_beat", BEATS, gets=(self.sources[uop.source],), puts=(self.to_mme,), do=copy)
+        yield tiles_by(
+            "mesh_beat", BEATS, uop.tiles, gets=(self.sources[uop.source],), puts=(self.to_mme,), do=copy
+        )
 
     def effect_key(self, uop: MeshA | MeshB) -> Hashable:
         return uop

@@ -19,6 +19,7 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ..xnn.tiles import TILE, Array
+from .ports import TILE_WORDS
 
 HALF = TILE // 2
 
@@ -97,16 +98,18 @@ class MmeUnit(Unit):
             yield Step("mme_setup_us")
             self.mode = mode
         rate = "mme_k64_us" if op.k64 else "mme_n64_us" if op.n64 else "mme_tile_us"
+        both = self.a, self.b
+        whole: dict[str, Any] = {"words": TILE_WORDS, "needs_whole_token": True}
         for _ in range(op.times):
             for results, depth in ((op.first, op.first_depth), (op.second, op.second_depth)):
                 if depth == 1:
-                    do = self.each(self, op)
-                    yield Burst(results, rate, gets=(self.a, self.b), puts=(self.c,), do=do, needs_whole_token=True)
+                    each = self.each(self, op)
+                    yield Burst(results, rate, gets=both, puts=(self.c,), do=each, **whole)
                     continue
                 for _ in range(results if depth else 0):
                     total = self.sums(self, op)
-                    yield Burst(depth - 1, rate, gets=(self.a, self.b), do=total.add, needs_whole_token=True)
-                    yield Step(rate, gets=(self.a, self.b), puts=(self.c,), do=total.emit, needs_whole_token=True)
+                    yield Burst(depth - 1, rate, gets=both, do=total.add, **whole)
+                    yield Step(rate, gets=both, puts=(self.c,), do=total.emit, **whole)
 
     def effect_key(self, op: Mme) -> Hashable:
         return None if (op.k64, op.n64) != self.mode else op

@@ -15,6 +15,7 @@ from ...overlay import Overlay
 from ...reference import MADE_BY, WIDTH
 from ..xnn.tiles import BEAT
 from .operands import KV, LANES
+from .ports import has_fifo
 from .scratch import ENDS
 
 INDENT = " " * 4
@@ -31,7 +32,7 @@ def top(overlay: Overlay) -> str:
     memories = list(_memories())
     lines = [
         "// The block diagram: fetch and dispatcher, a decoder per unit, the units, memories and streams between them.",
-        "// Depths are the contract's, in beats where it counts tiles (why that changes no verdict: pl/dma_hls.cpp).",
+        "// Depths are the contract's, in beats where it counts words of tiles; what has no FIFO there has none here.",
         f"// {MADE_BY}",
         "// SPDX-License-Identifier: Apache-2.0",
         '#include "../pl/dma_hls.h"',
@@ -267,10 +268,9 @@ def _element(stream: Stream) -> str:
 
 def _depth(stream: Stream) -> str:
     name = f"depth::{stream.src}_to_{stream.dst}" + (f"_{stream.label}" if stream.label else "")
-    if stream.token.name == "tile":
-        return f"{name} * beats_per_tile"
     per_word = max(1, stream.token.word_elements // BEAT)
-    return name if per_word == 1 else f"{name} * {per_word}"
+    depth = name if per_word == 1 else f"{name} * {per_word}"
+    return depth if has_fifo(stream) else f"without_fifo({depth})"
 
 
 def _words(overlay: Overlay, unit: UnitSpec) -> str:

@@ -18,6 +18,7 @@ from ...layout import BLOCK, UNIT
 from ...overlay import Transfer as BankAccess
 from ..xnn.tiles import BEAT, TILE, Array
 from .operands import KV, LANES
+from .ports import PIECE
 
 DDR_SINKS = ("TIn1", "TIn3", "TIn5", *(f"KvIn{i}" for i in range(KV)), "W1")
 DDR_SOURCES = (*(f"XStore{i}" for i in range(LANES)), *(f"Post{i}" for i in range(LANES)))
@@ -97,6 +98,7 @@ class OffChipUnit(Unit):
         yield Step("offchip_uop")
         size, pieces = uop.piece, uop.size // uop.piece
         words = size // BEAT
+        parts = max(1, words // PIECE)
         at = uop.addr * UNIT
 
         def fetch(n: int) -> tuple[Sequence[Array], ...]:
@@ -112,10 +114,10 @@ class OffChipUnit(Unit):
 
         if uop.store:
             source = (self.source(uop.peers[0]),)
-            yield Burst(pieces, self._write, size * 4, gets=source, words=words, do=keep)
+            yield Burst(pieces, self._write, size * 4, gets=source, words=words, parts=parts, do=keep)
         else:
             sinks = tuple(self.sink(peer) for peer in uop.peers)
-            yield Burst(pieces, self._read, size * 4, puts=sinks, words=words, do=fetch)
+            yield Burst(pieces, self._read, size * 4, puts=sinks, words=words, parts=parts, do=fetch)
 
     def effect_key(self, uop: Transfer) -> Hashable:
         return uop.size, uop.store, uop.peers, uop.piece

@@ -15,7 +15,7 @@ from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import unblock
 from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE, Array
-from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, send
+from .ports import HALF, TILE_BLOCKS, TILE_WORDS, ReadPort, WritePort, blocks_in, outside, send, tile_by
 
 LANES = 6
 KV = 4
@@ -72,10 +72,10 @@ class WUnit(Unit):
                 buffers[i % 2] = np.concatenate([unblock(x, TILE, HALF) for x in halves], axis=1)
 
             words = TILE_BLOCKS * BLOCK_WORDS
-            yield Step("mem_word", words, gets=(source,), words=words, do=keep)
+            yield Step("mem_word", words, gets=(source,), words=words, parts=TILE_WORDS, do=keep)
 
         def send(i: int) -> Steps:
-            yield Step("mesh_beat", BEATS, puts=sinks, do=lambda: (buffers[i % 2],) * len(sinks))
+            yield tile_by("mesh_beat", BEATS, puts=sinks, do=lambda: (buffers[i % 2],) * len(sinks))
 
         if uop.tiles:
             yield from fill(0)
@@ -105,7 +105,7 @@ class KvInUnit(WritePort):
                 yield from blocks_in(source, 1, partial(self._keep, uop.slot + i))
                 yield self.done()
             else:
-                yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._both, uop, i))
+                yield tile_by("mesh_beat", BEATS, gets=(source,), do=partial(self._both, uop, i))
                 yield self.done()
 
     def _keep(self, slot: int, number: int, piece: Array) -> None:

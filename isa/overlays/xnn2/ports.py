@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ....machine.description import UnitSpec
+from ....machine.description import Stream, UnitSpec
 from ....machine.steps import Burst, Channel, Step, Steps
+from ....machine.token_type import TokenType
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...layout import block, unblock
-from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE, Array
+from ..xnn.tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array
 
 FILLED, FREE = "filled", "free"
 """Labels of the streams between the two ports."""
@@ -28,7 +29,21 @@ TOKENS = 64
 TILE_BLOCKS = 2
 """128x64 blocks in a tile."""
 HALF = TILE // TILE_BLOCKS
+TILE_WORDS = 4
+"""Words of a tile. A stream without a FIFO holds one, so the unit at its end gets the tile while the other one sends it.
+In hardware such a stream holds two beats (`hw/versal/xnn2/units.h`). With 16 words a tile the times are the same to
+0.01 %; and from one FIFO to the next a tile never goes through more than two such streams, so that nobody has sent more
+of it than half where the end of the way does not take it."""
+TILE_TOKEN = TokenType("tile", TILE, TILE, TILE_WORDS, f"{TILE_WORDS} words make a {TILE}x{TILE} tile")
+PIECE = BEATS // TILE_WORDS
+"""Words of 1024 bit in a word of a tile. So many words of blocks and tables are in a stream without a FIFO."""
 TOKEN = np.zeros(1, np.float32)
+
+
+def has_fifo(stream: Stream) -> bool:
+    """Whether a stream holds more than the units at its ends need to hand a tile, block or table over."""
+    beats = stream.depth * stream.token.word_elements // BEAT
+    return stream.token.rows * stream.token.columns < BLOCK_WORDS * BEAT or beats > PIECE
 
 
 class Slots:
@@ -103,7 +118,27 @@ def send(sinks: Sequence[Channel], tiles: Sequence[Any], make: Any) -> Burst:
         made = [make(place) for place in tiles[at - n : at]]
         return (made,) * len(sinks)
 
-    return Burst(len(tiles), "mesh_beat", BEATS, puts=tuple(sinks), do=some)
+    return tiles_by("mesh_beat", BEATS, len(tiles), puts=tuple(sinks), do=some)
+
+
+def tiles_by(
+    rate: str,
+    amount: float,
+    times: int,
+    *,
+    gets: Sequence[Channel] = (),
+    puts: Sequence[Channel] = (),
+    do: Any = None,
+) -> Burst:
+    """The burst that takes and sends `times` tiles, each word by word. amount: of the rate, for a tile."""
+    return Burst(times, rate, amount, gets=gets, puts=puts, words=TILE_WORDS, parts=TILE_WORDS, do=do)
+
+
+def tile_by(
+    rate: str, amount: float, *, gets: Sequence[Channel] = (), puts: Sequence[Channel] = (), do: Any = None
+) -> Step:
+    """The step that takes and sends a tile, word by word. amount: of the rate."""
+    return Step(rate, amount, gets=gets, puts=puts, words=TILE_WORDS, parts=TILE_WORDS, do=do)
 
 
 def blocks_in(source: Channel, count: int, take: Any) -> Iterator[Step]:
@@ -114,7 +149,7 @@ def blocks_in(source: Channel, count: int, take: Any) -> Iterator[Step]:
         def one(piece: Any, number: int = number) -> None:
             take(number, unblock(np.asarray(piece).reshape(-1), TILE, HALF))
 
-        yield Step("mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=one)
+        yield Step("mem_word", BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, parts=BLOCK_WORDS // PIECE, do=one)
 
 
 def blocks_out(sink: Channel, make: Any) -> Iterator[Step]:
@@ -124,7 +159,7 @@ def blocks_out(sink: Channel, make: Any) -> Iterator[Step]:
         def one(half: int = half) -> tuple[Array]:
             return (block(np.ascontiguousarray(make()[:, half * HALF : (half + 1) * HALF])),)
 
-        yield Step("mem_word", BLOCK_WORDS, puts=(sink,), words=BLOCK_WORDS, do=one)
+        yield Step("mem_word", BLOCK_WORDS, puts=(sink,), words=BLOCK_WORDS, parts=BLOCK_WORDS // PIECE, do=one)
 
 
 def outside(slots: int, first: int, count: int, *, ring: bool, field: str = "slot") -> Iterator[str]:

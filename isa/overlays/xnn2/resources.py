@@ -37,11 +37,12 @@ from ..xnn.logic import (
 )
 from ..xnn.resources import TILES_PER_MME, axi_ports, frame, instruction_streams, streams
 from ..xnn.ring import memory_of
-from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE, TILE_TOKEN
+from ..xnn.tiles import BEAT, BEATS, TILE
 from ..xnn.tiles import LANES as PLIOS
 from .cycles import LOOPS
 from .off_chip import DDR_SOURCES
 from .operands import KV
+from .ports import has_fifo
 from .rows import BANKS
 from .scratch import GROUPS
 
@@ -62,11 +63,6 @@ WORD_ROWS = 2
 """Rows of a word of a block."""
 ROW_BANKS = 4
 """A beat has four rows, so numbers of rows lie in as many memories."""
-
-TILE_FIFOS = frozenset({("XOut", "C"), ("C", "Post")})
-"""Kinds of units between which a stream holds a tile. From X to C it must: X puts its token only when a whole operation
-has gone to C, and C may wait for X to write to that slot. From C to Post it saves time: the second factor of a gate
-waits there. In the others a tile would save less than it takes (`docs/xnn2.md`)."""
 
 # What the loops of hw/versal/xnn2 compute for one beat, or for a row.
 _FACTORS = {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2}
@@ -286,15 +282,9 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
 def depth_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
     """Bits of a word, and the words that the FIFO of a stream holds: 0 if it has none."""
     source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
-    if stream.token is TILE_TOKEN:
-        return WORD_BITS, BEATS * stream.depth * ((source.kind, sink.kind) in TILE_FIFOS)
-    if stream.token is BLOCK_TOKEN:
-        # W fills a tile while it sends another, which is enough for LPDDR; DDR must get rid of more than that
-        kept = stream.depth > BLOCK_WORDS and source.kind == "DDR"
-        return WORD_BITS, stream.depth if kept else 0
-    if sink.kind == "C":
+    if source.kind == "LPDDR" and sink.kind == "C":
         return VECTOR_BITS, stream.depth * WORD_BITS // VECTOR_BITS
-    return WORD_BITS, 0
+    return WORD_BITS, stream.depth * stream.token.word_elements // BEAT if has_fifo(stream) else 0
 
 
 # -- instructions

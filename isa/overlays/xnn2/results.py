@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....machine.description import UnitSpec
-from ....machine.steps import Burst, Channel, Step, Steps
+from ....machine.steps import Channel, Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
@@ -18,7 +18,7 @@ from ..xnn.post_ops import HeadNorm, activation
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
 from .cycles import LOOPS
 from .operands import KV
-from .ports import blocks_out
+from .ports import TILE_WORDS, blocks_out, tile_by, tiles_by
 from .scratch import ENDS, GROUPS, Ended, Weighted
 
 VECTOR_WORDS = TILE // BEAT
@@ -88,7 +88,7 @@ class CUnit(Unit):
     def kernel(self, uop: C) -> Steps:
         sink = self.targets[uop.to]
         if not (uop.bias or uop.scale or uop.residual):
-            yield Burst(uop.tiles, "mesh_beat", BEATS, gets=(self.products,), puts=(sink,), do=lambda n, x: (x,))
+            yield tiles_by("mesh_beat", BEATS, uop.tiles, gets=(self.products,), puts=(sink,), do=lambda n, x: (x,))
             return
         gets: tuple[Channel, ...] = () if uop.alone else (self.products,)
         if uop.residual:
@@ -107,7 +107,7 @@ class CUnit(Unit):
                     parts.append(tiles[-1] * given[-1] if uop.scale else tiles[-1])
                 return (sum(parts[1:], parts[0]),)
 
-            yield Step("mesh_beat", ROUNDS * BEATS, gets=gets, puts=(sink,), do=made)
+            yield tile_by("mesh_beat", ROUNDS * BEATS, gets=gets, puts=(sink,), do=made)
 
     def effect_key(self, uop: C) -> Hashable:
         return uop
@@ -129,7 +129,7 @@ class PostUnit(Unit):
     def kernel(self, uop: Post) -> Steps:
         sink = self.targets[uop.to]
         if uop.table:
-            yield Step("mem_word", BEATS, gets=(self.tables,), words=BEATS, do=self._keep_table)
+            yield Step("mem_word", BEATS, gets=(self.tables,), words=BEATS, parts=TILE_WORDS, do=self._keep_table)
         if uop.gains:
             yield Step("mem_word", VECTOR_WORDS, gets=(self.tables,), words=VECTOR_WORDS, do=self._keep_gains)
         heads = bool(uop.norm or uop.gains or uop.rotate)
@@ -143,16 +143,16 @@ class PostUnit(Unit):
                 taken.append(self._made(uop, taken[0], *gate))
                 return (taken[-1],)
 
-            yield Step("mesh_beat", BEATS, gets=(self.results,), do=taken.append)
+            yield tile_by("mesh_beat", BEATS, gets=(self.results,), do=taken.append)
             if uop.norm:
                 yield Step("mesh_beat", (1 if uop.rms else 2) * HEAD_ROUNDS * BEATS)
             if heads and active:
                 yield Step("rotate_beat", BEATS)
             if uop.to != PostTarget.DDR:
-                yield Step(rate or "mesh_beat", BEATS, gets=second, puts=(sink,), do=made)
+                yield tile_by(rate or "mesh_beat", BEATS, gets=second, puts=(sink,), do=made)
                 continue
             if rate:
-                yield Step(rate, BEATS, gets=second, do=lambda *gate, made=made: made(*gate) and None)
+                yield tile_by(rate, BEATS, gets=second, do=lambda *gate, made=made: made(*gate) and None)
             yield from blocks_out(sink, lambda taken=taken: taken[-1])
 
     def _keep_table(self, table: Any) -> None:
@@ -195,7 +195,7 @@ class SoftUnit(Unit):
         rate = "softcap_beat" if uop.cap else "softmax_beat"
         for _ in range(uop.heads):
             head = Head(uop)
-            yield Burst(uop.tiles, rate, BEATS, gets=(self.scores[uop.odd],), puts=(self.probabilities,), do=head.add)
+            yield tiles_by(rate, BEATS, uop.tiles, gets=(self.scores[uop.odd],), puts=(self.probabilities,), do=head.add)
             yield Step(puts=(self.ends,), do=head.end)
 
     def effect_key(self, uop: Soft) -> Hashable:

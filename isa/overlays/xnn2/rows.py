@@ -20,7 +20,7 @@ from ...fields import Record, bits
 from ...lanes import RowSource, RowTarget
 from ..xnn.tiles import BEATS, TILE, Array
 from .cycles import LOOPS
-from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, outside, send
+from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, outside, send, tile_by
 
 COLUMNS = 8
 """Column tiles of a bank, as the overlay ships."""
@@ -136,7 +136,7 @@ class XInUnit(WritePort):
         source = self.sources[RowSource(uop.source)]
         for i in range(uop.tiles):
             rounds = ROUNDS if uop.statistics else 1
-            yield Step("mesh_beat", rounds * BEATS, gets=(source,), do=partial(self._keep, uop, i))
+            yield tile_by("mesh_beat", rounds * BEATS, gets=(source,), do=partial(self._keep, uop, i))
             yield self.done()
         if uop.store:
             yield Step(puts=(self.store,), do=lambda: (TOKEN,))

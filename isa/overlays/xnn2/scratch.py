@@ -20,7 +20,7 @@ from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import Part, TileSource, TileTarget
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
-from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, send
+from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, send, tile_by
 
 ENDS = "ends"
 """Label of the streams of `Ended` from Softmax."""
@@ -91,7 +91,7 @@ class TInUnit(WritePort):
             if uop.source == TileSource.DDR:
                 yield from blocks_in(source, TILE_BLOCKS, partial(self._join, uop, i))
             else:
-                yield Step("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
+                yield tile_by("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
             if uop.source == TileSource.SOFTMAX and i == uop.tiles - 1:
                 yield Step(gets=(self.ends,), do=partial(self._end, uop.slot))
             yield self.done()
