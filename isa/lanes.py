@@ -66,9 +66,7 @@ class RowSource(IntEnum):
 
     RESULT = 0
     """C of its lane."""
-    EVEN = 1
-    """T of the even lane of its pair."""
-    ODD = 2
+    SCRATCH = 1
     """T of the odd lane of its pair."""
 
 
@@ -89,7 +87,7 @@ class TileSource(IntEnum):
     """Where T takes tiles from."""
 
     EVEN = 0
-    """Post of the even lane of its pair."""
+    """Post of the even lane of its pair, for T of that lane."""
     ODD = 1
     """Post of the odd lane of its pair."""
     SOFTMAX = 2
@@ -97,7 +95,7 @@ class TileSource(IntEnum):
 
 
 class TileTarget(IntEnum):
-    """Where T sends tiles to: MMEs or X of the even lane of its pair, of the odd lane, of both."""
+    """Where T sends tiles to: MMEs of the even lane of its pair, of the odd lane, of both; T of an odd lane X too."""
 
     EVEN = 0
     ODD = 1
@@ -131,6 +129,7 @@ class PostTarget(IntEnum):
     EVEN = 0
     """T of the even lane of its pair."""
     ODD = 1
+    """T of the odd lane, for Post of that lane."""
     DDR = 2
     KV = 3
     """K0 and those behind it."""

@@ -215,7 +215,7 @@ class Rows:
                 send()
             for _, _, column, _, lane in step:
                 first = next(r for r in halves if column in r).start
-                self.take(lane, bank, (column - first,), first, width if statistics else None, RowSource.ODD)
+                self.take(lane, bank, (column - first,), first, width if statistics else None, RowSource.SCRATCH)
             yield
         while sends:
             send()

@@ -85,7 +85,6 @@ X_TILES = {"slot": 8, "tiles": 8}
     ("unit", "fine", "change", "text"),
     [
         ("XIn0", XIn(**X_TILES), {"slot": 9}, "slots 9 to 16 of a memory that has 16"),
-        ("XIn0", XIn(**X_TILES), {"source": 3}, "source=3 is none"),
         ("XIn0", XIn(wait=1), {"wait": 0}, "takes no tiles, waits for nothing, and lets nothing go on"),
         ("XIn0", XIn(store=1), {"store": 0}, "takes no tiles, waits for nothing, and lets nothing go on"),
         ("XIn0", XIn(**X_TILES, statistics=1, columns=1024), {"slot": 4}, "statistics of slots 4 to 11, which lie"),
@@ -104,6 +103,7 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("TIn2", TIn(tiles=1), {"source": TileSource.SOFTMAX}, "TIn2, of an even lane, has no stream from Softmax"),
         ("TIn2", TIn(tiles=1), {"source": TileSource.DDR}, "TIn2, of an even lane, has no stream from DDR"),
         ("TIn2", TIn(tiles=1), {"part": 3}, "part=3 is none"),
+        ("TIn3", TIn(tiles=1, source=1), {"source": 0}, "TIn3, of an odd lane, has no stream from Post of the even one"),
         ("TIn2", TIn(wait=1), {"wait": 0}, "takes no tiles and waits for nothing"),
         ("TIn3", TIn(slot=23, tiles=24, source=TileSource.DDR), {"slot": 24}, "slot=24: the memory has 24 slots"),
         ("TIn3", TIn(tiles=1, source=TileSource.SOFTMAX), {"part": 1}, "takes whole tiles from Softmax, not part=1"),
@@ -114,28 +114,34 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("TOut2", TOut(slot=7, tiles=2), {"slot": 8}, "slot=8: the memory has 8 slots"),
         ("TOut2", TOut(tiles=1), {"weights": 1}, "TOut2, of an even lane, holds no probabilities"),
         ("TOut2", TOut(wait=1), {"wait": 0}, "sends no tiles and waits for nothing"),
+        ("TOut2", TOut(tiles=1), {"to": TileTarget.ROWS_ODD}, "TOut2, of an even lane, has no stream to X"),
         ("KvIn0", KvIn(slot=11, tiles=12, source=FROM_DDR), {"slot": 12}, "slot=12: the memory has 12 slots"),
         ("KvIn0", KvIn(slot=11, tiles=12, source=FROM_DDR), {"tiles": 13}, "13 slots of a memory that has 12"),
         ("KvIn0", KvIn(tiles=3, second=6), {"second": 2}, "writes slot 2 as a first and as a second block"),
         ("KvIn0", KvIn(tiles=3, second=6), {"second": 12}, "second=12: the memory has 12 slots"),
         ("KvIn0", KvIn(tiles=3, second=6), {"source": 7}, "source=7: there are lanes 0 to 5, and DDR is 6"),
         ("KvIn0", KvIn(wait=1), {"wait": 0}, "takes no tiles and waits for nothing"),
-        ("KvOut3", KvOut(slot=10, tiles=6, wide=1, lanes=1), {"tiles": 7}, "14 slots of a memory that has 12"),
-        ("KvOut3", KvOut(slot=11, tiles=6, wide=1, lanes=1), {"lanes": 0}, "sends tiles to no lane"),
+        ("KvOut3", KvOut(slot=10, tiles=6, wide=1, lanes=2), {"tiles": 7}, "14 slots of a memory that has 12"),
+        ("KvOut3", KvOut(slot=11, tiles=6, wide=1, lanes=2), {"lanes": 0}, "sends tiles to no lane"),
+        ("KvOut3", KvOut(tiles=1, lanes=2), {"lanes": 0b110}, "KvOut3 has no stream to lane 2"),
+        ("KvOut1", KvOut(tiles=1, lanes=1), {"lanes": 0b10}, "KvOut1 has no stream to lane 1"),
         ("KvOut3", KvOut(wait=1), {"wait": 0}, "sends no tiles and waits for nothing"),
         ("W0", W(tiles=1, lanes=1), {"ddr": 1}, "W0 has no stream from DDR"),
-        ("W1", W(tiles=1, lanes=1, ddr=1), {"lanes": 0}, "passes tiles on to no lane"),
-        ("W1", W(tiles=1, lanes=1, ddr=1), {"tiles": 0}, "passes on no tiles"),
+        ("W1", W(tiles=1, lanes=2, ddr=1), {"lanes": 0}, "passes tiles on to no lane"),
+        ("W1", W(tiles=1, lanes=2, ddr=1), {"tiles": 0}, "passes on no tiles"),
+        ("W1", W(tiles=1, lanes=2, ddr=1), {"lanes": 3}, "W1 has no stream to lane 0"),
         ("MeshA0", MeshA(tiles=1, source=3), {"tiles": 0}, "passes on no tiles"),
-        ("MeshB5", MeshB(tiles=1, source=5), {"source": 6}, "source=6 is none: MeshB5 has 6"),
+        ("MeshB4", MeshB(tiles=1, source=2), {"source": 3}, "source=3 is none: MeshB4 has 3"),
         ("MME0", Mme(first=1, first_depth=1), {"times": 0}, "is done 0 times"),
         ("MME0", Mme(first=1, first_depth=1, k64=1), {"n64": 1}, "K = 64 and N = 64 are two modes"),
         ("MME0", Mme(first=1, first_depth=1), {"second": 2}, "second=2, second_depth=0: a part has results and"),
         ("C0", C(tiles=1, to=ResultTarget.SOFTMAX), {"to": 3}, "to=3 is none"),
+        ("C1", C(tiles=1), {"to": ResultTarget.SOFTMAX}, "C1, of an odd lane, has no stream to Softmax"),
         ("C0", C(tiles=1), {"tiles": 0}, "passes on no tiles"),
         ("C0", C(tiles=1, residual=1, alone=1), {"residual": 0}, "alone without a residual: it takes no tiles at all"),
         ("C0", C(tiles=1, residual=1, scale=1), {"residual": 0}, "scale without a residual: it scales nothing"),
         ("Post0", Post(tiles=1, to=PostTarget.KV + 3), {"to": 7}, "to=7 is none"),
+        ("Post0", Post(tiles=1), {"to": PostTarget.ODD}, "Post0, of an even lane, has no stream to T of the odd one"),
         ("Post0", Post(tiles=1), {"activation": 5}, "activation=5 is none"),
         ("Post0", Post(table=1), {"table": 0}, "sends no tiles, and takes neither table nor vector"),
         ("Post0", Post(tiles=1, norm=1, columns=64), {"columns": 0}, "normalises 0 columns of heads of 128"),
@@ -186,7 +192,7 @@ Pair = tuple[str, str, Callable[..., Record], Callable[..., Record]]
 PORTS: list[Pair] = [
     ("XIn4", "XOut4", XIn, XOut),
     ("TIn1", "TOut1", TIn, TOut),
-    ("KvIn2", "KvOut2", lambda **f: KvIn(source=FROM_DDR, **f), lambda **f: KvOut(lanes=1, **f)),
+    ("KvIn2", "KvOut2", lambda **f: KvIn(source=FROM_DDR, **f), lambda **f: KvOut(lanes=2, **f)),
 ]
 each_memory = pytest.mark.parametrize(("write", "read", "put", "get"), PORTS)
 
@@ -404,21 +410,22 @@ def test_halves_of_left_tiles() -> None:
     assert finding.help == "set `k64`, or send whole tiles"
 
 
-@pytest.mark.parametrize(("unit", "source", "mode"), [(1, 3, "k64"), (2, 4, "n64")])
-def test_halves_of_right_tiles(unit: int, source: int, mode: str) -> None:
+@pytest.mark.parametrize(("unit", "lanes", "source", "mode"), [(1, (0, 2), 2, "k64"), (2, (1, 3), 2, "n64")])
+def test_halves_of_right_tiles(unit: int, lanes: tuple[int, int], source: int, mode: str) -> None:
     blocks = KvIn(slot=0, tiles=2, source=FROM_DDR)
-    halves = KvOut(slot=0, tiles=2, lanes=0b11, wait=2)
-    mesh = MeshB(tiles=2, source=source)
-    units: dict[str, Any] = {f"KvIn{unit}": [blocks], "MeshB0": [mesh], "MeshB1": [mesh]}
+    halves = KvOut(slot=0, tiles=2, lanes=sum(1 << i for i in lanes), wait=2)
+    units: dict[str, Any] = {f"KvIn{unit}": [blocks]}
+    units |= {f"MeshB{i}": [MeshB(tiles=2, source=source)] for i in lanes}
+    first, second = (f"MME{i}" for i in lanes)
     products = Mme(first=1, first_depth=2)
     fine = products.replace(**{mode: 1})
-    assert codes(**units, **{f"KvOut{unit}": [halves]}, MME0=[fine], MME1=[fine]) == []
-    finding = only(**units, **{f"KvOut{unit}": [halves]}, MME0=[fine], MME1=[products])
-    assert (finding.code, finding.where) == ("Y08", "MME1 op 0")
+    assert codes(**units, **{f"KvOut{unit}": [halves], first: [fine], second: [fine]}) == []
+    finding = only(**units, **{f"KvOut{unit}": [halves], first: [fine], second: [products]})
+    assert (finding.code, finding.where) == ("Y08", f"{second} op 0")
     wide = halves.replace(tiles=1, wide=1)
-    units |= {"MeshB0": [MeshB(tiles=1, source=source)], "MeshB1": [MeshB(tiles=1, source=source)]}
+    units |= {f"MeshB{i}": [MeshB(tiles=1, source=source)] for i in lanes}
     one = products.replace(first_depth=1)
-    assert codes(**units, **{f"KvOut{unit}": [wide]}, MME0=[one], MME1=[one]) == []
+    assert codes(**units, **{f"KvOut{unit}": [wide], first: [one], second: [one]}) == []
 
 
 # -- programs of the compiler -----------------------------------------------------------------------------------------

@@ -270,20 +270,14 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::TOut0_to_MeshA0 * 128)> t_out0_to_mesh_a0("TOut0->MeshA0");
     hls::stream<Beat, without_fifo(depth::TOut1_to_MeshA0 * 128)> t_out1_to_mesh_a0("TOut1->MeshA0");
     hls::stream<Beat, without_fifo(depth::W0_to_MeshB0 * 128)> w0_to_mesh_b0("W0->MeshB0");
-    hls::stream<Beat, without_fifo(depth::W1_to_MeshB0 * 128)> w1_to_mesh_b0("W1->MeshB0");
     hls::stream<Beat, without_fifo(depth::KvOut0_to_MeshB0 * 128)> kv_out0_to_mesh_b0("KvOut0->MeshB0");
     hls::stream<Beat, without_fifo(depth::KvOut1_to_MeshB0 * 128)> kv_out1_to_mesh_b0("KvOut1->MeshB0");
-    hls::stream<Beat, without_fifo(depth::KvOut2_to_MeshB0 * 128)> kv_out2_to_mesh_b0("KvOut2->MeshB0");
-    hls::stream<Beat, without_fifo(depth::KvOut3_to_MeshB0 * 128)> kv_out3_to_mesh_b0("KvOut3->MeshB0");
     hls::stream<Beat, depth::C0_to_Post0 * 128> c0_to_post0("C0->Post0");
     hls::stream<Beat, without_fifo(depth::C0_to_XIn0 * 128)> c0_to_x_in0("C0->XIn0");
-    hls::stream<Beat, without_fifo(depth::C0_to_Soft0 * 128)> c0_to_soft0("C0->Soft0");
     hls::stream<Beat, depth::XOut0_to_C0 * 128> x_out0_to_c0("XOut0->C0");
     hls::stream<Beat, depth::XOut0_to_XOut1_norm * 12> x_out0_to_x_out1_norm("XOut0->XOut1.norm");
-    hls::stream<Beat, without_fifo(depth::TOut0_to_XIn0 * 128)> t_out0_to_x_in0("TOut0->XIn0");
-    hls::stream<Beat, without_fifo(depth::Post0_to_TIn0 * 128)> post0_to_t_in0("Post0->TIn0");
     hls::stream<Beat, without_fifo(depth::TOut1_to_XIn0 * 128)> t_out1_to_x_in0("TOut1->XIn0");
-    hls::stream<Beat, without_fifo(depth::Post0_to_TIn1 * 128)> post0_to_t_in1("Post0->TIn1");
+    hls::stream<Beat, without_fifo(depth::Post0_to_TIn0 * 128)> post0_to_t_in0("Post0->TIn0");
     hls::stream<Beat, without_fifo(depth::Post0_to_KvIn0 * 128)> post0_to_kv_in0("Post0->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post0_to_KvIn1 * 128)> post0_to_kv_in1("Post0->KvIn1");
     hls::stream<Beat, without_fifo(depth::Post0_to_KvIn2 * 128)> post0_to_kv_in2("Post0->KvIn2");
@@ -298,18 +292,14 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::TOut1_to_MeshA1 * 128)> t_out1_to_mesh_a1("TOut1->MeshA1");
     hls::stream<Beat, without_fifo(depth::W0_to_MeshB1 * 128)> w0_to_mesh_b1("W0->MeshB1");
     hls::stream<Beat, without_fifo(depth::W1_to_MeshB1 * 128)> w1_to_mesh_b1("W1->MeshB1");
-    hls::stream<Beat, without_fifo(depth::KvOut0_to_MeshB1 * 128)> kv_out0_to_mesh_b1("KvOut0->MeshB1");
-    hls::stream<Beat, without_fifo(depth::KvOut1_to_MeshB1 * 128)> kv_out1_to_mesh_b1("KvOut1->MeshB1");
     hls::stream<Beat, without_fifo(depth::KvOut2_to_MeshB1 * 128)> kv_out2_to_mesh_b1("KvOut2->MeshB1");
     hls::stream<Beat, without_fifo(depth::KvOut3_to_MeshB1 * 128)> kv_out3_to_mesh_b1("KvOut3->MeshB1");
     hls::stream<Beat, depth::C1_to_Post1 * 128> c1_to_post1("C1->Post1");
     hls::stream<Beat, without_fifo(depth::C1_to_XIn1 * 128)> c1_to_x_in1("C1->XIn1");
-    hls::stream<Beat, without_fifo(depth::C1_to_Soft0 * 128)> c1_to_soft0("C1->Soft0");
     hls::stream<Beat, depth::XOut1_to_C1 * 128> x_out1_to_c1("XOut1->C1");
     hls::stream<Beat, depth::XOut1_to_XOut0_norm * 12> x_out1_to_x_out0_norm("XOut1->XOut0.norm");
-    hls::stream<Beat, without_fifo(depth::TOut0_to_XIn1 * 128)> t_out0_to_x_in1("TOut0->XIn1");
-    hls::stream<Beat, without_fifo(depth::Post1_to_TIn0 * 128)> post1_to_t_in0("Post1->TIn0");
     hls::stream<Beat, without_fifo(depth::TOut1_to_XIn1 * 128)> t_out1_to_x_in1("TOut1->XIn1");
+    hls::stream<Beat, without_fifo(depth::Post1_to_TIn0 * 128)> post1_to_t_in0("Post1->TIn0");
     hls::stream<Beat, without_fifo(depth::Post1_to_TIn1 * 128)> post1_to_t_in1("Post1->TIn1");
     hls::stream<Beat, without_fifo(depth::Post1_to_KvIn0 * 128)> post1_to_kv_in0("Post1->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post1_to_KvIn1 * 128)> post1_to_kv_in1("Post1->KvIn1");
@@ -324,20 +314,14 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::TOut2_to_MeshA2 * 128)> t_out2_to_mesh_a2("TOut2->MeshA2");
     hls::stream<Beat, without_fifo(depth::TOut3_to_MeshA2 * 128)> t_out3_to_mesh_a2("TOut3->MeshA2");
     hls::stream<Beat, without_fifo(depth::W0_to_MeshB2 * 128)> w0_to_mesh_b2("W0->MeshB2");
-    hls::stream<Beat, without_fifo(depth::W1_to_MeshB2 * 128)> w1_to_mesh_b2("W1->MeshB2");
     hls::stream<Beat, without_fifo(depth::KvOut0_to_MeshB2 * 128)> kv_out0_to_mesh_b2("KvOut0->MeshB2");
     hls::stream<Beat, without_fifo(depth::KvOut1_to_MeshB2 * 128)> kv_out1_to_mesh_b2("KvOut1->MeshB2");
-    hls::stream<Beat, without_fifo(depth::KvOut2_to_MeshB2 * 128)> kv_out2_to_mesh_b2("KvOut2->MeshB2");
-    hls::stream<Beat, without_fifo(depth::KvOut3_to_MeshB2 * 128)> kv_out3_to_mesh_b2("KvOut3->MeshB2");
     hls::stream<Beat, depth::C2_to_Post2 * 128> c2_to_post2("C2->Post2");
     hls::stream<Beat, without_fifo(depth::C2_to_XIn2 * 128)> c2_to_x_in2("C2->XIn2");
-    hls::stream<Beat, without_fifo(depth::C2_to_Soft1 * 128)> c2_to_soft1("C2->Soft1");
     hls::stream<Beat, depth::XOut2_to_C2 * 128> x_out2_to_c2("XOut2->C2");
     hls::stream<Beat, depth::XOut2_to_XOut3_norm * 12> x_out2_to_x_out3_norm("XOut2->XOut3.norm");
-    hls::stream<Beat, without_fifo(depth::TOut2_to_XIn2 * 128)> t_out2_to_x_in2("TOut2->XIn2");
-    hls::stream<Beat, without_fifo(depth::Post2_to_TIn2 * 128)> post2_to_t_in2("Post2->TIn2");
     hls::stream<Beat, without_fifo(depth::TOut3_to_XIn2 * 128)> t_out3_to_x_in2("TOut3->XIn2");
-    hls::stream<Beat, without_fifo(depth::Post2_to_TIn3 * 128)> post2_to_t_in3("Post2->TIn3");
+    hls::stream<Beat, without_fifo(depth::Post2_to_TIn2 * 128)> post2_to_t_in2("Post2->TIn2");
     hls::stream<Beat, without_fifo(depth::Post2_to_KvIn0 * 128)> post2_to_kv_in0("Post2->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post2_to_KvIn1 * 128)> post2_to_kv_in1("Post2->KvIn1");
     hls::stream<Beat, without_fifo(depth::Post2_to_KvIn2 * 128)> post2_to_kv_in2("Post2->KvIn2");
@@ -352,18 +336,14 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::TOut3_to_MeshA3 * 128)> t_out3_to_mesh_a3("TOut3->MeshA3");
     hls::stream<Beat, without_fifo(depth::W0_to_MeshB3 * 128)> w0_to_mesh_b3("W0->MeshB3");
     hls::stream<Beat, without_fifo(depth::W1_to_MeshB3 * 128)> w1_to_mesh_b3("W1->MeshB3");
-    hls::stream<Beat, without_fifo(depth::KvOut0_to_MeshB3 * 128)> kv_out0_to_mesh_b3("KvOut0->MeshB3");
-    hls::stream<Beat, without_fifo(depth::KvOut1_to_MeshB3 * 128)> kv_out1_to_mesh_b3("KvOut1->MeshB3");
     hls::stream<Beat, without_fifo(depth::KvOut2_to_MeshB3 * 128)> kv_out2_to_mesh_b3("KvOut2->MeshB3");
     hls::stream<Beat, without_fifo(depth::KvOut3_to_MeshB3 * 128)> kv_out3_to_mesh_b3("KvOut3->MeshB3");
     hls::stream<Beat, depth::C3_to_Post3 * 128> c3_to_post3("C3->Post3");
     hls::stream<Beat, without_fifo(depth::C3_to_XIn3 * 128)> c3_to_x_in3("C3->XIn3");
-    hls::stream<Beat, without_fifo(depth::C3_to_Soft1 * 128)> c3_to_soft1("C3->Soft1");
     hls::stream<Beat, depth::XOut3_to_C3 * 128> x_out3_to_c3("XOut3->C3");
     hls::stream<Beat, depth::XOut3_to_XOut2_norm * 12> x_out3_to_x_out2_norm("XOut3->XOut2.norm");
-    hls::stream<Beat, without_fifo(depth::TOut2_to_XIn3 * 128)> t_out2_to_x_in3("TOut2->XIn3");
-    hls::stream<Beat, without_fifo(depth::Post3_to_TIn2 * 128)> post3_to_t_in2("Post3->TIn2");
     hls::stream<Beat, without_fifo(depth::TOut3_to_XIn3 * 128)> t_out3_to_x_in3("TOut3->XIn3");
+    hls::stream<Beat, without_fifo(depth::Post3_to_TIn2 * 128)> post3_to_t_in2("Post3->TIn2");
     hls::stream<Beat, without_fifo(depth::Post3_to_TIn3 * 128)> post3_to_t_in3("Post3->TIn3");
     hls::stream<Beat, without_fifo(depth::Post3_to_KvIn0 * 128)> post3_to_kv_in0("Post3->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post3_to_KvIn1 * 128)> post3_to_kv_in1("Post3->KvIn1");
@@ -378,20 +358,14 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::TOut4_to_MeshA4 * 128)> t_out4_to_mesh_a4("TOut4->MeshA4");
     hls::stream<Beat, without_fifo(depth::TOut5_to_MeshA4 * 128)> t_out5_to_mesh_a4("TOut5->MeshA4");
     hls::stream<Beat, without_fifo(depth::W0_to_MeshB4 * 128)> w0_to_mesh_b4("W0->MeshB4");
-    hls::stream<Beat, without_fifo(depth::W1_to_MeshB4 * 128)> w1_to_mesh_b4("W1->MeshB4");
     hls::stream<Beat, without_fifo(depth::KvOut0_to_MeshB4 * 128)> kv_out0_to_mesh_b4("KvOut0->MeshB4");
     hls::stream<Beat, without_fifo(depth::KvOut1_to_MeshB4 * 128)> kv_out1_to_mesh_b4("KvOut1->MeshB4");
-    hls::stream<Beat, without_fifo(depth::KvOut2_to_MeshB4 * 128)> kv_out2_to_mesh_b4("KvOut2->MeshB4");
-    hls::stream<Beat, without_fifo(depth::KvOut3_to_MeshB4 * 128)> kv_out3_to_mesh_b4("KvOut3->MeshB4");
     hls::stream<Beat, depth::C4_to_Post4 * 128> c4_to_post4("C4->Post4");
     hls::stream<Beat, without_fifo(depth::C4_to_XIn4 * 128)> c4_to_x_in4("C4->XIn4");
-    hls::stream<Beat, without_fifo(depth::C4_to_Soft2 * 128)> c4_to_soft2("C4->Soft2");
     hls::stream<Beat, depth::XOut4_to_C4 * 128> x_out4_to_c4("XOut4->C4");
     hls::stream<Beat, depth::XOut4_to_XOut5_norm * 12> x_out4_to_x_out5_norm("XOut4->XOut5.norm");
-    hls::stream<Beat, without_fifo(depth::TOut4_to_XIn4 * 128)> t_out4_to_x_in4("TOut4->XIn4");
-    hls::stream<Beat, without_fifo(depth::Post4_to_TIn4 * 128)> post4_to_t_in4("Post4->TIn4");
     hls::stream<Beat, without_fifo(depth::TOut5_to_XIn4 * 128)> t_out5_to_x_in4("TOut5->XIn4");
-    hls::stream<Beat, without_fifo(depth::Post4_to_TIn5 * 128)> post4_to_t_in5("Post4->TIn5");
+    hls::stream<Beat, without_fifo(depth::Post4_to_TIn4 * 128)> post4_to_t_in4("Post4->TIn4");
     hls::stream<Beat, without_fifo(depth::Post4_to_KvIn0 * 128)> post4_to_kv_in0("Post4->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post4_to_KvIn1 * 128)> post4_to_kv_in1("Post4->KvIn1");
     hls::stream<Beat, without_fifo(depth::Post4_to_KvIn2 * 128)> post4_to_kv_in2("Post4->KvIn2");
@@ -406,27 +380,26 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::TOut5_to_MeshA5 * 128)> t_out5_to_mesh_a5("TOut5->MeshA5");
     hls::stream<Beat, without_fifo(depth::W0_to_MeshB5 * 128)> w0_to_mesh_b5("W0->MeshB5");
     hls::stream<Beat, without_fifo(depth::W1_to_MeshB5 * 128)> w1_to_mesh_b5("W1->MeshB5");
-    hls::stream<Beat, without_fifo(depth::KvOut0_to_MeshB5 * 128)> kv_out0_to_mesh_b5("KvOut0->MeshB5");
-    hls::stream<Beat, without_fifo(depth::KvOut1_to_MeshB5 * 128)> kv_out1_to_mesh_b5("KvOut1->MeshB5");
     hls::stream<Beat, without_fifo(depth::KvOut2_to_MeshB5 * 128)> kv_out2_to_mesh_b5("KvOut2->MeshB5");
     hls::stream<Beat, without_fifo(depth::KvOut3_to_MeshB5 * 128)> kv_out3_to_mesh_b5("KvOut3->MeshB5");
     hls::stream<Beat, depth::C5_to_Post5 * 128> c5_to_post5("C5->Post5");
     hls::stream<Beat, without_fifo(depth::C5_to_XIn5 * 128)> c5_to_x_in5("C5->XIn5");
-    hls::stream<Beat, without_fifo(depth::C5_to_Soft2 * 128)> c5_to_soft2("C5->Soft2");
     hls::stream<Beat, depth::XOut5_to_C5 * 128> x_out5_to_c5("XOut5->C5");
     hls::stream<Beat, depth::XOut5_to_XOut4_norm * 12> x_out5_to_x_out4_norm("XOut5->XOut4.norm");
-    hls::stream<Beat, without_fifo(depth::TOut4_to_XIn5 * 128)> t_out4_to_x_in5("TOut4->XIn5");
-    hls::stream<Beat, without_fifo(depth::Post5_to_TIn4 * 128)> post5_to_t_in4("Post5->TIn4");
     hls::stream<Beat, without_fifo(depth::TOut5_to_XIn5 * 128)> t_out5_to_x_in5("TOut5->XIn5");
+    hls::stream<Beat, without_fifo(depth::Post5_to_TIn4 * 128)> post5_to_t_in4("Post5->TIn4");
     hls::stream<Beat, without_fifo(depth::Post5_to_TIn5 * 128)> post5_to_t_in5("Post5->TIn5");
     hls::stream<Beat, without_fifo(depth::Post5_to_KvIn0 * 128)> post5_to_kv_in0("Post5->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post5_to_KvIn1 * 128)> post5_to_kv_in1("Post5->KvIn1");
     hls::stream<Beat, without_fifo(depth::Post5_to_KvIn2 * 128)> post5_to_kv_in2("Post5->KvIn2");
     hls::stream<Beat, without_fifo(depth::Post5_to_KvIn3 * 128)> post5_to_kv_in3("Post5->KvIn3");
+    hls::stream<Beat, without_fifo(depth::C0_to_Soft0 * 128)> c0_to_soft0("C0->Soft0");
     hls::stream<Weighted, without_fifo(depth::Soft0_to_TIn1 * 128)> soft0_to_t_in1("Soft0->TIn1");
     hls::stream<Beat, depth::Soft0_to_TIn1_ends * 8> soft0_to_t_in1_ends("Soft0->TIn1.ends");
+    hls::stream<Beat, without_fifo(depth::C2_to_Soft1 * 128)> c2_to_soft1("C2->Soft1");
     hls::stream<Weighted, without_fifo(depth::Soft1_to_TIn3 * 128)> soft1_to_t_in3("Soft1->TIn3");
     hls::stream<Beat, depth::Soft1_to_TIn3_ends * 8> soft1_to_t_in3_ends("Soft1->TIn3.ends");
+    hls::stream<Beat, without_fifo(depth::C4_to_Soft2 * 128)> c4_to_soft2("C4->Soft2");
     hls::stream<Weighted, without_fifo(depth::Soft2_to_TIn5 * 128)> soft2_to_t_in5("Soft2->TIn5");
     hls::stream<Beat, depth::Soft2_to_TIn5_ends * 8> soft2_to_t_in5_ends("Soft2->TIn5.ends");
 
@@ -662,8 +635,7 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
                 lpddr_to_post3, lpddr_to_post4, lpddr_to_post5);
     RSN_PROCESS("W0", w0, w0_uops, lpddr_to_w0, w0_to_mesh_b0, w0_to_mesh_b1, w0_to_mesh_b2, w0_to_mesh_b3,
                 w0_to_mesh_b4, w0_to_mesh_b5);
-    RSN_PROCESS("W1", w1, w1_uops, ddr_to_w1, lpddr_to_w1, w1_to_mesh_b0, w1_to_mesh_b1, w1_to_mesh_b2, w1_to_mesh_b3,
-                w1_to_mesh_b4, w1_to_mesh_b5);
+    RSN_PROCESS("W1", w1, w1_uops, ddr_to_w1, lpddr_to_w1, w1_to_mesh_b1, w1_to_mesh_b3, w1_to_mesh_b5);
     RSN_PROCESS("KvIn0", k_in, kv_in0_uops, kv0, ddr_to_kv_in0, kv_out0_to_kv_in0_free, post0_to_kv_in0,
                 post1_to_kv_in0, post2_to_kv_in0, post3_to_kv_in0, post4_to_kv_in0, post5_to_kv_in0,
                 kv_in0_to_kv_out0_filled);
@@ -677,29 +649,25 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
                 post1_to_kv_in3, post2_to_kv_in3, post3_to_kv_in3, post4_to_kv_in3, post5_to_kv_in3,
                 kv_in3_to_kv_out3_filled);
     RSN_PROCESS("KvOut0", k_out, kv_out0_uops, kv0, kv_in0_to_kv_out0_filled, kv_out0_to_kv_in0_free,
-                kv_out0_to_mesh_b0, kv_out0_to_mesh_b1, kv_out0_to_mesh_b2, kv_out0_to_mesh_b3, kv_out0_to_mesh_b4,
-                kv_out0_to_mesh_b5);
+                kv_out0_to_mesh_b0, kv_out0_to_mesh_b2, kv_out0_to_mesh_b4);
     RSN_PROCESS("KvOut1", k_out, kv_out1_uops, kv1, kv_in1_to_kv_out1_filled, kv_out1_to_kv_in1_free,
-                kv_out1_to_mesh_b0, kv_out1_to_mesh_b1, kv_out1_to_mesh_b2, kv_out1_to_mesh_b3, kv_out1_to_mesh_b4,
-                kv_out1_to_mesh_b5);
+                kv_out1_to_mesh_b0, kv_out1_to_mesh_b2, kv_out1_to_mesh_b4);
     RSN_PROCESS("KvOut2", v_out, kv_out2_uops, kv2, kv_in2_to_kv_out2_filled, kv_out2_to_kv_in2_free,
-                kv_out2_to_mesh_b0, kv_out2_to_mesh_b1, kv_out2_to_mesh_b2, kv_out2_to_mesh_b3, kv_out2_to_mesh_b4,
-                kv_out2_to_mesh_b5);
+                kv_out2_to_mesh_b1, kv_out2_to_mesh_b3, kv_out2_to_mesh_b5);
     RSN_PROCESS("KvOut3", v_out, kv_out3_uops, kv3, kv_in3_to_kv_out3_filled, kv_out3_to_kv_in3_free,
-                kv_out3_to_mesh_b0, kv_out3_to_mesh_b1, kv_out3_to_mesh_b2, kv_out3_to_mesh_b3, kv_out3_to_mesh_b4,
-                kv_out3_to_mesh_b5);
+                kv_out3_to_mesh_b1, kv_out3_to_mesh_b3, kv_out3_to_mesh_b5);
     RSN_PROCESS("XIn0", x_in, x_in0_uops, x0, statistics0, x_out0_to_x_in0_free, x_store0_to_x_in0_free,
-                t_out0_to_x_in0, t_out1_to_x_in0, c0_to_x_in0, x_in0_to_x_out0_filled, x_in0_to_x_store0_filled);
+                t_out1_to_x_in0, c0_to_x_in0, x_in0_to_x_out0_filled, x_in0_to_x_store0_filled);
     RSN_PROCESS("XIn1", x_in, x_in1_uops, x1, statistics1, x_out1_to_x_in1_free, x_store1_to_x_in1_free,
-                t_out0_to_x_in1, t_out1_to_x_in1, c1_to_x_in1, x_in1_to_x_out1_filled, x_in1_to_x_store1_filled);
+                t_out1_to_x_in1, c1_to_x_in1, x_in1_to_x_out1_filled, x_in1_to_x_store1_filled);
     RSN_PROCESS("XIn2", x_in, x_in2_uops, x2, statistics2, x_out2_to_x_in2_free, x_store2_to_x_in2_free,
-                t_out2_to_x_in2, t_out3_to_x_in2, c2_to_x_in2, x_in2_to_x_out2_filled, x_in2_to_x_store2_filled);
+                t_out3_to_x_in2, c2_to_x_in2, x_in2_to_x_out2_filled, x_in2_to_x_store2_filled);
     RSN_PROCESS("XIn3", x_in, x_in3_uops, x3, statistics3, x_out3_to_x_in3_free, x_store3_to_x_in3_free,
-                t_out2_to_x_in3, t_out3_to_x_in3, c3_to_x_in3, x_in3_to_x_out3_filled, x_in3_to_x_store3_filled);
+                t_out3_to_x_in3, c3_to_x_in3, x_in3_to_x_out3_filled, x_in3_to_x_store3_filled);
     RSN_PROCESS("XIn4", x_in, x_in4_uops, x4, statistics4, x_out4_to_x_in4_free, x_store4_to_x_in4_free,
-                t_out4_to_x_in4, t_out5_to_x_in4, c4_to_x_in4, x_in4_to_x_out4_filled, x_in4_to_x_store4_filled);
+                t_out5_to_x_in4, c4_to_x_in4, x_in4_to_x_out4_filled, x_in4_to_x_store4_filled);
     RSN_PROCESS("XIn5", x_in, x_in5_uops, x5, statistics5, x_out5_to_x_in5_free, x_store5_to_x_in5_free,
-                t_out4_to_x_in5, t_out5_to_x_in5, c5_to_x_in5, x_in5_to_x_out5_filled, x_in5_to_x_store5_filled);
+                t_out5_to_x_in5, c5_to_x_in5, x_in5_to_x_out5_filled, x_in5_to_x_store5_filled);
     RSN_PROCESS("XOut0", x_out_even, x_out0_uops, x0, statistics0, x_in0_to_x_out0_filled, x_out1_to_x_out0_norm,
                 x_out0_to_x_in0_free, x_out0_to_x_out1_norm, x_out0_to_mesh_a0, x_out0_to_mesh_a1, x_out0_to_c0);
     RSN_PROCESS("XOut1", x_out_odd, x_out1_uops, x1, statistics1, x_in1_to_x_out1_filled, x_out0_to_x_out1_norm,
@@ -726,26 +694,26 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
                 x_store5_to_x_in5_free);
     RSN_PROCESS("TIn0", t_in_even, t_in0_uops, t0, t_out0_to_t_in0_free, post0_to_t_in0, post1_to_t_in0,
                 t_in0_to_t_out0_filled);
-    RSN_PROCESS("TIn1", t_in_odd, t_in1_uops, t1, weights1, ddr_to_t_in1, t_out1_to_t_in1_free, post0_to_t_in1,
-                post1_to_t_in1, soft0_to_t_in1, soft0_to_t_in1_ends, t_in1_to_t_out1_filled);
+    RSN_PROCESS("TIn1", t_in_odd, t_in1_uops, t1, weights1, ddr_to_t_in1, t_out1_to_t_in1_free, post1_to_t_in1,
+                soft0_to_t_in1, soft0_to_t_in1_ends, t_in1_to_t_out1_filled);
     RSN_PROCESS("TIn2", t_in_even, t_in2_uops, t2, t_out2_to_t_in2_free, post2_to_t_in2, post3_to_t_in2,
                 t_in2_to_t_out2_filled);
-    RSN_PROCESS("TIn3", t_in_odd, t_in3_uops, t3, weights3, ddr_to_t_in3, t_out3_to_t_in3_free, post2_to_t_in3,
-                post3_to_t_in3, soft1_to_t_in3, soft1_to_t_in3_ends, t_in3_to_t_out3_filled);
+    RSN_PROCESS("TIn3", t_in_odd, t_in3_uops, t3, weights3, ddr_to_t_in3, t_out3_to_t_in3_free, post3_to_t_in3,
+                soft1_to_t_in3, soft1_to_t_in3_ends, t_in3_to_t_out3_filled);
     RSN_PROCESS("TIn4", t_in_even, t_in4_uops, t4, t_out4_to_t_in4_free, post4_to_t_in4, post5_to_t_in4,
                 t_in4_to_t_out4_filled);
-    RSN_PROCESS("TIn5", t_in_odd, t_in5_uops, t5, weights5, ddr_to_t_in5, t_out5_to_t_in5_free, post4_to_t_in5,
-                post5_to_t_in5, soft2_to_t_in5, soft2_to_t_in5_ends, t_in5_to_t_out5_filled);
-    RSN_PROCESS("TOut0", t_out_even, t_out0_uops, t0, t_in0_to_t_out0_filled, t_out0_to_x_in0, t_out0_to_x_in1,
-                t_out0_to_t_in0_free, t_out0_to_mesh_a0, t_out0_to_mesh_a1);
+    RSN_PROCESS("TIn5", t_in_odd, t_in5_uops, t5, weights5, ddr_to_t_in5, t_out5_to_t_in5_free, post5_to_t_in5,
+                soft2_to_t_in5, soft2_to_t_in5_ends, t_in5_to_t_out5_filled);
+    RSN_PROCESS("TOut0", t_out_even, t_out0_uops, t0, t_in0_to_t_out0_filled, t_out0_to_t_in0_free, t_out0_to_mesh_a0,
+                t_out0_to_mesh_a1);
     RSN_PROCESS("TOut1", t_out_odd, t_out1_uops, t1, weights1, t_in1_to_t_out1_filled, t_out1_to_x_in0, t_out1_to_x_in1,
                 t_out1_to_t_in1_free, t_out1_to_mesh_a0, t_out1_to_mesh_a1);
-    RSN_PROCESS("TOut2", t_out_even, t_out2_uops, t2, t_in2_to_t_out2_filled, t_out2_to_x_in2, t_out2_to_x_in3,
-                t_out2_to_t_in2_free, t_out2_to_mesh_a2, t_out2_to_mesh_a3);
+    RSN_PROCESS("TOut2", t_out_even, t_out2_uops, t2, t_in2_to_t_out2_filled, t_out2_to_t_in2_free, t_out2_to_mesh_a2,
+                t_out2_to_mesh_a3);
     RSN_PROCESS("TOut3", t_out_odd, t_out3_uops, t3, weights3, t_in3_to_t_out3_filled, t_out3_to_x_in2, t_out3_to_x_in3,
                 t_out3_to_t_in3_free, t_out3_to_mesh_a2, t_out3_to_mesh_a3);
-    RSN_PROCESS("TOut4", t_out_even, t_out4_uops, t4, t_in4_to_t_out4_filled, t_out4_to_x_in4, t_out4_to_x_in5,
-                t_out4_to_t_in4_free, t_out4_to_mesh_a4, t_out4_to_mesh_a5);
+    RSN_PROCESS("TOut4", t_out_even, t_out4_uops, t4, t_in4_to_t_out4_filled, t_out4_to_t_in4_free, t_out4_to_mesh_a4,
+                t_out4_to_mesh_a5);
     RSN_PROCESS("TOut5", t_out_odd, t_out5_uops, t5, weights5, t_in5_to_t_out5_filled, t_out5_to_x_in4, t_out5_to_x_in5,
                 t_out5_to_t_in5_free, t_out5_to_mesh_a4, t_out5_to_mesh_a5);
     RSN_PROCESS("MeshA0", mesh_a, mesh_a0_uops, x_out0_to_mesh_a0, x_out1_to_mesh_a0, t_out0_to_mesh_a0,
@@ -760,37 +728,34 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
                 t_out5_to_mesh_a4, a4);
     RSN_PROCESS("MeshA5", mesh_a, mesh_a5_uops, x_out4_to_mesh_a5, x_out5_to_mesh_a5, t_out4_to_mesh_a5,
                 t_out5_to_mesh_a5, a5);
-    RSN_PROCESS("MeshB0", mesh_b, mesh_b0_uops, w0_to_mesh_b0, w1_to_mesh_b0, kv_out0_to_mesh_b0, kv_out1_to_mesh_b0,
-                kv_out2_to_mesh_b0, kv_out3_to_mesh_b0, b0);
-    RSN_PROCESS("MeshB1", mesh_b, mesh_b1_uops, w0_to_mesh_b1, w1_to_mesh_b1, kv_out0_to_mesh_b1, kv_out1_to_mesh_b1,
-                kv_out2_to_mesh_b1, kv_out3_to_mesh_b1, b1);
-    RSN_PROCESS("MeshB2", mesh_b, mesh_b2_uops, w0_to_mesh_b2, w1_to_mesh_b2, kv_out0_to_mesh_b2, kv_out1_to_mesh_b2,
-                kv_out2_to_mesh_b2, kv_out3_to_mesh_b2, b2);
-    RSN_PROCESS("MeshB3", mesh_b, mesh_b3_uops, w0_to_mesh_b3, w1_to_mesh_b3, kv_out0_to_mesh_b3, kv_out1_to_mesh_b3,
-                kv_out2_to_mesh_b3, kv_out3_to_mesh_b3, b3);
-    RSN_PROCESS("MeshB4", mesh_b, mesh_b4_uops, w0_to_mesh_b4, w1_to_mesh_b4, kv_out0_to_mesh_b4, kv_out1_to_mesh_b4,
-                kv_out2_to_mesh_b4, kv_out3_to_mesh_b4, b4);
-    RSN_PROCESS("MeshB5", mesh_b, mesh_b5_uops, w0_to_mesh_b5, w1_to_mesh_b5, kv_out0_to_mesh_b5, kv_out1_to_mesh_b5,
-                kv_out2_to_mesh_b5, kv_out3_to_mesh_b5, b5);
-    RSN_PROCESS("C0", c, c0_uops, lpddr_to_c0, x_out0_to_c0, c0, c0_to_x_in0, c0_to_post0, c0_to_soft0);
-    RSN_PROCESS("C1", c, c1_uops, lpddr_to_c1, x_out1_to_c1, c1, c1_to_x_in1, c1_to_post1, c1_to_soft0);
-    RSN_PROCESS("C2", c, c2_uops, lpddr_to_c2, x_out2_to_c2, c2, c2_to_x_in2, c2_to_post2, c2_to_soft1);
-    RSN_PROCESS("C3", c, c3_uops, lpddr_to_c3, x_out3_to_c3, c3, c3_to_x_in3, c3_to_post3, c3_to_soft1);
-    RSN_PROCESS("C4", c, c4_uops, lpddr_to_c4, x_out4_to_c4, c4, c4_to_x_in4, c4_to_post4, c4_to_soft2);
-    RSN_PROCESS("C5", c, c5_uops, lpddr_to_c5, x_out5_to_c5, c5, c5_to_x_in5, c5_to_post5, c5_to_soft2);
-    RSN_PROCESS("Post0", post, post0_uops, lpddr_to_post0, c0_to_post0, post0_to_ddr, post0_to_kv_in0, post0_to_kv_in1,
-                post0_to_kv_in2, post0_to_kv_in3, post0_to_t_in0, post0_to_t_in1);
-    RSN_PROCESS("Post1", post, post1_uops, lpddr_to_post1, c1_to_post1, post1_to_ddr, post1_to_kv_in0, post1_to_kv_in1,
-                post1_to_kv_in2, post1_to_kv_in3, post1_to_t_in0, post1_to_t_in1);
-    RSN_PROCESS("Post2", post, post2_uops, lpddr_to_post2, c2_to_post2, post2_to_ddr, post2_to_kv_in0, post2_to_kv_in1,
-                post2_to_kv_in2, post2_to_kv_in3, post2_to_t_in2, post2_to_t_in3);
-    RSN_PROCESS("Post3", post, post3_uops, lpddr_to_post3, c3_to_post3, post3_to_ddr, post3_to_kv_in0, post3_to_kv_in1,
-                post3_to_kv_in2, post3_to_kv_in3, post3_to_t_in2, post3_to_t_in3);
-    RSN_PROCESS("Post4", post, post4_uops, lpddr_to_post4, c4_to_post4, post4_to_ddr, post4_to_kv_in0, post4_to_kv_in1,
-                post4_to_kv_in2, post4_to_kv_in3, post4_to_t_in4, post4_to_t_in5);
-    RSN_PROCESS("Post5", post, post5_uops, lpddr_to_post5, c5_to_post5, post5_to_ddr, post5_to_kv_in0, post5_to_kv_in1,
-                post5_to_kv_in2, post5_to_kv_in3, post5_to_t_in4, post5_to_t_in5);
-    RSN_PROCESS("Soft0", soft, soft0_uops, c0_to_soft0, c1_to_soft0, soft0_to_t_in1, soft0_to_t_in1_ends);
-    RSN_PROCESS("Soft1", soft, soft1_uops, c2_to_soft1, c3_to_soft1, soft1_to_t_in3, soft1_to_t_in3_ends);
-    RSN_PROCESS("Soft2", soft, soft2_uops, c4_to_soft2, c5_to_soft2, soft2_to_t_in5, soft2_to_t_in5_ends);
+    RSN_PROCESS("MeshB0", mesh_b_even, mesh_b0_uops, w0_to_mesh_b0, kv_out0_to_mesh_b0, kv_out1_to_mesh_b0, b0);
+    RSN_PROCESS("MeshB1", mesh_b_odd, mesh_b1_uops, w0_to_mesh_b1, w1_to_mesh_b1, kv_out2_to_mesh_b1,
+                kv_out3_to_mesh_b1, b1);
+    RSN_PROCESS("MeshB2", mesh_b_even, mesh_b2_uops, w0_to_mesh_b2, kv_out0_to_mesh_b2, kv_out1_to_mesh_b2, b2);
+    RSN_PROCESS("MeshB3", mesh_b_odd, mesh_b3_uops, w0_to_mesh_b3, w1_to_mesh_b3, kv_out2_to_mesh_b3,
+                kv_out3_to_mesh_b3, b3);
+    RSN_PROCESS("MeshB4", mesh_b_even, mesh_b4_uops, w0_to_mesh_b4, kv_out0_to_mesh_b4, kv_out1_to_mesh_b4, b4);
+    RSN_PROCESS("MeshB5", mesh_b_odd, mesh_b5_uops, w0_to_mesh_b5, w1_to_mesh_b5, kv_out2_to_mesh_b5,
+                kv_out3_to_mesh_b5, b5);
+    RSN_PROCESS("C0", c_even, c0_uops, lpddr_to_c0, x_out0_to_c0, c0, c0_to_x_in0, c0_to_post0, c0_to_soft0);
+    RSN_PROCESS("C1", c_odd, c1_uops, lpddr_to_c1, x_out1_to_c1, c1, c1_to_x_in1, c1_to_post1);
+    RSN_PROCESS("C2", c_even, c2_uops, lpddr_to_c2, x_out2_to_c2, c2, c2_to_x_in2, c2_to_post2, c2_to_soft1);
+    RSN_PROCESS("C3", c_odd, c3_uops, lpddr_to_c3, x_out3_to_c3, c3, c3_to_x_in3, c3_to_post3);
+    RSN_PROCESS("C4", c_even, c4_uops, lpddr_to_c4, x_out4_to_c4, c4, c4_to_x_in4, c4_to_post4, c4_to_soft2);
+    RSN_PROCESS("C5", c_odd, c5_uops, lpddr_to_c5, x_out5_to_c5, c5, c5_to_x_in5, c5_to_post5);
+    RSN_PROCESS("Post0", post_even, post0_uops, lpddr_to_post0, c0_to_post0, post0_to_ddr, post0_to_kv_in0,
+                post0_to_kv_in1, post0_to_kv_in2, post0_to_kv_in3, post0_to_t_in0);
+    RSN_PROCESS("Post1", post_odd, post1_uops, lpddr_to_post1, c1_to_post1, post1_to_ddr, post1_to_kv_in0,
+                post1_to_kv_in1, post1_to_kv_in2, post1_to_kv_in3, post1_to_t_in0, post1_to_t_in1);
+    RSN_PROCESS("Post2", post_even, post2_uops, lpddr_to_post2, c2_to_post2, post2_to_ddr, post2_to_kv_in0,
+                post2_to_kv_in1, post2_to_kv_in2, post2_to_kv_in3, post2_to_t_in2);
+    RSN_PROCESS("Post3", post_odd, post3_uops, lpddr_to_post3, c3_to_post3, post3_to_ddr, post3_to_kv_in0,
+                post3_to_kv_in1, post3_to_kv_in2, post3_to_kv_in3, post3_to_t_in2, post3_to_t_in3);
+    RSN_PROCESS("Post4", post_even, post4_uops, lpddr_to_post4, c4_to_post4, post4_to_ddr, post4_to_kv_in0,
+                post4_to_kv_in1, post4_to_kv_in2, post4_to_kv_in3, post4_to_t_in4);
+    RSN_PROCESS("Post5", post_odd, post5_uops, lpddr_to_post5, c5_to_post5, post5_to_ddr, post5_to_kv_in0,
+                post5_to_kv_in1, post5_to_kv_in2, post5_to_kv_in3, post5_to_t_in4, post5_to_t_in5);
+    RSN_PROCESS("Soft0", soft, soft0_uops, c0_to_soft0, soft0_to_t_in1, soft0_to_t_in1_ends);
+    RSN_PROCESS("Soft1", soft, soft1_uops, c2_to_soft1, soft1_to_t_in3, soft1_to_t_in3_ends);
+    RSN_PROCESS("Soft2", soft, soft2_uops, c4_to_soft2, soft2_to_t_in5, soft2_to_t_in5_ends);
 }

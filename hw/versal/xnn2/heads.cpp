@@ -84,10 +84,10 @@ Beat right_beat(const Values &values, unsigned slot, unsigned t, bool &block) {
     return get_beat<by_cols, half_tile>(values, (slot + block) % slots * tile + right_row(t), col % half_tile);
 }
 
-template <typename Memory>
+// First: the first lane that it has a stream to; the others are every second one.
+template <unsigned First, typename Memory>
 void heads_out(hls::stream<Uop<KvOut::words>> &uops, const Memory &memory, hls::stream<Token> &filled,
-               hls::stream<Token> &free, hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2,
-               hls::stream<Beat> &lane3, hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
+               hls::stream<Token> &free, hls::stream<Beat> &pair0, hls::stream<Beat> &pair1, hls::stream<Beat> &pair2) {
 #pragma HLS INLINE
     unsigned number = 0;
 heads_out_uops:
@@ -105,12 +105,9 @@ heads_out_uops:
                 bool second = false;
                 Beat beat = right_beat(memory, op.slot + (op.wide ? 2 * i : i), t, second);
                 if (second && !op.wide) beat = undefined_beat();
-                if (op.lanes & 1) lane0 << beat;
-                if (op.lanes & 2) lane1 << beat;
-                if (op.lanes & 4) lane2 << beat;
-                if (op.lanes & 8) lane3 << beat;
-                if (op.lanes & 16) lane4 << beat;
-                if (op.lanes & 32) lane5 << beat;
+                if (op.lanes >> First & 1) pair0 << beat;
+                if (op.lanes >> First & 4) pair1 << beat;
+                if (op.lanes >> First & 16) pair2 << beat;
             }
         }
         free << Token(1);
@@ -132,15 +129,13 @@ void v_in(hls::stream<Uop<KvIn::words>> &uops, Values &values, hls::stream<Beat>
 }
 
 void k_out(hls::stream<Uop<KvOut::words>> &uops, Keys &keys, hls::stream<Token> &filled, hls::stream<Token> &free,
-           hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3,
-           hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
-    heads_out(uops, keys, filled, free, lane0, lane1, lane2, lane3, lane4, lane5);
+           hls::stream<Beat> &lane0, hls::stream<Beat> &lane2, hls::stream<Beat> &lane4) {
+    heads_out<0>(uops, keys, filled, free, lane0, lane2, lane4);
 }
 
 void v_out(hls::stream<Uop<KvOut::words>> &uops, Values &values, hls::stream<Token> &filled, hls::stream<Token> &free,
-           hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3,
-           hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
-    heads_out(uops, values, filled, free, lane0, lane1, lane2, lane3, lane4, lane5);
+           hls::stream<Beat> &lane1, hls::stream<Beat> &lane3, hls::stream<Beat> &lane5) {
+    heads_out<1>(uops, values, filled, free, lane1, lane3, lane5);
 }
 
 }  // namespace rsn::xnn

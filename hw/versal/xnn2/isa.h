@@ -12,8 +12,8 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn2";
-inline constexpr char fingerprint_text[] = "fcdee047438d1029";
-inline constexpr std::uint64_t fingerprint_bits = 0xfcdee047438d1029u;
+inline constexpr char fingerprint_text[] = "04c524909bed41d9";
+inline constexpr std::uint64_t fingerprint_bits = 0x04c524909bed41d9u;
 
 using Word = std::uint32_t;
 
@@ -78,7 +78,7 @@ enum class Opcode : std::uint8_t {
     MeshB = 12,  // Pass right operands on to the MME of the lane.
     C = 13,      // Take tiles from the MME of the lane: tile + bias + residual * scale.
     Post = 14,   // Take tiles from C: norm of heads, rotation, activation.
-    Soft = 15,   // Take the scores of heads from a lane of the pair, and make probabilities.
+    Soft = 15,   // Take the scores of heads from the even lane of the pair, and make probabilities.
 };
 
 // Packet header.
@@ -370,7 +370,7 @@ struct XIn {
     struct bits {
         using slot = Field<0, 0, 4>;
         using tiles = Field<0, 4, 4>;
-        using source = Field<0, 8, 2>;
+        using source = Field<0, 8, 1>;
         using add = Field<0, 10, 1>;
         using statistics = Field<0, 11, 2>;
         using columns = Field<0, 13, 11>;
@@ -383,7 +383,7 @@ struct XIn {
 
     std::uint8_t slot = 0;        // first slot; a bank is 8 column tiles
     std::uint8_t tiles = 0;       // tiles to take
-    std::uint8_t source = 0;      // from C, or from T of the even or the odd lane of the pair
+    bool source = false;          // from C, or from T of the odd lane of the pair
     bool add = false;             // add each tile to what its slot holds
     std::uint8_t statistics = 0;  // of rows: 0 none, 1 begin with these tiles, 2 go on
     std::uint16_t columns = 0;    // columns of these tiles that statistics count
@@ -395,7 +395,7 @@ struct XIn {
         XIn out;
         out.slot = static_cast<std::uint8_t>(bits::slot::get(in));
         out.tiles = static_cast<std::uint8_t>(bits::tiles::get(in));
-        out.source = static_cast<std::uint8_t>(bits::source::get(in));
+        out.source = bits::source::get(in) != 0;
         out.add = bits::add::get(in) != 0;
         out.statistics = static_cast<std::uint8_t>(bits::statistics::get(in));
         out.columns = static_cast<std::uint16_t>(bits::columns::get(in));
@@ -418,7 +418,7 @@ struct XIn {
         bits::store::set(out, store);
     }
 };
-static_assert(XIn::layout::used(0) == 0x7FFFFFFFu && XIn::layout::disjoint(0));
+static_assert(XIn::layout::used(0) == 0x7FFFFDFFu && XIn::layout::disjoint(0));
 static_assert(XIn::layout::used(1) == 0x0000001Fu && XIn::layout::disjoint(1));
 
 // XOut, opcode 7: Read port of X: send consecutive slots, `times` times.
@@ -561,7 +561,7 @@ struct TIn {
 
     std::uint8_t slot = 0;    // first slot
     std::uint8_t tiles = 0;   // tiles to take
-    std::uint8_t source = 0;  // Post of the even or the odd lane of the pair, Softmax, DDR
+    std::uint8_t source = 0;  // Post of the even lane (to T of that), of the odd lane, Softmax, DDR
     std::uint8_t part = 0;    // 0 whole, 1 left half (the right one becomes 0), 2 right half of the slots
     std::uint8_t wait = 0;    // operations of the read port to wait for
 
@@ -607,7 +607,7 @@ struct TOut {
     std::uint8_t slot = 0;   // first slot
     std::uint8_t tiles = 0;  // tiles to send
     std::uint8_t times = 1;  // how often each is sent
-    std::uint8_t to = 0;     // MME of the even lane, the odd lane, both; X of the even lane, the odd lane
+    std::uint8_t to = 0;     // MME of the even lane, the odd lane, both; T of an odd lane: X of the even lane, the odd
     std::uint8_t part = 0;   // 0 whole, 1 left half, 2 right half of the slots
     bool weights = false;    // they are the probabilities of a head: the last factor is applied
     std::uint8_t wait = 0;   // tiles of the write port to wait for before the first
@@ -681,12 +681,12 @@ struct MeshB {
     static constexpr bool loops_window = true;
     struct bits {
         using tiles = Field<0, 0, 24>;
-        using source = Field<0, 24, 3>;
+        using source = Field<0, 24, 2>;
     };
     using layout = Layout<bits::tiles, bits::source>;
 
     std::uint32_t tiles = 0;  // tiles
-    std::uint8_t source = 0;  // W0, W1, K0, K1, V0, V1
+    std::uint8_t source = 0;  // of an even lane: W0, K0, K1; of an odd lane: W0, W1, V0, V1
 
     static constexpr MeshB decode(const Word *in) {
         MeshB out;
@@ -700,7 +700,7 @@ struct MeshB {
         bits::source::set(out, source);
     }
 };
-static_assert(MeshB::layout::used(0) == 0x07FFFFFFu && MeshB::layout::disjoint(0));
+static_assert(MeshB::layout::used(0) == 0x03FFFFFFu && MeshB::layout::disjoint(0));
 
 // C, opcode 13: Take tiles from the MME of the lane: tile + bias + residual * scale.
 // The decoder loops over the window, `reuse` times. At least 8 PL cycles per uOP.
@@ -829,7 +829,7 @@ static_assert(Post::layout::used(1) == 0xFFFFFFFFu && Post::layout::disjoint(1))
 static_assert(Post::bits::activation::get(Post::initial) == 0x4u);
 static_assert(Post::bits::eps::get(Post::initial) == 0x358637BDu);
 
-// Soft, opcode 15: Take the scores of heads from a lane of the pair, and make probabilities.
+// Soft, opcode 15: Take the scores of heads from the even lane of the pair, and make probabilities.
 // The decoder loops over the window, `reuse` times. At least 8 PL cycles per uOP.
 struct Soft {
     static constexpr unsigned words = 4;
@@ -840,7 +840,6 @@ struct Soft {
     struct bits {
         using heads = Field<0, 0, 6>;
         using tiles = Field<0, 6, 6>;
-        using odd = Field<0, 12, 1>;
         using keys = Field<0, 13, 13>;
         using causal = Field<0, 26, 1>;
         using windowed = Field<0, 27, 1>;
@@ -849,12 +848,11 @@ struct Soft {
         using low = Field<2, 0, 15>;
         using cap = Field<3, 0, 32>;
     };
-    using layout = Layout<bits::heads, bits::tiles, bits::odd, bits::keys, bits::causal, bits::windowed, bits::offset,
-        bits::first, bits::low, bits::cap>;
+    using layout = Layout<bits::heads, bits::tiles, bits::keys, bits::causal, bits::windowed, bits::offset, bits::first,
+        bits::low, bits::cap>;
 
     std::uint8_t heads = 0;   // heads
     std::uint8_t tiles = 0;   // tiles of each
-    bool odd = false;         // from C of the odd lane, not of the even one
     std::uint16_t keys = 0;   // columns that are keys; the others become 0
     bool causal = false;      // column c counts for row r if c <= r + offset
     bool windowed = false;    // column c counts for row r only if c >= r + low
@@ -867,7 +865,6 @@ struct Soft {
         Soft out;
         out.heads = static_cast<std::uint8_t>(bits::heads::get(in));
         out.tiles = static_cast<std::uint8_t>(bits::tiles::get(in));
-        out.odd = bits::odd::get(in) != 0;
         out.keys = static_cast<std::uint16_t>(bits::keys::get(in));
         out.causal = bits::causal::get(in) != 0;
         out.windowed = bits::windowed::get(in) != 0;
@@ -884,7 +881,6 @@ struct Soft {
         out[3] = 0;
         bits::heads::set(out, heads);
         bits::tiles::set(out, tiles);
-        bits::odd::set(out, odd);
         bits::keys::set(out, keys);
         bits::causal::set(out, causal);
         bits::windowed::set(out, windowed);
@@ -894,7 +890,7 @@ struct Soft {
         bits::cap::set(out, from_float(cap));
     }
 };
-static_assert(Soft::layout::used(0) == 0x0FFFFFFFu && Soft::layout::disjoint(0));
+static_assert(Soft::layout::used(0) == 0x0FFFEFFFu && Soft::layout::disjoint(0));
 static_assert(Soft::layout::used(1) == 0x07FFFFFFu && Soft::layout::disjoint(1));
 static_assert(Soft::layout::used(2) == 0x00007FFFu && Soft::layout::disjoint(2));
 static_assert(Soft::layout::used(3) == 0xFFFFFFFFu && Soft::layout::disjoint(3));
@@ -1145,23 +1141,17 @@ inline constexpr unsigned XOut1_to_MeshA0 = 1;          // 4 words make a 128x12
 inline constexpr unsigned TOut0_to_MeshA0 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned TOut1_to_MeshA0 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned W0_to_MeshB0 = 1;             // 4 words make a 128x128 tile
-inline constexpr unsigned W1_to_MeshB0 = 1;             // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut0_to_MeshB0 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut1_to_MeshB0 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut2_to_MeshB0 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut3_to_MeshB0 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned MeshA0_to_MME0 = 8;           // 4 words make a 128x128 tile
 inline constexpr unsigned MeshB0_to_MME0 = 8;           // 4 words make a 128x128 tile
 inline constexpr unsigned MME0_to_C0 = 8;               // 4 words make a 128x128 tile
 inline constexpr unsigned C0_to_Post0 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned C0_to_XIn0 = 1;               // 4 words make a 128x128 tile
-inline constexpr unsigned C0_to_Soft0 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut0_to_C0 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut0_to_XOut1_norm = 1;      // a word is the statistics of 128 rows
-inline constexpr unsigned TOut0_to_XIn0 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post0_to_TIn0 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned TOut1_to_XIn0 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post0_to_TIn1 = 1;            // 4 words make a 128x128 tile
+inline constexpr unsigned Post0_to_TIn0 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post0_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post0_to_KvIn1 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post0_to_KvIn2 = 1;           // 4 words make a 128x128 tile
@@ -1178,8 +1168,6 @@ inline constexpr unsigned TOut0_to_MeshA1 = 1;          // 4 words make a 128x12
 inline constexpr unsigned TOut1_to_MeshA1 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned W0_to_MeshB1 = 1;             // 4 words make a 128x128 tile
 inline constexpr unsigned W1_to_MeshB1 = 1;             // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut0_to_MeshB1 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut1_to_MeshB1 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut2_to_MeshB1 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut3_to_MeshB1 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned MeshA1_to_MME1 = 8;           // 4 words make a 128x128 tile
@@ -1187,12 +1175,10 @@ inline constexpr unsigned MeshB1_to_MME1 = 8;           // 4 words make a 128x12
 inline constexpr unsigned MME1_to_C1 = 8;               // 4 words make a 128x128 tile
 inline constexpr unsigned C1_to_Post1 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned C1_to_XIn1 = 1;               // 4 words make a 128x128 tile
-inline constexpr unsigned C1_to_Soft0 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut1_to_C1 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut1_to_XOut0_norm = 1;      // a word is the statistics of 128 rows
-inline constexpr unsigned TOut0_to_XIn1 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post1_to_TIn0 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned TOut1_to_XIn1 = 1;            // 4 words make a 128x128 tile
+inline constexpr unsigned Post1_to_TIn0 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post1_to_TIn1 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post1_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post1_to_KvIn1 = 1;           // 4 words make a 128x128 tile
@@ -1209,23 +1195,17 @@ inline constexpr unsigned XOut3_to_MeshA2 = 1;          // 4 words make a 128x12
 inline constexpr unsigned TOut2_to_MeshA2 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned TOut3_to_MeshA2 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned W0_to_MeshB2 = 1;             // 4 words make a 128x128 tile
-inline constexpr unsigned W1_to_MeshB2 = 1;             // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut0_to_MeshB2 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut1_to_MeshB2 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut2_to_MeshB2 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut3_to_MeshB2 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned MeshA2_to_MME2 = 8;           // 4 words make a 128x128 tile
 inline constexpr unsigned MeshB2_to_MME2 = 8;           // 4 words make a 128x128 tile
 inline constexpr unsigned MME2_to_C2 = 8;               // 4 words make a 128x128 tile
 inline constexpr unsigned C2_to_Post2 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned C2_to_XIn2 = 1;               // 4 words make a 128x128 tile
-inline constexpr unsigned C2_to_Soft1 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut2_to_C2 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut2_to_XOut3_norm = 1;      // a word is the statistics of 128 rows
-inline constexpr unsigned TOut2_to_XIn2 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post2_to_TIn2 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned TOut3_to_XIn2 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post2_to_TIn3 = 1;            // 4 words make a 128x128 tile
+inline constexpr unsigned Post2_to_TIn2 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post2_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post2_to_KvIn1 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post2_to_KvIn2 = 1;           // 4 words make a 128x128 tile
@@ -1242,8 +1222,6 @@ inline constexpr unsigned TOut2_to_MeshA3 = 1;          // 4 words make a 128x12
 inline constexpr unsigned TOut3_to_MeshA3 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned W0_to_MeshB3 = 1;             // 4 words make a 128x128 tile
 inline constexpr unsigned W1_to_MeshB3 = 1;             // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut0_to_MeshB3 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut1_to_MeshB3 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut2_to_MeshB3 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut3_to_MeshB3 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned MeshA3_to_MME3 = 8;           // 4 words make a 128x128 tile
@@ -1251,12 +1229,10 @@ inline constexpr unsigned MeshB3_to_MME3 = 8;           // 4 words make a 128x12
 inline constexpr unsigned MME3_to_C3 = 8;               // 4 words make a 128x128 tile
 inline constexpr unsigned C3_to_Post3 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned C3_to_XIn3 = 1;               // 4 words make a 128x128 tile
-inline constexpr unsigned C3_to_Soft1 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut3_to_C3 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut3_to_XOut2_norm = 1;      // a word is the statistics of 128 rows
-inline constexpr unsigned TOut2_to_XIn3 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post3_to_TIn2 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned TOut3_to_XIn3 = 1;            // 4 words make a 128x128 tile
+inline constexpr unsigned Post3_to_TIn2 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post3_to_TIn3 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post3_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post3_to_KvIn1 = 1;           // 4 words make a 128x128 tile
@@ -1273,23 +1249,17 @@ inline constexpr unsigned XOut5_to_MeshA4 = 1;          // 4 words make a 128x12
 inline constexpr unsigned TOut4_to_MeshA4 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned TOut5_to_MeshA4 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned W0_to_MeshB4 = 1;             // 4 words make a 128x128 tile
-inline constexpr unsigned W1_to_MeshB4 = 1;             // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut0_to_MeshB4 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut1_to_MeshB4 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut2_to_MeshB4 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut3_to_MeshB4 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned MeshA4_to_MME4 = 8;           // 4 words make a 128x128 tile
 inline constexpr unsigned MeshB4_to_MME4 = 8;           // 4 words make a 128x128 tile
 inline constexpr unsigned MME4_to_C4 = 8;               // 4 words make a 128x128 tile
 inline constexpr unsigned C4_to_Post4 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned C4_to_XIn4 = 1;               // 4 words make a 128x128 tile
-inline constexpr unsigned C4_to_Soft2 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut4_to_C4 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut4_to_XOut5_norm = 1;      // a word is the statistics of 128 rows
-inline constexpr unsigned TOut4_to_XIn4 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post4_to_TIn4 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned TOut5_to_XIn4 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post4_to_TIn5 = 1;            // 4 words make a 128x128 tile
+inline constexpr unsigned Post4_to_TIn4 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post4_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post4_to_KvIn1 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post4_to_KvIn2 = 1;           // 4 words make a 128x128 tile
@@ -1306,8 +1276,6 @@ inline constexpr unsigned TOut4_to_MeshA5 = 1;          // 4 words make a 128x12
 inline constexpr unsigned TOut5_to_MeshA5 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned W0_to_MeshB5 = 1;             // 4 words make a 128x128 tile
 inline constexpr unsigned W1_to_MeshB5 = 1;             // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut0_to_MeshB5 = 1;         // 4 words make a 128x128 tile
-inline constexpr unsigned KvOut1_to_MeshB5 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut2_to_MeshB5 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned KvOut3_to_MeshB5 = 1;         // 4 words make a 128x128 tile
 inline constexpr unsigned MeshA5_to_MME5 = 8;           // 4 words make a 128x128 tile
@@ -1315,21 +1283,22 @@ inline constexpr unsigned MeshB5_to_MME5 = 8;           // 4 words make a 128x12
 inline constexpr unsigned MME5_to_C5 = 8;               // 4 words make a 128x128 tile
 inline constexpr unsigned C5_to_Post5 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned C5_to_XIn5 = 1;               // 4 words make a 128x128 tile
-inline constexpr unsigned C5_to_Soft2 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut5_to_C5 = 4;              // 4 words make a 128x128 tile
 inline constexpr unsigned XOut5_to_XOut4_norm = 1;      // a word is the statistics of 128 rows
-inline constexpr unsigned TOut4_to_XIn5 = 1;            // 4 words make a 128x128 tile
-inline constexpr unsigned Post5_to_TIn4 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned TOut5_to_XIn5 = 1;            // 4 words make a 128x128 tile
+inline constexpr unsigned Post5_to_TIn4 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post5_to_TIn5 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post5_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post5_to_KvIn1 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post5_to_KvIn2 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post5_to_KvIn3 = 1;           // 4 words make a 128x128 tile
+inline constexpr unsigned C0_to_Soft0 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned Soft0_to_TIn1 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Soft0_to_TIn1_ends = 1;       // a word is the last maxima and the sums of 128 rows
+inline constexpr unsigned C2_to_Soft1 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned Soft1_to_TIn3 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Soft1_to_TIn3_ends = 1;       // a word is the last maxima and the sums of 128 rows
+inline constexpr unsigned C4_to_Soft2 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned Soft2_to_TIn5 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Soft2_to_TIn5_ends = 1;       // a word is the last maxima and the sums of 128 rows
 }  // namespace depth

@@ -33,27 +33,45 @@ mesh_a_uops:
     }
 }
 
-void mesh_b(hls::stream<Uop<MeshB::words>> &uops, hls::stream<Beat> &w0, hls::stream<Beat> &w1, hls::stream<Beat> &k0,
-            hls::stream<Beat> &k1, hls::stream<Beat> &v0, hls::stream<Beat> &v1, hls::stream<Lane> mme[lanes]) {
+void mesh_b_even(hls::stream<Uop<MeshB::words>> &uops, hls::stream<Beat> &w0, hls::stream<Beat> &k0,
+                 hls::stream<Beat> &k1, hls::stream<Lane> mme[lanes]) {
     unsigned number = 0;
-mesh_b_uops:
+mesh_b_even_uops:
     for (;;) {
         const Uop<MeshB::words> uop = uops.read();
         RSN_UOP(number++);
         if (uop.last) break;
         const MeshB op = MeshB::decode(uop.words);
-    mesh_b_tiles:
+    mesh_b_even_tiles:
         for (Countdown<24> left(op.tiles); left.more(); left.next()) {
-        mesh_b_beats:
+        mesh_b_even_beats:
+            for (unsigned t = 0; t < beats_per_tile; ++t) {
+#pragma HLS PIPELINE II=ii::mesh style=flp
+                split(op.source == 0 ? w0.read() : op.source == 1 ? k0.read() : k1.read(), mme);
+            }
+        }
+    }
+}
+
+void mesh_b_odd(hls::stream<Uop<MeshB::words>> &uops, hls::stream<Beat> &w0, hls::stream<Beat> &w1,
+                hls::stream<Beat> &v0, hls::stream<Beat> &v1, hls::stream<Lane> mme[lanes]) {
+    unsigned number = 0;
+mesh_b_odd_uops:
+    for (;;) {
+        const Uop<MeshB::words> uop = uops.read();
+        RSN_UOP(number++);
+        if (uop.last) break;
+        const MeshB op = MeshB::decode(uop.words);
+    mesh_b_odd_tiles:
+        for (Countdown<24> left(op.tiles); left.more(); left.next()) {
+        mesh_b_odd_beats:
             for (unsigned t = 0; t < beats_per_tile; ++t) {
 #pragma HLS PIPELINE II=ii::mesh style=flp
                 Beat beat;
                 switch (op.source) {
                 case 0: beat = w0.read(); break;
                 case 1: beat = w1.read(); break;
-                case 2: beat = k0.read(); break;
-                case 3: beat = k1.read(); break;
-                case 4: beat = v0.read(); break;
+                case 2: beat = v0.read(); break;
                 default: beat = v1.read(); break;
                 }
                 split(beat, mme);

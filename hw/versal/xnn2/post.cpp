@@ -164,24 +164,30 @@ struct Active {
     }
 };
 
+// To K or V, or to T. Post of an even lane has a stream to one T.
 inline void deliver(To to, const Beat &beat, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-                    hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
+                    hls::stream<Beat> &v1, hls::stream<Beat> &t_even) {
 #pragma HLS INLINE
     switch (to) {
     case To::t_even: t_even << beat; break;
-    case To::t_odd: t_odd << beat; break;
     case To::k0: k0 << beat; break;
     case To::k1: k1 << beat; break;
     case To::v0: v0 << beat; break;
     default: v1 << beat; break;
     }
 }
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
+                    hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
+#pragma HLS INLINE
+    if (to == To::t_odd) t_odd << beat;
+    else deliver(to, beat, k0, k1, v0, v1, t_even);
+}
 
-}  // namespace
-
-void post(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c, hls::stream<Beat> &ddr,
-          hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0, hls::stream<Beat> &v1,
-          hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
+// streams: those that `deliver` takes.
+template <typename... Streams>
+void functions(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
+               hls::stream<Beat> &ddr, Streams &...streams) {
+#pragma HLS INLINE
     Buffer buffer, table;
     poison(buffer);
     poison(table);
@@ -216,7 +222,7 @@ post_uops:
                     made.two(op, at, buffer, norm, gains, table);
                     if (!at.ends()) continue;
                     if (stays || acts) put_beat<in_rows, tile>(buffer, right_row(at.beat), right_col(at.beat), made.out);
-                    else deliver(to, in_lanes(made.out), k0, k1, v0, v1, t_even, t_odd);
+                    else deliver(to, in_lanes(made.out), streams...);
                 }
             }
             if (acts) {
@@ -233,14 +239,14 @@ post_uops:
                     made.some(op);
                     if (!at.ends()) continue;
                     if (stays) put_beat<by_rows, tile>(buffer, row, col, made.out);
-                    else deliver(to, made.out, k0, k1, v0, v1, t_even, t_odd);
+                    else deliver(to, made.out, streams...);
                 }
             } else if (!heads && !stays) {
             post_beats_out:
                 for (unsigned t = 0; t < beats_per_tile; ++t) {
 #pragma HLS PIPELINE II=ii::send style=flp
                     const Beat beat = get_beat<by_rows, tile>(buffer, right_row(t), right_col(t));
-                    deliver(to, beat, k0, k1, v0, v1, t_even, t_odd);
+                    deliver(to, beat, streams...);
                 }
             }
         post_halves:
@@ -253,6 +259,20 @@ post_uops:
             }
         }
     }
+}
+
+}  // namespace
+
+void post_even(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
+               hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
+               hls::stream<Beat> &v1, hls::stream<Beat> &t_even) {
+    functions(uops, lpddr, c, ddr, k0, k1, v0, v1, t_even);
+}
+
+void post_odd(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
+              hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
+              hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
+    functions(uops, lpddr, c, ddr, k0, k1, v0, v1, t_even, t_odd);
 }
 
 }  // namespace rsn::xnn

@@ -22,10 +22,22 @@ vector_words_in:
     }
 }
 
-}  // namespace
+// C of an even lane has a stream to Softmax.
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &to_x, hls::stream<Beat> &post) {
+#pragma HLS INLINE
+    if (to == To::rows) to_x << beat;
+    else post << beat;
+}
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &to_x, hls::stream<Beat> &post, hls::stream<Beat> &soft) {
+#pragma HLS INLINE
+    if (to == To::softmax) soft << beat;
+    else deliver(to, beat, to_x, post);
+}
 
-void c(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x, hls::stream<Lane> mme[lanes],
-       hls::stream<Beat> &to_x, hls::stream<Beat> &post, hls::stream<Beat> &soft) {
+template <typename... Streams>
+void results(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x,
+             hls::stream<Lane> mme[lanes], Streams &...streams) {
+#pragma HLS INLINE
     Beat bias[vector_words] = {}, scale[vector_words] = {};
     unsigned number = 0;
 c_uops:
@@ -67,12 +79,22 @@ c_uops:
                     out = beat;
                 }
                 if (!at.ends()) continue;
-                if (to == To::rows) to_x << out;
-                else if (to == To::post) post << out;
-                else soft << out;
+                deliver(to, out, streams...);
             }
         }
     }
+}
+
+}  // namespace
+
+void c_even(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x,
+            hls::stream<Lane> mme[lanes], hls::stream<Beat> &to_x, hls::stream<Beat> &post, hls::stream<Beat> &soft) {
+    results(uops, lpddr, x, mme, to_x, post, soft);
+}
+
+void c_odd(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x,
+           hls::stream<Lane> mme[lanes], hls::stream<Beat> &to_x, hls::stream<Beat> &post) {
+    results(uops, lpddr, x, mme, to_x, post);
 }
 
 }  // namespace rsn::xnn

@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned slots = buffers::XIn_slots;
 
 // What the fields of XIn and XOut say.
-enum class From : std::uint8_t { result, even, odd };
+enum class From : std::uint8_t { result, scratch };
 enum class To : std::uint8_t { lane, pair, result, other };
 enum class Exchange : std::uint8_t { none, own, empty };
 
@@ -32,8 +32,8 @@ struct Parts {
 
 // A tile into a slot. counts: with sums of its valid columns. Two rows of a beat are counted in a round. In the rounds of
 // the four beats behind those of 32 columns, their sums are added up, one in a round; a row comes again after 128 beats.
-void take(RowMemory &x, unsigned slot, From source, bool added, bool counts, unsigned valid, hls::stream<Beat> &even,
-          hls::stream<Beat> &odd, hls::stream<Beat> &result, Sums &sums) {
+void take(RowMemory &x, unsigned slot, From source, bool added, bool counts, unsigned valid, hls::stream<Beat> &scratch,
+          hls::stream<Beat> &result, Sums &sums) {
 #pragma HLS INLINE
     constexpr unsigned lines = patch_rows / rounds::statistics;
     static_assert(rounds::statistics * groups == kinds * patch_rows, "a sum of a row in each round of four beats");
@@ -53,7 +53,7 @@ take_beats:
         if (t < beats_per_tile) {
             if (at.begins()) {
                 const unsigned row = slot % slots * tile + right_row(t);
-                beat = source == From::even ? even.read() : source == From::odd ? odd.read() : result.read();
+                beat = source == From::scratch ? scratch.read() : result.read();
                 const Beat old = get_beat<by_rows, tile>(x, row, col);
                 for (unsigned i = 0; i < beat_floats; ++i) {
 #pragma HLS UNROLL
@@ -240,8 +240,8 @@ x_out_uops:
 }  // namespace
 
 void x_in(hls::stream<Uop<XIn::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &free,
-          hls::stream<Token> &stored, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd, hls::stream<Beat> &c,
-          hls::stream<Token> &filled, hls::stream<Token> &store) {
+          hls::stream<Token> &stored, hls::stream<Beat> &t_odd, hls::stream<Beat> &c, hls::stream<Token> &filled,
+          hls::stream<Token> &store) {
     Sums sums;
 #pragma HLS ARRAY_PARTITION variable=sums.first complete dim=1
 #pragma HLS ARRAY_PARTITION variable=sums.of complete dim=1
@@ -260,7 +260,7 @@ x_in_uops:
             const unsigned first = i * tile, left = op.columns > first ? op.columns - first : 0;
             const unsigned valid = left < tile ? left : tile;
             const bool begins = op.statistics == 1 && i == 0, counts = op.statistics && valid;
-            take(x, op.slot + i, static_cast<From>(op.source), op.add, counts, valid, t_even, t_odd, c, sums);
+            take(x, op.slot + i, static_cast<From>(op.source), op.add, counts, valid, t_odd, c, sums);
             if (counts)
                 add_statistics(op.slot + i, valid, begins, sums, made);
             else if (begins)

@@ -43,11 +43,15 @@ Beat sent_beat(const Tiles<Slots> &t, unsigned slot, Part part, unsigned row, un
 }
 
 // Where to a beat goes, and in which order those of a tile do: as left operands to MMEs, as results to X.
-inline void deliver(To to, const Beat &beat, hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd,
-                    hls::stream<Beat> &even, hls::stream<Beat> &odd) {
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &even, hls::stream<Beat> &odd) {
 #pragma HLS INLINE
     if (to == To::even || to == To::pair) even << beat;
     if (to == To::odd || to == To::pair) odd << beat;
+}
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd,
+                    hls::stream<Beat> &even, hls::stream<Beat> &odd) {
+#pragma HLS INLINE
+    deliver(to, beat, even, odd);
     if (to == To::rows_even) x_even << beat;
     if (to == To::rows_odd) x_odd << beat;
 }
@@ -94,10 +98,9 @@ struct LastFactors {
     }
 };
 
-template <unsigned Slots, typename Factors>
-void send_tiles(Factors factors, hls::stream<Uop<TOut::words>> &uops, Tiles<Slots> &t,
-                hls::stream<Token> &filled, hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd,
-                hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd) {
+template <unsigned Slots, typename Factors, typename... Streams>
+void send_tiles(Factors factors, hls::stream<Uop<TOut::words>> &uops, Tiles<Slots> &t, hls::stream<Token> &filled,
+                hls::stream<Token> &free, Streams &...streams) {
 #pragma HLS INLINE
     unsigned number = 0;
 t_out_uops:
@@ -125,7 +128,7 @@ t_out_uops:
                         const unsigned row = right ? right_row(leaving) : left_row(leaving);
                         const unsigned col = right ? right_col(leaving) : left_col(leaving);
                         const Beat beat = sent_beat<Slots>(t, op.slot + i, part, row, col);
-                        deliver(to, factors.applied(op, row, beat), x_even, x_odd, even, odd);
+                        deliver(to, factors.applied(op, row, beat), streams...);
                     }
                     const unsigned col = right ? right_col(first) : left_col(first);
                     const unsigned from = part == Part::right ? (col + half_tile) % tile : col;
@@ -163,8 +166,8 @@ t_in_even_uops:
 }
 
 void t_in_odd(hls::stream<Uop<TIn::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Beat> &ddr,
-              hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Weighted> &soft,
-              hls::stream<Beat> &ends, hls::stream<Token> &filled) {
+              hls::stream<Token> &free, hls::stream<Beat> &post, hls::stream<Weighted> &soft, hls::stream<Beat> &ends,
+              hls::stream<Token> &filled) {
     constexpr unsigned slots = buffers::TIn1_slots;
     unsigned number = 0;
 t_in_odd_uops:
@@ -193,7 +196,7 @@ t_in_odd_uops:
 #pragma HLS PIPELINE II=ii::take style=flp
                     Weighted in = {};
                     if (source == From::softmax) in = soft.read();
-                    else in.beat = source == From::even ? even.read() : odd.read();
+                    else in.beat = post.read();
                     keep<slots>(t, slot, static_cast<Part>(op.part), n, in.beat);
                     for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
@@ -223,15 +226,14 @@ t_in_odd_uops:
 }
 
 void t_out_even(hls::stream<Uop<TOut::words>> &uops, EvenScratch &t, hls::stream<Token> &filled,
-                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
-                hls::stream<Beat> &odd) {
-    send_tiles<buffers::TIn0_slots>(NoFactors{}, uops, t, filled, x_even, x_odd, free, even, odd);
+                hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd) {
+    send_tiles<buffers::TIn0_slots>(NoFactors{}, uops, t, filled, free, even, odd);
 }
 
 void t_out_odd(hls::stream<Uop<TOut::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Token> &filled,
                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
                hls::stream<Beat> &odd) {
-    send_tiles<buffers::TIn1_slots>(LastFactors(weights), uops, t, filled, x_even, x_odd, free, even, odd);
+    send_tiles<buffers::TIn1_slots>(LastFactors(weights), uops, t, filled, free, x_even, x_odd, even, odd);
 }
 
 }  // namespace rsn::xnn

@@ -92,8 +92,8 @@ inline float exps_of(const Soft &op, unsigned row, unsigned col, float (&x)[grou
 
 }  // namespace
 
-void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &even, hls::stream<Beat> &odd,
-          hls::stream<Weighted> &probabilities, hls::stream<Beat> &ends) {
+void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &c, hls::stream<Weighted> &probabilities,
+          hls::stream<Beat> &ends) {
     Rows top, total;
 #pragma HLS ARRAY_PARTITION variable=top complete dim=1
 #pragma HLS ARRAY_PARTITION variable=total complete dim=1
@@ -134,7 +134,7 @@ soft_uops:
 #pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=128 dependent=true
 #pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=128 dependent=true
                     const unsigned t = at.beat, r = t % groups;
-                    if (at.begins() && t < beats_per_tile) scores = op.odd ? odd.read() : even.read();
+                    if (at.begins() && t < beats_per_tile) scores = c.read();
                     if (caps) {
                         float part[elements_of(rounds::softcap)];
                         for (unsigned k = 0; k < elements_of(rounds::softcap); ++k) {

@@ -59,12 +59,11 @@ void lpddr(hls::stream<LpddrTransfer> &uops, Port port0, Port port1, hls::stream
            hls::stream<Beat> &c4, hls::stream<Beat> &c5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
            hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5);
 
-// w.cpp: W1 has DDR as well.
+// w.cpp: W1 has DDR as well, and odd lanes alone.
 void w0(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &lane0, hls::stream<Beat> &lane1,
         hls::stream<Beat> &lane2, hls::stream<Beat> &lane3, hls::stream<Beat> &lane4, hls::stream<Beat> &lane5);
-void w1(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &lpddr, hls::stream<Beat> &lane0,
-        hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3, hls::stream<Beat> &lane4,
-        hls::stream<Beat> &lane5);
+void w1(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &lpddr, hls::stream<Beat> &lane1,
+        hls::stream<Beat> &lane3, hls::stream<Beat> &lane5);
 
 // heads.cpp: of K, whose read port transposes, and of V.
 void k_in(hls::stream<Uop<KvIn::words>> &uops, Keys &keys, hls::stream<Beat> &ddr, hls::stream<Token> &free,
@@ -74,16 +73,14 @@ void v_in(hls::stream<Uop<KvIn::words>> &uops, Values &values, hls::stream<Beat>
           hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
           hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled);
 void k_out(hls::stream<Uop<KvOut::words>> &uops, Keys &keys, hls::stream<Token> &filled, hls::stream<Token> &free,
-           hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3,
-           hls::stream<Beat> &lane4, hls::stream<Beat> &lane5);
+           hls::stream<Beat> &lane0, hls::stream<Beat> &lane2, hls::stream<Beat> &lane4);
 void v_out(hls::stream<Uop<KvOut::words>> &uops, Values &values, hls::stream<Token> &filled, hls::stream<Token> &free,
-           hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3,
-           hls::stream<Beat> &lane4, hls::stream<Beat> &lane5);
+           hls::stream<Beat> &lane1, hls::stream<Beat> &lane3, hls::stream<Beat> &lane5);
 
 // rows.cpp: X. The other lane of a pair has the other parity.
 void x_in(hls::stream<Uop<XIn::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &free,
-          hls::stream<Token> &stored, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd, hls::stream<Beat> &c,
-          hls::stream<Token> &filled, hls::stream<Token> &store);
+          hls::stream<Token> &stored, hls::stream<Beat> &t_odd, hls::stream<Beat> &c, hls::stream<Token> &filled,
+          hls::stream<Token> &store);
 void x_out_even(hls::stream<Uop<XOut::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &filled,
                 hls::stream<Beat> &from_other, hls::stream<Token> &free, hls::stream<Beat> &to_other,
                 hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Beat> &c);
@@ -97,11 +94,10 @@ void x_store(hls::stream<Uop<XStore::words>> &uops, RowMemory &x, Statistics &ma
 void t_in_even(hls::stream<Uop<TIn::words>> &uops, EvenScratch &t, hls::stream<Token> &free, hls::stream<Beat> &even,
                hls::stream<Beat> &odd, hls::stream<Token> &filled);
 void t_in_odd(hls::stream<Uop<TIn::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Beat> &ddr,
-              hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Weighted> &soft,
-              hls::stream<Beat> &ends, hls::stream<Token> &filled);
+              hls::stream<Token> &free, hls::stream<Beat> &post, hls::stream<Weighted> &soft, hls::stream<Beat> &ends,
+              hls::stream<Token> &filled);
 void t_out_even(hls::stream<Uop<TOut::words>> &uops, EvenScratch &t, hls::stream<Token> &filled,
-                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
-                hls::stream<Beat> &odd);
+                hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd);
 void t_out_odd(hls::stream<Uop<TOut::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Token> &filled,
                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
                hls::stream<Beat> &odd);
@@ -109,21 +105,27 @@ void t_out_odd(hls::stream<Uop<TOut::words>> &uops, OddScratch &t, Weights &weig
 // mesh.cpp
 void mesh_a(hls::stream<Uop<MeshA::words>> &uops, hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd,
             hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd, hls::stream<Lane> mme[lanes]);
-void mesh_b(hls::stream<Uop<MeshB::words>> &uops, hls::stream<Beat> &w0, hls::stream<Beat> &w1, hls::stream<Beat> &k0,
-            hls::stream<Beat> &k1, hls::stream<Beat> &v0, hls::stream<Beat> &v1, hls::stream<Lane> mme[lanes]);
+void mesh_b_even(hls::stream<Uop<MeshB::words>> &uops, hls::stream<Beat> &w0, hls::stream<Beat> &k0,
+                 hls::stream<Beat> &k1, hls::stream<Lane> mme[lanes]);
+void mesh_b_odd(hls::stream<Uop<MeshB::words>> &uops, hls::stream<Beat> &w0, hls::stream<Beat> &w1,
+                hls::stream<Beat> &v0, hls::stream<Beat> &v1, hls::stream<Lane> mme[lanes]);
 
-// results.cpp
-void c(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x, hls::stream<Lane> mme[lanes],
-       hls::stream<Beat> &to_x, hls::stream<Beat> &post, hls::stream<Beat> &soft);
+// results.cpp: C. That of an even lane has a stream to Softmax.
+void c_even(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x,
+            hls::stream<Lane> mme[lanes], hls::stream<Beat> &to_x, hls::stream<Beat> &post, hls::stream<Beat> &soft);
+void c_odd(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x,
+           hls::stream<Lane> mme[lanes], hls::stream<Beat> &to_x, hls::stream<Beat> &post);
 
-// post.cpp
-void post(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c, hls::stream<Beat> &ddr,
-          hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0, hls::stream<Beat> &v1,
-          hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd);
+// post.cpp: that of an odd lane has a stream to both T.
+void post_even(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
+               hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
+               hls::stream<Beat> &v1, hls::stream<Beat> &t_even);
+void post_odd(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
+              hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
+              hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd);
 
 // soft.cpp
-void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &even, hls::stream<Beat> &odd,
-          hls::stream<Weighted> &t, hls::stream<Beat> &ends);
+void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &c, hls::stream<Weighted> &t, hls::stream<Beat> &ends);
 
 }  // namespace rsn::xnn
 

@@ -23,40 +23,52 @@ fill_blocks:
     }
 }
 
-void send_tile(bool some, std::uint8_t lanes, const Buffer &buffer, hls::stream<Beat> &lane0, hls::stream<Beat> &lane1,
-               hls::stream<Beat> &lane2, hls::stream<Beat> &lane3, hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
+// To the lanes that are bits of `lanes`: W0 sends to all, W1 to odd ones.
+inline void put(std::uint8_t lanes, const Beat &beat, hls::stream<Beat> &lane0, hls::stream<Beat> &lane1,
+                hls::stream<Beat> &lane2, hls::stream<Beat> &lane3, hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
+#pragma HLS INLINE
+    if (lanes & 1) lane0 << beat;
+    if (lanes & 2) lane1 << beat;
+    if (lanes & 4) lane2 << beat;
+    if (lanes & 8) lane3 << beat;
+    if (lanes & 16) lane4 << beat;
+    if (lanes & 32) lane5 << beat;
+}
+inline void put(std::uint8_t lanes, const Beat &beat, hls::stream<Beat> &lane1, hls::stream<Beat> &lane3,
+                hls::stream<Beat> &lane5) {
+#pragma HLS INLINE
+    if (lanes & 2) lane1 << beat;
+    if (lanes & 8) lane3 << beat;
+    if (lanes & 32) lane5 << beat;
+}
+
+template <typename... Streams>
+void send_tile(bool some, std::uint8_t lanes, const Buffer &buffer, Streams &...to) {
 send_tile_beats:
     for (Counter t = 0; some && t < beats_per_tile; ++t) {
 #pragma HLS PIPELINE II=ii::send style=flp
-        const Beat beat = get_beat<by_cols, tile>(buffer, right_row(t), right_col(t));
-        if (lanes & 1) lane0 << beat;
-        if (lanes & 2) lane1 << beat;
-        if (lanes & 4) lane2 << beat;
-        if (lanes & 8) lane3 << beat;
-        if (lanes & 16) lane4 << beat;
-        if (lanes & 32) lane5 << beat;
+        put(lanes, get_beat<by_cols, tile>(buffer, right_row(t), right_col(t)), to...);
     }
 }
 
 // One tile in and the one before it out.
+template <typename... Streams>
 void w_step(bool in, bool out, std::uint8_t lanes, hls::stream<Beat> &from, Buffer &filled, const Buffer &sent,
-            hls::stream<Beat> &lane0, hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3,
-            hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
+            Streams &...to) {
 #pragma HLS DATAFLOW
     RSN_DATAFLOW();
     RSN_PROCESS("", fill_tile, in, from, filled);
-    RSN_PROCESS("", send_tile, out, lanes, sent, lane0, lane1, lane2, lane3, lane4, lane5);
+    RSN_PROCESS("", send_tile, out, lanes, sent, to...);
 }
 
-void pass_on(const W &op, hls::stream<Beat> &from, Buffer &ping, Buffer &pong, hls::stream<Beat> &lane0,
-             hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3, hls::stream<Beat> &lane4,
-             hls::stream<Beat> &lane5) {
+template <typename... Streams>
+void pass_on(const W &op, hls::stream<Beat> &from, Buffer &ping, Buffer &pong, Streams &...to) {
 #pragma HLS INLINE
 w_tiles:
     for (unsigned i = 0; op.tiles && i <= op.tiles; ++i) {
         const bool in = i < op.tiles, out = i > 0;
-        if (i % 2 == 0) w_step(in, out, op.lanes, from, ping, pong, lane0, lane1, lane2, lane3, lane4, lane5);
-        else w_step(in, out, op.lanes, from, pong, ping, lane0, lane1, lane2, lane3, lane4, lane5);
+        if (i % 2 == 0) w_step(in, out, op.lanes, from, ping, pong, to...);
+        else w_step(in, out, op.lanes, from, pong, ping, to...);
     }
 }
 
@@ -77,9 +89,8 @@ w0_uops:
     }
 }
 
-void w1(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &lpddr, hls::stream<Beat> &lane0,
-        hls::stream<Beat> &lane1, hls::stream<Beat> &lane2, hls::stream<Beat> &lane3, hls::stream<Beat> &lane4,
-        hls::stream<Beat> &lane5) {
+void w1(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &lpddr, hls::stream<Beat> &lane1,
+        hls::stream<Beat> &lane3, hls::stream<Beat> &lane5) {
     Buffer ping, pong;
     poison(ping);
     poison(pong);
@@ -90,8 +101,8 @@ w1_uops:
         RSN_UOP(number++);
         if (uop.last) break;
         const W op = W::decode(uop.words);
-        if (op.ddr) pass_on(op, ddr, ping, pong, lane0, lane1, lane2, lane3, lane4, lane5);
-        else pass_on(op, lpddr, ping, pong, lane0, lane1, lane2, lane3, lane4, lane5);
+        if (op.ddr) pass_on(op, ddr, ping, pong, lane1, lane3, lane5);
+        else pass_on(op, lpddr, ping, pong, lane1, lane3, lane5);
     }
 }
 

@@ -16,7 +16,7 @@ from ...expansion import Expansion, Ints
 from ...lanes import Part, TileTarget
 from .mesh import MeshA, MeshB, left_sources, right_sources
 from .mme import Mme
-from .operands import KV, LANES, KvOut
+from .operands import KV, LANES, KvOut, lanes_of_heads
 from .order import Flags, fields_of, spread
 from .scratch import TOut
 
@@ -43,7 +43,7 @@ def findings(expansion: Expansion) -> Iterator[Finding]:
         senders = [
             (unit, routes["A"] == left.index(unit), "columns", "k64") for unit in left if unit.startswith("TOut")
         ]
-        for i in range(KV):
+        for i in (i for i in range(KV) if lane in lanes_of_heads(i)):
             what, mode = ("rows", "k64") if i < KV // 2 else ("columns", "n64")
             senders.append((f"KvOut{i}", routes["B"] == right.index(f"KvOut{i}"), what, mode))
         for unit, taken, what, mode in senders:

@@ -171,7 +171,6 @@ def _streams() -> tuple[Stream, ...]:
             out.append(Stream(f"{kind}In{i}", f"{kind}Out{i}", TOKENS, FILLED, TOKEN_TYPE))
             out.append(Stream(f"{kind}Out{i}", f"{kind}In{i}", TOKENS, FREE, TOKEN_TYPE))
     for i in range(LANES):
-        even, odd = i & ~1, i | 1
         out.append(Stream(f"XIn{i}", f"XStore{i}", STORES, FILLED, TOKEN_TYPE))
         out.append(Stream(f"XStore{i}", f"XIn{i}", STORES, FREE, TOKEN_TYPE))
         out.append(Stream("LPDDR", f"C{i}", VECTORS * VECTOR_WORDS, token=VECTOR_TOKEN))
@@ -184,17 +183,17 @@ def _streams() -> tuple[Stream, ...]:
             tiles(f"{switch}{i}", f"MME{i}", 2)
         tiles(f"MME{i}", f"C{i}", 2)
         tiles(f"C{i}", f"Post{i}", 1)  # the second factor of a gate waits there
-        for sink in (f"XIn{i}", f"Soft{i // 2}"):
-            tiles(f"C{i}", sink)
+        tiles(f"C{i}", f"XIn{i}")
         # X puts its token when all of an operation has gone to C, and C may wait for X to write to a slot of that
         tiles(f"XOut{i}", f"C{i}", 1)
         out.append(Stream(f"XOut{i}", f"XOut{i ^ 1}", 1, "norm", ROWS_TOKEN))
-        for lane in (even, odd):
-            tiles(f"TOut{lane}", f"XIn{i}")
+        tiles(f"TOut{i | 1}", f"XIn{i}")
+        for lane in range(i & ~1, i + 1):
             tiles(f"Post{i}", f"TIn{lane}")
         for k in range(KV):
             tiles(f"Post{i}", f"KvIn{k}")
     for i in range(PAIRS):
+        tiles(f"C{2 * i}", f"Soft{i}")
         tiles(f"Soft{i}", f"TIn{2 * i + 1}")
         out.append(Stream(f"Soft{i}", f"TIn{2 * i + 1}", 1, ENDS, ENDS_TOKEN))
     return tuple(out)

@@ -11,7 +11,7 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ..xnn.tiles import BEATS
-from .operands import KV, LANES
+from .operands import KV, lanes_of_heads
 from .ports import tiles_by
 
 
@@ -26,7 +26,7 @@ class MeshB(Record, words=1):
     """Pass right operands on to the MME of the lane."""
 
     tiles: int = bits(0, 0, 24, "tiles")
-    source: int = bits(0, 24, 3, "W0, W1, K0, K1, V0, V1")
+    source: int = bits(0, 24, 2, "of an even lane: W0, K0, K1; of an odd lane: W0, W1, V0, V1")
 
 
 def left_sources(lane: int) -> tuple[str, ...]:
@@ -36,9 +36,10 @@ def left_sources(lane: int) -> tuple[str, ...]:
 
 
 def right_sources(lane: int) -> tuple[str, ...]:
-    """What MeshB of a lane selects from, in the order of its field."""
-    assert lane < LANES
-    return ("W0", "W1", *(f"KvOut{i}" for i in range(KV)))
+    """What MeshB of a lane selects from, in the order of its field: scores are made in even lanes, values in odd ones,
+    which have weights of their own in mode P3."""
+    heads = tuple(f"KvOut{i}" for i in range(KV) if lane in lanes_of_heads(i))
+    return ("W0", "W1", *heads) if lane & 1 else ("W0", *heads)
 
 
 class MeshUnit(Unit):

@@ -227,7 +227,7 @@ def _shared(unit: UnitSpec) -> list[str]:
 def _function(unit: UnitSpec) -> str:
     if unit.kind in ("KvIn", "KvOut"):
         return ("k" if unit.index < KV // 2 else "v") + unit.kind[2:].replace("In", "_in").replace("Out", "_out")
-    if unit.kind in ("XOut", "TIn", "TOut"):
+    if unit.kind in ("XOut", "TIn", "TOut", "MeshB", "C", "Post"):
         return f"{_snake(unit.kind)}_{PARITY[unit.index % 2]}"
     return _snake(unit.name if unit.kind == "W" else unit.kind)
 

@@ -24,6 +24,16 @@ FROM_DDR = LANES
 """The source of a K or V that is not a lane."""
 
 
+def lanes_of_weights(w: int) -> range:
+    """The lanes that W0 or W1 sends to."""
+    return range(1, LANES, 2) if w else range(LANES)
+
+
+def lanes_of_heads(kv: int) -> range:
+    """The lanes that a K or V sends to: K to even ones, V to odd ones."""
+    return range(kv >= KV // 2, LANES, 2)
+
+
 class W(Record, words=1):
     """Pass tiles of weights on to lanes."""
 
@@ -59,11 +69,11 @@ class WUnit(Unit):
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.sources = [self.source("LPDDR")] + ([self.source("DDR")] if spec.index else [])
-        self.sinks = [self.sink(f"MeshB{i}") for i in range(LANES)]
+        self.sinks = {i: self.sink(f"MeshB{i}") for i in lanes_of_weights(spec.index)}
 
     def kernel(self, uop: W) -> Steps:
         source = self.sources[uop.ddr]
-        sinks = tuple(sink for i, sink in enumerate(self.sinks) if uop.lanes >> i & 1)
+        sinks = tuple(sink for i, sink in self.sinks.items() if uop.lanes >> i & 1)
         buffers: list[Any] = [None, None]
 
         def fill(i: int) -> Steps:
@@ -126,12 +136,12 @@ class KvOutUnit(ReadPort):
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        self.sinks = [self.sink(f"MeshB{i}") for i in range(LANES)]
+        self.sinks = {i: self.sink(f"MeshB{i}") for i in lanes_of_heads(spec.index)}
         self.transposes = spec.index < KV // 2
 
     def kernel(self, uop: KvOut) -> Steps:
         yield from self.wait(uop.wait)
-        sinks = [sink for i, sink in enumerate(self.sinks) if uop.lanes >> i & 1]
+        sinks = [sink for i, sink in self.sinks.items() if uop.lanes >> i & 1]
         step = TILE_BLOCKS if uop.wide else 1
         if sinks:
             yield send(sinks, [uop.slot + step * i for i in range(uop.tiles)], partial(self._tile, bool(uop.wide)))
@@ -153,6 +163,7 @@ def legal_w(unit: UnitSpec, uop: W) -> Iterator[str]:
         yield "passes on no tiles"
     elif not uop.lanes:
         yield "passes tiles on to no lane"
+    yield from _without(unit, uop.lanes, lanes_of_weights(unit.index))
     if uop.ddr and not unit.index:
         yield f"{unit.name} has no stream from DDR"
 
@@ -182,6 +193,14 @@ def legal_kv_out(unit: UnitSpec, uop: KvOut, slots: int) -> Iterator[str]:
     yield from outside(slots, uop.slot, uop.tiles * (TILE_BLOCKS if uop.wide else 1), ring=True)
     if not uop.lanes:
         yield "sends tiles to no lane"
+    yield from _without(unit, uop.lanes, lanes_of_heads(unit.index))
+
+
+def _without(unit: UnitSpec, lanes: int, have: range) -> Iterator[str]:
+    """Yield the reason why a unit cannot send to these lanes, as bits, if it has streams to some lanes only."""
+    missing = [i for i in range(LANES) if lanes >> i & 1 and i not in have]
+    if missing:
+        yield f"{unit.name} has no stream to lane {missing[0]}"
 
 
 def lint_kv_in(mop: KvIn) -> Iterator[str]:

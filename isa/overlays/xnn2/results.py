@@ -61,11 +61,10 @@ class Post(Record, words=2):
 
 
 class Soft(Record, words=4):
-    """Take the scores of heads from a lane of the pair, and make probabilities."""
+    """Take the scores of heads from the even lane of the pair, and make probabilities."""
 
     heads: int = bits(0, 0, 6, "heads")
     tiles: int = bits(0, 6, 6, "tiles of each")
-    odd: int = bits(0, 12, 1, "from C of the odd lane, not of the even one")
     keys: int = bits(0, 13, 13, "columns that are keys; the others become 0")
     causal: int = bits(0, 26, 1, "column c counts for row r if c <= r + offset")
     windowed: int = bits(0, 27, 1, "column c counts for row r only if c >= r + low")
@@ -83,10 +82,12 @@ class CUnit(Unit):
         i = spec.index
         self.products, self.vectors = self.source(f"MME{i}"), self.source("LPDDR")
         self.residuals = self.source(f"XOut{i}")
-        self.targets = (self.sink(f"Post{i}"), self.sink(f"XIn{i}"), self.sink(f"Soft{i // 2}"))
+        self.targets = {ResultTarget.POST: self.sink(f"Post{i}"), ResultTarget.ROWS: self.sink(f"XIn{i}")}
+        if not i & 1:
+            self.targets[ResultTarget.SOFTMAX] = self.sink(f"Soft{i // 2}")
 
     def kernel(self, uop: C) -> Steps:
-        sink = self.targets[uop.to]
+        sink = self.targets[ResultTarget(uop.to)]
         if not (uop.bias or uop.scale or uop.residual):
             yield tiles_by("mesh_beat", BEATS, uop.tiles, gets=(self.products,), puts=(sink,), do=lambda n, x: (x,))
             return
@@ -119,10 +120,12 @@ class PostUnit(Unit):
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        i, even = spec.index, spec.index & ~1
+        i = spec.index
         self.results, self.tables = self.source(f"C{i}"), self.source("LPDDR")
-        self.targets = [self.sink(f"TIn{even}"), self.sink(f"TIn{even + 1}"), self.sink("DDR")]
-        self.targets += [self.sink(f"KvIn{k}") for k in range(KV)]
+        self.targets = {PostTarget.EVEN: self.sink(f"TIn{i & ~1}"), PostTarget.DDR: self.sink("DDR")}
+        if i & 1:
+            self.targets[PostTarget.ODD] = self.sink(f"TIn{i}")
+        self.targets |= {PostTarget.KV + k: self.sink(f"KvIn{k}") for k in range(KV)}
         self.table: Any = None
         self.gains: Any = None
 
@@ -188,18 +191,18 @@ class SoftUnit(Unit):
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         even = 2 * spec.index
-        self.scores = [self.source(f"C{even}"), self.source(f"C{even + 1}")]
+        self.scores = self.source(f"C{even}")
         self.probabilities, self.ends = self.sink(f"TIn{even + 1}"), self.sink(f"TIn{even + 1}", ENDS)
 
     def kernel(self, uop: Soft) -> Steps:
         rate = "softcap_beat" if uop.cap else "softmax_beat"
         for _ in range(uop.heads):
             head = Head(uop)
-            yield tiles_by(rate, BEATS, uop.tiles, gets=(self.scores[uop.odd],), puts=(self.probabilities,), do=head.add)
+            yield tiles_by(rate, BEATS, uop.tiles, gets=(self.scores,), puts=(self.probabilities,), do=head.add)
             yield Step(puts=(self.ends,), do=head.end)
 
     def effect_key(self, uop: Soft) -> Hashable:
-        return uop.heads, uop.tiles, uop.odd, bool(uop.cap)
+        return uop.heads, uop.tiles, bool(uop.cap)
 
 
 class Head:
@@ -246,6 +249,8 @@ def legal_c(unit: UnitSpec, uop: C) -> Iterator[str]:
         yield "passes on no tiles"
     if uop.to > ResultTarget.SOFTMAX:
         yield f"to={uop.to} is none"
+    elif uop.to == ResultTarget.SOFTMAX and unit.index & 1:
+        yield f"{unit.name}, of an odd lane, has no stream to Softmax"
     if uop.alone and not uop.residual:
         yield "alone without a residual: it takes no tiles at all"
     if uop.scale and not uop.residual:
@@ -258,6 +263,8 @@ def legal_post(unit: UnitSpec, uop: Post) -> Iterator[str]:
         yield "sends no tiles, and takes neither table nor vector"
     if uop.to >= PostTarget.KV + KV:
         yield f"to={uop.to} is none"
+    elif uop.to == PostTarget.ODD and not unit.index & 1:
+        yield f"{unit.name}, of an even lane, has no stream to T of the odd one"
     if uop.activation > IDENTITY:
         yield f"activation={uop.activation} is none"
     if uop.norm:

@@ -34,7 +34,7 @@ class XIn(Record, words=2):
 
     slot: int = bits(0, 0, 4, "first slot; a bank is 8 column tiles")
     tiles: int = bits(0, 4, 4, "tiles to take")
-    source: int = bits(0, 8, 2, "from C, or from T of the even or the odd lane of the pair")
+    source: int = bits(0, 8, 1, "from C, or from T of the odd lane of the pair")
     add: int = bits(0, 10, 1, "add each tile to what its slot holds")
     statistics: int = bits(0, 11, 2, "of rows: 0 none, 1 begin with these tiles, 2 go on")
     columns: int = bits(0, 13, 11, "columns of these tiles that statistics count")
@@ -119,11 +119,9 @@ class XInUnit(WritePort):
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        even = spec.index & ~1
         self.sources = {
             RowSource.RESULT: self.source(f"C{spec.index}"),
-            RowSource.EVEN: self.source(f"TOut{even}"),
-            RowSource.ODD: self.source(f"TOut{even + 1}"),
+            RowSource.SCRATCH: self.source(f"TOut{spec.index | 1}"),
         }
         self.stored, self.store = self.source(f"XStore{spec.index}", FREE), self.sink(f"XStore{spec.index}", FILLED)
         self.statistics = [Statistics() for _ in range(BANKS)]
@@ -251,8 +249,6 @@ def legal_in(unit: UnitSpec, uop: XIn, slots: int) -> Iterator[str]:
             yield "takes no tiles, waits for nothing, and lets nothing go on"
         return
     yield from outside(slots, uop.slot, uop.tiles, ring=False)
-    if uop.source > RowSource.ODD:
-        yield f"source={uop.source} is none"
     if uop.statistics > 2:
         yield f"statistics={uop.statistics} is none"
     elif uop.statistics:

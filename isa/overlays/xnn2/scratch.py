@@ -48,7 +48,7 @@ class TIn(Record, words=1):
 
     slot: int = bits(0, 0, 5, "first slot")
     tiles: int = bits(0, 5, 5, "tiles to take")
-    source: int = bits(0, 10, 2, "Post of the even or the odd lane of the pair, Softmax, DDR")
+    source: int = bits(0, 10, 2, "Post of the even lane (to T of that), of the odd lane, Softmax, DDR")
     part: int = bits(0, 12, 2, "0 whole, 1 left half (the right one becomes 0), 2 right half of the slots")
     wait: int = bits(0, 14, 6, "operations of the read port to wait for")
 
@@ -59,7 +59,7 @@ class TOut(Record, words=1):
     slot: int = bits(0, 0, 5, "first slot")
     tiles: int = bits(0, 5, 5, "tiles to send")
     times: int = bits(0, 10, 6, "how often each is sent", default=1)
-    to: int = bits(0, 16, 3, "MME of the even lane, the odd lane, both; X of the even lane, the odd lane")
+    to: int = bits(0, 16, 3, "MME of the even lane, the odd lane, both; T of an odd lane: X of the even lane, the odd")
     part: int = bits(0, 19, 2, "0 whole, 1 left half, 2 right half of the slots")
     weights: int = bits(0, 21, 1, "they are the probabilities of a head: the last factor is applied")
     wait: int = bits(0, 22, 7, "tiles of the write port to wait for before the first")
@@ -72,12 +72,10 @@ class TInUnit(WritePort):
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        even = spec.index & ~1
-        self.sources = {
-            TileSource.EVEN: self.source(f"Post{even}"),
-            TileSource.ODD: self.source(f"Post{even + 1}"),
-        }
-        if spec.index & 1:
+        self.sources = {TileSource.ODD: self.source(f"Post{spec.index | 1}")}
+        if not spec.index & 1:
+            self.sources[TileSource.EVEN] = self.source(f"Post{spec.index}")
+        else:
             self.sources[TileSource.SOFTMAX] = self.source(f"Soft{spec.index // 2}")
             self.ends = self.source(f"Soft{spec.index // 2}", ENDS)
             self.sources[TileSource.DDR] = self.source("DDR")
@@ -86,8 +84,8 @@ class TInUnit(WritePort):
 
     def kernel(self, uop: TIn) -> Steps:
         yield from self.wait(uop.wait)
-        source = self.sources[TileSource(uop.source)]
         for i in range(uop.tiles):
+            source = self.sources[TileSource(uop.source)]
             if uop.source == TileSource.DDR:
                 yield from blocks_in(source, TILE_BLOCKS, partial(self._join, uop, i))
             else:
@@ -131,9 +129,10 @@ class TOutUnit(ReadPort):
             TileTarget.EVEN: (meshes[0],),
             TileTarget.ODD: (meshes[1],),
             TileTarget.PAIR: tuple(meshes),
-            TileTarget.ROWS_EVEN: (self.sink(f"XIn{even}"),),
-            TileTarget.ROWS_ODD: (self.sink(f"XIn{odd}"),),
         }
+        if spec.index & 1:
+            self.targets[TileTarget.ROWS_EVEN] = (self.sink(f"XIn{even}"),)
+            self.targets[TileTarget.ROWS_ODD] = (self.sink(f"XIn{odd}"),)
 
     def kernel(self, uop: TOut) -> Steps:
         yield from self.wait(uop.wait)
@@ -175,6 +174,8 @@ def legal_in(unit: UnitSpec, uop: TIn, slots: int) -> Iterator[str]:
             yield f"{unit.name}, of an even lane, has no stream from {name}"
         if uop.part:
             yield f"takes whole tiles from {name}, not part={uop.part}"
+    if uop.source == TileSource.EVEN and unit.index & 1:
+        yield f"{unit.name}, of an odd lane, has no stream from Post of the even one"
     if uop.part > Part.RIGHT:
         yield f"part={uop.part} is none"
 
@@ -190,6 +191,8 @@ def legal_out(unit: UnitSpec, uop: TOut, slots: int) -> Iterator[str]:
     yield from outside(slots, uop.slot, uop.tiles, ring=True)
     if uop.to > TileTarget.ROWS_ODD:
         yield f"to={uop.to} is none"
+    elif uop.to >= TileTarget.ROWS_EVEN and not unit.index & 1:
+        yield f"{unit.name}, of an even lane, has no stream to X"
     if uop.part > Part.RIGHT:
         yield f"part={uop.part} is none"
     elif uop.part and uop.to >= TileTarget.ROWS_EVEN:
