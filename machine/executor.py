@@ -87,7 +87,6 @@ class Task:
         self.offer: tuple[float, int] | None = None
         self.chosen: int | None = None
 
-
     def gather(self, payloads: list[Any], ends: bool) -> list[Any]:
         """Note what a part of a step has brought. Returns the payloads of the whole step when it ends."""
         self.taken.append(payloads)

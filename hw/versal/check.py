@@ -226,9 +226,10 @@ def streams(s: Sources) -> Findings:
             continue
         label = f"_{stream.label}" if stream.label else ""
         beats = stream.token.word_elements // BEAT
-        unit = " * beats_per_tile" if beats == BEATS else f" * {beats}" if beats > 1 else ""
-        depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b{re.escape(unit)}"
-        found = re.findall(rf'hls::stream<\w+, (?:without_fifo\({depth}\)|{depth})> \w+\("{re.escape(stream.name)}"\)', text)
+        per_word = " * beats_per_tile" if beats == BEATS else f" * {beats}" if beats > 1 else ""
+        depth = rf"depth::{stream.src}_to_{stream.dst}{label}\b{re.escape(per_word)}"
+        declared = rf"hls::stream<\w+, (?:without_fifo\({depth}\)|{depth})>"
+        found = re.findall(rf'{declared} \w+\("{re.escape(stream.name)}"\)', text)
         if len(found) != 1:
             yield f"stream {stream.name} is declared {len(found)} times with its depth, not once"
     for unit in overlay.units:

@@ -39,9 +39,9 @@ PIECES = 3
 PIECE = 2
 """Most tiles of weights that DDR loads at once: W1 has room for them whenever it waits for one."""
 LATE = 2
-"""Between slices, T sends rows to X by so many tiles later than X takes them. T is ahead of X by the way through the MME;
-so it need not wait for X, and the MME gets its next tile. The MME has room for two tiles without an end to any, so that
-this waits for nothing behind it."""
+"""Between slices, T sends rows to X by so many tiles later than X takes them. T is ahead of X by the way through the
+MME; so T need not wait for X, and the MME gets its next tile. An MME takes two tiles before it ends one: with more, T
+could wait for what comes behind."""
 EMPTY: Iterator[None] = iter(())
 
 

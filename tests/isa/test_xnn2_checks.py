@@ -103,7 +103,7 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("TIn2", TIn(tiles=1), {"source": TileSource.SOFTMAX}, "TIn2, of an even lane, has no stream from Softmax"),
         ("TIn2", TIn(tiles=1), {"source": TileSource.DDR}, "TIn2, of an even lane, has no stream from DDR"),
         ("TIn2", TIn(tiles=1), {"part": 3}, "part=3 is none"),
-        ("TIn3", TIn(tiles=1, source=1), {"source": 0}, "TIn3, of an odd lane, has no stream from Post of the even one"),
+        ("TIn3", TIn(tiles=1, source=1), {"source": 0}, "TIn3, of an odd lane, has no stream from Post of the even"),
         ("TIn2", TIn(wait=1), {"wait": 0}, "takes no tiles and waits for nothing"),
         ("TIn3", TIn(slot=23, tiles=24, source=TileSource.DDR), {"slot": 24}, "slot=24: the memory has 24 slots"),
         ("TIn3", TIn(tiles=1, source=TileSource.SOFTMAX), {"part": 1}, "takes whole tiles from Softmax, not part=1"),

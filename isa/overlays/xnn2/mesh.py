@@ -55,9 +55,7 @@ class MeshUnit(Unit):
         def copy(n: int, tiles: Sequence[Any]) -> tuple[Sequence[Any]]:
             return (tiles,)
 
-        yield tiles_by(
-            "mesh_beat", BEATS, uop.tiles, gets=(self.sources[uop.source],), puts=(self.to_mme,), do=copy
-        )
+        yield tiles_by("mesh_beat", BEATS, uop.tiles, gets=(self.sources[uop.source],), puts=(self.to_mme,), do=copy)
 
     def effect_key(self, uop: MeshA | MeshB) -> Hashable:
         return uop

@@ -30,10 +30,10 @@ TILE_BLOCKS = 2
 """128x64 blocks in a tile."""
 HALF = TILE // TILE_BLOCKS
 TILE_WORDS = 4
-"""Words of a tile. A stream without a FIFO holds one, so the unit at its end gets the tile while the other one sends it.
-In hardware such a stream holds two beats (`hw/versal/xnn2/units.h`). With 16 words a tile the times are the same to
-0.01 %; and from one FIFO to the next a tile never goes through more than two such streams, so that nobody has sent more
-of it than half where the end of the way does not take it."""
+"""Words of a tile. A stream without a FIFO holds one, so the unit at its end takes the tile while the other one sends
+it. In hardware such a stream holds two beats (`hw/versal/xnn2/units.h`). With 16 words a tile the times are the same to
+0.01 %. From one FIFO to the next a tile goes through two such streams at most, so if the unit behind them does not take
+it, the first one has not sent all of it."""
 TILE_TOKEN = TokenType("tile", TILE, TILE, TILE_WORDS, f"{TILE_WORDS} words make a {TILE}x{TILE} tile")
 PIECE = BEATS // TILE_WORDS
 """Words of 1024 bit in a word of a tile. So many words of blocks and tables are in a stream without a FIFO."""

@@ -1,14 +1,11 @@
 """What each part of xnn2 takes of a VC1902, by the same counts as XNN (`isa/overlays/xnn/logic.py`).
 
-Nobody has synthesised it. Both counts have the loops and memories of the sources in hw/versal/xnn2 (`cycles.py`). The
-streams of the sources do not fit: `as_written` counts them. `needs` counts streams that fit, which they are to become:
+Nobody has synthesised it. This counts the sources in hw/versal/xnn2:
 
 - Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
   transposed.
-- Streams: a unit sends one word at a time, so the streams from it share one register of 1024 bit. The unit at the
-  other end selects among those that come to it, and has a register behind its multiplexer that holds a second word
-  where the unit stops. Such a stream holds two beats. `Overlay.streams` counts tiles, so it says one. Streams of
-  `TILE_FIFOS` hold a tile; that from DDR to W1 and those of vectors hold as much as they say.
+- Streams: the units are processes of one kernel, and a stream between them is a FIFO of HLS, as deep as the overlay
+  says; two beats if that says that it has none. Ports of units have no registers beside that.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from ...packet import MAX_WINDOW
 from ..xnn.logic import (
     CONTROL,
     FLOAT,
-    PORT,
     UNIT,
     WORD_BITS,
     Work,
@@ -35,7 +31,7 @@ from ..xnn.logic import (
     multiplexer,
     ultra_rams,
 )
-from ..xnn.resources import TILES_PER_MME, axi_ports, frame, instruction_streams, streams
+from ..xnn.resources import TILES_PER_MME, axi_ports, instruction_streams
 from ..xnn.ring import memory_of
 from ..xnn.tiles import BEAT, BEATS, TILE
 from ..xnn.tiles import LANES as PLIOS
@@ -161,7 +157,7 @@ def _ddr(unit: UnitSpec) -> Iterator[Need]:
     lanes = sum(x.startswith("XStore") for x in DDR_SOURCES)
     yield Need(
         "LUT",
-        ceil(2 * WORD_ROWS * FLOAT * (multiplexer(lanes) + PORT * (lanes + 1))),
+        ceil(2 * WORD_ROWS * FLOAT * multiplexer(lanes)),
         "norm of rows that are stored",
         True,
     )
@@ -244,24 +240,28 @@ TOGETHER = {"C": ("MME", "XOut", "LPDDR")}
 """Kinds of units from which a unit takes words at the same time; other units take one word at a time."""
 
 
+TWO_BEATS = 2
+BESIDE = {("Soft", "TIn"): ROW_BANKS * FLOAT, ("XStore", "DDR"): (3 + 2 * WORD_ROWS) * FLOAT}
+"""Bits that go beside a beat or word: the maxima of its rows; numbers for the norm, and statistics of its rows."""
+
+
 def is_wide(stream: Stream) -> bool:
     """Whether it carries words of 1024 bit; others carry tokens and statistics of rows."""
     return stream.token.word_elements >= BEAT and stream.token.rows * stream.token.columns >= TILE and not stream.label
 
 
 def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """The multiplexers and registers at the ends of the streams to it, and its state. The register at the other end
-    holds one word, so it needs no LUTs."""
+    """The multiplexers behind the streams to it, and its state."""
     sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
     inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
-    yield Need("LUT", ceil(PORT * WORD_BITS * sum(n > 0 for n in inputs)) + UNIT, "ports and state of units", True)
+    yield Need("LUT", UNIT, "state of units", True)
     choice = ceil(WORD_BITS * sum(multiplexer(n) for n in inputs))
     if choice:
         yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
 
 
 def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
-    """What a stream holds beyond the registers at its ends."""
+    """The FIFO that a stream is."""
     source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
     part = f"streams {source.kind}->{sink.kind}"
     if "MME" in (source.kind, sink.kind):
@@ -271,20 +271,23 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
         bits = stream.token.columns * (FLOAT if stream.token.rows > 1 else 1)
         yield Need("LUT", fifo(bits, 1), "streams of tokens and statistics", True)
     else:
-        width, depth = depth_of(overlay, stream)
-        if 0 < depth <= LUT_DEPTH:
-            yield Need("LUT", lut_ram(width, depth) + fifo(width, depth), "FIFOs between units", True)
-        elif depth:
+        width, depth = size_of(overlay, stream)
+        if depth <= TWO_BEATS:
+            yield Need("LUT", fifo(width, depth), f"streams {source.kind}->{sink.kind}", True)
+        elif depth <= LUT_DEPTH:
+            yield Need("LUT", lut_ram(width, depth) + fifo(width, depth), part, True)
+        else:
             yield Need("BRAM", block_rams(width, depth), part)
-            yield Need("LUT", fifo(width, depth), "FIFOs between units", True)
+            yield Need("LUT", fifo(width, depth), part, True)
 
 
-def depth_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
-    """Bits of a word, and the words that the FIFO of a stream holds: 0 if it has none."""
-    source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
-    if source.kind == "LPDDR" and sink.kind == "C":
+def size_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
+    """Bits of a word of a wide stream, and the words that it holds."""
+    kinds = overlay.by_unit[stream.src].kind, overlay.by_unit[stream.dst].kind
+    if kinds == ("LPDDR", "C"):
         return VECTOR_BITS, stream.depth * WORD_BITS // VECTOR_BITS
-    return WORD_BITS, stream.depth * stream.token.word_elements // BEAT if has_fifo(stream) else 0
+    words = stream.depth * stream.token.word_elements // BEAT if has_fifo(stream) else TWO_BEATS
+    return WORD_BITS + BESIDE.get(kinds, 0), words
 
 
 # -- instructions
@@ -297,23 +300,3 @@ def instruction_path(overlay: Overlay) -> Iterator[Need]:
         luts += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
     yield Need("LUT", luts, "fetch, dispatcher, decoders", True)
     yield from instruction_streams(overlay)
-
-
-# -- the sources as they are
-
-
-def as_written(overlay: Overlay) -> Iterator[Need]:
-    """What the sources of hw/versal/xnn2 would take: their loops and memories, and every stream a FIFO of its own, of
-    all tiles that the overlay says, with a register at both ends."""
-    for unit in overlay.units:
-        if unit.kind in UNITS:
-            yield from UNITS[unit.kind](unit)
-        if unit.kind == "MME":
-            yield Need("AIE", TILES_PER_MME, "MMEs")
-            continue
-        ways = sum(s.dst == unit.name and is_wide(s) for s in overlay.streams)
-        yield Need("LUT", ceil(WORD_BITS * multiplexer(ways)), f"choice of sources in {unit.kind}", True)
-        yield frame(overlay, unit)
-    yield from streams(overlay)
-    yield from axi_ports()
-    yield from instruction_path(overlay)

@@ -122,7 +122,10 @@ class PostUnit(Unit):
         super().__init__(spec, net)
         i = spec.index
         self.results, self.tables = self.source(f"C{i}"), self.source("LPDDR")
-        self.targets = {PostTarget.EVEN: self.sink(f"TIn{i & ~1}"), PostTarget.DDR: self.sink("DDR")}
+        self.targets: dict[int, Channel] = {
+            PostTarget.EVEN: self.sink(f"TIn{i & ~1}"),
+            PostTarget.DDR: self.sink("DDR"),
+        }
         if i & 1:
             self.targets[PostTarget.ODD] = self.sink(f"TIn{i}")
         self.targets |= {PostTarget.KV + k: self.sink(f"KvIn{k}") for k in range(KV)}
