@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, NoReturn
 
 from ....base.errors import BoardError
-from ....isa.instruction_path import InstructionPath, decoder_of
+from ....isa.instruction_path import InstructionPath, decoder_of, uop_fifo
 from ....isa.overlays.xnn.tiles import BEAT
 from ....isa.packet import expand
 from ....machine.executor import ProcessNetwork, Task
@@ -145,8 +145,7 @@ def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]
             writer, last = channel.source, facts.streams[channel.name].last
             channel.last = (writer, last, Issue(None, _origin(path, writer, last)))
     net.run_from(tasks)
-    waiting = ", ".join(dict.fromkeys(w.process for w in facts.waits)) or "a stream with a part of a word"
-    raise BoardError(f"board csim stopped where the simulator would go on: {waiting}")
+    raise BoardError("board csim: a part of a word is left in a stream")
 
 
 def _fill(channel: Channel, words: int) -> None:
@@ -163,8 +162,8 @@ def _fill(channel: Channel, words: int) -> None:
 def _steps(
     net: ProcessNetwork, path: InstructionPath, name: str, waits: Sequence[Wait], moved: dict[End, int]
 ) -> Steps:
-    """Return what a waiting process has still to do of its uOP, from the part of a step on that it cannot take. It
-    stops there for good: the parts that it takes now are few.
+    """Return what a waiting process has still to do of its uOP, from the part of a step on that it cannot take. Then it
+    waits for its next one.
 
     moved: words put and got so far, by stream and direction; what was moved of untaken parts is taken out at once.
     """
@@ -180,8 +179,8 @@ def _steps(
     for at, lanes in enumerate(effects):
         left = [_left(steps, blocked, done, moved) for steps in lanes]
         if any(left):
-            return _rest([left, *effects[at + 1 :]])
-    return _each([])
+            return _rest(net, path, name, [left, *effects[at + 1 :]])
+    return _rest(net, path, name, [])
 
 
 def _left(steps: Sequence[Step], blocked: Collection[End], done: dict[End, int], moved: dict[End, int]) -> list[Step]:
@@ -206,12 +205,15 @@ def _left(steps: Sequence[Step], blocked: Collection[End], done: dict[End, int],
     return []
 
 
-def _rest(effects: Effects) -> Steps:
+def _rest(net: ProcessNetwork, path: InstructionPath, name: str, effects: Effects) -> Steps:
     for lanes in effects:
         if len(lanes) == 1:
             yield from lanes[0]
         else:
             yield Par(*map(_each, lanes))
+    if path.overlay.by_unit[name].kind not in path.overlay.preloaded:
+        yield Step(gets=(net.named_channel(uop_fifo(name)),))
+    raise BoardError(f"board csim: {name} stopped where it would go on in the simulator")
 
 
 def _each(steps: Iterable[Step]) -> Steps:
