@@ -127,21 +127,12 @@ struct Rounds {
 
 // The column of the eight of a beat where the element at this place is: by_rows, backwards.
 constexpr unsigned col_of(unsigned place) { return place % patch_cols / 2 + place % 2 * 4; }
-// An order for loops that take some neighbouring columns in a round; `in_lanes` leads from it to that of streams.
+// An order for loops that take some neighbouring columns in a round.
 struct in_rows {
     constexpr in_rows(unsigned r, unsigned c) : place(patch_cols * r + c) {}
     constexpr operator unsigned() const { return place; }
     unsigned place;
 };
-inline Beat in_lanes(const Beat &rows) {
-#pragma HLS INLINE
-    Beat beat;
-    for (unsigned n = 0; n < beat_floats; ++n) {
-#pragma HLS UNROLL
-        beat[by_rows(n / patch_cols, n % patch_cols)] = rows[n];
-    }
-    return beat;
-}
 
 // What nobody has defined: natively NaN, so that whoever reads it shows.
 inline Beat undefined_beat() {

@@ -1,5 +1,6 @@
 // Post: what is applied to the results of a lane: norm of heads, gains, rotation, activation, gate. A tile is taken into a
-// buffer and leaves through the functions; to DDR by way of the buffer, because blocks have another order.
+// buffer. A rotation is made in the buffer, so that it does not wait for who takes the tile. An activation is made as the
+// tile leaves; to DDR by way of the buffer, because blocks have another order.
 //
 // A beat a cycle in and out without functions; for these see rounds::head_sums, rotate and activation.
 // SPDX-License-Identifier: Apache-2.0
@@ -221,8 +222,7 @@ post_uops:
 #pragma HLS DEPENDENCE variable=buffer type=inter dependent=false
                     made.two(op, at, buffer, norm, gains, table);
                     if (!at.ends()) continue;
-                    if (stays || acts) put_beat<in_rows, tile>(buffer, right_row(at.beat), right_col(at.beat), made.out);
-                    else deliver(to, in_lanes(made.out), streams...);
+                    put_beat<in_rows, tile>(buffer, right_row(at.beat), right_col(at.beat), made.out);
                 }
             }
             if (acts) {
@@ -241,7 +241,7 @@ post_uops:
                     if (stays) put_beat<by_rows, tile>(buffer, row, col, made.out);
                     else deliver(to, made.out, streams...);
                 }
-            } else if (!heads && !stays) {
+            } else if (!stays) {
             post_beats_out:
                 for (unsigned t = 0; t < beats_per_tile; ++t) {
 #pragma HLS PIPELINE II=ii::send style=flp

@@ -115,8 +115,8 @@ class CUnit(Unit):
 
 
 class PostUnit(Unit):
-    """Applies functions to the results of a lane. A tile is taken into a buffer, where the norm of heads makes its
-    statistics. Then it leaves through the functions; to DDR by way of the buffer, because blocks have another order."""
+    """Applies functions to the results of a lane. A tile is taken into a buffer, where heads are normalised and rotated.
+    Then it leaves through activation and gate; to DDR by way of the buffer, because blocks have another order."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -140,7 +140,7 @@ class PostUnit(Unit):
             yield Step("mem_word", VECTOR_WORDS, gets=(self.tables,), words=VECTOR_WORDS, do=self._keep_gains)
         heads = bool(uop.norm or uop.gains or uop.rotate)
         active = bool(uop.gate or uop.activation != IDENTITY)
-        rate = "activation_beat" if active else "rotate_beat" if heads else ""
+        rate = "activation_beat" if active else ""
         second = (self.results,) if uop.gate else ()
         for _ in range(uop.tiles):
             taken: list[Any] = []
@@ -152,7 +152,7 @@ class PostUnit(Unit):
             yield tile_by("mesh_beat", BEATS, gets=(self.results,), do=taken.append)
             if uop.norm:
                 yield Step("mesh_beat", (1 if uop.rms else 2) * HEAD_ROUNDS * BEATS)
-            if heads and active:
+            if heads:
                 yield Step("rotate_beat", BEATS)
             if uop.to != PostTarget.DDR:
                 yield tile_by(rate or "mesh_beat", BEATS, gets=second, puts=(sink,), do=made)
