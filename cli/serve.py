@@ -59,7 +59,7 @@ class _Number(click.FloatRange):
     default=60.0,
     show_default=True,
     type=_Number(0, LONGEST_S, min_open=True),
-    help="the most seconds for a request to wait and run",
+    help="the most seconds for a request to wait and run; with --generate: for each of its tokens to come",
 )
 @click.option(
     "--limit-mb",
@@ -109,13 +109,15 @@ def serve_command(
         server: Any
         with working(f"opening {model} on board {board}"):
             if generate:
-                server, tokenizer = _generation(model, board, slots, capacity, queue)
+                server, tokenizer, ends = _generation(model, board, slots, capacity, queue)
             else:
                 server = _open(model, board, xclbin, Serving(queue=queue, max_wait_s=max_wait), counters)
         try:
             if generate:
                 name = model.resolve().name
-                app = completions.application(server, tokenizer, name, registry=registry, limit_bytes=limit)
+                app = completions.application(
+                    server, tokenizer, name, ends=ends, registry=registry, timeout_s=timeout, limit_bytes=limit
+                )
             else:
                 app = http.application(server, registry=registry, timeout_s=timeout, limit_bytes=limit)
             figures = "" if registry else "; no /metrics without prometheus_client: pip install prometheus-client"
@@ -140,8 +142,9 @@ def _figures() -> tuple[Any, Any]:
     return registry, metrics.Metrics(registry)
 
 
-def _generation(model: Path, board: str, slots: int, capacity: int, queue: int) -> tuple[Any, Any]:
-    """Load a language model and its tokenizer, and begin its generation. Raises `TensorError` for another folder."""
+def _generation(model: Path, board: str, slots: int, capacity: int, queue: int) -> tuple[Any, Any, tuple[int, ...]]:
+    """Load a language model and its tokenizer, and begin its generation. Returns it, the tokenizer, and the tokens that
+    end a text. Raises `TensorError` for another folder."""
     require("transformers", "generation", "pip install transformers")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -150,10 +153,12 @@ def _generation(model: Path, board: str, slots: int, capacity: int, queue: int) 
     try:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as e:
+    except Exception as e:  # of several packages, each with its own errors
         raise TensorError(f"{model}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
     decoder = generation.Decoder(loaded, slots=slots, capacity=capacity, board=board)
-    return generation.Generation(decoder, queue=queue), tokenizer
+    ends = loaded.generation_config.eos_token_id if loaded.can_generate() else None
+    listed = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+    return generation.Generation(decoder, queue=queue), tokenizer, listed
 
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> Server:

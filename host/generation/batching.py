@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...base.errors import BoardError
+from ...base.errors import BoardError, TensorError
 from ..closing import Closing
 from ..forks import forget_in_children
 from ..serving.health import Health, State
@@ -95,7 +95,7 @@ class Stream:
             return
         try:
             self._heard(event)
-        except Exception:
+        except BaseException:  # such as SystemExit, which would end the decoder's thread
             log.exception("the caller's function raised an error; its request is cancelled")
             self.cancel()
 
@@ -147,14 +147,18 @@ class Generation(Closing):
         raises for the prompt, `QueueFull`, and `BoardError` if this object is closed.
         """
         self._decoder.check(tokens)
-        sampling = sampling or Sampling()
+        if sampling is None:
+            sampling = Sampling()
+        elif not isinstance(sampling, Sampling):
+            raise TensorError(f"{type(sampling).__name__} instead of Sampling")
         stream = Stream(heard)
         request = _Request(tuple(tokens), sampling, stream, sampling.generator())
         with self._lock:
             if self._closed:
                 raise BoardError("this generation is closed")
-            if len(self._waiting) >= self._limit:
-                raise QueueFull(f"the queue is full: {len(self._waiting)} requests wait")
+            waiting = sum(not request.stream.is_cancelled for request in self._waiting)
+            if waiting >= self._limit:
+                raise QueueFull(f"the queue is full: {waiting} requests wait")
             self._waiting.append(request)
             self._streams.add(stream)
             self._work.notify()
@@ -190,21 +194,21 @@ class Generation(Closing):
         try:
             while self._begin():
                 self._decode()
-        except Exception as e:
+        except BaseException as e:
             log.exception("generation has ended")
             self._give_up(e)
         finally:
             self._health = self._health.to(State.CLOSED)
             self._decoder.close()
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """Accept no requests any more, and end all with an error."""
         with self._lock:
             self._closed = True
             requests = [*self._running.values(), *self._waiting]
             self._running.clear()
             self._waiting.clear()
-        self._health = self._health.failed(error)
+        self._health = self._health.failed(error if isinstance(error, Exception) else RuntimeError(repr(error)))
         for request in requests:
             request.stream.put(Event(error=error))
 
@@ -217,6 +221,7 @@ class Generation(Closing):
                 self._work.wait()
         for slot in [slot for slot, request in self._running.items() if request.stream.is_cancelled]:
             self._end(slot, Event(reason="cancelled"))
+        self._drop_cancelled()
         for slot in range(self._decoder.slots):
             if slot not in self._running and (request := self._next()):
                 self._running[slot] = request
@@ -229,14 +234,17 @@ class Generation(Closing):
         return True
 
     def _next(self) -> _Request | None:
-        """Take the next request from the queue, and end the cancelled ones before it."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    return None
-                request = self._waiting.popleft()
-            if not request.stream.is_cancelled:
-                return request
+        """Take the next request from the queue."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def _drop_cancelled(self) -> None:
+        """End the requests that were cancelled while they waited."""
+        with self._lock:
+            dropped = [request for request in self._waiting if request.stream.is_cancelled]
+            for request in dropped:
+                self._waiting.remove(request)
+        for request in dropped:
             request.stream.put(Event(reason="cancelled"))
 
     def _decode(self) -> None:
@@ -258,10 +266,11 @@ class Generation(Closing):
         request = self._running[slot]
         try:
             token = request.sampling.token(logits, request.random)
+            stops = token in request.sampling.stop_tokens
         except Exception as e:
             self._end(slot, Event(error=e))
             return
-        if token in request.sampling.stop_tokens:
+        if stops:
             self._end(slot, Event(reason="stop"))
             return
         request.made.append(token)

@@ -8,13 +8,23 @@ rows before it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...base.deferred import deferred
-from ...base.errors import CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError, require_torch
+from ...base.errors import (
+    BoardError,
+    CacheFull,
+    PositionError,
+    PromptTooLong,
+    RsnError,
+    TensorError,
+    UnsupportedError,
+    require_torch,
+)
 from ..closing import Closing
 from ..model.compiled import Compiled
 from ..model.shared_bank import SharedBank
@@ -33,6 +43,11 @@ Array = npt.NDArray[np.float32]
 
 SHORTEST = 16
 """Rows of the program for the shortest prompts; each further one has twice as many."""
+PROBE, LEAST_PROBE = 8, 3
+"""Rows of the cache with which a model is tried out, or as many as a shorter window has. With fewer than three it is
+not tried."""
+NEAR = 1e-3
+"""How far logits may be apart there, of the largest one."""
 
 
 class Decoder(Closing):
@@ -43,13 +58,18 @@ class Decoder(Closing):
     its prompt included. board: as for `rsn.compile`. The keys and values of all slots stay on the board; the host has
     them too, so that a board that failed gets them again. A layer with a sliding window has as many rows as the window,
     and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError` for a model that
-    attends to chunks, and `PositionError` for a capacity beyond the model's positions.
+    attends to chunks, or computes something else if it is given positions, and `PositionError` for a capacity beyond
+    the model's positions.
     """
 
     def __init__(self, model: Any, *, slots: int = 8, capacity: int = 512, board: str = "sim") -> None:
         require_torch("generation")
+        if type(slots) is not int or type(capacity) is not int:
+            raise TensorError(f"{slots!r} slots of {capacity!r} rows; both are whole numbers")
         if slots < 1 or capacity < 2:
             raise TensorError(f"{slots} slots of {capacity} rows; there must be one of two at least")
+        if not hasattr(getattr(model, "config", None), "get_text_config"):
+            raise UnsupportedError(f"{type(model).__name__}: no language model of transformers")
         text = model.config.get_text_config(decoder=True)
         if getattr(text, "attention_chunk_size", None) is not None:
             raise UnsupportedError("a model that attends to chunks: each slot would be in a chunk of its own")
@@ -61,7 +81,17 @@ class Decoder(Closing):
         self._model, self._board = model, board
         self._pipeline, self._pool = pipelines.Pipeline.named("xnn"), pools.Pool()
         self._lengths = [0] * slots
-        self._cache = self._static_cache(slots)
+        self._closed = False
+        try:
+            self._cache = self._static_cache(slots)
+            self._probe(text)
+        except RsnError:
+            raise
+        except Exception as e:
+            raise UnsupportedError(
+                f"{type(model).__name__}: it does not run with a static cache of keys and values: "
+                f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
+            ) from e
         self._followed = changes.Followed(model)
         self._seen = self._followed.look()
         self._shared = SharedBank.of(model.parameters(), board, self._pipeline.overlay.name)
@@ -70,31 +100,32 @@ class Decoder(Closing):
         self._prompts = {shortest: self._compiled(self._prompt_arguments([0], shortest))}
 
     def length(self, slot: int) -> int:
-        """The tokens of a slot."""
-        return self._lengths[slot]
+        """The tokens of a slot. Raises `TensorError` for a slot that there is not."""
+        return self._lengths[self._known_slot(slot)]
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises `PromptTooLong` for more tokens than a sequence has, `TensorError` for none and for unknown ones."""
-        if not len(prompt):
+        tokens = self._known(prompt)
+        if not tokens:
             raise TensorError("a prompt without tokens")
-        if len(prompt) > self.capacity:
+        if len(tokens) > self.capacity:
             raise PromptTooLong(
-                f"a prompt of {len(prompt)} tokens; a sequence has at most {self.capacity}, with its answer"
+                f"a prompt of {len(tokens)} tokens; a sequence has at most {self.capacity}, with its answer"
             )
-        self._check_known(prompt)
 
     def free(self, slot: int) -> None:
-        """Forget the sequence of a slot."""
-        self._lengths[slot] = 0
+        """Forget the sequence of a slot. Raises `TensorError` for a slot that there is not."""
+        self._lengths[self._known_slot(slot)] = 0
 
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
         """Begin a sequence in a slot. Returns the logits behind its last token, (vocabulary,).
 
-        Raises what `check` raises.
+        Raises what `check` raises, `TensorError` for a slot that there is not, and `BoardError` if it is closed.
         """
         import torch
 
         self.check(tokens)
+        tokens, slot = self._known(tokens), self._known_slot(slot)
         self._follow()
         rows = next(n for n in self._prompt_sizes() if n >= len(tokens))
         arguments = self._prompt_arguments(tokens, rows)
@@ -110,16 +141,20 @@ class Decoder(Closing):
                     cache.zero_()  # a hidden row counts 0 times its value, which for what is no number is no number
                     cache[:, kept % count] = getattr(own, name)[0, :, kept]
         self._lengths[slot] = len(tokens)
-        return _numbers(logits[0, -1])
+        return _numbers(_behind(logits, len(tokens)))
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Append a token to each of some slots. Returns the logits behind it, (vocabulary,), by slot.
 
-        Raises `CacheFull`, before anything runs, for a slot that has `capacity` tokens.
+        Raises `CacheFull`, before anything runs, for a slot that has `capacity` tokens, `TensorError` for a slot
+        without a sequence and for unknown tokens, and `BoardError` if it is closed.
         """
         import torch
 
-        self._check_known(tokens.values())
+        if not isinstance(tokens, Mapping):
+            raise TensorError(f"{type(tokens).__name__} instead of a token for each of some slots")
+        slots = [self._known_slot(slot) for slot in tokens]
+        tokens = dict(zip(slots, self._known(tokens.values()), strict=True))
         for slot in tokens:
             if not self._lengths[slot]:
                 raise TensorError(f"slot {slot} has no sequence")
@@ -138,17 +173,23 @@ class Decoder(Closing):
 
     def close(self) -> None:
         """Release the boards."""
+        self._closed = True
+        self._release()
+
+    def _release(self) -> None:
         for compiled in (self._step, *self._prompts.values()):
             compiled.close()
 
     def _follow(self) -> None:
         """Compile the step anew if the model has changed, and forget the programs of prompts."""
+        if self._closed:
+            raise BoardError("this decoder is closed")
         seen = self._followed.look()
         if seen == self._seen:
             self._joined = self._shared.changes
             return
         self._shared.changed(self._joined)
-        self.close()
+        self._release()
         self._prompts.clear()
         cache, self._cache = self._cache, self._static_cache(self.slots)  # tracing may write to it
         try:
@@ -166,7 +207,8 @@ class Decoder(Closing):
     def _prompt_arguments(self, tokens: Sequence[int], rows: int) -> dict[str, Any]:
         import torch
 
-        ids = torch.zeros(1, rows, dtype=torch.long)
+        # padding is the last token again: what is no number for another token must not reach this sequence
+        ids = torch.full((1, rows), tokens[-1])
         ids[0, : len(tokens)] = torch.tensor(list(tokens))
         return {
             "input_ids": ids,
@@ -185,15 +227,61 @@ class Decoder(Closing):
             mask[slot, : length + 1] = 1
         for layer in self._cache.layers:
             layer.cumulative_length.fill_(layer.max_cache_len - 1)
+        other = next(iter(tokens.values()), 0)
         return {
-            "input_ids": torch.tensor([[tokens.get(slot, 0)] for slot in range(self.slots)]),
+            "input_ids": torch.tensor([[tokens.get(slot, other)] for slot in range(self.slots)]),
             "attention_mask": mask,
             "position_ids": torch.tensor([[min(n, self.capacity - 1)] for n in self._lengths]),
             "past_key_values": self._cache,
         }
 
-    def _static_cache(self, batch: int, rows: int | None = None) -> Any:
-        """A cache for some sequences. rows: of its sliding layers; None: as many as a row of theirs sees."""
+    def _probe(self, text: Any) -> None:
+        """Raise `UnsupportedError` unless PyTorch computes the same logits for all tokens at once and for a step with
+        the arguments that this class gives. text: the model's configuration.
+
+        In the step a sequence's rows need not lie one behind the other: the model must take its position from
+        `position_ids`, as it counts them, and what counts from the mask.
+        """
+        import torch
+
+        window = getattr(text, "sliding_window", None)
+        positions = getattr(text, "max_position_embeddings", None)
+        rows = min(PROBE, *(n for n in (window, positions) if n is not None), PROBE)
+        if rows < LEAST_PROBE:
+            return
+        count = rows - 2  # one row between its tokens and the new one does not count
+        tokens = [(7 * i + 3) % self.vocabulary for i in range(count + 1)]
+        cache = self._static_cache(1, rows, capacity=rows)
+        mask = torch.ones(1, rows, dtype=torch.long)
+        mask[0, count] = 0
+        with torch.no_grad():
+            ids = torch.tensor([tokens])
+            found = self._model(ids, use_cache=False)
+            if getattr(found, "logits", None) is None:
+                raise UnsupportedError(f"{type(self._model).__name__}: its result has no logits")
+            wanted = found.logits[0]
+            keep = torch.tensor([count - 1])
+            prompt = self._model(input_ids=ids[:, :-1], past_key_values=cache, logits_to_keep=keep).logits
+            for layer in cache.layers:
+                layer.cumulative_length.fill_(rows - 1)
+            step = self._model(
+                input_ids=ids[:, -1:],
+                attention_mask=mask,
+                position_ids=ids.new_tensor([[count]]),
+                past_key_values=cache,
+            ).logits
+        for name, got, want in (("prompt", _behind(prompt, count), wanted[-2]), ("step", step[0, -1], wanted[-1])):
+            if not torch.isfinite(want).all():
+                return  # the model has what is no number; there is nothing to compare
+            if float((got - want).abs().max()) > NEAR * float(want.abs().max()):
+                raise UnsupportedError(
+                    f"{type(self._model).__name__}: the logits of a {name} with a static cache and `position_ids` "
+                    'differ from those without; torch.compile(model.forward, backend="rsn") and `generate` may run it'
+                )
+
+    def _static_cache(self, batch: int, rows: int | None = None, *, capacity: int | None = None) -> Any:
+        """A cache for some sequences. rows: of its sliding layers; None: as many as a row of theirs sees. capacity: of
+        the others; None: that of this decoder."""
         import torch
         from transformers.cache_utils import StaticCache
 
@@ -201,7 +289,7 @@ class Decoder(Closing):
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         columns = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         with torch.inference_mode(False):  # whose tensors could not be written to outside of it
-            cache = StaticCache(self._model.config, max_cache_len=self.capacity)
+            cache = StaticCache(self._model.config, max_cache_len=capacity or self.capacity)
             static_cache.without_windows(cache, rows)
             cache.early_initialization(batch, heads, columns, torch.float32, torch.device("cpu"))
         return cache
@@ -213,12 +301,32 @@ class Decoder(Closing):
             sizes.append(min(2 * sizes[-1], self.capacity))
         return sizes
 
-    def _check_known(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            if not hasattr(token, "__index__"):
-                raise TensorError(f"token {token!r}; tokens are integers")
-            if not 0 <= token < self.vocabulary:
+    def _known(self, tokens: Iterable[int]) -> list[int]:
+        """Tokens as integers. Raises `TensorError` for what is none, and for unknown ones."""
+        try:
+            given = list(tokens)
+        except TypeError:
+            raise TensorError(f"{tokens!r}; a prompt is a sequence of tokens") from None
+        out = []
+        for token in given:
+            try:
+                out.append(index(token))
+            except TypeError:
+                raise TensorError(f"token {token!r}; tokens are integers") from None
+            if not 0 <= out[-1] < self.vocabulary:
                 raise TensorError(f"token {token}; the vocabulary has {self.vocabulary}")
+        return out
+
+    def _known_slot(self, slot: int) -> int:
+        if type(slot) is not int or not 0 <= slot < self.slots:
+            raise TensorError(f"slot {slot!r}; there are slots 0 to {self.slots - 1}")
+        return slot
+
+
+def _behind(logits: Any, tokens: int) -> Any:
+    """The logits behind a number of tokens: the only ones, or those of their row, of a model that knows no
+    `logits_to_keep`."""
+    return logits[0, -1 if logits.shape[1] == 1 else tokens - 1]
 
 
 def _numbers(logits: Any) -> Array:

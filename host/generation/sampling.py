@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
-from math import inf
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +33,21 @@ class Sampling:
     stop_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        ranges = {"max_tokens": (1, inf), "temperature": (0, sys.float_info.max), "top_k": (0, inf), "top_p": (0, 1)}
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if not low <= value <= high or value == inf:  # no comparison holds for NaN
-                raise TensorError(f"{name} is {value}; it should be from {low} to {high}")
+        for name, least in (("max_tokens", 1), ("top_k", 0), ("seed", 0)):
+            whole: Any = getattr(self, name)
+            if whole is None and name == "seed":
+                continue
+            if type(whole) is bool or not isinstance(whole, int | np.integer) or whole < least:
+                raise TensorError(f"{name} is {whole!r}; it should be a whole number from {least} on")
+        for name, high in (("temperature", sys.float_info.max), ("top_p", 1.0)):
+            value: Any = getattr(self, name)
+            number = type(value) is not bool and isinstance(value, int | float | np.number)
+            if not number or not 0 <= value <= high:  # NaN is not
+                raise TensorError(f"{name} is {value!r}; it should be a number from 0 to {high:g}")
+        stops = self.stop_tokens
+        if not isinstance(stops, Collection) or not all(isinstance(x, int | np.integer) for x in stops):
+            raise TensorError(f"stop_tokens is {stops!r}; it should be a set of tokens")
+        object.__setattr__(self, "stop_tokens", frozenset(map(int, stops)))
 
     def generator(self) -> np.random.Generator:
         """The random numbers of one request."""

@@ -24,7 +24,8 @@ class Tokenizer(Protocol):
 class TextPieces:
     """Turns tokens into pieces of text. stops: strings at which the text ends; they are not part of it.
 
-    A piece is held back while it ends in the middle of a character, or may be the beginning of a stop string.
+    A piece is held back while it ends in the middle of a character, or may be the beginning of a stop string. Of tokens
+    that are single bytes and together no text, the pieces may differ from the text of all tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ from ..generation.batching import Event, Generation, Stream
 from ..generation.sampling import Sampling
 from ..generation.text import TextPieces, Tokenizer
 from .health import State
-from .http import LIMIT_BYTES, TooLarge, json_answer, metrics_answer, read_body
+from .http import LIMIT_BYTES, TIMEOUT_S, TooLarge, json_answer, metrics_answer, read_body
 from .http_json import kind_of, value_of
-from .policy import QueueFull
+from .policy import QueueFull, RequestTimeout
 
 try:
     from starlette.applications import Starlette
@@ -38,6 +39,10 @@ except ImportError:
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+log = logging.getLogger("rsn.generation")
+
+SEEDS = 1 << 64
+"""How many seeds there are: a negative one counts from the end."""
 MAX_STOPS = 4
 """The most stop strings of a request, as OpenAI has it."""
 IGNORED = ("user",)
@@ -74,39 +79,44 @@ class Asked:
     is_streamed: bool
 
 
-def parsed(body: bytes, tokenizer: Tokenizer, name: str) -> Asked:
-    """Parse the body of a request. name: of the model. Raises `RequestError`."""
+def parsed(body: bytes, tokenizer: Tokenizer, name: str, ends: frozenset[int]) -> Asked:
+    """Parse the body of a request. name: of the model. ends: tokens that end a text. Raises `RequestError`."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as e:
         raise RequestError(f"the body is not JSON: {e}") from None
     if not isinstance(fields, dict):
         raise RequestError(f"the body is {kind_of(fields)}, not an object")
-    if fields.get("model", name) != name:
+    if fields.get("model") not in (None, name):
         raise RequestError(f"there is no model {value_of(fields['model'])}; this server has {name!r}", "model")
     known = {"model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "stream", "seed"}
     for field, value in fields.items():
-        if field in ONLY and value not in ONLY[field]:
+        if field in ONLY and not any(_same(value, only) for only in (None, *ONLY[field])):
             raise RequestError(f"{field} is {value_of(value)}, which this server does not support", field)
         if field not in known and field not in ONLY and field not in IGNORED:
             raise RequestError(f"unknown field {field!r}", field)
     stops = _stops(fields.get("stop"))
-    end = tokenizer.eos_token_id
+    seed = _number(fields, "seed", None, whole=True)
     try:
         sampling = Sampling(
             max_tokens=_number(fields, "max_tokens", 16, whole=True),
             temperature=_number(fields, "temperature", 1.0),
             top_k=_number(fields, "top_k", 0, whole=True),
             top_p=_number(fields, "top_p", 1.0),
-            seed=_number(fields, "seed", None, whole=True),
-            stop_tokens=frozenset() if end is None else frozenset({end}),
+            seed=None if seed is None else seed % SEEDS,
+            stop_tokens=ends,
         )
     except TensorError as e:
         raise RequestError(str(e), str(e).partition(" ")[0]) from None
-    streamed = fields.get("stream", False)
-    if type(streamed) is not bool:
+    streamed = fields.get("stream")
+    if streamed is not None and type(streamed) is not bool:
         raise RequestError(f"stream is {value_of(streamed)}; it should be true or false", "stream")
-    return Asked(_tokens(fields.get("prompt"), tokenizer), sampling, stops, streamed)
+    return Asked(_tokens(fields.get("prompt"), tokenizer), sampling, stops, bool(streamed))
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values of JSON are the same; true is not 1, but 0.0 is 0."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 def _number(fields: Mapping[str, Any], field: str, default: Any, *, whole: bool = False) -> Any:
@@ -115,8 +125,6 @@ def _number(fields: Mapping[str, Any], field: str, default: Any, *, whole: bool 
         return default
     if type(value) is not int and (whole or type(value) is not float):
         raise RequestError(f"{field} is {value_of(value)}; it should be a {'whole ' * whole}number", field)
-    if field == "seed" and value < 0:
-        raise RequestError("seed is below 0", field)
     return value
 
 
@@ -131,6 +139,10 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 def _tokens(prompt: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise RequestError("prompt has half of a character (a surrogate)", "prompt") from None
         found = tokenizer(prompt)["input_ids"]
         if not found:
             raise RequestError("the prompt has no tokens", "prompt")
@@ -146,15 +158,21 @@ def application(
     tokenizer: Tokenizer,
     name: str,
     *,
+    ends: Iterable[int] = (),
     registry: CollectorRegistry | None = None,
+    timeout_s: float = TIMEOUT_S,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Any:
     """Return the ASGI application. It does not close `generation`.
 
-    name: of the model, as requests say it. registry: the Prometheus registry that /metrics shows; without one there is
-    no such path. limit_bytes: the most bytes of a body.
+    name: of the model, as requests say it. ends: tokens that end a text, beside the tokenizer's. registry: the
+    Prometheus registry that /metrics shows; without one there is no such path. timeout_s: the most seconds for a body
+    to arrive, and for each token to come. limit_bytes: the most bytes of a body.
     """
-    service = _Service(generation, tokenizer, name, limit_bytes)
+    own = tokenizer.eos_token_id
+    service = _Service(
+        generation, tokenizer, name, frozenset(ends) | (set() if own is None else {own}), timeout_s, limit_bytes
+    )
     routes = [
         Route("/v1/completions", service.complete, methods=["POST"]),
         Route("/v1/models", service.models, methods=["GET"]),
@@ -168,8 +186,17 @@ def application(
 
 
 class _Service:
-    def __init__(self, generation: Generation, tokenizer: Tokenizer, name: str, limit: int) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        name: str,
+        ends: frozenset[int],
+        timeout_s: float,
+        limit: int,
+    ) -> None:
         self._generation, self._tokenizer, self._name, self._limit = generation, tokenizer, name, limit
+        self._ends, self._timeout_s = ends, timeout_s
         self._since = int(time.time())
 
     async def models(self, request: Any) -> Any:
@@ -186,7 +213,11 @@ class _Service:
     async def complete(self, request: Any) -> Any:
         """Answer a request, whole or token by token."""
         try:
-            asked = parsed(await read_body(request, self._limit), self._tokenizer, self._name)
+            async with asyncio.timeout(self._timeout_s):
+                body = await read_body(request, self._limit)
+            asked = parsed(body, self._tokenizer, self._name, self._ends)
+        except TimeoutError:
+            return _error(408, f"the body did not arrive in {self._timeout_s:g} s", headers={"connection": "close"})
         except TooLarge:
             return _error(413, f"the body has more than {self._limit} bytes")
         except ClientDisconnect:
@@ -197,7 +228,8 @@ class _Service:
         loop = asyncio.get_running_loop()
 
         def heard(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            if not loop.is_closed():  # as when the server has stopped
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
         try:
             stream = self._generation.submit(asked.tokens, asked.sampling, heard=heard)
@@ -207,7 +239,8 @@ class _Service:
             return _error(400, str(e), "prompt")
         except BoardError as e:
             return _error(503, str(e))
-        answer = _Answer(self._name, asked, TextPieces(self._tokenizer, asked.stops), stream, events)
+        pieces = TextPieces(self._tokenizer, asked.stops)
+        answer = _Answer(self._name, asked, pieces, stream, events, self._timeout_s)
         if asked.is_streamed:
             return StreamingResponse(
                 answer.chunks(), media_type="text/event-stream", headers={"cache-control": "no-store"}
@@ -219,9 +252,16 @@ class _Answer:
     """One answer: the events of its stream as text."""
 
     def __init__(
-        self, name: str, asked: Asked, pieces: TextPieces, stream: Stream, events: asyncio.Queue[Event]
+        self,
+        name: str,
+        asked: Asked,
+        pieces: TextPieces,
+        stream: Stream,
+        events: asyncio.Queue[Event],
+        timeout_s: float,
     ) -> None:
         self._asked, self._pieces, self._stream, self._events = asked, pieces, stream, events
+        self._timeout_s = timeout_s
         self._facts = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -235,7 +275,11 @@ class _Answer:
         cancels the request."""
         try:
             while True:
-                event = await self._events.get()
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        event = await self._events.get()
+                except TimeoutError:
+                    raise RequestTimeout(f"no token came in {self._timeout_s:g} s") from None
                 if event.error is not None:
                     raise event.error
                 if event.token is None:
@@ -259,8 +303,11 @@ class _Answer:
         try:
             async for text, reason in self.texts():
                 yield f"data: {json.dumps(self._choice(text, reason))}\n\n"
-        except RsnError as e:
-            yield f"data: {json.dumps(_described(str(e), type(e).__name__))}\n\n"
+        except Exception as e:
+            told = str(e) if isinstance(e, RsnError) else "internal error"
+            if not isinstance(e, RsnError):
+                log.exception("a request failed")
+            yield f"data: {json.dumps(_described(told, type(e).__name__))}\n\n"
             return
         yield "data: [DONE]\n\n"
 
@@ -274,7 +321,8 @@ class _Answer:
                 return Response(status_code=400)  # the client is gone
             text, reason = collected.result()
         except RsnError as e:
-            return _error(503 if isinstance(e, BoardError) else 500, str(e))
+            status = 504 if isinstance(e, RequestTimeout) else 503 if isinstance(e, BoardError) else 500
+            return _error(status, str(e))
         finally:
             gone.cancel()
             collected.cancel()

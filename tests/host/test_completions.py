@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -41,7 +43,8 @@ class Bytes(Letters):
 def asked(body: Any, *, decoder: Scripted | None = None, path: str = "/v1/completions", **more: Any) -> httpx.Response:
     async def call() -> httpx.Response:
         with Generation(decoder or Scripted()) as generation:
-            transport = httpx.ASGITransport(application(generation, Letters(), "letters"))
+            given = {name: more.pop(name) for name in ("ends", "timeout_s") if name in more}
+            transport = httpx.ASGITransport(application(generation, Letters(), "letters", **given))
             async with httpx.AsyncClient(transport=transport, base_url="http://rsn") as client:
                 content = body if isinstance(body, bytes) else json.dumps(body)
                 return await client.request(more.pop("method", "POST"), path, content=content, **more)
@@ -81,6 +84,65 @@ def test_a_stop_string() -> None:
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (whole[:4], "stop")
 
 
+def test_fields_that_say_nothing() -> None:
+    """As null, or with the value that is the only one; a negative seed is one."""
+    body = {"prompt": "abc", "max_tokens": 7, "temperature": 0}
+    fields = [
+        "model",
+        "n",
+        "best_of",
+        "echo",
+        "logprobs",
+        "suffix",
+        "stream",
+        "stop",
+        "seed",
+        "top_p",
+        "presence_penalty",
+    ]
+    more = dict.fromkeys(fields) | {"frequency_penalty": 0.0, "user": "me"}
+    assert asked(body | more).json()["choices"] == asked(body).json()["choices"]
+    random = {"prompt": "abc", "max_tokens": 7, "seed": -1}
+    assert asked(random).json()["choices"] == asked(random).json()["choices"]
+
+
+def test_tokens_that_end_a_text() -> None:
+    """Those of the model beside the tokenizer's."""
+    tokens, _ = alone(Letters()("abc")["input_ids"], Sampling(7))
+    at = next(i for i, token in enumerate(tokens) if token not in tokens[:i] and i)
+    answer = asked({"prompt": "abc", "max_tokens": 7, "temperature": 0}, ends=(tokens[at], 0)).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == at
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_token_that_does_not_come(streamed: bool) -> None:
+    decoder = Scripted()
+    decoder.go.clear()
+    timer = threading.Timer(1.0, decoder.go.set)
+    timer.start()
+    answer = asked({"prompt": "abc", "stream": streamed}, decoder=decoder, timeout_s=0.05)
+    timer.join()
+    assert answer.status_code == (200 if streamed else 504)
+    assert "no token came in 0.05 s" in answer.text
+
+
+def test_a_body_that_does_not_come() -> None:
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"prompt": "a"'
+        await asyncio.sleep(0.5)
+        yield b"}"
+
+    async def call() -> httpx.Response:
+        with Generation(Scripted()) as generation:
+            transport = httpx.ASGITransport(application(generation, Letters(), "letters", timeout_s=0.05))
+            async with httpx.AsyncClient(transport=transport, base_url="http://rsn") as client:
+                return await client.post("/v1/completions", content=slowly())
+
+    answer = asyncio.run(call())
+    assert (answer.status_code, answer.json()["error"]["message"]) == (408, "the body did not arrive in 0.05 s")
+
+
 def test_pieces_of_text() -> None:
     pieces = TextPieces(Bytes(), ["END"])
     found = [pieces.add(byte) for byte in "é E ENx".encode()]
@@ -104,11 +166,14 @@ def test_pieces_of_text() -> None:
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
         ({"prompt": "a", "max_tokens": True}, "max_tokens", "a whole number"),
         ({"prompt": "a", "top_p": 2}, "top_p", "top_p is 2"),
-        ({"prompt": "a", "temperature": 10**400}, "temperature", "it should be from 0 to"),
+        ({"prompt": "a", "temperature": 10**400}, "temperature", "it should be a number from 0 to"),
         (b'{"prompt": "a", "temperature": NaN}', "temperature", "temperature is nan"),
         ({"prompt": "a", "stop": [1]}, "stop", "a string or several"),
         ({"prompt": "a", "stream": 1}, "stream", "true or false"),
-        ({"prompt": "a", "seed": -1}, "seed", "below 0"),
+        ({"prompt": "a", "seed": 1.5}, "seed", "a whole number"),
+        ({"prompt": "a", "n": True}, "n", "does not support"),
+        ({"prompt": "a", "echo": 0}, "echo", "does not support"),
+        (b'{"prompt": "\\ud800 4"}', "prompt", "half of a character"),
         ({"prompt": "a", "wat": 1}, "wat", "unknown field 'wat'"),
         ({"prompt": "a" * 30}, "prompt", "a prompt of 30 tokens"),
         ({"prompt": [96]}, "prompt", "up to 96"),

@@ -19,6 +19,10 @@ from transformers import (
     Gemma3TextConfig,
     Llama4ForCausalLM,
     Llama4TextConfig,
+    MambaConfig,
+    MambaForCausalLM,
+    MarianConfig,
+    MarianForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -27,8 +31,12 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    WhisperConfig,
+    WhisperForCausalLM,
 )
 
 from rsn.base.errors import BoardError, CacheFull, PositionError, PromptTooLong, TensorError, UnsupportedError
@@ -462,3 +470,159 @@ def test_errors_of_a_decoder() -> None:
         decoder.step({0: 4})
         with pytest.raises(CacheFull, match="slot 0 has 4 tokens"):
             decoder.step({0: 5})
+
+
+# -- models and arguments that a decoder must not take as others ------------------------------------------------------
+
+OF_DECODERS = {
+    "vocab_size": TOKENS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 95, "is_decoder": True,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+OF_BART = OF_DECODERS | {
+    "d_model": 64, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "encoder_attention_heads": 4,
+    "decoder_ffn_dim": 96, "encoder_ffn_dim": 96, "decoder_start_token_id": 2,
+}  # fmt: skip
+OF_ROBERTA = OF_DECODERS | {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+
+
+def larger(model: Any) -> Any:
+    """With layers that matter."""
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1 and ".layer" in name:
+            weight.data.mul_(6)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MarianForCausalLM(MarianConfig(**OF_BART, decoder_vocab_size=TOKENS)),  # without position_ids
+        lambda: RobertaForCausalLM(RobertaConfig(**OF_ROBERTA)),  # whose positions begin elsewhere
+    ],
+)
+def test_models_with_positions_of_their_own_are_refused(make: Callable[[], Any]) -> None:
+    torch.manual_seed(1)
+    with pytest.raises(UnsupportedError, match="the logits of a step with a static cache and `position_ids` differ"):
+        Decoder(larger(make()), slots=1, capacity=20)
+
+
+def test_a_model_that_computes_all_logits_of_a_prompt() -> None:
+    torch.manual_seed(1)
+    model = larger(WhisperForCausalLM(WhisperConfig(**OF_BART, max_target_positions=256)))
+    with Decoder(model, slots=1, capacity=20) as decoder, torch.no_grad():
+        for count in (5, 15, 16, 17, 20):
+            prompt = [(3 * i + 2) % 90 + 2 for i in range(count)]
+            want = model(torch.tensor([prompt]), use_cache=False).logits[0, -1].numpy()
+            assert np.abs(decoder.prefill(0, prompt) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MambaForCausalLM(MambaConfig(vocab_size=TOKENS, hidden_size=64, num_hidden_layers=2)).eval(), "Mamba"),
+        (lambda: made("Llama").model, "LlamaModel: its result has no logits"),
+        (lambda: torch.nn.Linear(2, 2), "Linear: no language model"),
+        (lambda: "Llama", "str: no language model"),
+    ],
+)
+def test_what_is_no_model_with_a_cache_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        Decoder(make(), slots=1, capacity=4)
+
+
+@pytest.mark.parametrize("sizes", [{"slots": "2"}, {"slots": 1.5}, {"slots": True}, {"capacity": 10.5}])
+def test_sizes_that_are_no_numbers(sizes: dict[str, Any]) -> None:
+    with pytest.raises(TensorError, match="both are whole numbers"):
+        Decoder(made("Llama"), **sizes)
+
+
+def test_slots_and_tokens_that_there_are_not() -> None:
+    with Decoder(made("Llama"), slots=2, capacity=20) as decoder:
+        decoder.prefill(0, [1, 2, 3])
+        decoder.prefill(1, [4, 5, 6])
+        for call in (
+            lambda: decoder.step({-1: 7}), lambda: decoder.step({2: 5}), lambda: decoder.step({"0": 5}),
+            lambda: decoder.prefill(2, [1]), lambda: decoder.free(5), lambda: decoder.length(-1),
+        ):  # fmt: skip
+            with pytest.raises(TensorError, match="there are slots 0 to 1"):
+                call()
+        for tokens in (torch.tensor([3.7, 2.2]), torch.tensor([[3, 2]]), 3, [3.5], ["a"]):
+            with pytest.raises(TensorError):
+                decoder.prefill(0, tokens)  # type: ignore[arg-type]
+        with pytest.raises(TensorError, match="list instead of a token for each of some slots"):
+            decoder.step([1, 2])  # type: ignore[arg-type]
+        assert [decoder.length(slot) for slot in range(2)] == [3, 3]
+        first = decoder.prefill(0, torch.tensor([3, 2]))
+        np.testing.assert_array_equal(decoder.prefill(1, [3, 2]), first)
+    with torch.no_grad():
+        decoder._model.lm_head.weight.mul_(1.5)
+    with pytest.raises(BoardError, match="this decoder is closed"):
+        decoder.prefill(0, [1])
+
+
+def test_what_is_no_number_for_another_token_reaches_nobody() -> None:
+    """Padding and slots without a token take tokens of the requests."""
+    model = made("Llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = float("nan")
+        with Decoder(model, slots=2, capacity=28) as decoder:
+            found = [decoder.prefill(1, [1, 2, 3]), decoder.step({1: 5})[1]]
+        for logits, tokens in zip(found, ([1, 2, 3], [1, 2, 3, 5]), strict=True):
+            want = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy()
+            kept = np.isfinite(want)
+            assert np.abs(logits - want)[kept].max() <= 1e-5 * np.abs(want[kept]).max()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 2.5}, {"max_tokens": "x"}, {"max_tokens": None}, {"max_tokens": 0}, {"top_k": 2.5}, {"seed": -1},
+        {"seed": 1.5}, {"temperature": "hot"}, {"temperature": float("nan")}, {"top_p": 1.5}, {"top_p": None},
+        {"stop_tokens": 5}, {"stop_tokens": ["a"]}, {"stop_tokens": "ab"},
+    ],
+)  # fmt: skip
+def test_sampling_out_of_range(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(TensorError, match=f"{name} is "):
+        Sampling(**wrong)
+
+
+def test_sampling_is_no_dictionary() -> None:
+    with Generation(Scripted()) as generation, pytest.raises(TensorError, match="dict instead of Sampling"):
+        generation.submit([1], {"max_tokens": 3})  # type: ignore[arg-type]
+
+
+def test_a_listener_that_leaves_by_any_exception_ends_its_request_alone() -> None:
+    decoder = Scripted(slots=2)
+    decoder.go.clear()
+
+    def heard(event: Event) -> None:
+        raise SystemExit(1)
+
+    with Generation(decoder) as generation:
+        stream = generation.submit([1], Sampling(max_tokens=10))
+        generation.submit([2], heard=heard)
+        decoder.go.set()
+        assert list(stream) == alone([1], Sampling(max_tokens=10))[0]
+        assert list(generation.submit([3], Sampling(max_tokens=2))) == alone([3], Sampling(max_tokens=2))[0]
+
+
+def test_cancelled_requests_leave_the_queue() -> None:
+    decoder = Scripted(slots=1)
+    decoder.go.clear()
+    with Generation(decoder, queue=2) as generation:
+        generation.submit([1], Sampling(max_tokens=8))
+        while decoder.calls or generation._waiting:  # until it has begun
+            pass
+        waiting = [generation.submit([2]), generation.submit([3])]
+        with pytest.raises(QueueFull):
+            generation.submit([4])
+        for stream in waiting:
+            stream.cancel()
+        last = generation.submit([4], Sampling(max_tokens=2))
+        decoder.go.set()
+        assert [list(stream) for stream in waiting] == [[], []]
+        assert [stream.reason for stream in waiting] == ["cancelled", "cancelled"]
+        assert list(last) == alone([4], Sampling(max_tokens=2))[0]

@@ -115,8 +115,9 @@ class CUnit(Unit):
 
 
 class PostUnit(Unit):
-    """Applies functions to the results of a lane. A tile is taken into a buffer, where heads are normalised and rotated.
-    Then it leaves through activation and gate; to DDR by way of the buffer, because blocks have another order."""
+    """Applies functions to the results of a lane. A tile is taken into a buffer, where its heads are normalised and
+    rotated. Then it leaves through activation and gate; to DDR by way of the buffer, because blocks have another order.
+    """
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
