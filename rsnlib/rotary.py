@@ -93,6 +93,8 @@ def _turned(graph: Rewriter, at: Node, operand: Node, by_call: bool) -> Node | N
         if x not in graph.computed or not (packet(x) in VIEWS and packet(x) is not operator.getitem):
             return None
         views.append(x)
+        if len(x.all_input_nodes) != 1:
+            return None
         (x,) = x.all_input_nodes
     return None
 
