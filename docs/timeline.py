@@ -162,7 +162,7 @@ def _legend(entries: list[tuple[str, str]]) -> Iterator[str]:
     for name, colour in entries:
         yield f'<rect x="{at}" y="6" width="10" height="10" fill="{colour}"/>'
         yield f'<text x="{at + 14}" y="15">{escape(name)}</text>'
-        at += 28 + round(6.3 * len(name))
+        at += 28 + round(6.3 * len(name) + 3 * sum(map(str.isupper, name)))
 
 
 def _segments(found: list[SegmentTime], latency: float, head: int, bottom: int) -> Iterator[str]:
