@@ -408,15 +408,18 @@ class Rows:
         scaled = biased and p.vectors is not None and p.vectors.each == 2
         if first and residual is not None and residual.norm is not None:
             self._join(panel, residual.bank)
-        weights: list[Weights] = []
-        for half, columns in zip(self.mode.of_halves(panel), parts, strict=True):
-            if columns:
-                if biased and p.vectors is not None:
-                    each = p.vectors.each * TILE
-                    e.load(Weight.VECTOR, p.vectors.addr + columns.start * each, len(columns) * each, lanes=half.mask)
-                weights.append(Weights(half, p.weights[half.number], k, 0, len(columns), is_column=False))
-        self.weights(weights)
         longest = len(parts[0])
+        # a vector comes right before the weights of its column: C has room for a few
+        for at, count in ((0, longest),) if not biased else ((c, 1) for c in range(longest)):
+            weights: list[Weights] = []
+            for half, columns in zip(self.mode.of_halves(panel), parts, strict=True):
+                some = min(max(len(columns) - at, 0), count)
+                if some and biased and p.vectors is not None:
+                    each = p.vectors.each * TILE
+                    e.load(Weight.VECTOR, p.vectors.addr + (columns.start + at) * each, each, lanes=half.mask)
+                if some:
+                    weights.append(Weights(half, p.weights[half.number], k, at, some, is_column=False))
+            self.weights(weights)
         # a residual is read before its place is written, tile by tile
         whole = beside is None and not (first and residual is not None and residual.bank == bank)
         for at, count in ((0, longest),) if whole else ((c, 1) for c in range(longest)):
@@ -538,10 +541,12 @@ class Rows:
                     slot = self.mode.hidden[lane & 1] + step % self.mode.knobs.hidden
                     self.e.take_tiles(lane, (slot,), TileSource.ODD if lane & 1 else TileSource.EVEN)
 
-        hidden(0)
+        ahead = self.mode.knobs.hidden - 1
+        for step in range(ahead):
+            hidden(step)
         for step in range(steps):
             next(beside, None)
-            hidden(step + 1)
+            hidden(step + ahead)
             late = step >= steps - 2
             if late:
                 for _ in beside:

@@ -147,9 +147,9 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("Post0", Post(tiles=1, norm=1, columns=64), {"columns": 0}, "normalises 0 columns of heads of 128"),
         ("Post0", Post(tiles=1, norm=1, columns=64, heads=1), {"columns": 65}, "normalises 65 columns of heads of 64"),
         ("Post0", Post(tiles=1, norm=1, columns=64), {"eps": -1.0}, "eps=-1 must not be less than 0"),
-        ("Soft0", Soft(heads=1, tiles=2, keys=256), {"keys": 257}, "257 keys; 2 tiles have 256 columns"),
-        ("Soft0", Soft(heads=1, tiles=2, keys=256), {"heads": 0}, "makes the probabilities of 0 heads of 2 tiles"),
-        ("Soft0", Soft(heads=1, tiles=2, keys=256), {"cap": -2.0}, "cap=-2 must not be less than 0"),
+        ("Soft0", Soft(tiles=2, keys=256), {"keys": 257}, "257 keys; 2 tiles have 256 columns"),
+        ("Soft0", Soft(tiles=2, keys=256), {"tiles": 0}, "makes the probabilities of a head of 0 tiles"),
+        ("Soft0", Soft(tiles=2, keys=256), {"cap": -2.0}, "cap=-2 must not be less than 0"),
         ("DDR", Ddr(size=8192, peer=19), {"peer": 20}, "names no destination or source"),
         ("DDR", Ddr(size=8192), {"size": 0}, "moves no elements"),
         ("DDR", Ddr(size=8192), {"size": 8191}, "size 8191 is not a multiple of 8192 elements"),
@@ -176,8 +176,8 @@ def test_what_a_unit_cannot_execute(unit: str, fine: Record, change: dict[str, A
         (TOut(wait=1), {"weights": 1}, "sends no tiles; part and weights are ignored"),
         (Mme(length=2), {"first": 1}, "a repeat makes no results itself; all fields but length and times are ignored"),
         (Post(tiles=1), {"columns": 1}, "normalises no heads; rms and columns are ignored"),
-        (Soft(heads=1, tiles=1), {"offset": -1}, "not causal; offset is ignored"),
-        (Soft(heads=1, tiles=1), {"low": -1}, "not windowed; low is ignored"),
+        (Soft(tiles=1), {"offset": -1}, "not causal; offset is ignored"),
+        (Soft(tiles=1), {"low": -1}, "not windowed; low is ignored"),
         (Lpddr(size=8192), {"lanes": 1}, "weights go to W0 or W1; lanes is ignored"),
     ],
 )
@@ -362,7 +362,7 @@ def test_statistics_of_a_pair() -> None:
 
 HEAD = TIn(slot=4, tiles=2, source=TileSource.SOFTMAX)
 WEIGHTS = TOut(slot=4, tiles=2, weights=1, wait=2)
-SOFT = Soft(heads=1, tiles=2, keys=256)
+SOFT = Soft(tiles=2, keys=256)
 
 
 def test_probabilities_of_a_head() -> None:

@@ -28,7 +28,7 @@ def test_it_fits() -> None:
     found = rows(XNN2)
     require_fits(found.values(), VC1902)
     assert [found[r].needed for r in ("AIE", "PLIO in", "PLIO out")] == [384, 192, 96]
-    most = {"URAM": 0.90, "BRAM": 0.80, "DSP": 0.85, "LUT": 0.67}  # LUTs were to be 0.60
+    most = {"URAM": 0.90, "BRAM": 0.80, "DSP": 0.85, "LUT": 0.60}
     assert all(found[resource].share <= share for resource, share in most.items())
 
 
@@ -91,7 +91,6 @@ def test_the_page_has_these_figures(root: Path) -> None:
     streams = sum(n for part, n in found["LUT"].parts.items() if part.startswith("streams ") and "->" in part)
     wide = sum(is_wide(s) and "MME" not in s.name for s in XNN2.streams)
     assert f"Its {wide} streams of 1024 bit take {round(streams, -3):,} of them" in flat
-    assert f"it needs {found['LUT'].share:.0%}".replace("%", " %") in flat
     assert f"(ships) | {found['BRAM'].needed}, {found['BRAM'].share:.0%}".replace("%", " %") in text
 
 

@@ -162,6 +162,23 @@ def test_rows_from_ddr_are_normalised(batch: int, seq: int, mode: str, rms: bool
     assert worst(network, 2 * rows(network, maker.rng) + 1) < 1e-5
 
 
+def test_statistics_of_a_panel_before_do_not_change_while_it_is_stored() -> None:
+    """Normed rows of 8 column tiles are stored while those of the next panel, of a column tile, come to the same bank: an
+    odd lane has none of these, and must leave the statistics of the others as they are."""
+    m = Maker()
+    widths = {"a": (64, 128), "b": (128, 64), "c": (64, 1000), "d": (1000, 200), "e": (200, 128), "f": (128, 1000)}
+    x = "x"
+    layers: list[Gemm] = []
+    adds, norms = {"b": "x", "f": "c"}, "bdf"
+    for name, (k, n) in widths.items():
+        act = Activation.GELU_ERF if name in "ace" else None
+        norm = Norm(1e-5) if name in norms else None
+        layers.append(Gemm(name, x, name, m.matrix(k, n), m.vector(n), act, adds.get(name), None, norm))
+        x = name
+    network = LayerGraph(2, 512, {"x": 64}, (Output("f"),), tuple(layers))
+    assert worst(network, rows(network, np.random.default_rng(1))) < 1e-5
+
+
 def test_lengths_differ() -> None:
     maker = Maker()
     network = maker.encoder(3, 300, 128, 2, 256).with_lengths([300, 40, 129])

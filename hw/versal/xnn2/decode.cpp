@@ -39,6 +39,6 @@ void decode(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> &uops) {
 }
 template void decode<1>(hls::stream<Mop<1>> &mops, hls::stream<Uop<1>> &uops);
 template void decode<2>(hls::stream<Mop<2>> &mops, hls::stream<Uop<2>> &uops);
-template void decode<4>(hls::stream<Mop<4>> &mops, hls::stream<Uop<4>> &uops);
+template void decode<3>(hls::stream<Mop<3>> &mops, hls::stream<Uop<3>> &uops);
 
 }  // namespace rsn::xnn

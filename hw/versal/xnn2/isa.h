@@ -12,8 +12,8 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn2";
-inline constexpr char fingerprint_text[] = "04c524909bed41d9";
-inline constexpr std::uint64_t fingerprint_bits = 0x04c524909bed41d9u;
+inline constexpr char fingerprint_text[] = "af9360320005c27e";
+inline constexpr std::uint64_t fingerprint_bits = 0xaf9360320005c27eu;
 
 using Word = std::uint32_t;
 
@@ -78,7 +78,7 @@ enum class Opcode : std::uint8_t {
     MeshB = 12,  // Pass right operands on to the MME of the lane.
     C = 13,      // Take tiles from the MME of the lane: tile + bias + residual * scale.
     Post = 14,   // Take tiles from C: norm of heads, rotation, activation.
-    Soft = 15,   // Take the scores of heads from the even lane of the pair, and make probabilities.
+    Soft = 15,   // Take the scores of a head from the even lane of the pair, and make probabilities.
 };
 
 // Packet header.
@@ -449,7 +449,8 @@ struct XOut {
     std::uint8_t to = 0;     // to the MME of the lane, both MMEs of the pair, C, the MME of the other lane
     bool normalise = false;  // each row becomes (x - mean) / sqrt(variance + eps)
     bool rms = false;        // without mean, by the mean square
-    std::uint8_t share = 0;  // join statistics with the other lane of the pair first: 0 no, 1 yes, 2 without own ones
+    // join statistics with the other lane of the pair first: 0 no, 1 yes, 2 send none, and keep own ones
+    std::uint8_t share = 0;
     std::uint8_t wait = 0;   // tiles of the write port to wait for before the first
     float eps = 1e-05f;      // added to the variance
 
@@ -829,48 +830,45 @@ static_assert(Post::layout::used(1) == 0xFFFFFFFFu && Post::layout::disjoint(1))
 static_assert(Post::bits::activation::get(Post::initial) == 0x4u);
 static_assert(Post::bits::eps::get(Post::initial) == 0x358637BDu);
 
-// Soft, opcode 15: Take the scores of heads from the even lane of the pair, and make probabilities.
+// Soft, opcode 15: Take the scores of a head from the even lane of the pair, and make probabilities.
 // The decoder loops over the window, `reuse` times. At least 8 PL cycles per uOP.
 struct Soft {
-    static constexpr unsigned words = 4;
+    static constexpr unsigned words = 3;
     static constexpr unsigned opcode = static_cast<unsigned>(Opcode::Soft);
     static constexpr unsigned max_reuse = 65535;
     static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
     static constexpr bool loops_window = true;
     struct bits {
-        using heads = Field<0, 0, 6>;
-        using tiles = Field<0, 6, 6>;
-        using keys = Field<0, 13, 13>;
-        using causal = Field<0, 26, 1>;
-        using windowed = Field<0, 27, 1>;
+        using tiles = Field<0, 0, 6>;
+        using keys = Field<0, 6, 13>;
+        using first = Field<0, 19, 13>;
         using offset = Field<1, 0, 14>;
-        using first = Field<1, 14, 13>;
-        using low = Field<2, 0, 15>;
-        using cap = Field<3, 0, 32>;
+        using low = Field<1, 14, 15>;
+        using causal = Field<1, 29, 1>;
+        using windowed = Field<1, 30, 1>;
+        using cap = Field<2, 0, 32>;
     };
-    using layout = Layout<bits::heads, bits::tiles, bits::keys, bits::causal, bits::windowed, bits::offset, bits::first,
-        bits::low, bits::cap>;
+    using layout = Layout<bits::tiles, bits::keys, bits::first, bits::offset, bits::low, bits::causal, bits::windowed,
+        bits::cap>;
 
-    std::uint8_t heads = 0;   // heads
-    std::uint8_t tiles = 0;   // tiles of each
+    std::uint8_t tiles = 0;   // tiles of the head
     std::uint16_t keys = 0;   // columns that are keys; the others become 0
+    std::uint16_t first = 0;  // columns before the first key
+    std::int16_t offset = 0;  // see `causal`
+    std::int16_t low = 0;     // see `windowed`
     bool causal = false;      // column c counts for row r if c <= r + offset
     bool windowed = false;    // column c counts for row r only if c >= r + low
-    std::int16_t offset = 0;  // see `causal`
-    std::uint16_t first = 0;  // columns before the first key
-    std::int16_t low = 0;     // see `windowed`
     float cap = 0.0f;         // scores become cap * tanh(score / cap); 0: they stay
 
     static Soft decode(const Word *in) {
         Soft out;
-        out.heads = static_cast<std::uint8_t>(bits::heads::get(in));
         out.tiles = static_cast<std::uint8_t>(bits::tiles::get(in));
         out.keys = static_cast<std::uint16_t>(bits::keys::get(in));
+        out.first = static_cast<std::uint16_t>(bits::first::get(in));
+        out.offset = static_cast<std::int16_t>(to_signed<14>(bits::offset::get(in)));
+        out.low = static_cast<std::int16_t>(to_signed<15>(bits::low::get(in)));
         out.causal = bits::causal::get(in) != 0;
         out.windowed = bits::windowed::get(in) != 0;
-        out.offset = static_cast<std::int16_t>(to_signed<14>(bits::offset::get(in)));
-        out.first = static_cast<std::uint16_t>(bits::first::get(in));
-        out.low = static_cast<std::int16_t>(to_signed<15>(bits::low::get(in)));
         out.cap = to_float(bits::cap::get(in));
         return out;
     }
@@ -878,22 +876,19 @@ struct Soft {
         out[0] = 0;
         out[1] = 0;
         out[2] = 0;
-        out[3] = 0;
-        bits::heads::set(out, heads);
         bits::tiles::set(out, tiles);
         bits::keys::set(out, keys);
+        bits::first::set(out, first);
+        bits::offset::set(out, static_cast<Word>(offset));
+        bits::low::set(out, static_cast<Word>(low));
         bits::causal::set(out, causal);
         bits::windowed::set(out, windowed);
-        bits::offset::set(out, static_cast<Word>(offset));
-        bits::first::set(out, first);
-        bits::low::set(out, static_cast<Word>(low));
         bits::cap::set(out, from_float(cap));
     }
 };
-static_assert(Soft::layout::used(0) == 0x0FFFEFFFu && Soft::layout::disjoint(0));
-static_assert(Soft::layout::used(1) == 0x07FFFFFFu && Soft::layout::disjoint(1));
-static_assert(Soft::layout::used(2) == 0x00007FFFu && Soft::layout::disjoint(2));
-static_assert(Soft::layout::used(3) == 0xFFFFFFFFu && Soft::layout::disjoint(3));
+static_assert(Soft::layout::used(0) == 0xFFFFFFFFu && Soft::layout::disjoint(0));
+static_assert(Soft::layout::used(1) == 0x7FFFFFFFu && Soft::layout::disjoint(1));
+static_assert(Soft::layout::used(2) == 0xFFFFFFFFu && Soft::layout::disjoint(2));
 
 // Words of a mOP, by opcode; and which opcodes there are.
 inline constexpr unsigned mop_words[16] = {
@@ -1134,7 +1129,7 @@ inline constexpr unsigned KvOut3_to_KvIn3_free = 64;
 inline constexpr unsigned XIn0_to_XStore0_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore0_to_XIn0_free = 4;
-inline constexpr unsigned LPDDR_to_C0 = 64;             // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C0 = 16;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post0 = 128;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut0_to_MeshA0 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned XOut1_to_MeshA0 = 1;          // 4 words make a 128x128 tile
@@ -1160,7 +1155,7 @@ inline constexpr unsigned Post0_to_KvIn3 = 1;           // 4 words make a 128x12
 inline constexpr unsigned XIn1_to_XStore1_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore1_to_XIn1_free = 4;
-inline constexpr unsigned LPDDR_to_C1 = 64;             // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C1 = 16;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post1 = 128;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut0_to_MeshA1 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned XOut1_to_MeshA1 = 1;          // 4 words make a 128x128 tile
@@ -1188,7 +1183,7 @@ inline constexpr unsigned Post1_to_KvIn3 = 1;           // 4 words make a 128x12
 inline constexpr unsigned XIn2_to_XStore2_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore2_to_XIn2_free = 4;
-inline constexpr unsigned LPDDR_to_C2 = 64;             // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C2 = 16;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post2 = 128;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut2_to_MeshA2 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned XOut3_to_MeshA2 = 1;          // 4 words make a 128x128 tile
@@ -1214,7 +1209,7 @@ inline constexpr unsigned Post2_to_KvIn3 = 1;           // 4 words make a 128x12
 inline constexpr unsigned XIn3_to_XStore3_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore3_to_XIn3_free = 4;
-inline constexpr unsigned LPDDR_to_C3 = 64;             // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C3 = 16;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post3 = 128;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut2_to_MeshA3 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned XOut3_to_MeshA3 = 1;          // 4 words make a 128x128 tile
@@ -1242,7 +1237,7 @@ inline constexpr unsigned Post3_to_KvIn3 = 1;           // 4 words make a 128x12
 inline constexpr unsigned XIn4_to_XStore4_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore4_to_XIn4_free = 4;
-inline constexpr unsigned LPDDR_to_C4 = 64;             // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C4 = 16;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post4 = 128;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut4_to_MeshA4 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned XOut5_to_MeshA4 = 1;          // 4 words make a 128x128 tile
@@ -1268,7 +1263,7 @@ inline constexpr unsigned Post4_to_KvIn3 = 1;           // 4 words make a 128x12
 inline constexpr unsigned XIn5_to_XStore5_filled = 4;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XStore5_to_XIn5_free = 4;
-inline constexpr unsigned LPDDR_to_C5 = 64;             // 4 words of 1024 bit make 128 elements
+inline constexpr unsigned LPDDR_to_C5 = 16;             // 4 words of 1024 bit make 128 elements
 inline constexpr unsigned LPDDR_to_Post5 = 128;         // 512 words of 1024 bit make a tile of numbers, row by row
 inline constexpr unsigned XOut4_to_MeshA5 = 1;          // 4 words make a 128x128 tile
 inline constexpr unsigned XOut5_to_MeshA5 = 1;          // 4 words make a 128x128 tile
@@ -1321,18 +1316,18 @@ inline constexpr unsigned head_sums = 1;
 inline constexpr unsigned head_factors = 4;  // a row of a head: mean, or its factor and what is added
 inline constexpr unsigned combine = 1;       // a beat of a result, two rows a round: bias, residual times scale
 inline constexpr unsigned softmax = 1;       // a beat: a row of 32 columns: mask, running maximum, exp, running sum
-inline constexpr unsigned softcap = 1;       // a beat, four elements a round: cap * tanh(score / cap)
+inline constexpr unsigned softcap = 1;       // a beat, two elements a round: cap * tanh(score / cap)
 inline constexpr unsigned rotate = 1;        // a beat, two elements a round: norm of a head, gains, rotation
-inline constexpr unsigned activation = 1;    // a beat, four elements a round: activation, gate
+inline constexpr unsigned activation = 1;    // a beat, two elements a round: activation, gate
 }  // namespace ii
 // Rounds that a loop takes for one item, where more than one: 32 / rounds elements of a patch in each.
 namespace rounds {
 inline constexpr unsigned statistics = 2;
 inline constexpr unsigned head_sums = 8;
 inline constexpr unsigned combine = 2;
-inline constexpr unsigned softcap = 8;
+inline constexpr unsigned softcap = 16;
 inline constexpr unsigned rotate = 16;
-inline constexpr unsigned activation = 8;
+inline constexpr unsigned activation = 16;
 }  // namespace rounds
 
 }  // namespace rsn::xnn

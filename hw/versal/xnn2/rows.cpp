@@ -70,7 +70,7 @@ take_beats:
                 for (unsigned c = 0; c < patch_cols; ++c) {
 #pragma HLS UNROLL
                     const float from = beat[patch_cols * r + c], pivot = pivots[row];
-                    const float less = c % 2 == 0 ? add_in_fabric(from, -pivot) : from - pivot;
+                    const float less = c + r == 0 ? add_in_fabric(from, -pivot) : from - pivot;
                     of_row[c] = col + col_of(c) < valid ? less : 0.0f;
                 }
                 for (unsigned c = 0; c < patch_cols; c += 2) {
@@ -173,7 +173,8 @@ void share(Statistics &made, unsigned bank, bool own, bool odd, hls::stream<Beat
     Beat theirs[3 * end_beats];
     send_statistics(made, bank, own, to);
     receive_statistics(from, theirs);
-    const float mine = own ? made.count[bank] : 0.0f, other = theirs[2 * end_beats][0];
+    if (!own) return;  // XStore may still read what is there
+    const float mine = made.count[bank], other = theirs[2 * end_beats][0];
     const float first = odd ? other : mine, second = odd ? mine : other, all = first + second;
     const float part = all == 0.0f ? 0.0f : second / all;
 join_lanes:
@@ -181,7 +182,7 @@ join_lanes:
 #pragma HLS PIPELINE II=ii::join style=flp
 #pragma HLS DEPENDENCE variable=made type=inter dependent=false
         const unsigned r = row % patch_rows, g = row / patch_rows, b = row / beat_floats, n = row % beat_floats;
-        const float my_mean = own ? made.mean[bank][r][g] : 0.0f, my_squares = own ? made.squares[bank][r][g] : 0.0f;
+        const float my_mean = made.mean[bank][r][g], my_squares = made.squares[bank][r][g];
         const float mean = theirs[b][n], squares = theirs[end_beats + b][n];
         float joined = odd ? mean : my_mean, total = odd ? squares : my_squares;
         join(joined, total, first, part, odd ? my_mean : mean, odd ? my_squares : squares);

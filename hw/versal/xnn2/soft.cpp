@@ -13,10 +13,11 @@ namespace {
 
 constexpr float lowest = -std::numeric_limits<float>::infinity();
 
-// cap * tanh(score / cap), where tanh(y) = 1 - 2 / (exp(2y) + 1).
-inline float capped(float score, float cap, float twice_inverse) {
+// cap * tanh(score / cap), where tanh(y) = 1 - 2 / (exp(2y) + 1). dsp: a DSP adds the 1.
+inline float capped(float score, float cap, float twice_inverse, bool dsp) {
 #pragma HLS INLINE
-    return add_in_fabric(cap, -(2.0f * cap / add_in_fabric(exp_of(score * twice_inverse), 1.0f)));
+    const float e = exp_of(score * twice_inverse);
+    return add_in_fabric(cap, -(2.0f * cap / (dsp ? e + 1.0f : add_in_fabric(e, 1.0f))));
 }
 
 // Four rows of 32 columns, row by row: of four beats, one behind the other.
@@ -82,7 +83,7 @@ inline float exps_of(const Soft &op, unsigned row, unsigned col, float (&x)[grou
     const float base = finite(most) ? most : 0.0f;
     for (unsigned k = 0; k < group_cols; ++k) {
 #pragma HLS UNROLL
-        x[k] = exp_of(add_in_fabric(x[k], -base));
+        x[k] = exp_of(x[k] - base);
     }
     const float less = before - base, drop = less < 0.0f ? less : 0.0f;
     total = fmadd(total, exp_of(drop), sum_of(x));
@@ -106,79 +107,76 @@ soft_uops:
         const Soft op = Soft::decode(uop.words);
         const bool caps = op.cap != 0.0f;
         const float twice_inverse = caps ? 2.0f / op.cap : 0.0f;
-    soft_heads:
-        for (unsigned head = 0; head < op.heads; ++head) {
-        soft_begin:
-            for (unsigned g = 0; g < row_groups; ++g) {
+    soft_begin:
+        for (unsigned g = 0; g < row_groups; ++g) {
 #pragma HLS PIPELINE II=1 style=flp
-                for (unsigned r = 0; r < patch_rows; ++r) {
+            for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
-                    top[r][g] = lowest;
-                    total[r][g] = 0.0f;
-                }
+                top[r][g] = lowest;
+                total[r][g] = 0.0f;
             }
-        soft_tiles:
-            for (unsigned i = 0; i < op.tiles; ++i) {
-                // Beats come into one group while rows of the one before become exps, and those before that leave.
-                Group in = {}, at_work = {}, out = {};
+        }
+    soft_tiles:
+        for (unsigned i = 0; i < op.tiles; ++i) {
+            // Beats come into one group while rows of the one before become exps, and those before that leave.
+            Group in = {}, at_work = {}, out = {};
 #pragma HLS ARRAY_PARTITION variable=in.rows complete dim=0
 #pragma HLS ARRAY_PARTITION variable=at_work.rows complete dim=0
 #pragma HLS ARRAY_PARTITION variable=out.rows complete dim=0
-                float tops[patch_rows] = {}, last[patch_rows] = {};
+            float tops[patch_rows] = {}, last[patch_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=tops complete
 #pragma HLS ARRAY_PARTITION variable=last complete
-                Beat scores;
-            soft_beats:
-                for (Rounds at(caps ? rounds::softcap : 1, beats_per_tile + 2 * groups); at.more(); at.next()) {
+            Beat scores;
+        soft_beats:
+            for (Rounds at(caps ? rounds::softcap : 1, beats_per_tile + 2 * groups); at.more(); at.next()) {
 #pragma HLS PIPELINE II=ii::softmax style=flp
 #pragma HLS DEPENDENCE variable=top type=inter direction=RAW distance=128 dependent=true
 #pragma HLS DEPENDENCE variable=total type=inter direction=RAW distance=128 dependent=true
-                    const unsigned t = at.beat, r = t % groups;
-                    if (at.begins() && t < beats_per_tile) scores = c.read();
-                    if (caps) {
-                        float part[elements_of(rounds::softcap)];
-                        for (unsigned k = 0; k < elements_of(rounds::softcap); ++k) {
+                const unsigned t = at.beat, r = t % groups;
+                if (at.begins() && t < beats_per_tile) scores = c.read();
+                if (caps) {
+                    float part[elements_of(rounds::softcap)];
+                    for (unsigned k = 0; k < elements_of(rounds::softcap); ++k) {
 #pragma HLS UNROLL
-                            part[k] = capped(scores[k], op.cap, twice_inverse);
-                        }
-                        shift_in(scores, part);
+                        part[k] = capped(scores[k], op.cap, twice_inverse, k == 0);
                     }
-                    if (!at.ends()) continue;
-                    if (r == 0) {
-                        out = at_work;
-                        at_work = in;
-                        for (unsigned k = 0; k < patch_rows; ++k) {
+                    shift_in(scores, part);
+                }
+                if (!at.ends()) continue;
+                if (r == 0) {
+                    out = at_work;
+                    at_work = in;
+                    for (unsigned k = 0; k < patch_rows; ++k) {
 #pragma HLS UNROLL
-                            last[k] = tops[k];
-                        }
-                    }
-                    in.put(r, scores);
-                    if (t >= groups && t < beats_per_tile + groups) {
-                        const unsigned first = t / groups * groups - groups, row = right_row(first), g = row / patch_rows;
-                        tops[r] = exps_of(op, row + r, i * tile + right_col(first), at_work.rows[r], top[r][g], total[r][g]);
-                    }
-                    if (t >= 2 * groups) {
-                        Weighted weighted;
-                        weighted.beat = out.get(r);
-                        for (unsigned k = 0; k < patch_rows; ++k) {
-#pragma HLS UNROLL
-                            weighted.top[k] = last[k];
-                        }
-                        probabilities << weighted;
+                        last[k] = tops[k];
                     }
                 }
+                in.put(r, scores);
+                if (t >= groups && t < beats_per_tile + groups) {
+                    const unsigned first = t / groups * groups - groups, row = right_row(first), g = row / patch_rows;
+                    tops[r] = exps_of(op, row + r, i * tile + right_col(first), at_work.rows[r], top[r][g], total[r][g]);
+                }
+                if (t >= 2 * groups) {
+                    Weighted weighted;
+                    weighted.beat = out.get(r);
+                    for (unsigned k = 0; k < patch_rows; ++k) {
+#pragma HLS UNROLL
+                        weighted.top[k] = last[k];
+                    }
+                    probabilities << weighted;
+                }
             }
-        soft_ends:
-            for (unsigned n = 0; n < 2 * end_beats; ++n) {
+        }
+    soft_ends:
+        for (unsigned n = 0; n < 2 * end_beats; ++n) {
 #pragma HLS PIPELINE II=1 style=flp
-                Beat beat;
-                for (unsigned k = 0; k < beat_floats; ++k) {
+            Beat beat;
+            for (unsigned k = 0; k < beat_floats; ++k) {
 #pragma HLS UNROLL
-                    const unsigned row = n % end_beats * beat_floats + k, r = row % patch_rows, g = row / patch_rows;
-                    beat[k] = n < end_beats ? (finite(top[r][g]) ? top[r][g] : 0.0f) : total[r][g];
-                }
-                ends << beat;
+                const unsigned row = n % end_beats * beat_floats + k, r = row % patch_rows, g = row / patch_rows;
+                beat[k] = n < end_beats ? (finite(top[r][g]) ? top[r][g] : 0.0f) : total[r][g];
             }
+            ends << beat;
         }
     }
 }

@@ -139,12 +139,11 @@ def _ends_of_heads(expansion: Expansion) -> Iterator[Finding]:
     for unit in expansion.overlay.by_kind["Soft"]:
         taker = f"TIn{2 * unit.index + 1}"
         s, t = fields_of(expansion, unit.name, Soft), fields_of(expansion, taker, TIn)
-        made = np.repeat(np.arange(len(s["tiles"])), s["heads"])
         (taken,) = np.nonzero((t["source"] == TileSource.SOFTMAX) & (t["tiles"] > 0))
-        n = min(len(made), len(taken))
-        (differ,) = np.nonzero(s["tiles"][made[:n]] != t["tiles"][taken[:n]])
+        n = min(len(s["tiles"]), len(taken))
+        (differ,) = np.nonzero(s["tiles"][:n] != t["tiles"][taken[:n]])
         if len(differ):
-            a, b = int(made[differ[0]]), int(taken[differ[0]])
+            a, b = int(differ[0]), int(taken[differ[0]])
             text = (
                 f"{taker} uOP {b} takes a head of {int(t['tiles'][b])} tiles; {unit.name} uOP {a} "
                 f"({expansion.where(unit.name, a)}) makes one of {int(s['tiles'][a])}"

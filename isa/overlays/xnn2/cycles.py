@@ -21,7 +21,7 @@ LOOPS: Mapping[str, Loop] = {
     "head_factors": Loop(4, 70, "a row of a head: mean, or its factor and what is added"),
     "combine": Loop(1, 30, "a beat of a result, two rows a round: bias, residual times scale", rounds=2),
     "softmax": Loop(1, 110, "a beat: a row of 32 columns: mask, running maximum, exp, running sum"),
-    "softcap": Loop(1, 110, "a beat, four elements a round: cap * tanh(score / cap)", rounds=8),
+    "softcap": Loop(1, 110, "a beat, two elements a round: cap * tanh(score / cap)", rounds=16),
     "rotate": Loop(1, 50, "a beat, two elements a round: norm of a head, gains, rotation", rounds=16),
-    "activation": Loop(1, 150, "a beat, four elements a round: activation, gate", rounds=8),
+    "activation": Loop(1, 150, "a beat, two elements a round: activation, gate", rounds=16),
 }

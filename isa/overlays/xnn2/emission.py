@@ -242,7 +242,7 @@ class Emission(LaneWork):
                 fields[name] = value.cap if value.parameter == "len" else 0
             else:
                 fields[name] = tiles * TILE if value is None else value
-        self._add(unit, Soft(heads=1, tiles=tiles, **fields))
+        self._add(unit, Soft(tiles=tiles, **fields))
 
     def _more(self, unit: str, record: Record, field: str) -> None:
         """Add an instruction, or to the last one if that does the same."""

@@ -26,7 +26,7 @@ from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
 from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE
-from ..xnn.wiring import EXTENSION_RATES, MAX_MME_OPS
+from ..xnn.wiring import MAX_MME_OPS
 from ..xnn.wiring import RATES as XNN_RATES
 from . import mesh, mme, off_chip, operands, results, rows, scratch
 from .checks import rules
@@ -49,9 +49,9 @@ VECTOR_TOKEN = TokenType("vector", 1, TILE, VECTOR_WORDS, f"{VECTOR_WORDS} words
 ROWS_TOKEN = TokenType("statistics", TILE, 3, 1, "a word is the statistics of 128 rows")
 ENDS_TOKEN = TokenType("ends", TILE, 2, 1, "a word is the last maxima and the sums of 128 rows")
 TABLE_TOKEN = TokenType("table", TILE, TILE, BEATS, f"{BEATS} words of 1024 bit make a tile of numbers, row by row")
-VECTORS = 2 * COLUMNS
-"""Vectors that C of a lane holds: a bias and a scale for each column tile of a bank. With less a program can deadlock,
-because the weights of a slice come behind its vectors."""
+VECTORS = 4
+"""Vectors on their way to C of a lane: biases and scales of two column tiles. LPDDR sends those of a column tile before
+its weights."""
 W1_BLOCKS = 4
 """Blocks from DDR that wait for W1: DDR does one access after another, and in mode P3 a program can deadlock with
 less."""
@@ -80,9 +80,11 @@ RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
         3.0, "us", "XNN's, fitted on its square GEMMs; here assumed at a change of mode", "MME set-up", True
     ),
     "softmax_beat": Rate(1, "PL cycles", "structure: 32 exps a cycle and pair", "post-op"),
-    "activation_beat": Rate(8, "PL cycles", "structure: 4 elements a cycle and lane, as XNN's", "post-op"),
+    "activation_beat": Rate(
+        LOOPS["activation"].rounds, "PL cycles", "structure: 2 elements a cycle and lane", "post-op"
+    ),
     "rotate_beat": Rate(LOOPS["rotate"].rounds, "PL cycles", "structure: 2 elements a cycle and lane", "post-op"),
-    "softcap_beat": EXTENSION_RATES["softcap_beat"],
+    "softcap_beat": Rate(LOOPS["softcap"].rounds, "PL cycles", "structure: 2 elements a cycle and pair", "post-op"),
 }
 FORMATS: tuple[tuple[str, type[Record]], ...] = (
     ("DDR", Ddr),

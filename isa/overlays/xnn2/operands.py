@@ -109,8 +109,8 @@ class KvInUnit(WritePort):
 
     def kernel(self, uop: KvIn) -> Steps:
         yield from self.wait(uop.wait)
-        source = self.sources[uop.source]
         for i in range(uop.tiles):
+            source = self.sources[uop.source]
             if uop.source == FROM_DDR:
                 yield from blocks_in(source, 1, partial(self._keep, uop.slot + i))
                 yield self.done()

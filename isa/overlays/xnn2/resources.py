@@ -64,10 +64,10 @@ ROW_BANKS = 4
 _FACTORS = {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2}
 ROWS = (
     Work("take", "sums in X", {"add": 32}),
-    Work("statistics", "statistics in X", {"mask": 16, "add in fabric": 16, "add": 64, "mul": 16, "madd": 16}),
+    Work("statistics", "statistics in X", {"mask": 16, "add in fabric": 2, "add": 78, "mul": 16, "madd": 16}),
     Work("join", "statistics in X", {"add": 3, "mul": 3, "madd": 3, "div": 1, "reciprocal": 1}),
 )
-"""Statistics: of each element what it is apart from the first one of its row, half of these in the fabric; of eight, a
+"""Statistics: of each element what it is apart from the first one of its row, some of these in the fabric; of eight, a
 sum and a sum of squares; sums of four of those, one in a round."""
 NORM = Work("send", "norm in X", {"madd": 32})
 FACTORS = Work("factors", "norm in X", _FACTORS)
@@ -90,12 +90,12 @@ PROBABILITIES = (
     Work(
         "softmax",
         "softmax",
-        {"mask": 32, "bound": 2, "compare": 32, "add in fabric": 33, "exp": 33, "add": 32, "madd": 1},
+        {"mask": 32, "bound": 2, "compare": 32, "exp": 33, "add": 65, "madd": 1},
     ),
-    Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 64, "div": 32}),
+    Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 48, "add": 16, "div": 32}),
 )
-"""A maximum that grows takes an exp more, and a product with the sum so far. The differences from the maximum are made
-of LUTs: DSPs are scarcer."""
+"""A maximum that grows takes an exp more, and a product with the sum so far. Most sums of the soft cap are made of
+LUTs: DSPs are scarcer."""
 
 TILE_PORTS = (Work("take", "", writes=1), Work("send", "", reads=1))
 ROW_PORTS = (Work("take", "", reads=1, writes=1), Work("send", "", reads=1), Work("send", "", reads=1))
@@ -211,12 +211,14 @@ def _computes(works: Sequence[Work]) -> Callable[[UnitSpec], Iterator[Need]]:
 
 
 def loops(works: Sequence[Work]) -> Iterator[Need]:
-    """LUTs and DSPs of what loops compute."""
+    """LUTs and DSPs of what loops compute. Works of the same name are one loop."""
+    seen = set[str]()
     for work in works:
         dsp, lut = arithmetic(LOOPS[work.loop], work.operators)
         if dsp:
             yield Need("DSP", dsp, work.part, True)
-        yield Need("LUT", lut + CONTROL, work.part or "control of loops", True)
+        yield Need("LUT", lut + CONTROL * (work.loop not in seen), work.part or "control of loops", True)
+        seen.add(work.loop)
 
 
 UNITS: Mapping[str, Callable[[UnitSpec], Iterator[Need]]] = {

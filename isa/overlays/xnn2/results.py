@@ -60,18 +60,17 @@ class Post(Record, words=2):
     eps: float = bits(1, 0, 32, "added to the variance", default=1e-6, real=True)
 
 
-class Soft(Record, words=4):
-    """Take the scores of heads from the even lane of the pair, and make probabilities."""
+class Soft(Record, words=3):
+    """Take the scores of a head from the even lane of the pair, and make probabilities."""
 
-    heads: int = bits(0, 0, 6, "heads")
-    tiles: int = bits(0, 6, 6, "tiles of each")
-    keys: int = bits(0, 13, 13, "columns that are keys; the others become 0")
-    causal: int = bits(0, 26, 1, "column c counts for row r if c <= r + offset")
-    windowed: int = bits(0, 27, 1, "column c counts for row r only if c >= r + low")
+    tiles: int = bits(0, 0, 6, "tiles of the head")
+    keys: int = bits(0, 6, 13, "columns that are keys; the others become 0")
+    first: int = bits(0, 19, 13, "columns before the first key")
     offset: int = bits(1, 0, 14, "see `causal`", signed=True)
-    first: int = bits(1, 14, 13, "columns before the first key")
-    low: int = bits(2, 0, 15, "see `windowed`", signed=True)
-    cap: float = bits(3, 0, 32, "scores become cap * tanh(score / cap); 0: they stay", real=True)
+    low: int = bits(1, 14, 15, "see `windowed`", signed=True)
+    causal: int = bits(1, 29, 1, "column c counts for row r if c <= r + offset")
+    windowed: int = bits(1, 30, 1, "column c counts for row r only if c >= r + low")
+    cap: float = bits(2, 0, 32, "scores become cap * tanh(score / cap); 0: they stay", real=True)
 
 
 class CUnit(Unit):
@@ -200,13 +199,12 @@ class SoftUnit(Unit):
 
     def kernel(self, uop: Soft) -> Steps:
         rate = "softcap_beat" if uop.cap else "softmax_beat"
-        for _ in range(uop.heads):
-            head = Head(uop)
-            yield tiles_by(rate, BEATS, uop.tiles, gets=(self.scores,), puts=(self.probabilities,), do=head.add)
-            yield Step(puts=(self.ends,), do=head.end)
+        head = Head(uop)
+        yield tiles_by(rate, BEATS, uop.tiles, gets=(self.scores,), puts=(self.probabilities,), do=head.add)
+        yield Step(puts=(self.ends,), do=head.end)
 
     def effect_key(self, uop: Soft) -> Hashable:
-        return uop.heads, uop.tiles, bool(uop.cap)
+        return uop.tiles, bool(uop.cap)
 
 
 class Head:
@@ -281,8 +279,8 @@ def legal_post(unit: UnitSpec, uop: Post) -> Iterator[str]:
 
 def legal_soft(unit: UnitSpec, uop: Soft) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
-    if not (uop.heads and uop.tiles):
-        yield f"makes the probabilities of {uop.heads} heads of {uop.tiles} tiles: of nothing"
+    if not uop.tiles:
+        yield "makes the probabilities of a head of 0 tiles: of nothing"
     elif uop.keys > uop.tiles * TILE:
         yield f"{uop.keys} keys; {uop.tiles} tiles have {uop.tiles * TILE} columns"
     if uop.cap < 0:

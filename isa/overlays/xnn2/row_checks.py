@@ -100,10 +100,10 @@ class Rows(Memory):
         """Find uses of the statistics of one bank that are wrong. counted: the writes that statistics count."""
         out, store = ports
         of = self.r["slot"] // self.columns == made.bank
-        (shares,) = np.nonzero((self.r["share"] > 0) & of)
+        (shares,) = np.nonzero((self.r["share"] == 1) & of)
         moving = self.moving(written, out, shares, made, "joins")
         joined = made.count(out.low[shares])
-        for uop in shares[~moving & (self.r["share"][shares] == 1) & ~made.any(joined)].tolist():
+        for uop in shares[~moving & ~made.any(joined)].tolist():
             text = f"joins the statistics of bank {made.bank}, of which none were made"
             help = f"set `statistics` in {self.writer}, or share=2 if this lane has no columns"
             self.report("Y04", self.reader, uop, text, help, rule="join")
@@ -142,7 +142,6 @@ class Rows(Memory):
         left = ~self.moving(written, port, uops, made, "normalises")
         at = made.count(port.low[uops])
         share, tiles = joined.last()
-        left &= ~((share >= 0) & (tiles == at) & (self.r["share"][share] > 1)) if len(self.r["share"]) else left
         # joined statistics that were gone on with
         begin = made.begin(at)
         wrong = left & (share >= 0) & (tiles < at) & (begin <= made.tile(tiles))

@@ -53,7 +53,7 @@ class XOut(Record, words=2):
     normalise: int = bits(0, 18, 1, "each row becomes (x - mean) / sqrt(variance + eps)")
     rms: int = bits(0, 19, 1, "without mean, by the mean square")
     share: int = bits(
-        0, 20, 2, "join statistics with the other lane of the pair first: 0 no, 1 yes, 2 without own ones"
+        0, 20, 2, "join statistics with the other lane of the pair first: 0 no, 1 yes, 2 send none, and keep own ones"
     )
     wait: int = bits(0, 22, 7, "tiles of the write port to wait for before the first")
     eps: float = bits(1, 0, 32, "added to the variance", default=1e-5, real=True)
@@ -210,7 +210,8 @@ class XOutUnit(ReadPort):
             parts = [kept(), other]
             for part in parts if not self.index & 1 else parts[::-1]:
                 made.join(*part)
-            self.writer.statistics[bank] = made
+            if uop.share == 1:
+                self.writer.statistics[bank] = made
 
         yield Step("mem_word", TILE, puts=(self.to_other,), do=own)
         yield Step("mem_word", TILE, gets=(self.from_other,), do=join)
