@@ -90,7 +90,7 @@ def test_the_page_has_these_figures(root: Path) -> None:
     found = rows(XNN2)
     streams = sum(n for part, n in found["LUT"].parts.items() if part.startswith("streams ") and "->" in part)
     wide = sum(is_wide(s) and "MME" not in s.name for s in XNN2.streams)
-    assert f"Its {wide} streams of 1024 bit take {round(streams, -3):,} of them" in flat
+    assert f"Its {wide} streams of 1024 bit take {round(streams, -3):,} of the LUTs" in flat
     assert f"(ships) | {found['BRAM'].needed}, {found['BRAM'].share:.0%}".replace("%", " %") in text
 
 

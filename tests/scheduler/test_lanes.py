@@ -163,8 +163,8 @@ def test_rows_from_ddr_are_normalised(batch: int, seq: int, mode: str, rms: bool
 
 
 def test_statistics_of_a_panel_before_do_not_change_while_it_is_stored() -> None:
-    """Normed rows of 8 column tiles are stored while those of the next panel, of a column tile, come to the same bank: an
-    odd lane has none of these, and must leave the statistics of the others as they are."""
+    """Normed rows of 8 column tiles are stored while those of the next panel, of a column tile, come to the same bank.
+    An odd lane has none of these, and must leave the statistics of the others as they are."""
     m = Maker()
     widths = {"a": (64, 128), "b": (128, 64), "c": (64, 1000), "d": (1000, 200), "e": (200, 128), "f": (128, 1000)}
     x = "x"
