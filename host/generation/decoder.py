@@ -246,7 +246,7 @@ class Decoder(Closing):
 
         window = getattr(text, "sliding_window", None)
         positions = getattr(text, "max_position_embeddings", None)
-        rows = min(PROBE, *(n for n in (window, positions) if n is not None), PROBE)
+        rows = min(n for n in (PROBE, window, positions) if n is not None)
         if rows < LEAST_PROBE:
             return
         count = rows - 2  # one row between its tokens and the new one does not count
@@ -303,12 +303,10 @@ class Decoder(Closing):
 
     def _known(self, tokens: Iterable[int]) -> list[int]:
         """Tokens as integers. Raises `TensorError` for what is none, and for unknown ones."""
-        try:
-            given = list(tokens)
-        except TypeError:
-            raise TensorError(f"{tokens!r}; a prompt is a sequence of tokens") from None
+        if not hasattr(tokens, "__len__"):  # a generator could be read once only
+            raise TensorError(f"{tokens!r}; a prompt is a sequence of tokens")
         out = []
-        for token in given:
+        for token in tokens:
             try:
                 out.append(index(token))
             except TypeError:

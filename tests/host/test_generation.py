@@ -548,7 +548,7 @@ def test_slots_and_tokens_that_there_are_not() -> None:
         ):  # fmt: skip
             with pytest.raises(TensorError, match="there are slots 0 to 1"):
                 call()
-        for tokens in (torch.tensor([3.7, 2.2]), torch.tensor([[3, 2]]), 3, [3.5], ["a"]):
+        for tokens in (torch.tensor([3.7, 2.2]), torch.tensor([[3, 2]]), 3, [3.5], ["a"], iter([3])):
             with pytest.raises(TensorError):
                 decoder.prefill(0, tokens)  # type: ignore[arg-type]
         with pytest.raises(TensorError, match="list instead of a token for each of some slots"):
