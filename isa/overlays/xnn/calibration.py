@@ -17,7 +17,7 @@ from ...overlay import Overlay
 from .cycles import LOOPS
 from .logic import Work
 from .mem_c import BASE_LOOPS
-from .resources import LOGIC, ROW_ARRAYS, buffers, computes_softmax, mem_c, outside, streams
+from .resources import LOGIC, ROW_ARRAYS, buffers, computes_softmax, mem_c, mesh, outside, streams
 
 POST_ROUTE = {name: c.post_route for name, c in VC1902.capacities.items() if c.post_route is not None}
 """Of the whole implementation. Its DSPs are 676 DSPFP32, 152 DSP48E5 and 18 DSP58; 92 per cent of the slices are in
@@ -75,13 +75,16 @@ def deviations(overlay: Overlay) -> Iterator[Deviation]:
 def _unit(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     """A unit of the published implementation. Its UltraRAMs are those of the MemCs, so the slots of MemB are block RAM;
     with them there is none left for streams, which must then be short. All that is read off the totals of UltraRAM and
-    block RAM, so the small errors of these are no test of the estimate."""
+    block RAM, so the small errors of these are no test of the estimate. Of its meshes,
+    each output chooses among all sources: with the routes of ours they would have less than half of their LUTs."""
     if unit.memory is not None:
         yield buffers(unit, ultra=unit.kind == "MemC")
     if unit.kind == "MemC" and computes_softmax(overlay, unit):
         yield from mem_c(overlay, unit, _LOOPS, (*_MEM_C, *_SOFTMAX), 2 * ROW_ARRAYS)
     elif unit.kind == "MemC":
         yield from mem_c(overlay, unit, _LOOPS, _MEM_C, ROW_ARRAYS)
+    elif unit.kind in ("MeshA", "MeshB"):
+        yield from mesh(overlay, unit, full=True)
     else:
         yield from LOGIC[unit.kind](overlay, unit)
 

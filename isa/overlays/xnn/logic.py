@@ -43,6 +43,12 @@ def fifo(width: int, depth: int) -> int:
     return width + 20 if depth <= SRL_DEPTH else width // 2 + 50
 
 
+REGISTER_SLICE = multiplexer(2)
+"""LUTs per bit of an AXI4-Stream port of a kernel. HLS registers all its signals (UG1399: register mode `both` is the
+default), so it can hold a second word, and chooses between the two. Only streams to and from MMEs have such ports;
+others lie between two units of the kernel, and are FIFOs."""
+
+
 def lut_ram(width: int, depth: int) -> int:
     """LUTs of a memory with a port to write and one to read: eight LUTs hold 64 words of 7 bits (RAM64M8,
     UG1353), and more words need a multiplexer (AM005)."""
@@ -62,9 +68,6 @@ def ultra_rams(width: int, depth: int) -> int:
 
 # -- calibrated
 
-PORT = 0.95
-"""LUTs per bit of a stream into or out of a unit: the register at it, which holds a second word where the other end
-stops. From MeshA, with 13 streams of 1024 bit, and MeshB, with 9."""
 DIVIDER = 500
 EXP = 500
 """A divider of float32, and exp with one DSP. From the two kinds of MemC: softmax adds 32 of each, and without it there

@@ -23,7 +23,7 @@ from .logic import (
     CONTROL,
     FLOAT,
     INSTRUCTION_PATH,
-    PORT,
+    REGISTER_SLICE,
     UNIT,
     WORD_BITS,
     Work,
@@ -176,9 +176,10 @@ def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[Work]) -> Iterator[Ne
 
 
 def frame(overlay: Overlay, unit: UnitSpec) -> Need:
-    """The ends of the streams of a unit, and its state."""
-    bits = sum(width_of(s) for s in overlay.streams if unit.name in (s.src, s.dst))
-    return Need("LUT", ceil(PORT * bits) + UNIT, f"ports and state of {unit.kind}", True)
+    """The state of a unit, and its ports to MMEs or from them."""
+    of_unit = [s for s in overlay.streams if unit.name in (s.src, s.dst)]
+    bits = sum(width_of(s) for s in of_unit if "MME" in (overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind))
+    return Need("LUT", ceil(REGISTER_SLICE * bits) + UNIT, f"ports and state of {unit.kind}", True)
 
 
 def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
@@ -205,9 +206,11 @@ def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
         yield from extensions.needs(unit, works, softmax=False)
 
 
-def mesh(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """A destination chooses among those sources that have a route to it."""
-    ways = [sum(to == s.dst for _, to in unit.routes or ()) for s in overlay.streams if s.src == unit.name]
+def mesh(overlay: Overlay, unit: UnitSpec, *, full: bool = False) -> Iterator[Need]:
+    """A destination chooses among those sources that have a route to it. full: among all of them."""
+    sinks = [s.dst for s in overlay.streams if s.src == unit.name]
+    sources = sum(s.dst == unit.name for s in overlay.streams)
+    ways = [sources if full else sum(to == sink for _, to in unit.routes or ()) for sink in sinks]
     choice = ceil(WORD_BITS * sum(multiplexer(n) for n in ways)) + CONTROL
     yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
     yield frame(overlay, unit)
