@@ -49,8 +49,8 @@ class RowNorm:
 @dataclass(frozen=True)
 class HeadFunctions:
     """What is applied to the heads of a tile, `pitch` columns each: a norm over the first `columns` of them (0: none),
-    then a factor of each column (`gains`), then a rotation by a table (`rotate`). Gains come before each tile; table:
-    the table comes before them."""
+    then a factor of each column (`gains`), then a rotation by the table that Post holds (`rotate`). Gains come before
+    each tile."""
 
     pitch: int
     columns: int = 0
@@ -58,7 +58,6 @@ class HeadFunctions:
     rms: bool = False
     gains: bool = False
     rotate: bool = False
-    table: bool = False
 
 
 class RowSource(IntEnum):
@@ -131,8 +130,8 @@ class PostTarget(IntEnum):
     ODD = 1
     """T of the odd lane, for Post of that lane."""
     DDR = 2
-    KV = 3
-    """K0 and those behind it."""
+    KEYS = 3
+    VALUES = 4
 
 
 class Weight(IntEnum):
@@ -272,6 +271,10 @@ class LaneWork(ABC):
         heads: HeadFunctions | None = None,
     ) -> None:
         """Post passes a tile on. gate: of two tiles, the activation of the first times the second."""
+
+    @abstractmethod
+    def take_table(self, lane: int) -> None:
+        """Post takes a table of cosines and sines, behind the tiles before."""
 
     @abstractmethod
     def softmax(self, pair: int, tiles: int, softmax: Softmax) -> None:

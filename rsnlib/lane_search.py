@@ -110,7 +110,7 @@ def overlay_text(base: Overlay, choice: Choice) -> str:
     for knob, names in fifos(base).items():
         words = (sizes[knob] * TILE_ELEMENTS or NO_FIFO) // streams[names[0]].token.word_elements
         lines += [f'"{stream}" = {words}' for stream in names]
-    slots = {"XIn": 2 * sizes["x"], "KvIn": sizes["kv"]}
+    slots = {"XIn": 2 * sizes["x"], "KvIn": 2 * sizes["kv"]}
     slots |= {u.name: sizes["t_odd" if u.index & 1 else "t_even"] for u in base.by_kind["TIn"]}
     for unit, count in slots.items():
         lines += [f"[memories.{unit}]", f"slots = {count}"]

@@ -20,7 +20,7 @@ from .panels import EMPTY, Residual, Rows
 QUERIES = 0
 """First slot of the queries in T of an even lane: of two rounds, two tiles each."""
 KV = 4
-"""Units of keys and values."""
+"""Memories of keys and values."""
 USUAL_LAG = 2
 """Groups of scores that wait for their values, if no other number is asked for and there is room."""
 
@@ -140,6 +140,9 @@ class Attend:
             self.queries(r + 1)
             if self.done < r + 1 - self.trail:
                 self.project()
+            elif self.brought < len(self.order) and self.bring_both():
+                # there are no slices yet, beside which Post could rotate the queries
+                self.brought += 1
             heads = self.heads(r)
             self.left[r] = self.places * len(heads)
             for half, head in heads:
@@ -167,12 +170,6 @@ class Attend:
                 slot = QUERIES + 2 * (r % 2) + (lane & 1)
                 self.e.take_tiles(lane & ~1, (slot,), TileSource.ODD if lane & 1 else TileSource.EVEN)
 
-    def result(self, r: int, pair: int, place: int) -> tuple[int, int]:
-        """The T and the slot of the results of the heads of a tile of queries."""
-        if self.mode.halves == 1:
-            return 2 * pair + place, self.mode.heads[place] + r % self.trail
-        return 2 * pair + 1, self.mode.heads[1] + 2 * (r % self.trail) + place
-
     def project(self) -> None:
         """Add the slices of the output projection of the next round."""
         r, self.done = self.done, self.done + 1
@@ -183,7 +180,7 @@ class Attend:
         for half, k in tiles:
 
             def where(row: int, half: int = half) -> tuple[int, int]:
-                return self.result(r, row // 2, row & 1) if self.mode.halves == 1 else self.result(r, row, half)
+                return self.mode.result(r, *((row // 2, row & 1) if self.mode.halves == 1 else (row, half)))
 
             self.rows.slice(
                 self.panel,
@@ -303,7 +300,7 @@ class Attend:
                 panel,
                 p,
                 [(half, column)],
-                lambda lane, column=column: PostTarget.KV + unit(lane, column),  # type: ignore[misc]
+                lambda _: PostTarget.VALUES if which else PostTarget.KEYS,
             )
         for half, column in made:
             for lane in half.lanes:
@@ -381,7 +378,7 @@ class Attend:
             e.right(odd, f"Kv{units[t.seq]}", count)
             e.multiply(odd, 1, count, half_columns=not wide)
             e.result(odd, 1, ResultTarget.POST)
-            lane, slot = self.result(g.round, pair, g.place)
+            lane, slot = self.mode.result(g.round, pair, g.place)
             e.post(odd, PostTarget.ODD if lane & 1 else PostTarget.EVEN)
             e.take_tiles(lane, (slot,), TileSource.ODD, part=part)
         self.left[g.round] -= 1

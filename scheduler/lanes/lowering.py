@@ -40,9 +40,10 @@ from .blocks import (
     Sequences,
     Vectors,
 )
+from .modes import Mode, modes_of
 from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum, check_width
 from .order import order_ddr
-from .panels import EMPTY, LATE, Mode, Residual, Rows, modes_of, panels_of, shared
+from .panels import EMPTY, LATE, Residual, Rows, panels_of, shared
 from .plan import Banks, Compute, Keys, Load, Planner, Step
 
 

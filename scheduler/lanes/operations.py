@@ -13,7 +13,7 @@ from ...isa.lanes import RowNorm
 from ...isa.layout import padded
 from ..graph import AttentionLayer, Gemm, LayerGraph, Norm
 from .blocks import TILE, TILE_SIZE
-from .panels import Mode
+from .modes import Mode
 
 
 class Operand(NamedTuple):

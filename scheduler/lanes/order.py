@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,19 @@ def order_ddr(
 
 
 def _jobs(accesses: Sequence[Access], rule: DramPolicy) -> Iterator[Job]:
-    """The accesses as jobs. Rows are loaded long before they are needed, so nobody waits for them but T: they do not
-    overtake the stores that were added before them."""
-    stored: tuple[int, ...] = ()
+    """The accesses as jobs. Nobody but T waits for rows, so they do not overtake the stores that were added before
+    them; but the first rows of all are what the first product waits for, so weights come behind them."""
+    first_rows = tuple(range(len(list(takewhile(_brings_rows, accesses)))))
+    behind: dict[bool, tuple[int, ...]] = {False: first_rows, True: ()}
+    """What the next access must be behind: one that brings rows, and any other load."""
     for number, access in enumerate(accesses):
-        yield Job(access, rule, number, stored if access.peer.startswith("TIn") else ())
+        brings_rows = _brings_rows(access)
+        yield Job(access, rule, number, () if access.store else behind[brings_rows])
         if access.store:
-            stored = (number,)
+            behind[True] = (number,)
+        elif not brings_rows:
+            behind[False] = ()
+
+
+def _brings_rows(access: Access) -> bool:
+    return access.peer.startswith("TIn")

@@ -1,8 +1,4 @@
-"""What the lanes do for a panel, in one of two modes.
-
-R6: a panel has six row tiles, one for each lane. All lanes compute the same columns, with one stream of weights.
-P3: a panel has three row tiles, one for each pair. The even lanes hold and compute the first half of all columns, the
-odd lanes the second half, each with a stream of weights of their own.
+"""What the lanes do for a panel.
 
 Rows stay in X, in one of its two banks; what is computed from them goes to the other bank. In a round of attention, all
 lanes compute the queries of the next column tiles and add a slice of the output projection of an earlier round; then
@@ -13,15 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from ...base.errors import UnsupportedError
 from ...isa.lanes import (
     LaneWork,
     PostTarget,
     ResultTarget,
-    RowLanes,
     RowNorm,
     RowSource,
     RowTarget,
@@ -29,19 +22,15 @@ from ...isa.lanes import (
     TileTarget,
     Weight,
 )
-from ..knobs import LaneKnobs
-from .blocks import TILE, TILE_SIZE, Attention, Matrix, Panel, Product, RowTile, Sequences
+from .blocks import TILE, TILE_SIZE, Attention, Matrix, Panel, Product, Sequences
+from .modes import Half, Mode
 
-QUERY_SLOTS = 4
-"""Slots of T of an even lane for queries: of two rounds, two tiles each."""
-PIECES = 3
-"""Tiles of a pair that are on their way from DDR to X at once, at least (`Rows.bring`)."""
 PIECE = 2
 """Most tiles of weights that DDR loads at once: W1 has room for them whenever it waits for one."""
 LATE = 2
-"""Between slices, T sends rows to X by so many tiles later than X takes them. T is ahead of X by the way through the
-MME; so T need not wait for X, and the MME gets its next tile. An MME takes two tiles before it ends one: with more, T
-could wait for what comes behind."""
+"""Between slices, T sends rows to X so many tiles later than X takes them. A tile of a slice goes from T through MME
+and C before X takes it; T would wait for X in the meantime, and the MME for T. With more than two the program could
+deadlock: an MME takes two tiles before it ends one."""
 EMPTY: Iterator[None] = iter(())
 
 
@@ -50,14 +39,6 @@ class Residual(NamedTuple):
 
     bank: int
     norm: RowNorm | None
-
-
-class Half(NamedTuple):
-    """Lanes that compute the same columns. number: 0 or 1. mask: the lanes, as bits."""
-
-    number: int
-    lanes: Sequence[int]
-    mask: int
 
 
 class Weights(NamedTuple):
@@ -85,82 +66,13 @@ class Weights(NamedTuple):
         return self.matrix.at(self.row, self.column) + at * self.stride
 
 
-class Mode:
-    """A way to share rows and columns among lanes. halves: parts of the columns. rows: row tiles of a panel. heads,
-    hidden: first slots, in T of an even and an odd lane, of the results of heads, and of activated tiles. ring: slots
-    of probabilities. staging: slots of rows on their way from DDR to X, in T of an odd lane."""
-
-    def __init__(self, name: str, halves: int, lanes: RowLanes, knobs: LaneKnobs) -> None:
-        self.name, self.halves, self.lane, self.knobs = name, halves, lanes, knobs
-        self.rows = lanes.lanes // halves
-        _, odd = lanes.scratch
-        self.heads = (QUERY_SLOTS, odd - knobs.trail) if halves == 1 else (0, odd - 2 * knobs.trail)
-        self.ring = max(self.heads[1], 0)
-        self.staging = min(2 * lanes.columns, odd - knobs.hidden)
-        self.hidden = QUERY_SLOTS, self.staging
-
-    def check(self) -> None:
-        """Raise `UnsupportedError` if T does not hold what the knobs ask for, whatever the network."""
-        even, odd = self.lane.scratch
-        knobs = self.knobs
-        results = knobs.trail if self.halves == 1 else 0
-        for has, which, least, what in (
-            (even, "an even", QUERY_SLOTS + max(knobs.hidden, results), "queries, and activated tiles or results,"),
-            (odd, "an odd", PIECES + knobs.hidden, "rows on their way to X, and activated tiles,"),
-        ):
-            if has < least:
-                raise UnsupportedError(
-                    f"T of {which} lane has {has} slots; {what} need {least} (lanes.hidden = {knobs.hidden}, "
-                    f"lanes.trail = {knobs.trail}, mode {self.name})"
-                )
-
-    @property
-    def columns(self) -> int:
-        """Column tiles of rows in a bank."""
-        return self.lane.columns * self.halves
-
-    def split(self, columns: int) -> list[range]:
-        """The column tiles of each half."""
-        first = -(-columns // self.halves)
-        return [range(first)] + ([range(first, columns)] if self.halves > 1 else [])
-
-    def steps(self, columns: int) -> int:
-        """Steps in which all halves compute so many column tiles, one each."""
-        return -(-columns // self.halves)
-
-    def lane_of(self, row: int, half: int) -> int:
-        """The lane of a row tile of the panel and a half of the columns."""
-        return row if self.halves == 1 else 2 * row + half
-
-    def lanes(self, panel: Panel) -> range:
-        """Lanes that compute."""
-        return range(len(panel.tiles) * self.halves)
-
-    def tile(self, panel: Panel, lane: int) -> RowTile:
-        """The row tile of a lane."""
-        return panel.tiles[lane // self.halves]
-
-    def of_halves(self, panel: Panel) -> list[Half]:
-        """The lanes of each half."""
-        out = []
-        for number in range(self.halves):
-            lanes = [self.lane_of(row, number) for row in range(len(panel.tiles))]
-            out.append(Half(number, lanes, sum(1 << lane for lane in lanes)))
-        return out
-
-
-def modes_of(lanes: RowLanes, knobs: LaneKnobs) -> tuple[Mode, Mode]:
-    """R6, and P3."""
-    return Mode("R6", 1, lanes, knobs), Mode("P3", 2, lanes, knobs)
-
-
 class Rows:
     """Emits what panels compute."""
 
     def __init__(self, work: LaneWork, sequences: Sequences, mode: Mode) -> None:
         self.e, self.sequences, self.mode = work, sequences, mode
-        self._table: dict[int, tuple[int, int]] = {}
-        """The table that Post of each lane holds: where it begins, and its row tile."""
+        self._table: dict[int, int] = {}
+        """The address of the table that Post of each lane holds."""
         self._alone: set[tuple[int, int]] = set()
         """Banks of X whose statistics the lanes of a pair have not joined yet, by lane."""
 
@@ -341,6 +253,8 @@ class Rows:
             if step < len(columns)
         ]
         starts = [columns.start for columns in self.mode.split(p.columns)]
+        if p.head is not None and p.head.table is not None:
+            self.tables(panel, p.head.table, [lane for half, _ in made for lane in half.lanes])
         for turn in range(1 + p.gate):
             weights: list[Weights] = []
             for half, column in made:
@@ -371,19 +285,25 @@ class Rows:
     def functions(self, panel: Panel, p: Product, made: Sequence[tuple[Half, int]], to: Callable[[int], int]) -> None:
         """Post of the lanes that made a column tile applies the functions of a product. to: the target, by lane."""
         for half, _ in made:
-            fresh = set[int]()
-            if p.head is not None and p.head.table is not None:
-                for lane in half.lanes:
-                    at = self.mode.tile(panel, lane).at
-                    if self._table.get(lane) != (p.head.table, at):
-                        self._table[lane] = p.head.table, at
-                        self.e.load(Weight.TABLE, p.head.table + at * TILE_SIZE, TILE_SIZE, lanes=1 << lane)
-                        fresh.add(lane)
-                if p.head.gains is not None:
-                    self.e.load(Weight.GAINS, p.head.gains, TILE, lanes=half.mask)
+            if p.head is not None and p.head.gains is not None:
+                self.e.load(Weight.GAINS, p.head.gains, TILE, lanes=half.mask)
             for lane in half.lanes:
-                heads = None if p.head is None else replace(p.head.functions, table=lane in fresh)
+                heads = None if p.head is None else p.head.functions
                 self.e.post(lane, to(lane), p.activation, gate=p.gate, heads=heads)
+
+    def tables(self, panel: Panel, table: int, lanes: Sequence[int]) -> None:
+        """Bring the table of a rotation for the rows of some lanes to their Posts, unless these have it. It comes
+        before the weights: behind them it would keep those of the next product waiting."""
+        lacking: dict[int, list[int]] = {}
+        for lane in lanes:
+            addr = table + self.mode.tile(panel, lane).at * TILE_SIZE
+            if self._table.get(lane) != addr:
+                self._table[lane] = addr
+                lacking.setdefault(addr, []).append(lane)
+        for addr, some in lacking.items():
+            self.e.load(Weight.TABLE, addr, TILE_SIZE, lanes=sum(1 << lane for lane in some))
+            for lane in some:
+                self.e.take_table(lane)
 
     def slice(
         self,

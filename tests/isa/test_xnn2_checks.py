@@ -25,7 +25,7 @@ from rsn.isa.overlays.xnn2.machine import FORMATS
 from rsn.isa.overlays.xnn2.mesh import MeshA, MeshB
 from rsn.isa.overlays.xnn2.mme import Mme
 from rsn.isa.overlays.xnn2.off_chip import Ddr, Lpddr
-from rsn.isa.overlays.xnn2.operands import FROM_DDR, KvIn, KvOut, W
+from rsn.isa.overlays.xnn2.operands import FROM_DDR, KvIn, KvOut, W, writer_of
 from rsn.isa.overlays.xnn2.results import C, Post, Soft
 from rsn.isa.overlays.xnn2.rows import XIn, XOut, XStore
 from rsn.isa.overlays.xnn2.scratch import TIn, TOut
@@ -115,10 +115,12 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("TOut2", TOut(tiles=1), {"weights": 1}, "TOut2, of an even lane, holds no probabilities"),
         ("TOut2", TOut(wait=1), {"wait": 0}, "sends no tiles and waits for nothing"),
         ("TOut2", TOut(tiles=1), {"to": TileTarget.ROWS_ODD}, "TOut2, of an even lane, has no stream to X"),
-        ("KvIn0", KvIn(slot=11, tiles=12, source=FROM_DDR), {"slot": 12}, "slot=12: the memory has 12 slots"),
+        ("KvIn0", KvIn(slot=11, tiles=12, source=FROM_DDR), {"slot": 24}, "slot=24: the two memories have 24 slots"),
         ("KvIn0", KvIn(slot=11, tiles=12, source=FROM_DDR), {"tiles": 13}, "13 slots of a memory that has 12"),
         ("KvIn0", KvIn(tiles=3, second=6), {"second": 2}, "writes slot 2 as a first and as a second block"),
-        ("KvIn0", KvIn(tiles=3, second=6), {"second": 12}, "second=12: the memory has 12 slots"),
+        ("KvIn0", KvIn(tiles=3, second=6), {"second": 24}, "second=24: the two memories have 24 slots"),
+        ("KvIn1", KvIn(tiles=3, second=6), {"second": 12}, "slot=0 and second=12: the second memory begins with slot"),
+        ("KvIn1", KvIn(slot=12, tiles=3, second=18), {"second": 14}, "writes slot 14 as a first and as a second block"),
         ("KvIn0", KvIn(tiles=3, second=6), {"source": 7}, "source=7: there are lanes 0 to 5, and DDR is 6"),
         ("KvIn0", KvIn(wait=1), {"wait": 0}, "takes no tiles and waits for nothing"),
         ("KvOut3", KvOut(slot=10, tiles=6, wide=1, lanes=2), {"tiles": 7}, "14 slots of a memory that has 12"),
@@ -140,7 +142,7 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("C0", C(tiles=1), {"tiles": 0}, "passes on no tiles"),
         ("C0", C(tiles=1, residual=1, alone=1), {"residual": 0}, "alone without a residual: it takes no tiles at all"),
         ("C0", C(tiles=1, residual=1, scale=1), {"residual": 0}, "scale without a residual: it scales nothing"),
-        ("Post0", Post(tiles=1, to=PostTarget.KV + 3), {"to": 7}, "to=7 is none"),
+        ("Post0", Post(tiles=1, to=PostTarget.VALUES), {"to": 5}, "to=5 is none"),
         ("Post0", Post(tiles=1), {"to": PostTarget.ODD}, "Post0, of an even lane, has no stream to T of the odd one"),
         ("Post0", Post(tiles=1), {"activation": 5}, "activation=5 is none"),
         ("Post0", Post(table=1), {"table": 0}, "sends no tiles, and takes neither table nor vector"),
@@ -150,7 +152,7 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("Soft0", Soft(tiles=2, keys=256), {"keys": 257}, "257 keys; 2 tiles have 256 columns"),
         ("Soft0", Soft(tiles=2, keys=256), {"tiles": 0}, "makes the probabilities of a head of 0 tiles"),
         ("Soft0", Soft(tiles=2, keys=256), {"cap": -2.0}, "cap=-2 must not be less than 0"),
-        ("DDR", Ddr(size=8192, peer=19), {"peer": 20}, "names no destination or source"),
+        ("DDR", Ddr(size=8192, peer=17), {"peer": 18}, "names no destination or source"),
         ("DDR", Ddr(size=8192), {"size": 0}, "moves no elements"),
         ("DDR", Ddr(size=8192), {"size": 8191}, "size 8191 is not a multiple of 8192 elements"),
         ("LPDDR", Lpddr(size=8192, to=Weight.W1), {"to": 5}, "names no destination or source"),
@@ -192,7 +194,7 @@ Pair = tuple[str, str, Callable[..., Record], Callable[..., Record]]
 PORTS: list[Pair] = [
     ("XIn4", "XOut4", XIn, XOut),
     ("TIn1", "TOut1", TIn, TOut),
-    ("KvIn2", "KvOut2", lambda **f: KvIn(source=FROM_DDR, **f), lambda **f: KvOut(lanes=2, **f)),
+    ("KvIn1", "KvOut2", lambda **f: KvIn(source=FROM_DDR, **f), lambda **f: KvOut(lanes=2, **f)),
 ]
 each_memory = pytest.mark.parametrize(("write", "read", "put", "get"), PORTS)
 
@@ -272,11 +274,27 @@ def test_halves_of_a_slot() -> None:
 
 
 def test_tiles_of_two_blocks() -> None:
-    both = KvIn(slot=2, tiles=1, source=3, second=8)
-    assert codes(KvIn1=[both], KvOut1=[KvOut(slot=8, tiles=1, lanes=1, wait=1)]) == []
-    assert codes(KvIn1=[both], KvOut1=[KvOut(slot=8, tiles=1, lanes=1, wide=1, wait=1)]) == ["Y01"]
-    again = both.replace(slot=8, second=3)
-    assert codes(KvIn1=[both, again], KvOut1=[KvOut(slot=8, tiles=1, lanes=1, wait=1)] * 2) == ["Y02"]
+    both = KvIn(slot=14, tiles=1, source=3, second=20)
+    assert codes(KvIn0=[both], KvOut1=[KvOut(slot=8, tiles=1, lanes=1, wait=1)]) == []
+    assert codes(KvIn0=[both], KvOut1=[KvOut(slot=8, tiles=1, lanes=1, wide=1, wait=1)]) == ["Y01"]
+    again = both.replace(slot=20, second=15)
+    assert codes(KvIn0=[both, again], KvOut1=[KvOut(slot=8, tiles=1, lanes=1, wait=1)] * 2) == ["Y02"]
+
+
+def test_two_memories_of_a_write_port() -> None:
+    """Each has slots and tokens of its own. Findings count slots as the unit that they are about."""
+    first, second = KvIn(slot=2, tiles=1, source=FROM_DDR), KvIn(slot=14, tiles=1, source=FROM_DDR)
+    read = KvOut(slot=2, tiles=1, lanes=2, wait=1)
+    assert codes(KvIn1=[first, second], KvOut2=[read], KvOut3=[read]) == []
+    never = only(KvIn1=[first, first.replace(wait=1)], KvOut2=[read, read], KvOut3=[read.replace(wait=0)])
+    assert never.message == "KvOut3 uOP 0 sends slot 2, to which nothing was written"
+    # a token of the first memory is none of the second
+    early = only(
+        KvIn1=[first, second, second.replace(wait=0), first.replace(wait=1)], KvOut2=[read] * 2, KvOut3=[read] * 2
+    )
+    assert (early.code, early.message.split(" before")[0]) == ("Y02", "KvIn1 uOP 2 may overwrite slot 14")
+    lost = only(KvIn1=[first, second], KvOut2=[read], KvOut3=[KvOut(wait=1)])
+    assert lost.message == "KvIn1 uOP 1 writes slot 14, which nothing reads before the end"
 
 
 def test_rows_that_are_stored() -> None:
@@ -412,9 +430,9 @@ def test_halves_of_left_tiles() -> None:
 
 @pytest.mark.parametrize(("unit", "lanes", "source", "mode"), [(1, (0, 2), 2, "k64"), (2, (1, 3), 2, "n64")])
 def test_halves_of_right_tiles(unit: int, lanes: tuple[int, int], source: int, mode: str) -> None:
-    blocks = KvIn(slot=0, tiles=2, source=FROM_DDR)
+    blocks = KvIn(slot=12 * (unit % 2), tiles=2, source=FROM_DDR)
     halves = KvOut(slot=0, tiles=2, lanes=sum(1 << i for i in lanes), wait=2)
-    units: dict[str, Any] = {f"KvIn{unit}": [blocks]}
+    units: dict[str, Any] = {writer_of(unit): [blocks]}
     units |= {f"MeshB{i}": [MeshB(tiles=2, source=source)] for i in lanes}
     first, second = (f"MME{i}" for i in lanes)
     products = Mme(first=1, first_depth=2)

@@ -12,8 +12,7 @@ namespace rsn::xnn {
 
 void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
               hls::stream<Mop<W::words>> &w0, hls::stream<Mop<W::words>> &w1, hls::stream<Mop<KvIn::words>> &kv_in0,
-              hls::stream<Mop<KvIn::words>> &kv_in1, hls::stream<Mop<KvIn::words>> &kv_in2,
-              hls::stream<Mop<KvIn::words>> &kv_in3, hls::stream<Mop<KvOut::words>> &kv_out0,
+              hls::stream<Mop<KvIn::words>> &kv_in1, hls::stream<Mop<KvOut::words>> &kv_out0,
               hls::stream<Mop<KvOut::words>> &kv_out1, hls::stream<Mop<KvOut::words>> &kv_out2,
               hls::stream<Mop<KvOut::words>> &kv_out3, hls::stream<Mop<XIn::words>> &x_in0, hls::stream<Mop<XIn::words>>
               &x_in1, hls::stream<Mop<XIn::words>> &x_in2, hls::stream<Mop<XIn::words>> &x_in3,
@@ -72,8 +71,6 @@ dispatch_packets:
                 const auto mop = take<KvIn::words>(header, size_of(header), words);
                 if (header.mask & 1) give(mop, kv_in0);
                 if (header.mask & 2) give(mop, kv_in1);
-                if (header.mask & 4) give(mop, kv_in2);
-                if (header.mask & 8) give(mop, kv_in3);
                 break;
             }
             case Opcode::KvOut: {

@@ -9,8 +9,7 @@ namespace rsn::xnn {
 
 void dispatch(hls::stream<Word> &words, hls::stream<Mop<Ddr::words>> &ddr, hls::stream<Mop<Lpddr::words>> &lpddr,
               hls::stream<Mop<W::words>> &w0, hls::stream<Mop<W::words>> &w1, hls::stream<Mop<KvIn::words>> &kv_in0,
-              hls::stream<Mop<KvIn::words>> &kv_in1, hls::stream<Mop<KvIn::words>> &kv_in2,
-              hls::stream<Mop<KvIn::words>> &kv_in3, hls::stream<Mop<KvOut::words>> &kv_out0,
+              hls::stream<Mop<KvIn::words>> &kv_in1, hls::stream<Mop<KvOut::words>> &kv_out0,
               hls::stream<Mop<KvOut::words>> &kv_out1, hls::stream<Mop<KvOut::words>> &kv_out2,
               hls::stream<Mop<KvOut::words>> &kv_out3, hls::stream<Mop<XIn::words>> &x_in0, hls::stream<Mop<XIn::words>>
               &x_in1, hls::stream<Mop<XIn::words>> &x_in2, hls::stream<Mop<XIn::words>> &x_in3,

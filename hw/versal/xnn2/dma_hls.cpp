@@ -212,8 +212,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::DDR_to_TIn5)> ddr_to_t_in5("DDR->TIn5");
     hls::stream<Beat, without_fifo(depth::DDR_to_KvIn0)> ddr_to_kv_in0("DDR->KvIn0");
     hls::stream<Beat, without_fifo(depth::DDR_to_KvIn1)> ddr_to_kv_in1("DDR->KvIn1");
-    hls::stream<Beat, without_fifo(depth::DDR_to_KvIn2)> ddr_to_kv_in2("DDR->KvIn2");
-    hls::stream<Beat, without_fifo(depth::DDR_to_KvIn3)> ddr_to_kv_in3("DDR->KvIn3");
     hls::stream<Beat, depth::DDR_to_W1> ddr_to_w1("DDR->W1");
     hls::stream<Stored, without_fifo(depth::XStore0_to_DDR)> x_store0_to_ddr("XStore0->DDR");
     hls::stream<Stored, without_fifo(depth::XStore1_to_DDR)> x_store1_to_ddr("XStore1->DDR");
@@ -255,12 +253,12 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Token, depth::TOut5_to_TIn5_free> t_out5_to_t_in5_free("TOut5->TIn5.free");
     hls::stream<Token, depth::KvIn0_to_KvOut0_filled> kv_in0_to_kv_out0_filled("KvIn0->KvOut0.filled");
     hls::stream<Token, depth::KvOut0_to_KvIn0_free> kv_out0_to_kv_in0_free("KvOut0->KvIn0.free");
-    hls::stream<Token, depth::KvIn1_to_KvOut1_filled> kv_in1_to_kv_out1_filled("KvIn1->KvOut1.filled");
-    hls::stream<Token, depth::KvOut1_to_KvIn1_free> kv_out1_to_kv_in1_free("KvOut1->KvIn1.free");
-    hls::stream<Token, depth::KvIn2_to_KvOut2_filled> kv_in2_to_kv_out2_filled("KvIn2->KvOut2.filled");
-    hls::stream<Token, depth::KvOut2_to_KvIn2_free> kv_out2_to_kv_in2_free("KvOut2->KvIn2.free");
-    hls::stream<Token, depth::KvIn3_to_KvOut3_filled> kv_in3_to_kv_out3_filled("KvIn3->KvOut3.filled");
-    hls::stream<Token, depth::KvOut3_to_KvIn3_free> kv_out3_to_kv_in3_free("KvOut3->KvIn3.free");
+    hls::stream<Token, depth::KvIn0_to_KvOut1_filled> kv_in0_to_kv_out1_filled("KvIn0->KvOut1.filled");
+    hls::stream<Token, depth::KvOut1_to_KvIn0_free> kv_out1_to_kv_in0_free("KvOut1->KvIn0.free");
+    hls::stream<Token, depth::KvIn1_to_KvOut2_filled> kv_in1_to_kv_out2_filled("KvIn1->KvOut2.filled");
+    hls::stream<Token, depth::KvOut2_to_KvIn1_free> kv_out2_to_kv_in1_free("KvOut2->KvIn1.free");
+    hls::stream<Token, depth::KvIn1_to_KvOut3_filled> kv_in1_to_kv_out3_filled("KvIn1->KvOut3.filled");
+    hls::stream<Token, depth::KvOut3_to_KvIn1_free> kv_out3_to_kv_in1_free("KvOut3->KvIn1.free");
     hls::stream<Token, depth::XIn0_to_XStore0_filled> x_in0_to_x_store0_filled("XIn0->XStore0.filled");
     hls::stream<Token, depth::XStore0_to_XIn0_free> x_store0_to_x_in0_free("XStore0->XIn0.free");
     hls::stream<Beat, depth::LPDDR_to_C0> lpddr_to_c0("LPDDR->C0");
@@ -280,8 +278,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::Post0_to_TIn0 * 128)> post0_to_t_in0("Post0->TIn0");
     hls::stream<Beat, without_fifo(depth::Post0_to_KvIn0 * 128)> post0_to_kv_in0("Post0->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post0_to_KvIn1 * 128)> post0_to_kv_in1("Post0->KvIn1");
-    hls::stream<Beat, without_fifo(depth::Post0_to_KvIn2 * 128)> post0_to_kv_in2("Post0->KvIn2");
-    hls::stream<Beat, without_fifo(depth::Post0_to_KvIn3 * 128)> post0_to_kv_in3("Post0->KvIn3");
     hls::stream<Token, depth::XIn1_to_XStore1_filled> x_in1_to_x_store1_filled("XIn1->XStore1.filled");
     hls::stream<Token, depth::XStore1_to_XIn1_free> x_store1_to_x_in1_free("XStore1->XIn1.free");
     hls::stream<Beat, depth::LPDDR_to_C1> lpddr_to_c1("LPDDR->C1");
@@ -303,8 +299,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::Post1_to_TIn1 * 128)> post1_to_t_in1("Post1->TIn1");
     hls::stream<Beat, without_fifo(depth::Post1_to_KvIn0 * 128)> post1_to_kv_in0("Post1->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post1_to_KvIn1 * 128)> post1_to_kv_in1("Post1->KvIn1");
-    hls::stream<Beat, without_fifo(depth::Post1_to_KvIn2 * 128)> post1_to_kv_in2("Post1->KvIn2");
-    hls::stream<Beat, without_fifo(depth::Post1_to_KvIn3 * 128)> post1_to_kv_in3("Post1->KvIn3");
     hls::stream<Token, depth::XIn2_to_XStore2_filled> x_in2_to_x_store2_filled("XIn2->XStore2.filled");
     hls::stream<Token, depth::XStore2_to_XIn2_free> x_store2_to_x_in2_free("XStore2->XIn2.free");
     hls::stream<Beat, depth::LPDDR_to_C2> lpddr_to_c2("LPDDR->C2");
@@ -324,8 +318,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::Post2_to_TIn2 * 128)> post2_to_t_in2("Post2->TIn2");
     hls::stream<Beat, without_fifo(depth::Post2_to_KvIn0 * 128)> post2_to_kv_in0("Post2->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post2_to_KvIn1 * 128)> post2_to_kv_in1("Post2->KvIn1");
-    hls::stream<Beat, without_fifo(depth::Post2_to_KvIn2 * 128)> post2_to_kv_in2("Post2->KvIn2");
-    hls::stream<Beat, without_fifo(depth::Post2_to_KvIn3 * 128)> post2_to_kv_in3("Post2->KvIn3");
     hls::stream<Token, depth::XIn3_to_XStore3_filled> x_in3_to_x_store3_filled("XIn3->XStore3.filled");
     hls::stream<Token, depth::XStore3_to_XIn3_free> x_store3_to_x_in3_free("XStore3->XIn3.free");
     hls::stream<Beat, depth::LPDDR_to_C3> lpddr_to_c3("LPDDR->C3");
@@ -347,8 +339,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::Post3_to_TIn3 * 128)> post3_to_t_in3("Post3->TIn3");
     hls::stream<Beat, without_fifo(depth::Post3_to_KvIn0 * 128)> post3_to_kv_in0("Post3->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post3_to_KvIn1 * 128)> post3_to_kv_in1("Post3->KvIn1");
-    hls::stream<Beat, without_fifo(depth::Post3_to_KvIn2 * 128)> post3_to_kv_in2("Post3->KvIn2");
-    hls::stream<Beat, without_fifo(depth::Post3_to_KvIn3 * 128)> post3_to_kv_in3("Post3->KvIn3");
     hls::stream<Token, depth::XIn4_to_XStore4_filled> x_in4_to_x_store4_filled("XIn4->XStore4.filled");
     hls::stream<Token, depth::XStore4_to_XIn4_free> x_store4_to_x_in4_free("XStore4->XIn4.free");
     hls::stream<Beat, depth::LPDDR_to_C4> lpddr_to_c4("LPDDR->C4");
@@ -368,8 +358,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::Post4_to_TIn4 * 128)> post4_to_t_in4("Post4->TIn4");
     hls::stream<Beat, without_fifo(depth::Post4_to_KvIn0 * 128)> post4_to_kv_in0("Post4->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post4_to_KvIn1 * 128)> post4_to_kv_in1("Post4->KvIn1");
-    hls::stream<Beat, without_fifo(depth::Post4_to_KvIn2 * 128)> post4_to_kv_in2("Post4->KvIn2");
-    hls::stream<Beat, without_fifo(depth::Post4_to_KvIn3 * 128)> post4_to_kv_in3("Post4->KvIn3");
     hls::stream<Token, depth::XIn5_to_XStore5_filled> x_in5_to_x_store5_filled("XIn5->XStore5.filled");
     hls::stream<Token, depth::XStore5_to_XIn5_free> x_store5_to_x_in5_free("XStore5->XIn5.free");
     hls::stream<Beat, depth::LPDDR_to_C5> lpddr_to_c5("LPDDR->C5");
@@ -391,8 +379,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Beat, without_fifo(depth::Post5_to_TIn5 * 128)> post5_to_t_in5("Post5->TIn5");
     hls::stream<Beat, without_fifo(depth::Post5_to_KvIn0 * 128)> post5_to_kv_in0("Post5->KvIn0");
     hls::stream<Beat, without_fifo(depth::Post5_to_KvIn1 * 128)> post5_to_kv_in1("Post5->KvIn1");
-    hls::stream<Beat, without_fifo(depth::Post5_to_KvIn2 * 128)> post5_to_kv_in2("Post5->KvIn2");
-    hls::stream<Beat, without_fifo(depth::Post5_to_KvIn3 * 128)> post5_to_kv_in3("Post5->KvIn3");
     hls::stream<Beat, without_fifo(depth::C0_to_Soft0 * 128)> c0_to_soft0("C0->Soft0");
     hls::stream<Weighted, without_fifo(depth::Soft0_to_TIn1 * 128)> soft0_to_t_in1("Soft0->TIn1");
     hls::stream<Beat, depth::Soft0_to_TIn1_ends * 8> soft0_to_t_in1_ends("Soft0->TIn1.ends");
@@ -417,10 +403,6 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     hls::stream<Uop<KvIn::words>, uop_fifo_depth> kv_in0_uops("uOP FIFO of KvIn0");
     hls::stream<Mop<KvIn::words>, mop_fifo_depth> kv_in1_mops("mOP FIFO of KvIn1");
     hls::stream<Uop<KvIn::words>, uop_fifo_depth> kv_in1_uops("uOP FIFO of KvIn1");
-    hls::stream<Mop<KvIn::words>, mop_fifo_depth> kv_in2_mops("mOP FIFO of KvIn2");
-    hls::stream<Uop<KvIn::words>, uop_fifo_depth> kv_in2_uops("uOP FIFO of KvIn2");
-    hls::stream<Mop<KvIn::words>, mop_fifo_depth> kv_in3_mops("mOP FIFO of KvIn3");
-    hls::stream<Uop<KvIn::words>, uop_fifo_depth> kv_in3_uops("uOP FIFO of KvIn3");
     hls::stream<Mop<KvOut::words>, mop_fifo_depth> kv_out0_mops("mOP FIFO of KvOut0");
     hls::stream<Uop<KvOut::words>, uop_fifo_depth> kv_out0_uops("uOP FIFO of KvOut0");
     hls::stream<Mop<KvOut::words>, mop_fifo_depth> kv_out1_mops("mOP FIFO of KvOut1");
@@ -548,23 +530,20 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     announce(fingerprint);
     RSN_PROCESS("fetch", fetch, instructions, words);
     RSN_PROCESS("dispatcher", dispatch, words, ddr_mops, lpddr_mops, w0_mops, w1_mops, kv_in0_mops, kv_in1_mops,
-                kv_in2_mops, kv_in3_mops, kv_out0_mops, kv_out1_mops, kv_out2_mops, kv_out3_mops, x_in0_mops,
-                x_in1_mops, x_in2_mops, x_in3_mops, x_in4_mops, x_in5_mops, x_out0_mops, x_out1_mops, x_out2_mops,
-                x_out3_mops, x_out4_mops, x_out5_mops, x_store0_mops, x_store1_mops, x_store2_mops, x_store3_mops,
-                x_store4_mops, x_store5_mops, t_in0_mops, t_in1_mops, t_in2_mops, t_in3_mops, t_in4_mops, t_in5_mops,
-                t_out0_mops, t_out1_mops, t_out2_mops, t_out3_mops, t_out4_mops, t_out5_mops, mesh_a0_mops,
-                mesh_a1_mops, mesh_a2_mops, mesh_a3_mops, mesh_a4_mops, mesh_a5_mops, mesh_b0_mops, mesh_b1_mops,
-                mesh_b2_mops, mesh_b3_mops, mesh_b4_mops, mesh_b5_mops, c0_mops, c1_mops, c2_mops, c3_mops, c4_mops,
-                c5_mops, post0_mops, post1_mops, post2_mops, post3_mops, post4_mops, post5_mops, soft0_mops, soft1_mops,
-                soft2_mops);
+                kv_out0_mops, kv_out1_mops, kv_out2_mops, kv_out3_mops, x_in0_mops, x_in1_mops, x_in2_mops, x_in3_mops,
+                x_in4_mops, x_in5_mops, x_out0_mops, x_out1_mops, x_out2_mops, x_out3_mops, x_out4_mops, x_out5_mops,
+                x_store0_mops, x_store1_mops, x_store2_mops, x_store3_mops, x_store4_mops, x_store5_mops, t_in0_mops,
+                t_in1_mops, t_in2_mops, t_in3_mops, t_in4_mops, t_in5_mops, t_out0_mops, t_out1_mops, t_out2_mops,
+                t_out3_mops, t_out4_mops, t_out5_mops, mesh_a0_mops, mesh_a1_mops, mesh_a2_mops, mesh_a3_mops,
+                mesh_a4_mops, mesh_a5_mops, mesh_b0_mops, mesh_b1_mops, mesh_b2_mops, mesh_b3_mops, mesh_b4_mops,
+                mesh_b5_mops, c0_mops, c1_mops, c2_mops, c3_mops, c4_mops, c5_mops, post0_mops, post1_mops, post2_mops,
+                post3_mops, post4_mops, post5_mops, soft0_mops, soft1_mops, soft2_mops);
     RSN_PROCESS("decoder DDR", decode_ddr, ddr_mops, ddr_uops);
     RSN_PROCESS("decoder LPDDR", decode_lpddr, lpddr_mops, lpddr_uops);
     RSN_PROCESS("decoder W0", decode<W::words>, w0_mops, w0_uops);
     RSN_PROCESS("decoder W1", decode<W::words>, w1_mops, w1_uops);
     RSN_PROCESS("decoder KvIn0", decode<KvIn::words>, kv_in0_mops, kv_in0_uops);
     RSN_PROCESS("decoder KvIn1", decode<KvIn::words>, kv_in1_mops, kv_in1_uops);
-    RSN_PROCESS("decoder KvIn2", decode<KvIn::words>, kv_in2_mops, kv_in2_uops);
-    RSN_PROCESS("decoder KvIn3", decode<KvIn::words>, kv_in3_mops, kv_in3_uops);
     RSN_PROCESS("decoder KvOut0", decode<KvOut::words>, kv_out0_mops, kv_out0_uops);
     RSN_PROCESS("decoder KvOut1", decode<KvOut::words>, kv_out1_mops, kv_out1_uops);
     RSN_PROCESS("decoder KvOut2", decode<KvOut::words>, kv_out2_mops, kv_out2_uops);
@@ -628,33 +607,26 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     RSN_PROCESS("decoder Soft2", decode<Soft::words>, soft2_mops, soft2_uops);
     RSN_PROCESS("DDR", ddr, ddr_uops, ddr0, ddr1, x_store0_to_ddr, x_store1_to_ddr, x_store2_to_ddr, x_store3_to_ddr,
                 x_store4_to_ddr, x_store5_to_ddr, post0_to_ddr, post1_to_ddr, post2_to_ddr, post3_to_ddr, post4_to_ddr,
-                post5_to_ddr, ddr_to_w1, ddr_to_kv_in0, ddr_to_kv_in1, ddr_to_kv_in2, ddr_to_kv_in3, ddr_to_t_in1,
-                ddr_to_t_in3, ddr_to_t_in5);
+                post5_to_ddr, ddr_to_w1, ddr_to_kv_in0, ddr_to_kv_in1, ddr_to_t_in1, ddr_to_t_in3, ddr_to_t_in5);
     RSN_PROCESS("LPDDR", lpddr, lpddr_uops, lpddr0, lpddr1, lpddr_to_w0, lpddr_to_w1, lpddr_to_c0, lpddr_to_c1,
                 lpddr_to_c2, lpddr_to_c3, lpddr_to_c4, lpddr_to_c5, lpddr_to_post0, lpddr_to_post1, lpddr_to_post2,
                 lpddr_to_post3, lpddr_to_post4, lpddr_to_post5);
     RSN_PROCESS("W0", w0, w0_uops, lpddr_to_w0, w0_to_mesh_b0, w0_to_mesh_b1, w0_to_mesh_b2, w0_to_mesh_b3,
                 w0_to_mesh_b4, w0_to_mesh_b5);
     RSN_PROCESS("W1", w1, w1_uops, ddr_to_w1, lpddr_to_w1, w1_to_mesh_b1, w1_to_mesh_b3, w1_to_mesh_b5);
-    RSN_PROCESS("KvIn0", k_in, kv_in0_uops, kv0, ddr_to_kv_in0, kv_out0_to_kv_in0_free, post0_to_kv_in0,
-                post1_to_kv_in0, post2_to_kv_in0, post3_to_kv_in0, post4_to_kv_in0, post5_to_kv_in0,
-                kv_in0_to_kv_out0_filled);
-    RSN_PROCESS("KvIn1", k_in, kv_in1_uops, kv1, ddr_to_kv_in1, kv_out1_to_kv_in1_free, post0_to_kv_in1,
-                post1_to_kv_in1, post2_to_kv_in1, post3_to_kv_in1, post4_to_kv_in1, post5_to_kv_in1,
-                kv_in1_to_kv_out1_filled);
-    RSN_PROCESS("KvIn2", v_in, kv_in2_uops, kv2, ddr_to_kv_in2, kv_out2_to_kv_in2_free, post0_to_kv_in2,
-                post1_to_kv_in2, post2_to_kv_in2, post3_to_kv_in2, post4_to_kv_in2, post5_to_kv_in2,
-                kv_in2_to_kv_out2_filled);
-    RSN_PROCESS("KvIn3", v_in, kv_in3_uops, kv3, ddr_to_kv_in3, kv_out3_to_kv_in3_free, post0_to_kv_in3,
-                post1_to_kv_in3, post2_to_kv_in3, post3_to_kv_in3, post4_to_kv_in3, post5_to_kv_in3,
-                kv_in3_to_kv_out3_filled);
+    RSN_PROCESS("KvIn0", k_in, kv_in0_uops, kv0, kv1, ddr_to_kv_in0, kv_out0_to_kv_in0_free, kv_out1_to_kv_in0_free,
+                post0_to_kv_in0, post1_to_kv_in0, post2_to_kv_in0, post3_to_kv_in0, post4_to_kv_in0, post5_to_kv_in0,
+                kv_in0_to_kv_out0_filled, kv_in0_to_kv_out1_filled);
+    RSN_PROCESS("KvIn1", v_in, kv_in1_uops, kv2, kv3, ddr_to_kv_in1, kv_out2_to_kv_in1_free, kv_out3_to_kv_in1_free,
+                post0_to_kv_in1, post1_to_kv_in1, post2_to_kv_in1, post3_to_kv_in1, post4_to_kv_in1, post5_to_kv_in1,
+                kv_in1_to_kv_out2_filled, kv_in1_to_kv_out3_filled);
     RSN_PROCESS("KvOut0", k_out, kv_out0_uops, kv0, kv_in0_to_kv_out0_filled, kv_out0_to_kv_in0_free,
                 kv_out0_to_mesh_b0, kv_out0_to_mesh_b2, kv_out0_to_mesh_b4);
-    RSN_PROCESS("KvOut1", k_out, kv_out1_uops, kv1, kv_in1_to_kv_out1_filled, kv_out1_to_kv_in1_free,
+    RSN_PROCESS("KvOut1", k_out, kv_out1_uops, kv1, kv_in0_to_kv_out1_filled, kv_out1_to_kv_in0_free,
                 kv_out1_to_mesh_b0, kv_out1_to_mesh_b2, kv_out1_to_mesh_b4);
-    RSN_PROCESS("KvOut2", v_out, kv_out2_uops, kv2, kv_in2_to_kv_out2_filled, kv_out2_to_kv_in2_free,
+    RSN_PROCESS("KvOut2", v_out, kv_out2_uops, kv2, kv_in1_to_kv_out2_filled, kv_out2_to_kv_in1_free,
                 kv_out2_to_mesh_b1, kv_out2_to_mesh_b3, kv_out2_to_mesh_b5);
-    RSN_PROCESS("KvOut3", v_out, kv_out3_uops, kv3, kv_in3_to_kv_out3_filled, kv_out3_to_kv_in3_free,
+    RSN_PROCESS("KvOut3", v_out, kv_out3_uops, kv3, kv_in1_to_kv_out3_filled, kv_out3_to_kv_in1_free,
                 kv_out3_to_mesh_b1, kv_out3_to_mesh_b3, kv_out3_to_mesh_b5);
     RSN_PROCESS("XIn0", x_in, x_in0_uops, x0, statistics0, x_out0_to_x_in0_free, x_store0_to_x_in0_free,
                 t_out1_to_x_in0, c0_to_x_in0, x_in0_to_x_out0_filled, x_in0_to_x_store0_filled);
@@ -744,17 +716,17 @@ extern "C" void dma_hls(Port lpddr0, Port lpddr1, Port ddr0, Port ddr1, const Wo
     RSN_PROCESS("C4", c_even, c4_uops, lpddr_to_c4, x_out4_to_c4, c4, c4_to_x_in4, c4_to_post4, c4_to_soft2);
     RSN_PROCESS("C5", c_odd, c5_uops, lpddr_to_c5, x_out5_to_c5, c5, c5_to_x_in5, c5_to_post5);
     RSN_PROCESS("Post0", post_even, post0_uops, lpddr_to_post0, c0_to_post0, post0_to_ddr, post0_to_kv_in0,
-                post0_to_kv_in1, post0_to_kv_in2, post0_to_kv_in3, post0_to_t_in0);
+                post0_to_kv_in1, post0_to_t_in0);
     RSN_PROCESS("Post1", post_odd, post1_uops, lpddr_to_post1, c1_to_post1, post1_to_ddr, post1_to_kv_in0,
-                post1_to_kv_in1, post1_to_kv_in2, post1_to_kv_in3, post1_to_t_in0, post1_to_t_in1);
+                post1_to_kv_in1, post1_to_t_in0, post1_to_t_in1);
     RSN_PROCESS("Post2", post_even, post2_uops, lpddr_to_post2, c2_to_post2, post2_to_ddr, post2_to_kv_in0,
-                post2_to_kv_in1, post2_to_kv_in2, post2_to_kv_in3, post2_to_t_in2);
+                post2_to_kv_in1, post2_to_t_in2);
     RSN_PROCESS("Post3", post_odd, post3_uops, lpddr_to_post3, c3_to_post3, post3_to_ddr, post3_to_kv_in0,
-                post3_to_kv_in1, post3_to_kv_in2, post3_to_kv_in3, post3_to_t_in2, post3_to_t_in3);
+                post3_to_kv_in1, post3_to_t_in2, post3_to_t_in3);
     RSN_PROCESS("Post4", post_even, post4_uops, lpddr_to_post4, c4_to_post4, post4_to_ddr, post4_to_kv_in0,
-                post4_to_kv_in1, post4_to_kv_in2, post4_to_kv_in3, post4_to_t_in4);
+                post4_to_kv_in1, post4_to_t_in4);
     RSN_PROCESS("Post5", post_odd, post5_uops, lpddr_to_post5, c5_to_post5, post5_to_ddr, post5_to_kv_in0,
-                post5_to_kv_in1, post5_to_kv_in2, post5_to_kv_in3, post5_to_t_in4, post5_to_t_in5);
+                post5_to_kv_in1, post5_to_t_in4, post5_to_t_in5);
     RSN_PROCESS("Soft0", soft, soft0_uops, c0_to_soft0, soft0_to_t_in1, soft0_to_t_in1_ends);
     RSN_PROCESS("Soft1", soft, soft1_uops, c2_to_soft1, soft1_to_t_in3, soft1_to_t_in3_ends);
     RSN_PROCESS("Soft2", soft, soft2_uops, c4_to_soft2, soft2_to_t_in5, soft2_to_t_in5_ends);

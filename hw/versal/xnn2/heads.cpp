@@ -1,5 +1,5 @@
-// K and V: heads of keys and of values, in slots of 128x64 blocks. Blocks come from DDR, tiles of two blocks from the Post
-// of a lane; the read port of K transposes as it sends.
+// K and V: heads of keys and of values, each in two memories of 128x64 blocks with a read port of their own. Blocks come
+// from DDR, tiles of two blocks from the Post of a lane; the read ports of K transpose as they send.
 //
 // 256 words to a block in, 512 beats to a tile in or out, one a cycle each.
 // SPDX-License-Identifier: Apache-2.0
@@ -10,24 +10,32 @@ namespace rsn::xnn {
 
 namespace {
 
-constexpr unsigned slots = buffers::KvIn_slots;
+constexpr unsigned slots = head_slots;
 constexpr unsigned from_ddr = 6;  // of the field `source`
 
+// Slots are numbered from those of the first memory to those of the second.
+constexpr bool in_second(unsigned slot) { return slot >= slots; }
+
 template <typename Memory>
-void take_block(Memory &memory, unsigned slot, hls::stream<Beat> &ddr) {
+void take_block(Memory &first, Memory &second, bool to_second, unsigned slot, hls::stream<Beat> &ddr) {
 #pragma HLS INLINE
 take_block_words:
     for (unsigned w = 0; w < words_per_block; ++w) {
 #pragma HLS PIPELINE II=ii::take style=flp
-        put_word<half_tile>(memory, slot % slots * tile + word_row(w), word_col(w), ddr.read());
+        const Beat word = ddr.read();
+        const unsigned row = slot % slots * tile + word_row(w);
+        if (to_second)
+            put_word<half_tile>(second, row, word_col(w), word);
+        else
+            put_word<half_tile>(first, row, word_col(w), word);
     }
 }
 
-// The left half of a tile into one slot, the right one into another.
+// The left half of a tile into one slot, the right one into another of the same memory.
 template <typename Memory>
-void take_both(Memory &memory, unsigned left, unsigned right, unsigned lane, hls::stream<Beat> &post0,
-               hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4,
-               hls::stream<Beat> &post5) {
+void take_both(Memory &first, Memory &second, bool to_second, unsigned left, unsigned right, unsigned lane,
+               hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
+               hls::stream<Beat> &post4, hls::stream<Beat> &post5) {
 #pragma HLS INLINE
 take_both_beats:
     for (unsigned t = 0; t < beats_per_tile; ++t) {
@@ -42,14 +50,19 @@ take_both_beats:
         default: beat = post5.read(); break;
         }
         const unsigned slot = right_col(t) < half_tile ? left : right;
-        put_beat<by_rows, half_tile>(memory, slot % slots * tile + right_row(t), right_col(t) % half_tile, beat);
+        const unsigned row = slot % slots * tile + right_row(t);
+        if (to_second)
+            put_beat<by_rows, half_tile>(second, row, right_col(t) % half_tile, beat);
+        else
+            put_beat<by_rows, half_tile>(first, row, right_col(t) % half_tile, beat);
     }
 }
 
 template <typename Memory>
-void heads_in(hls::stream<Uop<KvIn::words>> &uops, Memory &memory, hls::stream<Beat> &ddr, hls::stream<Token> &free,
-              hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
-              hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled) {
+void heads_in(hls::stream<Uop<KvIn::words>> &uops, Memory &first, Memory &second, hls::stream<Beat> &ddr,
+              hls::stream<Token> &free0, hls::stream<Token> &free1, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
+              hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
+              hls::stream<Token> &filled0, hls::stream<Token> &filled1) {
 #pragma HLS INLINE
     unsigned number = 0;
 heads_in_uops:
@@ -58,14 +71,22 @@ heads_in_uops:
         RSN_UOP(number++);
         if (uop.last) break;
         const KvIn op = KvIn::decode(uop.words);
-        wait_for(op.wait, free);
+        const bool to_second = in_second(op.slot);
+        if (to_second)
+            wait_for(op.wait, free1);
+        else
+            wait_for(op.wait, free0);
     heads_in_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
             if (op.source == from_ddr)
-                take_block(memory, op.slot + i, ddr);
+                take_block(first, second, to_second, op.slot + i, ddr);
             else
-                take_both(memory, op.slot + i, op.second + i, op.source, post0, post1, post2, post3, post4, post5);
-            filled << Token(1);
+                take_both(first, second, to_second, op.slot + i, op.second + i, op.source, post0, post1, post2, post3,
+                          post4, post5);
+            if (to_second)
+                filled1 << Token(1);
+            else
+                filled0 << Token(1);
         }
     }
 }
@@ -116,16 +137,18 @@ heads_out_uops:
 
 }  // namespace
 
-void k_in(hls::stream<Uop<KvIn::words>> &uops, Keys &keys, hls::stream<Beat> &ddr, hls::stream<Token> &free,
-          hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
-          hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled) {
-    heads_in(uops, keys, ddr, free, post0, post1, post2, post3, post4, post5, filled);
+void k_in(hls::stream<Uop<KvIn::words>> &uops, Keys &first, Keys &second, hls::stream<Beat> &ddr,
+          hls::stream<Token> &free0, hls::stream<Token> &free1, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
+          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
+          hls::stream<Token> &filled0, hls::stream<Token> &filled1) {
+    heads_in(uops, first, second, ddr, free0, free1, post0, post1, post2, post3, post4, post5, filled0, filled1);
 }
 
-void v_in(hls::stream<Uop<KvIn::words>> &uops, Values &values, hls::stream<Beat> &ddr, hls::stream<Token> &free,
-          hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
-          hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled) {
-    heads_in(uops, values, ddr, free, post0, post1, post2, post3, post4, post5, filled);
+void v_in(hls::stream<Uop<KvIn::words>> &uops, Values &first, Values &second, hls::stream<Beat> &ddr,
+          hls::stream<Token> &free0, hls::stream<Token> &free1, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
+          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
+          hls::stream<Token> &filled0, hls::stream<Token> &filled1) {
+    heads_in(uops, first, second, ddr, free0, free1, post0, post1, post2, post3, post4, post5, filled0, filled1);
 }
 
 void k_out(hls::stream<Uop<KvOut::words>> &uops, Keys &keys, hls::stream<Token> &filled, hls::stream<Token> &free,

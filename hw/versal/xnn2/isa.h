@@ -12,8 +12,8 @@ namespace rsn::xnn {
 
 // Names of the formats below; a container carries the one it was made for.
 inline constexpr char overlay[] = "xnn2";
-inline constexpr char fingerprint_text[] = "af9360320005c27e";
-inline constexpr std::uint64_t fingerprint_bits = 0xaf9360320005c27eu;
+inline constexpr char fingerprint_text[] = "dd9bcd2d88b137b3";
+inline constexpr std::uint64_t fingerprint_bits = 0xdd9bcd2d88b137b3u;
 
 using Word = std::uint32_t;
 
@@ -66,7 +66,9 @@ enum class Opcode : std::uint8_t {
     DDR = 1,     // Move activations between DDR and a unit, `chunks` pieces of `size` elements; or load weights to W1.
     LPDDR = 2,   // Load weights or vectors from LPDDR, `chunks` pieces of `size` elements.
     W = 3,       // Pass tiles of weights on to lanes.
-    KvIn = 4,    // Write port of K or V, whose slots hold 128x64 blocks; behind the last slot comes the first.
+    // Write port of K0 and K1, or of V0 and V1, whose slots hold 128x64 blocks: those of the first memory, then those
+    // of the second. An operation writes to one of them; behind its last slot comes its first.
+    KvIn = 4,
     KvOut = 5,   // Read port of K or V: send tiles from consecutive slots to lanes.
     XIn = 6,     // Write port of X: take tiles into consecutive slots.
     XOut = 7,    // Read port of X: send consecutive slots, `times` times.
@@ -139,7 +141,7 @@ struct Ddr {
 
     std::uint32_t addr = 0;          // first element, in units of 64 bytes
     std::uint32_t size = 0;          // float32 elements of one chunk: whole blocks
-    std::uint8_t peer = 0;           // T1, T3, T5, K0, K1, V0, V1, W1; from X0 to X5, Post0 to Post5
+    std::uint8_t peer = 0;           // T1, T3, T5, K, V, W1; from X0 to X5, Post0 to Post5
     std::uint32_t reuse_stride = 0;  // from one repetition of the packet to the next, in units of 64 bytes
     std::uint32_t chunk_stride = 0;  // from one chunk to the next, in units of 64 bytes
     std::uint8_t chunks = 1;         // chunks
@@ -273,7 +275,8 @@ struct W {
 };
 static_assert(W::layout::used(0) == 0x0001FFFFu && W::layout::disjoint(0));
 
-// KvIn, opcode 4: Write port of K or V, whose slots hold 128x64 blocks; behind the last slot comes the first.
+// KvIn, opcode 4: Write port of K0 and K1, or of V0 and V1, whose slots hold 128x64 blocks: those of the first memory,
+// then those of the second. An operation writes to one of them; behind its last slot comes its first.
 // The decoder loops over the window, `reuse` times. At least 8 PL cycles per uOP.
 struct KvIn {
     static constexpr unsigned words = 1;
@@ -282,19 +285,19 @@ struct KvIn {
     static constexpr unsigned decode_cycles = 8;  // PL cycles per uOP, at least
     static constexpr bool loops_window = true;
     struct bits {
-        using slot = Field<0, 0, 4>;
-        using tiles = Field<0, 4, 4>;
-        using source = Field<0, 8, 3>;
-        using second = Field<0, 11, 4>;
-        using wait = Field<0, 15, 7>;
+        using slot = Field<0, 0, 5>;
+        using tiles = Field<0, 5, 4>;
+        using source = Field<0, 9, 3>;
+        using second = Field<0, 12, 5>;
+        using wait = Field<0, 17, 7>;
     };
     using layout = Layout<bits::slot, bits::tiles, bits::source, bits::second, bits::wait>;
 
-    std::uint8_t slot = 0;    // first slot
+    std::uint8_t slot = 0;    // first slot; also says which memory
     std::uint8_t tiles = 0;   // blocks from DDR, or tiles of two blocks from a lane
     std::uint8_t source = 0;  // lane whose Post sends tiles; 6: blocks from DDR
-    std::uint8_t second = 0;  // slot of the second block of the first tile from a lane
-    std::uint8_t wait = 0;    // operations of the read port to wait for
+    std::uint8_t second = 0;  // slot of the second block of the first tile from a lane, in the same memory
+    std::uint8_t wait = 0;    // operations of the read port of the memory to wait for
 
     static constexpr KvIn decode(const Word *in) {
         KvIn out;
@@ -314,7 +317,7 @@ struct KvIn {
         bits::wait::set(out, wait);
     }
 };
-static_assert(KvIn::layout::used(0) == 0x003FFFFFu && KvIn::layout::disjoint(0));
+static_assert(KvIn::layout::used(0) == 0x00FFFFFFu && KvIn::layout::disjoint(0));
 
 // KvOut, opcode 5: Read port of K or V: send tiles from consecutive slots to lanes.
 // The decoder loops over the window, `reuse` times. At least 8 PL cycles per uOP.
@@ -776,7 +779,7 @@ struct Post {
         bits::norm, bits::rms, bits::columns, bits::gains, bits::eps>;
 
     std::uint8_t tiles = 0;       // tiles to send
-    std::uint8_t to = 0;          // T of the even lane of the pair, T of the odd lane, DDR, K0, K1, V0, V1
+    std::uint8_t to = 0;          // T of the even lane of the pair, T of the odd lane, DDR, K, V
     std::uint8_t activation = 4;  // as MemC's
     bool gate = false;            // take pairs of tiles: activation(first) * second
     bool table = false;           // take a table of cosines and sines of the rows before
@@ -993,7 +996,7 @@ namespace units {
 inline constexpr unsigned DDR = 1;
 inline constexpr unsigned LPDDR = 1;
 inline constexpr unsigned W = 2;
-inline constexpr unsigned KvIn = 4;
+inline constexpr unsigned KvIn = 2;
 inline constexpr unsigned KvOut = 4;
 inline constexpr unsigned XIn = 6;
 inline constexpr unsigned XOut = 6;
@@ -1006,14 +1009,14 @@ inline constexpr unsigned MME = 6;
 inline constexpr unsigned C = 6;
 inline constexpr unsigned Post = 6;
 inline constexpr unsigned Soft = 3;
-inline constexpr unsigned total = 75;
+inline constexpr unsigned total = 73;
 }  // namespace units
 
 // Elements of one of the slots of a unit.
 namespace buffers {
 inline constexpr unsigned KvIn_rows = 128;
 inline constexpr unsigned KvIn_cols = 64;
-inline constexpr unsigned KvIn_slots = 12;
+inline constexpr unsigned KvIn_slots = 24;
 inline constexpr unsigned XIn_rows = 128;
 inline constexpr unsigned XIn_cols = 128;
 inline constexpr unsigned XIn_slots = 16;
@@ -1044,8 +1047,6 @@ inline constexpr unsigned DDR_to_TIn3 = 128;            // 256 words of 1024 bit
 inline constexpr unsigned DDR_to_TIn5 = 128;            // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned DDR_to_KvIn0 = 128;           // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned DDR_to_KvIn1 = 128;           // 256 words of 1024 bit make a 128x64 block
-inline constexpr unsigned DDR_to_KvIn2 = 128;           // 256 words of 1024 bit make a 128x64 block
-inline constexpr unsigned DDR_to_KvIn3 = 128;           // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned DDR_to_W1 = 1024;             // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned XStore0_to_DDR = 128;         // 256 words of 1024 bit make a 128x64 block
 inline constexpr unsigned XStore1_to_DDR = 128;         // 256 words of 1024 bit make a 128x64 block
@@ -1114,17 +1115,17 @@ inline constexpr unsigned KvIn0_to_KvOut0_filled = 64;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned KvOut0_to_KvIn0_free = 64;
 // a word says that a tile was written, or an operation has ended
-inline constexpr unsigned KvIn1_to_KvOut1_filled = 64;
+inline constexpr unsigned KvIn0_to_KvOut1_filled = 64;
 // a word says that a tile was written, or an operation has ended
-inline constexpr unsigned KvOut1_to_KvIn1_free = 64;
+inline constexpr unsigned KvOut1_to_KvIn0_free = 64;
 // a word says that a tile was written, or an operation has ended
-inline constexpr unsigned KvIn2_to_KvOut2_filled = 64;
+inline constexpr unsigned KvIn1_to_KvOut2_filled = 64;
 // a word says that a tile was written, or an operation has ended
-inline constexpr unsigned KvOut2_to_KvIn2_free = 64;
+inline constexpr unsigned KvOut2_to_KvIn1_free = 64;
 // a word says that a tile was written, or an operation has ended
-inline constexpr unsigned KvIn3_to_KvOut3_filled = 64;
+inline constexpr unsigned KvIn1_to_KvOut3_filled = 64;
 // a word says that a tile was written, or an operation has ended
-inline constexpr unsigned KvOut3_to_KvIn3_free = 64;
+inline constexpr unsigned KvOut3_to_KvIn1_free = 64;
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XIn0_to_XStore0_filled = 4;
 // a word says that a tile was written, or an operation has ended
@@ -1149,8 +1150,6 @@ inline constexpr unsigned TOut1_to_XIn0 = 1;            // 4 words make a 128x12
 inline constexpr unsigned Post0_to_TIn0 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post0_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post0_to_KvIn1 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post0_to_KvIn2 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post0_to_KvIn3 = 1;           // 4 words make a 128x128 tile
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XIn1_to_XStore1_filled = 4;
 // a word says that a tile was written, or an operation has ended
@@ -1177,8 +1176,6 @@ inline constexpr unsigned Post1_to_TIn0 = 1;            // 4 words make a 128x12
 inline constexpr unsigned Post1_to_TIn1 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post1_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post1_to_KvIn1 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post1_to_KvIn2 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post1_to_KvIn3 = 1;           // 4 words make a 128x128 tile
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XIn2_to_XStore2_filled = 4;
 // a word says that a tile was written, or an operation has ended
@@ -1203,8 +1200,6 @@ inline constexpr unsigned TOut3_to_XIn2 = 1;            // 4 words make a 128x12
 inline constexpr unsigned Post2_to_TIn2 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post2_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post2_to_KvIn1 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post2_to_KvIn2 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post2_to_KvIn3 = 1;           // 4 words make a 128x128 tile
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XIn3_to_XStore3_filled = 4;
 // a word says that a tile was written, or an operation has ended
@@ -1231,8 +1226,6 @@ inline constexpr unsigned Post3_to_TIn2 = 1;            // 4 words make a 128x12
 inline constexpr unsigned Post3_to_TIn3 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post3_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post3_to_KvIn1 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post3_to_KvIn2 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post3_to_KvIn3 = 1;           // 4 words make a 128x128 tile
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XIn4_to_XStore4_filled = 4;
 // a word says that a tile was written, or an operation has ended
@@ -1257,8 +1250,6 @@ inline constexpr unsigned TOut5_to_XIn4 = 1;            // 4 words make a 128x12
 inline constexpr unsigned Post4_to_TIn4 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post4_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post4_to_KvIn1 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post4_to_KvIn2 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post4_to_KvIn3 = 1;           // 4 words make a 128x128 tile
 // a word says that a tile was written, or an operation has ended
 inline constexpr unsigned XIn5_to_XStore5_filled = 4;
 // a word says that a tile was written, or an operation has ended
@@ -1285,8 +1276,6 @@ inline constexpr unsigned Post5_to_TIn4 = 1;            // 4 words make a 128x12
 inline constexpr unsigned Post5_to_TIn5 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Post5_to_KvIn0 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned Post5_to_KvIn1 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post5_to_KvIn2 = 1;           // 4 words make a 128x128 tile
-inline constexpr unsigned Post5_to_KvIn3 = 1;           // 4 words make a 128x128 tile
 inline constexpr unsigned C0_to_Soft0 = 1;              // 4 words make a 128x128 tile
 inline constexpr unsigned Soft0_to_TIn1 = 1;            // 4 words make a 128x128 tile
 inline constexpr unsigned Soft0_to_TIn1_ends = 1;       // a word is the last maxima and the sums of 128 rows

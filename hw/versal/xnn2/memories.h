@@ -31,8 +31,10 @@ using Blocks = Cell<Banks>[Banks][depth_of(Slots * tile, half_tile)];
 using RowMemory = Tiles<buffers::XIn_slots>;
 using EvenScratch = Tiles<buffers::TIn0_slots>;
 using OddScratch = Tiles<buffers::TIn1_slots>;
-using Keys = Blocks<turning, buffers::KvIn_slots>;
-using Values = Blocks<plain, buffers::KvIn_slots>;
+// Of each of the two memories of K, and of V.
+constexpr unsigned head_slots = buffers::KvIn_slots / 2;
+using Keys = Blocks<turning, head_slots>;
+using Values = Blocks<plain, head_slots>;
 
 // A number of each row of a tile, four rows at a time.
 using Rows = float[patch_rows][row_groups];

@@ -11,7 +11,7 @@ namespace rsn::xnn {
 
 namespace {
 
-constexpr unsigned ddr_sinks = 8;  // peers before the sources
+constexpr unsigned ddr_sinks = 6;  // peers before the sources
 
 // What the field `to` of Lpddr says.
 enum class To : std::uint8_t { w0, w1, vector, table, gains };
@@ -22,8 +22,8 @@ void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Sto
          hls::stream<Stored> &x_store1, hls::stream<Stored> &x_store2, hls::stream<Stored> &x_store3,
          hls::stream<Stored> &x_store4, hls::stream<Stored> &x_store5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
-         hls::stream<Beat> &w1, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-         hls::stream<Beat> &v1, hls::stream<Beat> &t1, hls::stream<Beat> &t3, hls::stream<Beat> &t5) {
+         hls::stream<Beat> &w1, hls::stream<Beat> &k, hls::stream<Beat> &v, hls::stream<Beat> &t1,
+         hls::stream<Beat> &t3, hls::stream<Beat> &t5) {
     unsigned number = 0;
 ddr_uops:
     for (;;) {
@@ -45,10 +45,8 @@ ddr_uops:
                     case 0: t1 << word; break;
                     case 1: t3 << word; break;
                     case 2: t5 << word; break;
-                    case 3: k0 << word; break;
-                    case 4: k1 << word; break;
-                    case 5: v0 << word; break;
-                    case 6: v1 << word; break;
+                    case 3: k << word; break;
+                    case 4: v << word; break;
                     default: w1 << word; break;
                     }
                 }

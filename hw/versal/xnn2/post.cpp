@@ -14,7 +14,7 @@ namespace {
 
 constexpr unsigned heads_of_tile = 2;
 constexpr unsigned vector_words = tile / beat_floats;
-enum class To : std::uint8_t { t_even, t_odd, ddr, k0, k1, v0, v1 };
+enum class To : std::uint8_t { t_even, t_odd, ddr, k, v };
 
 using Buffer = Tiles<1>;
 
@@ -166,22 +166,20 @@ struct Active {
 };
 
 // To K or V, or to T. Post of an even lane has a stream to one T.
-inline void deliver(To to, const Beat &beat, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-                    hls::stream<Beat> &v1, hls::stream<Beat> &t_even) {
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &k, hls::stream<Beat> &v,
+                    hls::stream<Beat> &t_even) {
 #pragma HLS INLINE
     switch (to) {
     case To::t_even: t_even << beat; break;
-    case To::k0: k0 << beat; break;
-    case To::k1: k1 << beat; break;
-    case To::v0: v0 << beat; break;
-    default: v1 << beat; break;
+    case To::k: k << beat; break;
+    default: v << beat; break;
     }
 }
-inline void deliver(To to, const Beat &beat, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-                    hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
+inline void deliver(To to, const Beat &beat, hls::stream<Beat> &k, hls::stream<Beat> &v,
+                    hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
 #pragma HLS INLINE
     if (to == To::t_odd) t_odd << beat;
-    else deliver(to, beat, k0, k1, v0, v1, t_even);
+    else deliver(to, beat, k, v, t_even);
 }
 
 // streams: those that `deliver` takes.
@@ -264,15 +262,14 @@ post_uops:
 }  // namespace
 
 void post_even(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
-               hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-               hls::stream<Beat> &v1, hls::stream<Beat> &t_even) {
-    functions(uops, lpddr, c, ddr, k0, k1, v0, v1, t_even);
+               hls::stream<Beat> &ddr, hls::stream<Beat> &k, hls::stream<Beat> &v, hls::stream<Beat> &t_even) {
+    functions(uops, lpddr, c, ddr, k, v, t_even);
 }
 
 void post_odd(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
-              hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-              hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd) {
-    functions(uops, lpddr, c, ddr, k0, k1, v0, v1, t_even, t_odd);
+              hls::stream<Beat> &ddr, hls::stream<Beat> &k, hls::stream<Beat> &v, hls::stream<Beat> &t_even,
+              hls::stream<Beat> &t_odd) {
+    functions(uops, lpddr, c, ddr, k, v, t_even, t_odd);
 }
 
 }  // namespace rsn::xnn

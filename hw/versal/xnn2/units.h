@@ -52,8 +52,8 @@ void ddr(hls::stream<DdrTransfer> &uops, Port port0, Port port1, hls::stream<Sto
          hls::stream<Stored> &x_store1, hls::stream<Stored> &x_store2, hls::stream<Stored> &x_store3,
          hls::stream<Stored> &x_store4, hls::stream<Stored> &x_store5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
-         hls::stream<Beat> &w1, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-         hls::stream<Beat> &v1, hls::stream<Beat> &t1, hls::stream<Beat> &t3, hls::stream<Beat> &t5);
+         hls::stream<Beat> &w1, hls::stream<Beat> &k, hls::stream<Beat> &v, hls::stream<Beat> &t1,
+         hls::stream<Beat> &t3, hls::stream<Beat> &t5);
 void lpddr(hls::stream<LpddrTransfer> &uops, Port port0, Port port1, hls::stream<Beat> &w0, hls::stream<Beat> &w1,
            hls::stream<Beat> &c0, hls::stream<Beat> &c1, hls::stream<Beat> &c2, hls::stream<Beat> &c3,
            hls::stream<Beat> &c4, hls::stream<Beat> &c5, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
@@ -66,12 +66,14 @@ void w1(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Be
         hls::stream<Beat> &lane3, hls::stream<Beat> &lane5);
 
 // heads.cpp: of K, whose read port transposes, and of V.
-void k_in(hls::stream<Uop<KvIn::words>> &uops, Keys &keys, hls::stream<Beat> &ddr, hls::stream<Token> &free,
-          hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
-          hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled);
-void v_in(hls::stream<Uop<KvIn::words>> &uops, Values &values, hls::stream<Beat> &ddr, hls::stream<Token> &free,
-          hls::stream<Beat> &post0, hls::stream<Beat> &post1, hls::stream<Beat> &post2, hls::stream<Beat> &post3,
-          hls::stream<Beat> &post4, hls::stream<Beat> &post5, hls::stream<Token> &filled);
+void k_in(hls::stream<Uop<KvIn::words>> &uops, Keys &first, Keys &second, hls::stream<Beat> &ddr,
+          hls::stream<Token> &free0, hls::stream<Token> &free1, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
+          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
+          hls::stream<Token> &filled0, hls::stream<Token> &filled1);
+void v_in(hls::stream<Uop<KvIn::words>> &uops, Values &first, Values &second, hls::stream<Beat> &ddr,
+          hls::stream<Token> &free0, hls::stream<Token> &free1, hls::stream<Beat> &post0, hls::stream<Beat> &post1,
+          hls::stream<Beat> &post2, hls::stream<Beat> &post3, hls::stream<Beat> &post4, hls::stream<Beat> &post5,
+          hls::stream<Token> &filled0, hls::stream<Token> &filled1);
 void k_out(hls::stream<Uop<KvOut::words>> &uops, Keys &keys, hls::stream<Token> &filled, hls::stream<Token> &free,
            hls::stream<Beat> &lane0, hls::stream<Beat> &lane2, hls::stream<Beat> &lane4);
 void v_out(hls::stream<Uop<KvOut::words>> &uops, Values &values, hls::stream<Token> &filled, hls::stream<Token> &free,
@@ -118,11 +120,10 @@ void c_odd(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stre
 
 // post.cpp: that of an odd lane has a stream to both T.
 void post_even(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
-               hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-               hls::stream<Beat> &v1, hls::stream<Beat> &t_even);
+               hls::stream<Beat> &ddr, hls::stream<Beat> &k, hls::stream<Beat> &v, hls::stream<Beat> &t_even);
 void post_odd(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &c,
-              hls::stream<Beat> &ddr, hls::stream<Beat> &k0, hls::stream<Beat> &k1, hls::stream<Beat> &v0,
-              hls::stream<Beat> &v1, hls::stream<Beat> &t_even, hls::stream<Beat> &t_odd);
+              hls::stream<Beat> &ddr, hls::stream<Beat> &k, hls::stream<Beat> &v, hls::stream<Beat> &t_even,
+              hls::stream<Beat> &t_odd);
 
 // soft.cpp
 void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &c, hls::stream<Weighted> &t, hls::stream<Beat> &ends);

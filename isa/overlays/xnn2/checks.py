@@ -15,7 +15,7 @@ from ....base.finding import Finding
 from ...expansion import Expansion, Ints
 from ...lanes import Part, TileSource
 from . import halves
-from .operands import FROM_DDR, LANES, KvIn, KvOut
+from .operands import FROM_DDR, LANES, OF_PORT, KvIn, KvOut, writer_of
 from .order import Flags, Memory, Reads, Written, fields_of, reads_of, spread
 from .ports import TILE_BLOCKS
 from .results import Post, Soft
@@ -34,7 +34,7 @@ def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
         yield from Rows(expansion, unit.index).findings()
     for unit in expansion.overlay.by_kind["TIn"]:
         yield from Scratch(expansion, unit.index).findings()
-    for unit in expansion.overlay.by_kind["KvIn"]:
+    for unit in expansion.overlay.by_kind["KvOut"]:
         yield from Heads(expansion, unit.index).findings()
     yield from _joins(expansion)
     yield from _ends_of_heads(expansion)
@@ -44,20 +44,29 @@ def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
 
 
 class Heads(Memory):
-    """K or V: cells are slots."""
+    """One of the memories of a K or V: cells are its slots."""
 
     kind = "Kv"
 
+    def __init__(self, expansion: Expansion, kv: int) -> None:
+        super().__init__(expansion, kv, writer_of(kv))
+        self.number, self.own = kv % OF_PORT, self.slots // OF_PORT
+
+    def writer_slot(self, cell: int) -> int:
+        return self.number * self.own + cell
+
     def check(self) -> None:
         w, r = fields_of(self.x, self.writer, KvIn), fields_of(self.x, self.reader, KvOut)
-        op, i = spread(w["tiles"])
+        here = w["slot"] // self.own == self.number
+        waits, tiles = (np.where(here, w[name], 0) for name in ("wait", "tiles"))
+        op, i = spread(tiles)
         at = np.arange(1, len(op) + 1)
         both = w["source"][op] != FROM_DDR
-        cells = np.concatenate([w["slot"][op] + i, (w["second"][op] + i)[both]]) % self.slots
-        written = Written.of(w["wait"], w["tiles"], cells, np.concatenate([at, at[both]]))
+        cells = np.concatenate([w["slot"][op] + i, (w["second"][op] + i)[both]]) % self.own
+        written = Written.of(waits, tiles, cells, np.concatenate([at, at[both]]))
         sent = np.where(r["lanes"] > 0, r["tiles"] * np.where(r["wide"], TILE_BLOCKS, 1), 0)
         op, i = spread(sent)
-        port = reads_of(self.reader, written, r["wait"], op, (r["slot"][op] + i) % self.slots)
+        port = reads_of(self.reader, written, r["wait"], op, (r["slot"][op] + i) % self.own)
         self.compare(written, [port], np.zeros(0, np.int64))
 
 

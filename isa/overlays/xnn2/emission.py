@@ -28,7 +28,7 @@ from ..xnn.tiles import TILE
 from .mesh import MeshA, MeshB, left_sources, right_sources
 from .mme import Mme
 from .off_chip import DDR_PEERS, DDR_SINKS, Ddr, Lpddr
-from .operands import FROM_DDR, KvIn, KvOut, W
+from .operands import FROM_DDR, KV, OF_PORT, KvIn, KvOut, W, writer_of
 from .ports import TILE_BLOCKS
 from .results import ACTIVATIONS, IDENTITY, C, Post, Soft
 from .rows import BANKS, XIn, XOut, XStore
@@ -58,14 +58,16 @@ class Emission(LaneWork):
         """The segments that each instruction is for."""
         self.accesses: list[Access] = []
         self.patches: dict[str, list[KernelPatch]] = defaultdict(list)
-        self.x, self.t, self.kv = ([Slots() for _ in overlay.by_kind[kind]] for kind in ("XIn", "TIn", "KvIn"))
+        self.x, self.t, self.kv = ([Slots() for _ in overlay.by_kind[kind]] for kind in ("XIn", "TIn", "KvOut"))
+        assert len(self.kv) == KV
         self.stores: list[list[Sequence[int]]] = [[] for _ in self.x]
         """Of each X, the slots that XStore reads and that no later operation of XIn waits for."""
 
     # -- off-chip memory
 
     def move(self, peer: str, addr: int, size: int, chunks: int = 1, stride: int = 0) -> None:
-        self.accesses.append(Access(_peer(peer), peer not in DDR_SINKS_OF, addr, size, chunks, stride))
+        name = _peer(peer)
+        self.accesses.append(Access(name, name not in DDR_SINKS, addr, size, chunks, stride))
         self.owners["DDR"].append({self.segment})
 
     def load(self, to: Weight, addr: int, size: int, chunks: int = 1, stride: int = 0, lanes: int = 0) -> None:
@@ -174,11 +176,18 @@ class Emission(LaneWork):
 
     def take_heads(self, unit: int, slots: Sequence[int]) -> None:
         wait = self.kv[unit].write(slots)
-        self._add(f"KvIn{unit}", KvIn(slot=slots[0], tiles=len(slots), source=FROM_DDR, wait=wait))
+        first = self._in_writer(unit, slots[0])
+        self._add(writer_of(unit), KvIn(slot=first, tiles=len(slots), source=FROM_DDR, wait=wait))
 
     def take_both(self, unit: int, lane: int, slot: int, second: int) -> None:
         wait = self.kv[unit].write([(slot, second)])
-        self._add(f"KvIn{unit}", KvIn(slot=slot, tiles=1, source=lane, second=second, wait=wait))
+        first, second = (self._in_writer(unit, s) for s in (slot, second))
+        self._add(writer_of(unit), KvIn(slot=first, tiles=1, source=lane, second=second, wait=wait))
+
+    def _in_writer(self, unit: int, slot: int) -> int:
+        """A slot of a K or V, as its write port counts."""
+        assert self.overlay.lanes is not None
+        return unit % OF_PORT * self.overlay.lanes.heads + slot
 
     def send_heads(self, unit: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
         wait = self.kv[unit].read(slots)
@@ -222,11 +231,13 @@ class Emission(LaneWork):
     ) -> None:
         fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
         if heads is not None:
-            fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "table": int(heads.table)}
-            fields["gains"] = int(heads.gains)
+            fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "gains": int(heads.gains)}
             if heads.columns:
                 fields |= {"norm": 1, "columns": heads.columns, "eps": heads.eps, "rms": int(heads.rms)}
         self._add(f"Post{lane}", Post(tiles=1, to=to, gate=int(gate), **fields))
+
+    def take_table(self, lane: int) -> None:
+        self._add(f"Post{lane}", Post(table=1, activation=IDENTITY))
 
     def softmax(self, pair: int, tiles: int, softmax: Softmax) -> None:
         unit = f"Soft{pair}"
@@ -265,14 +276,17 @@ class Emission(LaneWork):
         self.owners[unit][-1].add(self.segment)
 
     def finish(self) -> None:
-        ports = (("X", XIn, XOut, self.x), ("T", TIn, TOut, self.t), ("Kv", KvIn, KvOut, self.kv))
-        for kind, write, read, books in ports:
-            for i, book in enumerate(books):
-                if book.unread:
-                    self._add(f"{kind}Out{i}", read(wait=book.unread))
-                    book.read(())
-                if book.unwaited:
-                    self._add(f"{kind}In{i}", write(wait=book.unwaited))
+        ports: list[tuple[Slots, str, Record, str, Record]] = []
+        ports += [(book, f"XOut{i}", XOut(), f"XIn{i}", XIn()) for i, book in enumerate(self.x)]
+        ports += [(book, f"TOut{i}", TOut(), f"TIn{i}", TIn()) for i, book in enumerate(self.t)]
+        for i, book in enumerate(self.kv):
+            ports.append((book, f"KvOut{i}", KvOut(), writer_of(i), KvIn(slot=self._in_writer(i, 0))))
+        for book, reader, read, writer, write in ports:
+            if book.unread:
+                self._add(reader, read.replace(wait=book.unread))
+                book.read(())
+            if book.unwaited:
+                self._add(writer, write.replace(wait=book.unwaited))
         for lane, stores in enumerate(self.stores):
             if stores:
                 self._add(f"XIn{lane}", XIn(stored=len(stores)))
@@ -318,11 +332,10 @@ class Emission(LaneWork):
         ]
 
 
-DDR_SINKS_OF = {name.replace("In", "") for name in DDR_SINKS}
-
-
 def _peer(name: str) -> str:
     """The port of a memory that DDR has a stream from or to; other units are their own."""
+    if name.startswith("Kv"):
+        return writer_of(int(name[2:]))
     if f"{name[:-1]}In{name[-1]}" in DDR_SINKS:
         return f"{name[:-1]}In{name[-1]}"
     return name.replace("X", "XStore")

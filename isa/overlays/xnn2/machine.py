@@ -36,7 +36,7 @@ from .loops import costs
 from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
 from .mme import Mme, MmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
-from .operands import KV, LANES, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit
+from .operands import KV, LANES, OF_PORT, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit, writer_of
 from .ports import FILLED, FREE, PIECE, TILE_TOKEN, TILE_WORDS, TOKENS
 from .resources import needs
 from .results import ACTIVATIONS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
@@ -112,7 +112,7 @@ def _units() -> tuple[UnitSpec, ...]:
 
     of_rows = Memory(TILE, TILE, slots=X_SLOTS)
     of_tiles = [Memory(TILE, TILE, slots=T_SLOTS[i & 1]) for i in range(LANES)]
-    heads = Memory(TILE, TILE // 2, slots=KV_SLOTS)
+    heads = Memory(TILE, TILE // 2, slots=OF_PORT * KV_SLOTS)
     sizes = dict.fromkeys(("tile_rows", "tile_depth", "tile_columns"), (TILE, TILE))
     matmul = Capability("matmul", limits=sizes, rate="mme_tile_us", elements=TILE**3)
     half = {"tile_depth": (TILE // 2, TILE // 2)}, {"tile_columns": (TILE // 2, TILE // 2)}
@@ -137,7 +137,7 @@ def _units() -> tuple[UnitSpec, ...]:
         UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=(load[0], store)),
         UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr", capabilities=(load[1],)),
         *(UnitSpec(f"W{i}", "W", i, WUnit) for i in range(2)),
-        *(UnitSpec(f"KvIn{i}", "KvIn", i, KvInUnit, memory=heads) for i in range(KV)),
+        *(UnitSpec(f"KvIn{i}", "KvIn", i, KvInUnit, memory=heads) for i in range(KV // OF_PORT)),
         *(UnitSpec(f"KvOut{i}", "KvOut", i, KvOutUnit) for i in range(KV)),
         *lanes("XIn", XInUnit, memory=of_rows),
         *lanes("XOut", XOutUnit, capabilities=norms),
@@ -168,10 +168,10 @@ def _streams() -> tuple[Stream, ...]:
         blocks(source, "DDR")
     for i in range(2):
         blocks("LPDDR", f"W{i}")
-    for kind, count in (("X", LANES), ("T", LANES), ("Kv", KV)):
-        for i in range(count):
-            out.append(Stream(f"{kind}In{i}", f"{kind}Out{i}", TOKENS, FILLED, TOKEN_TYPE))
-            out.append(Stream(f"{kind}Out{i}", f"{kind}In{i}", TOKENS, FREE, TOKEN_TYPE))
+    ports = [(f"{kind}In{i}", f"{kind}Out{i}") for kind in "XT" for i in range(LANES)]
+    for writer, reader in (*ports, *((writer_of(kv), f"KvOut{kv}") for kv in range(KV))):
+        out.append(Stream(writer, reader, TOKENS, FILLED, TOKEN_TYPE))
+        out.append(Stream(reader, writer, TOKENS, FREE, TOKEN_TYPE))
     for i in range(LANES):
         out.append(Stream(f"XIn{i}", f"XStore{i}", STORES, FILLED, TOKEN_TYPE))
         out.append(Stream(f"XStore{i}", f"XIn{i}", STORES, FREE, TOKEN_TYPE))
@@ -192,7 +192,7 @@ def _streams() -> tuple[Stream, ...]:
         tiles(f"TOut{i | 1}", f"XIn{i}")
         for lane in range(i & ~1, i + 1):
             tiles(f"Post{i}", f"TIn{lane}")
-        for k in range(KV):
+        for k in range(KV // OF_PORT):
             tiles(f"Post{i}", f"KvIn{k}")
     for i in range(PAIRS):
         tiles(f"C{2 * i}", f"Soft{i}")
@@ -276,7 +276,10 @@ def refit(overlay: Overlay) -> Overlay:
     if rows % BANKS:
         raise ProgramError(f"memories.XIn.slots = {rows}: must be a multiple of {BANKS}, the banks of X")
     scratch = _slots("T of an even lane", of["TIn"][::2]), _slots("T of an odd lane", of["TIn"][1::2])
-    lanes = dataclasses.replace(_LANES, columns=rows // BANKS, scratch=scratch, heads=_slots("K or V", of["KvIn"]))
+    heads = _slots("K or V", of["KvIn"])
+    if heads % OF_PORT:
+        raise ProgramError(f"memories.KvIn.slots = {heads}: must be a multiple of {OF_PORT}, the memories of K or V")
+    lanes = dataclasses.replace(_LANES, columns=rows // BANKS, scratch=scratch, heads=heads // OF_PORT)
     return dataclasses.replace(overlay, lanes=lanes, legal=partial(legal, lanes))
 
 

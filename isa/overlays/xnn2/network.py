@@ -14,7 +14,7 @@ from ....machine.description import Stream, UnitSpec
 from ...overlay import Overlay
 from ...reference import MADE_BY, WIDTH
 from ..xnn.tiles import BEAT
-from .operands import KV, LANES
+from .operands import KV, LANES, memories_of
 from .ports import has_fifo
 from .scratch import ENDS
 
@@ -219,14 +219,18 @@ def _shared(unit: UnitSpec) -> list[str]:
             return [f"x{i}", f"statistics{i}"]
         case "TIn" | "TOut":
             return [f"t{i}", *([f"weights{i}"] if i % 2 else [])]
-        case "KvIn" | "KvOut":
+        case "KvIn":
+            return [f"kv{kv}" for kv in memories_of(i)]
+        case "KvOut":
             return [f"kv{i}"]
     return [PORTS[unit.name]] if unit.name in PORTS else []
 
 
 def _function(unit: UnitSpec) -> str:
-    if unit.kind in ("KvIn", "KvOut"):
-        return ("k" if unit.index < KV // 2 else "v") + unit.kind[2:].replace("In", "_in").replace("Out", "_out")
+    if unit.kind == "KvIn":
+        return ("k_in", "v_in")[unit.index]
+    if unit.kind == "KvOut":
+        return "k_out" if unit.index < KV // 2 else "v_out"
     if unit.kind in ("XOut", "TIn", "TOut", "MeshB", "C", "Post"):
         return f"{_snake(unit.kind)}_{PARITY[unit.index % 2]}"
     return _snake(unit.name if unit.kind == "W" else unit.kind)

@@ -17,10 +17,10 @@ from ...lanes import Weight
 from ...layout import BLOCK, UNIT
 from ...overlay import Transfer as BankAccess
 from ..xnn.tiles import BEAT, TILE, Array
-from .operands import KV, LANES
+from .operands import LANES
 from .ports import PIECE
 
-DDR_SINKS = ("TIn1", "TIn3", "TIn5", *(f"KvIn{i}" for i in range(KV)), "W1")
+DDR_SINKS = ("TIn1", "TIn3", "TIn5", "KvIn0", "KvIn1", "W1")
 DDR_SOURCES = (*(f"XStore{i}" for i in range(LANES)), *(f"Post{i}" for i in range(LANES)))
 DDR_PEERS = (*DDR_SINKS, *DDR_SOURCES)
 
@@ -30,7 +30,7 @@ class Ddr(Record, words=4):
 
     addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
     size: int = bits(1, 0, 26, "float32 elements of one chunk: whole blocks")
-    peer: int = bits(1, 26, 5, "T1, T3, T5, K0, K1, V0, V1, W1; from X0 to X5, Post0 to Post5")
+    peer: int = bits(1, 26, 5, "T1, T3, T5, K, V, W1; from X0 to X5, Post0 to Post5")
     reuse_stride: int = bits(2, 0, 32, "from one repetition of the packet to the next, in units of 64 bytes")
     chunk_stride: int = bits(3, 0, 24, "from one chunk to the next, in units of 64 bytes")
     chunks: int = bits(3, 24, 8, "chunks", default=1)

@@ -15,11 +15,13 @@ from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import unblock
 from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE, Array
-from .ports import HALF, TILE_BLOCKS, TILE_WORDS, ReadPort, WritePort, blocks_in, outside, send, tile_by
+from .ports import HALF, TILE_BLOCKS, TILE_WORDS, FilledMemory, ReadPort, blocks_in, outside, send, tile_by
 
 LANES = 6
 KV = 4
-"""K0 and K1, which transpose what they take; V0 and V1."""
+"""Memories of heads: K0 and K1, whose read ports transpose; V0 and V1."""
+OF_PORT = 2
+"""Memories of a write port: KvIn0 has K0 and K1, KvIn1 has V0 and V1."""
 FROM_DDR = LANES
 """The source of a K or V that is not a lane."""
 
@@ -27,6 +29,16 @@ FROM_DDR = LANES
 def lanes_of_weights(w: int) -> range:
     """The lanes that W0 or W1 sends to."""
     return range(1, LANES, 2) if w else range(LANES)
+
+
+def memories_of(port: int) -> range:
+    """The memories that a write port of K or V writes."""
+    return range(OF_PORT * port, OF_PORT * (port + 1))
+
+
+def writer_of(kv: int) -> str:
+    """The write port of a memory of heads."""
+    return f"KvIn{kv // OF_PORT}"
 
 
 def lanes_of_heads(kv: int) -> range:
@@ -43,13 +55,14 @@ class W(Record, words=1):
 
 
 class KvIn(Record, words=1):
-    """Write port of K or V, whose slots hold 128x64 blocks; behind the last slot comes the first."""
+    """Write port of K0 and K1, or of V0 and V1, whose slots hold 128x64 blocks: those of the first memory, then those
+    of the second. An operation writes to one of them; behind its last slot comes its first."""
 
-    slot: int = bits(0, 0, 4, "first slot")
-    tiles: int = bits(0, 4, 4, "blocks from DDR, or tiles of two blocks from a lane")
-    source: int = bits(0, 8, 3, "lane whose Post sends tiles; 6: blocks from DDR")
-    second: int = bits(0, 11, 4, "slot of the second block of the first tile from a lane")
-    wait: int = bits(0, 15, 7, "operations of the read port to wait for")
+    slot: int = bits(0, 0, 5, "first slot; also says which memory")
+    tiles: int = bits(0, 5, 4, "blocks from DDR, or tiles of two blocks from a lane")
+    source: int = bits(0, 9, 3, "lane whose Post sends tiles; 6: blocks from DDR")
+    second: int = bits(0, 12, 5, "slot of the second block of the first tile from a lane, in the same memory")
+    wait: int = bits(0, 17, 7, "operations of the read port of the memory to wait for")
 
 
 class KvOut(Record, words=1):
@@ -98,44 +111,53 @@ class WUnit(Unit):
         return uop
 
 
-class KvInUnit(WritePort):
-    """Write port of K or V."""
-
-    peer = "KvOut"
+class KvInUnit(Unit):
+    """Write port of the two memories of K or V."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
+        assert spec.memory is not None
+        self.memories = [HeadMemory(self, kv, spec.memory.slots // OF_PORT) for kv in memories_of(spec.index)]
         self.sources = [self.source(f"Post{i}") for i in range(LANES)] + [self.source("DDR")]
 
     def kernel(self, uop: KvIn) -> Steps:
-        yield from self.wait(uop.wait)
+        which, slot = divmod(uop.slot, len(self.memories[0].slots))
+        memory = self.memories[which]
+        yield from memory.wait(uop.wait)
+        source = self.sources[uop.source]
         for i in range(uop.tiles):
-            source = self.sources[uop.source]
             if uop.source == FROM_DDR:
-                yield from blocks_in(source, 1, partial(self._keep, uop.slot + i))
-                yield self.done()
+                yield from blocks_in(source, 1, partial(memory.keep, slot + i))
             else:
-                yield tile_by("mesh_beat", BEATS, gets=(source,), do=partial(self._both, uop, i))
-                yield self.done()
-
-    def _keep(self, slot: int, number: int, piece: Array) -> None:
-        self.slots[slot] = piece
-
-    def _both(self, uop: KvIn, i: int, tile: Array) -> None:
-        self.slots[uop.slot + i] = tile[:, :HALF]
-        self.slots[uop.second + i] = tile[:, HALF:]
+                keep = partial(memory.keep_both, slot + i, uop.second + i)
+                yield tile_by("mesh_beat", BEATS, gets=(source,), do=keep)
+            yield memory.done()
 
     def effect_key(self, uop: KvIn) -> Hashable:
-        return uop.tiles, uop.source, uop.wait
+        return uop.slot // len(self.memories[0].slots), uop.tiles, uop.source, uop.wait
+
+
+class HeadMemory(FilledMemory):
+    """One of the two memories of K or V."""
+
+    def __init__(self, port: Unit, kv: int, slots: int) -> None:
+        super().__init__(port, f"KvOut{kv}", slots)
+
+    def keep(self, slot: int, number: int, piece: Array) -> None:
+        """Keep a block. number: is 0."""
+        self.slots[slot] = piece
+
+    def keep_both(self, slot: int, second: int, tile: Array) -> None:
+        """Keep the two blocks of a tile."""
+        self.slots[slot] = tile[:, :HALF]
+        self.slots[second] = tile[:, HALF:]
 
 
 class KvOutUnit(ReadPort):
-    """Read port of K or V."""
-
-    peer = "KvIn"
+    """Read port of K0, K1, V0 or V1."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
-        super().__init__(spec, net)
+        super().__init__(spec, net, writer_of(spec.index))
         self.sinks = {i: self.sink(f"MeshB{i}") for i in lanes_of_heads(spec.index)}
         self.transposes = spec.index < KV // 2
 
@@ -148,8 +170,9 @@ class KvOutUnit(ReadPort):
         yield self.done()
 
     def _tile(self, wide: bool, slot: int) -> Array:
-        left = self.writer.slots[slot]
-        right = self.writer.slots[slot + 1] if wide else np.full((TILE, HALF), np.nan, np.float32)
+        slots = self.writer.memories[self.index % OF_PORT].slots
+        left = slots[slot]
+        right = slots[slot + 1] if wide else np.full((TILE, HALF), np.nan, np.float32)
         tile = np.concatenate([left[:, :HALF], right[:, :HALF]], axis=1)
         return np.ascontiguousarray(tile.T) if self.transposes else tile
 
@@ -169,19 +192,27 @@ def legal_w(unit: UnitSpec, uop: W) -> Iterator[str]:
 
 
 def legal_kv_in(unit: UnitSpec, uop: KvIn, slots: int) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of its memory."""
-    if not uop.tiles:
-        if not uop.wait:
-            yield "takes no tiles and waits for nothing"
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range. slots: of each of its
+    memories."""
+    if not uop.tiles and not uop.wait:
+        yield "takes no tiles and waits for nothing"
+    names = ("slot", "second") if uop.tiles and uop.source < FROM_DDR else ("slot",)
+    beyond = [name for name in names if getattr(uop, name) >= OF_PORT * slots]
+    yield from (f"{name}={getattr(uop, name)}: the two memories have {OF_PORT * slots} slots" for name in beyond)
+    if not uop.tiles or beyond:
         return
-    yield from outside(slots, uop.slot, uop.tiles, ring=True)
+    if uop.tiles > slots:
+        yield f"{uop.tiles} slots of a memory that has {slots}"
     if uop.source > FROM_DDR:
         yield f"source={uop.source}: there are lanes 0 to {LANES - 1}, and DDR is {FROM_DDR}"
     if uop.source < FROM_DDR:
-        yield from outside(slots, uop.second, uop.tiles, ring=True, field="second")
+        if uop.slot // slots != uop.second // slots:
+            yield f"slot={uop.slot} and second={uop.second}: the second memory begins with slot {slots}"
+            return
         first, second = ({(at + i) % slots for i in range(uop.tiles)} for at in (uop.slot, uop.second))
         if first & second:
-            yield f"writes slot {min(first & second)} as a first and as a second block"
+            slot = min(first & second) + uop.slot // slots * slots
+            yield f"writes slot {slot} as a first and as a second block"
 
 
 def legal_kv_out(unit: UnitSpec, uop: KvOut, slots: int) -> Iterator[str]:

@@ -132,17 +132,23 @@ class Memory(ABC):
 
     kind: str
 
-    def __init__(self, expansion: Expansion, index: int) -> None:
+    def __init__(self, expansion: Expansion, index: int, writer: str | None = None) -> None:
+        """index: of the read port. writer: the write port, if that has another index."""
         self.x = expansion
-        self.writer, self.reader = f"{self.kind}In{index}", f"{self.kind}Out{index}"
+        self.writer, self.reader = writer or f"{self.kind}In{index}", f"{self.kind}Out{index}"
         memory = expansion.overlay.by_unit[self.writer].memory
         assert memory is not None
         self.slots = memory.slots
+        """Of all memories of the write port."""
         self.told: dict[tuple[str, str, str], Told] = {}
 
     def slot(self, cell: int) -> int:
         """The slot of a cell."""
         return cell
+
+    def writer_slot(self, cell: int) -> int:
+        """The slot of a cell, as the write port counts."""
+        return self.slot(cell)
 
     def findings(self) -> Iterator[Finding]:
         """What is wrong: of each rule the first place, with the number of operations that have the like."""
@@ -205,6 +211,7 @@ class Memory(ABC):
             self.report("Y01", port.name, uop, text, self.wait_longer(written, port, uop, int(written.tile[last])))
         op = int(written.op[written.tile[first + 1]])
         if first >= 0 and not clean[first]:
+            slot = self.writer_slot(int(port.cell[i]))
             text = f"may overwrite slot {slot} before {self.place(port.name, uop)} has ended, which {port.verb} it"
             more = uop + 1 - int(port.free[op])
             help = f"raise `{port.field}` of {self.writer} uOP {op} by {more}, or of uOPs before it"
@@ -240,5 +247,5 @@ class Memory(ABC):
             op, cell = int(written.op[tile]), int(written.cell[i])
             again = i + 1 < len(written.cell) and written.cell[i + 1] == cell
             until = f"before uOP {int(written.op[written.tile[i + 1]])} overwrites it" if again else "before the end"
-            text = f"writes slot {self.slot(cell)}, which nothing reads {until}"
+            text = f"writes slot {self.writer_slot(cell)}, which nothing reads {until}"
             self.report("Y03", self.writer, op, text, f"drop the write, or let {self.reader} send it", warning=True)

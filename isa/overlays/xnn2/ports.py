@@ -53,6 +53,9 @@ class Slots:
     def __init__(self, count: int) -> None:
         self.tiles: list[Any] = [None] * count
 
+    def __len__(self) -> int:
+        return len(self.tiles)
+
     def __getitem__(self, slot: int) -> Any:
         tile = self.tiles[slot % len(self.tiles)]
         return np.full((TILE, TILE), np.nan, np.float32) if tile is None else tile
@@ -61,42 +64,50 @@ class Slots:
         self.tiles[slot % len(self.tiles)] = tile
 
 
+class FilledMemory:
+    """What a write port knows of a memory that it fills: its slots, and the tokens between it and the read port."""
+
+    def __init__(self, port: Unit, reader: str, slots: int) -> None:
+        self.slots = Slots(slots)
+        self._filled, self._free = port.sink(reader, FILLED), port.source(reader, FREE)
+
+    def wait(self, tokens: int) -> Steps:
+        """Wait until the reader has ended so many more operations."""
+        if tokens:
+            yield Burst(tokens, gets=(self._free,))
+
+    def done(self) -> Step:
+        """Tell the reader that a tile has been written."""
+        return Step(puts=(self._filled,), do=lambda: (TOKEN,))
+
+
 class WritePort(Unit):
-    """Writes tiles into the slots of a memory. peer: the read port."""
+    """Writes tiles into the slots of a memory. peer: the kind of its read port."""
 
     peer: str
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         assert spec.memory is not None
-        self.slots = Slots(spec.memory.slots)
-        self.filled = self.sink(f"{self.peer}{spec.index}", FILLED)
-        self.free = self.source(f"{self.peer}{spec.index}", FREE)
-
-    def wait(self, tokens: int) -> Steps:
-        """Wait until the reader has ended so many more operations."""
-        if tokens:
-            yield Burst(tokens, gets=(self.free,))
-
-    def done(self) -> Step:
-        """Tell the reader that a tile has been written."""
-        return Step(puts=(self.filled,), do=lambda: (TOKEN,))
+        memory = FilledMemory(self, f"{self.peer}{spec.index}", spec.memory.slots)
+        self.slots, self.wait, self.done = memory.slots, memory.wait, memory.done
 
 
 class ReadPort(Unit):
-    """Sends tiles from the slots of a memory. peer: the write port."""
+    """Sends tiles from the slots of a memory. peer: the kind of its write port, which has the same index."""
 
     peer: str
 
-    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+    def __init__(self, spec: UnitSpec, net: Wiring, writer: str | None = None) -> None:
+        """writer: the write port, if that has another index."""
         super().__init__(spec, net)
-        self.filled = self.source(f"{self.peer}{spec.index}", FILLED)
-        self.free = self.sink(f"{self.peer}{spec.index}", FREE)
+        self._writer = writer = writer or f"{self.peer}{spec.index}"
+        self.filled, self.free = self.source(writer, FILLED), self.sink(writer, FREE)
 
     @cached_property
     def writer(self) -> Any:
         """The write port of the same memory."""
-        return self._net.units[f"{self.peer}{self.index}"]
+        return self._net.units[self._writer]
 
     def wait(self, tokens: int) -> Steps:
         """Wait until the writer has written so many more tiles."""

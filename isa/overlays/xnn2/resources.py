@@ -5,7 +5,7 @@ Nobody has synthesised it. This counts the sources in hw/versal/xnn2:
 - Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
   transposed.
 - Streams: the units are processes of one kernel, and a stream between them is a FIFO of HLS, as deep as the overlay
-  says; two beats if that says that it has none. Ports of units have no registers beside that.
+  says; two beats if that says that it has none. Streams to and from MMEs are ports of the kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...packet import MAX_WINDOW
 from ..xnn.logic import (
     CONTROL,
     FLOAT,
+    REGISTER_SLICE,
     UNIT,
     WORD_BITS,
     Work,
@@ -37,7 +38,7 @@ from ..xnn.tiles import BEAT, BEATS, TILE
 from ..xnn.tiles import LANES as PLIOS
 from .cycles import LOOPS
 from .off_chip import DDR_SOURCES
-from .operands import KV
+from .operands import OF_PORT
 from .ports import has_fifo
 from .rows import BANKS
 from .scratch import GROUPS
@@ -99,7 +100,8 @@ LUTs: DSPs are scarcer."""
 
 TILE_PORTS = (Work("take", "", writes=1), Work("send", "", reads=1))
 ROW_PORTS = (Work("take", "", reads=1, writes=1), Work("send", "", reads=1), Work("send", "", reads=1))
-"""Ports of a memory: of X those of XIn, XOut and XStore."""
+HEAD_PORTS = (Work("take", "", writes=1), *OF_PORT * (Work("send", "", reads=1),))
+"""Ports of a memory: of X those of XIn, XOut and XStore. Of K or V that of KvIn, and one KvOut of each memory."""
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -181,11 +183,12 @@ apart, and further ones wait in Softmax."""
 
 
 def _heads_in(unit: UnitSpec) -> Iterator[Need]:
-    """K is read transposed, so it lies in block RAM; V in UltraRAM."""
-    keys = unit.index < KV // 2
+    """The memories of K are read transposed, so they lie in block RAM; those of V in UltraRAM. Each has a read port."""
+    keys = not unit.index
     halves = TRANSPOSED if keys else HALVES
-    yield Need("BRAM" if keys else "URAM", rams(words_of(unit), halves, ultra=not keys), "keys" if keys else "values")
-    yield Need("LUT", crossbars(TILE_PORTS, halves, 1), "crossbars of K and V", True)
+    blocks = OF_PORT * rams(words_of(unit) // OF_PORT, halves, ultra=not keys)
+    yield Need("BRAM" if keys else "URAM", blocks, "keys" if keys else "values")
+    yield Need("LUT", crossbars(HEAD_PORTS, halves, 1), "crossbars of K and V", True)
 
 
 def _weights(unit: UnitSpec) -> Iterator[Need]:
@@ -268,6 +271,7 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
     part = f"streams {source.kind}->{sink.kind}"
     if "MME" in (source.kind, sink.kind):
         yield Need("PLIO in" if sink.kind == "MME" else "PLIO out", PLIOS, part)
+        yield Need("LUT", ceil(WORD_BITS * REGISTER_SLICE), "ports to and from MMEs", True)
     elif not is_wide(stream):
         # tokens are counted; of statistics, a row goes at a time
         bits = stream.token.columns * (FLOAT if stream.token.rows > 1 else 1)

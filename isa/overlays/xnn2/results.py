@@ -17,7 +17,6 @@ from ...lanes import PostTarget, ResultTarget
 from ..xnn.post_ops import HeadNorm, activation
 from ..xnn.tiles import BEAT, BEATS, TILE, Array
 from .cycles import LOOPS
-from .operands import KV
 from .ports import TILE_WORDS, blocks_out, tile_by, tiles_by
 from .scratch import ENDS, GROUPS, Ended, Weighted
 
@@ -47,7 +46,7 @@ class Post(Record, words=2):
     """Take tiles from C: norm of heads, rotation, activation."""
 
     tiles: int = bits(0, 0, 8, "tiles to send")
-    to: int = bits(0, 8, 3, "T of the even lane of the pair, T of the odd lane, DDR, K0, K1, V0, V1")
+    to: int = bits(0, 8, 3, "T of the even lane of the pair, T of the odd lane, DDR, K, V")
     activation: int = bits(0, 11, 3, "as MemC's", default=IDENTITY)
     gate: int = bits(0, 14, 1, "take pairs of tiles: activation(first) * second")
     table: int = bits(0, 15, 1, "take a table of cosines and sines of the rows before")
@@ -128,7 +127,7 @@ class PostUnit(Unit):
         }
         if i & 1:
             self.targets[PostTarget.ODD] = self.sink(f"TIn{i}")
-        self.targets |= {PostTarget.KV + k: self.sink(f"KvIn{k}") for k in range(KV)}
+        self.targets |= {PostTarget.KEYS: self.sink("KvIn0"), PostTarget.VALUES: self.sink("KvIn1")}
         self.table: Any = None
         self.gains: Any = None
 
@@ -263,7 +262,7 @@ def legal_post(unit: UnitSpec, uop: Post) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
     if not (uop.tiles or uop.table or uop.gains):
         yield "sends no tiles, and takes neither table nor vector"
-    if uop.to >= PostTarget.KV + KV:
+    if uop.to > PostTarget.VALUES:
         yield f"to={uop.to} is none"
     elif uop.to == PostTarget.ODD and not unit.index & 1:
         yield f"{unit.name}, of an even lane, has no stream to T of the odd one"

@@ -1,0 +1,111 @@
+"""How rows and columns are shared among lanes, in one of two modes.
+
+R6: a panel has six row tiles, one for each lane. All lanes compute the same columns, with one stream of weights.
+P3: a panel has three row tiles, one for each pair. The even lanes hold and compute the first half of all columns, the
+odd lanes the second half, each with a stream of weights of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...base.errors import UnsupportedError
+from ...isa.lanes import RowLanes
+from ..knobs import LaneKnobs
+from .blocks import Panel, RowTile
+
+QUERY_SLOTS = 4
+"""Slots of T of an even lane for queries: of two rounds, two tiles each."""
+PIECES = 3
+"""Tiles of a pair that are on their way from DDR to X at once, at least (`Rows.bring`)."""
+
+
+class Half(NamedTuple):
+    """Lanes that compute the same columns. number: 0 or 1. mask: the lanes, as bits."""
+
+    number: int
+    lanes: Sequence[int]
+    mask: int
+
+
+class Mode:
+    """A way to share rows and columns among lanes. halves: parts of the columns. rows: row tiles of a panel. hidden:
+    first slots of activated tiles in T of an even and an odd lane. ring: slots of probabilities, in T of an odd lane;
+    staging: of rows on their way from DDR to X, there as well."""
+
+    def __init__(self, name: str, halves: int, lanes: RowLanes, knobs: LaneKnobs) -> None:
+        self.name, self.halves, self.lane, self.knobs = name, halves, lanes, knobs
+        self.rows = lanes.lanes // halves
+        even, odd = lanes.scratch
+        self.results_even = halves > 1 and even >= QUERY_SLOTS + 2 * knobs.trail
+        """Whether T of the even lane holds the results of all heads of a pair, so that T of the odd one has the time to
+        take probabilities as fast as the MME computes scores. In R6 each lane reads its own results."""
+        of_odd = 0 if self.results_even else knobs.trail if halves == 1 else 2 * knobs.trail
+        self.ring = max(odd - of_odd, 0)
+        self.staging = min(2 * lanes.columns, odd - knobs.hidden)
+        self.hidden = QUERY_SLOTS, self.staging
+
+    def check(self) -> None:
+        """Raise `UnsupportedError` if T does not hold what the knobs ask for, whatever the network."""
+        even, odd = self.lane.scratch
+        knobs = self.knobs
+        results = 0 if self.results_even or self.halves > 1 else knobs.trail
+        for has, which, least, what in (
+            (even, "an even", QUERY_SLOTS + max(knobs.hidden, results), "queries, and activated tiles or results,"),
+            (odd, "an odd", PIECES + knobs.hidden, "rows on their way to X, and activated tiles,"),
+        ):
+            if has < least:
+                raise UnsupportedError(
+                    f"T of {which} lane has {has} slots; {what} need {least} (lanes.hidden = {knobs.hidden}, "
+                    f"lanes.trail = {knobs.trail}, mode {self.name})"
+                )
+
+    @property
+    def columns(self) -> int:
+        """Column tiles of rows in a bank."""
+        return self.lane.columns * self.halves
+
+    def split(self, columns: int) -> list[range]:
+        """The column tiles of each half."""
+        first = -(-columns // self.halves)
+        return [range(first)] + ([range(first, columns)] if self.halves > 1 else [])
+
+    def steps(self, columns: int) -> int:
+        """Steps in which all halves compute so many column tiles, one each."""
+        return -(-columns // self.halves)
+
+    def lane_of(self, row: int, half: int) -> int:
+        """The lane of a row tile of the panel and a half of the columns."""
+        return row if self.halves == 1 else 2 * row + half
+
+    def lanes(self, panel: Panel) -> range:
+        """Lanes that compute."""
+        return range(len(panel.tiles) * self.halves)
+
+    def result(self, r: int, pair: int, place: int) -> tuple[int, int]:
+        """The lane of the T, and its slot, that hold the results of the heads of a round. place: which of the two tiles
+        of queries of a pair they are of."""
+        at = r % self.knobs.trail
+        if self.results_even:
+            return 2 * pair, QUERY_SLOTS + 2 * at + place
+        if self.halves == 1:
+            return 2 * pair + place, (self.ring if place else QUERY_SLOTS) + at
+        return 2 * pair + 1, self.ring + 2 * at + place
+
+    def tile(self, panel: Panel, lane: int) -> RowTile:
+        """The row tile of a lane."""
+        return panel.tiles[lane // self.halves]
+
+    def of_halves(self, panel: Panel) -> list[Half]:
+        """The lanes of each half."""
+        out = []
+        for number in range(self.halves):
+            lanes = [self.lane_of(row, number) for row in range(len(panel.tiles))]
+            out.append(Half(number, lanes, sum(1 << lane for lane in lanes)))
+        return out
+
+
+def modes_of(lanes: RowLanes, knobs: LaneKnobs) -> tuple[Mode, Mode]:
+    """R6, and P3."""
+    return Mode("R6", 1, lanes, knobs), Mode("P3", 2, lanes, knobs)
