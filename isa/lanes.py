@@ -197,9 +197,11 @@ class LaneWork(ABC):
         """X joins the statistics of a bank with those of the other lane of its pair. empty: it has none of its own."""
 
     @abstractmethod
-    def store_rows(self, lane: int, slots: Sequence[int], norm: RowNorm | None = None, *, joined: bool = False) -> None:
-        """X stores consecutive slots when all that was taken before is there. joined: and when statistics are
-        joined."""
+    def store_rows(
+        self, lane: int, parts: Sequence[Sequence[int]], norm: RowNorm | None = None, *, joined: bool = False
+    ) -> None:
+        """X stores parts of consecutive slots, each on its own, when all that was taken before is there. joined: and
+        when statistics are joined."""
 
     @abstractmethod
     def send_tiles(

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 import rsn
+from rsn.isa.lanes import Weight
 from rsn.rsnlib.pipeline import Pipeline
 
 SMALL = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 2}
@@ -86,6 +87,17 @@ def test_family(name: str, batch: int, seq: int) -> None:
     with torch.no_grad():
         want, got = model(**example), compiled(**example)
     assert deviation(got.last_hidden_state, want.last_hidden_state) < 1e-5
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(1, [3, 12, 48]), (2, [9, 18, 36])])
+def test_tables_come_before_weights_once_for_all_lanes_of_the_same_rows(batch: int, rows: list[int]) -> None:
+    """rows: the lanes, as bits, that get the table of each row tile; those of a pair have the same rows in P3, those of
+    two sequences in R6."""
+    pipeline = Pipeline.named("xnn2")
+    network = pipeline.trace(made("llama"), inputs("llama", batch, 300)).network
+    loads = pipeline.build(network).kernels.sequences["LPDDR"]
+    assert [mop.lanes for mop in loads if mop.to == Weight.TABLE] == rows
+    assert all(mop.to == Weight.TABLE for mop in loads[: len(rows)])
 
 
 @pytest.mark.parametrize("side", ["right", pytest.param("left", marks=pytest.mark.long)])

@@ -22,8 +22,8 @@ from ..listing import Job, needs_of
 from ..pack import Starts, issued, starts_of
 from ..schedule import DramPolicy
 
-PATIENCE_US = 5.0
-"""By how much a store may delay a load that somebody waits for."""
+RULE = DramPolicy(patience_us=0.0)
+"""A store goes where nobody waits for a load. If it may delay one, even by little, no program takes less time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +55,7 @@ def order_ddr(
         overlay, {**uops, **overlay.unrolled(preloaded), "DDR": [u for many in of_ddr for u in many]}
     )
     streams = {c.name: c.number for c in traces.net.channels}
-    rule = DramPolicy(patience_us=PATIENCE_US)
-    needs, needs_at = needs_of(list(_jobs(accesses, rule)))
+    needs, needs_at = needs_of(list(jobs(accesses)))
     names = [f"{a.peer}->DDR" if a.store else f"DDR->{a.peer}" for a in accesses]
     seconds = overlay.seconds["ddr_write_gbs"]
     found = run_traces(
@@ -70,7 +69,7 @@ def order_ddr(
             stream=np.array([streams[n] for n in names], np.int32),
             get=np.array([a.store for a in accesses], bool),
             seconds=np.array([a.elements * 4 * seconds for a in accesses]),
-            patience=np.full(len(accesses), PATIENCE_US * 1e-6),
+            patience=np.full(len(accesses), RULE.patience_us * 1e-6),
             rank=np.arange(len(accesses), dtype=np.int32),
             in_order=np.zeros(len(accesses), bool),
             needs=needs,
@@ -82,7 +81,7 @@ def order_ddr(
     return Ordered(tuple(mops[i] for i in order), order, found, starts)
 
 
-def _jobs(accesses: Sequence[Access], rule: DramPolicy) -> Iterator[Job]:
+def jobs(accesses: Sequence[Access]) -> Iterator[Job]:
     """The accesses as jobs. Nobody but T waits for rows, so they do not overtake the stores that were added before
     them; but the first rows of all are what the first product waits for, so weights come behind them."""
     first_rows = tuple(range(len(list(takewhile(_brings_rows, accesses)))))
@@ -90,7 +89,7 @@ def _jobs(accesses: Sequence[Access], rule: DramPolicy) -> Iterator[Job]:
     """What the next access must be behind: one that brings rows, and any other load."""
     for number, access in enumerate(accesses):
         brings_rows = _brings_rows(access)
-        yield Job(access, rule, number, () if access.store else behind[brings_rows])
+        yield Job(access, RULE, number, () if access.store else behind[brings_rows])
         if access.store:
             behind[True] = (number,)
         elif not brings_rows:

@@ -31,6 +31,9 @@ LATE = 2
 """Between slices, T sends rows to X so many tiles later than X takes them. A tile of a slice goes from T through MME
 and C before X takes it; T would wait for X in the meantime, and the MME for T. With more than two the program could
 deadlock: an MME takes two tiles before it ends one."""
+STORED = 4
+"""Column tiles of a lane that are stored at once. All lanes store the first ones before the next ones, since what is
+computed next overwrites them in this order."""
 EMPTY: Iterator[None] = iter(())
 
 
@@ -75,6 +78,8 @@ class Rows:
         """The address of the table that Post of each lane holds."""
         self._alone: set[tuple[int, int]] = set()
         """Banks of X whose statistics the lanes of a pair have not joined yet, by lane."""
+        self._storing: set[int] = set()
+        """Banks of X that are stored, and not written since."""
 
     # -- rows
 
@@ -169,14 +174,18 @@ class Rows:
         """Store the rows of a bank, which have just been completed."""
         if norm is not None:
             self._join(panel, bank)
+        self._storing.add(bank)
+        joined = norm is not None and self.mode.halves > 1
+        moves: list[tuple[int, int, int, int]] = []
         for half, columns in zip(self.mode.of_halves(panel), self.mode.split(y.columns), strict=True):
-            if not columns:
-                continue
-            for lane in half.lanes:
-                slots = self.slots(bank, 0, len(columns))
-                self.e.store_rows(lane, slots, norm, joined=norm is not None and self.mode.halves > 1)
-                at = y.at(self.mode.tile(panel, lane).row, columns.start)
-                self.e.move(f"X{lane}", at, len(columns) * TILE_SIZE)
+            parts = [columns[at : at + STORED] for at in range(0, len(columns), STORED)]
+            for lane in half.lanes if parts else ():
+                slots = [self.slots(bank, part.start - columns.start, len(part)) for part in parts]
+                self.e.store_rows(lane, slots, norm, joined=joined)
+                row = self.mode.tile(panel, lane).row
+                moves += [(n, lane, y.at(row, part.start), len(part)) for n, part in enumerate(parts)]
+        for _, lane, addr, tiles in sorted(moves):
+            self.e.move(f"X{lane}", addr, tiles * TILE_SIZE)
 
     def _join(self, panel: Panel, bank: int) -> None:
         """Join the statistics of the halves of rows, where that has not been done."""
@@ -254,7 +263,7 @@ class Rows:
         ]
         starts = [columns.start for columns in self.mode.split(p.columns)]
         if p.head is not None and p.head.table is not None:
-            self.tables(panel, p.head.table, [lane for half, _ in made for lane in half.lanes])
+            self.tables(panel, p.head.table)
         for turn in range(1 + p.gate):
             weights: list[Weights] = []
             for half, column in made:
@@ -291,11 +300,11 @@ class Rows:
                 heads = None if p.head is None else p.head.functions
                 self.e.post(lane, to(lane), p.activation, gate=p.gate, heads=heads)
 
-    def tables(self, panel: Panel, table: int, lanes: Sequence[int]) -> None:
-        """Bring the table of a rotation for the rows of some lanes to their Posts, unless these have it. It comes
-        before the weights: behind them it would keep those of the next product waiting."""
+    def tables(self, panel: Panel, table: int) -> None:
+        """Bring the table of a rotation for the rows of each lane to its Post, unless that has it. It comes before the
+        weights: behind them it would keep those of the next product waiting."""
         lacking: dict[int, list[int]] = {}
-        for lane in lanes:
+        for lane in self.mode.lanes(panel):
             addr = table + self.mode.tile(panel, lane).at * TILE_SIZE
             if self._table.get(lane) != addr:
                 self._table[lane] = addr
@@ -340,8 +349,10 @@ class Rows:
                 if some:
                     weights.append(Weights(half, p.weights[half.number], k, at, some, is_column=False))
             self.weights(weights)
-        # a residual is read before its place is written, tile by tile
-        whole = beside is None and not (first and residual is not None and residual.bank == bank)
+        # tile by tile, a residual is read before its place is written, and rows that are being stored make room
+        in_turn = first and (bank in self._storing or (residual is not None and residual.bank == bank))
+        whole = beside is None and not in_turn
+        self._storing.discard(bank)
         for at, count in ((0, longest),) if whole else ((c, 1) for c in range(longest)):
             for row in range(len(panel.tiles)):
                 tile, slot = where(row)

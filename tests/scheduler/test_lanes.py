@@ -14,17 +14,20 @@ from rsn.base.errors import UnsupportedError
 from rsn.hw.sim.machine import Machine
 from rsn.isa.expansion import Expansion
 from rsn.isa.instruction_path import InstructionPath
+from rsn.isa.lanes import Part
 from rsn.isa.layout import block
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.tokens import Slots
 from rsn.isa.program import Role
 from rsn.isa.verify import check
+from rsn.isa.work import Access
 from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lanes.blocks import Sequences
 from rsn.scheduler.lanes.lowering import best
+from rsn.scheduler.lanes.order import jobs
 from rsn.scheduler.lanes.panels import panels_of, shared
 from rsn.scheduler.schedule import PAPER
 from rsn.tests.effort import examples
@@ -303,6 +306,35 @@ def test_tokens_order_reads_behind_writes_and_writes_behind_reads(accesses: list
             assert max(last_write.get(s, 0) for s in places) <= waited[False] <= tiles
             reads += 1
             last_read |= dict.fromkeys(places, reads)
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_come_behind_the_first_rows() -> None:
+    """Later rows come behind the stores before them, and hold up no weights."""
+    peers = ("TIn1", "TIn3", "W1", "Post0", "TIn1", "W1", "XStore0", "KvIn0")
+    accesses = [Access(peer, peer in ("Post0", "XStore0"), 0, 8192) for peer in peers]
+    assert [job.behind for job in jobs(accesses)] == [(), (), (0, 1), (), (3,), (), (), ()]
+    assert [job.behind for job in jobs(accesses[2:4])] == [(), ()]
+
+
+@pytest.mark.parametrize(("seq", "lanes"), [(384, {0, 2, 4}), (768, {0, 1, 2, 3, 4, 5})])
+def test_where_results_of_heads_wait(seq: int, lanes: set[int]) -> None:
+    """In P3, T of the odd lane has enough to do with probabilities."""
+    kernels = build(Maker().encoder(1, seq, 256, 4, 512), XNN2, PAPER).kernels.sequences
+    takes = {lane for lane in range(6) for mop in kernels[f"TIn{lane}"] if mop.part != Part.WHOLE}
+    assert takes == lanes
+
+
+def test_rows_that_are_stored_make_room_in_parts() -> None:
+    """The next attention writes to their bank: its first columns wait for the first part alone."""
+    kernels = build(Maker().encoder(3, 512, 1024, 16, 128), XNN2, PAPER).kernels.sequences
+    stores = [mop.tiles for mop in kernels["XStore0"]]
+    waits = [mop.stored for mop in kernels["XIn0"] if mop.stored]
+    assert set(stores) == {4}
+    assert sum(waits) == len(stores)
+    assert 1 in waits
 
 
 # -- times ------------------------------------------------------------------------------------------------------------

@@ -110,9 +110,12 @@ class Emission(LaneWork):
     ) -> None:
         wait = self.x[lane].write([(s, self._statistics(s)) if statistics else s for s in slots])
         stored = 0
-        if any(not set(slots).isdisjoint(other) for other in self.stores[lane]):
-            stored = len(self.stores[lane])
-            self.stores[lane] = []
+        for number, other in enumerate(self.stores[lane], 1):
+            # a store normalises by the statistics of its bank
+            begins = statistics and self._statistics(slots[0]) == self._statistics(other[0])
+            if begins or not set(slots).isdisjoint(other):
+                stored = number
+        del self.stores[lane][:stored]
         self._add(
             f"XIn{lane}",
             XIn(
@@ -137,14 +140,17 @@ class Emission(LaneWork):
         norms read it."""
         return BANKS * self.columns + slot // self.columns
 
-    def store_rows(self, lane: int, slots: Sequence[int], norm: RowNorm | None = None, *, joined: bool = False) -> None:
+    def store_rows(
+        self, lane: int, parts: Sequence[Sequence[int]], norm: RowNorm | None = None, *, joined: bool = False
+    ) -> None:
         unit = f"XIn{lane}"
         if joined:
             self._add(unit, XIn(wait=self.x[lane].after_reads(), store=1))
         else:
             self._change(unit, self.made[unit][-1].replace(store=1))
-        self._add(f"XStore{lane}", XStore(slot=slots[0], tiles=len(slots), wait=1, **_norm(norm)))
-        self.stores[lane].append(slots)
+        for number, slots in enumerate(parts):
+            self._add(f"XStore{lane}", XStore(slot=slots[0], tiles=len(slots), wait=int(not number), **_norm(norm)))
+            self.stores[lane].append(slots)
 
     def send_tiles(
         self,
