@@ -2,9 +2,8 @@
 
 A test, or a case of one, that is marked `long` is left to `make test-long`, which sets RSN_TESTS=long. A property with
 many cases runs in both: it says how many cases it has in full, and how many a quick run tries. `make test-long` tries a
-quarter of them (`cases`, `examples`), or a tenth of drawn programs (`drawn`), but no fewer than `make test`; a property
-of which it would try no more is left out there (`examples`, `in_full`). `make test-full` (RSN_TESTS=full) tries all,
-and the cases that are marked `full`.
+tenth of them, but no fewer than `make test`; a property of which it would try no more is left out there. `make
+test-full` (RSN_TESTS=full) tries all, and the cases that are marked `full`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,12 @@ LONG = FULL or os.environ.get("RSN_TESTS") == "long"
 
 
 def cases(full: int, quick: int) -> int:
-    """How many cases a test decorated with `in_both` tries in this run."""
-    return full if FULL else max(quick, full // 4) if LONG else quick
-
-
-def drawn(full: int, quick: int) -> int:
-    """How many programs a test decorated with `in_both` or `in_full` draws in this run."""
+    """How many cases a test decorated with `in_both` or `in_full` tries in this run."""
     return full if FULL else max(quick, full // 10) if LONG else quick
 
 
 def in_both(test: Test) -> Test:
-    """Run a test in all targets, with as many cases as `cases` or `drawn` says."""
+    """Run a test in all targets, with as many cases as `cases` says."""
     marked: Test = pytest.mark.long(test) if LONG else test
     return in_full(marked)
 

@@ -44,7 +44,7 @@ from rsn.host.generation import Decoder, Generation, Sampling, Stream
 from rsn.host.generation.batching import Event
 from rsn.host.serving.health import State
 from rsn.host.serving.policy import QueueFull
-from rsn.tests.effort import examples
+from rsn.tests.effort import examples, full, sampled
 from rsn.tests.test_generate import END, OF_GEMMA, SIZES, TOKENS, made
 
 Array = npt.NDArray[np.float32]
@@ -428,7 +428,7 @@ def test_sliding_windows_on_the_cpp_machine(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("name", sampled(WINDOWED, {"Mistral", "Gemma 3"}, full))
 def test_requests_to_models_with_windows(name: str) -> None:
     """64 greedy tokens of requests that wait for slots."""
     model = windowed(name, 12)

@@ -17,7 +17,7 @@ from rsn.isa.program import Program
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 
 SOURCE = """from rsn.streams import *
 x: f32[2, 4, 4]
@@ -89,7 +89,7 @@ def test_changed_files_are_refused_or_run(program: Program) -> None:
     random = Random(5)
     given = tomllib.loads(text(program.overlay))
     read = 0
-    for _ in range(drawn(4000, 200)):
+    for _ in range(cases(4000, 200)):
         other = dict(given)
         key = random.choice([k for k, v in given.items() if isinstance(v, dict | list)])
         if isinstance(given[key], dict):

@@ -14,7 +14,7 @@ from rsn.machine.executor import ProcessNetwork
 from rsn.machine.plan import Plan
 from rsn.machine.steps import AnyOf, Channel, Step, Steps
 from rsn.machine.unit import Unit
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.machine.arrivals import Drawn, Events, draw, merge, on_engine, relay, sink, source
 from rsn.tests.machine.test_executor import network, put, toy
 
@@ -29,7 +29,7 @@ ORDERS = {
 @in_both
 def test_drawn_networks_equal_plain_events_in_every_visiting_order() -> None:
     ended = chose = 0
-    for seed in range(drawn(1500, 60)):
+    for seed in range(cases(1500, 60)):
         net = draw(Random(seed))
         expected = Events(net).run()
         for name, order in ORDERS.items():

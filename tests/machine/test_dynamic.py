@@ -12,7 +12,7 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.machine.dynamic import DynamicKernel, DynamicNetwork, Ports
 from rsn.machine.off_chip import OffChipMemory, Sharing
 from rsn.machine.steps import Steps
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 
 DONE = object()
 
@@ -79,7 +79,7 @@ def test_tokens_decide_how_long_units_work() -> None:
 
 @in_both
 def test_one_queue_equals_its_recursion_in_all_visiting_orders() -> None:
-    for seed in range(drawn(300, 30)):
+    for seed in range(cases(300, 30)):
         random = Random(seed)
         jobs = [
             [(8 * random.randrange(6) + n * (not k), random.randrange(40), k) for k in range(random.randrange(8))]
@@ -247,7 +247,7 @@ def one_by_one(transfers: Sequence[tuple[int, int]], channels: int, each: int) -
 
 @in_both
 def test_sharing_equals_accesses_one_by_one() -> None:
-    for seed in range(drawn(300, 30)):
+    for seed in range(cases(300, 30)):
         random = Random(seed)
         channels = random.randint(1, 6)
         each = random.randint(1, channels)

@@ -25,7 +25,7 @@ from rsn.streams.dataflow.memory import fusion_space
 from rsn.streams.dataflow.parts import parts
 from rsn.streams.fifos.measure import alone
 from rsn.streams.reader import read
-from rsn.tests.effort import drawn, in_both, long
+from rsn.tests.effort import cases, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, block
 from rsn.tests.streams.test_hls import built
 
@@ -137,7 +137,7 @@ def drawn_knobs(random: Random) -> Knobs:
 
 @in_both
 def test_drawn_blocks() -> None:
-    for seed in range(drawn(120, 2)):
+    for seed in range(cases(120, 2)):
         random = Random(seed)
         torch.manual_seed(seed)
         module = Drawn(random)

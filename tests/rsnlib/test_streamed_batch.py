@@ -14,7 +14,7 @@ from rsn.host.native_tasks import run_native
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, streamed
-from rsn.tests.effort import drawn, in_both, long
+from rsn.tests.effort import cases, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Attention, Cached, Drawn, block
 from rsn.tests.rsnlib.test_streamed import BLOCKS, SMALL, Function, agrees, drawn_knobs, has_times_of_its_tasks
 from rsn.tests.streams.test_hls import built
@@ -47,7 +47,7 @@ def test_a_cache_of_keys_and_values(name: str, batch: int) -> None:
 
 @in_both
 def test_drawn_blocks() -> None:
-    for seed in range(drawn(60, 2)):
+    for seed in range(cases(60, 2)):
         random = Random(1000 + seed)
         torch.manual_seed(seed)
         module = Drawn(random)

@@ -30,7 +30,7 @@ from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import PAPER, Interleave, Schedule
 from rsn.scheduler.tile import tile
-from rsn.tests.effort import LONG, drawn, in_both, long
+from rsn.tests.effort import LONG, cases, in_both, long
 
 from .networks import Maker, error
 
@@ -207,7 +207,7 @@ def test_time_is_near_that_of_the_unit_that_binds(
 
 
 @in_both
-@settings(max_examples=drawn(120, 3), deadline=None, phases=UNSHRUNK, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(120, 3), deadline=None, phases=UNSHRUNK, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_attention(data: st.DataObject) -> None:
     """Heads, groups, widths, rows, batches, lengths, masks and caps in any combination that is not refused."""

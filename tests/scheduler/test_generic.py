@@ -41,7 +41,7 @@ from rsn.scheduler.graph import Activation, AttentionLayer, LayerGraph
 from rsn.scheduler.lower import require_compilable
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 
 from .networks import Maker, error, reference
 from .toy_machines import POST_OPS, TOY3, TOY5, TOY5_SHARED, Toy, toy, toys
@@ -276,7 +276,7 @@ def small(draw: st.DrawFn) -> tuple[LayerGraph, list[int] | None]:
 
 
 @in_both
-@settings(max_examples=drawn(400, 10))
+@settings(max_examples=cases(400, 10))
 @given(machine=toys(), given=small(), strict=st.booleans())
 def test_any_machine_computes_any_network_or_says_what_it_lacks(
     machine: Toy, given: tuple[LayerGraph, list[int] | None], strict: bool

@@ -12,7 +12,7 @@ import pytest
 
 from rsn.streams.check import check
 from rsn.streams.source import CODES
-from rsn.tests.effort import drawn, full, in_both, long, sampled
+from rsn.tests.effort import cases, full, in_both, long, sampled
 from rsn.tests.streams.grammar import EFFECT, program
 
 LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def test_changed_programs_give_findings() -> None:
     random = Random(7)
     texts = [case["program"] for case in LISTED.values()]
     readable = 0
-    for _ in range(drawn(4000, 150)):
+    for _ in range(cases(4000, 150)):
         tree = ast.parse(random.choice(texts))
         parts = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
         others = [node for node in ast.walk(ast.parse(random.choice(texts))) if isinstance(node, ast.expr | ast.stmt)]
@@ -108,14 +108,14 @@ def test_changed_programs_give_findings() -> None:
         report = check(text)
         assert process_time() - start < 20, text
         assert all(f.message and f.place is not None for f in report.findings if f.code != "limit"), text
-    assert readable > drawn(4000, 150) // 4
+    assert readable > cases(4000, 150) // 4
 
 
 @in_both
 def test_cut_texts_give_findings() -> None:
     random = Random(8)
     texts = [case["program"] for case in LISTED.values()]
-    for _ in range(drawn(4000, 150)):
+    for _ in range(cases(4000, 150)):
         text = random.choice(texts)
         a, b = sorted(random.choices(range(len(text)), k=2))
         report = check(text[:a] + random.choice(["", "s", "(", ":", "\n", "é", "[", "data()"]) + text[b:])
@@ -126,7 +126,7 @@ def test_cut_texts_give_findings() -> None:
 def test_python_of_every_kind_gives_findings_and_is_not_executed(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     kinds: set[str] = set()
-    for seed in range(drawn(3000, 100)):
+    for seed in range(cases(3000, 100)):
         text = program(Random(seed), EFFECT.format(str(mark)))
         start = process_time()
         report = check(text)
@@ -138,7 +138,7 @@ def test_python_of_every_kind_gives_findings_and_is_not_executed(tmp_path: Path)
             kinds |= {type(node).__name__ for node in ast.walk(ast.parse(text))}
     assert not mark.exists()
     every = {kind.__name__ for base in (ast.stmt, ast.expr) for kind in base.__subclasses__()}
-    assert len(every - kinds) < drawn(1, len(every) // 2)
+    assert len(every - kinds) < cases(1, len(every) // 2)
 
 
 def test_the_drawn_programs_are_mostly_python() -> None:

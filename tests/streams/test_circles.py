@@ -6,7 +6,7 @@ from random import Random
 
 from rsn.streams.check import check
 from rsn.streams.circles import bridges
-from rsn.tests.effort import drawn, in_both, in_full
+from rsn.tests.effort import cases, in_both, in_full
 from rsn.tests.streams.test_exhaustive import program_of, source_of
 
 
@@ -27,14 +27,14 @@ def joined(ends: dict[int, tuple[int, int]], a: int, b: int) -> bool:
 def test_bridges_against_a_search() -> None:
     random = Random(5)
     some = 0
-    for _ in range(drawn(2000, 100)):
+    for _ in range(cases(2000, 100)):
         count = random.randint(2, 9)
         ends = {s: tuple(random.sample(range(count), 2)) for s in range(random.randint(1, 12))}
         pairs = {s: (a, b) for s, (a, b) in ends.items()}
         expected = {s for s, (a, b) in pairs.items() if not joined({k: e for k, e in pairs.items() if k != s}, a, b)}
         assert bridges(pairs) == expected, pairs
         some += bool(expected) and len(expected) < len(pairs)
-    assert some > drawn(400, 20)
+    assert some > cases(400, 20)
 
 
 @in_full
@@ -42,7 +42,7 @@ def test_a_program_behind_a_bridge_has_the_same_verdict() -> None:
     """One task gets a token from a new source before all else, and another gives one to a new sink at its end."""
     random = Random(6)
     verdicts = set()
-    for _ in range(drawn(400, 60)):
+    for _ in range(cases(400, 60)):
         depths, bodies = program_of(random)
         text = source_of(depths, bodies)
         verdict = check(text).code

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from rsn.streams.check import check
-from rsn.tests.effort import drawn, in_full, sampled
+from rsn.tests.effort import cases, in_full, sampled
 
 pytestmark = pytest.mark.long
 
@@ -197,7 +197,7 @@ def walk_sticks(depths: list[int], bodies: list[tuple[Item, ...]]) -> bool:
 def test_whole_periods_give_the_verdict_of_a_walk() -> None:
     random = Random(3)
     verdicts: Counter[str] = Counter()
-    for _ in range(drawn(400, 40)):
+    for _ in range(cases(400, 40)):
         depths, bodies = program_of(random, trips=(2, 3, 20, 33), arms=False)
         times = random.randint(1, 40)
         bodies = [(Loop(times, body),) if body else () for body in bodies]
@@ -213,7 +213,7 @@ def test_whole_periods_give_the_verdict_of_a_walk() -> None:
 def test_verdicts_are_those_of_an_exploration(seed: int) -> None:
     random = Random(seed)
     verdicts: Counter[str] = Counter()
-    for _ in range(drawn(1000, 150)):
+    for _ in range(cases(1000, 150)):
         depths, bodies = program_of(random)
         text = source_of(depths, bodies)
         expected = verdict(depths, bodies, stuck)

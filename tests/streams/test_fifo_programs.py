@@ -18,7 +18,7 @@ from rsn.streams.sizing.depths import sizes
 from rsn.streams.sizing.program import SizedProgram
 from rsn.streams.timing.timed import Model
 from rsn.streams.timing.timed import Timing as Run
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.streams import maxplus
 from rsn.tests.streams.fifo_programs import program_of, row_program, sized
 from rsn.tests.streams.fifo_runs import random_graph
@@ -138,7 +138,7 @@ def with_depths(text: str, depths: dict[str, int]) -> str:
 def test_normal_depths_of_random_graphs() -> None:
     random = Random(7)
     counts = dict.fromkeys(("graphs", "moved", "safe", "fast", "lowered", "later", "soon"), 0)
-    for k in range(drawn(500, 5)):
+    for k in range(cases(500, 5)):
         graph = random_graph(random)
         text = program_of(graph) if k % 2 else row_program(random)
         if "@task" in text:
@@ -151,7 +151,7 @@ def test_normal_depths_of_random_graphs() -> None:
 def test_equations_are_exact_on_the_engine_where_no_input_is_slower() -> None:
     """With one interval for all, as after conservative equalisation, the equations are what the engine needs."""
     random = Random(8)
-    for _ in range(drawn(500, 5)):
+    for _ in range(cases(500, 5)):
         graph = conservative(random_graph(random))
         if not graph.fifos:
             continue

@@ -14,7 +14,7 @@ from rsn.streams.fifos.equations import AT_ONCE, NEXT_CYCLE, max_tokens
 from rsn.streams.fifos.paths import path_delays
 from rsn.streams.fifos.starts import Fifo, KernelGraph, Schedule, conservative, schedule
 from rsn.streams.orders.order import Order
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.fifo_runs import random_case, random_graph, run
 
 
@@ -52,7 +52,7 @@ def test_a_depth_of_the_printed_equation_stops_the_source() -> None:
 def test_exact_equations_are_the_peaks_of_runs() -> None:
     random = Random(1)
     short = 0
-    for _ in range(drawn(4000, 100)):
+    for _ in range(cases(4000, 100)):
         source, target, delay = random_case(random)
         for free_after in (AT_ONCE, NEXT_CYCLE):
             depth = max_tokens(source, target, delay, "exact", free_after)
@@ -66,7 +66,7 @@ def test_exact_equations_are_the_peaks_of_runs() -> None:
         else:
             assert paper <= exact
             short += paper < exact
-    assert short > drawn(4000, 100) // 10
+    assert short > cases(4000, 100) // 10
 
 
 def test_what_the_equations_refuse() -> None:
@@ -148,7 +148,7 @@ def test_conservative_equalisation() -> None:
 @in_both
 def test_conservative_depths_are_no_larger_and_its_latency_no_shorter() -> None:
     random = Random(2)
-    for _ in range(drawn(500, 30)):
+    for _ in range(cases(500, 30)):
         graph = random_graph(random)
         normal = schedule(graph, latency=None)
         slowed = Schedule(conservative(graph), normal.starts)
@@ -175,7 +175,7 @@ def exhaustive(graph: KernelGraph, weights: str, latest: int) -> tuple[Fraction,
 @in_both
 def test_start_times_are_the_best_of_all_schedules() -> None:
     random = Random(3)
-    count = drawn(400, 20)
+    count = cases(400, 20)
     later = 0
     for _ in range(count):
         graph = random_graph(random, most=5)
@@ -200,7 +200,7 @@ def test_start_times_are_the_best_of_all_schedules() -> None:
 @in_both
 def test_paths_against_start_times() -> None:
     random = Random(4)
-    count = drawn(400, 20)
+    count = cases(400, 20)
     less = 0
     for _ in range(count):
         graph = random_graph(random, most=8, one_source=True)

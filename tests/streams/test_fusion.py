@@ -12,7 +12,7 @@ from rsn.streams.dataflow.best_fusion import by_windows, fuse, improved
 from rsn.streams.dataflow.exact_fusion import exact
 from rsn.streams.dataflow.fusion import Fusion, FusionSpace, Stream, algorithm_2, printed
 from rsn.streams.dataflow.topology import topological_order
-from rsn.tests.effort import drawn, in_full
+from rsn.tests.effort import cases, in_full
 
 from .fusions import acyclic, drawn_space, memory, most_kept
 
@@ -96,7 +96,7 @@ def test_algorithm_2_depends_on_the_topological_order() -> None:
 def test_fusions_of_drawn_graphs_against_every_partition() -> None:
     """Groups run one after the other and stay within the limit; exact is the best, and the bound of windows holds."""
     better = 0
-    for seed in range(drawn(500, 50)):
+    for seed in range(cases(500, 50)):
         space, limit = drawn_space(Random(seed))
         best = most_kept(space, limit)
         windows = by_windows(space, limit, 3, 10_000)

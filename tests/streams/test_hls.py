@@ -35,7 +35,7 @@ from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.program import mapped_program
 from rsn.streams.reader import read
-from rsn.tests.effort import drawn, full, in_full, long
+from rsn.tests.effort import cases, full, in_full, long
 from rsn.tests.streams import hls_programs as programs
 from rsn.tests.streams.test_mapped_program import FFN
 
@@ -196,8 +196,8 @@ def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> No
     texts, most = {
         "listed": ({name: observable(row["program"]) for name, row in LISTED.items() if not row["code"]}, 20),
         "pipelines": (pipelines(), 23),
-        "scalars": ({f"drawn_{k}": programs.drawn_scalars(k) for k in range(400)}, drawn(140, 14)),
-        "tiles": ({f"tiles_{k}": programs.drawn_tiles(k) for k in range(400)}, drawn(100, 10)),
+        "scalars": ({f"drawn_{k}": programs.drawn_scalars(k) for k in range(400)}, cases(140, 14)),
+        "tiles": ({f"tiles_{k}": programs.drawn_tiles(k) for k in range(400)}, cases(100, 10)),
         "systolic": ({"systolic": SYSTOLIC.read_text(encoding="utf-8")}, 1),
     }[sort]
     given = well_typed(texts, most)
@@ -210,7 +210,7 @@ def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> No
 def test_changed_programs_are_refused_or_give_equal_results(tmp_path: Path) -> None:
     given: dict[str, TaskProgram] = {}
     refused: list[str] = []
-    for seed in range(drawn(3000, 300)):
+    for seed in range(cases(3000, 300)):
         report = check(programs.changed(seed), "p.py")
         if report.code:
             continue
@@ -221,10 +221,10 @@ def test_changed_programs_are_refused_or_give_equal_results(tmp_path: Path) -> N
             refused.append(str(e))
             continue
         given[f"changed_{seed}"] = program
-    assert len(refused) > drawn(50, 5)
+    assert len(refused) > cases(50, 5)
     assert [message for message in refused if not re.match(r"p\.py:\d+:\d+: ", message)] == []
     outcomes = compare(built(tmp_path, dict(list(given.items())[:120])))
-    assert outcomes["equal"] > drawn(100, 10)
+    assert outcomes["equal"] > cases(100, 10)
 
 
 def test_listed_programs_show_what_they_get() -> None:

@@ -22,7 +22,7 @@ from rsn.host.tasks import run_tasks
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
-from rsn.tests.effort import drawn, in_both, in_full, sampled
+from rsn.tests.effort import cases, in_both, in_full, sampled
 
 Mesh = tuple[int, ...]
 Labels = tuple[int | None, ...]
@@ -299,7 +299,7 @@ def kind_of_refusal(program: Program, seed: int) -> str:
 def test_verdicts_are_those_of_numbers(seed: int) -> None:
     random = Random(seed)
     counts: Counter[str] = Counter()
-    for number in range(drawn(1000, 100)):
+    for number in range(cases(1000, 100)):
         program = Maker(random).program()
         text = program.text()
         report = check(text)
@@ -315,14 +315,14 @@ def test_verdicts_are_those_of_numbers(seed: int) -> None:
             assert kind, f"refused, and right:\n{text}\n{report}"
             counts[kind] += 1
     print(dict(counts))
-    assert counts["well"] >= drawn(300, 30)
-    assert counts["ill"] >= drawn(200, 20)
+    assert counts["well"] >= cases(300, 30)
+    assert counts["ill"] >= cases(200, 20)
 
 
 @in_both
 def test_accepted_programs_run_on_the_engine() -> None:
     random, ran = Random(3), 0
-    for number in range(drawn(300, 25)):
+    for number in range(cases(300, 25)):
         program = Maker(random).program()
         report = check(program.text())
         if report.code or not all(1 <= len(shape) <= 2 for shape in program.shapes.values()):
@@ -334,4 +334,4 @@ def test_accepted_programs_run_on_the_engine() -> None:
         found = run_tasks(pack(build(report)), given).outputs["OUT"]
         assert np.allclose(found, expected, rtol=1e-9, atol=1e-9 * (1 + np.abs(expected).max())), program.text()
         ran += 1
-    assert ran > drawn(50, 4)
+    assert ran > cases(50, 4)

@@ -20,7 +20,7 @@ from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.streams.reader import read
 from rsn.streams.source import Refusal
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "layouts.toml").read_text(encoding="utf-8"))
 
@@ -277,7 +277,7 @@ def test_changed_programs_give_findings() -> None:
     random = Random(5)
     texts = [case["program"] for case in LISTED.values()]
     codes = Counter[str]()
-    for _ in range(drawn(2000, 100)):
+    for _ in range(cases(2000, 100)):
         tree, donor = (ast.parse(random.choice(texts)) for _ in range(2))
         parts, others = ([n for n in ast.walk(t) if isinstance(n, ast.expr | ast.stmt)] for t in (tree, donor))
         for _ in range(random.randint(1, 3)):

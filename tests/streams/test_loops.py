@@ -9,7 +9,7 @@ import pytest
 from rsn.streams.check import check
 from rsn.streams.reader import read
 from rsn.streams.tree import Body, Op, Repeat, total
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 
 HEAD = """from rsn.streams import *
 s = Stream[i32, 2][8]
@@ -119,7 +119,7 @@ def flat(body: Body) -> list[int]:
 def test_every_iteration_is_there() -> None:
     random = Random(11)
     stepped = 0
-    for _ in range(drawn(800, 30)):
+    for _ in range(cases(800, 30)):
         lines = loop(random, [], "    ", 3)
         text = f"{HEAD}    n = 20\n" + "\n".join(lines) + "\n"
         region = read(text)
@@ -129,7 +129,7 @@ def test_every_iteration_is_there() -> None:
             body = region.instances[tid].body
             assert flat(body) == expected(plain, tid), text
             stepped += any(isinstance(node, Repeat) for node in body)
-    assert stepped > drawn(800, 30) // 2
+    assert stepped > cases(800, 30) // 2
 
 
 @pytest.mark.parametrize(

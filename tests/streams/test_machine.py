@@ -23,7 +23,7 @@ from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, build, task_program
 from rsn.streams.check import check
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.test_exhaustive import program_of as drawn_program
 from rsn.tests.streams.test_exhaustive import source_of
 
@@ -180,7 +180,7 @@ def test_values_are_those_of_python(kind: str) -> None:
     def wrap(value: Any) -> Any:
         return np.float32(value) if floats else int(np.array(int(value) & 0xFFFFFFFF, np.uint32).astype(dtype))
 
-    for number in range(drawn(200, 15)):
+    for number in range(cases(200, 15)):
         text = HEAD.format(kind=kind) + BODIES.format(
             kind=kind,
             start="0.5" if floats else "5",
@@ -252,7 +252,7 @@ def test_a_number_that_is_stored_in_a_tile_wraps() -> None:
 def test_programs_that_pass_the_check_end_on_the_engine() -> None:
     random = Random(11)
     apart = 0
-    for _ in range(drawn(1000, 60)):
+    for _ in range(cases(1000, 60)):
         text = source_of(*drawn_program(random))
         report = check(text)
         if report.code:
@@ -262,4 +262,4 @@ def test_programs_that_pass_the_check_end_on_the_engine() -> None:
         with_data = run_tasks(program).run.latency_s
         if "data()" not in text:
             assert Machine(program).run().latency_s == with_data
-    assert apart >= drawn(4, 0)
+    assert apart >= cases(4, 0)

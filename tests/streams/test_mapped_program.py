@@ -22,7 +22,7 @@ from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.program import mapped_program
 from rsn.streams.mapping.search import search
 from rsn.streams.reader import read
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.test_machine import BODIES, HEAD, statements
 
 FFN = """
@@ -77,7 +77,7 @@ def test_a_bundle_shares_one_stream_of_the_machine() -> None:
 def test_chains_of_random_programs_give_equal_values() -> None:
     random = Random(21)
     mapped_ones = 0
-    for number in range(drawn(200, 12)):
+    for number in range(cases(200, 12)):
         kind = random.choice(["i8", "f32"])
         floats = kind == "f32"
         text = HEAD.format(kind=kind) + BODIES.format(
@@ -96,4 +96,4 @@ def test_chains_of_random_programs_give_equal_values() -> None:
             continue
         mapped_ones += 1
         np.testing.assert_array_equal(run_tasks(pack(uops_of(program)), {"x": x}).outputs["y"], expected, err_msg=text)
-    assert mapped_ones > drawn(100, 6)
+    assert mapped_ones > cases(100, 6)

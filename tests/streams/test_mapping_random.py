@@ -16,7 +16,7 @@ from rsn.streams.mapping.proof import check_mapped
 from rsn.streams.mapping.search import search
 from rsn.streams.mapping.shots import Shots
 from rsn.streams.tree import Body, Choice, Op, Repeat
-from rsn.tests.effort import drawn, in_full
+from rsn.tests.effort import cases, in_full
 
 from .graphs import HEAD, start
 
@@ -176,7 +176,7 @@ def test_primitives_and_proofs_agree_with_the_oracle() -> None:
     found: dict[str, int] = defaultdict(int)
     programs = 0
     seed = 0
-    while programs < drawn(200, 25):
+    while programs < cases(200, 25):
         seed += 1
         random = Random(seed)
         try:
@@ -202,7 +202,7 @@ def test_primitives_and_proofs_agree_with_the_oracle() -> None:
 @in_full
 def test_what_the_search_finds_runs_to_its_end() -> None:
     programs = found = seed = 0
-    while programs < drawn(200, 25):
+    while programs < cases(200, 25):
         seed += 1
         random = Random(seed)
         try:

@@ -16,7 +16,7 @@ from rsn.streams.orders.converter import (
     parting,
 )
 from rsn.streams.orders.order import Axis, Order
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.orders import drawn_pair, held, needed
 
 CUT = "1x1x2x2"
@@ -114,7 +114,7 @@ def test_a_part_that_begins_inside_a_tensor_is_converted_like_a_whole_one() -> N
 @in_both
 def test_a_converter_holds_what_sets_of_elements_say() -> None:
     random = Random(1)
-    for _ in range(drawn(5000, 200)):
+    for _ in range(cases(5000, 200)):
         put, get = drawn_pair(random)
         found = converter(put, get)
         if found is None:

@@ -12,7 +12,7 @@ from rsn.streams.mapping.errors import MappingError
 from rsn.streams.mapping.machine import MeshDescription, MeshError, mesh
 from rsn.streams.mapping.place import best_placement, place
 from rsn.streams.mapping.primitives import bundle
-from rsn.tests.effort import drawn, in_full
+from rsn.tests.effort import cases, in_full
 
 from .graphs import HEAD, gemm, products, start
 
@@ -29,7 +29,7 @@ def shortest(weights: list[dict[int, int]], rows: int, columns: int) -> int:
 
 @in_full
 def test_placements_are_the_shortest() -> None:
-    for seed in range(drawn(200, 30)):
+    for seed in range(cases(200, 30)):
         random = Random(seed)
         rows, columns = random.choice([(2, 2), (2, 3), (1, 5)])
         nodes = random.randint(2, min(5, rows * columns))

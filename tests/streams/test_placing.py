@@ -13,7 +13,7 @@ from rsn.streams.placing.devices import BRAM_BYTES, DEVICES, RESOURCES, URAM_BYT
 from rsn.streams.placing.dies import DieError, Wire, place_on_dies
 from rsn.streams.placing.memories import KINDS, LUTRAM_BELOW, Memories, MemoryFitError, Place, allocate
 from rsn.streams.placing.unrolling import unroll
-from rsn.tests.effort import drawn, in_both, in_full
+from rsn.tests.effort import cases, in_both, in_full
 
 # -- dies --------------------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ def test_the_published_example() -> None:
 def test_placements_are_the_best_of_all() -> None:
     random = Random(1)
     refused = 0
-    for _ in range(drawn(200, 12)):
+    for _ in range(cases(200, 12)):
         dies = [{"LUT": random.randint(8, 20), "DSP": random.choice([0, 6, 9])} for _ in range(random.randint(1, 3))]
         names = [f"k{i}" for i in range(random.randint(1, 6))]
         areas = {name: {"LUT": random.randint(1, 12), "DSP": random.randint(0, 4)} for name in names}
@@ -82,7 +82,7 @@ def test_placements_are_the_best_of_all() -> None:
             refused += 1
             with pytest.raises(DieError):
                 place_on_dies(areas, wires, dies, balance)
-    assert 0 < refused < drawn(200, 12)
+    assert 0 < refused < cases(200, 12)
 
 
 def test_dies_that_are_too_small() -> None:
@@ -158,7 +158,7 @@ def fits(buffers: Mapping[str, int], memories: Memories) -> bool:
 def test_buffers_are_refused_only_if_no_way_fits() -> None:
     random = Random(2)
     refused = 0
-    for _ in range(drawn(1000, 60)):
+    for _ in range(cases(1000, 60)):
         memories = Memories(random.choice([0, 500, 2000]), random.randint(0, 12), random.randint(0, 4))
         sizes = [random.choice([64, 600, 1024, 4608, 4609, 9000, 20_000, 36_864, 80_000]) for _ in range(6)]
         buffers = {f"b{k}": size for k, size in enumerate(sizes[: random.randint(1, 6)])}
@@ -174,7 +174,7 @@ def test_buffers_are_refused_only_if_no_way_fits() -> None:
             with pytest.raises(MemoryFitError) as error:
                 allocate(buffers, memories)
             assert f"{buffers[error.value.holder]:,} bytes" in str(error.value)
-    assert 0 < refused < drawn(1000, 60)
+    assert 0 < refused < cases(1000, 60)
 
 
 def test_a_buffer_makes_room_for_another() -> None:
@@ -210,7 +210,7 @@ def test_published_unrolling() -> None:
 def test_no_unrolling_by_powers_is_faster() -> None:
     """Of all unrollings by powers of two within the budget none has a shorter slowest kernel."""
     random = Random(3)
-    for _ in range(drawn(300, 30)):
+    for _ in range(cases(300, 30)):
         work = {name: random.randint(1, 500) for name in "abcd"[: random.randint(1, 4)]}
         budget = random.randint(len(work), 40)
         found = unroll(work, budget)

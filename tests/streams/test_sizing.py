@@ -20,7 +20,7 @@ from rsn.streams.sizing.cover import cost
 from rsn.streams.sizing.depths import Sizes, sizes
 from rsn.streams.sizing.least import least, lowest
 from rsn.streams.sizing.program import SizedProgram
-from rsn.tests.effort import drawn, in_both, in_full
+from rsn.tests.effort import cases, in_both, in_full
 from rsn.tests.streams import maxplus
 from rsn.tests.streams.systolic import systolic
 from rsn.tests.streams.test_exhaustive import Item, first_outcome, program_of, source_of, stuck, walk_sticks
@@ -44,7 +44,7 @@ def found(text: str, executions: int = 3) -> Sizes:
 def test_the_cheapest_levels_of_random_monotone_properties() -> None:
     random = Random(5)
     joint = 0
-    for _ in range(drawn(600, 60)):
+    for _ in range(cases(600, 60)):
         names = "abcd"[: random.randint(1, 4)]
         step = {n: random.choice([1, 1, 2]) for n in names}
         weights = {n: random.randint(1, 9) for n in names}
@@ -64,7 +64,7 @@ def test_the_cheapest_levels_of_random_monotone_properties() -> None:
         short = least(step, high, step, weights, fails, tries=0)
         assert short.bound <= best <= short.cost
         assert fails(short.levels) is None
-    assert joint > drawn(100, 10)
+    assert joint > cases(100, 10)
 
 
 def test_the_lowest_level_in_steps() -> None:
@@ -100,7 +100,7 @@ def named(vector: tuple[int, ...], names: Mapping[str, object]) -> dict[str, int
 def test_safe_depths_are_the_least_of_all_vectors() -> None:
     random = Random(1)
     counts: Counter[str] = Counter()
-    for k in range(drawn(300, 15)):
+    for k in range(cases(300, 15)):
         text, most, bodies = small_program(random, k % 3 == 0, 300, 1)
         waits = stuck if k % 3 == 0 else walk_sticks
         program = sized(text)
@@ -118,8 +118,8 @@ def test_safe_depths_are_the_least_of_all_vectors() -> None:
             assert depth == min(others, default=None), text
         counts["deeper"] += best > program.bits(dict.fromkeys(program.groups, 1))
         counts["joint"] += result.safe.cost > cost(result.safe.alone, {n: g.weight for n, g in program.groups.items()})
-    assert counts["deeper"] > drawn(30, 0), counts
-    assert counts["joint"] >= drawn(3, 0), counts
+    assert counts["deeper"] > cases(30, 0), counts
+    assert counts["joint"] >= cases(3, 0), counts
 
 
 def ends(bodies: object, depths: dict[int, int], executions: int) -> list[int] | None:
@@ -131,7 +131,7 @@ def ends(bodies: object, depths: dict[int, int], executions: int) -> list[int] |
 def test_fast_depths_are_the_least_of_all_vectors() -> None:
     random = Random(2)
     counts: Counter[str] = Counter()
-    for k in range(drawn(200, 10)):
+    for k in range(cases(200, 10)):
         executions = random.randint(1, 3)
         text, most, _ = small_program(random, k % 4 == 0, 500, executions)
         program = sized(text, executions)
@@ -163,8 +163,8 @@ def test_fast_depths_are_the_least_of_all_vectors() -> None:
                 assert list(step.times.ends[0]) == ends(bodies, deep, executions), text
         counts["slower"] += len(result.steps) > 1
         counts["joint"] += result.fast.cost > cost(result.fast.alone, {n: g.weight for n, g in program.groups.items()})
-    assert counts["slower"] > drawn(50, 2), counts
-    assert counts["joint"] >= drawn(3, 0), counts
+    assert counts["slower"] > cases(50, 2), counts
+    assert counts["joint"] >= cases(3, 0), counts
 
 
 # -- listed programs, and the array ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from rsn.streams.check import check
 from rsn.streams.symbolic.domain import Domain, SplitSizes, never_negative
 from rsn.streams.symbolic.forall import DomainError, Proof, bounds_of, prove, with_constants
 from rsn.streams.symbolic.polynomial import Polynomial, power_sum
-from rsn.tests.effort import drawn, full, in_both, long, sampled
+from rsn.tests.effort import cases, full, in_both, long, sampled
 from rsn.tests.streams.symbolic_programs import Writer
 
 LISTED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "symbolic.toml").read_text(encoding="utf-8"))
@@ -71,14 +71,14 @@ def test_all_listed_programs_are_here() -> None:
 @pytest.mark.parametrize("seed", sampled([1, 2], [1], full))
 def test_random_programs(seed: int) -> None:
     verdicts: Counter[str] = Counter()
-    for number in range(drawn(100, 4)):
+    for number in range(cases(100, 4)):
         random = Random(seed * 1000 + number)
         text = Writer(random).text()
         domain = "n >= 1, m >= 1" if "\nm = " in text else f"n >= {random.choice('12')}"
-        verdicts[agrees(text, domain, drawn(40, 8)).verdict] += 1
-    assert verdicts["proved"] >= drawn(30, 1), verdicts
-    assert verdicts["counterexample"] >= drawn(30, 1), verdicts
-    assert verdicts["undecided"] <= drawn(15, 3), verdicts
+        verdicts[agrees(text, domain, cases(40, 8)).verdict] += 1
+    assert verdicts["proved"] >= cases(30, 1), verdicts
+    assert verdicts["counterexample"] >= cases(30, 1), verdicts
+    assert verdicts["undecided"] <= cases(15, 3), verdicts
 
 
 FORK = """s: Stream[i32, {depth}]
@@ -269,7 +269,7 @@ def test_regions_and_tensors() -> None:
 def test_changed_programs_are_proved_or_not_and_give_no_traceback() -> None:
     random = Random(9)
     verdicts: Counter[str] = Counter()
-    for _ in range(drawn(500, 12)):
+    for _ in range(cases(500, 12)):
         case = random.choice([*LISTED.values()])
         tree = ast.parse(case["program"])
         parts = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
@@ -288,7 +288,7 @@ def test_changed_programs_are_proved_or_not_and_give_no_traceback() -> None:
             verdicts[agrees(text, case["domain"], 8).verdict] += 1
         except DomainError:
             verdicts["no size"] += 1
-    assert verdicts["proved"] >= drawn(80, 0), verdicts
+    assert verdicts["proved"] >= cases(80, 0), verdicts
 
 
 def test_sums_of_powers() -> None:
@@ -302,7 +302,7 @@ def test_decisions_hold_at_all_points() -> None:
     random = Random(5)
     x, y = Polynomial.variable("x"), Polynomial.variable("y")
     decided = 0
-    for _ in range(drawn(1000, 40)):
+    for _ in range(cases(1000, 40)):
         p = x * x * random.randint(-1, 2) + x * y * random.randint(-1, 2) + x * random.randint(-3, 3)
         p = p + y * random.randint(-3, 3) + random.randint(-4, 6)
         values = [p.at({"x": a, "y": b}) for a in range(12) for b in range(12)]
@@ -322,4 +322,4 @@ def test_decisions_hold_at_all_points() -> None:
             continue
         decided += 1
         assert all((value >= 0) is answer for value in values)
-    assert decided > drawn(1000, 40) // 8
+    assert decided > cases(1000, 40) // 8

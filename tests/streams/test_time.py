@@ -15,7 +15,7 @@ from rsn.streams.build import build
 from rsn.streams.check import report_on
 from rsn.streams.reader import Rates, read
 from rsn.streams.timing.timed import Model, Timing
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.test_exhaustive import program_of, source_of
 
 LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def test_programs_with_kernels(rates: Rates) -> None:
 @in_both
 def test_random_programs() -> None:
     random = Random(12)
-    for _ in range(drawn(1000, 40)):
+    for _ in range(cases(1000, 40)):
         text = source_of(*program_of(random, arms=False))
         if not report_on(read(text)).code:
             assert on_the_engine(text, {}) == pytest.approx(evaluated(text, {})), text

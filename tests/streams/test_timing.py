@@ -15,7 +15,7 @@ from rsn.streams.reader import read
 from rsn.streams.timing.outcomes import ByDataError, outcomes
 from rsn.streams.timing.timed import Model, Stuck, Timing
 from rsn.streams.tree import Region, total
-from rsn.tests.effort import drawn, in_both, long, sampled
+from rsn.tests.effort import cases, in_both, long, sampled
 from rsn.tests.streams import maxplus
 from rsn.tests.streams.systolic import systolic
 from rsn.tests.streams.test_exhaustive import Loop, program_of, source_of
@@ -66,7 +66,7 @@ def random_program(random: Random) -> tuple[str, Region]:
 def test_random_programs_take_the_time_of_the_equations(seed: int) -> None:
     random = Random(seed)
     counts: Counter[str] = Counter()
-    for _ in range(drawn(200, 12)):
+    for _ in range(cases(200, 12)):
         text, region = random_program(random)
         depths, packing = stream_depths(region)
         executions = random.randint(1, 4)
@@ -86,7 +86,7 @@ def test_random_programs_take_the_time_of_the_equations(seed: int) -> None:
             counts["waits"] += any(result.full.values())
         # With peaks as depths nothing waits for a slot that did not before.
         assert ran(one.run(ran(one.run(depths)).peak)).ends == ran(one.run(depths)).ends
-    assert min(counts["skipped"], counts["packed"], counts["waits"]) > drawn(50, 3), counts
+    assert min(counts["skipped"], counts["packed"], counts["waits"]) > cases(50, 3), counts
 
 
 # -- the array ------------------------------------------------------------------------------------------------------

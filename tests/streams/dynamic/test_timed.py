@@ -29,7 +29,7 @@ from rsn.streams.dynamic import (
     tile,
 )
 from rsn.streams.dynamic.timed import Rates, timed
-from rsn.tests.effort import drawn, in_both
+from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.dynamic.programs import (
     MODEL,
     dynamic_dispatch,
@@ -45,7 +45,7 @@ CHOSEN = [(0,), (1,), (0,), (0,), (1,), (0,), (0,), (1,), (0,), (0,)]
 KV = " ".join(map(str, [9, 2, 3, 1, 4, 1, 5, 2])) + " D"
 
 
-def cases() -> dict[str, tuple[Program, dict[str, Any]]]:
+def timed_programs() -> dict[str, tuple[Program, dict[str, Any]]]:
     inputs = routed_inputs(numbers(9, 10, MODEL), CHOSEN)
     made: dict[str, tuple[Program, dict[str, Any]]] = {
         "static tiles": (static_tiles(10, 2, 4).program, inputs),
@@ -61,11 +61,11 @@ def shuffled(seed: int) -> Callable[[list[Any]], list[Any]]:
     return lambda tasks: Random(seed).sample(tasks, len(tasks))
 
 
-@pytest.mark.parametrize("name", list(cases()))
+@pytest.mark.parametrize("name", list(timed_programs()))
 @in_both
 def test_results_and_times_equal_those_of_a_plain_run(name: str) -> None:
-    program, inputs = cases()[name]
-    for seed in range(drawn(40, 3)):
+    program, inputs = timed_programs()[name]
+    for seed in range(cases(40, 3)):
         random = Random(seed)
         cycles = {node: [random.randrange(5) for _ in range(3)] for node in program.nodes}
 
@@ -134,7 +134,7 @@ def test_stores_end_in_memory() -> None:
 
 
 def test_what_does_not_run() -> None:
-    program, inputs = cases()["in turn"]
+    program, inputs = timed_programs()["in turn"]
     with pytest.raises(StepError, match="inputs without tokens: \\['requests'\\]"):
         timed(program, {})
     with pytest.raises(StepError, match="depth 0; the least is 1"):
