@@ -23,7 +23,7 @@ from ..pack import Starts, issued, starts_of
 from ..schedule import DramPolicy
 
 RULE = DramPolicy(patience_us=0.0)
-"""A store goes where nobody waits for a load. If it may delay one, even by little, no program takes less time."""
+"""DDR stores only while no unit waits for a load. No program that was measured gets faster if a store may delay one."""
 
 
 @dataclass(frozen=True, eq=False)
