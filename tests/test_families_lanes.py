@@ -76,6 +76,7 @@ def deviation(got: Any, want: Any) -> float:
     ("batch", "seq"),
     [
         (1, 100),
+        (4, 200),  # keys and values through DDR
         pytest.param(2, 260, marks=pytest.mark.long),
         pytest.param(3, 512, marks=[pytest.mark.long, pytest.mark.full]),
     ],

@@ -3,7 +3,7 @@ probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -156,9 +156,16 @@ class PostUnit(Unit):
             if uop.to != PostTarget.DDR:
                 yield tile_by(rate or "mesh_beat", BEATS, gets=second, puts=(sink,), do=made)
                 continue
+
+            def stored(taken: list[Any] = taken, made: Callable[..., tuple[Array]] = made) -> Array:
+                """What was made of the tile. Where no activation has made it, the first block does."""
+                if len(taken) == 1:
+                    made()
+                return np.asarray(taken[1])
+
             if rate:
                 yield tile_by(rate, BEATS, gets=second, do=lambda *gate, made=made: made(*gate) and None)
-            yield from blocks_out(sink, lambda taken=taken: taken[-1])
+            yield from blocks_out(sink, stored)
 
     def _keep_table(self, table: Any) -> None:
         self.table = np.asarray(table).reshape(TILE, TILE)

@@ -24,7 +24,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.rsnlib.nn import Encoder
 from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Output
-from rsn.tests.effort import examples
+from rsn.tests.effort import examples, long
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.test_families_lanes import MODELS, inputs, made
 
@@ -87,9 +87,10 @@ def test_any_encoder(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "name", [n if n == "gemma3, window" else pytest.param(n, marks=pytest.mark.long) for n in MODELS]
 )
-def test_families_as_pytorch(name: str) -> None:
-    """Grouped keys, rotations, norms of heads, gates, windows, soft caps."""
-    model, example = made(name), inputs(name, 2, 150)
+@pytest.mark.parametrize(("batch", "seq"), [(2, 150), long(4, 200)])
+def test_families_as_pytorch(name: str, batch: int, seq: int) -> None:
+    """Grouped keys, rotations, norms of heads, gates, windows, soft caps; keys and values on chip, and through DDR."""
+    model, example = made(name), inputs(name, batch, seq)
     compiled = rsn.compile(model, example, overlay="xnn2", board="csim")
     with torch.no_grad():
         want, got = model(**example).last_hidden_state, compiled(**example).last_hidden_state
