@@ -25,8 +25,8 @@ class RowLanes:
     """The lanes of an overlay.
 
     weights, activations: the banks that hold them. lanes: their number. columns: column tiles of a bank of X, which
-    has two. scratch: slots of T of an even and of an odd lane. heads: 128x64 blocks that a unit of keys or values
-    holds; two units hold keys, two hold values. work: takes the work of a program.
+    has two. scratch: slots of T of an even and of an odd lane. heads: 128x64 blocks that a memory of keys or values
+    holds; memories 0 and 1 are of keys, 2 and 3 of values. work: takes the work of a program.
     """
 
     weights: str
@@ -221,16 +221,16 @@ class LaneWork(ABC):
         """T takes tiles into consecutive slots."""
 
     @abstractmethod
-    def take_heads(self, unit: int, slots: Sequence[int]) -> None:
-        """K or V takes blocks from off-chip memory into consecutive slots."""
+    def take_heads(self, memory: int, slots: Sequence[int]) -> None:
+        """A memory of keys or values takes blocks from off-chip memory into consecutive slots."""
 
     @abstractmethod
-    def take_both(self, unit: int, lane: int, slot: int, second: int) -> None:
-        """K or V takes a tile of two blocks from a lane."""
+    def take_both(self, memory: int, lane: int, slot: int, second: int) -> None:
+        """A memory of keys or values takes a tile of two blocks from a lane."""
 
     @abstractmethod
-    def send_heads(self, unit: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
-        """K or V sends tiles of one block, or of two (`wide`), from consecutive slots to lanes."""
+    def send_heads(self, memory: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
+        """A memory of keys or values sends tiles of one block, or of two (`wide`), from consecutive slots to lanes."""
 
     # -- products and what becomes of them
 

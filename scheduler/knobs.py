@@ -93,7 +93,7 @@ class Tiles:
 
 
 class LaneMode(Enum):
-    """How the lanes of an overlay share rows and columns (`scheduler/lanes/panels.py`)."""
+    """How the lanes of an overlay share rows and columns (`scheduler/lanes/modes.py`)."""
 
     R6 = "R6"
     """Six row tiles, one for each lane."""

@@ -101,6 +101,18 @@ def test_tables_come_before_weights_once_for_all_lanes_of_the_same_rows(batch: i
     assert all(mop.to == Weight.TABLE for mop in loads[: len(rows)])
 
 
+@pytest.mark.parametrize(("batch", "heads"), [(6, 32), (2, 71)])
+def test_many_queries_share_a_head_of_keys(batch: int, heads: int) -> None:
+    """More reads of one memory of keys than a stream of tokens holds, while the other memory waits."""
+    sizes = {"hidden_size": 2 * heads, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 64}
+    model = LlamaModel(LlamaConfig(**sizes, intermediate_size=64, num_hidden_layers=1, vocab_size=100, use_cache=False))
+    model, example = model.eval(), inputs("llama", batch, 128)
+    compiled = rsn.compile(model, example, overlay="xnn2")
+    with torch.no_grad():
+        want, got = model(**example), compiled(**example)
+    assert deviation(got.last_hidden_state, want.last_hidden_state) < 1e-5
+
+
 @pytest.mark.parametrize("side", ["right", pytest.param("left", marks=pytest.mark.long)])
 def test_padded_sequences(side: str) -> None:
     """Each sequence has the result that it has alone."""

@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 class _Slots:
-    """Slots of one K or V unit: pieces are taken in turn, and given back when nothing will read them."""
+    """Slots of one memory of K or V: pieces are taken in turn, and given back when nothing will read them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -85,7 +85,7 @@ class Attend:
             )
         self.trail = self.mode.knobs.trail
         self.lag = self._lag(self.mode.knobs.lag)
-        self.units = [_Slots(self.mode.lane.heads) for _ in range(KV)]
+        self.memories = [_Slots(self.mode.lane.heads) for _ in range(KV)]
         self.places = 2 if self.mode.halves == 1 else 1
         """Row tiles of a pair."""
         keys = [(which, head) for which in range(2) for head in range(a.kv_heads)]
@@ -196,9 +196,9 @@ class Attend:
 
     # -- keys and values
 
-    def unit_of(self, seq: int, head: int) -> int:
-        """K unit of a head. In P3 it is that of the half that computes it. Otherwise a sequence has one of them; of a
-        single sequence, heads take turns."""
+    def memory_of(self, seq: int, head: int) -> int:
+        """The memory of keys of a head. In P3 it is that of the half that computes it. Otherwise a sequence has one of
+        them; of a single sequence, heads take turns."""
         column = head // self.a.each
         if self.mode.halves > 1 and self.a.stored is None:
             return int(column not in self.mode.split(self.a.k.columns)[0])
@@ -242,28 +242,28 @@ class Attend:
     def bring(self, head: int, which: int) -> bool:
         """Bring keys (0) or values (1) of a head, and of those that are computed together. Returns whether they are
         there."""
-        if (self.panel.seqs[0], head) in self.units[self.unit_of(self.panel.seqs[0], head) + 2 * which].live:
+        if (self.panel.seqs[0], head) in self.memories[self.memory_of(self.panel.seqs[0], head) + 2 * which].live:
             return True
         return self._load(head, which) if self.a.stored is not None else self._compute(head, which)
 
     def _place(self, heads: Sequence[int], which: int) -> list[tuple[int, int, int, range]] | None:
-        """Take slots for some heads. Returns sequence, head, unit and slots of each. If there is no room, takes none
+        """Take slots for some heads. Returns sequence, head, memory and slots of each. If there is no room, takes none
         and returns None."""
         out: list[tuple[int, int, int, range]] = []
-        nexts = [unit.next for unit in self.units]
+        nexts = [memory.next for memory in self.memories]
         for seq in self.panel.seqs:
             for head in heads:
-                number = self.unit_of(seq, min(head, self.a.kv_heads - 1)) + 2 * which
-                unit = self.units[number]
-                slots = unit.place(self.tiles(seq) * self.a.blocks)
+                number = self.memory_of(seq, min(head, self.a.kv_heads - 1)) + 2 * which
+                memory = self.memories[number]
+                slots = memory.place(self.tiles(seq) * self.a.blocks)
                 if slots is None:
                     for s, h, n, _ in out:
-                        del self.units[n].live[s, h]
-                    for u, at in zip(self.units, nexts, strict=True):
+                        del self.memories[n].live[s, h]
+                    for u, at in zip(self.memories, nexts, strict=True):
                         u.next = at
                     return None
-                unit.live[seq, head] = slots
-                unit.next = slots.stop
+                memory.live[seq, head] = slots
+                memory.next = slots.stop
                 out.append((seq, head, number, slots))
         return out
 
@@ -291,9 +291,9 @@ class Attend:
             return False
         made = self.rows.column(panel, p, step, self.bank, self.norm)
 
-        def unit(lane: int, column: int) -> int:
+        def memory(lane: int, column: int) -> int:
             first = min(column * a.each, a.kv_heads - 1)
-            return self.unit_of(self.mode.tile(panel, lane).seq, first) + 2 * which
+            return self.memory_of(self.mode.tile(panel, lane).seq, first) + 2 * which
 
         for half, column in made:
             self.rows.functions(
@@ -305,11 +305,11 @@ class Attend:
         for half, column in made:
             for lane in half.lanes:
                 tile = self.mode.tile(panel, lane)
-                live = self.units[unit(lane, column)].live
+                live = self.memories[memory(lane, column)].live
                 slot = live[tile.seq, column * a.each].start + a.blocks * tile.at
                 second = slot + 1 if a.each == 1 else live[tile.seq, column * a.each + 1].start + tile.at
-                self.e.take_both(unit(lane, column), lane, slot, second)
-        for u in self.units:
+                self.e.take_both(memory(lane, column), lane, slot, second)
+        for u in self.memories:
             for key in [key for key in u.live if key[1] >= a.kv_heads]:  # heads of padding
                 del u.live[key]
         return True
@@ -318,24 +318,24 @@ class Attend:
         """One group has used keys (0) or values (1) of a head; after the last one they are given back."""
         self.uses[which, head] -= 1
         if not self.uses[which, head]:
-            for unit in self.units[2 * which : 2 * which + 2]:
-                for key in [k for k in unit.live if k[1] == head]:
-                    del unit.live[key]
+            for memory in self.memories[2 * which : 2 * which + 2]:
+                for key in [k for k in memory.live if k[1] == head]:
+                    del memory.live[key]
 
     def pairs(self, place: int) -> list[tuple[int, RowTile]]:
         """The pairs that compute a group, each with its row tile."""
         return self.panel.pairs(place) if self.mode.halves == 1 else list(enumerate(self.panel.tiles))
 
     def send(self, which: int, head: int, place: int) -> dict[int, int]:
-        """The units of keys (0) or values (1) send those of a head to the lanes that compute with them. Returns the
-        unit of each sequence."""
+        """The memories of keys (0) or values (1) send what they hold of a head to the lanes that compute with it.
+        Returns the memory of each sequence."""
         pairs = self.pairs(place)
-        units: dict[int, int] = {}
+        memories: dict[int, int] = {}
         for seq in sorted({t.seq for _, t in pairs}):
-            units[seq] = self.unit_of(seq, head) + 2 * which
+            memories[seq] = number = self.memory_of(seq, head) + 2 * which
             lanes = sum(1 + which << 2 * pair for pair, t in pairs if t.seq == seq)
-            self.e.send_heads(units[seq], self.units[units[seq]].live[seq, head], lanes, wide=self.a.blocks > 1)
-        return units
+            self.e.send_heads(number, self.memories[number].live[seq, head], lanes, wide=self.a.blocks > 1)
+        return memories
 
     # -- scores and values
 
@@ -348,13 +348,13 @@ class Attend:
         """Q K^T of one head, for one row tile of each pair."""
         e, a = self.e, self.a
         wide, head = a.blocks > 1, g.head // a.groups
-        units = self.send(0, head, g.place)
+        memories = self.send(0, head, g.place)
         for pair, t in self.pairs(g.place):
             even, count = 2 * pair, self.tiles(t.seq)
             part = Part.WHOLE if wide else Part(Part.LEFT + g.head % a.each)
             e.send_tiles(even, (QUERIES + 2 * (g.round % 2) + g.place,), TileTarget.EVEN, times=count, part=part)
             e.left(even, f"T{even}", count)
-            e.right(even, f"Kv{units[t.seq]}", count)
+            e.right(even, f"Kv{memories[t.seq]}", count)
             e.multiply(even, count, 1, half_depth=not wide)
             e.result(even, count, ResultTarget.SOFTMAX)
             e.softmax(pair, count, softmax_of(a.mask, t, self.rows.sequences.rows[t.seq]))
@@ -369,13 +369,13 @@ class Attend:
         turn = self.scored - len(self.waiting)
         g = self.waiting.popleft()
         wide, head = a.blocks > 1, g.head // a.groups
-        units = self.send(1, head, g.place)
+        memories = self.send(1, head, g.place)
         part = Part.WHOLE if wide else Part(Part.LEFT + g.head % a.each)
         for pair, t in self.pairs(g.place):
             odd, count = 2 * pair + 1, self.tiles(t.seq)
             e.send_tiles(odd, self.slots(turn, count), TileTarget.ODD, weights=True)
             e.left(odd, f"T{odd}", count)
-            e.right(odd, f"Kv{units[t.seq]}", count)
+            e.right(odd, f"Kv{memories[t.seq]}", count)
             e.multiply(odd, 1, count, half_columns=not wide)
             e.result(odd, 1, ResultTarget.POST)
             lane, slot = self.mode.result(g.round, pair, g.place)

@@ -50,7 +50,7 @@ class Mode:
         """Raise `UnsupportedError` if T does not hold what the knobs ask for, whatever the network."""
         even, odd = self.lane.scratch
         knobs = self.knobs
-        results = 0 if self.results_even or self.halves > 1 else knobs.trail
+        results = knobs.trail if self.halves == 1 else 0
         for has, which, least, what in (
             (even, "an even", QUERY_SLOTS + max(knobs.hidden, results), "queries, and activated tiles or results,"),
             (odd, "an odd", PIECES + knobs.hidden, "rows on their way to X, and activated tiles,"),

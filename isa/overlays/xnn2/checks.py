@@ -47,6 +47,7 @@ class Heads(Memory):
     """One of the memories of a K or V: cells are its slots."""
 
     kind = "Kv"
+    earlier = "uOPs before it that write the same memory"
 
     def __init__(self, expansion: Expansion, kv: int) -> None:
         super().__init__(expansion, kv, writer_of(kv))

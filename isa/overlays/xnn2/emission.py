@@ -180,25 +180,27 @@ class Emission(LaneWork):
         wait = self.t[lane].write(slots)
         self._add(f"TIn{lane}", TIn(slot=slots[0], tiles=len(slots), source=int(source), part=int(part), wait=wait))
 
-    def take_heads(self, unit: int, slots: Sequence[int]) -> None:
-        wait = self.kv[unit].write(slots)
-        first = self._in_writer(unit, slots[0])
-        self._add(writer_of(unit), KvIn(slot=first, tiles=len(slots), source=FROM_DDR, wait=wait))
+    def take_heads(self, memory: int, slots: Sequence[int]) -> None:
+        wait = self.kv[memory].write(slots)
+        first = self._in_writer(memory, slots[0])
+        self._add(writer_of(memory), KvIn(slot=first, tiles=len(slots), source=FROM_DDR, wait=wait))
 
-    def take_both(self, unit: int, lane: int, slot: int, second: int) -> None:
-        wait = self.kv[unit].write([(slot, second)])
-        first, second = (self._in_writer(unit, s) for s in (slot, second))
-        self._add(writer_of(unit), KvIn(slot=first, tiles=1, source=lane, second=second, wait=wait))
+    def take_both(self, memory: int, lane: int, slot: int, second: int) -> None:
+        wait = self.kv[memory].write([(slot, second)])
+        first, second = (self._in_writer(memory, s) for s in (slot, second))
+        self._add(writer_of(memory), KvIn(slot=first, tiles=1, source=lane, second=second, wait=wait))
 
-    def _in_writer(self, unit: int, slot: int) -> int:
+    def _in_writer(self, memory: int, slot: int) -> int:
         """A slot of a K or V, as its write port counts."""
         assert self.overlay.lanes is not None
-        return unit % OF_PORT * self.overlay.lanes.heads + slot
+        return memory % OF_PORT * self.overlay.lanes.heads + slot
 
-    def send_heads(self, unit: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
-        wait = self.kv[unit].read(slots)
+    def send_heads(self, memory: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
+        wait = self.kv[memory].read(slots)
         tiles = len(slots) // (TILE_BLOCKS if wide else 1)
-        self._add(f"KvOut{unit}", KvOut(slot=slots[0], tiles=tiles, wide=int(wide), lanes=lanes, wait=wait))
+        self._add(f"KvOut{memory}", KvOut(slot=slots[0], tiles=tiles, wide=int(wide), lanes=lanes, wait=wait))
+        if waits := self.kv[memory].relieve():
+            self._add(writer_of(memory), KvIn(slot=self._in_writer(memory, 0), wait=waits))
 
     def left(self, lane: int, source: str, tiles: int) -> None:
         self._more(f"MeshA{lane}", MeshA(tiles=tiles, source=left_sources(lane).index(_read(source))), "tiles")

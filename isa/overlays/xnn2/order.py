@@ -131,6 +131,8 @@ class Memory(ABC):
     """The two ports of a memory."""
 
     kind: str
+    earlier = "uOPs before it"
+    """Operations of the write port that may wait instead of a later one."""
 
     def __init__(self, expansion: Expansion, index: int, writer: str | None = None) -> None:
         """index: of the read port. writer: the write port, if that has another index."""
@@ -214,7 +216,7 @@ class Memory(ABC):
             slot = self.writer_slot(int(port.cell[i]))
             text = f"may overwrite slot {slot} before {self.place(port.name, uop)} has ended, which {port.verb} it"
             more = uop + 1 - int(port.free[op])
-            help = f"raise `{port.field}` of {self.writer} uOP {op} by {more}, or of uOPs before it"
+            help = f"raise `{port.field}` of {self.writer} uOP {op} by {more}, or of {self.earlier}"
             self.report("Y02", self.writer, op, text, help, rule=port.name)
 
     def wait_longer(self, written: Written, port: Reads, uop: int, tile: int) -> str:

@@ -3,7 +3,7 @@
 The write port puts a token for each tile, the read port for each operation; each operation waits for a number of tokens
 of the other port before it begins (`isa/overlays/xnn2/ports.py`). This counts them: a read comes behind the last writes
 of what it reads, a write behind the last reads of what it overwrites. What waits, waits for operations that were added
-before it, so a program cannot deadlock by it.
+before it. So a program cannot deadlock by it, if no stream of tokens fills: `relieve` keeps that of the reads from it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 SLACK = 24
 """Tokens of each stream that are taken only when they must be; more are taken with the next operation, so that the
 stream never fills."""
+MANY = 48
+"""Reads that are not waited for, at most, where `relieve` is asked: fewer than a stream of tokens holds (`TOKENS` of
+ports.py)."""
 
 
 @dataclass
@@ -41,6 +44,16 @@ class Slots:
             self.written += 1
             for s in tile:
                 self._written[s] = self.written
+        return wait
+
+    def relieve(self) -> int:
+        """Add an operation that writes nothing, if many reads have not been waited for. Returns the reads that it waits
+        for; 0 if it is not needed. The write port of K or V needs it: while it waits for one of its memories, it takes
+        no tokens of the other."""
+        if self.unwaited <= MANY:
+            return 0
+        wait = self.unwaited - SLACK
+        self.writer_waited += wait
         return wait
 
     def after_reads(self) -> int:
