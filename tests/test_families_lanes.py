@@ -28,6 +28,7 @@ from transformers import (
 import rsn
 from rsn.isa.lanes import Weight
 from rsn.rsnlib.pipeline import Pipeline
+from rsn.tests.effort import full, long, sampled
 
 SMALL = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 2}
 TEXT = {"vocab_size": 100, "use_cache": False}
@@ -77,11 +78,11 @@ def deviation(got: Any, want: Any) -> float:
     [
         (1, 100),
         (4, 200),  # keys and values through DDR
-        pytest.param(2, 260, marks=pytest.mark.long),
-        pytest.param(3, 512, marks=[pytest.mark.long, pytest.mark.full]),
+        long(2, 260),
+        full(3, 512),
     ],
 )
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
+@pytest.mark.parametrize("name", sampled(MODELS, QUICK))
 def test_family(name: str, batch: int, seq: int) -> None:
     model, example = made(name), inputs(name, batch, seq)
     compiled = rsn.compile(model, example, overlay="xnn2")
@@ -101,7 +102,7 @@ def test_tables_come_before_weights_once_for_all_lanes_of_the_same_rows(batch: i
     assert all(mop.to == Weight.TABLE for mop in loads[: len(rows)])
 
 
-@pytest.mark.parametrize(("batch", "heads"), [(6, 32), (2, 71)])
+@pytest.mark.parametrize(("batch", "heads"), [(6, 32), long(2, 71)])
 def test_many_queries_share_a_head_of_keys(batch: int, heads: int) -> None:
     """More reads of one memory of keys than a stream of tokens holds, while the other memory waits."""
     sizes = {"hidden_size": 2 * heads, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 64}
