@@ -25,7 +25,7 @@ from transformers.cache_utils import StaticCache
 from rsn.base.errors import CacheFull, TensorError, UnsupportedError
 from rsn.host.model.compiled import Compiled
 from rsn.rsnlib.fallback import Fallback
-from rsn.tests.effort import full, sampled
+from rsn.tests.effort import full, long, sampled
 
 TOKENS, END = 96, 95
 SIZES: dict[str, Any] = {
@@ -112,7 +112,7 @@ def on_machine(model: Any, **options: Any) -> None:
     model.forward = torch.compile(model.forward, backend="rsn", options={"fallback": "error"} | options)
 
 
-@pytest.mark.parametrize(("name", "batch"), [("GPT-2", 5), ("Llama", 1), ("Qwen3", 3), ("Gemma 3", 2)])
+@pytest.mark.parametrize(("name", "batch"), [("GPT-2", 5), ("Llama", 1), long("Qwen3", 3), long("Gemma 3", 2)])
 def test_greedy_tokens_equal_those_of_pytorch(name: str, batch: int) -> None:
     model = made(name)
     wanted = generated(model, batch, 11, 8)
@@ -355,7 +355,7 @@ def test_a_static_cache_of_transformers() -> None:
             compiled(**step(4), past_key_values=StaticCache(model.config, max_cache_len=20))
 
 
-@pytest.mark.parametrize(("capacity", "window"), [(20, 4), (4, 16)])
+@pytest.mark.parametrize(("capacity", "window"), [long(20, 4), (4, 16)])
 def test_sliding_layers_until_they_are_full(capacity: int, window: int) -> None:
     """PyTorch goes on with the cache as it is; the machine says that it cannot."""
     import rsn

@@ -100,6 +100,7 @@ def test_a_bank_without_room_does_not_grow() -> None:
     assert library.linked(built[1]) is built[1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures(fresh.__name__)
 def test_graphs_of_torch_compile_share_their_weights() -> None:
     """A prompt and a step; also when weights change, once or often, and the bank does not grow by that."""
