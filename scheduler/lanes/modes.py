@@ -72,7 +72,7 @@ class Mode:
         return [range(first)] + ([range(first, columns)] if self.halves > 1 else [])
 
     def steps(self, columns: int) -> int:
-        """Steps in which all halves compute so many column tiles, one each."""
+        """How many steps it takes to compute so many column tiles. In a step, each half computes one."""
         return -(-columns // self.halves)
 
     def lane_of(self, row: int, half: int) -> int:

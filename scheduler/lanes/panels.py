@@ -28,9 +28,9 @@ from .modes import Half, Mode
 PIECE = 2
 """Most tiles of weights that DDR loads at once: W1 has room for them whenever it waits for one."""
 LATE = 2
-"""Between slices, T sends rows to X so many tiles later than X takes them. A tile of a slice goes from T through MME
-and C before X takes it; T would wait for X in the meantime, and the MME for T. With more than two the program could
-deadlock: an MME takes two tiles before it ends one."""
+"""While slices are added, the program of T sends rows to X so many tiles behind the place where X takes them. Otherwise
+T would wait for X, which first takes a result of the slice, and the MME would wait for T. With more than two tiles the
+program could deadlock: an MME takes two tiles before it ends one."""
 STORED = 4
 """Column tiles of a lane that are stored at once. All lanes store the first ones before the next ones, since what is
 computed next overwrites them in this order."""

@@ -173,11 +173,11 @@ def blocks_out(sink: Channel, make: Any) -> Iterator[Step]:
         yield Step("mem_word", BLOCK_WORDS, puts=(sink,), words=BLOCK_WORDS, parts=BLOCK_WORDS // PIECE, do=one)
 
 
-def outside(slots: int, first: int, count: int, *, ring: bool, field: str = "slot") -> Iterator[str]:
+def outside(slots: int, first: int, count: int, *, ring: bool) -> Iterator[str]:
     """Yield the reasons why a port cannot use `count` slots from `first` on, of a memory of `slots`. ring: behind the
     last one comes the first."""
     if first >= slots:
-        yield f"{field}={first}: the memory has {slots} slots"
+        yield f"slot={first}: the memory has {slots} slots"
     elif ring and count > slots:
         yield f"{count} slots of a memory that has {slots}"
     elif not ring and first + count > slots:

@@ -47,9 +47,9 @@ HALVES = 2
 """RAMs of 512 bit that a word is spread over: a word of a block is a part of a row, a beat is four rows of eight."""
 TRANSPOSED = 8
 """RAMs of 128 bit of a memory that is read transposed."""
-VECTOR_BITS = 512
 LUT_DEPTH = 128
 """Words of a FIFO up to which it lies in LUTs: a wide one would use a quarter of its block RAMs."""
+VECTOR_BITS = 512
 """Of a word of the vectors that C waits for: LPDDR's ports have 512 bit. In words of 1024 bit the same block RAMs would
 be half empty."""
 DECODER = 300
