@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from ..base.errors import UnsupportedError
-from ..scheduler.graph import Array, AttentionLayer, Gemm, LayerGraph, Output, Vector
+from ..scheduler.graph import Array, AttentionLayer, Gemm, Layer, LayerGraph, Output, Vector, unique_name
 from ..scheduler.memory import head_pitch
 from .head_layouts import Affine, LaidOut, Layout, affine_of, in_order, with_table
 
@@ -39,15 +39,9 @@ def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = 
         x, y = layouts.get(layer.x), layouts.get(layer.y)
         return x == y and affine.get(layer.x) is None and (x is None or pitch(x.width) == x.width)
 
-    tables = {
-        x.rotary.source: 2 * pitch(x.rotary.head_dim)
-        for x in graph.layers
-        if isinstance(x, Gemm) and x.rotary is not None and x.rotary.source is not None
-    }
     states = {name: (graph.inputs[name], layouts.get(y)) for name, y in graph.states.items()}
-    return replace(
+    folded = replace(
         graph,
-        inputs=graph.inputs | tables,
         state_columns={
             name: np.arange(width) if layout is None else layout.places(pitch(layout.width))
             for name, (width, layout) in states.items()
@@ -62,10 +56,29 @@ def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = 
             for layer in graph.layers
         ),
     )
+    return _with_tables(folded, pitch)
 
 
 fold_shapes = partial(fold, weights=False)
 """`fold` without weights, for compiling a program only."""
+
+
+def _with_tables(graph: LayerGraph, pitch: Callable[[int], int]) -> LayerGraph:
+    """The graph with an input for each table of factors of the host. Layers that rotate by the same factors share one,
+    unless folding has multiplied these by other numbers, such as the scales of the norms of queries and of keys."""
+    inputs, taken = dict(graph.inputs), {*graph.inputs, *(layer.y for layer in graph.layers)}
+    names: dict[tuple[str, str, tuple[int, ...]], str] = {}
+    layers: list[Layer] = []
+    for layer in graph.layers:
+        if isinstance(layer, Gemm) and layer.rotary is not None and layer.rotary.source is not None:
+            rotary, source = layer.rotary, layer.rotary.source
+            key = source, rotary.key, rotary.order
+            if key not in names:
+                names[key] = unique_name(source, taken) if source in names.values() else source
+            inputs[names[key]] = 2 * pitch(rotary.head_dim)
+            layer = replace(layer, rotary=replace(rotary, source=names[key]))
+        layers.append(layer)
+    return replace(graph, inputs=inputs, layers=tuple(layers))
 
 
 def _ordered(layer: Gemm, layouts: Mapping[str, Layout]) -> Gemm:

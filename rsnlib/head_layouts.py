@@ -12,8 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import UnsupportedError
-from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm, Layer, LayerGraph, Output, Rotary, behind
-from .layers import identifier, unique_name
+from ..scheduler.graph import (
+    Array,
+    AttentionLayer,
+    Float64,
+    Gemm,
+    Layer,
+    LayerGraph,
+    Output,
+    Rotary,
+    behind,
+    unique_name,
+)
+from .layers import identifier
 
 
 class HeadLayout(NamedTuple):

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import UnsupportedError
 from ..machine.view import View
-from ..scheduler.graph import Array, AttentionLayer, Gemm, Layer, LayerGraph, Output, Vector, behind
+from ..scheduler.graph import Array, AttentionLayer, Gemm, Layer, LayerGraph, Output, Vector, behind, unique_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,17 +32,6 @@ class Source:
 
 Base = Source | Layer
 """What an activation comes from."""
-
-
-class FusionError(UnsupportedError):
-    """A product's result is needed both with and without a residual that is fused into it. layer: the product."""
-
-    def __init__(self, layer: Gemm) -> None:
-        super().__init__(
-            f"{layer.place}: its result is needed both before and after something is added to it, which the machine "
-            "fuses into the product"
-        )
-        self.layer = layer
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,8 @@ class LayerBuilder:
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), **fields), _Fusion())
 
     def total(self, path: str, x: Base, residual: Base) -> Gemm:
-        """A layer without a product that adds two activations of the same columns."""
+        """A layer without a product that adds two different activations of the same columns."""
+        assert x is not residual, "without a product, an activation as its own residual is a pass, which adds nothing"
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), residual=residual.y), _Fusion())
 
     def appended(self, path: str, state: Source, x: Base) -> Gemm:
@@ -148,7 +137,7 @@ class LayerBuilder:
         """The graph of the layers that `outputs` need, and the names of results in it, by their provisional names.
 
         batch, seq: sequences, and rows of each in all but some sources. An operator that was fused into a product
-        becomes a pass if the product's bare result is needed too. Raises `FusionError` where that is impossible.
+        becomes a pass if the product's bare result is needed too, or the product is computed twice.
         """
         needed = self.behind(outputs)
         layers = {y: self._separated(self._layers[y], needed) for y in needed if y in self._layers}
@@ -175,7 +164,8 @@ class LayerBuilder:
         return layer
 
     def _separated(self, layer: Layer, needed: Container[str]) -> Layer:
-        """The layer, or what was fused into it last as a pass, if the result before that is needed too."""
+        """The layer, or what was fused into it last as a pass, if the result before that is needed too. The layer also
+        where its sum differs from that result, by a residual or a factor: then both are computed from their operand."""
         bare = None if isinstance(layer, AttentionLayer) else self.before(layer)
         while bare is not None and bare.y not in needed:
             bare = self.before(bare)
@@ -183,7 +173,7 @@ class LayerBuilder:
             return layer
         numbers = layer.weight is not bare.weight or layer.bias is not bare.bias or layer.factor != bare.factor
         if numbers or (layer.x, layer.residual) != (bare.x, bare.residual):
-            raise FusionError(layer)
+            return layer
         norm = layer.norm if bare.norm is None else None
         rotary = layer.rotary if bare.rotary is None else None
         path = self._fusions[layer.y].path
@@ -217,13 +207,3 @@ def identifier(path: str, kind: str) -> str:
     """A module path as an identifier. kind: what it begins with if the path is no identifier."""
     stem = re.sub(r"\W", "_", path)
     return f"{kind}_{stem}".removesuffix("_") if not stem or stem[0].isdigit() else stem
-
-
-def unique_name(stem: str, taken: set[str]) -> str:
-    """`stem`, or `stem` with a number from 2 on, so that it is not in `taken`, to which it is added."""
-    name, n = stem, 1
-    while name in taken:
-        n += 1
-        name = f"{stem}_{n}"
-    taken.add(name)
-    return name

@@ -247,6 +247,8 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], Pointwise) for n in (x, y)):
         return pointwise(values, node, operator.add, (x, y))
+    if isinstance(x, Node) and isinstance(y, Node) and _is_same(values, x, y) and shape_of(x) == shape_of(node):
+        return multiplied(values, x, 1 + a["alpha"], module_path(node))
     if a["alpha"] != 1 or not isinstance(x, Node) or not isinstance(y, Node):
         return "an addition of a number, or with alpha, is not supported here"
     for scores, mask in ((values.of[x], y), (values.of[y], x)):
@@ -262,6 +264,12 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         if fused is not None:
             return Value(fused, found[1])
     return summed(values, node, x, y) or "an addition is supported only to the result of a matrix product"
+
+
+def _is_same(values: AbstractState, x: Node, y: Node) -> bool:
+    """Whether two operands are one result of the machine."""
+    of = values.of[x]
+    return not is_host(of) and (x is y or (isinstance(of, Value) and of == values.of[y]))
 
 
 def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
@@ -308,9 +316,16 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
     if not isinstance(x, Node):
         return "a factor must be a constant number"
+    if division and not factor:
+        return "a division by 0 is not supported"
+    return multiplied(values, x, 1 / factor if division else factor, module_path(node))
+
+
+def multiplied(values: AbstractState, x: Node, factor: float, path: str) -> Abstract | str:
+    """A result of the machine times a number: a factor of scores, of a product or of what follows it, else a pass of
+    this path."""
     if not (isfinite(factor) and factor):
-        return f"a {'division by' if division else 'factor of'} {factor:g} is not supported"
-    factor = 1 / factor if division else factor
+        return f"a factor of {factor:g} is not supported"
     value = values.of[x]
     if isinstance(value, PartialAttention) and not value.masks and not value.normal:
         if value.cap is not None:
@@ -321,10 +336,13 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     if isinstance(value, Value) and isinstance(value.base, Gemm) and value.base.activation and not value.base.norm:
         return Value(values.layers.fuse(value.base, **_gain(value.base, factor)), value.view)
     found = open_product(values, x)
-    if found is None or found[0].residual is not None:
-        return "a factor is supported only right after a matrix product"
-    before, view = found
-    return Value(values.layers.fuse(before, factor=before.factor * factor), view)
+    if found is not None and found[0].residual is None:
+        return Value(values.layers.fuse(found[0], factor=found[0].factor * factor), found[1])
+    whole = None if is_host(value) else values.fit(value, lambda view, width: True)
+    if whole is None:
+        return "a factor is supported only of all of an activation"
+    scale = np.full(whole.base.width, factor)
+    return Value(values.layers.pass_over(path, whole.base, scale=scale), whole.view)
 
 
 def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> PartialAttention | None:

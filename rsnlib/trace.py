@@ -48,7 +48,7 @@ from .experts.replace import ExpertsPlan, replace_experts
 from .fixed_arguments import arguments_of_tables, fix
 from .host_part import HostPart, RotaryTable
 from .ideas import ROTARY, ideas, with_ideas
-from .layers import Base, FusionError, LayerBuilder, Source
+from .layers import Base, LayerBuilder, Source
 from .mask import PLAIN, Pattern, attended_keys, pattern_of
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
@@ -397,10 +397,7 @@ class _Tracer:
                 raise NoProductError(f"{NOTHING}{(*self.empty, 'it has no matrix product and no attention')[0]}")
             node, why = self.refused[0]
             raise UnsupportedError(f"{NOTHING}{with_ideas(self.program, node, site(node), f'{site(node)}: {why}')}")
-        try:
-            matched, names = self.values.layers.graph(outputs, self.values.batch, self.values.seq)
-        except FusionError as error:
-            raise RefusedError(self._node_of(error.layer), str(error)) from error
+        matched, names = self.values.layers.graph(outputs, self.values.batch, self.values.seq)
         self.passes.observe("match", matched)
         network = self.passes.fold(matched)
         self.passes.observe("fold", network)
@@ -408,6 +405,7 @@ class _Tracer:
         used = ((self.values.layers.of(y), name) for y, name in names.items())
         given = [(x, name) for x, name in used if isinstance(x, Source)]
         tables = {name: self.values.tables[x] for x, name in given if x in self.values.tables}
+        rotations, folded = matched.rotated_by, network.rotated_by
         sources = {name: (self.values.source_nodes[x], x.view) for x, name in given if name not in tables}
         states = {name: sources.pop(name) for name in network.states}
         kinds, rings, prompts = self._appends(network, names)
@@ -446,8 +444,8 @@ class _Tracer:
             counted=network.counted_seq if masks else 0,
             states=states,
             tables={
-                name: RotaryTable(factors, network.rotary_of(name), network.inputs[name] // 2)
-                for name, factors in tables.items()
+                str(x.source): RotaryTable(tables[str(rotations[y].source)], x, network.inputs[str(x.source)] // 2)
+                for y, x in folded.items()
             },
             state_columns=network.state_columns,
             rows_taken=kinds,

@@ -288,6 +288,15 @@ class LayerGraph:
             found[layer.y] = found.get(x, self.seq)
         return found
 
+    @cached_property
+    def readers(self) -> dict[str, list[Layer]]:
+        """The layers that read each activation, in execution order."""
+        found: dict[str, list[Layer]] = {}
+        for layer in self.layers:
+            for name in layer.operands:
+                found.setdefault(name, []).append(layer)
+        return found
+
     @property
     def states(self) -> dict[str, str]:
         """The inputs that keep their contents between runs, each with the activation that it becomes."""
@@ -323,10 +332,11 @@ class LayerGraph:
         others such as `row16[b]`."""
         return tuple(dict.fromkeys(self.seq_of(name) for name in self.states))
 
-    def rotary_of(self, source: str) -> Rotary:
-        """The rotation whose factors an input has; the same in all layers that take it."""
-        found = (x.rotary for x in self.layers if isinstance(x, Gemm) and x.rotary is not None)
-        return next(rotary for rotary in found if rotary.source == source)
+    @property
+    def rotated_by(self) -> dict[str, Rotary]:
+        """The rotations whose factors the host provides, by the result of their layer."""
+        found = ((x.y, x.rotary) for x in self.layers if isinstance(x, Gemm))
+        return {y: rotary for y, rotary in found if rotary is not None and rotary.source is not None}
 
     @property
     def is_step(self) -> bool:
@@ -392,6 +402,18 @@ class LayerGraph:
                 rows = ", ".join(f"{name} {self.seq_of(name)}" for name in alike)
                 raise ScheduleError(f"{layer.place}: its operands have different numbers of rows: {rows}")
 
+    def check_order(self) -> None:
+        """Raise `ScheduleError` for an operand or an output that no input provides and no layer before computes."""
+        known = set(self.inputs)
+        for layer in self.layers:
+            for name in layer.operands:
+                if name not in known:
+                    raise ScheduleError(f"{layer.place}: {name} is not computed before {layer.y}")
+            known.add(layer.y)
+        for out in self.outputs:
+            if out.name not in known:
+                raise ScheduleError(f"output {out.name}: no layer computes it")
+
     def check_folded(self) -> None:
         """Raise `ScheduleError` for a layer that is not folded, because the machine would leave out its constants."""
         for layer in self.layers:
@@ -445,6 +467,16 @@ def with_operands(layer: Layer, new: Callable[[str], str]) -> Layer:
     if rotary is not None and rotary.source is not None:
         rotary = replace(rotary, source=new(rotary.source))
     return replace(layer, x=new(layer.x), residual=residual, rotary=rotary, into=into)
+
+
+def unique_name(stem: str, taken: set[str]) -> str:
+    """`stem`, or `stem` with a number from 2 on, so that it is not in `taken`, to which it is added."""
+    name, n = stem, 1
+    while name in taken:
+        n += 1
+        name = f"{stem}_{n}"
+    taken.add(name)
+    return name
 
 
 def behind(outputs: Iterable[str], layers: Mapping[str, Layer]) -> dict[str, None]:

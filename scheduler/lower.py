@@ -33,6 +33,7 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
     """Lower a network to kernel sequences. observe: called after each stage. Raises `UnsupportedError` naming the layer
     that the overlay cannot run or the bank that is too small, and `ScheduleError` if the schedule does not fit the
     network."""
+    network.check_order()
     _check_steps(network, overlay)
     if overlay.lanes is not None:
         lowered = lowering.lower(network, overlay, schedule)
@@ -86,7 +87,7 @@ def _without_lanes(overlay: Overlay, schedule: Schedule) -> None:
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
     """How the columns of each activation are stored on an overlay. Raises like `lower`."""
     if overlay.lanes is not None:
-        return lowering.columns_on(network)
+        return lowering.columns_on(network, overlay)
     if overlay.patterns is None:
         return generic.columns_on(network, overlay)
     return tile(network.in_place(), overlay, PAPER).columns

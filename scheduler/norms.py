@@ -26,7 +26,7 @@ import numpy as np
 
 from ..isa.layout import QUARTER
 from ..isa.overlay import Overlay
-from .graph import AttentionLayer, Gemm, Layer, LayerGraph, Norm
+from .graph import AttentionLayer, Gemm, Layer, LayerGraph, Norm, unique_name
 from .tile import TILE, Limits
 
 ROW = QUARTER // TILE
@@ -86,10 +86,6 @@ class _Moving:
         self._limits = Limits.of(overlay, overlay.patterns.grid)
         self._made = {layer.y: layer for layer in network.layers}
         self._outputs = {out.name for out in network.outputs}
-        self._readers: dict[str, list[Layer]] = {}
-        for layer in network.layers:
-            for name in layer.operands:
-                self._readers.setdefault(name, []).append(layer)
         self._taken = {*network.inputs, *self._made}
 
     def network(self) -> LayerGraph:
@@ -115,7 +111,7 @@ class _Moving:
 
     def _all_take(self, layer: Gemm) -> bool:
         """Whether nobody needs the normalised result of a layer as such."""
-        readers = self._readers.get(layer.y, ())
+        readers = self._network.readers.get(layer.y, ())
         raw = layer.residual if _is_bare(layer) else None
         return layer.y not in self._outputs and all(_takes(reader, layer.y, raw) for reader in readers)
 
@@ -125,7 +121,7 @@ class _Moving:
         is_made = isinstance(source, Gemm) and source.is_plain_store
         tile = self._limits.grid_cols * self._limits.cols * TILE
         parts = -(-layer.width // tile)
-        loads = sum(-(-_computed(reader) // tile) for reader in self._readers.get(layer.y, ()))
+        loads = sum(-(-_computed(reader) // tile) for reader in self._network.readers.get(layer.y, ()))
         return ROW * parts * (1 + loads) + (0 if is_made else layer.width)
 
     def _split(self, layer: Gemm, sources: dict[str, _Source]) -> Iterator[Layer]:
@@ -135,7 +131,7 @@ class _Moving:
         if _is_bare(layer) and layer.residual_norm is None:
             raw = str(layer.residual)
         else:
-            raw = self._fresh(f"{layer.y}_raw")
+            raw = unique_name(f"{layer.y}_raw", self._taken)
             yield replace(layer, y=raw, norm=None)
         if self._all_take(layer):
             bare = raw == layer.residual
@@ -144,14 +140,6 @@ class _Moving:
         none, zeros = np.zeros((0, layer.width), np.float32), np.zeros(layer.width, np.float32)
         ones = np.ones(layer.width, np.float32)
         yield Gemm(layer.path, raw, layer.y, none, zeros, None, raw, ones, residual_norm=layer.norm)
-
-    def _fresh(self, stem: str) -> str:
-        name, n = stem, 1
-        while name in self._taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self._taken.add(name)
-        return name
 
 
 def _computed(layer: Layer) -> int:

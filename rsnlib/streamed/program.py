@@ -10,11 +10,11 @@ from math import prod
 import numpy as np
 
 from ...base.errors import ProgramError
+from ...scheduler.graph import unique_name
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
 from ...streams.orders.packed_tensor import PackedTensor
 from ...streams.orders.text import converted, indented, load, ping_pong, store, token_shape
-from ..layers import unique_name
 from .bodies import BODIES, Ends, stored_rows
 from .knobs import Knobs
 from .names import RESERVED

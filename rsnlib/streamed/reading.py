@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from ...base.errors import TensorError, UnsupportedError
 from ...machine.view import View
+from ...scheduler.graph import unique_name
 from ..capture import (
     Constants,
     Environment,
@@ -35,7 +36,7 @@ from ..capture import (
     site,
 )
 from ..changes import Numbers
-from ..layers import identifier, unique_name
+from ..layers import identifier
 from ..norm_spellings import origin
 from ..row_moves import JOINS
 from ..rules import CHECKS

@@ -41,25 +41,27 @@ from .blocks import (
     Vectors,
 )
 from .modes import Mode, modes_of
-from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum, check_width
+from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum, check_width, projected
 from .order import order_ddr
 from .panels import EMPTY, LATE, Residual, Rows, panels_of, shared
 from .plan import Banks, Compute, Keys, Load, Planner, Step
 
 
-def columns_on(network: LayerGraph) -> dict[str, Columns]:
-    """How the columns of each activation are stored."""
+def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
+    """How the columns of each activation are stored. Raises `UnsupportedError` for heads that no tile holds."""
+    return _columns(projected(network), overlay)
+
+
+def _columns(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
+    def heads(count: int, width: int) -> Columns:
+        if width > TILE:
+            raise UnsupportedError(f"heads of {width} columns; overlay {overlay.name} has heads of up to {TILE}")
+        return Columns(count, width, TILE // 2 if width <= TILE // 2 else TILE)
+
     widths = {**network.inputs, **{layer.y: network.columns(layer.y) for layer in network.layers}}
     out = {name: Columns(1, count, count) for name, count in widths.items()}
-    lay_out_heads(network, out, lambda heads, width: Columns(heads, width, head_pitch(width)))
+    lay_out_heads(network, out, heads)
     return out
-
-
-def head_pitch(width: int) -> int:
-    """Columns from a head to the next. Raises `UnsupportedError` for heads that no tile holds."""
-    if width > TILE:
-        raise UnsupportedError(f"heads of {width} columns; overlay xnn2 has heads of up to {TILE}")
-    return TILE // 2 if width <= TILE // 2 else TILE
 
 
 class Lowering:
@@ -78,9 +80,10 @@ class Lowering:
                 f"{other}: sequences of {network.seq_of(other)} rows, beside those of {network.seq}; overlay "
                 f"{overlay.name} takes one number of rows"
             )
+        network = projected(network)
         self.net, self.overlay, self.mode = network, overlay, mode
-        self.columns = columns_on(network)
-        matched = Matched(network, mode)
+        self.columns = _columns(network, overlay)
+        matched = Matched(network, mode, overlay.name)
         self.ops = matched.operations()
         self.matched = matched
         for op in self.ops:

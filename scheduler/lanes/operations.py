@@ -3,7 +3,8 @@ functions between them, single products, sums, passes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from ...base.errors import UnsupportedError
 from ...isa.lanes import RowNorm
 from ...isa.layout import padded
-from ..graph import AttentionLayer, Gemm, LayerGraph, Norm
+from ..graph import AttentionLayer, Gemm, Layer, LayerGraph, Norm, unique_name
 from .blocks import TILE, TILE_SIZE
 from .modes import Mode
 
@@ -91,16 +92,43 @@ def check_width(place: str, columns: int, mode: Mode) -> None:
         )
 
 
-class Matched:
-    """The operations of a network."""
+def projected(network: LayerGraph) -> LayerGraph:
+    """The network with a product behind each attention whose result it then takes alone: one with the identity matrix,
+    which is exact, where there is none. Results of heads stay in T, from which only a product that X adds up can take
+    them."""
+    outputs, readers = {o.name for o in network.outputs}, network.readers
+    taken = {*network.inputs, *readers, *(layer.y for layer in network.layers)}
+    layers: list[Layer] = []
+    for layer in network.layers:
+        if not isinstance(layer, AttentionLayer) or (layer.y not in outputs and _projection(layer, readers)):
+            layers.append(layer)
+            continue
+        heads = unique_name(f"{layer.y}_heads", taken)
+        eye, zeros = np.eye(layer.width, dtype=np.float32), np.zeros(layer.width, np.float32)
+        layers += [replace(layer, y=heads), Gemm(layer.path, heads, layer.y, eye, zeros)]
+    return replace(network, layers=tuple(layers))
 
-    def __init__(self, network: LayerGraph, mode: Mode) -> None:
-        self.net, self.mode = network, mode
+
+def _projection(layer: AttentionLayer, readers: Mapping[str, Sequence[Layer]]) -> bool:
+    """Whether one product whose sums are its result, but for a norm, is all that reads an attention."""
+    only, *others = readers.get(layer.y, (None,))
+    if others or not isinstance(only, Gemm) or only.x != layer.y or only.residual == layer.y:
+        return False
+    return _is_sum(only) and only.x_norm is None
+
+
+def _is_sum(gemm: Gemm) -> bool:
+    """Whether a product is a sum over K to which nothing but a norm is applied, so that X can add up its parts."""
+    return gemm.multiplies and gemm.activation is None and not gemm.gated and not gemm.in_heads
+
+
+class Matched:
+    """The operations of a network, which is `projected`. overlay: its name."""
+
+    def __init__(self, network: LayerGraph, mode: Mode, overlay: str) -> None:
+        self.net, self.mode, self.overlay = network, mode, overlay
         self.made = {layer.y: layer for layer in network.layers}
-        self.readers: dict[str, list[Gemm | AttentionLayer]] = {}
-        for layer in network.layers:
-            for name in layer.operands:
-                self.readers.setdefault(name, []).append(layer)
+        self.readers = network.readers
         self.outputs = {o.name for o in network.outputs}
         self.views: dict[str, Operand] = {}
         """Activations that are the norm of another one."""
@@ -108,23 +136,17 @@ class Matched:
         """The norm with which each activation is sent that is computed here."""
 
     def operations(self) -> list[Operation]:
-        """All operations, in execution order."""
+        """All operations, in execution order: each stands where the last of its layers does, so that what it reads has
+        been computed."""
         out: list[Operation] = []
-        taken: set[str] = set()
         for layer in self.net.layers:
-            if isinstance(layer, AttentionLayer):
-                out.append(self._attend(layer))
-                taken.add(out[-1].y)
-            elif layer.y in taken or self._feeds_attention(layer) or self._is_up(layer):
+            if isinstance(layer, AttentionLayer) or self._feeds_attention(layer) or self._is_up(layer):
                 continue
             elif self._is_view(layer) and self.operand(str(layer.residual)).norm is None:
                 raw = self.operand(str(layer.residual))
                 self.views[layer.y] = Operand(raw.name, row_norm(layer.norm))
             else:
-                found = self._other(layer)
-                taken.add(found.y)
-                out.append(found)
-            if out:
+                out.append(self._other(layer))
                 self._note(out[-1])
         return out
 
@@ -180,41 +202,32 @@ class Matched:
             and layer.norm is None
             and not layer.in_heads
             and self._is_slice(reader)
-            and layer.x not in (reader.y,)
+            and not isinstance(self.made.get(layer.x), AttentionLayer)
             and not self._is_up(reader)  # of three products in a row, the last two are computed together
         )
 
     def _is_slice(self, gemm: Gemm) -> bool:
         """Whether slices of K can be added up in X: nothing but a norm is applied to the sum."""
-        return (
-            gemm.multiplies
-            and gemm.activation is None
-            and not gemm.gated
-            and not gemm.in_heads
-            and padded(gemm.width, TILE) // TILE <= self.mode.columns
-        )
+        return _is_sum(gemm) and padded(gemm.width, TILE) // TILE <= self.mode.columns
 
-    def _attend(self, a: AttentionLayer) -> Attend:
+    def _attend(self, a: AttentionLayer, out: Gemm) -> Attend:
         products = [self.made.get(name) for name in (a.q, a.k, a.v)]
-        out = self._only(a.y)
         for name, p in zip((a.q, a.k, a.v), products, strict=True):
             if not isinstance(p, Gemm) or not self._feeds_attention(p) or p.residual is not None or p.activation:
                 raise UnsupportedError(
-                    f"{a.place}: {name} is not a product that only this attention reads; overlay xnn2 computes "
-                    "queries, keys and values beside the attention"
+                    f"{a.place}: {name} is not a product that only this attention reads; overlay {self.overlay} "
+                    "computes queries, keys and values beside the attention"
                 )
-        if isinstance(out, Gemm) and not out.activation and not out.gated:
-            check_width(a.place, out.width, self.mode)
-        if not isinstance(out, Gemm) or out.x != a.y or not self._is_slice(out) or out.x_norm is not None:
-            columns = self.mode.columns * TILE
-            raise UnsupportedError(f"{a.place}: no product of up to {columns} columns reads its result alone")
+        check_width(a.place, out.width, self.mode)
         q, k, v = (p for p in products if isinstance(p, Gemm))
         x = self.operand(q.x, q.x_norm)
         if any(self.operand(p.x, p.x_norm) != x for p in (k, v)):
             raise UnsupportedError(f"{a.place}: queries, keys and values of different activations")
         for what, given in (("a bias", a.bias is not None), ("a mask of numbers", a.mask is not None)):
             if given:
-                raise UnsupportedError(f"{a.place}: {what} of scores; overlay xnn2 has masks of rows and columns only")
+                raise UnsupportedError(
+                    f"{a.place}: {what} of scores; overlay {self.overlay} has masks of rows and columns only"
+                )
         return Attend(out.y, x, self._residual(out), (q, k, v, a, out), a, q, k, v, out)
 
     def _residual(self, gemm: Gemm) -> Operand | None:
@@ -232,6 +245,8 @@ class Matched:
             x = self.operand(str(layer.residual), layer.residual_norm)
             return Copy(layer.y, x, None, (layer,), layer)
         up = self.made.get(layer.x)
+        if isinstance(up, AttentionLayer):
+            return self._attend(up, layer)
         if isinstance(up, Gemm) and self._is_up(up):
             return Feed(layer.y, self.operand(up.x, up.x_norm), self._residual(layer), (up, layer), up, layer)
         x = self.operand(layer.x, layer.x_norm)

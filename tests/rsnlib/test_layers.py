@@ -7,7 +7,7 @@ import pytest
 
 from rsn.machine.view import View
 from rsn.rsnlib.fold import fold
-from rsn.rsnlib.layers import Base, FusionError, LayerBuilder, Source
+from rsn.rsnlib.layers import Base, LayerBuilder, Source
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm
 
 RANDOM = np.random.default_rng(0)
@@ -94,10 +94,14 @@ def test_a_factor_behind_an_activation_that_has_one_is_relative_to_it(layers: La
     assert names[whole.y] == "act"
 
 
-def test_result_needed_before_and_after_a_sum_is_refused(layers: LayerBuilder, x: Source) -> None:
+def test_product_needed_before_and_after_a_sum_is_computed_twice(layers: LayerBuilder, x: Source) -> None:
     plain = linear(layers, "block.dense", x)
     added = layers.fuse(plain, residual=x.y)
     following = layers.fuse(linear(layers, "next", added), residual=plain.y)
-    with pytest.raises(FusionError, match=r"^block\.dense: .*before and after something is added") as found:
-        layers.graph([following], 2, 3)
-    assert found.value.layer is added
+    graph, _ = layers.graph([following], 2, 3)
+    assert graph.show().splitlines()[1:] == [
+        "  block_dense = x @ weight 4x4 + bias + x",
+        "  block_dense_2 = x @ weight 4x4 + bias",
+        "  next = block_dense @ weight 4x4 + bias + block_dense_2",
+        "  -> next",
+    ]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
+import transformers
 from torch import nn
 
 import rsn
@@ -206,3 +207,31 @@ def test_a_norm_of_the_only_key_head_and_a_single_row(rows: int, call: Any) -> N
     traced = trace(model, (x,))
     with torch.no_grad():
         torch.testing.assert_close(call(traced, x), model(x), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_factors_of_the_host_are_multiplied_by_the_norms_of_each_layer(kv_heads: int) -> None:
+    """All layers rotate by the same positions, an argument, but queries and keys of each have norms of their own."""
+    torch.manual_seed(0)
+    model = transformers.Qwen3Model(
+        transformers.Qwen3Config(
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            head_dim=16,
+            vocab_size=99,
+            use_cache=False,
+        )
+    ).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.uniform_(0.5, 2)
+        inputs = {"input_ids": torch.randint(5, 90, (2, 12)), "position_ids": torch.arange(3, 15)[None]}
+        compiled = rsn.compile(model, inputs)
+        for start in (3, 0, 40):
+            inputs["position_ids"] = torch.arange(start, start + 12)[None]
+            expected, out = model(**inputs)[0], compiled(**inputs)[0]
+            assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()

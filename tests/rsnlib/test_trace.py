@@ -708,12 +708,6 @@ class OwnWeights(Block):
         return F.linear(x, x[0])
 
 
-class AddedTo(Block):
-    def forward(self, x: torch.Tensor) -> Any:
-        y = self.dense(x)
-        return y, x + y
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -745,7 +739,6 @@ class AddedTo(Block):
         ),
         (NoProduct, r"nothing in this module runs on the machine: it has no matrix product"),
         (OwnWeights, r"nothing .*: aten\.linear\.default at 0: its weight or its bias is computed from the arguments"),
-        (AddedTo, r"0\.dense: its result is needed both before and after something is added to it"),
     ],
 )
 def test_refused(randomised: Randomised, kind: type[Block], message: str) -> None:
