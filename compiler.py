@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .rsnlib import capture, changes, explain_captured, precision, static_cache
     from .rsnlib import pipeline as pipelines
     from .rsnlib import pool as pools
+    from .rsnlib import verification as verifications
     from .rsnlib.passes import Passes
     from .rsnlib.pipeline import Pipeline
 else:
@@ -37,6 +38,7 @@ else:
     pools = deferred("rsn.rsnlib.pool")
     precision = deferred("rsn.rsnlib.precision")
     static_cache = deferred("rsn.rsnlib.static_cache")
+    verifications = deferred("rsn.rsnlib.verification")
 
 
 def _examples(given: Any) -> tuple[Any, ...] | dict[str, Any]:
@@ -109,6 +111,7 @@ def compile(
     passes: Passes | None = ...,
     checksums: bool = ...,
     experts: str | Experts | None = ...,
+    verify: str = ...,
 ) -> Compiled: ...
 @overload
 def compile(
@@ -123,6 +126,7 @@ def compile(
     passes: Passes | None = ...,
     checksums: bool = ...,
     experts: str | Experts | None = ...,
+    verify: str = ...,
 ) -> Family: ...
 def compile(
     model: nn.Module,
@@ -137,6 +141,7 @@ def compile(
     passes: Passes | None = None,
     checksums: bool = False,
     experts: str | Experts | None = None,
+    verify: str = "first",
 ) -> Compiled | Family:
     """Compile the part of `model` that the machine can run: trace, lower, order, pack.
 
@@ -156,6 +161,9 @@ def compile(
     experts: how experts that data choose are computed (docs/experts.md): "static", "patched", or an `rsn.Experts`; None
     leaves them to PyTorch.
 
+    verify: which calls are also computed by `model` in PyTorch and compared (docs/models.md, "Verified results"):
+    "first", of each program and after each change of the model; "always"; or "never".
+
     Weights in float16 or bfloat16 are widened to float32, with a warning; arguments and results keep the model's types
     (docs/models.md, "Half precision").
 
@@ -174,6 +182,12 @@ def compile(
         warnings.warn(borders.told, stacklevel=2)
         example = precision.widened_example(example)
     followed = changes.Followed(module, checksums)  # makes the copy in float32 of a model in half precision
+    verification = verifications.Verification(
+        verifications.verify_named(verify),
+        verifications.of_module(lambda: followed.module),
+        model,
+        followed.exists,
+    )
     pool = None if dynamic_shapes is None else pools.Pool()
 
     def program(example: tuple[Any, ...] | dict[str, Any], pipeline: Pipeline) -> Compiled:
@@ -193,9 +207,11 @@ def compile(
             if written and dynamic_shapes is not None:
                 raise UnsupportedError(f"the model writes to its arguments ({written}), which dynamic_shapes would pad")
             built = recipe.build(traced)  # schedule, lower, pack
-        # The programs of a family are in float32; its borders are its own.
         shared = SharedBank.of(followed.original.parameters(), board, overlay)
-        return Compiled(traced, built, board, recipe, seen, borders if dynamic_shapes is None else None, shared)
+        # The programs of a family are in float32; its borders are its own, and so is the verification of its calls.
+        if dynamic_shapes is not None:
+            return Compiled(traced, built, board, recipe, seen, shared=shared)
+        return Compiled(traced, built, board, recipe, seen, borders, shared, verification)
 
     if dynamic_shapes is None:
         return program(example, usual)
@@ -205,4 +221,5 @@ def compile(
         dynamic_shapes,
         lambda example, check: program(example, usual.observed("capture", check)),
         borders,
+        verification,
     )

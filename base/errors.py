@@ -137,6 +137,16 @@ class UnsupportedError(RsnError):
     """A model, shape or operator that the machine cannot run. The message names operator and module path if known."""
 
 
+class WrongResultError(RsnError):
+    """A compiled model computed something else than the module that it was compiled from, so that it returns nothing.
+    An error of rsn. The message says by how much, and for each layer where it can."""
+
+
+class CompilerError(RsnError):
+    """The compiler made a program that its own checks refuse: an error of rsn, or of a pass that replaces one of its
+    own. The message names the layer."""
+
+
 class ScheduleError(RsnError):
     """A schedule that the machine cannot carry out, for example a tile larger than its buffer."""
 

@@ -19,6 +19,7 @@ from .graph_split import Split
 from .partition import Traced
 from .pipeline import Pipeline
 from .specialize import Bound, is_number, static_arguments
+from .verification import in_double
 
 
 class Weights:
@@ -51,6 +52,10 @@ class CapturedGraph:
     def in_pytorch(self, *args: Any) -> Any:
         """Run the graph in PyTorch. Returns its results."""
         return self._graph.forward(*args)
+
+    def reference(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
+        """The results of a call in PyTorch (`verification.Reference`)."""
+        return self._graph.forward(*(in_double(args) if is_double else args))
 
     def key(self, args: Sequence[Any]) -> Any:
         """A key of everything in the arguments of a call, except weights, that a program depends on. Calls with equal

@@ -177,6 +177,10 @@ class Followed:
         self.graphs: weakref.WeakKeyDictionary[object, Callable[[], Traced]] = weakref.WeakKeyDictionary()
         weakref.finalize(module, Followed._drop, weakref.ref(self))
 
+    def exists(self) -> bool:
+        """Whether the module has not been garbage-collected."""
+        return self._module() is not None
+
     @property
     def original(self) -> nn.Module:
         """The module itself. Raises UnsupportedError if it was garbage-collected."""

@@ -24,6 +24,7 @@ from .capture import Environment, Interface, run, shape_of
 from .factors import Factors
 from .key_spans import KeySpans, RowsOfCaches, rows_of
 from .mask import FORBIDDEN, PLAIN, Pattern, key_spans
+from .verification import Visible
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,10 @@ class HostPart:
         if self.lengths and self.lengths not in self._checked and check_rows_beyond(self, arguments):
             self._checked.add(self.lengths)
         return self.inputs(environment), spans, state
+
+    def visible(self, spans: KeySpans | None) -> Visible | None:
+        """The rows that the masks of a call show; None without masks. spans: from the prologue."""
+        return None if spans is None or not len(spans.lengths) else Visible(spans, self.counted or self.seq)
 
     def _spans(self, environment: Environment) -> KeySpans | None:
         """The keys that all masks show, and the rows that caches take. Raises TensorError like `prologue`."""

@@ -14,6 +14,7 @@ from .graph import LayerGraph
 from .lower import Observe, lower, unobserved
 from .pack import Starts, pack
 from .schedule import Schedule
+from .sound import require_sound
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,8 @@ def build(
     """Compile a network: search for a schedule if it is a `Best`, lower to kernel sequences, pack into a program.
 
     progress: called during a search. Raises `UnsupportedError` if the overlay cannot run the network, `ScheduleError`
-    if the schedule does not fit it, and `TypeError` if a replaced pass returns another type.
+    if the schedule does not fit it, `TypeError` if a replaced pass returns another type, and `CompilerError` for a
+    program that is not sound.
     """
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
     passes.observe("schedule", _made("choose", chosen, Chosen))
@@ -85,7 +87,9 @@ def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes
             program = replace(before.program, buffers=lowered.kernels.buffers)
         else:
             program = passes.pack(lowered.kernels, lowered.starts)
-        passes.observe("pack", _made("pack", program, Program))
+            _made("pack", program, Program)
+            require_sound(program, chosen.schedule)
+        passes.observe("pack", program)
         return Built(program, lowered.weights, chosen, lowered.kernels, passes.pack)
 
 

@@ -276,6 +276,12 @@ class LayerGraph:
     state_columns: Mapping[str, npt.NDArray[np.intp]] = field(default_factory=dict)
 
     @property
+    def depth(self) -> int:
+        """About how many layers of a transformer it is: an attention each, or six products."""
+        attentions = sum(isinstance(x, AttentionLayer) for x in self.layers)
+        return max(attentions, (len(self.layers) - attentions) // 6)
+
+    @property
     def rows(self) -> tuple[int, ...]:
         """Number of rows of each sequence."""
         return self.lengths or (self.seq,) * self.batch

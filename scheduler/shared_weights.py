@@ -20,6 +20,7 @@ from .build import Built
 from .dram import Weights
 from .graph import Array
 from .lower import Banks
+from .sound import require_sound
 
 Key = tuple[object, ...]
 
@@ -99,6 +100,7 @@ class WeightLibrary:
         moved = _moved(kernels, self._overlay, self._bank, places)
         kernels = replace(kernels, sequences=moved, buffers=(*others, *self.buffers))
         program = built.pack(kernels, None)
+        require_sound(program, built.chosen.schedule)
         return replace(built, program=program, weights=Weights(made), kernels=kernels)
 
     def _buffers(self, built: Built) -> tuple[Buffer, ...]:

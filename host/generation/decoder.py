@@ -7,6 +7,7 @@ rows before it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
     from ...rsnlib import changes, static_cache
     from ...rsnlib import pipeline as pipelines
     from ...rsnlib import pool as pools
+    from ...rsnlib import verification as verifications
 else:
     changes = deferred("rsn.rsnlib.changes")
     pipelines = deferred("rsn.rsnlib.pipeline")
     pools = deferred("rsn.rsnlib.pool")
     static_cache = deferred("rsn.rsnlib.static_cache")
+    verifications = deferred("rsn.rsnlib.verification")
 
 Array = npt.NDArray[np.float32]
 
@@ -60,9 +63,14 @@ class Decoder(Closing):
     and a new token replaces the oldest one. Raises what `rsn.compile` raises, `UnsupportedError` for a model that
     attends to chunks, or computes something else if it is given positions, and `PositionError` for a capacity beyond
     the model's positions.
+
+    verify: as for `rsn.compile`: the logits of the first call of each program are compared with those of the model in
+    PyTorch, for all tokens of the sequence and without a cache. Raises `WrongResultError` if they differ.
     """
 
-    def __init__(self, model: Any, *, slots: int = 8, capacity: int = 512, board: str = "sim") -> None:
+    def __init__(
+        self, model: Any, *, slots: int = 8, capacity: int = 512, board: str = "sim", verify: str = "first"
+    ) -> None:
         require_torch("generation")
         if type(slots) is not int or type(capacity) is not int:
             raise TensorError(f"{slots!r} slots of {capacity!r} rows; both are whole numbers")
@@ -80,7 +88,12 @@ class Decoder(Closing):
         self.vocabulary = int(text.vocab_size)
         self._model, self._board = model, board
         self._pipeline, self._pool = pipelines.Pipeline.named("xnn"), pools.Pool()
-        self._lengths = [0] * slots
+        self._tokens: list[list[int]] = [[] for _ in range(slots)]
+        self._begun = [0] * slots
+        """The model's change count when the sequence of each slot began."""
+        self._verification = verifications.Verification(
+            verifications.verify_named(verify), self._in_pytorch, model, lambda: True
+        )
         self._closed = False
         try:
             self._cache = self._static_cache(slots)
@@ -101,7 +114,11 @@ class Decoder(Closing):
 
     def length(self, slot: int) -> int:
         """The tokens of a slot. Raises `TensorError` for a slot that there is not."""
-        return self._lengths[self._known_slot(slot)]
+        return len(self._tokens[self._known_slot(slot)])
+
+    @property
+    def _lengths(self) -> list[int]:
+        return list(map(len, self._tokens))
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises `PromptTooLong` for more tokens than a sequence has, `TensorError` for none and for unknown ones."""
@@ -115,7 +132,7 @@ class Decoder(Closing):
 
     def free(self, slot: int) -> None:
         """Forget the sequence of a slot. Raises `TensorError` for a slot that there is not."""
-        self._lengths[self._known_slot(slot)] = 0
+        self._tokens[self._known_slot(slot)] = []
 
     def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
         """Begin a sequence in a slot. Returns the logits behind its last token, (vocabulary,).
@@ -131,8 +148,10 @@ class Decoder(Closing):
         arguments = self._prompt_arguments(tokens, rows)
         if rows not in self._prompts:
             self._prompts[rows] = self._compiled(arguments)
+        program, sequences = self._prompts[rows], [list(tokens)]
+        verified = self._verification.begin(program, (sequences,), {}, rows)
         with torch.no_grad():
-            logits = self._prompts[rows](**arguments).logits
+            logits = program(**arguments).logits
             for whole, own in zip(self._cache.layers, arguments["past_key_values"].layers, strict=True):
                 count = whole.max_cache_len
                 kept = torch.arange(max(0, len(tokens) - count), len(tokens))
@@ -140,8 +159,13 @@ class Decoder(Closing):
                     cache = getattr(whole, name)[slot]
                     cache.zero_()  # a hidden row counts 0 times its value, which for what is no number is no number
                     cache[:, kept % count] = getattr(own, name)[0, :, kept]
-        self._lengths[slot] = len(tokens)
-        return _numbers(_behind(logits, len(tokens)))
+        self._tokens[slot], self._begun[slot] = [], self._seen
+        last = _behind(logits, len(tokens))
+        if verified is not None:
+            verified.check([last], (sequences,), {}, layers=program.depth)
+            self._verification.passed(program, rows)
+        self._tokens[slot] = list(tokens)
+        return _numbers(last)
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Append a token to each of some slots. Returns the logits behind it, (vocabulary,), by slot.
@@ -165,16 +189,30 @@ class Decoder(Closing):
         taken = [min(length, self.capacity - 1) for length in self._lengths]
         counts = {layer.max_cache_len for layer in self._cache.layers}
         rows = {count: [row % count for row in taken] for count in counts}
+        sequences, verified = [[*self._tokens[slot], token] for slot, token in tokens.items()], None
+        if all(self._begun[slot] == self._seen for slot in tokens):  # else keys are from before a change of the model
+            verified = self._verification.begin(self._step, (sequences,), {}, "step")
         with torch.no_grad():
             logits = self._step.step(rows, **self._step_arguments(tokens)).logits
-        for slot in tokens:
-            self._lengths[slot] += 1
+        if verified is not None:
+            last = [logits[slot, -1] for slot in tokens]
+            verified.check(last, (sequences,), {}, layers=self._step.depth)
+            self._verification.passed(self._step, "step")
+        for slot, token in tokens.items():
+            self._tokens[slot].append(token)
         return {slot: _numbers(logits[slot, -1]) for slot in tokens}
 
     def close(self) -> None:
         """Release the boards."""
         self._closed = True
         self._release()
+
+    def _in_pytorch(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
+        """The logits behind the last token of each of some sequences (`verification.Reference`). args: their tokens."""
+        import torch
+
+        model = copy.deepcopy(self._model).double() if is_double else self._model
+        return [model(torch.tensor([tokens]), use_cache=False).logits[0, -1] for tokens in args[0]]
 
     def _release(self) -> None:
         for compiled in (self._step, *self._prompts.values()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...assembler import container
 from ...base.deferred import deferred
 from ...base.durations import duration
-from ...base.errors import ScheduleError, StateLost, TensorError, UnsupportedError
+from ...base.errors import RsnError, ScheduleError, StateLost, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
@@ -28,7 +28,7 @@ from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
 from .caches import Caches
-from .compare import Compared, compare
+from .compare import Compared, compare, show
 from .experts import PatchedExperts
 from .family import HELD
 from .file import Part, write
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ...rsnlib.pipeline import Pipeline
     from ...rsnlib.pool import Pool
     from ...rsnlib.precision import Borders
+    from ...rsnlib.verification import Call, Verification, Visible
     from ...scheduler.graph import LayerGraph
 else:
     static_cache = deferred("rsn.rsnlib.static_cache")
@@ -114,14 +115,19 @@ class Compiled(Closing):
         seen: int = 0,
         borders: Borders | None = None,
         shared: SharedBank | None = None,
+        verification: Verification | None = None,
     ) -> None:
         """recipe: how to compile the model again; without one, changes of the model are not followed. seen: the model's
         change count when it was traced. borders: data types of arguments and results of a model in half precision.
-        shared: the weights of the programs of this model, which the board holds once; None for a program alone."""
+        shared: the weights of the programs of this model, which the board holds once; None for a program alone.
+        verification: compares calls with the model; None leaves that to the caller."""
         self.last_run: Run | None = None
         """Time, traffic and utilization of the latest call's run; None before the first call."""
         self._recipe, self._seen, self._borders = recipe, seen, borders
         self._traced, self._built, self._board = self._kept(traced), built, board
+        self._verification = verification
+        self.visible: Visible | None = None
+        """The rows that the masks of the latest call showed; None without masks."""
         self._turn = threading.RLock()
         self._simulated: Machine | None = None
         self._shared, self._joined, self._is_closed = shared, 0, False
@@ -163,7 +169,9 @@ class Compiled(Closing):
             self._follow(seen)
             self._open()
             args, kwargs = self._widened(args, kwargs)
+            verified = None if rows is not None else self._begun(args, kwargs)
             inputs, spans, state = self._traced.host.prologue(*args, **kwargs)
+            self.visible = self._traced.host.visible(spans)
             if rows is not None:
                 spans = self._traced.host.at_rows(spans, rows)
             known = {p.name for p in self._built.program.parameters}
@@ -183,7 +191,42 @@ class Compiled(Closing):
             returned = host.epilogue(outputs, state, rows)
             self._caches.keep(state)
             static_cache.count_rows((args, kwargs))
+            if verified is not None:
+                self._end(verified, returned, args, kwargs)
             return returned if self._borders is None else self._borders.narrowed(returned)
+
+    def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The verification of a call that begins, if it is verified. Sequences of stated lengths are not: PyTorch has
+        no such calls of the module."""
+        if self._verification is None or self._traced.host.lengths:
+            return None
+        return self._verification.begin(self._placed, args, kwargs)
+
+    def _end(self, verified: Call, returned: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Verify a call that has ended. Raises `WrongResultError`."""
+        assert self._verification is not None
+        visible = [] if self.visible is None else [self.visible]
+        verified.check(returned, args, kwargs, layers=self.depth, visible=visible, shown=self.shown_layers)
+        self._verification.passed(self._placed)
+
+    @property
+    def depth(self) -> int:
+        """About how many layers of a transformer the network has."""
+        return self._traced.network.depth
+
+    def shown_layers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """What `compare` finds in a call, as text; empty where it cannot compare."""
+        try:
+            rows = self.compare(*args, **kwargs)
+        except RsnError:
+            return ""
+        return f"the layers, each from what PyTorch computes for what rsn took it for:\n{show(rows)}"
+
+    def at(self, seen: int) -> Built:
+        """The program with the model's changes. seen: the model's change count."""
+        with self._turn:
+            self._follow(seen)
+            return self._built
 
     def _widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Convert arguments in half precision to float32."""

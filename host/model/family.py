@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ...rsnlib import padding_check
     from ...rsnlib.changes import Followed
     from ...rsnlib.precision import Borders
+    from ...rsnlib.verification import Verification
     from .compiled import Compiled
 else:
     padding_check = deferred("rsn.rsnlib.padding_check")
@@ -52,8 +53,8 @@ class Family(Closing):
 
     followed: the model, watched for changes. make: compiles a program from example inputs by name, and passes the
     captured graph to the function that it is given. borders: data types of arguments and results of a model whose
-    weights are in half precision; example inputs and programs are in float32 then. Raises `UnsupportedError` for a
-    module whose result depends on the padding, `TensorError` for shapes that do not fit.
+    weights are in half precision; example inputs and programs are in float32 then. verification: of calls. Raises
+    `UnsupportedError` for a module whose result depends on the padding, `TensorError` for shapes that do not fit.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Family(Closing):
         shapes: Shapes,
         make: Make,
         borders: Borders | None = None,
+        verification: Verification | None = None,
     ) -> None:
+        self._verification = verification
         self._followed, self._seen, self._borders = followed, followed.look(), borders
         self._model = followed.original
         """Kept alive for programs that are compiled later."""
@@ -84,8 +87,15 @@ class Family(Closing):
         call = self._filling.padding.fit(args, kwargs)
         with self._lock:
             seen = self._follow()
-            self._latest = self._program(call.taken)
-            result = self._filling.padding.cut(self._latest.call_with(seen, (), call.given), call)
+            self._latest = latest = self._program(call.taken)
+            built, verified = latest.at(seen), None
+            if self._verification is not None:
+                verified = self._verification.begin(built, args, kwargs, call.taken)
+            result = self._filling.padding.cut(latest.call_with(seen, (), call.given), call)
+            if verified is not None and self._verification is not None:
+                visible = [] if latest.visible is None else [latest.visible]
+                verified.check(result, args, kwargs, layers=latest.depth, visible=visible)
+                self._verification.passed(built, call.taken)
             return result if self._borders is None else self._borders.narrowed(result)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -33,6 +33,7 @@ from ...rsnlib.graph_split import Split
 from ...rsnlib.partition import Traced
 from ...rsnlib.pipeline import Pipeline
 from ...rsnlib.trace import NoProductError
+from ...rsnlib.verification import Call, Verification, verify_named
 from ...scheduler.best import schedule_named
 from ..boards.named import IN_PROCESS, REAL
 from ..boards.profile import PROFILES, find_profile
@@ -52,7 +53,8 @@ log = logging.getLogger("rsn")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the backend. board, overlay, schedule, checksums, experts: as for `rsn.compile`.
+    """The options of the backend. board, overlay, schedule, checksums, experts, verify: as for `rsn.compile`; what is
+    compared is a graph that torch captured, with what PyTorch computes for it.
 
     fallback: what to do with a graph that the machine cannot run, or not as a whole. "warn": run it, or the pieces that
     the machine cannot run, in PyTorch, with a warning. "error": raise the reason: `UnsupportedError`, `TensorError` or
@@ -65,12 +67,14 @@ class Options:
     fallback: str = "warn"
     checksums: bool = False
     experts: Any = None
+    verify: str = "first"
 
     def pipeline(self) -> Pipeline:
         """Check the options, and return the pipeline that compiles graphs with them. Raises `UnsupportedError`, also
         with fallback="warn", for a value with which no graph could be compiled."""
         if self.fallback not in ("warn", "error"):
             raise UnsupportedError(f'fallback {self.fallback!r}: "warn" or "error"')
+        verify_named(self.verify)
         try:
             schedule = schedule_named(self.schedule)
         except ScheduleError as e:
@@ -141,11 +145,14 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
 @dataclass
 class _Program:
     """What runs a graph for arguments of some shapes. weights: that it was compiled with. shared: the bank that has
-    them on the board. joined: `shared.changes` when the weights were last seen to be the same."""
+    them on the board. parts: the programs of the machine. verification: of calls. joined: `shared.changes` when the
+    weights were last seen to be the same."""
 
     run: Callable[..., Any]
     weights: Weights
     shared: SharedBank
+    parts: list[Compiled]
+    verification: Verification
     joined: int = 0
 
 
@@ -175,14 +182,19 @@ class _Programs:
                 self._programs.pop(key, None)
                 # Before compilation reads the weights, so that every later write is noticed.
                 kept = Weights(weights, self._options.checksums)
-                made = _Program(self._compiled(args, shared), kept, shared)
+                parts: list[Compiled] = []
+                run = self._compiled(args, shared, parts)
+                mode = verify_named(self._options.verify)
+                verification = Verification(mode, graph.reference, None, lambda: bool(parts))
+                made = _Program(run, kept, shared, parts, verification)
                 self._programs[key] = made
                 while len(self._programs) > REMEMBERED:
                     self._programs.popitem(last=False)
             self._programs.move_to_end(key)
             made.joined = made.shared.changes
+        verified = made.verification.begin(made, args, {})
         try:
-            return graph.with_counters(made.run(*args), args)
+            result = graph.with_counters(made.run(*args), args)
         except CacheFull:
             raise
         except TensorError as e:  # e.g. a mask of another kind than in the first call
@@ -190,17 +202,28 @@ class _Programs:
                 raise
             warnings.warn(f"this call of the graph runs in PyTorch: {e}", Fallback, stacklevel=2)
             return graph.in_pytorch(*args)
+        if verified is not None:
+            self._check(made, verified, result, args)
+        return result
+
+    def _check(self, made: _Program, verified: Call, result: Any, args: Sequence[Any]) -> None:
+        """End the verification of a call. Raises `WrongResultError`."""
+        depth = sum(part.depth for part in made.parts)
+        visible = [part.visible for part in made.parts if part.visible is not None]
+        verified.check(result, tuple(args), {}, layers=depth, visible=visible)
+        made.verification.passed(made)
 
     def forget(self) -> None:
         """Replace the lock after a fork, because another thread may have held it."""
         self._turn = threading.RLock()
 
-    def _compiled(self, args: Sequence[Any], shared: SharedBank) -> Callable[..., Any]:
-        """Compile the graph for the shapes of these arguments. Returns the function that runs it, in PyTorch if nothing
-        of it can run on the machine. Raises one of `Refusal` if the graph must run as a whole and cannot."""
+    def _compiled(self, args: Sequence[Any], shared: SharedBank, parts: list[Compiled]) -> Callable[..., Any]:
+        """Compile the graph for the shapes of these arguments, and add its programs to `parts`. Returns the function
+        that runs it, in PyTorch if nothing of it can run on the machine. Raises one of `Refusal` if the graph must run
+        as a whole and cannot."""
         graph = self._graph
         try:
-            run, reasons = self._built(graph.divide(args), shared)
+            run, reasons = self._built(graph.divide(args), shared, parts)
         except NoProductError as e:  # nothing in it for the machine: no warning is needed
             log.info("%s: in PyTorch: %s", graph.title, e)
             return graph.in_pytorch
@@ -216,7 +239,9 @@ class _Programs:
         taken = graph.taken(args)
         return lambda *given: run(*(given[i] for i in taken))
 
-    def _built(self, found: Traced | Split, shared: SharedBank) -> tuple[Callable[..., Any], list[str]]:
+    def _built(
+        self, found: Traced | Split, shared: SharedBank, parts: list[Compiled]
+    ) -> tuple[Callable[..., Any], list[str]]:
         """Build the programs of a traced graph or of the pieces of a split one.
 
         Returns the function that runs it, and the reasons why parts of it run in PyTorch or it was split; there are
@@ -225,9 +250,10 @@ class _Programs:
         title = self._graph.title
         if isinstance(found, Traced):
             made = self._program(found, shared)
+            parts.append(made)
             log.info("%s: on the machine: %s, %d layers", title, found.network.size, len(found.network.layers))
             return made, []
-        programs: list[Callable[..., Any] | None] = []
+        programs: list[Compiled | None] = []
         reasons = found.reasons
         for piece in found.pieces:
             try:
@@ -235,13 +261,13 @@ class _Programs:
             except Refusal as e:
                 programs.append(None)
                 reasons.append(str(e))
-        count = sum(program is not None for program in programs)
-        if not count:
+        parts += [program for program in programs if program is not None]
+        if not parts:
             raise UnsupportedError(reasons[-1])
-        log.info("%s: %d of %d pieces on the machine: %s", title, count, len(programs), "; ".join(reasons))
+        log.info("%s: %d of %d pieces on the machine: %s", title, len(parts), len(programs), "; ".join(reasons))
         return lambda *given: found.run(programs, given), reasons
 
-    def _program(self, traced: Traced, shared: SharedBank) -> Callable[..., Any]:
+    def _program(self, traced: Traced, shared: SharedBank) -> Compiled:
         """Build the program of a traced graph or piece. Raises one of `Refusal` if it cannot be scheduled."""
         built = self._graph.pipeline.build(traced.network)
         return Compiled(traced, built, board=self._options.board, shared=shared)

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import rsn
+from rsn.base.errors import WrongResultError
 from rsn.cli.main import main
 from rsn.isa.overlay import Overlay
 from rsn.rsnlib.dump import SHOWN, shown
@@ -162,7 +163,10 @@ def test_another_fold() -> None:
         return replace(network, layers=(*first, replace(last, bias=0 * last.bias)))
 
     module = model()
-    with rsn.compile(module, (X,), passes=rsn.Passes(fold=without_bias)) as compiled, torch.no_grad():
+    passes = rsn.Passes(fold=without_bias)
+    with rsn.compile(module, (X,), passes=passes) as compiled, pytest.raises(WrongResultError, match="result: "):
+        compiled(X)
+    with rsn.compile(module, (X,), passes=passes, verify="never") as compiled, torch.no_grad():
         assert torch.allclose(compiled(X) + module[2].bias, module(X), atol=1e-5)
 
 

@@ -1,0 +1,227 @@
+"""Compare a call of a compiled model with the same call of the user's own module in PyTorch.
+
+The module itself is the reference, not its captured graph or the layers that were made of it: these share the mistakes
+of whoever read the module.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..base.errors import UnsupportedError, WrongResultError
+from ..base.tolerance import bound_of
+from .capture import as_tensor
+from .key_spans import KeySpans
+
+Verify = Literal["first", "always", "never"]
+"""Which calls are verified: the first one of each program, and the first one after each change of the model; every
+call; or none."""
+
+OWN = 10.0
+"""A result beyond the bound passes if PyTorch's own float32 result is at least one OWN-th as far from its float64 one:
+such a model amplifies any rounding."""
+FEW = 0.01
+"""The share of integers or truth values of a result that may differ: one decides between two numbers that are equal but
+for rounding."""
+
+HUGE = 1e30
+"""Numbers from here on, such as the least finite one, stand for infinity; beside them no difference would count."""
+
+Reference = Callable[[tuple[Any, ...], dict[str, Any], bool], Any]
+"""Computes a call in PyTorch: from the arguments, and whether in float64."""
+
+
+def verify_named(name: str) -> Verify:
+    """Check which calls are verified. Raises `UnsupportedError` for other names than those of `Verify`."""
+    if name not in get_args(Verify):
+        raise UnsupportedError(f"verify {name!r}: " + ", ".join(f'"{x}"' for x in get_args(Verify)))
+    return cast(Verify, name)
+
+
+def of_module(module: Callable[[], nn.Module]) -> Reference:
+    """The reference that calls a module. module: returns it, as it is at the time of the call."""
+
+    def compute(args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
+        called = module()
+        if is_double:
+            called, (args, kwargs) = copy.deepcopy(called).double(), in_double((args, kwargs))
+        return called(*args, **kwargs)
+
+    return compute
+
+
+def in_double(tree: Any) -> Any:
+    """A tree with its float32 tensors in float64."""
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype == torch.float32 else x, tree)
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The rows that the masks of a call show: from `spans`, of `seq` rows of each sequence. What a model computes for
+    other rows is not compared: they are padding, for which the machine attends to no keys."""
+
+    spans: KeySpans
+    seq: int
+
+    def rows(self, shape: torch.Size) -> torch.Tensor | None:
+        """Which rows of a tensor (batch, seq, ...), or (batch, heads, seq, columns), count: bool, to be broadcast to
+        it. None for a tensor of another shape."""
+        batch = len(self.spans.lengths)
+        axis = next((i for i in (1, 2) if shape[i : i + 1] == (self.seq,)), None)
+        if not batch or axis is None or shape[0] != batch or (axis == 2 and len(shape) != 4):
+            return None
+        at = torch.arange(self.seq)
+        shown = at < torch.from_numpy(self.spans.lengths)[:, None]
+        if self.spans.starts is not None:
+            shown &= at >= torch.from_numpy(self.spans.starts)[:, None]
+        return shown.reshape(batch, *(1,) * (axis - 1), self.seq, *(1,) * (len(shape) - axis - 1))
+
+
+class Verification:
+    """Verifies calls of a model. reference: computes them in PyTorch. model: kept alive until a call has passed; with
+    "always" for good. can: whether the reference can be computed, after the model may have gone."""
+
+    def __init__(self, mode: Verify, reference: Reference, model: object, can: Callable[[], bool]) -> None:
+        self._mode, self._reference, self._can = mode, reference, can
+        self._model = None if mode == "never" else model
+        self._passed: dict[Hashable, object] = {}
+        self.when: datetime | None = None
+        """When a call passed last, in UTC."""
+
+    def begin(
+        self, program: object, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Hashable = ()
+    ) -> Call | None:
+        """Begin to verify a call; None if that is not its turn. program: changes whenever what it verifies is compiled
+        anew. sizes: of the program among those of the model."""
+        is_due = self._mode == "always" or (self._mode == "first" and self._passed.get(sizes) is not program)
+        return Call(self._reference, args, kwargs) if is_due and self._can() else None
+
+    def passed(self, program: object, sizes: Hashable = ()) -> None:
+        """Note that a call of a program passed."""
+        self._passed[sizes], self.when = program, datetime.now(UTC)
+        if self._mode == "first":
+            self._model = None
+
+
+class Call:
+    """A call that is verified. Its arguments are copied when it begins, before anything writes to them."""
+
+    def __init__(self, reference: Reference, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._reference = reference
+        self._given = copied((args, kwargs))
+
+    def check(
+        self,
+        result: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        layers: int,
+        visible: Iterable[Visible] = (),
+        shown: Callable[[tuple[Any, ...], dict[str, Any]], str] = lambda args, kwargs: "",
+    ) -> None:
+        """Raise `WrongResultError` if the result, or an argument that the call wrote to, is not PyTorch's.
+
+        result, args, kwargs: of the call, when it has ended. layers: of the network, which decide the bound. visible:
+        rows that count. shown: what else the error says, from the arguments.
+        """
+        given = pytree.tree_map_only(np.ndarray, lambda x: as_tensor("", x), self._given)
+        again = copied(given)
+        with torch.no_grad():
+            expected = self._reference(given[0], given[1], False)
+        after, seen = ((result, args, kwargs), (expected, *given)), list(visible)
+        bound = bound_of(layers)
+        worst = max(differences(*after, seen), key=lambda x: x.size, default=None)
+        if worst is None or worst.size <= bound:
+            return
+        own = self._rounding(copied(again), expected, seen)
+        if worst.size <= OWN * own:
+            return
+        more = shown(*again)
+        raise WrongResultError(
+            f"{worst.what}: the largest difference from PyTorch is {worst.size:.1e} of the largest magnitude; at most "
+            f"{bound:g} passes. Nothing is returned. This is an error of rsn, not of the model: please report it; "
+            'until then, torch.compile with backend="eager" runs the model' + (f"\n{more}" if more else "")
+        )
+
+    def _rounding(self, given: Any, expected: Any, seen: list[Visible]) -> float:
+        """How far PyTorch's float32 result is from its float64 one; 0 if the module cannot compute in float64."""
+        try:
+            with torch.no_grad():
+                exact = self._reference(given[0], given[1], True)
+        except Exception:  # whatever a module raises that knows float32 only
+            return 0.0
+        return max((x.size for x in differences((expected,), (exact,), seen)), default=0.0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a tensor is from the expected one, relative to its largest magnitude. what: names the tensor."""
+
+    what: str
+    size: float
+
+
+def differences(got: Any, expected: Any, visible: Iterable[Visible] = ()) -> Iterator[Difference]:
+    """The differences between two trees of tensors. What has another structure, shape or type, or no number in one of
+    them alone, differs by infinity."""
+    visible = list(visible)
+    found, wanted = pytree.tree_flatten_with_path(got)[0], pytree.tree_leaves(expected)
+    if len(found) != len(wanted):
+        yield Difference(f"{len(found)} tensors instead of {len(wanted)}", float("inf"))
+        return
+    for (path, x), y in zip(found, wanted, strict=True):
+        if x is y:
+            continue
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+            yield Difference(_named(path), _distance(x.detach(), y.detach(), visible))
+        elif isinstance(y, int | float) and type(x) is type(y) and x != y:
+            yield Difference(f"{_named(path)} = {x!r} instead of {y!r}", float("inf"))
+
+
+def _named(path: Any) -> str:
+    """What a place in (result, arguments by position, arguments by name) is called."""
+    kind, *rest = path
+    where = pytree.keystr(tuple(rest))
+    number = getattr(kind, "idx", 0)
+    return f"result{where}" if not number else f"argument{where}, after the call"
+
+
+def _distance(x: torch.Tensor, y: torch.Tensor, visible: Iterable[Visible]) -> float:
+    if x.shape != y.shape:
+        return float("inf")
+    shown = next((rows for each in visible if (rows := each.rows(y.shape)) is not None), None)
+    if shown is not None:
+        x, y = (torch.where(shown, t, torch.zeros((), dtype=t.dtype)) for t in (x, y))
+    if not y.numel():
+        return 0.0
+    if not (y.is_floating_point() or y.is_complex()):
+        share = float((x != y).double().mean())
+        return 0.0 if share == 0 or (share <= FEW and y.numel() > 1) else float("inf")
+    counts = y.abs() < HUGE
+    if not torch.equal(counts, x.abs() < HUGE) or not torch.equal(x[~counts].sgn(), y[~counts].sgn()):
+        return float("inf")
+    x, y = x[counts], y[counts]
+    return float((x - y).abs().max()) / (float(y.abs().max()) or 1.0) if len(y) else 0.0
+
+
+def copied(tree: Any) -> Any:
+    """A deep copy of the arguments of a call, in which tensors that share memory share it again. Parameters are not
+    copied: calls do not write to them."""
+    memo: dict[int, Any] = {}
+    for x in pytree.tree_leaves(tree):
+        if isinstance(x, nn.Parameter):
+            memo[id(x)] = x
+        elif isinstance(x, torch.Tensor) and (not x.is_leaf or x.is_inference()):
+            memo[id(x)] = x.detach().clone()
+    with torch.inference_mode(False):
+        return copy.deepcopy(tree, memo)
