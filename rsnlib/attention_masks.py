@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import torch
@@ -45,6 +46,10 @@ def masks_of(
         constant = [term for term in constant if term not in plain]
         pattern = _together([pattern, *(_pattern(values, term, keys) for term in plain)])
     is_added = mask is not None and not values.is_constant(mask) and values.patterns.get(mask, PLAIN) is None
+    if mask is not None and not values.is_constant(mask) and any(_may_hide(values, term) for term in constant):
+        is_added = True  # together they may hide all keys of a row
+    if is_added and len(masks) == 1:  # with its constant terms and its guard
+        mask, constant = masks[0], []
     masked = mask is not None and not is_added and _hides(values, mask, keys)
     causal = causal or pattern.causal
     if (causal or pattern.window is not None) and full[2] != keys:
@@ -81,9 +86,12 @@ def _divided(values: AbstractState, node: Node, masks: Sequence[Node], keys: int
 
 def _terms(values: AbstractState, mask: Node) -> list[Node]:
     """Divide a mask into terms whose sum it is, so that constant terms are separate from those of the arguments. A
-    `where` of a condition between a constant and a hiding number gives two terms: the condition and the constant."""
+    `where` of a condition between a constant and a hiding number gives two terms: the condition and the constant.
+    Guards (`score_masks`) are left out: rows that see no key are padding here."""
     while packet(mask) in IDENTITIES and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
         mask = mask.all_input_nodes[0]
+    if _is_guard(mask):
+        return _terms(values, arguments(mask)["other"])
     if packet(mask) is aten.where:
         a = arguments(mask)
         condition, kept, other = a["condition"], a["self"], values.number(a["other"])
@@ -97,6 +105,12 @@ def _terms(values: AbstractState, mask: Node) -> list[Node]:
     if any(dtype_of(part) != torch.float32 for part in parts):  # a sum of bools is no sum of masks
         return [mask]
     return [term for part in parts for term in _terms(values, part)]
+
+
+def _is_guard(node: Node) -> bool:
+    """Whether a node is a mask with NaN in rows that see no key."""
+    kept = arguments(node)["self"] if packet(node) is aten.where else None
+    return isinstance(kept, float) and isnan(kept)
 
 
 def _together(patterns: Sequence[Pattern]) -> Pattern:
@@ -125,6 +139,12 @@ def _pattern(values: AbstractState, mask: Node | None, keys: int) -> Pattern:
     if not values.is_constant(mask):
         return values.patterns.get(mask) or PLAIN
     return pattern_of(values.constant(mask), values.batch, keys)
+
+
+def _may_hide(values: AbstractState, term: Node) -> bool:
+    """Whether a constant mask hides a key from some row."""
+    value = values.constant(term)
+    return bool((~value if value.dtype == torch.bool else value <= HIDDEN).any())
 
 
 def _hides(values: AbstractState, mask: Node, keys: int) -> bool:

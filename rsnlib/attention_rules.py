@@ -12,9 +12,10 @@ from torch.fx import Node
 from ..scheduler.graph import Float64, Gemm
 from .attention_masks import masks_of
 from .caches import attended, form
-from .capture import dtype_of, module_path, shape_of
+from .capture import dtype_of, module_path, op_name, shape_of
 from .head_rules import scaled_keys
 from .layers import Base, Source
+from .mask import HIDDEN
 from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, unsupported
 
 aten = torch.ops.aten
@@ -28,6 +29,21 @@ def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     if dtype_of(node) != torch.float32:
         return f"a softmax in {dtype_of(node)}; the machine computes in float32"
     return replace(scores, normal=True)
+
+
+def filled(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
+    """Rule of masked_fill and where. Those that hide keys are masks that are added (`score_masks`)."""
+    given = (a["self"], a.get("value", a.get("other")))
+    scores = next((x for x in given if isinstance(x, Node) and isinstance(values.of[x], PartialAttention)), None)
+    if scores is None:
+        return f"{op_name(node)} is not an operation of the machine"
+    value = values.number(given[0] if scores is given[1] else given[1])
+    if value is None or value <= HIDDEN:
+        return (
+            f"it is no mask that is added: a score may become a constant number of {HIDDEN:g} or less, which factors "
+            "behind it count for, where a tensor of the host says so"
+        )
+    return f"it replaces scores by {value:g}; the machine hides scores, by {HIDDEN:g} or less"
 
 
 def scaled_dot_product_attention(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:

@@ -439,8 +439,7 @@ class Constants:
         self._values = lifted(program)
         self._nodes = set(self._values)
         for node in program.graph.nodes:
-            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if node.op == "call_function" and not random and all(x in self._nodes for x in node.all_input_nodes):
+            if node.op == "call_function" and not is_random(node) and self._nodes.issuperset(node.all_input_nodes):
                 self._nodes.add(node)
 
     def __contains__(self, x: object) -> bool:
@@ -503,6 +502,11 @@ def dtype_of(node: Node) -> torch.dtype | None:
     """The dtype of a node's tensor; None if it is no tensor."""
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def is_random(node: Node) -> bool:
+    """Whether an operator draws numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def writes_in_place(node: Node) -> bool:

@@ -267,9 +267,11 @@ def _shown(flat: torch.Tensor, view: View) -> torch.Tensor:
 
 def _to_add(mask: torch.Tensor) -> torch.Tensor:
     """A mask, bool or of numbers, as numbers to be added to scores. -inf stays, which makes a row without any key 0;
-    beside the least finite numbers scores count as equal, as in PyTorch."""
+    beside the least finite numbers scores count as equal, as in PyTorch. Raises TensorError for NaN."""
     if mask.dtype == torch.bool:
         return torch.where(mask, 0.0, -torch.inf)
+    if bool(mask.isnan().any()):
+        raise TensorError("the attention mask has a row that sees no key, or a number that is NaN")
     return torch.where(mask.isneginf(), mask, mask.clamp(min=FORBIDDEN))
 
 

@@ -29,6 +29,7 @@ from .rewriter import Premise, Product, Rewrite, Rewriter
 from .rotary import rotations
 from .row_moves import JOINS, moved_rows, same_rows
 from .rules import RULES
+from .score_masks import score_masks
 from .values import AbstractState, Value
 from .view_rules import VIEWS
 
@@ -43,22 +44,30 @@ CLOSING = {
     aten.silu,
 }  # after these, nothing more can be added to a product
 CURVED = {aten.erf, aten.tanh, aten.sigmoid}
+LIKE = {aten.full_like: None, aten.zeros_like: 0, aten.ones_like: 1}
+"""Operators that use only the shape and type of their operand, with the value of the result; None: an argument."""
 ELEMENTWISE = {*CURVED, aten.mul, aten.div, aten.add, aten.pow}
 """Of which activations are written."""
+BETWEEN = {aten.add, aten.sub, aten.mul, aten.div, aten.masked_fill, aten.where}
+"""What may be between the products of an attention, with factors and masks."""
 
 
 # -- a tensor's type and shape
 
 
 def likes(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite type_as(x, y) and expand_as(x, y), which use only the type or shape of y, into operators without y.
+    """Rewrite type_as(x, y), expand_as(x, y) and full_like(y), which use only the type or shape of y, into operators
+    without y.
 
     Example: position embeddings are converted to the type of an activation y of the machine; without y the host can
     compute them. Not applied if the shape depends on data.
     """
     op, a = packet(node), arguments(node)
-    if op not in (aten.type_as, aten.expand_as) or not is_static(node):
+    if op not in (aten.type_as, aten.expand_as, *LIKE) or not is_static(node):
         return None
+    if op in LIKE:
+        value = a["fill_value"] if LIKE[op] is None else LIKE[op]
+        return graph.insert(node, aten.full.default, list(shape_of(node)), value, dtype=dtype_of(node))
     x: Node = a["self"]
     if op is aten.expand_as:
         return graph.insert(node, aten.expand.default, x, list(shape_of(node)))
@@ -160,7 +169,7 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
 def heads(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite attention over (batch * heads, seq, columns) into attention with heads in a separate dimension.
 
-    The pattern is bmm(softmax(bmm(q, k^T)), v) with factors and masks between, as nn.MultiheadAttention computes it
+    The pattern is bmm(softmax(bmm(q, k^T)), v) with what is in `BETWEEN` between, as nn.MultiheadAttention computes it
     with need_weights=True. The batch follows from the product that the queries, or the keys, come from. Not applied
     with any other operator between the two products.
     """
@@ -170,20 +179,18 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     a = arguments(soft)
     if a["dim"] not in (-1, 2) or a["dtype"] not in (None, torch.float32):
         return None
-    between: list[tuple[Any, Any]] = []
-    x = origin(a["self"])
-    while packet(x) in (aten.add, aten.mul, aten.div) and not x.kwargs:
-        scores, other = x.args[:2]
-        if packet(x) is not aten.div and (not isinstance(scores, Node) or scores not in graph.computed):
-            scores, other = other, scores
-        if not isinstance(scores, Node) or scores not in graph.computed or other in graph.computed:
+    between: list[tuple[Node, Node]] = []
+    """Operators, each with its operand on the way to the scores."""
+    x, bias = origin(a["self"]), None
+    while packet(x) in BETWEEN:
+        scores = [y for y in x.args if isinstance(y, Node) and y in graph.computed]
+        if len(scores) != 1 or x.kwargs:
             return None
-        between.append((x.target, other))
-        x = origin(scores)
+        between.append((x, scores[0]))
+        x = origin(scores[0])
     a = arguments(x)
     if packet(x) is aten.baddbmm and a["beta"] == a["alpha"] == 1:
-        between.append((aten.add.Tensor, a["self"]))
-        q, k = a["batch1"], a["batch2"]
+        q, k, bias = a["batch1"], a["batch2"], a["self"]
     elif packet(x) is aten.bmm:
         q, k = a["self"], a["mat2"]
     else:
@@ -203,8 +210,10 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
         return graph.insert(node, aten.reshape.default, x, [batch, count // batch, *shape[1:]])
 
     y = graph.insert(node, aten.matmul.default, with_heads(q), with_heads(k))
-    for target, other in reversed(between):
-        y = graph.insert(node, target, y, with_heads(other))
+    if bias is not None:
+        y = graph.insert(node, aten.add.Tensor, y, with_heads(bias))
+    for x, scores in reversed(between):
+        y = graph.insert(node, x.target, *(y if z is scores else with_heads(z) for z in x.args))
     y = graph.insert(node, aten.softmax.int, y, -1)
     y = graph.insert(node, aten.matmul.default, y, with_heads(node.args[1]))
     return graph.insert(node, aten.reshape.default, y, list(shape_of(node)))
@@ -412,6 +421,7 @@ REWRITES: tuple[Rewrite, ...] = (
     norms,
     einsums,
     heads,
+    score_masks,
     moved_up,
     rotations,
     column_factors,

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from ..machine.view import View
 from ..scheduler.graph import Activation, Float64, Gemm, Norm
-from .attention_rules import attend, scaled_dot_product_attention, softmax
+from .attention_rules import attend, filled, scaled_dot_product_attention, softmax
 from .caches import index_copy, roll_in
 from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
 from .gate_rules import gate, scaled_gate, summed
@@ -392,6 +392,8 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     ROTATE: rotate,
     aten.index_copy: index_copy,
     ROLL_IN: roll_in,
+    aten.masked_fill: filled,
+    aten.where: filled,
     aten.softmax: softmax,
     aten.scaled_dot_product_attention: scaled_dot_product_attention,
 }

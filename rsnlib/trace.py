@@ -50,16 +50,18 @@ from .host_part import HostPart, RotaryTable
 from .ideas import ROTARY, ideas, with_ideas
 from .layers import Base, LayerBuilder, Source
 from .mask import PLAIN, Pattern, attended_keys, pattern_of
+from .norm_spellings import origin
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
 from .pointwise import Pointwise
 from .rewriter import Premise
-from .rewrites import rewrite
+from .rewrites import BETWEEN, rewrite
 from .rotate import ROLL_IN
 from .rules import CHECKS, PRODUCTS
 from .values import Abstract, AbstractState, HostSuffix, PartialAttention, RefusedError, Value, is_host, unsupported
 from .view_rules import VIEWS
 
+SOFTMAX = torch.ops.aten.softmax
 NOTHING = "nothing in this module runs on the machine: "
 
 
@@ -120,6 +122,8 @@ def _trace(
         passes.observe("capture", program)
     rewritten: RefusedError | None = None
     """The error of the rewritten graph, if it recognises an unsupported construct."""
+    weighted: RefusedError | None = None
+    """The error of the rewritten graph, if it refuses what is behind the softmax of an attention."""
     premise = rewrite(program, passes.rewrites)
     if premise is not None:
         passes.observe("rewrite", program)
@@ -128,6 +132,10 @@ def _trace(
         except (UnsupportedError, TensorError) as error:
             if isinstance(error, RefusedError) and ideas(program, error.node):
                 rewritten = _with_ideas(error, program)
+            if isinstance(error, RefusedError) and any(
+                packet(origin(x)) is SOFTMAX for x in error.node.all_input_nodes
+            ):
+                weighted = error
         # The rewrites made something else impossible: try the graph as it was captured.
         program, interface, environment = found = _fixed(captured(model, example_inputs, passes.experts), fixed)
     passes.observe("rewrite", program)
@@ -138,6 +146,9 @@ def _trace(
         # construct: a rewrite may support the operator that is refused here.
         final = rewritten
         if final is None or (ideas(program, refused.node) and not _is_later(final, refused, program)):
+            is_mask = packet(refused.node) in BETWEEN  # which the rewritten graph has
+            if is_mask and weighted is not None and module_path(weighted.node) == module_path(refused.node):
+                refused = RefusedError(refused.node, str(weighted), refused.left)
             final = _with_ideas(refused, program)
         final.captured = found
         raise final from refused.__cause__

@@ -26,6 +26,8 @@ WINDOW = {"sliding_window": 8}
 SCALED = WINDOW | {"query_pre_attn_scalar": 32}
 LOCAL = {"local_attention": 8, "num_hidden_layers": 3, "global_attn_every_n_layers": 2, "mask_token_id": 3}
 ENDS = {"cls_token_id": 1, "sep_token_id": 2}
+NEO = WORDS | {"hidden_size": 96, "num_layers": 2, "num_heads": 3, "max_position_embeddings": 64, "use_cache": False}
+NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 8}
 T5 = {"vocab_size": 100, "d_model": 96, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 3}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", DECODER),
@@ -38,6 +40,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", GROUPS | WINDOW),
     "phi 3": ("Phi3ForCausalLM", PLAIN_GROUPS),
     "modernbert": ("ModernBertForMaskedLM", WORDS | SIZES | LOCAL | ENDS),
+    "gpt neo": ("GPTNeoForCausalLM", NEO),
+    "mpt": (
+        "MptForCausalLM",
+        WORDS | {"d_model": 96, "n_heads": 3, "n_layers": 2, "max_seq_len": 64, "use_cache": False},
+    ),
     "nomicbert": ("NomicBertModel", WORDS | SIZES),
     "eurobert": ("EuroBertForMaskedLM", DECODER | {"num_key_value_heads": 3, "mask_token_id": 3}),
     "t5 1.1": ("T5EncoderModel", T5 | {"feed_forward_proj": "gated-gelu"}),
@@ -56,9 +63,9 @@ CONFIGS = {"Gemma3ForCausalLM": "Gemma3TextConfig"}
 LENGTHS = [20, 13]
 MASKS = ("", "right", "left")
 SPELLINGS = ("sdpa", "eager", "respelled")
-MISSING = {("gemma 2", "sdpa"), ("gemma 2", "respelled")}
-"""What transformers does not have: its soft cap needs eager."""
-QUICK = {("llama, groups", "sdpa", "left")}
+MISSING = {(family, spelling) for family in ("gemma 2", "gpt neo", "mpt") for spelling in ("sdpa", "respelled")}
+"""What transformers does not have."""
+QUICK = {("llama, groups", "sdpa", "left"), ("gpt neo", "eager", "right"), ("mpt", "eager", "left")}
 CASES = [
     (family, spelling, mask)
     for family in FAMILIES

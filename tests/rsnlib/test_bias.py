@@ -147,7 +147,6 @@ ROW_HIDDEN = additive(ROWS > COLUMNS)
     [
         ([ROW_HIDDEN], "its mask hides every key of a row"),
         ([torch.randn(SEQ, SEQ) * 1000 - 3e5], "its mask hides every key of a row"),
-        ([padding, padding], "2 masks come from the arguments; the machine takes one"),
         ([POSITIONS * torch.nan], "its mask has values that are NaN or .inf"),
     ],
 )

@@ -167,6 +167,8 @@ FORMS: dict[Any, Callable[[Case], torch.Tensor]] = {
     aten.mul: lambda m: m.last(m.y * 0.5),
     aten.div: lambda m: m.attended(m.scores / 2.0),
     ROTATE: rotated,
+    aten.masked_fill: lambda m: m.attended(m.scores.masked_fill(m.other[:L, :L] > 1, -torch.inf)),
+    aten.where: lambda m: m.attended(torch.where(m.other[:L, :L] < 1, m.scores, -1e9)),
     aten.softmax: lambda m: m.attended(m.scores),
     aten.scaled_dot_product_attention: chunks,
 }

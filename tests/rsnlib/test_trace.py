@@ -652,14 +652,6 @@ class Clamped(Block):
         return (q @ k.transpose(2, 3)).clamp(max=5).softmax(-1) @ v
 
 
-class AddedTruth(Block):
-    """A bool mask added by hand adds 1; it does not hide."""
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.split(q), self.split(k), self.split(v)
-        return (q @ k.transpose(2, 3) + right_padded(L, 4).bool()[:, None, None]).softmax(-1) @ v
-
-
 class MergedRows(Block):
     """Two rows become one: no longer the machine's rows, but still a product of many."""
 
@@ -725,7 +717,6 @@ class OwnWeights(Block):
             r"aten\.softmax\.int at 0 \(attention weights as a result\): the host needs its result",
         ),
         (Clamped, r"aten\.clamp\.default at 0: .* it is between the two products of an attention"),
-        (AddedTruth, r"aten\.add\.Tensor at 0: a mask of an attention must be float, computed on the host"),
         (MergedRows, r"aten\.linear\.default at 0\.merge: its operand is not all of 2 x 10 rows on the machine"),
         (
             Padded,
