@@ -97,10 +97,17 @@ class Arguments:
         """For each of `dims`, the first argument that has it."""
         # A second batch or length is named with its argument.
         of_a_kind = Counter(dim.what for dim in self.dims)
-        self._names = [
-            dim.what if of_a_kind[dim.what] == 1 else f"{dim.what} of {name}"
+        owners = [
+            "" if of_a_kind[dim.what] == 1 else f" of {name}"
             for dim, name in zip(self.dims, self.first_names, strict=True)
         ]
+        self.names = {dim: f"{dim.what}{of}" for dim, of in zip(self.dims, owners, strict=True)}
+        """For messages, the name of each of `dims`, such as "length"."""
+        self.positions = {
+            dim: ("sequences" if isinstance(dim, Batch) else "rows") + of
+            for dim, of in zip(self.dims, owners, strict=True)
+        }
+        """The same of its positions: "sequences" or "rows"."""
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, whether given by position or by name. Raises `TensorError` if they do not
@@ -150,9 +157,7 @@ class Arguments:
 
     def buckets(self) -> ShapeBuckets[SizeBucket, Sequence[int]]:
         """The shape buckets: one for each combination of the sizes of `dims`."""
-        choices = [
-            [Extent(n, dim.exact, name) for n in dim.sizes] for dim, name in zip(self.dims, self._names, strict=True)
-        ]
+        choices = [[Extent(n, dim.exact, self.names[dim]) for n in dim.sizes] for dim in self.dims]
         return ShapeBuckets(map(SizeBucket, product(*choices)))
 
     def resized(self, given: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ BOTH = {"ids": {0: BATCH}, "mask": {0: BATCH}}
             {"ids": {0: rsn.Batch(1, 2)}},
             {},
             r"the module cannot be called with a batch of 3 \(RuntimeError: .*\); dynamic_shapes must name every "
-            "argument that has a batch",
+            "argument that has a batch: mask has one of 2",
         ),
         ({"words": {0: rsn.Batch(2)}}, {}, "dynamic_shapes: no argument 'words' in the example; there are ids, mask"),
         ({"ids": {2: rsn.Batch(2)}}, {}, "argument ids is 2x16; it needs an axis 2 for the batch"),

@@ -240,14 +240,25 @@ class Walk:
                 if rule not in FREE_OF_SIZES:
                     self.no_sizes(node)
                 return made
-        for part in operands:
-            for dim in part.dims:
-                raise MixedError(dim, f"how its result depends on the {self.rows(dim)} is unknown")
+        dims = {dim: self._is_kept(dim, operands, node) for part in operands for dim in sorted(part.dims)}
+        if dims:
+            named = " and on the ".join(self.rows(dim) for dim in dims)
+            raise MixedError(min(dims, key=dims.__getitem__), f"how its result depends on the {named} is unknown")
         self.no_sizes(node)
         values = node.meta.get("val")
         if isinstance(values, list | tuple):
             return [State(tuple(map(plain, value.shape))) for value in values]
         return State(self.shaped(node))
+
+    def _is_kept(self, dim: int, operands: Sequence[State], node: Node) -> bool:
+        """Whether an operator gives a result in which the axes of a dimension are as in its operands."""
+        shapes = list(zip(self.small_shape(node), shape_of(node), strict=False))
+        return all(
+            dim not in {atom.dim for atom in axis}
+            or shapes[at : at + 1] == [(size_of(tuple(map(self._shrunk, axis))), size_of(axis))]
+            for part in operands
+            for at, axis in enumerate(part.axes)
+        )
 
     def _checked(self, node: Node, made: State | list[State]) -> State | list[State]:
         """Check that the axes of a result give its shapes in both graphs. Raises `MixedError`."""

@@ -218,7 +218,7 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
         (lambda m, y, mask, ids: (y.cumsum(0), y.mean(0)), "the batch changes output 1.*how many sequences"),
         (
             lambda m, y, mask, ids: torch.fft.fft(y, dim=1).real,
-            "how its result depends on the (rows|sequences) is unknown",
+            "how its result depends on the sequences and on the rows is unknown",
         ),
     ],
 )
