@@ -79,12 +79,11 @@ def einsums(graph: Rewriter, node: Node) -> Node | None:
         x, y = y, x
     if x in graph.constants or not shape_of(x) or not shape_of(y):
         return None
-    order = [operands.index(x), operands.index(y)]
     shapes = [len(shape_of(operand)) for operand in operands]
     found = _Equation.of(a["equation"], *shapes)
-    if found is None or operands[0] is operands[1]:
+    if found is None:
         return None
-    if order == [1, 0]:
+    if x is not operands[0]:
         found = _Equation(found.y, found.x, found.out)
     sizes: dict[str, int] = {}
     for letters, operand in ((found.x, x), (found.y, y)):

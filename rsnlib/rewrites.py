@@ -184,7 +184,8 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     x, bias = origin(a["self"]), None
     while packet(x) in BETWEEN:
         scores = [y for y in x.args if isinstance(y, Node) and y in graph.computed]
-        if len(scores) != 1 or x.kwargs:
+        is_twice = packet(x) is aten.add and scores[1:] == scores[:1]
+        if (len(scores) != 1 and not is_twice) or x.kwargs:
             return None
         between.append((x, scores[0]))
         x = origin(scores[0])
