@@ -378,7 +378,9 @@ def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> State:
         for other, rows in enumerate(known):
             if axis and rows and at != other and axis[0].dim is not None and axis[0].dim == rows[0].dim:
                 ahead = torch.arange(axis[0].size) > torch.arange(rows[0].size)[:, None]
-                known[at] = (replace(known[at][0], ahead=_fill_of(value.movedim((other, at), (0, 1))[ahead])),)
+                pairs = value.movedim((other, at), (0, 1))
+                known_ahead = replace(_fill_of(pairs[ahead]), others=_fill_of(pairs[~ahead]))
+                known[at] = (replace(known[at][0], ahead=known_ahead),)
     low, high = float(value.min()), float(value.max())
     if isnan(low):
         return State(tuple(known), finite=False)

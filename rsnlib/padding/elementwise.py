@@ -173,11 +173,14 @@ def _with_ahead(
         for place, atom in enumerate(axis):
             known = [part[place].ahead if part else None for part in own]
             if atom.dim is not None and any(known) and result.query_of(atom) is not None:
-                fills = {
-                    x: ahead if ahead is not None else _varying(state)
-                    for (x, state), ahead in zip(states.items(), known, strict=True)
-                }
-                atom = replace(atom, ahead=replace(_filled(_Operator(node, fills, bounds)), copies=False))
+                pairs = list(zip(states.items(), known, strict=True))
+                fills = {x: ahead if ahead is not None else _varying(state) for (x, state), ahead in pairs}
+                others = {x: (ahead and ahead.others) or _varying(state) for (x, state), ahead in pairs}
+                made_of = [
+                    replace(_filled(_Operator(node, some, bounds)), copies=False, others=None)
+                    for some in (fills, others)
+                ]
+                atom = replace(atom, ahead=replace(made_of[0], others=made_of[1]))
             atoms.append(atom)
         made.append(tuple(atoms))
     return replace(result, axes=tuple(made))

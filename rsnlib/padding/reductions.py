@@ -239,9 +239,11 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         if atom.dim is not None:
             _take_out(walk, node, state, atom, neutral, lost)
     # A line that is hidden completely becomes NaN; if one mask hides all rows, a valid row is NaN too.
+    finite = _sees_a_number(state.axes[at])
     axes = [
         tuple(
-            replace(new, fill=replace(new.fill, finite=old.fill.is_as_finite)) for new, old in zip(*pair, strict=True)
+            replace(new, fill=replace(new.fill, finite=finite or old.fill.is_as_finite))
+            for new, old in zip(*pair, strict=True)
         )
         for pair in zip(refilled(state.axes), state.axes, strict=True)
     ]
@@ -257,6 +259,14 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             made.append(replace(new, fill=zero))
     axes[at] = tuple(made)
     return State(tuple(axes), -inf if is_log else 0.0, 0.0 if is_log else 1.0)
+
+
+def _sees_a_number(keys: Axis) -> bool:
+    """Whether each row has a key that is not hidden, because only keys ahead of a row may be."""
+    ahead = keys[0].ahead if len(keys) == 1 else None
+    if ahead is None or ahead.others is None:
+        return False
+    return ahead.others.finite and (ahead.finite or ahead.value == -inf)
 
 
 STABLE = {aten.sort, aten.argsort}

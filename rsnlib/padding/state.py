@@ -19,7 +19,8 @@ class Fill:
     copies: each equals the element at the last valid position. value: each is this number (bools are 0 or 1). most,
     least: upper and lower bound of each, up to what ordinary numbers add to it. finite: none is infinite or NaN; a
     `value` that is finite without this flag may be NaN in lines whose valid elements are infinite or NaN. shared: one
-    is infinite or NaN only if the element at the last valid position is, e.g. if one mask hides in all rows.
+    is infinite or NaN only if the element at the last valid position is, e.g. if one mask hides in all rows. others: of
+    an `Atom.ahead`, what is known of the elements that are not ahead, of which each row has one.
     """
 
     copies: bool = False
@@ -28,6 +29,7 @@ class Fill:
     least: float | None = None
     finite: bool = True
     shared: bool = False
+    others: Fill | None = None
 
     @property
     def is_as_finite(self) -> bool:

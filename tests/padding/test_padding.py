@@ -131,6 +131,14 @@ def causal(length: int) -> Any:
     return torch.full((length, length), -1e30).triu(1)
 
 
+def twice(y: Any, hides: Callable[[Any, Any], Any]) -> Any:
+    """Two attentions, one of the other's result. hides: from scores and the length to what the softmax reads."""
+    for _ in range(2):
+        q = y.unflatten(-1, (2, 3)).transpose(1, 2)
+        y = (hides(q @ q.mT, q.shape[2]).softmax(-1) @ q).transpose(1, 2).flatten(2)
+    return y
+
+
 SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
 
 
@@ -161,6 +169,9 @@ SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
         lambda m, y, mask, ids: put(y, mask[..., None].expand(y.shape) == 0, -1e9).max(1)[0],
         lambda m, y, mask, ids: put(y, ~mask.bool(), 0.0).sum(1),
         lambda m, y, mask, ids: m.heads(m.positions[:, :2].expand(y.shape[0], -1, -1), y, y, ~mask.bool())[0],
+        lambda m, y, mask, ids: twice(y, lambda s, n: s.masked_fill(causal(n) < 0, -torch.inf)),
+        lambda m, y, mask, ids: twice(y, lambda s, n: s * 2 + causal(n) * torch.finfo(torch.float32).max),
+        lambda m, y, mask, ids: twice(y, lambda s, n: torch.where((causal(n) == 0)[None, None], s, -torch.inf)),
         lambda m, y, mask, ids: y[:, 0],
         lambda m, y, mask, ids: y.narrow(0, 0, 1) + y[:, :1],
         lambda m, y, mask, ids: y[-1],  # of a batch the last, of which there are copies
@@ -204,6 +215,17 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
             "aten.argsort.* among equal elements",
         ),
         (lambda m, y, mask, ids: attention(y.log(), mask), "may be infinite"),
+        (  # the first row sees no key
+            lambda m, y, mask, ids: twice(y, lambda s, n: s.masked_fill(torch.ones(n, n).triu(0) > 0, -torch.inf)),
+            "may be infinite",
+        ),
+        (  # rows behind the third see no key
+            lambda m, y, mask, ids: twice(
+                y,
+                lambda s, n: s.masked_fill((causal(n) < 0) | (torch.arange(n)[:, None] > 2), -torch.inf),
+            ),
+            "may be infinite",
+        ),
         (lambda m, y, mask, ids: y[:, min(y.shape[1] // 3, 1)], "which position it selects"),  # 0, 1, 1, 1
         (lambda m, y, mask, ids: y[:, : y.shape[1] // 2], "where its range ends"),
         (
