@@ -94,10 +94,13 @@ def attend(
     if cap is not None:
         factor = factor * cap  # the machine divides by it again
     if np.any(factor != 1):
-        if key in cached:  # whose rows are not scaled
-            query = _scaled(values, node, query, factor, 1)
+        scaled = None if key in cached else _scaled(values, node, key, factor, heads // kv_heads)
+        if scaled is not None:
+            key = scaled
+        elif (scaled := _scaled(values, node, query, factor, 1)) is not None:
+            query = scaled
         else:
-            key = _scaled(values, node, key, factor, heads // kv_heads)
+            raise unsupported(node, "neither its key nor its query is a projection that could take up the score scale")
     found = masks_of(values, node, masks, (values.batch, heads, rows, keys), causal)
     counted = next((values.seq_of(values.layers.of(x.k)) for x in values.masks if not x.counted), keys)
     own = keys if found.counted is not None and counted != keys else 0
@@ -124,23 +127,21 @@ def _apart(x: Abstract) -> Abstract:
     return Value(x.base, view)
 
 
-def _scaled(values: AbstractState, node: Node, key: Base, factor: float | Float64, groups: int) -> Base:
-    """The keys multiplied by the factor of the scores, a number or one per query head. Not fused: if queries and keys
-    share a projection, it is computed twice, with and without the factor. Keys of the host get a product with a
-    diagonal matrix."""
+def _scaled(values: AbstractState, node: Node, key: Base, factor: float | Float64, groups: int) -> Base | None:
+    """The keys, or the queries, multiplied by the factor of the scores, a number or one per query head; None if their
+    weights cannot take it up. Not fused: if queries and keys share a projection, it is computed twice, with and without
+    the factor. Keys of the host get a product with a diagonal matrix."""
     if isinstance(key, Source) and groups == 1:
         each = np.repeat(factor, key.width // len(np.atleast_1d(factor)))
         weight, bias = np.diag(each).astype(np.float32), np.zeros(key.width)
         return values.layers.product(f"{module_path(node)}.keys".lstrip("."), key, weight, bias)
     if isinstance(key, Gemm) and isinstance(factor, float):
-        scaled = scaled_keys(values, key, factor)
-        if scaled is not None:
-            return scaled
-    elif isinstance(key, Gemm) and key.is_open and key.residual is None and groups == 1:
+        return scaled_keys(values, key, factor)
+    if isinstance(key, Gemm) and key.is_open and key.residual is None and groups == 1:
         each = np.repeat(factor, key.width // len(np.atleast_1d(factor)))
         weight = (key.weight * each).astype(np.float32)
         return values.layers.variant(key, weight=weight, bias=key.bias * each)
-    raise unsupported(node, "its key is not a plain projection whose weight could take up the score scale")
+    return None
 
 
 def _projection(values: AbstractState, node: Node, name: str, x: Abstract, rows: int) -> Base:

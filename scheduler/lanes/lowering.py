@@ -74,7 +74,8 @@ class Lowering:
             )
         mode.check()
         network.check_rows()
-        other = next((n for n in network.inputs if network.seq_of(n) != network.seq), None)
+        masks = {layer.mask for layer in network.layers if isinstance(layer, AttentionLayer)}  # refused below, by name
+        other = next((n for n in network.inputs if n not in masks and network.seq_of(n) != network.seq), None)
         if other is not None:
             raise UnsupportedError(
                 f"{other}: sequences of {network.seq_of(other)} rows, beside those of {network.seq}; overlay "

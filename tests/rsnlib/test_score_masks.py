@@ -229,6 +229,13 @@ def test_refused(names: list[str], value: float, complaint: str) -> None:
         rsn.compile(module, (torch.randn(BATCH, SEQ, 64), mask))
 
 
+@pytest.mark.parametrize("shape", SHAPES[3:])
+def test_masks_of_numbers_are_named_where_an_overlay_has_none(shape: tuple[int, ...]) -> None:
+    module, mask = Masked(["masked_fill"], -1e9, torch.ones(SEQ, SEQ) > 0, "bool", False), shown(shape, "any", 0)
+    with pytest.raises(UnsupportedError, match="a mask of numbers of scores; overlay xnn2 has masks of rows"):
+        rsn.compile(module.eval(), (torch.randn(BATCH, SEQ, 64), mask), overlay="xnn2")
+
+
 def test_rows_that_see_no_key() -> None:
     """They are as in PyTorch: the mean of the values, or 0 where PyTorch makes it so. NaN is refused."""
     mask, x = shown((BATCH, 1, SEQ, SEQ), "few", 0), torch.randn(BATCH, SEQ, 64)

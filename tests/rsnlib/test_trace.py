@@ -635,7 +635,7 @@ class UnsplitHeads(Block):
 
 class BareKeys(Block):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(self.split(q), self.split(F.relu(k)), self.split(v))
+        return F.scaled_dot_product_attention(self.split(F.silu(q)), self.split(F.relu(k)), self.split(v))
 
 
 class Weights(Block):
@@ -711,7 +711,7 @@ class OwnWeights(Block):
         (UnevenGroups, r"scaled_dot_product_attention\.default at 0: it depends on aten\.cat\.default at 0"),
         (Cross, r"at 0 \(cross attention\): its key is not a projection of 2 x 5 rows, cut into heads"),
         (UnsplitHeads, r"at 0: its query is not a projection of 2 x 10 rows, cut into heads"),
-        (BareKeys, r"at 0: its key is not a plain projection whose weight could take up the score scale"),
+        (BareKeys, r"at 0: neither its key nor its query is a projection that could take up the score scale"),
         (
             Weights,
             r"aten\.softmax\.int at 0 \(attention weights as a result\): the host needs its result",
