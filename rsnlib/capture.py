@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import os
@@ -28,6 +29,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx._symbolic_trace import _Patcher
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_arg
 from torch.fx.traceback import preserve_node_meta
@@ -115,16 +117,20 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
         with in_turn(), torch.no_grad(), preserve_node_meta(), _without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
-            if any(writes_in_place(node) for node in program.graph.nodes):
-                program = _without_writes(program)
+            if any(writes_in_place(node) or _is_transform(node) for node in program.graph.nodes):
+                program = _functional(program)
     except Exception as error:  # the errors of torch.export have no common type
         raise UnsupportedError(_why_not(name, error)) from error
     # The machine need not support results that the module drops, such as the weights of an attention.
     program.graph.eliminate_dead_code()
     signature = program.graph_signature
     known = OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION
-    if any(spec.kind not in known for spec in signature.output_specs):
-        raise UnsupportedError(f"{name} changes its own state when called")
+    state = [str(spec.target) for spec in signature.output_specs if spec.kind not in known]
+    if state:
+        raise UnsupportedError(
+            f"{name} changes its own state when called: {', '.join(state[:SHOWN])}{' ...' * (len(state) > SHOWN)}; "
+            'torch.compile(model, backend="rsn") runs it, in PyTorch where it must'
+        )
     for spec in signature.input_specs:
         if spec.kind not in (*LIFTED, InputKind.USER_INPUT):
             raise UnsupportedError(f"{name} has an input of kind {spec.kind.name}")
@@ -132,6 +138,9 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         _check_types(node)
     return program
 
+
+SHOWN = 5
+"""How many buffers a refusal names."""
 
 _turn = threading.Lock()
 """torch.export replaces parts of PyTorch while it captures, so one thread may capture at a time."""
@@ -147,9 +156,38 @@ os.register_at_fork(after_in_child=_turn_in_child)
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """Context for torch.export and fake tensors: one thread at a time, without torch's log."""
-    with _turn, unlogged():
+    """Context for torch.export and fake tensors: one thread at a time, without torch's log. Other threads may call
+    modules, and torch.compile traces no others meanwhile: what is replaced would be in its graphs."""
+    from torch._dynamo import convert_frame  # takes a second
+
+    with convert_frame.compile_lock, _turn, unlogged(), _for_this_thread():
         yield
+
+
+@contextmanager
+def _for_this_thread() -> Iterator[None]:
+    """Context in which torch.fx replaces methods of all modules, such as `nn.Module.__call__`, for the thread that
+    captures alone, and in which `torch.compiler.is_exporting` is False for other threads."""
+    replace_method, is_exporting, own = _Patcher.patch_method, torch.compiler.is_exporting, threading.get_ident()
+
+    def patch_method(
+        patcher: _Patcher, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True
+    ) -> None:
+        thread, usual = threading.get_ident(), getattr(cls, name)
+
+        @functools.wraps(new)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            return (new if threading.get_ident() == thread else usual)(*args, **kwargs)
+
+        replace_method(patcher, cls, name, chosen, deduplicate)
+
+    _Patcher.patch_method = patch_method
+    torch.compiler.is_exporting = lambda: threading.get_ident() == own and is_exporting()
+    try:
+        yield
+    finally:
+        _Patcher.patch_method = replace_method
+        torch.compiler.is_exporting = is_exporting
 
 
 @contextmanager
@@ -262,11 +300,39 @@ def unlogged() -> Iterator[None]:
             handler.setLevel(level)
 
 
-def _without_writes(program: ExportedProgram) -> ExportedProgram:
-    """Functionalize: the same operators, but none in place."""
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """The same operators, but none in place, and no transforms of functions (`torch.vmap`) around them."""
+    for node in program.graph.nodes:
+        same = _unchanged(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about copying inside torch
         return program.run_decompositions({})
+
+
+def _is_transform(node: Node) -> bool:
+    """Whether a node begins or ends a transform of functions."""
+    return node.op == "call_function" and hasattr(torch._C._functorch, getattr(node.target, "__name__", ""))
+
+
+def _unchanged(node: Node) -> Node | None:
+    """The operand that an operator returns itself, as dropout does in eval mode, though its schema has no alias; None
+    if it returns another tensor. A write to the result is one to the operand, which torch would lose: it keeps
+    operators that consist of others as they are, and takes them for what their schema says."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return None
+    if any(result.alias_info is not None for result in node.target._schema.returns):
+        return None
+    operands = {x: x.meta.get("val") for x in node.all_input_nodes}
+    if not operands or not all(isinstance(x, torch.Tensor) and is_static(node) for node, x in operands.items()):
+        return None
+    empty = {x: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for x, v in operands.items()}
+    try:
+        made = node.target(*map_arg(node.args, empty.__getitem__), **map_arg(node.kwargs, empty.__getitem__))
+    except Exception:  # an operator that does not run without data makes its own
+        return None
+    return next((x for x, tensor in empty.items() if made is tensor), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +409,20 @@ class Interface:
                     f"argument {node.name} has other values than in the example; they are constants of the program, "
                     "because the machine has tables for rotary positions: compile again with these values"
                 )
-        return dict(zip(self.arguments, flat, strict=True))
+        environment = dict(zip(self.arguments, flat, strict=True))
+        self._check_apart(environment)
+        return environment
+
+    def _check_apart(self, environment: Environment) -> None:
+        """Raise TensorError for an argument that the module writes to, and that shares memory with another one: the
+        captured graph reads the other one as it was."""
+        for node in self.written:
+            for other, value in environment.items():
+                if other is not node and isinstance(value, torch.Tensor) and _overlap(environment[node], value):
+                    raise TensorError(
+                        f"arguments {node.name} and {other.name} share memory, and the module writes to {node.name}: "
+                        "give it a copy"
+                    )
 
     def _difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """A message on the first argument that the example lacks or has with another structure."""
@@ -380,6 +459,18 @@ class Interface:
         written = {value: argument for argument, value in self.writes}  # what is returned is the argument itself
         values = map_arg(self.returned, lambda node: environment[written.get(node, node)])
         return self.result_structure.unflatten(list(values))
+
+
+def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors may have an element in common: one's first to last byte and the other's."""
+    if x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+        return False
+    spans = []
+    for t in (x, y):
+        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+        spans.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()))
+    (a, b), (c, d) = spans
+    return bool(a < d and c < b)
 
 
 def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
@@ -505,8 +596,11 @@ def dtype_of(node: Node) -> torch.dtype | None:
 
 
 def is_random(node: Node) -> bool:
-    """Whether an operator draws numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether an operator draws numbers: not a dropout in eval mode, or an attention without one."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    given = arguments(node)
+    return given.get("train", given.get("training", True)) is not False and given.get("dropout_p", 1.0) != 0
 
 
 def writes_in_place(node: Node) -> bool:

@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from torch import nn
+from torch.fx import Node
+from torch.random import fork_rng
 
 from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
@@ -25,7 +27,8 @@ from ..scheduler.lower import lower, require_compilable
 from ..scheduler.pack import check_lists
 from ..scheduler.room import RoomError
 from ..scheduler.schedule import PAPER, Schedule
-from .graph_split import Examples, LimitError, Split, runs_in_pieces, split
+from .capture import is_random, site
+from .graph_split import Examples, LimitError, Piece, Split, runs_in_pieces, split
 from .partition import Traced
 from .passes import USUAL, Passes, within
 from .trace import trace
@@ -91,8 +94,15 @@ class Pipeline:
     def trace(self, model: nn.Module, example: Examples, *, again: bool = False) -> Traced:
         """Capture, rewrite, match and fold a module into a network and a host part. again: as for `trace.trace`.
         Arguments that rotary positions depend on become constants. Raises like `trace.trace`, and `ScheduleError` for
-        lengths that do not fit."""
-        return self.with_lengths(trace(model, example, self._passes, again=again, fixes=True), example)
+        lengths that do not fit, and `UnsupportedError` for a module that draws random numbers."""
+        with fork_rng(devices=[]):  # masks of the example are computed
+            traced = trace(model, example, self._passes, again=again, fixes=True)
+        for draws in _random(traced):
+            raise UnsupportedError(
+                f"{site(draws)}: it draws random numbers, so that each call has another result; make them an argument, "
+                'or use torch.compile(model, backend="rsn"), which draws as PyTorch does'
+            )
+        return self.with_lengths(traced, example)
 
     def with_lengths(self, traced: Traced, example: Examples) -> Traced:
         """Apply `lengths`, if there are any, to a traced module: the last step of `trace`."""
@@ -101,8 +111,14 @@ class Pipeline:
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)
 
     def divide(self, model: nn.Module, example: tuple[Any, ...], *, whole: bool) -> Traced | Split:
-        """Trace a module as a whole or, unless `whole`, split it into pieces. Raises like `graph_split.split`."""
-        return split(model, example, self.check, whole=whole, passes=self._passes)
+        """Trace a module as a whole or, unless `whole`, split it into pieces. Raises like `graph_split.split`, and
+        `UnsupportedError` for a module that draws random numbers in several operators, whose order may change."""
+        with fork_rng(devices=[]):
+            found = split(model, example, self.check, whole=whole, passes=self._passes)
+        draws = list(_random(found))
+        if len(draws) > 1:
+            raise UnsupportedError(f"{' and '.join(map(site, draws[:2]))} draw random numbers one after the other")
+        return found
 
     # -- from a network to a program
 
@@ -149,3 +165,13 @@ class Pipeline:
     def _is_usual(self) -> bool:
         """Whether torch.compile would compile the same way; it supports neither lengths nor other passes."""
         return self.lengths is None and (self.passes.rules, self.passes.lower) == (USUAL.rules, USUAL.lower)
+
+
+def _random(found: Traced | Split) -> Iterator[Node]:
+    """The operators of the host that draw random numbers."""
+    parts = [found] if isinstance(found, Traced) else found.pieces
+    for part in parts:
+        traced = part if isinstance(part, Traced) else part.traced
+        nodes = part.nodes if isinstance(part, Piece) and traced is None else ()
+        host = () if traced is None else (*traced.host.before, *traced.host.after)
+        yield from filter(is_random, (*nodes, *host))

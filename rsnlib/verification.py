@@ -113,11 +113,13 @@ class Verification:
 
 
 class Call:
-    """A call that is verified. Its arguments are copied when it begins, before anything writes to them."""
+    """A call that is verified. Its arguments are copied when it begins, before anything writes to them; so is the state
+    of PyTorch's random numbers."""
 
     def __init__(self, reference: Reference, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._reference = reference
         self._given = copied((args, kwargs))
+        self._drawn = torch.get_rng_state()
 
     def check(
         self,
@@ -136,8 +138,7 @@ class Call:
         """
         given = pytree.tree_map_only(np.ndarray, lambda x: as_tensor("", x), self._given)
         again = copied(given)
-        with torch.no_grad():
-            expected = self._reference(given[0], given[1], False)
+        expected = self._computed(given, False)
         after, seen = ((result, args, kwargs), (expected, *given)), list(visible)
         bound = bound_of(layers)
         worst = max(differences(*after, seen), key=lambda x: x.size, default=None)
@@ -153,11 +154,16 @@ class Call:
             'until then, torch.compile with backend="eager" runs the model' + (f"\n{more}" if more else "")
         )
 
+    def _computed(self, given: Any, is_double: bool) -> Any:
+        """What PyTorch computes."""
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._drawn)
+            return self._reference(given[0], given[1], is_double)
+
     def _rounding(self, given: Any, expected: Any, seen: list[Visible]) -> float:
         """How far PyTorch's float32 result is from its float64 one; 0 if the module cannot compute in float64."""
         try:
-            with torch.no_grad():
-                exact = self._reference(given[0], given[1], True)
+            exact = self._computed(given, True)
         except Exception:  # whatever a module raises that knows float32 only
             return 0.0
         return max((x.size for x in differences((expected,), (exact,), seen)), default=0.0)
