@@ -38,7 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("Olmo3ForCausalLM", DECODER | GROUPS),
     "llama": ("LlamaForCausalLM", DECODER),
 }
-QUICK = {"gpt-j", "phi", "qwen3", "olmo2"}
+QUICK = {"gpt-j", "qwen3"}
 OVERLAYS = ("xnn", "xnn2")
 ROWS = 12
 

@@ -711,7 +711,7 @@ struct Tanh {
 struct Relu {
     template <class T>
     T operator()(T x) const {
-        return x > T(0) ? x : T(0);
+        return x <= T(0) ? T(0) : x;  // NaN stays NaN
     }
 };
 struct Sqrt {

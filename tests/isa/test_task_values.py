@@ -75,6 +75,23 @@ def test_kernels(name: str) -> None:
     assert np.abs(got - expected).max() / np.abs(expected).max() < 1e-6
 
 
+SPECIAL = np.array([[np.nan, 1, -1, -0.0, 0, np.inf, -np.inf, 2], [3, 1, -1, -0.0, 0, 5, -np.inf, 2]], np.float32)
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "silu", "exp", "softmax"])
+def test_nan_stays_nan(name: str) -> None:
+    expected = TORCH[name](torch.tensor(SPECIAL)).numpy()
+    np.testing.assert_allclose(KERNELS[name](SPECIAL), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_the_larger_of_nan_and_a_number_is_nan(name: str) -> None:
+    for x, y in ((SPECIAL, SPECIAL[::-1]), (SPECIAL, SPECIAL * 0 + 1), (SPECIAL, SPECIAL)):
+        expected = getattr(torch, name)(torch.tensor(x.copy()), torch.tensor(y.copy())).numpy()
+        np.testing.assert_array_equal(KERNELS[name](x, y), expected)
+    np.testing.assert_array_equal(KERNELS["reduce_max"](SPECIAL, axis=1), np.array([np.nan, 5], np.float32))
+
+
 def test_banded() -> None:
     got = KERNELS["banded"](np.stack([TENSOR, -TENSOR]), -2, 5)
     seen = torch.ones(TENSOR.shape, dtype=torch.bool).tril(5).triu(-2).numpy()

@@ -142,9 +142,9 @@ def banded(x: Any, first: Any, last: Any) -> Tile:
 
 
 def relu(x: Any) -> Tile:
-    """The larger of x and 0."""
+    """The larger of x and 0; NaN of NaN."""
     x = np.asarray(x)
-    return np.where(x > 0, x, x.dtype.type(0))
+    return np.where(x <= 0, x.dtype.type(0), x)
 
 
 def _made(dtype: Any, shape: tuple[Any, ...], value: Any) -> Tile:
