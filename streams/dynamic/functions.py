@@ -150,7 +150,10 @@ class Elementwise(Function):
                 same_size(self.name, a, b, left, right)
         return TileType(*self._shape(left, right), left.dtype)
 
-    def __call__(self, *of: Any) -> Element:
+    def __call__(self, *of: Any) -> Any:
+        """The result for two tiles. Without any, the function itself: `Add()` is `Add`, as other functions are made."""
+        if not of:
+            return self
         left, right = of
         rows, columns = self._shape(left, right)
         if any(a != b and 1 not in (a, b) for a, b in zip(left.shape, right.shape, strict=True)):
