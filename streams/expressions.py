@@ -139,6 +139,8 @@ class Expressions:
         self._beat: list[Op] = []
         self._cycles = 0
         self._since: Place | None = None
+        self._branches = 0
+        """Around what is read: arms and loops of which data decide whether they run."""
         self.ran: set[tuple[int, ...]] = set()
 
     # -- beats -------------------------------------------------------------------------------------------------------
@@ -305,7 +307,9 @@ class Expressions:
         for operand in node.values:
             if unknown and touches([operand]):
                 self.fail(operand, "a put or a get behind `and` or `or`; write it before the expression")
+            self._branches += bool(unknown)
             value = self.data(operand)
+            self._branches -= bool(unknown)
             if isinstance(value, Data):
                 unknown.append(value)
             elif bool(value.value) == decides:
@@ -320,6 +324,7 @@ class Expressions:
             self.end_beat()
         outer, arms, values = self.ops, list[Body](), list[Value]()
         start, after = self.tokens, dict(self.tokens)
+        self._branches += 1
         for part in (node.body, node.orelse):
             self.ops, self.tokens = [], dict(start)
             values.append(self.data(part))
@@ -327,6 +332,7 @@ class Expressions:
                 self.end_beat()
             arms.append(tuple(self.ops))
             after = either(after, self.tokens)
+        self._branches -= 1
         self.tokens = after
         self.ops = [*outer, *self.context.nodes.choice(arms, self.context.source.place(node.test))]
         return Data(joined(type_of(values[0]), type_of(values[1])))
@@ -352,6 +358,8 @@ class Expressions:
 
     def _opaque(self, node: ast.expr) -> Value:
         """An expression without rules here: it reads every variable that it names, and must not touch a stream."""
+        own = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+        own |= {x.arg for x in ast.walk(node) if isinstance(x, ast.arg)}
         for part in ast.walk(node):
             self.context.step(part)
             if isinstance(part, ast.Name):
@@ -359,6 +367,8 @@ class Expressions:
                     self.fail(node, f"a stream in {_kind(node)}; write a loop with put and get")
                 if part.id in self.env:
                     self.read(self.env[part.id])
+                elif part.id not in own:
+                    self._name(part)
             elif isinstance(part, ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Await):
                 self.fail(part, f"{_kind(part)} is not supported in a task")
         return Data()
@@ -370,8 +380,7 @@ class Expressions:
             stream = self._stream_of(node.func.value)
             if stream is not None:
                 return self._end(node, node.func.attr, stream, node.func.value)
-            if not (isinstance(node.func.value, ast.Name) and node.func.value.id not in self.env):
-                self.data(node.func.value)
+            self.data(node.func.value)
             return self._arguments(node)
         if not isinstance(node.func, ast.Name):
             self.data(node.func)
@@ -412,7 +421,17 @@ class Expressions:
             if len(known) == len(values):
                 return compute(FUNCTIONS[name], known, node)
             return Data(INT if name in ("int", "len") else None)
+        self._misspelt(node.func)
         return self._arguments(node)
+
+    def _misspelt(self, node: ast.Name) -> None:
+        """Fail for a function that nothing defines, and whose name is nearly that of one: functions that are not known
+        read their arguments."""
+        if node.id in self.env or node.id in self.context.constants or hasattr(builtins, node.id) or node.id in LIBRARY:
+            return
+        close = get_close_matches(node.id, [*LIBRARY, *self.context.functions, *FUNCTIONS], n=1, cutoff=0.8)
+        if close:
+            self.fail(node, f"there is no function {node.id}", f"did you mean {close[0]}?")
 
     def _arguments(self, node: ast.Call) -> Value:
         """Read all arguments of an opaque call; its result is data."""

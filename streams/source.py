@@ -13,7 +13,7 @@ WIDEST = 200
 
 CODES = {
     "syntax": "the file is not Python",
-    "unsupported": "a statement or an expression that the language does not have",
+    "unsupported": "a statement, an expression or a name that the language does not have",
     "limit": "the program is larger than a named limit of the check",
     "assert": "a condition that the program asserts does not hold",
     "p2p": "a stream has two writers, two readers, or both ends in one task instance",
@@ -22,7 +22,8 @@ CODES = {
     "pending": "a reduction over shards is not complete where its result is needed",
     "pack": "elements fill no whole number of transfers",
     "depth0": "a declared depth is below 1",
-    "index": "an index is outside the array of streams, or is not known before the run",
+    "index": "an index is outside the array of streams or an axis, in any iteration of the loops around it, or is not "
+    "known before the run",
     "meta": "a condition of meta_if is not known before the run",
     "join": "the arms of a branch, or the iterations of a loop that ends by data, leave different tokens",
     "starved": "more gets than puts: the other end has ended or is missing",

@@ -14,7 +14,7 @@ from .kernel_types import stored
 from .kernels import Operand
 from .layouts import Distribution
 from .library import Library
-from .orders.shown import Nest, Shown, shown_order
+from .orders.shown import Shown, shown_order
 from .source import Refusal
 from .syntax import Grid, names_in
 from .tiles import short
@@ -23,16 +23,12 @@ from .values import Data, Static, Value, distribution_of, type_of
 
 
 class Stores(Library):
-    """Expressions of a task instance, its parameters, and its stores. shards: its parameters. nest, bound: the loops
-    around the statement, and the value of each one's index. entered: how many of these the
-    innermost statement made. shown: the order that each end of a stream shows."""
+    """Expressions of a task instance, its parameters, and its stores. shards: its parameters. shown: the order that
+    each end of a stream shows."""
 
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
         self.shards: dict[str, Data] = {}
-        self.nest: Nest = ()
-        self.bound: tuple[Value | None, ...] = ()
-        self.entered = 0
         self.shown: dict[tuple[int, bool], Shown | None] = {}
 
     def shard(self, parameter: Parameter) -> Data:

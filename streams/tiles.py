@@ -17,6 +17,7 @@ from .kernel_pending import collective
 from .kernel_types import apply
 from .kernels import Operand, Options
 from .layouts import LOCAL, Distribution
+from .orders.shown import Nest
 from .source import Refusal
 from .syntax import below, names_in, varying
 from .tree import ElementType, TaskDecl
@@ -34,7 +35,8 @@ KERNEL_OF: dict[type[ast.operator], str] = {
 
 class TileExpressions(Expressions):
     """Expressions of a task instance. varying: variables whose static values differ between instances. asking: tensors
-    whose layouts ask for collectives."""
+    whose layouts ask for collectives. nest, bound: the loops around what is read, and the value of each one's index.
+    entered: how many of these the innermost statement made."""
 
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, name, tid)
@@ -48,8 +50,10 @@ class TileExpressions(Expressions):
             found = context.varying.setdefault(task.body, varying(task.body, known))
         self.varying = found
         self.asking: set[str] = set()
-        self._branches = 0
         self._loops = 0
+        self.nest: Nest = ()
+        self.bound: tuple[Value | None, ...] = ()
+        self.entered = 0
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -221,6 +225,8 @@ class TileExpressions(Expressions):
                     return unknown
                 if isinstance(value, Static):
                     self._inside(value, shape[axis], part, node)
+                else:
+                    self._all_inside(part, shape[axis], node)
                 local = local or not same or label is not None
             axis += 1
         out += [(shape[k], labels[k] if labels is not None else None) for k in range(axis, len(shape))]
@@ -247,6 +253,24 @@ class TileExpressions(Expressions):
             message = f"{short(node)}: the index {value.value} is outside an axis of size {size}"
             note = "a parameter is the shard of its instance: indices count from its first element"
             self.report(Refusal("index", message, None, note), part)
+
+    def _all_inside(self, part: ast.expr, size: int, node: ast.Subscript) -> None:
+        """Report an index of loops around it that leaves its axis in one of their iterations. Where data decide whether
+        it is read, nothing is said."""
+        terms = self._terms(part)
+        found = zip(self.nest, self.bound, strict=True)
+        loops = {name: values for (name, values), bound in found if name and self.env.get(name) is bound}
+        if self._branches or not terms.keys() <= {"", *loops}:
+            return
+        ends = {name: (values[0], values[-1]) for name, values in loops.items() if name in terms and len(values)}
+        for last in (max, min):
+            at = {name: last(both, key=lambda n, k=terms[name]: k * n) for name, both in ends.items()}
+            index = terms.get("", 0) + sum(terms[name] * n for name, n in at.items())
+            if not -size <= index < size:
+                where = ", ".join(f"{name} = {n}" for name, n in at.items())
+                message = f"{short(node)}: the index is {index} where {where}, outside an axis of size {size}"
+                self.report(Refusal("index", message, None), part)
+                return
 
     def _slice(self, part: ast.Slice, size: int, node: ast.Subscript) -> tuple[int | None, bool]:
         """Return the size of a slice (None if it is unknown), and whether all instances have the same bounds."""
@@ -285,6 +309,8 @@ class TileExpressions(Expressions):
                 value = self.env.get(name, self.context.constants.get(name))
                 if isinstance(value, Static) and isinstance(value.value, int):
                     return {"": value.value}
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return {key: -count for key, count in self._terms(inner).items()}
             case ast.BinOp(op=ast.Add() | ast.Sub()):
                 a, b = self._terms(node.left), self._terms(node.right)
                 sign = 1 if isinstance(node.op, ast.Add) else -1

@@ -387,4 +387,4 @@ def test_functions_of_elements_may_be_called_as_others_are_made() -> None:
     assert Add() is Add
     with Program() as program:
         program.output("sums", Accum(1, Add())(program.input("x", [3, 2], tile(1, 1))))
-    assert run(program, {"x": "1 2 S1 3 4 S1 5 6 D"}).text("sums") == "3 7 11 D"
+    assert run(program, {"x": "1 2 S1 3 4 S1 5 6 S1 D"}).text("sums") == "3 7 11 D"

@@ -1,0 +1,77 @@
+"""Indices beyond an axis, and names that do not exist, are found before any run."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsn.streams.check import check
+from rsn.tests.effort import examples
+
+PROGRAM = """from rsn.streams import *
+x: f32[{size}]
+s: Stream[f32, 2]
+@task(mapping=[1], args=[x])
+def a(x: f32[{size}]) -> None:
+    for i in range({first}, {n}):
+        for j in range({m}):
+            {statement}
+@task(mapping=[1])
+def b() -> None:
+    for i in range({first}, {n}):
+        for j in range({m}):
+            drop(s.get())
+"""
+
+
+def found(**parts: object) -> list[str]:
+    """What the check says, with the lines of the findings that are not of `index` left out."""
+    report = check(PROGRAM.format(**parts))
+    return [f.message for f in report.findings if f.code == "index"]
+
+
+@given(st.data())
+@examples(1000, 100)
+def test_an_index_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) -> None:
+    numbers = st.integers(-3, 3)
+    a, b, c = data.draw(numbers), data.draw(numbers), data.draw(st.integers(-6, 6))
+    size, first, n, m = (data.draw(st.integers(low, high)) for low, high in ((1, 12), (0, 2), (3, 6), (1, 4)))
+    leaves = any(not -size <= a * i + b * j + c < size for i, j in product(range(first, n), range(m)))
+    sizes = {"size": size, "first": first, "n": n, "m": m}
+    index = f"{a} * i + {b} * j + {c}"
+    assert bool(found(statement=f"s.put(x[{index}])", **sizes)) == leaves
+    guarded = f"s.put(x[{index}] if -{size} <= {index} < {size} else f32(0))"
+    assert found(statement=guarded, **sizes) == []
+    assert found(statement=f"s.put(x[({index}) % {size}])", **sizes) == []
+
+
+def test_the_iteration_is_named() -> None:
+    (message,) = found(statement="s.put(x[i + 1])", size=8, first=0, n=8, m=1)
+    assert message == "x[i + 1]: the index is 8 where i = 7, outside an axis of size 8"
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("x[i] * nothing", "the name nothing is not known here"),
+        ("nothing.maximum(x[i], 0)", "the name nothing is not known here"),
+        ("[v for v in nothing][0]", "the name nothing is not known here"),
+        ("x[nothing]", "the name nothing is not known here"),
+        ("relux(x[i])", "there is no function relux"),
+        ("x[i] if nothing else x[i]", "the name nothing is not known here"),
+    ],
+)
+def test_names_that_do_not_exist(expression: str, message: str) -> None:
+    report = check(PROGRAM.format(statement=f"s.put({expression})", size=8, first=0, n=8, m=1))
+    assert (report.findings[0].code, report.findings[0].message) == ("unsupported", message)
+    assert report.findings[0].place is not None
+    assert report.findings[0].place.line == 8
+
+
+@pytest.mark.parametrize("expression", ["use(x[i])", "[v for v in (1.0, 2.0)][0]", "sample(i)", "max(x[i], x[j])"])
+def test_names_that_need_no_definition(expression: str) -> None:
+    report = check(PROGRAM.format(statement=f"s.put({expression})", size=8, first=0, n=8, m=1))
+    assert [f.message for f in report.findings if not f.warning] == []
