@@ -22,12 +22,16 @@ MOVES = 1_000_000
 STATES = 20_000
 """Limit of states at which a branch on data stands and each of its arms is tried."""
 
+LOOKED = MOVES // 20
+"""Moves of a run after which it is estimated how many it would take."""
+
 REMEMBERED = 4096
 """How many states are remembered in the search for a period."""
 
 
 class Unending(Exception):
-    """A run exceeds `MOVES` or `STATES`."""
+    """A run exceeds `MOVES` or `STATES`, or would: if no period was found in the first `LOOKED` moves, and these passed
+    too few of its tokens."""
 
 
 class Effort:
@@ -112,7 +116,8 @@ class Run:
         self.bodies, self.effort = bodies, effort or Effort()
         self.depths = dict(depths)
         self.packing = {s: p for s, p in packing.items() if p > 1}
-        self.rounds = 0
+        self.rounds = self._moves = self._passed = 0
+        self._tokens = sum(n for body in bodies for _, put, n in total(body)[0] if put)
         self._ends: dict[int, list[int]] = {s: [] for s in depths}
         for k, body in enumerate(bodies):
             for s in {s for node in body for s, _, _ in node.needs}:
@@ -163,7 +168,9 @@ class Run:
             self.rounds += 1
             now, moved = sorted(moved), set[int]()
             # To look for a period takes time for all instances, also for those that do not move.
-            self.effort.spend(len(now) + len(state.stacks) // 8)
+            moves = len(now) + len(state.stacks) // 8
+            self.effort.spend(moves)
+            self._look(moves)
             for k in now:
                 if state.stacks[k]:
                     for s in self._move(state, state.stacks[k]):
@@ -171,6 +178,12 @@ class Run:
             if moved and self.rounds > 2:
                 _skip(state, memory[0], -1)
                 _skip(state, memory[1], 1)
+
+    def _look(self, moves: int) -> None:
+        """Count moves; after `LOOKED` of them, raise `Unending` if the rest would take more than `MOVES`."""
+        before, self._moves = self._moves, self._moves + moves
+        if before < LOOKED <= self._moves and self._passed * MOVES < self._tokens * self._moves:
+            raise Unending
 
     def _room(self, state: _State, needs: Needs, most: int) -> int:
         """How many times tokens and room suffice for `needs` now, at most `most`."""
@@ -184,6 +197,7 @@ class Run:
     def _take(self, state: _State, needs: Needs, times: int, touched: set[int]) -> None:
         for s, put, n in needs:
             state.fill[s] += n * times if put else -n * times
+            self._passed += n * times if put else 0
             if put and s in state.partial:
                 state.partial[s] = (state.partial[s] + n * times) % self.packing[s]
             touched.add(s)

@@ -141,7 +141,7 @@ class SizedProgram:
                 return run.waits if isinstance(run, Stuck) else {}
             waits = Run(bodies, numbers, self.packing).outcome().waits
         except Unending:
-            raise self._limit("the run without time exceeds run.ROUNDS or run.STATES") from None
+            raise self._limit("its run without time takes more than run.MOVES moves, or run.STATES states") from None
         except TooManyTokens:
             raise self._limit(f"more than {TOKENS} tokens would wait on its streams at once") from None
         return {wait.instance: (wait.op.stream, wait.op.put) for wait in waits}
@@ -243,7 +243,7 @@ class SizedProgram:
         try:
             one = fire_together(self.bodies, self.of_streams({**endless, **depths}), self.packing)
         except Unending:
-            raise self._limit("the run without time exceeds run.ROUNDS or run.STATES") from None
+            raise self._limit("its run without time takes more than run.MOVES moves, or run.STATES states") from None
         if not one.live:
             return None
         places = tuple(sorted({beat.place for beat in one.apart}))
