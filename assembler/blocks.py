@@ -12,8 +12,7 @@ from .diagnostic import Mistake, Report, Span, Text, did_you_mean, listing
 from .names import Names, Value
 
 UNROLLED = 1 << 20
-"""Limit of loop iterations, calls, statements and packets that one text unrolls into. Far above any real image, and
-reached within seconds."""
+"""Limit of loop iterations, calls, statements and packets that one text unrolls into. Far above any real image."""
 
 NESTED = 32
 """Limit of loops and calls nested in each other."""
@@ -33,6 +32,8 @@ class Blocks:
         self._blocks: dict[str, tuple[s.Block, Text]] = {}
         self._running: list[str] = []
         self._unrolled = 0
+        self._least_of: dict[str, int] = {}
+        """By block, the fewest items that a call of it unrolls into, as far as known."""
 
     def declare(self, block: s.Block) -> None:
         """Register a block. Raises `Mistake` if the name is taken, a parameter is repeated, or a parameter has the name
@@ -72,10 +73,36 @@ class Blocks:
 
     def spend(self, span: Span) -> None:
         """Count one unrolled item, which stands at `span`. Raises `SourceError` beyond `UNROLLED` items."""
+        self._foresee(span, 1)
         self._unrolled += 1
-        if self._unrolled > UNROLLED:
+
+    def _foresee(self, span: Span, items: int) -> None:
+        """Raise `SourceError` if so many items more, at `span`, are beyond `UNROLLED`."""
+        if self._unrolled + items > UNROLLED:
             self.report.add(Mistake(span, f"the text unrolls into more than {UNROLLED} statements"))
             self.report.check()
+
+    def _least(self, body: tuple[Any, ...]) -> int:
+        """The fewest items that a body unrolls into: of loops with bounds that are no plain numbers, one."""
+        return sum(map(self._least_item, body))
+
+    def _least_item(self, item: Any) -> int:
+        match item:
+            case s.Loop():
+                low, high = (0 if x is None else _plain(x) for x in (item.range.low, item.range.high))
+                known = low is not None and high is not None
+                return 1 + (max(0, high - low) * (1 + self._least(item.body)) if known else 0)  # type: ignore[operator]
+            case s.Call():
+                name = str(item.name)
+                if name in self._blocks and name not in self._least_of:
+                    self._least_of[name] = 0  # of a block that calls itself, which is an error
+                    self._least_of[name] = 1 + self._least(self._blocks[name][0].body)
+                return self._least_of.get(name, 0)
+            case s.Section():
+                return self._least(item.body)
+            case s.Mop() | s.Packet():
+                return 1
+        return 0
 
     def _iterations(self, loop: s.Loop, depth: int) -> Iterator[None]:
         self._bound(loop.start, depth)
@@ -85,6 +112,7 @@ class Blocks:
         high = self.names.integer(bounds.high)
         if high < low:
             raise Mistake(s.span(bounds.high), f"{low}..{high} runs backwards: a range ends at or above its start")
+        self._foresee(s.token_span(loop.start), (high - low) * (1 + self._least(loop.body)))
         if bounds.variable is None:
             for _ in range(low, high):
                 self.spend(s.token_span(loop.start))
@@ -118,6 +146,7 @@ class Blocks:
             raise Mistake(s.span(call), f"block {name} takes {takes}, not {len(call.arguments)}")
         values: dict[str, Value] = {p: self.names.argument(a) for p, a in zip(names, call.arguments, strict=True)}
         self.spend(s.token_span(call.name))
+        self._foresee(s.token_span(call.name), self._least(block.body))
         called = f"called from {self.report.text.at(s.token_span(call.name)[0])}"
         self._running.append(name)
         try:
@@ -125,3 +154,8 @@ class Blocks:
                 self.walk(block.body, visit, depth + 1)
         finally:
             self._running.pop()
+
+
+def _plain(e: s.Expr) -> int | None:
+    """The value of a number that stands for itself; None for any other expression."""
+    return s.number(e) if isinstance(e, Token) and e.type == "INT" else None

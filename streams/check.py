@@ -24,6 +24,8 @@ FEW = MOVES // 5
 """Moves after which a program without branches on data goes on in compiled code."""
 BEATS = 1 << 31
 """Limit of the operations that compiled runs of one check walk."""
+NAMED = 8
+"""How many streams a note about depths names."""
 LIMITS = f"the check makes at most {MOVES} moves of task instances, and {BEATS} in compiled code"
 
 
@@ -321,7 +323,7 @@ class _Check:
         """Say for each full stream the least depth, with the others as declared, with which every outcome ends."""
         notes = []
         full = [wait.op.stream for wait in waits if wait.op.put]
-        for stream in full[:8]:
+        for stream in full[:NAMED]:
             decl, name = self.region.stream(stream)
             low, high = decl.depth // decl.packing, -(-endless[stream] // decl.packing)
             if self._outcome({stream: high * decl.packing}).waits:
@@ -333,7 +335,21 @@ class _Check:
                 else:
                     high = middle
             notes.append(f"depth {high * decl.packing} of {name} is the least with which it ends, others as declared")
-        return notes or [f"deeper streams together break it: {', '.join(self._name(s) for s in full[:8])}"]
+        return notes or [self._together(full, endless)]
+
+    def _together(self, full: Sequence[int], endless: Mapping[int, int]) -> str:
+        """Name streams that break a cycle of waits if all of them are deeper. full: those that are full in it; with
+        them deeper, others may be."""
+        deeper = dict.fromkeys(full)
+        while waits := self._outcome({s: endless[s] for s in deeper}).waits:
+            deeper |= dict.fromkeys(wait.op.stream for wait in waits if wait.op.put)
+        for stream in [*deeper] if len(deeper) <= NAMED else ():
+            rest = [s for s in deeper if s != stream]
+            if not self._outcome({s: endless[s] for s in rest}).waits:
+                del deeper[stream]
+        if len(deeper) > NAMED:
+            return f"it takes {len(deeper)} deeper streams to break it; rsn depths finds their depths"
+        return f"deeper streams together break it: {', '.join(map(self._name, deeper))}"
 
 
 def _though_it_ends(finding: Diagnostic) -> Diagnostic:

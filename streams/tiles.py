@@ -263,8 +263,8 @@ class TileExpressions(Expressions):
         if self._branches or not terms.keys() <= {"", *loops}:
             return
         ends = {name: (values[0], values[-1]) for name, values in loops.items() if name in terms and len(values)}
-        for last in (max, min):
-            at = {name: last(both, key=lambda n, k=terms[name]: k * n) for name, both in ends.items()}
+        for last in (0, -1):
+            at = {name: sorted(both, key=terms[name].__mul__)[last] for name, both in ends.items()}
             index = terms.get("", 0) + sum(terms[name] * n for name, n in at.items())
             if not -size <= index < size:
                 where = ", ".join(f"{name} = {n}" for name, n in at.items())

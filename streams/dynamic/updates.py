@@ -122,7 +122,8 @@ class MatmulAdd(Update):
     def __call__(self, state: Any, element: Any) -> Element:
         made = self.product(*element)
         check_alike(self.name, state, made)
-        return Add(state, made)
+        added: Element = Add(state, made)
+        return added
 
     def cost(self, *of: Any) -> Cost:
         return self.product.cost(*(of[0].parts if isinstance(of[0], TupleType) else of[0]))

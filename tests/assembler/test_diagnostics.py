@@ -215,6 +215,21 @@ def test_nothing_is_nested_without_end() -> None:
     assert "is not expected here" in found
 
 
+def test_what_would_be_too_long_is_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*given: object) -> None:
+        raise AssertionError("a statement is read")
+
+    monkeypatch.setattr("rsn.assembler.statements.Statements.read", read)
+    doubling = "\n".join(f"block b{n}() {{ b{n + 1}(); b{n + 1}() }}" for n in range(25))
+    for text in (
+        "MemA0 { for 99999999999 { load } }",
+        "MemA0 { for 2000 { for k in 5..1000 { load } } }",
+        f"{doubling}\nblock b25() {{ load }}\nMemA0 {{ b0() }}",
+        "block b() { for 600000 { load } }\nMemA0 { b(); b() }",
+    ):
+        assert "the text unrolls into more than 1048576 statements" in complaint(f"overlay xnn\n{text}")
+
+
 def test_nothing_is_unrolled_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rsn.assembler.blocks.UNROLLED", 1000)
     for body in ("load", "", "for 1000 { }"):

@@ -12,15 +12,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rsn.streams.beats import fire_together
-from rsn.streams.check import check
+from rsn.streams.check import Report, check
 from rsn.streams.reader import read
 from rsn.streams.sizing.cover import cost
 from rsn.streams.sizing.depths import Sizes, sizes
 from rsn.streams.sizing.least import least, lowest
 from rsn.streams.sizing.program import SizedProgram
-from rsn.tests.effort import cases, in_both, in_full
+from rsn.tests.effort import cases, examples, in_both, in_full
 from rsn.tests.streams import maxplus
 from rsn.tests.streams.systolic import systolic
 from rsn.tests.streams.test_exhaustive import Item, first_outcome, program_of, source_of, stuck, walk_sticks
@@ -274,3 +276,40 @@ def test_a_million_tokens_are_sized_without_being_walked() -> None:
     result = found(text)
     assert result.fast is not None
     assert (result.safe.proved, result.fast.proved) == (True, True)
+
+
+@given(st.data())
+@examples(2000, 150)
+def test_a_note_about_depths_names_what_suffices(data: st.DataObject) -> None:
+    """Two tasks put and get on streams in drawn orders; with the depths of a note they end."""
+    count = data.draw(st.integers(2, 4))
+    tokens = {f"s{k}": data.draw(st.integers(1, 3)) for k in range(count)}
+    ways = {name: data.draw(st.booleans()) for name in tokens}
+    order = [name for name, n in tokens.items() for _ in range(n)]
+
+    def body(first: bool) -> str:
+        drawn = data.draw(st.permutations(order))
+        lines = (f"{name}.put(1)" if ways[name] is first else f"drop({name}.get())" for name in drawn)
+        return "".join(f"    {line}\n" for line in lines)
+
+    bodies = body(True), body(False)
+
+    def checked(depths: Mapping[str, int]) -> Report:
+        streams = "".join(f"{name}: Stream[i32, {depths.get(name, 1)}]\n" for name in tokens)
+        tasks = "".join(
+            f"@task(mapping=[1])\ndef {name}() -> None:\n{text}" for name, text in zip("ab", bodies, strict=True)
+        )
+        return check(f"from rsn.streams import *\n{streams}{tasks}")
+
+    stuck = [f for f in checked({}).findings if f.code == "depth"]
+    for note in (note for f in stuck for note in f.notes):
+        if note.startswith("deeper streams together break it: "):
+            names = note.partition(": ")[2].split(", ")
+            assert not checked(dict.fromkeys(names, 9)).code, note
+            for left in names:
+                assert checked({name: 9 for name in names if name != left}).code, note
+        else:
+            found = re.match(r"depth (\d+) of (\w+) is the least with which it ends, others as declared", note)
+            assert found is not None, note
+            assert not checked({found[2]: int(found[1])}).code, note
+            assert checked({found[2]: int(found[1]) - 1}).code, note
