@@ -165,6 +165,11 @@ class Generation(Closing):
         return stream
 
     @property
+    def capacity(self) -> int:
+        """The most tokens of a sequence, its prompt included."""
+        return self._decoder.capacity
+
+    @property
     def health(self) -> Health:
         """Whether requests are being answered, and the board's latest error."""
         return self._health

@@ -1,12 +1,20 @@
-"""Text of tokens as they come: whole characters, up to a stop string."""
+"""Text of tokens as they come: whole characters, up to a stop string.
+
+The text of an answer is that of the prompt's tokens and its own, without that of the prompt's: what a token adds
+depends on those before it (a leading space, the first bytes of a character).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers make of bytes that are no character yet."""
+CONTEXT = 16
+"""Tokens of the prompt that are decoded with those of the answer: the last ones, or more if they begin in the middle of
+a character."""
 
 
 class Tokenizer(Protocol):
@@ -22,49 +30,75 @@ class Tokenizer(Protocol):
 
 
 class TextPieces:
-    """Turns tokens into pieces of text. stops: strings at which the text ends; they are not part of it.
+    """Turns the tokens of an answer into pieces of text. prompt: the tokens before. stops: strings at which the text
+    ends; they are not part of it.
 
-    A piece is held back while it ends in the middle of a character, or may be the beginning of a stop string. Of tokens
-    that are single bytes and together no text, the pieces may differ from the text of all tokens.
+    A piece is held back while it ends in the middle of a character, or may be the beginning of a stop string. Special
+    tokens are no part of the text, but stop strings are found in their text too, such as `<|im_end|>`. Of tokens that
+    are single bytes and together no text, the pieces may differ from the text of all tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
-        self._tokens: list[int] = []
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._tokens = list(prompt[-CONTEXT:])
+        while UNFINISHED in (before := self._decoded()) and len(self._tokens) < len(prompt):
+            self._tokens = list(prompt[-2 * len(self._tokens) :])  # they began in the middle of a character
+        self._before = before.rstrip(UNFINISHED)
+        self._text = ""
+        """What is certain, without special tokens."""
+        self._seen = ""
+        """The same with the text of special tokens, in which stop strings are looked for."""
+        self._hidden: list[tuple[int, int]] = []
+        """Where special tokens stand in it, and the characters of each."""
         self._given = 0
         self.is_stopped = False
         """Whether a stop string was found."""
 
     def add(self, token: int) -> str:
         """Take a token. Returns the text that is certain now, which may be empty."""
+        if token in self._special:
+            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            self._hidden.append((len(self._seen), len(text)))
+            self._seen += text
         self._tokens.append(token)
-        return self._piece(self._text(), is_last=False)
+        return self._piece(is_last=False)
 
     def rest(self) -> str:
         """Return the text that was held back; there are no more tokens."""
-        return self._piece(self._text(), is_last=True)
+        return self._piece(is_last=True)
 
-    def _text(self) -> str:
+    def _decoded(self) -> str:
         return self._tokenizer.decode(self._tokens, skip_special_tokens=True)
 
-    def _piece(self, text: str, is_last: bool) -> str:
+    def _piece(self, is_last: bool) -> str:
         if self.is_stopped:
             return ""
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self.is_stopped, end = True, min(found)
-        else:
-            end = len(text) if is_last else self._certain(text)
-        piece = text[self._given : end]
+        whole = self._decoded()
+        begin = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._before, whole, strict=False)))
+        text = whole[begin:] if is_last else whole[begin:].rstrip(UNFINISHED)
+        self._seen += text[len(self._text) :]
+        self._text += text[len(self._text) :]
+        found = [at for stop in self._stops if (at := self._seen.find(stop)) >= 0]
+        self.is_stopped = bool(found)
+        end = min(found) if found else len(self._seen) - (0 if is_last else self._open())
+        end = self._visible(end)
+        piece = self._text[self._given : end]
         self._given = max(self._given, end)
         return piece
 
-    def _certain(self, text: str) -> int:
-        """Characters that no later token can change or make part of a stop string."""
-        end = len(text.rstrip(UNFINISHED))
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, end), 0, -1):
-                if text[:end].endswith(stop[:size]):
-                    end -= size
-                    break
-        return end
+    def _open(self) -> int:
+        """Characters at the end that may be the beginning of a stop string."""
+        return max(
+            (
+                size
+                for stop in self._stops
+                for size in range(1, min(len(stop), len(self._seen) + 1))
+                if self._seen.endswith(stop[:size])
+            ),
+            default=0,
+        )
+
+    def _visible(self, end: int) -> int:
+        """How many of the first characters of `_seen` are of no special token."""
+        return end - sum(min(size, max(0, end - at)) for at, size in self._hidden)

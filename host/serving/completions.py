@@ -79,8 +79,17 @@ class Asked:
     is_streamed: bool
 
 
-def parsed(body: bytes, tokenizer: Tokenizer, name: str, ends: frozenset[int]) -> Asked:
-    """Parse the body of a request. name: of the model. ends: tokens that end a text. Raises `RequestError`."""
+LONGEST = 64
+"""Characters of a token, at least, with which the longest prompt is estimated: words that a tokenizer does not know,
+and white space, are longer than any token of its vocabulary."""
+
+
+def parsed(
+    body: bytes, tokenizer: Tokenizer, name: str, ends: frozenset[int], capacity: int, longest: int = LONGEST
+) -> Asked:
+    """Parse the body of a request, and tokenize its prompt. name: of the model. ends: tokens that end a text. capacity:
+    the most tokens of a sequence. longest: the most characters of a token. Raises `RequestError`, for a prompt that is
+    too long before it is tokenized."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as e:
@@ -111,7 +120,14 @@ def parsed(body: bytes, tokenizer: Tokenizer, name: str, ends: frozenset[int]) -
     streamed = fields.get("stream")
     if streamed is not None and type(streamed) is not bool:
         raise RequestError(f"stream is {value_of(streamed)}; it should be true or false", "stream")
-    return Asked(_tokens(fields.get("prompt"), tokenizer), sampling, stops, bool(streamed))
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) and len(prompt) > capacity * longest:
+        raise RequestError(
+            f"the prompt has {len(prompt)} characters; a sequence has at most {capacity} tokens, of at most {longest} "
+            "characters",
+            "prompt",
+        )
+    return Asked(_tokens(prompt, tokenizer), sampling, stops, bool(streamed))
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -197,6 +213,8 @@ class _Service:
     ) -> None:
         self._generation, self._tokenizer, self._name, self._limit = generation, tokenizer, name, limit
         self._ends, self._timeout_s = ends, timeout_s
+        vocabulary = getattr(tokenizer, "get_vocab", dict)()
+        self._longest = max([LONGEST, *map(len, vocabulary)])
         self._since = int(time.time())
 
     async def models(self, request: Any) -> Any:
@@ -215,7 +233,10 @@ class _Service:
         try:
             async with asyncio.timeout(self._timeout_s):
                 body = await read_body(request, self._limit)
-            asked = parsed(body, self._tokenizer, self._name, self._ends)
+            # In a thread: other requests are answered while a large body is parsed and tokenized.
+            asked = await asyncio.to_thread(
+                parsed, body, self._tokenizer, self._name, self._ends, self._generation.capacity, self._longest
+            )
         except TimeoutError:
             return _error(408, f"the body did not arrive in {self._timeout_s:g} s", headers={"connection": "close"})
         except TooLarge:
@@ -239,7 +260,7 @@ class _Service:
             return _error(400, str(e), "prompt")
         except BoardError as e:
             return _error(503, str(e))
-        pieces = TextPieces(self._tokenizer, asked.stops)
+        pieces = TextPieces(self._tokenizer, asked.stops, asked.tokens)
         answer = _Answer(self._name, asked, pieces, stream, events, self._timeout_s)
         if asked.is_streamed:
             return StreamingResponse(

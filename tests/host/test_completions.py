@@ -127,6 +127,46 @@ def test_a_token_that_does_not_come(streamed: bool) -> None:
     assert "no token came in 0.05 s" in answer.text
 
 
+def test_a_prompt_that_is_too_long_is_not_tokenized() -> None:
+    class Never(Letters):
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            raise AssertionError("tokenized")
+
+    async def call() -> httpx.Response:
+        with Generation(Scripted()) as generation:
+            transport = httpx.ASGITransport(application(generation, Never(), "letters"))
+            async with httpx.AsyncClient(transport=transport, base_url="http://rsn") as client:
+                return await client.post("/v1/completions", json={"prompt": "a" * 100_000})
+
+    answer = asyncio.run(call())
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "prompt")
+    assert error["message"].startswith("the prompt has 100000 characters; a sequence has at most ")
+
+
+def test_others_are_answered_while_a_prompt_is_tokenized() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Letters):
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            begun.set()
+            assert go.wait(10)
+            return super().__call__(text)
+
+    async def call() -> list[int]:
+        with Generation(Scripted()) as generation:
+            transport = httpx.ASGITransport(application(generation, Slow(), "letters"))
+            async with httpx.AsyncClient(transport=transport, base_url="http://rsn") as client:
+                text = asyncio.create_task(client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2}))
+                await asyncio.to_thread(begun.wait, 10)
+                health = await client.get("/health")
+                done = text.done()
+                go.set()
+                return [health.status_code, done, (await text).status_code]
+
+    assert asyncio.run(call()) == [200, False, 200]
+
+
 def test_a_body_that_does_not_come() -> None:
     async def slowly() -> AsyncIterator[bytes]:
         yield b'{"prompt": "a"'
