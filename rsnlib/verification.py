@@ -93,23 +93,26 @@ class Verification:
     def __init__(self, mode: Verify, reference: Reference, model: object, can: Callable[[], bool]) -> None:
         self._mode, self._reference, self._can = mode, reference, can
         self._model = None if mode == "never" else model
-        self._passed: dict[Hashable, object] = {}
-        self.when: datetime | None = None
-        """When a call passed last, in UTC."""
+        self._passed: dict[Hashable, tuple[object, datetime]] = {}
 
     def begin(
         self, program: object, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Hashable = ()
     ) -> Call | None:
         """Begin to verify a call; None if that is not its turn. program: changes whenever what it verifies is compiled
         anew. sizes: of the program among those of the model."""
-        is_due = self._mode == "always" or (self._mode == "first" and self._passed.get(sizes) is not program)
+        is_due = self._mode == "always" or (self._mode == "first" and self.when(program, sizes) is None)
         return Call(self._reference, args, kwargs) if is_due and self._can() else None
 
     def passed(self, program: object, sizes: Hashable = ()) -> None:
         """Note that a call of a program passed."""
-        self._passed[sizes], self.when = program, datetime.now(UTC)
+        self._passed[sizes] = program, datetime.now(UTC)
         if self._mode == "first":
             self._model = None
+
+    def when(self, program: object, sizes: Hashable = ()) -> datetime | None:
+        """When a call of a program last passed; None if none has."""
+        passed, time = self._passed.get(sizes, (None, None))
+        return time if passed is program else None
 
 
 class Call:

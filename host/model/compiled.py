@@ -421,7 +421,8 @@ class Compiled(Closing):
         """Return this program as a part of a model file. sizes: those that it is for, in a shape family."""
         with self._turn:
             built = self._now()
-            return Part(sizes, built.program, built.weights, self._traced.host)
+            verified = None if self._verification is None else self._verification.when(self._placed)
+            return Part(sizes, built.program, built.weights, self._traced.host, verified)
 
     def close(self) -> None:
         """Release the board for good."""

@@ -13,6 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +22,7 @@ from ...base.errors import UnsupportedError
 from ...rsnlib.shapes import Arguments, Dim, Shapes
 from ..closing import Closing
 from ..forks import forget_in_children
-from .file import write
+from .file import Part, write
 
 if TYPE_CHECKING:
     import torch
@@ -193,8 +194,14 @@ class Family(Closing):
         """
         with self._lock:
             self._follow()
-            parts = (self._program(sizes).part(sizes) for sizes in self._every)
+            parts = (self._part(sizes) for sizes in self._every)
             write(path, parts, self._filling.padding, self._borders)
+
+    def _part(self, sizes: tuple[int, ...]) -> Part:
+        made = self._program(sizes)
+        if self._verification is None:
+            return made.part(sizes)
+        return replace(made.part(sizes), verified=self._verification.when(made.at(self._seen), sizes))
 
     def close(self) -> None:
         """Release the boards."""

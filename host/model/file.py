@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,12 +56,14 @@ KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 @dataclass(frozen=True, eq=False)
 class Part:
     """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. weights:
-    flat float32 by buffer name, in memory order. host: what PyTorch computes before and after the program."""
+    flat float32 by buffer name, in memory order. host: what PyTorch computes before and after the program. verified:
+    when a call was compared with the model in PyTorch last, in UTC; None if none was."""
 
     sizes: Sizes
     program: Program
     weights: Mapping[str, Any]
     host: HostPart
+    verified: datetime | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +157,7 @@ def _part(part: Part, tensors: _Tensors) -> Json:
         "banks": images,
         "weights": {name: tensors.keep_array("weight", np.array(part.weights[name], np.float32)) for name in others},
         "host": saved_host.encode(part.host, lambda x: tensors.keep("constant", x)),
+        "verified": None if part.verified is None else part.verified.isoformat(),
     }
 
 
@@ -265,7 +269,9 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
     weights = Images(images, program.with_role(Role.WEIGHT), others, program.overlay.address_unit)
     host = saved_host.decode(described["host"], tensors.__getitem__)
     _check_ends(program, host)
-    return Part(as_ints(described["sizes"]), program, weights, host)
+    when = described.get("verified")  # which files of before lack
+    verified = None if when is None else datetime.fromisoformat(as_str(when))
+    return Part(as_ints(described["sizes"]), program, weights, host, verified)
 
 
 def _check_ends(program: Program, host: HostPart) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property
 from inspect import Signature
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,12 @@ class Loaded(Closing):
     def programs(self) -> dict[tuple[int, ...], Program]:
         """The programs by the sizes that they are for, in the order of `dims`; under () for a model of one size."""
         return {part.sizes: part.program for part in self._saved.parts}
+
+    @property
+    def verified(self) -> dict[tuple[int, ...], datetime | None]:
+        """When a call of each program was compared with the model in PyTorch, before the file was written, by the sizes
+        of the program; None for one of which none was. Calls of this object are not: the file has no model."""
+        return {part.sizes: part.verified for part in self._saved.parts}
 
     @property
     def dims(self) -> tuple[Dim, ...]:

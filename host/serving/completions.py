@@ -213,7 +213,7 @@ class _Service:
     ) -> None:
         self._generation, self._tokenizer, self._name, self._limit = generation, tokenizer, name, limit
         self._ends, self._timeout_s = ends, timeout_s
-        vocabulary = getattr(tokenizer, "get_vocab", dict)()
+        vocabulary: Iterable[str] = getattr(tokenizer, "get_vocab", list)()
         self._longest = max([LONGEST, *map(len, vocabulary)])
         self._since = int(time.time())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -334,3 +336,20 @@ def test_a_program_that_check_refuses_is_not_returned() -> None:
     with early.injected(), pytest.raises(CompilerError, match=r"(?s)error of rsn.*H01") as found:
         MODELS["encoder"]()
     assert any(line.startswith(("o", "d", "e", "n", "q", "k", "v", "u")) for line in str(found.value).splitlines()[1:])
+
+
+def test_a_file_says_when_its_programs_were_verified(tmp_path: Path) -> None:
+    compiled, file = rsn.compile(chain(), (x(1, 8, 64),)), tmp_path / "chain.rsnmodel"
+    compiled.save(file)
+    assert rsn.load(file).verified == {(): None}
+    before = datetime.now(UTC)
+    compiled(x(1, 8, 64))
+    compiled.save(file)
+    (when,) = rsn.load(file).verified.values()
+    assert when is not None
+    assert before <= when <= datetime.now(UTC)
+    model = chain()
+    family = rsn.compile(model, (x(1, 8, 64),), dynamic_shapes={"input": {1: rsn.Length(8, 16)}})
+    family(x(1, 5, 64))
+    family.save(file)
+    assert [when is None for when in rsn.load(file).verified.values()] == [False, True]
