@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
-import os
 import re
-import sys
-import threading
 import traceback
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from io import StringIO
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -27,17 +20,18 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_arg
-from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
+from .argument_memory import as_laid_out, check_apart, overlap
+from .exporting import TRACER, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
 from .static_cache import register as register_static_cache
 from .structure import Structure
+from .writes import LAID_OUT, UnfollowedWriteError, without_writes, writes
 
 Environment = dict[Node, Any]
 """Values of nodes."""
@@ -113,10 +107,12 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         model = _twin(model)
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with in_turn(), torch.no_grad(), preserve_node_meta(), _without_extras():
+        with in_turn(), torch.no_grad(), without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
-            if any(writes_in_place(node) for node in program.graph.nodes):
-                program = _without_writes(program)
+            if writes(program):
+                program = without_writes(program)
+    except UnfollowedWriteError as error:
+        raise UnsupportedError(f"{site(error.node)}: {error}") from error
     except Exception as error:  # the errors of torch.export have no common type
         raise UnsupportedError(_why_not(name, error)) from error
     # The machine need not support results that the module drops, such as the weights of an attention.
@@ -131,38 +127,6 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for node in program.graph.nodes:
         _check_types(node)
     return program
-
-
-_turn = threading.Lock()
-"""torch.export replaces parts of PyTorch while it captures, so one thread may capture at a time."""
-
-
-def _turn_in_child() -> None:
-    global _turn  # another thread may have held it when the process was forked
-    _turn = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_turn_in_child)
-
-
-@contextmanager
-def in_turn() -> Iterator[None]:
-    """Context for torch.export and fake tensors: one thread at a time, without torch's log."""
-    with _turn, unlogged():
-        yield
-
-
-@contextmanager
-def _without_extras() -> Iterator[None]:
-    """Context in which torch makes graphs without what nothing here reads, a quarter of the time of a capture: for each
-    operator the call stack, for each graph its Python code (it is made when somebody asks for it)."""
-    before = torch.fx.config.do_not_emit_stack_traces
-    torch.fx.config.do_not_emit_stack_traces = True
-    try:
-        with _use_lazy_graph_module(True):
-            yield
-    finally:
-        torch.fx.config.do_not_emit_stack_traces = before
 
 
 def tensors_of(model: nn.Module) -> Iterable[torch.Tensor]:
@@ -206,7 +170,8 @@ def _why_not(name: str, error: Exception) -> str:
     """Why a module cannot be captured, as one line, with the user's source line if the traceback has one."""
     frames = traceback.extract_tb(error.__traceback__)
     begun = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(TORCH)), 0)
-    own = [x for x in frames[begun:] if not Path(x.filename).is_relative_to(TORCH) and x.filename[:1] != "<"]
+    inner = [x for x in frames[begun:] if x.filename != TRACER]
+    own = [x for x in inner if not Path(x.filename).is_relative_to(TORCH) and x.filename[:1] != "<"]
     where = f", at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""
     message = str(error).strip().partition("\n")[0]
     if isinstance(error, GuardOnDataDependentSymNode):
@@ -219,7 +184,7 @@ def _why_not(name: str, error: Exception) -> str:
         is_cache = "cache" in unknown[1].lower()
         remedy = "a cache of keys and values: switch it off, use_cache=False" if is_cache else "return tensors instead"
         return f"{name} returns a {unknown[1]}, which torch.export does not support ({remedy})"
-    if own and own[-1] is frames[-1]:
+    if own and own[-1] is inner[-1]:
         return f"{name} raises {type(error).__name__}: {message}{where}"
     return f"torch.export cannot capture {name}: {message or type(error).__name__}{where}"
 
@@ -244,37 +209,14 @@ def fitting(
     return args, kwargs, signature
 
 
-@contextmanager
-def unlogged() -> Iterator[None]:
-    """Context that suppresses what torch logs and prints when it cannot capture a module, because the error says it.
-    Output to stderr is printed at the end if nothing fails."""
-    names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
-    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
-    levels = [handler.level for handler in handlers]
-    try:
-        for handler in handlers:
-            handler.setLevel(logging.CRITICAL)
-        with redirect_stderr(StringIO()) as printed:
-            yield
-        sys.stderr.write(printed.getvalue())
-    finally:
-        for handler, level in zip(handlers, levels, strict=True):
-            handler.setLevel(level)
-
-
-def _without_writes(program: ExportedProgram) -> ExportedProgram:
-    """Functionalize: the same operators, but none in place."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # about copying inside torch
-        return program.run_decompositions({})
-
-
 @dataclass(frozen=True, eq=False)
 class Interface:
     """How a captured module is called. arguments: placeholders of its flattened arguments. structure: of the arguments
     (pytree). result: the output node. result_structure: of the result (pytree). fixed: arguments whose values are
     constants of the program. written: arguments that the module writes to, such as a cache of keys and values; their
-    new values come before the results in `result`."""
+    new values come before the results in `result`. laid_out: where the module writes in place, the arguments
+    that it may write to, through views; all arguments then need the strides of the example, because some views are
+    copies for other strides. None where it does not."""
 
     signature: inspect.Signature
     arguments: tuple[Node, ...]
@@ -283,6 +225,7 @@ class Interface:
     result_structure: pytree.TreeSpec | Structure
     fixed: Mapping[Node, torch.Tensor] = field(default_factory=dict)
     written: tuple[Node, ...] = ()
+    laid_out: frozenset[Node] | None = None
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
@@ -296,7 +239,10 @@ class Interface:
             for spec in program.graph_signature.output_specs
             if spec.kind == OutputKind.USER_INPUT_MUTATION
         )
-        return cls(signature, arguments, specs.in_spec, program.graph.output_node(), specs.out_spec, written=written)
+        result = program.graph.output_node()
+        names: frozenset[str] | None = program.graph_module.meta.get(LAID_OUT)
+        laid_out = None if names is None else frozenset(named[name] for name in names if name in named)
+        return cls(signature, arguments, specs.in_spec, result, specs.out_spec, written=written, laid_out=laid_out)
 
     @property
     def writes(self) -> tuple[tuple[Node, Node], ...]:
@@ -324,7 +270,12 @@ class Interface:
         for i, (node, value) in enumerate(zip(self.arguments, flat, strict=True)):
             example = node.meta["val"]
             if isinstance(value, np.ndarray) and isinstance(example, torch.Tensor):
-                value = flat[i] = as_tensor(node.name, value)
+                array, value = value, as_tensor(node.name, value)
+                if node in self.written and array.ctypes.data != value.data_ptr():
+                    raise TensorError(
+                        f"argument {node.name}, which the module writes to, is an array that PyTorch cannot write to"
+                    )
+                flat[i] = value
             if not isinstance(example, torch.Tensor):
                 if type(value) is not type(example) or value != example:
                     raise TensorError(f"argument {node.name} must be {example!r}, as when the module was traced")
@@ -343,7 +294,11 @@ class Interface:
                     f"argument {node.name} has other values than in the example; they are constants of the program, "
                     "because the machine has tables for rotary positions: compile again with these values"
                 )
-        return dict(zip(self.arguments, flat, strict=True))
+            elif self.laid_out is not None:
+                flat[i] = as_laid_out(node, value, is_written=node in self.laid_out)
+        environment = dict(zip(self.arguments, flat, strict=True))
+        check_apart(environment, self.written)
+        return environment
 
     def _difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """A message on the first argument that the example lacks or has with another structure."""
@@ -366,17 +321,27 @@ class Interface:
     def unbind(self, environment: Environment, rows: RowsOfCaches | None = None) -> Any:
         """The module's result, in its original structure, from the values of all nodes. Writes what the module writes
         to its arguments. rows: the rows of caches that new ones become, instead of those that the module says."""
-        for argument, value in self.writes:
-            if value not in environment:  # new rows of a cache, which need no copy of all of it
-                a = arguments(value)
-                cache = environment[argument]
-                if rows is None:
-                    cache.index_copy_(a["dim"], environment[a["index"]], environment[a["source"]])
-                else:
-                    own = list(rows_of(rows, cache.shape[2]))
-                    cache[range(len(own)), :, own] = environment[a["source"]][:, :, 0]
-            elif environment[argument] is not environment[value]:
-                environment[argument].copy_(environment[value])
+        memory = [environment[argument] for argument in self.written]
+        new: Environment = {}
+        for argument, node in self.writes:
+            value = environment.get(node)
+            # It may be a view of an argument, which may be written to before it.
+            is_view = (
+                value is not None and value is not environment[argument] and any(overlap(value, x) for x in memory)
+            )
+            new[argument] = value.clone() if is_view else value
+        for argument, node in self.writes:
+            cache, value = environment[argument], new[argument]
+            if value is not None:
+                if value is not cache:
+                    cache.copy_(value)
+                continue
+            a = arguments(node)  # new rows of a cache, which need no copy of all of it
+            if rows is None:
+                cache.index_copy_(a["dim"], environment[a["index"]], environment[a["source"]])
+            else:
+                own = list(rows_of(rows, cache.shape[2]))
+                cache[range(len(own)), :, own] = environment[a["source"]][:, :, 0]
         written = {value: argument for argument, value in self.writes}  # what is returned is the argument itself
         values = map_arg(self.returned, lambda node: environment[written.get(node, node)])
         return self.result_structure.unflatten(list(values))
@@ -503,11 +468,6 @@ def dtype_of(node: Node) -> torch.dtype | None:
     """The dtype of a node's tensor; None if it is no tensor."""
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def writes_in_place(node: Node) -> bool:
-    """Whether the operator writes to one of its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def arguments(node: Node) -> dict[str, Any]:
