@@ -33,8 +33,8 @@ def check_apart(arguments: Mapping[Node, Any], written: Collection[Node]) -> Non
         for other, x in tensors.items():
             if other is not node and overlap(tensors[node], x):
                 raise TensorError(
-                    f"arguments {node.name} and {other.name} share their memory, and the module writes to {node.name}: give "
-                    f"{other.name}.clone()"
+                    f"arguments {node.name} and {other.name} share their memory, and the module writes to "
+                    f"{node.name}: give {other.name}.clone()"
                 )
 
 

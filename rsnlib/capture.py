@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
 from .argument_memory import as_laid_out, check_apart, overlap
+from .call_arguments import as_tensor, by_name, canonical
 from .exporting import TRACER, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
 from .static_cache import register as register_static_cache
@@ -37,6 +38,8 @@ Environment = dict[Node, Any]
 """Values of nodes."""
 FLOAT32 = "the machine computes in float32"
 TORCH = Path(torch.__file__).parent
+UNTAGGED = frozenset({"feature_dropout", "feature_alpha_dropout", "rrelu", "binomial", "_sample_dirichlet"})
+"""Operators that draw random numbers although torch does not tag them so."""
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -347,37 +350,6 @@ class Interface:
         return self.result_structure.unflatten(list(values))
 
 
-def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
-    """Convert a NumPy array to a tensor, sharing its memory if PyTorch can. name: of the argument, for messages. Raises
-    TensorError for a dtype that PyTorch does not have, and for a masked array, because its mask would be lost."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise TensorError(f"argument {name} is a masked array: convert it with {name}.filled()")
-    plain = array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0
-    try:
-        return torch.from_numpy(array if plain else np.array(array, array.dtype.newbyteorder("="), order="C"))
-    except (TypeError, ValueError):
-        raise TensorError(
-            f"argument {name} is a NumPy array of {array.dtype}, a type that PyTorch does not have"
-        ) from None
-
-
-def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by parameter name; arguments collected by **kwargs keep their own names."""
-    named: dict[str, Any] = {}
-    for name, value in signature.bind(*args, **kwargs).arguments.items():
-        is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
-        named |= value if is_any else {name: value}
-    return named
-
-
-def canonical(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bring arguments into one form, whether given by position or by name. Raises TypeError if they do not fit."""
-    bound = signature.bind(*args, **kwargs)
-    return bound.args, dict(sorted(bound.kwargs.items()))  # sorted, because calls may give them in any order
-
-
 def run(nodes: Iterable[Node], environment: Environment) -> None:
     """Run operators in order. environment: has their operands, and receives their results."""
     with torch.no_grad():
@@ -404,8 +376,7 @@ class Constants:
         self._values = lifted(program)
         self._nodes = set(self._values)
         for node in program.graph.nodes:
-            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if node.op == "call_function" and not random and all(x in self._nodes for x in node.all_input_nodes):
+            if node.op == "call_function" and not draws(node) and all(x in self._nodes for x in node.all_input_nodes):
                 self._nodes.add(node)
 
     def __contains__(self, x: object) -> bool:
@@ -428,7 +399,7 @@ def packet(node: Node) -> Any:
 
 def op_name(node: Node) -> str:
     """The operator's full name, such as aten.gelu.default."""
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__
+    return str(node.target) if isinstance(node.target, OpOverload) else node.target.__name__
 
 
 def module_path(node: Node) -> str:
@@ -470,9 +441,24 @@ def dtype_of(node: Node) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+def draws(node: Node) -> bool:
+    """Whether the operator draws random numbers; dropout does so in training mode only."""
+    parts = (getattr(node.graph.owning_module, str(x.target), None) for x in node.all_input_nodes if x.op == "get_attr")
+    if any(draws(x) for part in parts if isinstance(part, GraphModule) for x in part.graph.nodes):
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    name = packet(node).__name__.removesuffix("_")
+    if torch.Tag.nondeterministic_seeded not in node.target.tags and name not in UNTAGGED:
+        return False
+    a = arguments(node)
+    rates = [a.get("dropout_p"), a.get("dropout"), a.get("p") if "dropout" in name else None]
+    return a.get("train", a.get("training")) is not False and 0 not in rates
+
+
 def arguments(node: Node) -> dict[str, Any]:
     """An operator's arguments by name, with defaults for those not given; empty for operators without a schema."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return {}
     declared = node.target._schema.arguments
     given = dict(zip((x.name for x in declared), node.args, strict=False))

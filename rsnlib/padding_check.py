@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..base.tolerance import BOUND
+from .call_arguments import canonical
 from .call_padding import CallPadding, Cut, Factor, Sizes, is_zero_or_one
-from .capture import canonical
 from .padding.check import FillingError, Graph, Growing, Outcome, check
 from .padding.state import Atom, Fill
 from .shapes import Arguments, Batch, Dim

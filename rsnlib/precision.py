@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError
-from .capture import FLOAT32, as_tensor, by_name, copied, fitting, tensors_of
+from .call_arguments import as_tensor, by_name
+from .capture import FLOAT32, copied, fitting, tensors_of
 from .exporting import in_turn
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -24,7 +24,7 @@ from ..base.errors import UnsupportedError
 from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list, as_str
 from ..machine.view import View, merge
 from ..scheduler.graph import Rotary
-from .capture import Environment, Interface, run, shape_of, site
+from .capture import Environment, Interface, draws, run, shape_of, site
 from .exporting import unlogged
 from .factors import Factors
 from .host_part import HostPart, RotaryTable
@@ -143,6 +143,8 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
             by_position = tuple(_read(x, nodes) for x in as_list(args))
             by_name = {key: _read(x, nodes) for key, x in as_dict(kwargs).items()}
             made.append(add(name, graph.call_function(_target(as_str(target)), by_position, by_name)))
+            if draws(made[-1]):
+                raise ValueError(f"operator {target} draws random numbers")
         return tuple(made)
 
     arguments = tuple(outside(name, of_described(x)) for name, x in as_list(description["arguments"]))

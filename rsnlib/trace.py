@@ -29,6 +29,7 @@ from .capture import (
     Interface,
     arguments,
     capture,
+    draws,
     dtype_of,
     fitting,
     is_empty,
@@ -60,6 +61,7 @@ from .rules import CHECKS, PRODUCTS
 from .values import Abstract, AbstractState, HostSuffix, PartialAttention, RefusedError, Value, is_host, unsupported
 from .view_rules import VIEWS
 
+DRAWS = "it draws random numbers, which a compiled model does not"
 NOTHING = "nothing in this module runs on the machine: "
 
 
@@ -118,6 +120,11 @@ def _trace(
     program, interface, environment = found = _fixed(captured(model, example_inputs, passes.experts), fixed)
     if not fixed:
         passes.observe("capture", program)
+    drawn = next(filter(draws, program.graph.nodes), None)
+    if drawn is not None:
+        unrepeatable = RefusedError(drawn, f"{site(drawn)}: {DRAWS}")
+        unrepeatable.captured = found
+        raise unrepeatable
     rewritten: RefusedError | None = None
     """The error of the rewritten graph, if it recognises an unsupported construct."""
     premise = rewrite(program, passes.rewrites)

@@ -417,6 +417,7 @@ def test_files_that_are_no_models(family: tuple[Any, Path], tmp_path: Path) -> N
         ("aten.embedding.default", "aten.from_file.default", "is not allowed in a file"),
         ("aten.embedding.default", "aten.new_empty.default", "is not allowed in a file"),
         ("aten.embedding.default", "prims.add.default", "is not allowed in a file"),
+        ("aten.embedding.default", "aten.rand_like.default", "draws random numbers"),
         ("aten.embedding.default", "aten.nothing.default", "has no attribute 'nothing'"),
         ('"dict"', '"set"', "no structure is called 'set'"),
     ):
