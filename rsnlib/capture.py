@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch import predispatch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
@@ -30,6 +33,7 @@ from .argument_memory import as_laid_out, check_apart, overlap
 from .call_arguments import as_tensor, by_name, canonical
 from .exporting import TRACER, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
+from .own_state import Attributes, changes_state, depends_on_calls
 from .static_cache import register as register_static_cache
 from .structure import Structure
 from .writes import LAID_OUT, UnfollowedWriteError, without_writes, writes
@@ -107,10 +111,12 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     name = type(model).__name__
     # torch.export would merge two arguments that are the same tensor.
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+    original = model
     try:
-        model = _twin(model)
+        model = _twin(original)
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with in_turn(), torch.no_grad(), without_extras():
+        attributes = Attributes(model)
+        with in_turn(attributes.called), torch.no_grad(), without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
             if writes(program):
                 program = without_writes(program)
@@ -118,18 +124,32 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise UnsupportedError(f"{site(error.node)}: {error}") from error
     except Exception as error:  # the errors of torch.export have no common type
         raise UnsupportedError(_why_not(name, error)) from error
+    _check_transforms(name, program)
     # The machine need not support results that the module drops, such as the weights of an attention.
     program.graph.eliminate_dead_code()
     signature = program.graph_signature
     known = OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION
-    if any(spec.kind not in known for spec in signature.output_specs):
-        raise UnsupportedError(f"{name} changes its own state when called")
+    changed = [str(spec.target) for spec in signature.output_specs if spec.kind not in known]
+    assigned = attributes.changed
+    if changed or (assigned and (model is original or depends_on_calls(copied(original), args, kwargs))):
+        raise changes_state(name, dict.fromkeys([*changed, *assigned]))
     for spec in signature.input_specs:
         if spec.kind not in (*LIFTED, InputKind.USER_INPUT):
             raise UnsupportedError(f"{name} has an input of kind {spec.kind.name}")
     for node in program.graph.nodes:
         _check_types(node)
     return program
+
+
+def _check_transforms(name: str, program: ExportedProgram) -> None:
+    """Raises UnsupportedError for transforms of torch.func: their operators run only in the midst of the transform, and
+    torch.export takes some of their tensors for constants."""
+    found = [x for x in program.graph.nodes if getattr(x.target, "__module__", None) == predispatch.__name__]
+    if found:
+        node = next((x for x in found if x.all_input_nodes), found[0])
+        raise UnsupportedError(f"{site(node)}: torch.vmap and the other transforms of torch.func are not supported")
+    if any(isinstance(x, FakeTensor) or is_functorch_wrapped_tensor(x) for x in program.constants.values()):
+        raise UnsupportedError(f"torch.export cannot capture {name}: it takes a tensor of the example for a constant")
 
 
 def tensors_of(model: nn.Module) -> Iterable[torch.Tensor]:

@@ -7,11 +7,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from io import StringIO
 from typing import Any
 
 import torch
+from torch import nn
 from torch._dynamo.convert_frame import compile_lock
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
@@ -27,13 +28,14 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def in_turn() -> Iterator[None]:
-    """Context for torch.export and fake tensors: one thread at a time, without torch's log.
+def in_turn(called: Callable[[nn.Module], AbstractContextManager[None]] = nullcontext) -> Iterator[None]:
+    """Context for torch.export and fake tensors: one thread at a time, without torch's log. called: makes a
+    context for each call of a module that torch.export captures, before it restores the module's attributes.
 
     torch.export replaces parts of PyTorch while it captures, so it takes the lock under which torch.compile captures.
     Other threads may run modules: `nn.Module.__call__` is replaced, but does in their threads what it always does.
     """
-    with compile_lock, unlogged(), _tracing_own_thread():
+    with compile_lock, unlogged(), _tracing_own_thread(called):
         yield
 
 
@@ -72,6 +74,9 @@ class _OwnThreadTracer(_ModuleStackTracer):
     """The tracer of torch.export, which records the modules that are called: only those of its own thread. torch's own
     takes every call of a module in the process for one of the captured module."""
 
+    called: Callable[[nn.Module], AbstractContextManager[None]]
+    """Makes a context for the call of a module."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._thread = threading.get_ident()
@@ -80,7 +85,8 @@ class _OwnThreadTracer(_ModuleStackTracer):
         """Call a module. Records it, if this thread traces."""
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        with type(self).called(m):
+            return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: Any) -> object:
         """An attribute of a module; its stand-in for the tracer, if this thread traces."""
@@ -90,9 +96,11 @@ class _OwnThreadTracer(_ModuleStackTracer):
 
 
 @contextmanager
-def _tracing_own_thread() -> Iterator[None]:
+def _tracing_own_thread(called: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
+    _OwnThreadTracer.called = staticmethod(called)
     proxy_tensor._ModuleStackTracer = _OwnThreadTracer  # type: ignore[misc]
     try:
         yield
     finally:
         proxy_tensor._ModuleStackTracer = _ModuleStackTracer  # type: ignore[misc]
+        _OwnThreadTracer.called = staticmethod(nullcontext)  # the other one holds the module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -109,7 +110,11 @@ def _shared(node: Node) -> Node | bool:
     given = {x.meta["val"].untyped_storage()._cdata for x in operands.values()}
     if not given:
         return False
-    result = node.target(*map_arg(node.args, _value), **map_arg(node.kwargs, _value))
+    if not node.target.has_kernel_for_dispatch_key(COMPOSITE) and "unsafe" not in str(node.target):
+        return False  # it computes
+    symbols = next(iter(operands.values())).meta["val"].fake_mode.shape_env
+    with nullcontext() if symbols is None else symbols.ignore_fresh_unbacked_symbols():
+        result = node.target(*map_arg(node.args, _value), **map_arg(node.kwargs, _value))
     if id(result) in operands:
         return operands[id(result)]
     made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
