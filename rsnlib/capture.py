@@ -348,11 +348,9 @@ class Interface:
         new: Environment = {}
         for argument, node in self.writes:
             value = environment.get(node)
-            # It may be a view of an argument, which may be written to before it.
-            is_view = (
-                value is not None and value is not environment[argument] and any(overlap(value, x) for x in memory)
-            )
-            new[argument] = value.clone() if is_view else value
+            if value is not None and value is not environment[argument] and any(overlap(value, x) for x in memory):
+                value = value.clone()  # a view of an argument, which may be written to before this one
+            new[argument] = value
         for argument, node in self.writes:
             cache, value = environment[argument], new[argument]
             if value is not None:

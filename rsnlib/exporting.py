@@ -16,11 +16,11 @@ from torch import nn
 from torch._dynamo.convert_frame import compile_lock
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 from torch.fx.traceback import preserve_node_meta
 
 TRACER = __file__
 """The file whose functions stand between torch's and the module's in tracebacks."""
-_ModuleStackTracer = proxy_tensor._ModuleStackTracer
 
 if hasattr(os, "register_at_fork"):
     # Another thread may have held it when the process was forked.
@@ -28,7 +28,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def in_turn(called: Callable[[nn.Module], AbstractContextManager[None]] = nullcontext) -> Iterator[None]:
+def in_turn(called: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext()) -> Iterator[None]:
     """Context for torch.export and fake tensors: one thread at a time, without torch's log. called: makes a
     context for each call of a module that torch.export captures, before it restores the module's attributes.
 
@@ -95,12 +95,16 @@ class _OwnThreadTracer(_ModuleStackTracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
+def _uncalled(_: nn.Module) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @contextmanager
 def _tracing_own_thread(called: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
     _OwnThreadTracer.called = staticmethod(called)
-    proxy_tensor._ModuleStackTracer = _OwnThreadTracer  # type: ignore[misc]
+    proxy_tensor._ModuleStackTracer = _OwnThreadTracer
     try:
         yield
     finally:
-        proxy_tensor._ModuleStackTracer = _ModuleStackTracer  # type: ignore[misc]
-        _OwnThreadTracer.called = staticmethod(nullcontext)  # the other one holds the module
+        proxy_tensor._ModuleStackTracer = _ModuleStackTracer
+        _OwnThreadTracer.called = staticmethod(_uncalled)  # the other one holds the module

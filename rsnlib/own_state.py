@@ -47,7 +47,6 @@ def changes_state(name: str, changed: Iterable[str]) -> UnsupportedError:
     )
 
 
-@torch.no_grad()
 def depends_on_calls(model: nn.Module, args: Any, kwargs: Any) -> bool:
     """Whether a module whose attributes change in a call computes something else in the next one: it does not if they
     only remember what does not change, such as a table. PyTorch runs it twice. model: a copy of the module."""
@@ -55,9 +54,10 @@ def depends_on_calls(model: nn.Module, args: Any, kwargs: Any) -> bool:
     def called() -> list[Any]:
         by_position, by_name = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         torch.manual_seed(0)
-        return pytree.tree_leaves(model(*by_position, **by_name))
+        leaves: list[Any] = pytree.tree_leaves(model(*by_position, **by_name))
+        return leaves
 
-    with fork_rng(devices=[]):
+    with torch.no_grad(), fork_rng(devices=[]):
         first = pytree.tree_map_only(torch.Tensor, torch.clone, called())
         try:
             second = called()
@@ -87,10 +87,12 @@ def _same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, dict):
         return list(a) == list(b) and all(map(_same, a.values(), b.values()))
-    return isinstance(a, int | float | str | set | torch.dtype) and a == b
+    return isinstance(a, int | float | str | set | torch.dtype) and bool(a == b)
 
 
 def _equal(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return a is b or a == b
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+        return a is b or bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool(torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True))

@@ -124,7 +124,7 @@ def test_a_table_that_a_module_remembers_is_no_state() -> None:
     def remembers(self: Any, x: Any) -> Any:
         if self.last is None or self.calls != x.shape[1]:
             self.calls, self.last = x.shape[1], torch.arange(x.shape[1], dtype=x.dtype).cos()[:, None].expand(-1, 24)
-        return self.layer(x + self.last)
+        return self.layer(x + self.last), self.last > 0
 
     model, x = Stateful(remembers).eval(), torch.randn(2, 5, 24)
     with rsn.compile(model, (x,)) as compiled:

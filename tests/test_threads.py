@@ -58,7 +58,7 @@ def compare(made: Callable[..., Any], model: nn.Module, x: Any) -> None:
 
 
 def test_first_calls_of_one_model_by_many_threads() -> None:
-    for _ in range(3):
+    for _ in range(2):
         torch._dynamo.reset()
         model = blocks()
         fast = torch.compile(model, backend="rsn")
