@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
-from .argument_memory import as_laid_out, check_apart, overlap
+from .argument_memory import Layouts, as_laid_out, check_apart, overlap, put_in_common, results_in_common
 from .call_arguments import as_tensor, by_name, canonical
 from .exporting import TRACER, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
@@ -44,6 +44,8 @@ FLOAT32 = "the machine computes in float32"
 TORCH = Path(torch.__file__).parent
 UNTAGGED = frozenset({"feature_dropout", "feature_alpha_dropout", "rrelu", "binomial", "_sample_dirichlet"})
 """Operators that draw random numbers although torch does not tag them so."""
+COMMON = "rsn_common"
+"""Key in a graph's meta: `results_in_common`."""
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -118,8 +120,10 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         attributes = Attributes(model)
         with in_turn(attributes.called), torch.no_grad(), without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
+            common = results_in_common(program)
             if writes(program):
                 program = without_writes(program)
+            program.graph_module.meta[COMMON] = common
     except UnfollowedWriteError as error:
         raise UnsupportedError(f"{site(error.node)}: {error}") from error
     except Exception as error:  # the errors of torch.export have no common type
@@ -239,7 +243,8 @@ class Interface:
     constants of the program. written: arguments that the module writes to, such as a cache of keys and values; their
     new values come before the results in `result`. laid_out: where the module writes in place, the arguments
     that it may write to, through views; all arguments then need the strides of the example, because some views are
-    copies for other strides. None where it does not."""
+    copies for other strides. None where it does not. common: the results that share memory: a
+    write to one of them, behind a graph break, is a write to the others."""
 
     signature: inspect.Signature
     arguments: tuple[Node, ...]
@@ -249,6 +254,7 @@ class Interface:
     fixed: Mapping[Node, torch.Tensor] = field(default_factory=dict)
     written: tuple[Node, ...] = ()
     laid_out: frozenset[Node] | None = None
+    common: tuple[Layouts, ...] = ()
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
@@ -265,7 +271,8 @@ class Interface:
         result = program.graph.output_node()
         names: frozenset[str] | None = program.graph_module.meta.get(LAID_OUT)
         laid_out = None if names is None else frozenset(named[name] for name in names if name in named)
-        return cls(signature, arguments, specs.in_spec, result, specs.out_spec, written=written, laid_out=laid_out)
+        common = program.graph_module.meta.get(COMMON, ())
+        return cls(signature, arguments, specs.in_spec, result, specs.out_spec, {}, written, laid_out, common)
 
     @property
     def writes(self) -> tuple[tuple[Node, Node], ...]:
@@ -364,8 +371,9 @@ class Interface:
                 own = list(rows_of(rows, cache.shape[2]))
                 cache[range(len(own)), :, own] = environment[a["source"]][:, :, 0]
         written = {value: argument for argument, value in self.writes}  # what is returned is the argument itself
-        values = map_arg(self.returned, lambda node: environment[written.get(node, node)])
-        return self.result_structure.unflatten(list(values))
+        values = list(map_arg(self.returned, lambda node: environment[written.get(node, node)]))
+        put_in_common(values, self.common)
+        return self.result_structure.unflatten(values)
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:

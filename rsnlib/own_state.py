@@ -94,5 +94,5 @@ def _equal(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return a is b or bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():
-        return torch.equal(a, b)
+        return bool(torch.equal(a, b))
     return bool(torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True))

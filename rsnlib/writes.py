@@ -132,8 +132,9 @@ def _laid_out(program: ExportedProgram, views: set[Node]) -> frozenset[str]:
         if node.op == "placeholder":
             behind[node] = {node}
         elif isinstance(node.target, OpOverload) and node not in views:
-            declared = zip(node.target._schema.arguments, node.args, strict=False)
-            shown = [(x.alias_info, y) for x, y in declared if x.alias_info]
+            declared = node.target._schema.arguments
+            given = dict(zip((x.name for x in declared), node.args, strict=False)) | node.kwargs
+            shown = [(x.alias_info, given.get(x.name)) for x in declared if x.alias_info]
             operands = [x for _, y in shown for x in pytree.tree_leaves(y) if x in behind]
             if any(info.is_write for info, _ in shown):
                 written |= {x for operand in operands for x in behind[operand]}

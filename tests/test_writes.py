@@ -251,6 +251,28 @@ def test_arguments_that_share_memory_or_lie_otherwise(body: Callable[[Any, Any],
             assert same(model, made, given)
 
 
+class Broken(nn.Module):
+    """Writes, between two graphs, through a view of a result of the machine."""
+
+    def __init__(self, view: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.view = nn.Linear(32, 32), view
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        view = self.view(y)
+        torch._dynamo.graph_break()
+        view.mul_(2)
+        torch._dynamo.graph_break()
+        return self.layer(y)
+
+
+@pytest.mark.parametrize("view", ["slice", "item", "transposed", "reshape", "diagonal", "chunk"])
+def test_results_that_share_memory(view: str) -> None:
+    model, given = Broken(VIEWS[view]).eval(), (torch.randn(2, 6, 32),)
+    assert same(model, by_torch(model), given)
+
+
 def test_an_array_that_is_not_written_to_in_place_is_refused() -> None:
     model, given = Twice(scaled).eval(), shared("apart")
     made = by_rsn(model, *given)
