@@ -17,9 +17,9 @@ from .shapes import Arguments, Dim
 if TYPE_CHECKING:
     import torch
 
-    from . import capture
+    from . import call_arguments
 else:
-    capture = deferred("rsn.rsnlib.capture")
+    call_arguments = deferred("rsn.rsnlib.call_arguments")
 
 Sizes = tuple[int, ...]
 """The size of each dimension in `Arguments.dims`."""
@@ -100,7 +100,7 @@ class CallPadding:
         given = self.arguments.named(args, kwargs)
         for name, x in self.arguments.example.items():
             if hasattr(x, "shape") and isinstance(given.get(name), np.ndarray):
-                given[name] = capture.as_tensor(name, given[name])
+                given[name] = call_arguments.as_tensor(name, given[name])
             elif hasattr(x, "shape") and not hasattr(given.get(name), "device"):
                 fault = f"is a {type(given[name]).__name__}" if name in given else "is missing"
                 raise TensorError(f"argument {name} {fault}; the example has a tensor")

@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
-import logging
-import os
 import re
-import sys
-import threading
 import traceback
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from io import StringIO
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch import predispatch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx._symbolic_trace import _Patcher
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_arg
-from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
+from .argument_memory import Layouts, as_laid_out, check_apart, overlap, put_in_common, results_in_common
+from .call_arguments import as_tensor, by_name, canonical
+from .exporting import TRACER, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
+from .own_state import Attributes, changes_state, depends_on_calls
 from .static_cache import register as register_static_cache
 from .structure import Structure
+from .writes import LAID_OUT, UnfollowedWriteError, without_writes, writes
 
 Environment = dict[Node, Any]
 """Values of nodes."""
 FLOAT32 = "the machine computes in float32"
 TORCH = Path(torch.__file__).parent
+UNTAGGED = frozenset({"feature_dropout", "feature_alpha_dropout", "rrelu", "binomial", "_sample_dirichlet"})
+"""Operators that draw random numbers although torch does not tag them so."""
+COMMON = "rsn_common"
+"""Key in a graph's meta: `results_in_common`."""
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -112,25 +113,34 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     name = type(model).__name__
     # torch.export would merge two arguments that are the same tensor.
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+    original = model
     try:
-        model = _twin(model)
+        model = _twin(original)
         # Without gradients, or each `with torch.no_grad()` inside the module would become a graph of its own.
-        with in_turn(), torch.no_grad(), preserve_node_meta(), _without_extras():
+        attributes = Attributes(model)
+        with in_turn(attributes.called), torch.no_grad(), without_extras():
             program = torch.export.export(model, args, kwargs, strict=False)
-            if any(writes_in_place(node) or _is_transform(node) for node in program.graph.nodes):
-                program = _functional(program)
+            common = results_in_common(program)
+            if any(map(_is_transform, program.graph.nodes)) and not writes(program):
+                program = program.run_decompositions({})
+            _check_transforms(name, program)
+            if writes(program):
+                program = without_writes(program)
+            program.graph_module.meta[COMMON] = common
+    except UnfollowedWriteError as error:
+        raise UnsupportedError(f"{site(error.node)}: {error}") from error
+    except UnsupportedError:
+        raise
     except Exception as error:  # the errors of torch.export have no common type
         raise UnsupportedError(_why_not(name, error)) from error
     # The machine need not support results that the module drops, such as the weights of an attention.
     program.graph.eliminate_dead_code()
     signature = program.graph_signature
     known = OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION
-    state = [str(spec.target) for spec in signature.output_specs if spec.kind not in known]
-    if state:
-        raise UnsupportedError(
-            f"{name} changes its own state when called: {', '.join(state[:SHOWN])}{' ...' * (len(state) > SHOWN)}; "
-            'torch.compile(model, backend="rsn") runs it, in PyTorch where it must'
-        )
+    changed = [str(spec.target) for spec in signature.output_specs if spec.kind not in known]
+    assigned = attributes.changed
+    if changed or (assigned and (model is original or depends_on_calls(copied(original), args, kwargs))):
+        raise changes_state(name, dict.fromkeys([*changed, *assigned]))
     for spec in signature.input_specs:
         if spec.kind not in (*LIFTED, InputKind.USER_INPUT):
             raise UnsupportedError(f"{name} has an input of kind {spec.kind.name}")
@@ -139,68 +149,20 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return program
 
 
-SHOWN = 5
-"""How many buffers a refusal names."""
-
-_turn = threading.Lock()
-"""torch.export replaces parts of PyTorch while it captures, so one thread may capture at a time."""
+def _is_transform(node: Node) -> bool:
+    """Whether an operator begins or ends a transform of torch.func, such as `torch.vmap`."""
+    return getattr(node.target, "__module__", "") in (predispatch.__name__,)
 
 
-def _turn_in_child() -> None:
-    global _turn  # another thread may have held it when the process was forked
-    _turn = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_turn_in_child)
-
-
-@contextmanager
-def in_turn() -> Iterator[None]:
-    """Context for torch.export and fake tensors: one thread at a time, without torch's log. Other threads may call
-    modules, and torch.compile traces no others meanwhile: what is replaced would be in its graphs."""
-    from torch._dynamo import convert_frame  # takes a second
-
-    with convert_frame.compile_lock, _turn, unlogged(), _for_this_thread():
-        yield
-
-
-@contextmanager
-def _for_this_thread() -> Iterator[None]:
-    """Context in which torch.fx replaces methods of all modules, such as `nn.Module.__call__`, for the thread that
-    captures alone, and in which `torch.compiler.is_exporting` is False for other threads."""
-    replace_method, is_exporting, own = _Patcher.patch_method, torch.compiler.is_exporting, threading.get_ident()
-
-    def patch_method(
-        patcher: _Patcher, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True
-    ) -> None:
-        thread, usual = threading.get_ident(), getattr(cls, name)
-
-        @functools.wraps(new)
-        def chosen(*args: Any, **kwargs: Any) -> Any:
-            return (new if threading.get_ident() == thread else usual)(*args, **kwargs)
-
-        replace_method(patcher, cls, name, chosen, deduplicate)
-
-    _Patcher.patch_method = patch_method
-    torch.compiler.is_exporting = lambda: threading.get_ident() == own and is_exporting()
-    try:
-        yield
-    finally:
-        _Patcher.patch_method = replace_method
-        torch.compiler.is_exporting = is_exporting
-
-
-@contextmanager
-def _without_extras() -> Iterator[None]:
-    """Context in which torch makes graphs without what nothing here reads, a quarter of the time of a capture: for each
-    operator the call stack, for each graph its Python code (it is made when somebody asks for it)."""
-    before = torch.fx.config.do_not_emit_stack_traces
-    torch.fx.config.do_not_emit_stack_traces = True
-    try:
-        with _use_lazy_graph_module(True):
-            yield
-    finally:
-        torch.fx.config.do_not_emit_stack_traces = before
+def _check_transforms(name: str, program: ExportedProgram) -> None:
+    """Raises UnsupportedError for transforms of torch.func that could not be decomposed: their operators run only in
+    the midst of the transform, and torch.export takes some of their tensors for constants."""
+    found = [x for x in program.graph.nodes if _is_transform(x)]
+    if found:
+        node = next((x for x in found if x.all_input_nodes), found[0])
+        raise UnsupportedError(f"{site(node)}: this transform of torch.func is not supported")
+    if any(isinstance(x, FakeTensor) or is_functorch_wrapped_tensor(x) for x in program.constants.values()):
+        raise UnsupportedError(f"torch.export cannot capture {name}: it takes a tensor of the example for a constant")
 
 
 def tensors_of(model: nn.Module) -> Iterable[torch.Tensor]:
@@ -244,7 +206,8 @@ def _why_not(name: str, error: Exception) -> str:
     """Why a module cannot be captured, as one line, with the user's source line if the traceback has one."""
     frames = traceback.extract_tb(error.__traceback__)
     begun = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(TORCH)), 0)
-    own = [x for x in frames[begun:] if not Path(x.filename).is_relative_to(TORCH) and x.filename[:1] != "<"]
+    inner = [x for x in frames[begun:] if x.filename != TRACER]
+    own = [x for x in inner if not Path(x.filename).is_relative_to(TORCH) and x.filename[:1] != "<"]
     where = f", at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""
     message = str(error).strip().partition("\n")[0]
     if isinstance(error, GuardOnDataDependentSymNode):
@@ -257,7 +220,7 @@ def _why_not(name: str, error: Exception) -> str:
         is_cache = "cache" in unknown[1].lower()
         remedy = "a cache of keys and values: switch it off, use_cache=False" if is_cache else "return tensors instead"
         return f"{name} returns a {unknown[1]}, which torch.export does not support ({remedy})"
-    if own and own[-1] is frames[-1]:
+    if own and own[-1] is inner[-1]:
         return f"{name} raises {type(error).__name__}: {message}{where}"
     return f"torch.export cannot capture {name}: {message or type(error).__name__}{where}"
 
@@ -282,65 +245,15 @@ def fitting(
     return args, kwargs, signature
 
 
-@contextmanager
-def unlogged() -> Iterator[None]:
-    """Context that suppresses what torch logs and prints when it cannot capture a module, because the error says it.
-    Output to stderr is printed at the end if nothing fails."""
-    names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
-    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
-    levels = [handler.level for handler in handlers]
-    try:
-        for handler in handlers:
-            handler.setLevel(logging.CRITICAL)
-        with redirect_stderr(StringIO()) as printed:
-            yield
-        sys.stderr.write(printed.getvalue())
-    finally:
-        for handler, level in zip(handlers, levels, strict=True):
-            handler.setLevel(level)
-
-
-def _functional(program: ExportedProgram) -> ExportedProgram:
-    """The same operators, but none in place, and no transforms of functions (`torch.vmap`) around them."""
-    for node in program.graph.nodes:
-        same = _unchanged(node)
-        if same is not None:
-            node.replace_all_uses_with(same)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # about copying inside torch
-        return program.run_decompositions({})
-
-
-def _is_transform(node: Node) -> bool:
-    """Whether a node begins or ends a transform of functions."""
-    return node.op == "call_function" and hasattr(torch._C._functorch, getattr(node.target, "__name__", ""))
-
-
-def _unchanged(node: Node) -> Node | None:
-    """The operand that an operator returns itself, as dropout does in eval mode, though its schema has no alias; None
-    if it returns another tensor. A write to the result is one to the operand, which torch would lose: it keeps
-    operators that consist of others as they are, and takes them for what their schema says."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
-        return None
-    if any(result.alias_info is not None for result in node.target._schema.returns):
-        return None
-    operands = {x: x.meta.get("val") for x in node.all_input_nodes}
-    if not operands or not all(isinstance(x, torch.Tensor) and is_static(node) for node, x in operands.items()):
-        return None
-    empty = {x: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for x, v in operands.items()}
-    try:
-        made = node.target(*map_arg(node.args, empty.__getitem__), **map_arg(node.kwargs, empty.__getitem__))
-    except Exception:  # an operator that does not run without data makes its own
-        return None
-    return next((x for x, tensor in empty.items() if made is tensor), None)
-
-
 @dataclass(frozen=True, eq=False)
 class Interface:
     """How a captured module is called. arguments: placeholders of its flattened arguments. structure: of the arguments
     (pytree). result: the output node. result_structure: of the result (pytree). fixed: arguments whose values are
     constants of the program. written: arguments that the module writes to, such as a cache of keys and values; their
-    new values come before the results in `result`."""
+    new values come before the results in `result`. laid_out: where the module writes in place, the arguments
+    that it may write to, through views; all arguments then need the strides of the example, because some views are
+    copies for other strides. None where it does not. common: the results that share memory: a
+    write to one of them, behind a graph break, is a write to the others."""
 
     signature: inspect.Signature
     arguments: tuple[Node, ...]
@@ -349,6 +262,8 @@ class Interface:
     result_structure: pytree.TreeSpec | Structure
     fixed: Mapping[Node, torch.Tensor] = field(default_factory=dict)
     written: tuple[Node, ...] = ()
+    laid_out: frozenset[Node] | None = None
+    common: tuple[Layouts, ...] = ()
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
@@ -362,7 +277,11 @@ class Interface:
             for spec in program.graph_signature.output_specs
             if spec.kind == OutputKind.USER_INPUT_MUTATION
         )
-        return cls(signature, arguments, specs.in_spec, program.graph.output_node(), specs.out_spec, written=written)
+        result = program.graph.output_node()
+        names: frozenset[str] | None = program.graph_module.meta.get(LAID_OUT)
+        laid_out = None if names is None else frozenset(named[name] for name in names if name in named)
+        common = program.graph_module.meta.get(COMMON, ())
+        return cls(signature, arguments, specs.in_spec, result, specs.out_spec, {}, written, laid_out, common)
 
     @property
     def writes(self) -> tuple[tuple[Node, Node], ...]:
@@ -390,7 +309,12 @@ class Interface:
         for i, (node, value) in enumerate(zip(self.arguments, flat, strict=True)):
             example = node.meta["val"]
             if isinstance(value, np.ndarray) and isinstance(example, torch.Tensor):
-                value = flat[i] = as_tensor(node.name, value)
+                array, value = value, as_tensor(node.name, value)
+                if node in self.written and array.ctypes.data != value.data_ptr():
+                    raise TensorError(
+                        f"argument {node.name}, which the module writes to, is an array that PyTorch cannot write to"
+                    )
+                flat[i] = value
             if not isinstance(example, torch.Tensor):
                 if type(value) is not type(example) or value != example:
                     raise TensorError(f"argument {node.name} must be {example!r}, as when the module was traced")
@@ -409,20 +333,11 @@ class Interface:
                     f"argument {node.name} has other values than in the example; they are constants of the program, "
                     "because the machine has tables for rotary positions: compile again with these values"
                 )
+            elif self.laid_out is not None:
+                flat[i] = as_laid_out(node, value, is_written=node in self.laid_out)
         environment = dict(zip(self.arguments, flat, strict=True))
-        self._check_apart(environment)
+        check_apart(environment, self.written)
         return environment
-
-    def _check_apart(self, environment: Environment) -> None:
-        """Raise TensorError for an argument that the module writes to, and that shares memory with another one: the
-        captured graph reads the other one as it was."""
-        for node in self.written:
-            for other, value in environment.items():
-                if other is not node and isinstance(value, torch.Tensor) and _overlap(environment[node], value):
-                    raise TensorError(
-                        f"arguments {node.name} and {other.name} share memory, and the module writes to {node.name}: "
-                        "give it a copy"
-                    )
 
     def _difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """A message on the first argument that the example lacks or has with another structure."""
@@ -445,63 +360,29 @@ class Interface:
     def unbind(self, environment: Environment, rows: RowsOfCaches | None = None) -> Any:
         """The module's result, in its original structure, from the values of all nodes. Writes what the module writes
         to its arguments. rows: the rows of caches that new ones become, instead of those that the module says."""
-        for argument, value in self.writes:
-            if value not in environment:  # new rows of a cache, which need no copy of all of it
-                a = arguments(value)
-                cache = environment[argument]
-                if rows is None:
-                    cache.index_copy_(a["dim"], environment[a["index"]], environment[a["source"]])
-                else:
-                    own = list(rows_of(rows, cache.shape[2]))
-                    cache[range(len(own)), :, own] = environment[a["source"]][:, :, 0]
-            elif environment[argument] is not environment[value]:
-                environment[argument].copy_(environment[value])
+        memory = [environment[argument] for argument in self.written]
+        new: Environment = {}
+        for argument, node in self.writes:
+            value = environment.get(node)
+            if value is not None and value is not environment[argument] and any(overlap(value, x) for x in memory):
+                value = value.clone()  # a view of an argument, which may be written to before this one
+            new[argument] = value
+        for argument, node in self.writes:
+            cache, value = environment[argument], new[argument]
+            if value is not None:
+                if value is not cache:
+                    cache.copy_(value)
+                continue
+            a = arguments(node)  # new rows of a cache, which need no copy of all of it
+            if rows is None:
+                cache.index_copy_(a["dim"], environment[a["index"]], environment[a["source"]])
+            else:
+                own = list(rows_of(rows, cache.shape[2]))
+                cache[range(len(own)), :, own] = environment[a["source"]][:, :, 0]
         written = {value: argument for argument, value in self.writes}  # what is returned is the argument itself
-        values = map_arg(self.returned, lambda node: environment[written.get(node, node)])
-        return self.result_structure.unflatten(list(values))
-
-
-def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors may have an element in common: one's first to last byte and the other's."""
-    if x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
-        return False
-    spans = []
-    for t in (x, y):
-        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-        spans.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()))
-    (a, b), (c, d) = spans
-    return bool(a < d and c < b)
-
-
-def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
-    """Convert a NumPy array to a tensor, sharing its memory if PyTorch can. name: of the argument, for messages. Raises
-    TensorError for a dtype that PyTorch does not have, and for a masked array, because its mask would be lost."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise TensorError(f"argument {name} is a masked array: convert it with {name}.filled()")
-    plain = array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0
-    try:
-        return torch.from_numpy(array if plain else np.array(array, array.dtype.newbyteorder("="), order="C"))
-    except (TypeError, ValueError):
-        raise TensorError(
-            f"argument {name} is a NumPy array of {array.dtype}, a type that PyTorch does not have"
-        ) from None
-
-
-def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by parameter name; arguments collected by **kwargs keep their own names."""
-    named: dict[str, Any] = {}
-    for name, value in signature.bind(*args, **kwargs).arguments.items():
-        is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
-        named |= value if is_any else {name: value}
-    return named
-
-
-def canonical(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bring arguments into one form, whether given by position or by name. Raises TypeError if they do not fit."""
-    bound = signature.bind(*args, **kwargs)
-    return bound.args, dict(sorted(bound.kwargs.items()))  # sorted, because calls may give them in any order
+        values = list(map_arg(self.returned, lambda node: environment[written.get(node, node)]))
+        put_in_common(values, self.common)
+        return self.result_structure.unflatten(values)
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:
@@ -530,7 +411,7 @@ class Constants:
         self._values = lifted(program)
         self._nodes = set(self._values)
         for node in program.graph.nodes:
-            if node.op == "call_function" and not is_random(node) and self._nodes.issuperset(node.all_input_nodes):
+            if node.op == "call_function" and not draws(node) and all(x in self._nodes for x in node.all_input_nodes):
                 self._nodes.add(node)
 
     def __contains__(self, x: object) -> bool:
@@ -553,7 +434,7 @@ def packet(node: Node) -> Any:
 
 def op_name(node: Node) -> str:
     """The operator's full name, such as aten.gelu.default."""
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__
+    return str(node.target) if isinstance(node.target, OpOverload) else node.target.__name__
 
 
 def module_path(node: Node) -> str:
@@ -595,22 +476,24 @@ def dtype_of(node: Node) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
-def is_random(node: Node) -> bool:
-    """Whether an operator draws numbers: not a dropout in eval mode, or an attention without one."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+def draws(node: Node) -> bool:
+    """Whether the operator draws random numbers; dropout does so in training mode only."""
+    parts = (getattr(node.graph.owning_module, str(x.target), None) for x in node.all_input_nodes if x.op == "get_attr")
+    if any(draws(x) for part in parts if isinstance(part, GraphModule) for x in part.graph.nodes):
+        return True
+    if not isinstance(node.target, OpOverload):
         return False
-    given = arguments(node)
-    return given.get("train", given.get("training", True)) is not False and given.get("dropout_p", 1.0) != 0
-
-
-def writes_in_place(node: Node) -> bool:
-    """Whether the operator writes to one of its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+    name = packet(node).__name__.removesuffix("_")
+    if torch.Tag.nondeterministic_seeded not in node.target.tags and name not in UNTAGGED:
+        return False
+    a = arguments(node)
+    rates = [a.get("dropout_p"), a.get("dropout"), a.get("p") if "dropout" in name else None]
+    return a.get("train", a.get("training")) is not False and 0 not in rates
 
 
 def arguments(node: Node) -> dict[str, Any]:
     """An operator's arguments by name, with defaults for those not given; empty for operators without a schema."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return {}
     declared = node.target._schema.arguments
     given = dict(zip((x.name for x in declared), node.args, strict=False))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from itertools import chain
 from operator import attrgetter, getitem, is_, itemgetter
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import TensorError, UnsupportedError
@@ -39,6 +40,7 @@ INERT: dict[type[nn.Module], frozenset[str]] = {
 }
 """By class (no subclasses): attributes that do not affect what the module computes in eval mode."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (_global_forward_hooks, _global_forward_pre_hooks)
 
 
 class Change(IntEnum):
@@ -96,7 +98,7 @@ class Snapshot:
         self._owners, self._names, self._values = ([x[i] for x in named] for i in range(3))
         owned = chain(module.parameters(), module.buffers(), (x for x in self._values if isinstance(x, torch.Tensor)))
         self._numbers = Numbers(owned, checksums)
-        self._hooked = [d[name] for d in attributes for name in _HOOKS if d[name]]
+        self._hooked = self._dicts_of_hooks()
         self._hooks = [list(hooks) for hooks in self._hooked]
         self._hooks_so_far = RemovableHandle.next_id
         self._is_training = any(map(_training, attributes))
@@ -131,11 +133,14 @@ class Snapshot:
             return True
         if RemovableHandle.next_id == self._hooks_so_far:
             return False
-        now = [d[name] for d in self._attributes for name in _HOOKS if d[name]]
-        if [list(hooks) for hooks in now] != self._hooks:
+        if [list(hooks) for hooks in self._dicts_of_hooks()] != self._hooks:
             return True
         self._hooks_so_far = RemovableHandle.next_id  # the new hooks are of other modules, or of tensors
         return False
+
+    def _dicts_of_hooks(self) -> list[Mapping[int, Any]]:
+        """The hooks of all modules in the process, and of the modules that have some."""
+        return [*_GLOBAL_HOOKS, *(d[name] for d in self._attributes for name in _HOOKS if d[name])]
 
 
 def _equal(a: object, b: object) -> bool:

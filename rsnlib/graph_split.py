@@ -30,12 +30,13 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, Node
+from torch.random import fork_rng
 from torch.utils import _pytree as pytree
 
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.graph import Gemm, Layer, LayerGraph, Output
 from ..scheduler.pack import ListTooLong
-from .capture import Environment, Interface, arguments, is_static, lifted, module_path, packet, run, site
+from .capture import Environment, Interface, arguments, draws, is_static, lifted, module_path, packet, run, site
 from .experts.replace import ExpertsPlan
 from .flops import FlopCounter
 from .ideas import with_ideas
@@ -44,7 +45,7 @@ from .passes import USUAL, Passes
 from .rewrites import rewrite
 from .rules import CHECKS
 from .summary import Work
-from .trace import NOTHING, NoProductError, captured, interpret, trace
+from .trace import DRAWS, NOTHING, NoProductError, captured, interpret, trace
 from .values import AbstractState, RefusedError, WrongTypeError
 
 
@@ -208,7 +209,10 @@ class _Cut:
     def example(self) -> Environment:
         """The value of every node with the example's arguments."""
         environment = dict(self._given)
-        run(_operators(self.program), environment)
+        operators = _operators(self.program)
+        # The call that the graph is cut for draws its own numbers, as PyTorch would.
+        with fork_rng(devices=[], enabled=any(map(draws, operators))):
+            run(operators, environment)
         return environment
 
     def value(self, node: Node) -> Any:
@@ -226,8 +230,29 @@ class _Cut:
                 yield replace(pieces[0], nodes=tuple(n for piece in pieces for n in piece.nodes), why=tuple(why))
 
     def cut(self) -> Iterator[Piece]:
-        """The pieces in order, each as soon as it is found."""
-        todo: list[tuple[tuple[Node, ...], _Why]] = [(tuple(self._order()), _Why())]
+        """The pieces in order, each as soon as it is found. What draws random numbers stays in its place among them, so
+        that they are drawn in the order of the graph."""
+        for nodes in self._between_draws():
+            if draws(nodes[0]):
+                yield Piece(nodes, (), (), None, (f"{site(nodes[0])}: {DRAWS}",))
+            else:
+                yield from self._cut(nodes)
+
+    def _between_draws(self) -> Iterator[tuple[Node, ...]]:
+        """The operators in order: groups of those that draw no random numbers, and alone each one that does."""
+        group: list[Node] = []
+        for node in self._order():
+            is_drawn = draws(node.args[0] if _is_part(node) and isinstance(node.args[0], Node) else node)
+            if group and (draws(group[0]) != is_drawn or (is_drawn and not _is_part(node))):
+                yield tuple(group)
+                group = []
+            group.append(node)
+        if group:
+            yield tuple(group)
+
+    def _cut(self, nodes: tuple[Node, ...]) -> Iterator[Piece]:
+        """The pieces of some operators, in order."""
+        todo: list[tuple[tuple[Node, ...], _Why]] = [(nodes, _Why())]
         while todo:
             nodes, why = todo.pop()
             try:

@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from ..base.errors import TensorError, UnsupportedError
+from .call_arguments import canonical
 from .call_padding import CallPadding, Cut, Factor, Sizes
-from .capture import canonical
 from .padding.check import FillingError, Graph, Growing, Outcome, check
 from .padding.state import Atom, Fill
 from .padding_probe import Probe, base_size, described, is_mask, leaves_of, refusal

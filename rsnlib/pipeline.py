@@ -14,8 +14,6 @@ from functools import cached_property
 from typing import Any
 
 from torch import nn
-from torch.fx import Node
-from torch.random import fork_rng
 
 from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
@@ -27,8 +25,7 @@ from ..scheduler.lower import lower, require_compilable
 from ..scheduler.pack import check_lists
 from ..scheduler.room import RoomError
 from ..scheduler.schedule import PAPER, Schedule
-from .capture import is_random, site
-from .graph_split import Examples, LimitError, Piece, Split, runs_in_pieces, split
+from .graph_split import Examples, LimitError, Split, runs_in_pieces, split
 from .partition import Traced
 from .passes import USUAL, Passes, within
 from .trace import trace
@@ -94,15 +91,8 @@ class Pipeline:
     def trace(self, model: nn.Module, example: Examples, *, again: bool = False) -> Traced:
         """Capture, rewrite, match and fold a module into a network and a host part. again: as for `trace.trace`.
         Arguments that rotary positions depend on become constants. Raises like `trace.trace`, and `ScheduleError` for
-        lengths that do not fit, and `UnsupportedError` for a module that draws random numbers."""
-        with fork_rng(devices=[]):  # masks of the example are computed
-            traced = trace(model, example, self._passes, again=again, fixes=True)
-        for draws in _random(traced):
-            raise UnsupportedError(
-                f"{site(draws)}: it draws random numbers, so that each call has another result; make them an argument, "
-                'or use torch.compile(model, backend="rsn"), which draws as PyTorch does'
-            )
-        return self.with_lengths(traced, example)
+        lengths that do not fit."""
+        return self.with_lengths(trace(model, example, self._passes, again=again, fixes=True), example)
 
     def with_lengths(self, traced: Traced, example: Examples) -> Traced:
         """Apply `lengths`, if there are any, to a traced module: the last step of `trace`."""
@@ -111,14 +101,8 @@ class Pipeline:
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)
 
     def divide(self, model: nn.Module, example: tuple[Any, ...], *, whole: bool) -> Traced | Split:
-        """Trace a module as a whole or, unless `whole`, split it into pieces. Raises like `graph_split.split`, and
-        `UnsupportedError` for a module that draws random numbers in several operators, whose order may change."""
-        with fork_rng(devices=[]):
-            found = split(model, example, self.check, whole=whole, passes=self._passes)
-        draws = list(_random(found))
-        if len(draws) > 1:
-            raise UnsupportedError(f"{' and '.join(map(site, draws[:2]))} draw random numbers one after the other")
-        return found
+        """Trace a module as a whole or, unless `whole`, split it into pieces. Raises like `graph_split.split`."""
+        return split(model, example, self.check, whole=whole, passes=self._passes)
 
     # -- from a network to a program
 
@@ -165,13 +149,3 @@ class Pipeline:
     def _is_usual(self) -> bool:
         """Whether torch.compile would compile the same way; it supports neither lengths nor other passes."""
         return self.lengths is None and (self.passes.rules, self.passes.lower) == (USUAL.rules, USUAL.lower)
-
-
-def _random(found: Traced | Split) -> Iterator[Node]:
-    """The operators of the host that draw random numbers."""
-    parts = [found] if isinstance(found, Traced) else found.pieces
-    for part in parts:
-        traced = part if isinstance(part, Traced) else part.traced
-        nodes = part.nodes if isinstance(part, Piece) and traced is None else ()
-        host = () if traced is None else (*traced.host.before, *traced.host.after)
-        yield from filter(is_random, (*nodes, *host))

@@ -20,7 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError
-from .capture import FLOAT32, as_tensor, by_name, copied, fitting, in_turn, tensors_of
+from .call_arguments import as_tensor, by_name
+from .capture import FLOAT32, copied, fitting, tensors_of
+from .exporting import in_turn
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 """The half-precision types by name. float32 represents each of their values exactly."""

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from .capture import Environment, arguments, dtype_of, is_empty, is_random, is_static, lifted, packet, run, shape_of
+from .capture import Environment, arguments, draws, dtype_of, is_empty, is_static, lifted, packet, run, shape_of
 from .rules import CHECKS
 
 aten = torch.ops.aten
@@ -83,7 +83,7 @@ class Rewriter:
     def _note(self, node: Node) -> None:
         """Record what is known of a node; its operands must be recorded already."""
         inputs = node.all_input_nodes
-        if node.op == "call_function" and not is_random(node) and all(x in self.constants for x in inputs):
+        if node.op == "call_function" and not draws(node) and all(x in self.constants for x in inputs):
             self.constants.add(node)
             return
         product = self._product(node)

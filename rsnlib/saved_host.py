@@ -24,7 +24,8 @@ from ..base.errors import UnsupportedError
 from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list, as_str
 from ..machine.view import View, merge
 from ..scheduler.graph import Rotary
-from .capture import Environment, Interface, run, shape_of, site, unlogged
+from .capture import Environment, Interface, draws, run, shape_of, site
+from .exporting import unlogged
 from .factors import Factors
 from .host_part import HostPart, RotaryTable
 from .mask import PLAIN, Pattern
@@ -89,6 +90,9 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
     if interface.written:
         names = ", ".join(node.name for node in interface.written)
         raise UnsupportedError(f"the model writes to its arguments ({names}); a file cannot hold that")
+    examples = [node.meta["val"] for node in interface.arguments]
+    if interface.laid_out is not None and any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in examples):
+        raise UnsupportedError("the model writes in place, and was compiled for arguments that are not contiguous")
     return {
         "batch": host.batch,
         "seq": host.seq,
@@ -100,6 +104,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
         "signature": parameters(interface.signature),
         "arguments": [[node.name, described(node.meta["val"])] for node in interface.arguments],
         "argument_structure": describe(interface.structure, "an argument"),
+        "laid_out": None if interface.laid_out is None else sorted(node.name for node in interface.laid_out),
         "fixed": [[node.name, keep(value)] for node, value in interface.fixed.items()],
         "constants": [[node.name, keep(value)] for node, value in host.constants.items()],
         "before": [_operator(node) for node in host.before],
@@ -138,6 +143,8 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
             by_position = tuple(_read(x, nodes) for x in as_list(args))
             by_name = {key: _read(x, nodes) for key, x in as_dict(kwargs).items()}
             made.append(add(name, graph.call_function(_target(as_str(target)), by_position, by_name)))
+            if draws(made[-1]):
+                raise ValueError(f"operator {target} draws random numbers")
         return tuple(made)
 
     arguments = tuple(outside(name, of_described(x)) for name, x in as_list(description["arguments"]))
@@ -173,6 +180,7 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         result,
         structure,
         fixed,
+        laid_out=_laid_out(description.get("laid_out"), nodes),
     )
     columns = {name: as_int(n) for name, n in as_dict(description["columns"]).items()}
     batch, seq, lengths = as_int(description["batch"]), as_int(description["seq"]), as_ints(description["lengths"])
@@ -204,6 +212,10 @@ def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart
         raise ValueError(f"masks {sorted(host.added)} are no inputs")
     _check(host)
     return host
+
+
+def _laid_out(names: Json, nodes: Mapping[str, Node]) -> frozenset[Node] | None:
+    return None if names is None else frozenset(nodes[as_str(name)] for name in as_list(names))
 
 
 def _table(table: RotaryTable, keep: Callable[[torch.Tensor], str]) -> Json:

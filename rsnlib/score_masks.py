@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .capture import arguments, dtype_of, is_empty, is_random, is_static, packet, shape_of
+from .capture import arguments, draws, dtype_of, is_empty, is_static, packet, shape_of
 from .mask import FORBIDDEN, HIDDEN
 from .norm_spellings import origin
 from .rewriter import Rewriter
@@ -295,7 +295,7 @@ def _are_same(x: Any, y: Any) -> bool:
         return x is y or (not isinstance(x, Node) and not isinstance(y, Node) and x == y)
     given = [(*n.args, *n.kwargs.items()) for n in (x, y)]
     same = x.op == y.op == "call_function" and x.target is y.target and len(given[0]) == len(given[1])
-    return same and not is_random(x) and all(map(_are_same, *given))
+    return same and not draws(x) and all(map(_are_same, *given))
 
 
 def _number(graph: Rewriter, x: Any) -> float | None:

@@ -16,9 +16,9 @@ from .shape_buckets import Extent, ShapeBuckets, SizeBucket
 if TYPE_CHECKING:
     import torch
 
-    from . import capture
+    from . import call_arguments
 else:
-    capture = deferred("rsn.rsnlib.capture")
+    call_arguments = deferred("rsn.rsnlib.call_arguments")
 
 
 @dataclass(frozen=True, init=False)
@@ -142,7 +142,7 @@ class Arguments:
             if not isinstance(marked[name], _Marked):
                 marked[name] = _Marked({})
             marked[name].axes[axis % self.example[name].ndim] = self.dims.index(dim)
-        leaves = pytree.tree_leaves(capture.canonical(self.signature, (), marked))
+        leaves = pytree.tree_leaves(call_arguments.canonical(self.signature, (), marked))
         return [leaf.axes if isinstance(leaf, _Marked) else {} for leaf in leaves]
 
     def sizes(self, given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from .capture import (
     Interface,
     arguments,
     capture,
+    draws,
     dtype_of,
     fitting,
     is_empty,
@@ -62,6 +63,7 @@ from .values import Abstract, AbstractState, HostSuffix, PartialAttention, Refus
 from .view_rules import VIEWS
 
 SOFTMAX = torch.ops.aten.softmax
+DRAWS = "it draws random numbers, which a compiled model does not"
 NOTHING = "nothing in this module runs on the machine: "
 
 
@@ -120,6 +122,11 @@ def _trace(
     program, interface, environment = found = _fixed(captured(model, example_inputs, passes.experts), fixed)
     if not fixed:
         passes.observe("capture", program)
+    drawn = next(filter(draws, program.graph.nodes), None)
+    if drawn is not None:
+        unrepeatable = RefusedError(drawn, f"{site(drawn)}: {DRAWS}")
+        unrepeatable.captured = found
+        raise unrepeatable
     rewritten: RefusedError | None = None
     """The error of the rewritten graph, if it recognises an unsupported construct."""
     weighted: RefusedError | None = None

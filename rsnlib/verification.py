@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import UnsupportedError, WrongResultError
 from ..base.tolerance import bound_of
-from .capture import as_tensor
+from .call_arguments import as_tensor
 from .key_spans import KeySpans
 
 Verify = Literal["first", "always", "never"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.fx import Node
 
 from ..machine.view import View
 from .capture import dtype_of, shape_of
+from .pointwise import Pointwise
 from .values import Abstract, AbstractState, Arguments, LoweringPattern, Value, is_host
 
 aten = torch.ops.aten
@@ -26,7 +28,9 @@ def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         return "dropout in training mode"
     if dtype_of(node) != dtype_of(x) or shape_of(node) != shape_of(x):
         return f"a conversion from {dtype_of(x)} to {dtype_of(node)}; the machine computes in float32"
-    return values.of[x]
+    made = values.of[x]
+    # The host needs this operator, too, if it computes the function.
+    return replace(made, nodes=(*made.nodes, node)) if isinstance(made, Pointwise) else made
 
 
 def moved(values: AbstractState, node: Node, move: Callable[[View], View | None]) -> Abstract | str:

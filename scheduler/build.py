@@ -39,12 +39,14 @@ class Passes:
 
     choose: searches for a schedule, if the schedule is a `Best`. lower: makes kernel sequences and orders the off-chip
     accesses; its stages `tile`, `bind`, `chain` and `dram` are observed too. pack: makes the packets of the program.
-    observe: called after each pass with its name and its result.
+    check: raises `CompilerError` for a program that is not sound. observe: called after each pass with its name and its
+    result.
     """
 
     choose: Callable[[LayerGraph, Overlay, Best, Progress], Chosen] = choose
     lower: Callable[..., Lowered] = lower
     pack: Callable[[UnpackedProgram, Starts | None], Program] = pack
+    check: Callable[[Program, Schedule], None] = require_sound
     observe: Observe = unobserved
 
 
@@ -88,7 +90,7 @@ def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes
         else:
             program = passes.pack(lowered.kernels, lowered.starts)
             _made("pack", program, Program)
-            require_sound(program, chosen.schedule)
+            passes.check(program, chosen.schedule)
         passes.observe("pack", program)
         return Built(program, lowered.weights, chosen, lowered.kernels, passes.pack)
 

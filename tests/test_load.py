@@ -417,6 +417,7 @@ def test_files_that_are_no_models(family: tuple[Any, Path], tmp_path: Path) -> N
         ("aten.embedding.default", "aten.from_file.default", "is not allowed in a file"),
         ("aten.embedding.default", "aten.new_empty.default", "is not allowed in a file"),
         ("aten.embedding.default", "prims.add.default", "is not allowed in a file"),
+        ("aten.embedding.default", "aten.rand_like.default", "draws random numbers"),
         ("aten.embedding.default", "aten.nothing.default", "has no attribute 'nothing'"),
         ('"dict"', '"set"', "no structure is called 'set'"),
     ):
@@ -462,7 +463,7 @@ def test_each_value_of_a_description_is_checked(
 def test_changed_descriptions() -> None:
     """A tenth of the full run, `python -m rsn.tests.fuzz.models`, would be too slow; a seeded part of it."""
     count = cases(150, 25)
-    outcomes = models.run(count, seed=1)
+    outcomes = models.run(count, seed=5)
     assert outcomes.total() == count
     assert outcomes["refused"] > count * 2 / 3
     assert outcomes["answers"] > count / 50

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ...base.errors import ProgramError, TensorError
 from ...hw.sim.machine import Run
-from ..capture import by_name
+from ..call_arguments import by_name
 
 if TYPE_CHECKING:
     from .block import Streamed

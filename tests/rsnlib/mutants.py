@@ -135,6 +135,6 @@ MUTANTS = [
         "masked",
     ),
     Mutant("rsnlib.capture:Interface.bind", "dict(zip(self.arguments,", "dict(zip(self.arguments[::-1],", "sums"),
-    Mutant("rsnlib.capture:Interface.unbind", "copy_(environment[value])", "copy_(environment[argument])", "written"),
+    Mutant("rsnlib.capture:Interface.unbind", "cache.copy_(value)", "cache.copy_(cache)", "written"),
     Mutant("scheduler.shared_weights:_moved", "at - buffer.offset + places[buffer.name]", "at", "shared"),
 ]

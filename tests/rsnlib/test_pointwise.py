@@ -88,6 +88,15 @@ def test_spelled_out_in_a_model(way: str, call: Any) -> None:
         torch.testing.assert_close(call(traced, x), model(x), rtol=1e-5, atol=1e-6)
 
 
+class Applied(nn.Module):
+    def __init__(self, how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.how(x)
+
+
 class Mish(nn.Module):
     """Its tail is no activation of the machine, and stays in PyTorch with what it is made of."""
 
@@ -106,6 +115,19 @@ def test_what_is_none_stays_in_pytorch_as_a_whole(call: Any) -> None:
     assert [p.op for p in traced.placements if p.where == "host"] == ["tanh", "mul", "sigmoid", "add"]
     with torch.no_grad():
         torch.testing.assert_close(call(traced, x), model(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [lambda x: F.dropout(x, training=False), lambda x: x.clone(), lambda x: x.to(torch.float32)],
+    ids=["dropout", "clone", "to"],
+)
+def test_what_changes_nothing_stays_in_pytorch_too(same: Any, call: Any) -> None:
+    """Operators that change nothing belong to the function that they stand behind."""
+    for how in (lambda x: same(x * x), lambda x: same(same(x * x) * x), lambda x: same(x).tanh()):
+        model, x = nn.Sequential(nn.Linear(12, 40), Applied(how)).eval(), torch.randn(5, 12)
+        with torch.no_grad():
+            torch.testing.assert_close(call(trace(model, (x,)), x), model(x), rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_none_is_refused_before_a_product() -> None:

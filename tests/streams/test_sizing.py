@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from rsn.streams.beats import fire_together
 from rsn.streams.check import Report, check
 from rsn.streams.reader import read
+from rsn.streams.run import Effort, Run, Unending
 from rsn.streams.sizing.cover import cost
 from rsn.streams.sizing.depths import Sizes, sizes
 from rsn.streams.sizing.least import least, lowest
@@ -276,6 +278,50 @@ def test_a_million_tokens_are_sized_without_being_walked() -> None:
     result = found(text)
     assert result.fast is not None
     assert (result.safe.proved, result.fast.proved) == (True, True)
+
+
+IMAGE = """
+from rsn.streams import *
+N = {n}
+main: Stream[i16, 2]
+skip: Stream[i16, 2]
+result: Stream[i16, 2]
+@task(mapping=[1])
+def fork() -> None:
+    for i in range(N):
+        v = sample(i)
+        main.put(v)
+        skip.put(v)
+@task(mapping=[1])
+def whole() -> None:
+    m: i16 = 0
+    for i in range(N):
+        m = m + main.get()
+    for i in range(N):
+        result.put(m)
+@task(mapping=[1])
+def add() -> None:
+    for i in range(N):
+        use(skip.get() + result.get())
+"""
+"""All of `main` passes before the first token of `result`; `skip` needs room for nearly N."""
+
+
+@pytest.mark.parametrize(("n", "is_long"), [(100, False), (4000, True)])
+def test_a_run_that_would_be_too_long_is_given_up_early(n: int, is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = sized(IMAGE.format(n=n))
+    limits = sys.modules["rsn.streams.run"]  # rsn.streams has a function of this name
+    monkeypatch.setattr(limits, "MOVES", 6000)
+    monkeypatch.setattr(limits, "LOOKED", 300)
+    effort = Effort()
+    run = Run([x.body for x in program.untimed.instances], {0: 2, 1: n, 2: 2}, {}, effort)
+    before = effort.moves
+    if is_long:
+        with pytest.raises(Unending):
+            run.outcome()
+        assert 300 <= before - effort.moves < 400
+    else:
+        assert not run.outcome().waits
 
 
 @given(st.data())

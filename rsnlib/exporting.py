@@ -1,0 +1,121 @@
+"""Run torch.export beside other threads, which may run modules, or capture others with torch.compile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.convert_frame import compile_lock
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
+from torch.fx.traceback import preserve_node_meta
+
+TRACER = __file__
+"""The file whose functions stand between torch's and the module's in tracebacks."""
+
+if hasattr(os, "register_at_fork"):
+    # Another thread may have held it when the process was forked.
+    os.register_at_fork(after_in_child=compile_lock._at_fork_reinit)
+
+
+@contextmanager
+def in_turn(called: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext()) -> Iterator[None]:
+    """Context for torch.export and fake tensors: one thread at a time, without torch's log. called: makes a
+    context for each call of a module that torch.export captures, before it restores the module's attributes.
+
+    torch.export replaces parts of PyTorch while it captures, so it takes the lock under which torch.compile captures.
+    Other threads may run modules: `nn.Module.__call__` and `torch.compiler.is_exporting` are replaced, but do in their
+    threads what they always do.
+    """
+    with compile_lock, unlogged(), _tracing_own_thread(called), _exporting_in_own_thread():
+        yield
+
+
+@contextmanager
+def without_extras() -> Iterator[None]:
+    """Context in which torch makes graphs without what nothing here reads, a quarter of the time of a capture: for each
+    operator the call stack, for each graph its Python code (it is made when somebody asks for it)."""
+    before = torch.fx.config.do_not_emit_stack_traces
+    torch.fx.config.do_not_emit_stack_traces = True
+    try:
+        with _use_lazy_graph_module(True), preserve_node_meta():
+            yield
+    finally:
+        torch.fx.config.do_not_emit_stack_traces = before
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Context that suppresses what torch logs and prints when it cannot capture a module, because the error says it.
+    Output to stderr is printed at the end if nothing fails."""
+    names = [name for name in logging.root.manager.loggerDict if name == "torch" or name.startswith("torch.")]
+    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+    levels = [handler.level for handler in handlers]
+    try:
+        for handler in handlers:
+            handler.setLevel(logging.CRITICAL)
+        with redirect_stderr(StringIO()) as printed:
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        for handler, level in zip(handlers, levels, strict=True):
+            handler.setLevel(level)
+
+
+class _OwnThreadTracer(_ModuleStackTracer):
+    """The tracer of torch.export, which records the modules that are called: only those of its own thread. torch's own
+    takes every call of a module in the process for one of the captured module."""
+
+    called: Callable[[nn.Module], AbstractContextManager[None]]
+    """Makes a context for the call of a module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a module. Records it, if this thread traces."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        with type(self).called(m):
+            return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: Any) -> object:
+        """An attribute of a module; its stand-in for the tracer, if this thread traces."""
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def _uncalled(_: nn.Module) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@contextmanager
+def _tracing_own_thread(called: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
+    _OwnThreadTracer.called = staticmethod(called)
+    proxy_tensor._ModuleStackTracer = _OwnThreadTracer
+    try:
+        yield
+    finally:
+        proxy_tensor._ModuleStackTracer = _ModuleStackTracer
+        _OwnThreadTracer.called = staticmethod(_uncalled)  # the other one holds the module
+
+
+@contextmanager
+def _exporting_in_own_thread() -> Iterator[None]:
+    is_exporting, own = torch.compiler.is_exporting, threading.get_ident()
+    torch.compiler.is_exporting = lambda: threading.get_ident() == own and is_exporting()
+    try:
+        yield
+    finally:
+        torch.compiler.is_exporting = is_exporting

@@ -1,0 +1,153 @@
+"""Captured graphs of modules that write in place: the same operators, but none that writes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._export.utils import _get_decomp_for_cia
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+REGIONS: dict[Any, int] = {
+    torch.ops.higher_order.wrap_with_set_grad_enabled: 2,
+    torch.ops.higher_order.wrap_with_autocast: 5,
+}
+"""Operators that only call their subgraph in some mode, each with the number of arguments before the subgraph's."""
+LAID_OUT = "rsn_laid_out"
+"""Key in a graph's meta: the names of arguments whose memory the module may write to. Whether it does may depend on
+their strides, as after `contiguous` or `reshape`, which copy some tensors and not others."""
+
+
+class UnfollowedWriteError(Exception):
+    """A graph writes in place, and nobody can tell what else the write changes. node: the operator that is the
+    reason."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        super().__init__(why)
+        self.node = node
+
+
+def writes_in_place(node: Node) -> bool:
+    """Whether the operator writes to one of its arguments."""
+    return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def writes(program: ExportedProgram) -> bool:
+    """Whether an operator of a graph, or of one of its subgraphs, writes to one of its arguments."""
+    return any(map(writes_in_place, _operators(program)))
+
+
+def without_writes(program: ExportedProgram) -> ExportedProgram:
+    """Functionalize a graph: the same operators, but none in place. Its meta has `LAID_OUT`.
+
+    torch's functionalization believes what operators declare. Some composite ones return a view of their operand, or
+    the operand itself, and declare a new tensor: dropout in eval mode, type_as, einsum. A write to such a result would
+    be lost. So these become their operand, or what they are composed of, if they share memory for the shapes, types and
+    strides of the example. Raises UnfollowedWriteError for an operator that cannot be treated so.
+    """
+    _inline(program)
+    composed: dict[Any, Callable[..., Any]] = {}
+    views: set[Node] = set()
+    for node in list(program.graph.nodes):
+        shared = _shared(node)
+        if isinstance(shared, Node):
+            node.replace_all_uses_with(shared)
+            program.graph.erase_node(node)
+        elif shared:
+            views.add(node)
+            if not node.target.has_kernel_for_dispatch_key(COMPOSITE) or "unsafe" in str(node.target):
+                raise UnfollowedWriteError(
+                    node, "its result shares memory with its operand, and the module writes in place"
+                )
+            composed[node.target] = _get_decomp_for_cia(node.target)
+    program.graph_module.recompile()
+    laid_out = _laid_out(program, views)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # about copying inside torch
+        made = program.run_decompositions(composed)
+    for node in _operators(made):
+        if writes_in_place(node):
+            raise UnfollowedWriteError(node, "it writes in place, in a way that cannot be followed")
+    made.graph_module.meta[LAID_OUT] = laid_out
+    return made
+
+
+def _inline(program: ExportedProgram) -> None:
+    """Put the operators of regions such as `with torch.enable_grad()` into the graph itself, if functionalization would
+    lose writes there. Autocast that is on is refused elsewhere. Raises like `without_writes`."""
+    for node in list(program.graph.nodes):
+        parts = [getattr(program.graph_module, x.target) for x in node.all_input_nodes if x.op == "get_attr"]
+        inner = [x for part in parts if isinstance(part, GraphModule) for x in part.graph.nodes]
+        if not any(writes_in_place(x) or _shared(x) for x in inner):
+            continue
+        if node.target not in REGIONS or any(x.op == "get_attr" for x in inner):
+            raise UnfollowedWriteError(node, "the module writes in place inside of it")
+        operands = node.args[REGIONS[node.target] :]
+        placeholders = parts[0].graph.find_nodes(op="placeholder")
+        with program.graph.inserting_before(node):
+            made = program.graph.graph_copy(parts[0].graph, dict(zip(placeholders, operands, strict=True)))
+        for user in list(node.users):
+            user.replace_all_uses_with(made[user.args[1]])
+            program.graph.erase_node(user)
+        program.graph.erase_node(node)
+
+
+def _shared(node: Node) -> Node | bool:
+    """Whether an operator that declares new tensors returns memory of an operand; the operand, if it returns that."""
+    if not isinstance(node.target, OpOverload) or any(x.alias_info for x in node.target._schema.arguments):
+        return False
+    operands = {id(x.meta["val"]): x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
+    given = {x.meta["val"].untyped_storage()._cdata for x in operands.values()}
+    if not given:
+        return False
+    if not node.target.has_kernel_for_dispatch_key(COMPOSITE) and "unsafe" not in str(node.target):
+        return False  # it computes
+    symbols = next(iter(operands.values())).meta["val"].fake_mode.shape_env
+    with nullcontext() if symbols is None else symbols.ignore_fresh_unbacked_symbols():
+        result = node.target(*map_arg(node.args, _value), **map_arg(node.kwargs, _value))
+    if id(result) in operands:
+        return operands[id(result)]
+    made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+    return any(x.untyped_storage()._cdata in given for x in made)
+
+
+def _laid_out(program: ExportedProgram, views: set[Node]) -> frozenset[str]:
+    """The names of the arguments that a graph may write to. views: operators whose results share memory with operands,
+    beside those that declare it."""
+    behind: dict[Node, set[Node]] = {}
+    """By node, the inputs of the graph whose memory it may show."""
+    written: set[Node] = set()
+    for node in program.graph.nodes:
+        operands = [x for x in node.all_input_nodes if x in behind]
+        if node.op == "placeholder":
+            behind[node] = {node}
+        elif isinstance(node.target, OpOverload) and node not in views:
+            declared = node.target._schema.arguments
+            given = dict(zip((x.name for x in declared), node.args, strict=False)) | node.kwargs
+            shown = [(x.alias_info, given.get(x.name)) for x in declared if x.alias_info]
+            operands = [x for _, y in shown for x in pytree.tree_leaves(y) if x in behind]
+            if any(info.is_write for info, _ in shown):
+                written |= {x for operand in operands for x in behind[operand]}
+        if operands:
+            behind[node] = {x for operand in operands for x in behind[operand]}
+    return frozenset(node.name for node in written)
+
+
+def _operators(program: ExportedProgram) -> list[Node]:
+    """The nodes of a graph and of its subgraphs."""
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
+    return [node for graph in graphs for node in graph.nodes]
+
+
+def _value(node: Node) -> Any:
+    return node.meta["val"]
