@@ -179,6 +179,7 @@ class Matched:
             and not layer.is_sum
             and layer.norm is not None
             and layer.activation is None
+            and not layer.in_heads
             and layer.residual_norm is None
             and (scale is None or bool(np.all(scale == 1)))
             and layer.y not in self.outputs
@@ -238,6 +239,8 @@ class Matched:
             x = self.operand(layer.x, layer.x_norm)
             if x.norm is not None:
                 raise UnsupportedError(f"{layer.place}: a sum whose first addend is normalised")
+            if layer.activation is not None or layer.in_heads:
+                raise UnsupportedError(f"{layer.place}: a function of a sum of two activations")
             return Sum(layer.y, x, self._residual(layer), (layer,), layer)
         if not layer.multiplies:
             if layer.activation is not None or layer.in_heads:

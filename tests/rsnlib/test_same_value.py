@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 import rsn
-from rsn.base.errors import ScheduleError
+from rsn.base.errors import ScheduleError, UnsupportedError
 from rsn.isa.overlays import find
 from rsn.scheduler.graph import Output
 from rsn.scheduler.lower import lower
@@ -106,6 +106,19 @@ AROUND: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("overlay", OVERLAYS[1:])
 def test_what_stands_around_an_attention(around: str, overlay: str) -> None:
     agrees(AROUND[around], overlay)
+
+
+def test_a_norm_of_heads_is_no_norm_of_rows() -> None:
+    """Overlay xnn2 normalises rows as it sends them, and heads beside an attention only."""
+
+    def body(s: Any, x: torch.Tensor) -> torch.Tensor:
+        y = (s.a(x) + s.b(x)).unflatten(-1, (4, 16))
+        out: torch.Tensor = s.d(F.rms_norm(y, (16,)).flatten(-2))
+        return out
+
+    for overlay, why in (("xnn", "heads that are padded"), ("xnn2", "a pass over one activation that is no norm")):
+        with pytest.raises(UnsupportedError, match=why):
+            agrees(body, overlay)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS[1:])
