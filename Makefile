@@ -70,6 +70,7 @@ lint: .venv/dev.stamp
 generate: .venv/demo.stamp
 	$(BIN)/python -m rsn.isa.generate
 	$(BIN)/python docs/timeline.py
+	$(BIN)/python -m rsn.rsnlib.onnx_operators.page
 
 board-bundle: $(BOARD_VENV)/stamp
 	$(BOARD_VENV)/bin/python board/bundle.py --machine $(BOARD_MACHINE) --python $(BOARD_PYTHON) $(BOARD_ARGS)

@@ -57,7 +57,6 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-@torch.no_grad()
 def measure(made: Made, overlay: str) -> str:
     """One line: share of the check, and the first call beside later ones."""
     model, given = made[0].eval(), made[1]
@@ -67,7 +66,7 @@ def measure(made: Made, overlay: str) -> str:
         checks.append(seconds(lambda: USUAL.check(program, schedule)))
 
     begin = time.perf_counter()
-    with rsn.compile(model, given, overlay=overlay, passes=Passes(check=check)) as compiled:
+    with torch.no_grad(), rsn.compile(model, given, overlay=overlay, passes=Passes(check=check)) as compiled:
         compilation = time.perf_counter() - begin
         first = seconds(lambda: compiled(**given))
         later = min(seconds(lambda: compiled(**given)) for _ in range(2))

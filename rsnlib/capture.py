@@ -129,7 +129,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             program.graph_module.meta[COMMON] = common
     except UnfollowedWriteError as error:
         raise UnsupportedError(f"{site(error.node)}: {error}") from error
-    except UnsupportedError:
+    except (UnsupportedError, TensorError):
         raise
     except Exception as error:  # the errors of torch.export have no common type
         raise UnsupportedError(_why_not(name, error)) from error
@@ -386,11 +386,15 @@ class Interface:
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:
-    """Run operators in order. environment: has their operands, and receives their results."""
+    """Run operators in order. environment: has their operands, and receives their results. Raises `TensorError` for
+    operands that an operator cannot take, such as an index that is out of range."""
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)
-            environment[node] = node.target(*args, **kwargs)
+            try:
+                environment[node] = node.target(*args, **kwargs)
+            except (IndexError, RuntimeError, ValueError) as error:
+                raise TensorError(f"{site(node)}: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def lifted(program: ExportedProgram) -> Environment:

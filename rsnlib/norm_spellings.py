@@ -100,7 +100,7 @@ def _is_vector(x: Node, columns: int) -> bool:
     return shape[-1:] == (columns,) and all(n == 1 for n in shape[:-1])
 
 
-def _number(graph: Rewriter, x: Any) -> float | None:
+def number(graph: Rewriter, x: Any) -> float | None:
     """The value of a number or of a constant tensor of one element; None for anything else."""
     if isinstance(x, int | float) and not isinstance(x, bool):
         return float(x)
@@ -113,7 +113,7 @@ def _under_root(graph: Rewriter, node: Node, *, inverse: bool) -> Node | None:
     """t, if a node is sqrt(t), or with `inverse` 1 / sqrt(t)."""
     node = origin(node)
     op, args = packet(node), node.args
-    if op is aten.pow and _number(graph, args[1]) == (-0.5 if inverse else 0.5):
+    if op is aten.pow and number(graph, args[1]) == (-0.5 if inverse else 0.5):
         return args[0] if isinstance(args[0], Node) else None
     if not inverse:
         return args[0] if op is aten.sqrt and isinstance(args[0], Node) else None
@@ -121,7 +121,7 @@ def _under_root(graph: Rewriter, node: Node, *, inverse: bool) -> Node | None:
         return args[0] if isinstance(args[0], Node) else None
     if op is aten.reciprocal and isinstance(args[0], Node):
         return _under_root(graph, args[0], inverse=False)
-    if op is aten.div and not node.kwargs and _number(graph, args[0]) == 1 and isinstance(args[1], Node):
+    if op is aten.div and not node.kwargs and number(graph, args[0]) == 1 and isinstance(args[1], Node):
         return _under_root(graph, args[1], inverse=False)
     return None
 
@@ -132,7 +132,7 @@ def _with_eps(graph: Rewriter, total: Node) -> tuple[Node, float] | None:
     if packet(total) is not aten.add or total.kwargs:
         return None
     for x, y in (total.args[:2], total.args[1::-1]):
-        eps = _number(graph, y)
+        eps = number(graph, y)
         if eps is not None and eps > 0 and isinstance(x, Node) and x not in graph.constants:
             return origin(x), eps
     return None
@@ -155,7 +155,7 @@ def _meaned(graph: Rewriter | None, node: Node) -> Node | None:
     node, inserted = _kept(origin(node))
     count = None
     if graph is not None and packet(node) in (aten.div, aten.mul) and isinstance(node.args[0], Node):
-        count = _number(graph, node.args[1])
+        count = number(graph, node.args[1])
         count = count if count is None or packet(node) is aten.div else 1 / count
         node = origin(node.args[0])
         if packet(node) is not aten.sum:
@@ -175,7 +175,7 @@ def _is_mean_square(graph: Rewriter, node: Node, x: Node) -> bool:
     square = _meaned(graph, node)
     if square is None:
         return False
-    if (packet(square) is aten.pow and _number(graph, square.args[1]) == 2) or packet(square) is aten.square:
+    if (packet(square) is aten.pow and number(graph, square.args[1]) == 2) or packet(square) is aten.square:
         bases = square.args[:1]
     else:
         bases = square.args[:2] if packet(square) is aten.mul else ()

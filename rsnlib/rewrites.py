@@ -24,7 +24,7 @@ from .column_factors import column_factors
 from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
 from .einsums import einsums
 from .layers import Source
-from .norm_spellings import is_identity, norms, origin
+from .norm_spellings import is_identity, norms, number, origin
 from .rewriter import Premise, Product, Rewrite, Rewriter
 from .rotary import rotations
 from .row_moves import JOINS, moved_rows, same_rows
@@ -293,6 +293,49 @@ def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
     return product if isinstance(final, Value) and final.view == View.dense(shape_of(node)) else None
 
 
+# -- factors of scores
+
+
+def scaled_scores(graph: Rewriter, node: Node) -> Node | None:
+    """Rewrite (q * a) @ (k * b), with numbers a and b, into (q @ k) * (a * b).
+
+    PyTorch's exporter to ONNX writes the scale of scores so, half to each operand. Behind a rotation there is no
+    product that could take it. Views may be between.
+    """
+    if packet(node) not in (aten.matmul, aten.bmm) or node in graph.products:
+        return None
+    operands = [_unscaled(graph, x) for x in node.args if isinstance(x, Node)]
+    scaled = [x for x in operands if x is not None]
+    if len(scaled) != 2:
+        return None
+    plain, factor = [], 1.0
+    for chain, x, times in scaled:
+        factor *= times
+        for view in reversed(chain):
+            x = graph.insert(node, view.target, x, *view.args[1:], **view.kwargs)
+        plain.append(x)
+    product = graph.insert(node, node.target, *plain)
+    return graph.insert(node, aten.mul.Tensor, product, factor)
+
+
+def _unscaled(graph: Rewriter, node: Node) -> tuple[list[Node], Node, float] | None:
+    """The views between a node and what it is a multiple of, that, and the factor; None if it is no multiple of a value
+    that the machine computes, or if others use what is between."""
+    chain: list[Node] = []
+    while packet(node) in VIEWS and len(node.all_input_nodes) == 1 and graph.is_sole(node):
+        chain.append(node)
+        node = node.all_input_nodes[0]
+    if packet(node) not in (aten.mul, aten.div) or not graph.is_sole(node) or node.kwargs:
+        return None
+    x, by = node.args
+    if packet(node) is aten.mul and number(graph, x) is not None:
+        x, by = by, x
+    times = number(graph, by)
+    if not isinstance(x, Node) or x not in graph.computed or times is None or shape_of(x) != shape_of(node):
+        return None
+    return (chain, x, times) if packet(node) is aten.mul else (chain, x, 1 / times) if times else None
+
+
 # -- what the host adds to a product
 
 
@@ -421,6 +464,7 @@ REWRITES: tuple[Rewrite, ...] = (
     joins,
     norms,
     einsums,
+    scaled_scores,
     heads,
     score_masks,
     moved_up,

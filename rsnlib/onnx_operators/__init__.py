@@ -1,0 +1,1 @@
+"""The ONNX operators that are read: one table, of functions (`table`)."""

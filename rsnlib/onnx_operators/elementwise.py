@@ -1,0 +1,278 @@
+"""Operators on each element: functions of one tensor, and of several that are broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+
+from .shapes import converted
+from .table import Number, Tensor, need, operator
+
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "Abs": torch.abs,
+    "Acos": torch.acos,
+    "Acosh": torch.acosh,
+    "Asin": torch.asin,
+    "Asinh": torch.asinh,
+    "Atan": torch.atan,
+    "Atanh": torch.atanh,
+    "BitwiseNot": torch.bitwise_not,
+    "Ceil": torch.ceil,
+    "Cos": torch.cos,
+    "Cosh": torch.cosh,
+    "Erf": torch.erf,
+    "Exp": torch.exp,
+    "Floor": torch.floor,
+    "HardSwish": F.hardswish,
+    "IsNaN": torch.isnan,
+    "Log": torch.log,
+    "Mish": F.mish,
+    "Neg": torch.neg,
+    "Not": torch.logical_not,
+    "Reciprocal": torch.reciprocal,
+    "Relu": torch.relu,
+    "Round": torch.round,
+    "Sigmoid": torch.sigmoid,
+    "Sign": torch.sign,
+    "Sin": torch.sin,
+    "Sinh": torch.sinh,
+    "Softplus": F.softplus,
+    "Softsign": F.softsign,
+    "Sqrt": torch.sqrt,
+    "Tan": torch.tan,
+    "Tanh": torch.tanh,
+}
+"""Functions of one tensor, without attributes."""
+
+
+WIDE = (torch.uint16, torch.uint32)
+"""Types for which PyTorch has no arithmetic: it is done in int64."""
+
+
+def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, also of integers in `WIDE`."""
+
+    def compute(*operands: Any) -> Any:
+        kind = next((x.dtype for x in operands if isinstance(x, Tensor) and x.dtype in WIDE), None)
+        if kind is None:
+            return function(*operands)
+        made = function(*(x.long() if isinstance(x, Tensor) else x for x in operands))
+        return made if made.dtype is torch.bool else made.to(kind)
+
+    return compute
+
+
+def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    exact = widened(function)
+
+    def compute(x: Tensor) -> Tensor:
+        made: Tensor = exact(x)
+        return made
+
+    return compute
+
+
+for _name, _function in UNARY.items():
+    operator(_name)(_unary(_function))
+
+
+def _divided(x: Any, y: Any) -> Any:
+    if all(isinstance(z, int) or (isinstance(z, Tensor) and not z.is_floating_point()) for z in (x, y)):
+        if not isinstance(x, Tensor):
+            x = torch.full((), x, dtype=y.dtype)
+        return torch.div(x, y, rounding_mode="trunc")
+    return y.reciprocal() if isinstance(x, float) and x == 1 else x / y
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": lambda x, y: x + y,
+    "Sub": lambda x, y: x - y,
+    "Mul": lambda x, y: x * y,
+    "Div": _divided,
+    "And": torch.logical_and,
+    "Or": torch.logical_or,
+    "Xor": torch.logical_xor,
+    "Equal": lambda x, y: x == y,
+    "Greater": lambda x, y: x > y,
+    "GreaterOrEqual": lambda x, y: x >= y,
+    "Less": lambda x, y: x < y,
+    "LessOrEqual": lambda x, y: x <= y,
+}
+"""Functions of two tensors, which are broadcast, without attributes."""
+
+TENSORS_ALONE = ("And", "Or", "Xor")
+
+
+def _binary(function: Callable[[Any, Any], Any], of_tensors: bool) -> Callable[..., Any]:
+    exact = widened(function)
+
+    def numbers(a: Number, b: Number) -> Tensor:
+        made: Tensor = exact(a, b)
+        return made
+
+    def tensors(a: Tensor, b: Tensor) -> Tensor:
+        made: Tensor = exact(a, b)
+        return made
+
+    return tensors if of_tensors else numbers
+
+
+for _name, _of_two in BINARY.items():
+    operator(_name)(_binary(_of_two, _name in TENSORS_ALONE))
+
+BITWISE = {"BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor}
+for _name, _of_two in BITWISE.items():
+    operator(_name)(_binary(_of_two, True))
+
+
+@operator("Mod")
+def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
+    """The sign is the divisor's; with `fmod`, the dividend's."""
+    made: Tensor = widened(torch.fmod if fmod else torch.remainder)(a, b)
+    return made
+
+
+@operator("Pow")
+def power(x: Tensor, y: Number) -> Tensor:
+    """The result has the type of the base."""
+    made: Tensor = torch.pow(x, y)
+    return converted(made, x.dtype)
+
+
+@operator("BitShift")
+def bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
+    made: Tensor = widened(torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift)(x, y)
+    return made
+
+
+def _of_several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    exact = widened(function)
+
+    def compute(*data_0: Tensor) -> Tensor:
+        made: Tensor = reduce(exact, data_0)
+        return made
+
+    return compute
+
+
+SEVERAL = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
+"""Functions of one tensor or more, which are broadcast."""
+for _name, _function in SEVERAL.items():
+    operator(_name)(_of_several(_function))
+
+
+@operator("Mean")
+def mean(*data_0: Tensor) -> Tensor:
+    made: Tensor = reduce(torch.add, data_0) / len(data_0)
+    return made
+
+
+@operator("IsInf")
+def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+    found = torch.isinf(x)
+    if not detect_negative:
+        found = found & (x > 0)
+    if not detect_positive:
+        found = found & (x < 0)
+    return found
+
+
+@operator("Gelu")
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+@operator("LeakyRelu")
+def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    return F.leaky_relu(x, alpha)
+
+
+@operator("PRelu")
+def prelu(x: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(x < 0, x * slope, x)
+
+
+@operator("Elu")
+def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return F.elu(x, alpha)
+
+
+@operator("Selu")
+def selu(x: Tensor, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805) -> Tensor:
+    return gamma * F.elu(x, alpha)
+
+
+@operator("Celu")
+def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return F.celu(x, alpha)
+
+
+@operator("HardSigmoid")
+def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    return (alpha * x + beta).clamp(0, 1)
+
+
+@operator("ThresholdedRelu")
+def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return torch.where(x > alpha, x, torch.zeros_like(x))
+
+
+@operator("Shrink")
+def shrink(input: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
+    below, above = input < -lambd, input > lambd
+    return torch.where(below, input + bias, torch.where(above, input - bias, torch.zeros_like(input)))
+
+
+@operator("Swish")
+def swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
+
+
+@operator("Clip")
+def clip(input: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
+    """A lower bound above the upper one gives the upper one."""
+    if min is not None:
+        input = input.clamp(min=min) if not isinstance(min, Tensor) else torch.maximum(input, min)
+    if max is not None:
+        input = input.clamp(max=max) if not isinstance(max, Tensor) else torch.minimum(input, max)
+    return input
+
+
+@operator("Where")
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(condition, x, y)
+
+
+@operator("Softmax")
+def softmax(input: Tensor, *, axis: int = -1) -> Tensor:
+    return input.softmax(axis)
+
+
+@operator("LogSoftmax")
+def log_softmax(input: Tensor, *, axis: int = -1) -> Tensor:
+    return input.log_softmax(axis)
+
+
+@operator("Hardmax")
+def hardmax(input: Tensor, *, axis: int = -1) -> Tensor:
+    """1 at the first of the largest elements."""
+    largest = input.argmax(axis, keepdim=True)
+    return torch.zeros_like(input).scatter(axis, largest, 1)
+
+
+@operator("Identity")
+def identity(input: Tensor) -> Tensor:
+    return input
+
+
+@operator("Dropout")
+def dropout(
+    data: Tensor, ratio: Number | None = None, training_mode: Number | None = None, *, seed: int = 0, wanted: int = 1
+) -> Any:
+    """Nothing in a model that is not trained; `seed` is not read."""
+    need(not training_mode or ratio == 0, "dropout in training mode")
+    return (data, torch.ones_like(data, dtype=torch.bool)) if wanted > 1 else data

@@ -1,0 +1,362 @@
+"""Products, convolutions, pools and norms."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+
+from .table import MICROSOFT, Tensor, axis_of, need, operator
+
+SPATIAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+"""Convolutions by their number of axes."""
+
+
+@operator("MatMul")
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+@operator("Gemm")
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    made = (a.t() if transA else a) @ (b.t() if transB else b)
+    made = made if alpha == 1 else made * alpha
+    if c is None or beta == 0:
+        return made
+    return made + (c if beta == 1 else c * beta)
+
+
+@operator("FusedMatMul", domain=MICROSOFT)
+def fused_matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Tensor:
+    need(not transBatchA and not transBatchB, "transBatchA and transBatchB are not supported")
+    made = (a.transpose(-1, -2) if transA else a) @ (b.transpose(-1, -2) if transB else b)
+    return made if alpha == 1 else made * alpha
+
+
+@operator("Einsum")
+def einsum(*inputs: Tensor, equation: str) -> Tensor:
+    return torch.einsum(equation, *inputs)
+
+
+# -- windows
+
+
+def _pads(n: int, kernel: int, stride: int, dilation: int, auto: str, given: tuple[int, int]) -> tuple[int, int]:
+    """Rows of padding before and behind an axis of n rows."""
+    if auto == "VALID":
+        return 0, 0
+    if auto == "NOTSET":
+        return given
+    need(auto in ("SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto}")
+    total = max((ceil(n / stride) - 1) * stride + dilation * (kernel - 1) + 1 - n, 0)
+    return (total // 2, total - total // 2) if auto == "SAME_UPPER" else (total - total // 2, total // 2)
+
+
+class Windows:
+    """The windows of a convolution or a pool over the last axes of x. begin, end: rows of padding of each axis."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        kernel: list[int],
+        strides: list[int] | None,
+        dilations: list[int] | None,
+        pads: list[int] | None,
+        auto_pad: str,
+    ) -> None:
+        self.axes = len(kernel)
+        need(x.ndim == self.axes + 2, f"{self.axes} axes of a tensor with {x.ndim}")
+        self.kernel, self.strides = kernel, strides or [1] * self.axes
+        self.dilations = dilations or [1] * self.axes
+        given = pads or [0] * 2 * self.axes
+        both = [
+            _pads(
+                x.shape[2 + i],
+                kernel[i],
+                self.strides[i],
+                self.dilations[i],
+                auto_pad,
+                (given[i], given[i + self.axes]),
+            )
+            for i in range(self.axes)
+        ]
+        self.begin, self.end = [a for a, _ in both], [b for _, b in both]
+
+    @property
+    def padding(self) -> list[int]:
+        """For `F.pad`."""
+        return [n for pair in reversed(list(zip(self.begin, self.end, strict=True))) for n in pair]
+
+
+@operator("Conv")
+def conv(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: list[int] | None = None,
+    group: int = 1,
+    kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Tensor:
+    """Over one, two or three axes."""
+    need(x.ndim - 2 in SPATIAL, f"a convolution over {x.ndim - 2} axes is not supported; 1, 2 and 3 are")
+    windows = Windows(x, kernel_shape or list(w.shape[2:]), strides, dilations, pads, auto_pad)
+    need(windows.kernel == list(w.shape[2:]), "kernel_shape is not that of the weights")
+    if windows.begin == windows.end:
+        return SPATIAL[windows.axes](x, w, b, windows.strides, windows.begin, windows.dilations, group)
+    return SPATIAL[windows.axes](F.pad(x, windows.padding), w, b, windows.strides, 0, windows.dilations, group)
+
+
+@operator("ConvTranspose")
+def conv_transpose(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: list[int] | None = None,
+    group: int = 1,
+    kernel_shape: list[int] | None = None,
+    output_padding: list[int] | None = None,
+    output_shape: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Tensor:
+    """Over one, two or three axes."""
+    rank = x.ndim - 2
+    compute = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}.get(rank)
+    need(compute is not None, f"a convolution over {rank} axes is not supported; 1, 2 and 3 are")
+    assert compute is not None
+    stride, more = strides or [1] * rank, output_padding or [0] * rank
+    whole: Tensor = compute(x, w, None, stride, 0, 0, group, dilations or [1] * rank)
+    pads = list(pads or [0] * 2 * rank)
+    for i in range(rank):
+        size = whole.shape[2 + i] + more[i]
+        wanted = output_shape[i] if output_shape else x.shape[2 + i] * stride[i]
+        if output_shape or auto_pad.startswith("SAME"):
+            total = size - wanted if output_shape else max(size - wanted, 0)
+            pads[i] = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            pads[i + rank] = total - pads[i]
+    cut = [n for i in reversed(range(rank)) for n in (-pads[i], more[i] - pads[i + rank])]
+    made = F.pad(whole, cut)
+    return made if b is None else made + b.reshape(-1, *[1] * rank)
+
+
+@operator("MaxPool")
+def max_pool(
+    x: Tensor,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: list[int] | None = None,
+    kernel_shape: list[int],
+    pads: list[int] | None = None,
+    storage_order: int = 0,
+    strides: list[int] | None = None,
+) -> Tensor:
+    """Without the places of the largest elements."""
+    compute = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}.get(x.ndim - 2)
+    need(compute is not None, "a pool over one, two or three axes")
+    if not x.is_floating_point():
+        kind, exact = x.dtype, x.double()
+        return max_pool(
+            exact,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            dilations=dilations,
+            kernel_shape=kernel_shape,
+            pads=pads,
+            strides=strides,
+        ).to(kind)
+    windows = Windows(x, kernel_shape, strides, dilations, pads, auto_pad)
+    assert compute is not None
+    padded = F.pad(x, windows.padding, value=-torch.inf)
+    made: Tensor = compute(padded, kernel_shape, windows.strides, 0, windows.dilations, bool(ceil_mode))
+    need(not ceil_mode or bool(_fits(made, x, windows)), "a window that lies in the padding alone")
+    return made
+
+
+def _fits(made: Tensor, x: Tensor, windows: Windows) -> bool:
+    """Whether each window begins before the padding behind the tensor."""
+    return all(
+        (made.shape[2 + i] - 1) * windows.strides[i] < x.shape[2 + i] + windows.begin[i] for i in range(windows.axes)
+    )
+
+
+@operator("AveragePool")
+def average_pool(
+    x: Tensor,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: list[int] | None = None,
+    kernel_shape: list[int],
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Tensor:
+    windows = Windows(x, kernel_shape, strides, dilations, pads, auto_pad)
+    need(windows.axes in SPATIAL, "a pool over one, two or three axes")
+    ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
+    counted = F.pad(ones, windows.padding, value=float(count_include_pad))
+    return _sums(F.pad(x, windows.padding), windows, bool(ceil_mode)) / _sums(counted, windows, bool(ceil_mode))
+
+
+def _sums(x: Tensor, windows: Windows, to_the_end: bool) -> Tensor:
+    """The sum of each window. to_the_end: the last one may end behind the tensor, if it begins within."""
+    behind = []
+    for n, kernel, stride, dilation in zip(
+        x.shape[2:], windows.kernel, windows.strides, windows.dilations, strict=True
+    ):
+        left = (n - dilation * (kernel - 1) - 1) % stride
+        behind.append(stride - left if to_the_end and left else 0)
+    padded = F.pad(x, [n for more in reversed(behind) for n in (0, more)])
+    ones = torch.ones((1, 1, *windows.kernel), dtype=x.dtype)
+    made = SPATIAL[windows.axes](padded.flatten(0, 1).unsqueeze(1), ones, None, windows.strides, 0, windows.dilations)
+    made = made.unflatten(0, x.shape[:2]).squeeze(2)
+    for i, stride in enumerate(windows.strides):  # windows that would begin behind the tensor and its padding
+        rows = -(-(x.shape[2 + i] - windows.end[i]) // stride)
+        made = made.narrow(2 + i, 0, min(made.shape[2 + i], rows)) if behind[i] else made
+    return made
+
+
+@operator("GlobalAveragePool")
+def global_average_pool(x: Tensor) -> Tensor:
+    return x.mean(list(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else x
+
+
+@operator("GlobalMaxPool")
+def global_max_pool(x: Tensor) -> Tensor:
+    return x.amax(list(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else x
+
+
+# -- norms
+
+
+def affine(shape: tuple[int, ...], x: Tensor | None) -> Tensor | None:
+    """Scale or shift of a norm over the last axes, of these sizes; None if it is of another shape."""
+    if x is None:
+        return None
+    rank = len(shape)
+    if any(n != 1 for n in x.shape[: max(x.ndim - rank, 0)]):
+        return None
+    return x.reshape(x.shape[max(x.ndim - rank, 0) :]).expand(shape)
+
+
+def layer_norm(x: Tensor, axes: int, scale: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
+    """A norm over the last `axes` axes."""
+    over = tuple(x.shape[x.ndim - axes :])
+    weight, shift = affine(over, scale), affine(over, bias)
+    if (weight is None) == (scale is None) and (shift is None) == (bias is None):
+        return F.layer_norm(x, over, weight, shift, epsilon)
+    made = F.layer_norm(x, over, None, None, epsilon)
+    made = made if scale is None else made * scale
+    return made if bias is None else made + bias
+
+
+def rms_norm(x: Tensor, axes: int, scale: Tensor | None, epsilon: float) -> Tensor:
+    """A norm without mean over the last `axes` axes."""
+    over = tuple(x.shape[x.ndim - axes :])
+    weight = affine(over, scale)
+    if (weight is None) == (scale is None):
+        return F.rms_norm(x, over, weight, epsilon)
+    assert scale is not None
+    return F.rms_norm(x, over, None, epsilon) * scale
+
+
+def statistics(x: Tensor, axes: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal deviation over the last `axes` axes."""
+    over = list(range(x.ndim - axes, x.ndim))
+    average = x.mean(over, keepdim=True)
+    return average, ((x - average).square().mean(over, keepdim=True) + epsilon).rsqrt()
+
+
+@operator("LayerNormalization")
+def layer_normalization(
+    x: Tensor,
+    scale: Tensor,
+    b: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    wanted: int = 1,
+) -> Any:
+    """Computed in the type of x, whatever `stash_type` says."""
+    axes = x.ndim - axis_of(axis, x.ndim)
+    made = layer_norm(x, axes, scale, b, epsilon)
+    return made if wanted == 1 else (made, *statistics(x, axes, epsilon))
+
+
+@operator("RMSNormalization")
+def rms_normalization(
+    x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    """Computed in the type of x, whatever `stash_type` says."""
+    return rms_norm(x, x.ndim - axis_of(axis, x.ndim), scale, epsilon)
+
+
+@operator("BatchNormalization")
+def batch_normalization(
+    x: Tensor,
+    scale: Tensor,
+    b: Tensor,
+    input_mean: Tensor,
+    input_var: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> Tensor:
+    """In a model that is not trained."""
+    need(not training_mode, "training_mode")
+    return F.batch_norm(x, input_mean, input_var, scale, b, eps=epsilon)
+
+
+@operator("InstanceNormalization")
+def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    return _by_channel(F.layer_norm(input, input.shape[2:], eps=epsilon), scale, b)
+
+
+@operator("GroupNormalization")
+def group_normalization(
+    x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
+) -> Tensor:
+    """Computed in the type of x, whatever `stash_type` says."""
+    return _by_channel(F.group_norm(x, num_groups, eps=epsilon), scale, bias)
+
+
+def _by_channel(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    shape = (-1, *[1] * (x.ndim - 2))
+    return x * scale.reshape(shape) + bias.reshape(shape)
+
+
+@operator("LRN")
+def local_response(x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> Tensor:
+    before = (size - 1) // 2
+    squares = F.pad(x.square(), [0, 0] * (x.ndim - 2) + [before, size - 1 - before])
+    total = sum((squares.narrow(1, i, x.shape[1]) for i in range(size)), torch.zeros(()))
+    return x / (bias + alpha / size * total) ** beta

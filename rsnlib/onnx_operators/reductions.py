@@ -1,0 +1,115 @@
+"""Operators that reduce axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .table import Ints, Tensor, axis_of, need, operator
+
+
+def _mean(x: Tensor, axes: list[int]) -> Tensor:
+    if x.is_floating_point():
+        return x.mean(axes, keepdim=True)
+    count = 1
+    for axis in axes:
+        count *= x.shape[axis]
+    return torch.div(x.sum(axes, keepdim=True), count, rounding_mode="trunc").to(x.dtype)
+
+
+def _product(x: Tensor, axes: list[int]) -> Tensor:
+    for axis in axes:
+        x = x.prod(axis, keepdim=True, dtype=x.dtype)
+    return x
+
+
+def _sum(x: Tensor, axes: list[int]) -> Tensor:
+    return x.sum(axes, keepdim=True, dtype=x.dtype)
+
+
+def _extreme(
+    function: Callable[..., Tensor], of_none: Callable[[Tensor], Any]
+) -> Callable[[Tensor, list[int]], Tensor]:
+    def compute(x: Tensor, axes: list[int]) -> Tensor:
+        if all(x.shape[n] for n in axes):
+            return (
+                function(x.byte(), axes, keepdim=True).bool()
+                if x.dtype is torch.bool
+                else function(x, axes, keepdim=True)
+            )
+        shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
+        return torch.full(shape, of_none(x), dtype=x.dtype)
+
+    return compute
+
+
+def _limits(x: Tensor) -> tuple[Any, Any]:
+    if x.dtype is torch.bool:
+        return False, True
+    if x.is_floating_point():
+        return -torch.inf, torch.inf
+    return torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
+    "ReduceMean": _mean,
+    "ReduceSum": _sum,
+    "ReduceProd": _product,
+    "ReduceMax": _extreme(torch.amax, lambda x: _limits(x)[0]),
+    "ReduceMin": _extreme(torch.amin, lambda x: _limits(x)[1]),
+    "ReduceL1": lambda x, axes: _sum(x.abs(), axes),
+    "ReduceL2": lambda x, axes: _sum(x * x, axes).sqrt().to(x.dtype),
+    "ReduceSumSquare": lambda x, axes: _sum(x * x, axes),
+    "ReduceLogSum": lambda x, axes: _sum(x, axes).log().to(x.dtype),
+    "ReduceLogSumExp": lambda x, axes: (x if x.is_floating_point() else x.double()).logsumexp(axes, True).to(x.dtype),
+}
+"""Reductions of some axes, which stay with one element."""
+
+
+def _reduction(function: Callable[[Tensor, list[int]], Tensor]) -> Callable[..., Any]:
+    def compute(data: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
+        if not axes and noop_with_empty_axes:
+            return function(data.unsqueeze(-1), [data.ndim]).squeeze(-1)
+        over = sorted({axis_of(n, data.ndim) for n in axes or range(data.ndim)})
+        if not data.ndim:
+            return function(data.reshape(1), [0]).reshape(())
+        made = function(data, over)
+        return made if keepdims else made.squeeze(tuple(over))
+
+    return compute
+
+
+for _name, _function in REDUCTIONS.items():
+    operator(_name)(_reduction(_function))
+
+
+def _place(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    def compute(data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+        where = axis_of(axis, data.ndim)
+        if not select_last_index:
+            return function(data, where, keepdim=bool(keepdims))
+        return data.shape[where] - 1 - function(data.flip(where), where, keepdim=bool(keepdims))
+
+    return compute
+
+
+operator("ArgMax")(_place(torch.argmax))
+operator("ArgMin")(_place(torch.argmin))
+
+
+@operator("CumSum")
+def cumulative_sum(x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    where = axis_of(axis[0], x.ndim)
+    x = x.flip(where) if reverse else x
+    made = x.cumsum(where, dtype=x.dtype)
+    made = made - x if exclusive else made
+    return made.flip(where) if reverse else made
+
+
+@operator("LpNormalization")
+def lp_normalization(input: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    need(p in (1, 2), f"p = {p}")
+    size = input.norm(p, axis_of(axis, input.ndim), keepdim=True)
+    return torch.where(size == 0, torch.zeros_like(input), input / size)

@@ -1,0 +1,234 @@
+"""The table of ONNX operators: it is ONNX's, row by row; what it does not read is refused; random cases of every row
+are computed as onnxruntime does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+torch = pytest.importorskip("torch")
+
+from onnx import TensorProto, defs, helper, numpy_helper  # noqa: E402 - onnx first: it may be missing
+
+import rsn  # noqa: E402
+from rsn.base.errors import RsnError, TensorError, UnsupportedError  # noqa: E402
+from rsn.rsnlib.onnx_module import OnnxModule, load_onnx  # noqa: E402
+from rsn.rsnlib.onnx_operators import page  # noqa: E402
+from rsn.rsnlib.onnx_operators.normal import QUANTISED  # noqa: E402
+from rsn.rsnlib.onnx_operators.table import REQUIRED, TABLE  # noqa: E402
+from rsn.tests.effort import cases, in_both  # noqa: E402
+
+from .onnx_drawn import DRAWERS, NOT_DRAWN, outcome  # noqa: E402
+
+LACKING = {
+    "Cast": {"round_mode"},
+    "CastLike": {"round_mode"},
+    "Constant": {"sparse_value", "value_string", "value_strings"},
+}
+"""Attributes of ONNX's newest operators that the table refuses."""
+OURS = {"kv_num_heads", "q_num_heads", "num_heads", "seed"}
+"""Attributes for which ONNX has no default, where 0 stands for none."""
+
+
+@pytest.mark.parametrize("name", sorted(name for domain, name in TABLE if not domain))
+def test_a_row_is_the_operator_of_onnx(name: str) -> None:
+    schema, row = defs.get_schema(name, page.NEWEST, ""), TABLE["", name]
+    theirs = {}
+    for key, x in schema.attributes.items():
+        value = helper.get_attribute_value(x.default_value) if x.default_value.name else None
+        theirs[key] = REQUIRED if x.required else value.decode() if isinstance(value, bytes) else value
+    assert set(theirs) - set(row.attributes) == LACKING.get(name, set())
+    assert set(row.attributes) <= set(theirs)
+    for key, default in row.attributes.items():
+        if key in OURS:
+            assert (default, theirs[key]) == (0, None)
+        else:
+            assert default == (pytest.approx(theirs[key]) if isinstance(default, float) else theirs[key])
+    optional = defs.OpSchema.FormalParameterOption
+    assert [x.is_optional for x in row.inputs if not x.is_variadic] == [
+        x.option == optional.Optional for x in schema.inputs if x.option != optional.Variadic
+    ]
+    assert [x.is_variadic for x in row.inputs] == [x.option == optional.Variadic for x in schema.inputs]
+    if len(row.inputs) > 2:
+        assert [x.name for x in row.inputs] == [x.name.lower() for x in schema.inputs]
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    """If not: make generate."""
+    assert page.PAGE.read_text(encoding="utf-8") == page.page()
+
+
+def test_every_row_is_drawn() -> None:
+    assert {name for _, name in set(TABLE) - set(DRAWERS)} == set(NOT_DRAWN)
+    assert set(DRAWERS) <= set(TABLE)
+
+
+@in_both
+def test_random_cases_are_those_of_onnxruntime() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(cases(20000, 400)):
+        name, said = outcome(seed)
+        assert not said.startswith("wrong"), f"seed {seed}, {name}: {said}"
+        counts[said.partition(":")[0]] += 1
+    assert counts["right"] > 0.85 * counts.total(), counts
+
+
+def model_of(
+    *nodes: Any, inputs: dict[str, tuple[int, ...]], output: str = "y", opset: int = 20, **constants: np.ndarray
+) -> Any:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_empty_tensor_value_info(output)],
+        [numpy_helper.from_array(x, name) for name, x in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+node = helper.make_node
+W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+X = {"x": (2, 8)}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "operator": (node("Det", ["x"], ["y"], name="d"), "Det d: this operator is not supported"),
+    "attribute": (node("Relu", ["x"], ["y"], alpha=1.0), "Relu -> y: its attribute alpha is not supported"),
+    "missing attribute": (node("Concat", ["x"], ["y"]), "Concat -> y: it needs an attribute axis"),
+    "input": (node("Relu", ["x", "x"], ["y"]), "Relu -> y: its input 2 is not supported"),
+    "output": (node("Relu", ["x"], ["y", "z"]), "Relu -> y, z: its output z is not supported"),
+    "shape that depends on data": (node("Reshape", ["x", "x"], ["y"]), "Reshape -> y: its shape depends on data"),
+    "axis": (node("Softmax", ["x"], ["y"], axis=5), "Softmax -> y: Dimension out of range"),
+    "index": (node("Gather", ["x", "far"], ["y"]), "Gather -> y: index .*out of"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused_names_the_node(what: str) -> None:
+    refused, why = REFUSED[what]
+    with pytest.raises(RsnError, match=why):
+        OnnxModule(model_of(refused, inputs=X, far=np.array([9])))(torch.randn(2, 8))
+
+
+def test_an_index_that_a_call_gives() -> None:
+    graph = helper.make_graph(
+        [node("Gather", ["E", "x"], ["e"]), node("MatMul", ["e", "W"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, (1, 4))],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(W, "E"), numpy_helper.from_array(W, "W")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    with torch.no_grad(), rsn.compile(OnnxModule(model), (torch.tensor([[0, 1, 2, 3]]),)) as compiled:
+        assert torch.allclose(
+            compiled(torch.tensor([[-1, 7, -8, 0]])), torch.from_numpy(W[[7, 7, 0, 0]] @ W), atol=1e-5
+        )
+        for far in (8, -9):
+            with pytest.raises(TensorError, match=r"embedding.*index out of range"):
+                compiled(torch.tensor([[0, 1, 2, far]]))
+
+
+def test_a_branch_that_is_known() -> None:
+    def branch(name: str, op: str) -> Any:
+        return helper.make_graph([node(op, ["x"], [name])], name, [], [helper.make_empty_tensor_value_info(name)])
+
+    one = node("If", ["c"], ["z"], then_branch=branch("a", "Neg"), else_branch=branch("b", "Relu"))
+    x = torch.randn(2, 8)
+    for known, wanted in ((True, -x), (False, x.relu())):
+        assert torch.equal(OnnxModule(model_of(one, inputs=X, output="z", c=np.array(known)))(x), wanted)
+    unknown = node("Cast", ["x"], ["c"], to=TensorProto.BOOL)
+    with pytest.raises(UnsupportedError, match="If -> z: its condition depends on data"):
+        OnnxModule(model_of(unknown, one, inputs={"x": (1,)}, output="z"))(torch.randn(1))
+
+
+# -- quantised models
+
+
+def quantised() -> dict[str, Any]:
+    """The product of two layers, quantised in three ways."""
+    scale, zero = np.array(0.02, np.float32), np.array(3, np.int8)
+    w8 = np.clip(np.round(W / 0.03), -128, 127).astype(np.int8)
+    more = {"s": scale, "z": zero, "w": w8, "ws": np.array(0.03, np.float32), "wz": np.array(0, np.int8)}
+    dq = [node("DequantizeLinear", ["w", "ws", "wz"], ["wf"])]
+    qdq = [
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        node("Reshape", ["xq", "shape"], ["xr"]),
+        node("DequantizeLinear", ["xr", "s", "z"], ["xf"]),
+        *dq,
+        node("MatMul", ["xf", "wf"], ["y"]),
+    ]
+    operators = [
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        node("QLinearMatMul", ["xq", "s", "z", "w", "ws", "wz", "s", "z"], ["yq"]),
+        node("DequantizeLinear", ["yq", "s", "z"], ["y"]),
+    ]
+    integers = [
+        node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"]),
+        node("MatMulInteger", ["xq", "w", "xz", "wz"], ["i"]),
+        node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        node("Mul", ["xs", "ws"], ["u"]),
+        node("Mul", ["f", "u"], ["y"]),
+    ]
+    made = {"QDQ": qdq, "QOperator": operators, "dynamic": integers}
+    return {name: model_of(*nodes, inputs=X, shape=np.array([2, 8]), **more) for name, nodes in made.items()}
+
+
+@pytest.mark.parametrize("kind", ["QDQ", "QOperator", "dynamic"])
+def test_quantised_models_are_computed_in_float32(kind: str) -> None:
+    model, x = quantised()[kind], torch.randn(2, 8)
+    with pytest.warns(UserWarning, match=QUANTISED):
+        module = OnnxModule(model)
+    wanted = x @ (torch.from_numpy(np.clip(np.round(W / 0.03), -128, 127)).float() * 0.03)
+    with torch.no_grad(), rsn.compile(module, (x,)) as compiled:
+        assert torch.allclose(compiled(x), wanted, atol=1e-4)
+
+
+# -- files
+
+
+def test_sizes_by_their_names(tmp_path: Any) -> None:
+    graph = helper.make_graph(
+        [node("MatMul", ["x", "W"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("batch", "sequence", 8))],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(W, "W")],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    module = load_onnx(path)
+    shapes = module.dynamic_shapes(batch=rsn.Batch(1, 2), sequence=rsn.Length(4, 16))
+    x = torch.randn(2, 9, 8)
+    with torch.no_grad(), rsn.compile(module, module.example(1, 4), dynamic_shapes=shapes) as family:
+        assert torch.allclose(family(x=x), x @ torch.from_numpy(W), atol=1e-5)
+    with pytest.raises(UnsupportedError, match="no size is named rows; the file names batch, sequence"):
+        module.dynamic_shapes(rows=rsn.Length(4, 16))
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_weights_in_half_precision(kind: int) -> None:
+    weight = helper.make_tensor("W", kind, [8, 8], W.reshape(-1).tolist())
+    graph = helper.make_graph(
+        [node("Cast", ["W"], ["w"], to=TensorProto.FLOAT), node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 8))],
+        [helper.make_empty_tensor_value_info("y")],
+        [weight],
+    )
+    module = OnnxModule(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
+    x, dtype = torch.randn(2, 8), torch.float16 if kind == TensorProto.FLOAT16 else torch.bfloat16
+    with torch.no_grad():
+        assert torch.allclose(module(x), x @ torch.from_numpy(W).to(dtype).float(), atol=1e-5)
+
+
+def test_weights_in_a_file_of_their_own(tmp_path: Any) -> None:
+    path, x = tmp_path / "m.onnx", torch.randn(2, 8)
+    model = model_of(node("MatMul", ["x", "W"], ["y"]), inputs=X, W=W)
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert torch.allclose(load_onnx(path)(x), x @ torch.from_numpy(W), atol=1e-5)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(UnsupportedError, match="not an ONNX model"):
+        load_onnx(path)
