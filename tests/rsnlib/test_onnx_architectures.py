@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from rsn.tests.effort import sampled  # noqa: E402 - they may be missing
+from rsn.tests.effort import sampled
 
-from .onnx_architectures import EXPORTERS, FAMILIES, OPSETS, tried  # noqa: E402
+from .onnx_architectures import EXPORTERS, FAMILIES, OPSETS, tried
 
 LONG = {("bert", "torchscript", 17), ("roberta", "dynamo", 18), ("gpt2", "torchscript", 20), ("llama", "dynamo", 23)}
 EVERY = [(family, exporter, opset) for family in FAMILIES for exporter in EXPORTERS for opset in OPSETS]
