@@ -154,6 +154,12 @@ class OnnxModule(nn.Module):
             out[x.name] = make(shape, dtype=dtype)
         return out
 
+    def captured(self, *args: torch.Tensor) -> nn.Module:
+        """The same model as one graph of PyTorch, for inputs of these shapes, by position: for torch.compile, which
+        would cut this module's loop over nodes into pieces. Raises like `forward`."""
+        with torch.no_grad():
+            return torch.export.export(self, args, strict=False).module()
+
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
         """Run the nodes in order. Raises `TypeError` for missing or unknown inputs, `UnsupportedError` for what the
         table does not support, and `TensorError` for operands that an operator cannot take."""

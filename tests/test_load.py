@@ -111,9 +111,7 @@ def test_results_come_back_in_their_structure(name: str, tmp_path: Path) -> None
             loaded(ids=x["ids"])
         with pytest.raises(TensorError, match="unexpected keyword argument 'more'"):
             loaded(**x, more=1)
-        with pytest.raises(
-            TensorError, match=r"the host part \(PyTorch\) cannot run with these arguments: index out of range"
-        ):
+        with pytest.raises(TensorError, match=r"^aten\.embedding\.default at the top level: index out of range"):
             loaded(ids=x["ids"] + 50, mask=x["mask"])
 
 

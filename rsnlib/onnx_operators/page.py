@@ -49,6 +49,13 @@ shapes = module.dynamic_shapes(batch=rsn.Batch(1, 4), sequence=rsn.Length(16, 12
 family = rsn.compile(module, module.example(batch=1, seq=16), dynamic_shapes=shapes)
 ```
 
+What the machine runs in pieces only, `torch.compile` runs from the module's graph, which is for the shapes of an
+example:
+
+```python
+fast = torch.compile(module.captured(*inputs), backend="rsn")
+```
+
 Quantised models (QDQ, QOperator, and products of integers whose scale is computed) are recognised; a warning says
 "{QUANTISED}".
 

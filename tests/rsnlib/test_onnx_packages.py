@@ -1,0 +1,95 @@
+"""Trained ONNX transformers that packages ship, end to end: onnxruntime against the module, and against the machine in
+pieces. `.ci/run` installs the packages, without what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+torch = pytest.importorskip("torch")
+
+import rsn  # noqa: E402 - torch first: it may be missing
+from rsn.rsnlib.onnx_module import load_onnx  # noqa: E402
+
+from .onnx_architectures import by_onnxruntime  # noqa: E402
+
+Given = dict[str, np.ndarray]
+DRAW = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return DRAW.standard_normal(shape).astype(np.float32)
+
+
+FILES: dict[str, tuple[str, str, Callable[[], Given], float, float]] = {
+    "a graph transformer of reactions": (
+        "chython-rxnmap",
+        "rxnmap.onnx",
+        lambda: {
+            "atoms": DRAW.integers(1, 20, (1, 24)),
+            "neighbors": DRAW.integers(0, 4, (1, 24)),
+            "distances": DRAW.integers(0, 5, (1, 24, 24)),
+            "roles": DRAW.integers(1, 3, (1, 24)),
+        },
+        1e-4,
+        0.99,
+    ),
+    "an encoder of speech, quantised": (
+        "pipecat-ai",
+        "smart-turn-v3.2-cpu.onnx",
+        lambda: {"input_features": floats(1, 80, 800)},
+        0.03,  # onnxruntime rounds between layers
+        0.9,
+    ),
+    "a recogniser of text": ("rapidocr", "PP-OCRv6_rec_small.onnx", lambda: {"x": floats(1, 3, 48, 320)}, 1e-4, 0.05),
+    "a decoder with attention": (
+        "arabic-name-romanizer",
+        "decoder.onnx",
+        lambda: {
+            "prefix": DRAW.integers(1, 20, (2, 5)),
+            "memory": floats(2, 7, 256),
+            "src_mask": np.arange(7) < np.array([[7], [5]]),
+            "hidden": floats(2, 2, 256),
+        },
+        1e-4,
+        0.8,
+    ),
+}
+"""Package, file, inputs, the largest relative difference, and the least share of FLOPs on the machine."""
+
+
+def path_of(package: str, name: str) -> Path:
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    return next(Path(str(file.locate())) for file in files if file.name == name)
+
+
+def difference(got: Any, wanted: np.ndarray) -> float:
+    return float(np.abs(got.numpy() - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", FILES)
+def test_a_trained_model(kind: str) -> None:
+    package, name, make, bound, share = FILES[kind]
+    path, given = path_of(package, name), {key: torch.from_numpy(x) for key, x in make().items()}
+    wanted, module = by_onnxruntime(path, given), load_onnx(path)
+    inputs = tuple(given[key] for key in module.inputs)
+    graph = module.captured(*inputs)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for computed in (module, torch.compile(graph, backend="rsn")):
+            results = computed(*inputs)
+            assert difference(results[0] if isinstance(results, tuple) else results, wanted) <= bound
+        said = rsn.explain(torch.compile(graph, backend="rsn"), inputs)
+    on_machine = float(str(said).partition("on the machine: ")[2].partition(" %")[0]) / 100
+    assert on_machine >= share
