@@ -180,14 +180,20 @@ def _run(body: Body, outer: Mapping[str, Any]) -> list[Any]:
     """The outputs of a graph. outer: values of the graph around it, or the model's inputs."""
     values = {**outer, **body.constants}
     for step in body.steps:
-        given = [values[name] for name in step.node.input]
         try:
+            given = [_found(values, name) for name in step.node.input]
             results = _branch(step, given[0], values) if step.branches else _computed(step, given)
         except (UnsupportedError, TensorError) as e:
             raise type(e)(str(e) if str(e).startswith(step.site) else f"{step.site}: {e}") from None
         for name, result in zip(step.node.output, results, strict=False):
             values[name] = result
-    return [values[name] for name in body.outputs]
+    return [_found(values, name) for name in body.outputs]
+
+
+def _found(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise UnsupportedError(f"nothing computes {name}")
+    return values[name]
 
 
 def _branch(step: Step, condition: Any, values: Mapping[str, Any]) -> list[Any]:
@@ -212,12 +218,12 @@ def _called(step: Step, given: Sequence[Any], more: dict[str, Any]) -> Sequence[
     row = step.operator
     assert row is not None
     reads = list(row.reads(len(given)))
-    operands = [_read(x, reads[i], given) for i, x in enumerate(given)]
     try:
+        operands = [_read(x, reads[i], given) for i, x in enumerate(given)]
         result = row.compute(*operands, **step.attributes, **more)
     except UnsupportedError:
         raise
-    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, KeyError) as e:
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as e:
         raise TensorError(_line(e)) from e
     results = list(result) if isinstance(result, tuple | list) else [result]
     for name in step.node.output[len(results) :]:
@@ -319,7 +325,10 @@ def tensor_of(proto: onnx.TensorProto) -> torch.Tensor:
     if kind is None and small is None:
         name = onnx.TensorProto.DataType.Name(proto.data_type)
         raise UnsupportedError(f"tensor {proto.name} has numbers of type {name}")
-    array = numpy_helper.to_array(proto)
+    try:
+        array = numpy_helper.to_array(proto)
+    except (ValueError, TypeError, OverflowError) as e:
+        raise UnsupportedError(f"tensor {proto.name}: {_line(e)}") from None
     if kind is torch.bfloat16:
         return torch.from_numpy(array.view(np.uint16).astype(np.int32)).to(torch.int16).view(torch.bfloat16)
     if small is not None:

@@ -44,8 +44,8 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise UnsupportedError(f"{path}: not an ONNX model: {str(e).splitlines()[0] if str(e) else e!r}") from None
     try:
         return normalised(model)
-    except UnsupportedError as e:
-        raise UnsupportedError(f"{path}: {e}") from None
+    except (UnsupportedError, ValueError, TypeError, KeyError, IndexError) as e:
+        raise UnsupportedError(f"{path}: {_line(e)}") from None
 
 
 def _fill(graph: onnx.GraphProto) -> None:

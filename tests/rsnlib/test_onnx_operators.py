@@ -4,6 +4,7 @@ are computed as onnxruntime does."""
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from rsn.rsnlib.onnx_operators.normal import QUANTISED  # noqa: E402
 from rsn.rsnlib.onnx_operators.table import REQUIRED, TABLE  # noqa: E402
 from rsn.tests.effort import cases, in_both  # noqa: E402
 
+from . import onnx_hostile  # noqa: E402
 from .onnx_drawn import DRAWERS, NOT_DRAWN, outcome  # noqa: E402
 
 LACKING = {
@@ -187,6 +189,14 @@ def test_quantised_models_are_computed_in_float32(kind: str) -> None:
 
 
 # -- files
+
+
+@in_both
+def test_damaged_files_are_refused_or_answer() -> None:
+    with ProcessPoolExecutor(1) as pool:  # whose memory is limited
+        counts = pool.submit(onnx_hostile.some, range(cases(20000, 300))).result()
+    assert set(counts) == {"refused", "answers"}, counts
+    assert counts["answers"] > counts.total() / 50
 
 
 def test_sizes_by_their_names(tmp_path: Any) -> None:
