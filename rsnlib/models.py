@@ -203,8 +203,8 @@ def load_spec(
 
 
 def _onnx(path: str, batch: int, seq: int) -> tuple[nn.Module, Inputs]:
-    """Load an ONNX model. Sizes that the model leaves open become batch and seq, in this order; integers are 1, as in a
-    mask."""
+    """Load an ONNX model. Sizes that the model leaves open become batch on the first axis, seq on others; integers are
+    1, as in a mask."""
     require("onnx", f"{path}: a model from ONNX", "pip install onnx")
     model = onnx_module.load_onnx(path)
     return model, model.example(batch, seq)

@@ -142,16 +142,18 @@ class OnnxModule(nn.Module):
         return made
 
     def example(self, batch: int, seq: int) -> dict[str, torch.Tensor]:
-        """Example inputs by name, of the model's types. Open sizes of a shape become batch, then seq, then 1. Integers
-        are 1, as in a mask; floats are random."""
-        out = {}
+        """Example inputs by name, of the model's types. An open size is `batch` on the first axis, else `seq`; sizes of
+        one name are the same. Integers are 1, as in a mask; floats are random."""
+        out: dict[str, torch.Tensor] = {}
+        named: dict[str, int] = {}
         for x in self._given:
             kind = x.type.tensor_type
-            open_sizes = iter([batch, seq, *[1] * len(kind.shape.dim)])
-            shape = [d.dim_value or next(open_sizes) for d in kind.shape.dim]
-            dtype = TYPES[kind.elem_type]
-            make = torch.randn if dtype.is_floating_point else torch.ones
-            out[x.name] = make(shape, dtype=dtype)
+            shape = []
+            for axis, d in enumerate(kind.shape.dim):
+                size = d.dim_value or (seq if axis else batch)
+                shape.append(named.setdefault(d.dim_param, size) if d.dim_param else size)
+            make = torch.randn if TYPES[kind.elem_type].is_floating_point else torch.ones
+            out[x.name] = make(shape, dtype=TYPES[kind.elem_type])
         return out
 
     def captured(self, *args: torch.Tensor) -> nn.Module:
