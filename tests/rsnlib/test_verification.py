@@ -18,6 +18,7 @@ from torch import nn
 import rsn
 from rsn.base.errors import CompilerError, UnsupportedError, WrongResultError
 from rsn.host.generation.decoder import Decoder as Slots
+from rsn.tests.effort import thinned
 
 from .mutants import MUTANTS, Mutant
 
@@ -207,7 +208,7 @@ def test_models_pass(name: str) -> None:
     MODELS[name]()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+@pytest.mark.parametrize("mutant", thinned(MUTANTS, 5), ids=str)
 def test_mutants_are_noticed(mutant: Mutant) -> None:
     with mutant.injected(), pytest.raises((CompilerError, WrongResultError)):
         MODELS[mutant.model]()
