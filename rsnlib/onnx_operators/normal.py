@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,12 @@ import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
 from ...base.errors import UnsupportedError
+from .floats import SMALL, in_floats, makers_of, prod
 from .table import MICROSOFT, TABLE
 
 OLDEST, OPSET = 7, 23
 """Files of older opsets are refused; those of older ones than the second are converted to it."""
-SMALL = 1024
-"""Constants of at most so many elements are shown to onnx's converter, which reads axes and shapes."""
 QUANTISED = "the model is quantised: it is computed in float32, without rounding between its layers"
-MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "MaxPool"})
-"""Operators that make the same of quantised numbers as of others."""
 INTERNAL = "rsn"
 """The domain of operators that take the place of several."""
 
@@ -98,7 +94,7 @@ def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as e:  # those of onnx have no common type
         raise UnsupportedError(f"onnx cannot convert it from opset {opset} to {OPSET}: {_line(e)}") from e
     _of_one_tensor(model.graph)
-    if _in_floats(model.graph):
+    if in_floats(model.graph):
         warnings.warn(QUANTISED, stacklevel=2)
     _without_unused(model.graph)
     return model
@@ -154,14 +150,6 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def prod(sizes: Iterable[int]) -> int:
-    """The product of sizes."""
-    made = 1
-    for n in sizes:
-        made *= n
-    return made
-
-
 def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.graph.initializer[:]
     return model
@@ -170,13 +158,9 @@ def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
 # -- several operators that mean one
 
 
-def _makers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    return {name: node for node in graph.node for name in node.output}
-
-
 def _of_one_tensor(graph: onnx.GraphProto) -> None:
     """`Where` that replaces the NaN of its own operand, as exporters guard a softmax, becomes one operator."""
-    makers = _makers(graph)
+    makers = makers_of(graph)
     for node in graph.node:
         if node.op_type != "Where":
             continue
@@ -188,123 +172,3 @@ def _of_one_tensor(graph: onnx.GraphProto) -> None:
             node.op_type, node.domain = "ReplaceNaN", INTERNAL
             del node.input[:]
             node.input.extend([other, one])
-
-
-# -- quantised models
-
-
-def _in_floats(graph: onnx.GraphProto) -> bool:
-    """Compute quantised layers in float32: products of integers become products of what these stand for, and numbers
-    that are quantised and read again stay what they were. Returns whether there were any."""
-    quantised = {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearMatMul", "QLinearConv", "DequantizeLinear"}
-    if not any(node.op_type in quantised for node in graph.node):
-        return False
-    nodes = [made for node in graph.node for made in _spelled_out(node)]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    changed = _without_dynamic(graph)
-    return _without_pairs(graph) or changed
-
-
-def _spelled_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """An operator on quantised numbers as one on floats, between those that convert."""
-    inputs, name = list(node.input), node.output[0]
-    axes = {"QLinearMatMul": (("a", 0), ("b", 3)), "QLinearConv": (("x", 0), ("w", 3))}.get(node.op_type)
-    if axes is None:
-        yield node
-        return
-    floats = []
-    for label, at in axes:
-        axis = 0 if label == "w" else -1 if label == "b" else 1
-        yield helper.make_node(
-            "DequantizeLinear", inputs[at : at + 3], [f"{name}/{label}"], f"{name}/{label}", axis=axis
-        )
-        floats.append(f"{name}/{label}")
-    if node.op_type == "QLinearMatMul":
-        yield helper.make_node("MatMul", floats, [f"{name}/float"], node.name)
-    else:
-        if len(inputs) > 8 and inputs[8]:  # integers in units of both scales
-            yield helper.make_node("Mul", [inputs[1], inputs[4]], [f"{name}/unit"])
-            yield helper.make_node("Cast", [inputs[8]], [f"{name}/wide"], to=onnx.TensorProto.FLOAT)
-            yield helper.make_node("Mul", [f"{name}/wide", f"{name}/unit"], [f"{name}/bias"])
-            floats.append(f"{name}/bias")
-        made = helper.make_node("Conv", floats, [f"{name}/float"], node.name)
-        made.attribute.extend(node.attribute)
-        yield made
-    yield helper.make_node("QuantizeLinear", [f"{name}/float", inputs[6], inputs[7]], [name], f"{name}/units")
-
-
-def _without_dynamic(graph: onnx.GraphProto) -> bool:
-    """Where a tensor is quantised for products of integers alone, with a scale of its own, multiply it itself: its
-    scale becomes 1, its zero point 0."""
-    users: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in graph.node:
-        for i, name in enumerate(node.input):
-            users.setdefault(name, []).append((node, i))
-    returned, changed = {x.name for x in graph.output}, False
-    nodes = []
-    for node in graph.node:
-        if node.op_type != "DynamicQuantizeLinear" or not _is_for_products(node, users, returned):
-            nodes.append(node)
-            continue
-        changed = True
-        units, scale, zero = node.output
-        nodes.append(helper.make_node("Identity", list(node.input), [units]))
-        for name, value in ((scale, 1.0), (zero, 0.0)):
-            tensor = helper.make_tensor(name, onnx.TensorProto.FLOAT, [], [value])
-            nodes.append(helper.make_node("Constant", [], [name], value=tensor))
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return changed
-
-
-def _is_for_products(
-    node: onnx.NodeProto, users: dict[str, list[tuple[onnx.NodeProto, int]]], returned: set[str]
-) -> bool:
-    units, scale, zero = node.output
-    if {units, scale, zero} & returned:
-        return False
-    products = {"MatMulInteger", "ConvInteger"}
-    return (
-        all(user.op_type in products and i == 0 for user, i in users.get(units, []))
-        and all(user.op_type in products and i == 2 for user, i in users.get(zero, []))
-        and all(user.op_type == "Mul" for user, _ in users.get(scale, []))
-    )
-
-
-def _without_pairs(graph: onnx.GraphProto) -> bool:
-    """Leave out quantisations whose numbers are only read again, also behind operators that move them."""
-    makers = _makers(graph)
-    constants = {x.name: numpy_helper.to_array(x) for x in graph.initializer if prod(x.dims) <= SMALL}
-    users = Counter(name for node in graph.node for name in node.input)
-    users.update(x.name for x in graph.output)
-
-    def same(one: list[str], other: list[str]) -> bool:
-        if one == other:
-            return True
-        known = [(constants.get(a), constants.get(b)) for a, b in zip(one, other, strict=False)]
-        return len(one) == len(other) and all(a is not None and b is not None and (a == b).all() for a, b in known)
-
-    changed = False
-    for node in graph.node:
-        if node.op_type != "DequantizeLinear":
-            continue
-        path, maker = [], makers.get(node.input[0])
-        while maker is not None and maker.op_type in MOVES and users[maker.output[0]] == 1:
-            path.append(maker)
-            maker = makers.get(maker.input[0])
-        if maker is None or maker.op_type != "QuantizeLinear" or not same(maker.input[1:], node.input[1:]):
-            continue
-        if path and len(constants.get(node.input[1], [1, 1]).shape if node.input[1] in constants else [1]) > 0:
-            continue  # a scale for each row, which the operators between may move
-        changed = True
-        (path[-1] if path else node).input[0] = maker.input[0]
-        if path:
-            source = path[0].output[0]
-        else:
-            source = node.input[0]
-        node.op_type = "Identity"
-        del node.attribute[:]
-        del node.input[:]
-        node.input.append(source)
-    return changed

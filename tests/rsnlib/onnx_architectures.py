@@ -159,6 +159,26 @@ def optimised(path: Path, family: str, how: str) -> Path:
     return out
 
 
+def quantised(path: Path, how: str, given: Given) -> Path:
+    """The same file quantised by onnxruntime. how: "dynamic", "QDQ" or "QOperator"."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
+
+    class Once(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = [{name: x.numpy() for name, x in given.items()}]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    out = path.with_suffix(f".{how}.onnx")
+    with quiet():
+        if how == "dynamic":
+            quantize_dynamic(str(path), str(out))
+        else:
+            quantize_static(str(path), str(out), Once(), quant_format=QuantFormat[how])
+    return out
+
+
 def by_onnxruntime(path: Path, given: Given) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
