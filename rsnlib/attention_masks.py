@@ -11,11 +11,11 @@ import torch
 from torch.fx import Node
 
 from ..base.errors import TensorError
-from ..machine.view import View
 from ..scheduler.graph import Array
 from .capture import arguments, dtype_of, packet, shape_of
 from .mask import FORBIDDEN, HIDDEN, PLAIN, Pattern, key_spans, pattern_of
 from .values import AbstractState, is_host, unsupported
+from .view import View
 from .view_rules import IDENTITIES
 
 aten = torch.ops.aten

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from ..machine.view import View
 from ..scheduler.graph import Gemm
 from .capture import arguments, dtype_of, module_path, packet, shape_of
 from .rotate import ROLL_IN
 from .values import Abstract, AbstractState, Arguments, Value, is_host, unsupported
+from .view import View
 
 if TYPE_CHECKING:
     from .rewriter import Rewriter

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ..machine.view import View
 from ..scheduler.graph import Gemm
 from .capture import dtype_of, module_path, shape_of
 from .values import AbstractState, Value, is_host
+from .view import View
 
 
 def gate(values: AbstractState, node: Node, x: Any, y: Any) -> Value | None:

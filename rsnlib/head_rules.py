@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch.fx import Node
 
-from ..machine.view import View
 from ..scheduler.graph import Gemm, Norm, Rotary
 from .capture import module_path, op_name, shape_of
 from .values import Abstract, AbstractState, Arguments, Value
+from .view import View
 
 
 @dataclass(frozen=True)

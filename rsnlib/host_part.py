@@ -16,7 +16,6 @@ import torch
 from torch.fx import Node
 
 from ..base.errors import CacheFull, TensorError, UnsupportedError
-from ..machine.view import View
 from ..scheduler.graph import Array, Rotary
 from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
@@ -25,6 +24,7 @@ from .factors import Factors
 from .key_spans import KeySpans, RowsOfCaches, rows_of
 from .mask import FORBIDDEN, PLAIN, Pattern, key_spans
 from .verification import Visible
+from .view import View
 
 
 @dataclass(frozen=True, eq=False)

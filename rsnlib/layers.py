@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.view import View
 from ..scheduler.graph import Array, AttentionLayer, Gemm, Layer, LayerGraph, Output, Vector, behind, unique_name
+from .view import View
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ from scipy.optimize import brentq
 from scipy.special import erf, expit, logit, ndtri
 from torch.fx import Node
 
-from ..machine.view import View
 from ..scheduler.graph import Activation, Float64, Gemm
 from .layers import LayerBuilder
+from .view import View
 
 Function = Callable[[Float64], Float64]
 

@@ -17,7 +17,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..machine.view import View
 from .caches import moved_up
 from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
 from .column_factors import column_factors
@@ -31,6 +30,7 @@ from .row_moves import JOINS, moved_rows, same_rows
 from .rules import RULES
 from .score_masks import score_masks
 from .values import AbstractState, Value
+from .view import View
 from .view_rules import VIEWS
 
 aten = torch.ops.aten

@@ -18,7 +18,6 @@ import torch
 from scipy.special import erf, expit
 from torch.fx import Node
 
-from ..machine.view import View
 from ..scheduler.graph import Activation, Float64, Gemm, Norm
 from .attention_rules import attend, filled, scaled_dot_product_attention, softmax
 from .caches import index_copy, roll_in
@@ -37,6 +36,7 @@ from .values import (
     WrongTypeError,
     is_host,
 )
+from .view import View
 from .view_rules import VIEWS
 
 aten = torch.ops.aten

@@ -22,7 +22,6 @@ from torch.fx import Graph, Node
 
 from ..base.errors import UnsupportedError
 from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list, as_str
-from ..machine.view import View, merge
 from ..scheduler.graph import Rotary
 from .capture import Environment, Interface, draws, run, shape_of, site
 from .exporting import unlogged
@@ -30,6 +29,7 @@ from .factors import Factors
 from .host_part import HostPart, RotaryTable
 from .mask import PLAIN, Pattern
 from .structure import Structure, describe
+from .view import View, merge
 
 MAX_BYTES = 1 << 34
 """Limit on the bytes of all tensors that the operators make, so that a file cannot exhaust the memory."""

@@ -17,13 +17,13 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from ..base.errors import TensorError, UnsupportedError
-from ..machine.view import View
 from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm, Rotary
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
 from .factors import Factors
 from .layers import Base, LayerBuilder, Source
 from .mask import Pattern
 from .pointwise import Pointwise
+from .view import View
 
 if TYPE_CHECKING:
     from .caches import Append

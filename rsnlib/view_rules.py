@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..machine.view import View
 from .capture import dtype_of, shape_of
 from .pointwise import Pointwise
 from .values import Abstract, AbstractState, Arguments, LoweringPattern, Value, is_host
+from .view import View
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ...machine.view import View, merge
 from ..capture import dtype_of, shape_of
+from ..view import View, merge
 from .operators import Array, Operator, Positions
 from .reading import Host, Reader, Refused
 from .showing import HeadRead, Shown, heads_of, part_of

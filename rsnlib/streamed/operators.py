@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.fx import Node
 
-from ...machine.view import View
+from ..view import View
 
 Array = npt.NDArray[np.float32]
 Matrices = tuple[int, int, int]

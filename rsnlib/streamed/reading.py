@@ -18,7 +18,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ...base.errors import TensorError, UnsupportedError
-from ...machine.view import View
 from ...scheduler.graph import unique_name
 from ..capture import (
     Constants,
@@ -40,6 +39,7 @@ from ..layers import identifier
 from ..norm_spellings import origin
 from ..row_moves import JOINS
 from ..rules import CHECKS
+from ..view import View
 from ..view_rules import VIEWS
 from .names import RESERVED
 from .operators import Array, FromHost, Graph, Operator, Positions, reachable

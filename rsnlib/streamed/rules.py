@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ...machine.view import View, merge
 from ..capture import arguments, dtype_of, packet, shape_of, site
 from ..rotate import ROTATE
 from ..row_moves import JOINS
 from ..values import AbstractState
 from ..values import Value as Viewed
+from ..view import View, merge
 from ..view_rules import VIEWS
 from . import pointwise as p
 from .attention import attend, flat_matrices, joined_rows, replaced_rows, scores_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...machine.view import View, merge
+from ..view import View, merge
 from .operators import Operator
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rsn.machine.view import View
 from rsn.rsnlib.fold import fold
 from rsn.rsnlib.layers import Base, LayerBuilder, Source
+from rsn.rsnlib.view import View
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm
 
 RANDOM = np.random.default_rng(0)

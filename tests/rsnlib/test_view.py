@@ -9,7 +9,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.machine.view import View
+from rsn.rsnlib.view import View
 
 Indices = npt.NDArray[np.int64]
 
