@@ -18,23 +18,21 @@ from ...base.errors import BoardError, RsnError, TensorError
 from ..generation.batching import Event, Generation, Stream
 from ..generation.sampling import Sampling
 from ..generation.text import TextPieces, Tokenizer
-from .health import State
-from .http import LIMIT_BYTES, TIMEOUT_S, TooLarge, json_answer, metrics_answer, read_body
+from .http import (
+    LIMIT_BYTES,
+    TIMEOUT_S,
+    ClientDisconnect,
+    Response,
+    Route,
+    StreamingResponse,
+    TooLarge,
+    disconnected,
+    json_answer,
+    read_body,
+    routed,
+)
 from .http_json import kind_of, value_of
 from .policy import QueueFull, RequestTimeout
-
-try:
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-    from starlette.responses import Response, StreamingResponse
-    from starlette.routing import Route
-except ImportError:
-    from ...base.errors import MissingError
-
-    raise MissingError(
-        "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn"
-    ) from None
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -192,16 +190,14 @@ def application(
     routes = [
         Route("/v1/completions", service.complete, methods=["POST"]),
         Route("/v1/models", service.models, methods=["GET"]),
-        Route("/health", service.health, methods=["GET"]),
     ]
-    if registry is not None:
-        routes.append(Route("/metrics", lambda request: metrics_answer(registry), methods=["GET"]))
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
-    app.router.redirect_slashes = False
-    return app
+    unknown = "unknown path; POST /v1/completions generates text"
+    return routed(routes, lambda: generation.health, registry, _error, unknown)
 
 
 class _Service:
+    """Answers the requests for one generation."""
+
     def __init__(
         self,
         generation: Generation,
@@ -221,12 +217,6 @@ class _Service:
         """The one model."""
         model = {"id": self._name, "object": "model", "created": self._since, "owned_by": "rsn"}
         return json_answer({"object": "list", "data": [model]})
-
-    async def health(self, request: Any) -> Any:
-        """As of `rsn serve` without generation."""
-        health = self._generation.health
-        known = {"state": health.state.value, "error": health.error, "since": health.since, "failures": health.failures}
-        return json_answer(known, 200 if health.state in (State.READY, State.DEGRADED) else 503)
 
     async def complete(self, request: Any) -> Any:
         """Answer a request, whole or token by token."""
@@ -334,7 +324,7 @@ class _Answer:
 
     async def whole(self, request: Any) -> Any:
         """The answer in one piece."""
-        gone = asyncio.create_task(_disconnected(request.receive))
+        gone = asyncio.create_task(disconnected(request.receive))
         collected = asyncio.create_task(self._collected())
         try:
             await asyncio.wait({gone, collected}, return_when=asyncio.FIRST_COMPLETED)
@@ -363,11 +353,6 @@ class _Answer:
         return text, reason
 
 
-async def _disconnected(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _described(message: str, code: str | None = None, field: str = "") -> dict[str, Any]:
     kind = "invalid_request_error" if code is None else "server_error"
     return {"error": {"message": message, "type": kind, "param": field or None, "code": code}}
@@ -376,16 +361,3 @@ def _described(message: str, code: str | None = None, field: str = "") -> dict[s
 def _error(status: int, message: str, field: str = "", headers: Mapping[str, str] | None = None) -> Any:
     code = None if status < 500 else "unavailable" if status == 503 else "internal"
     return json_answer(_described(message, code, field), status, headers)
-
-
-def _refused(request: Any, error: Any) -> Any:
-    """Answer a request for an unknown path or method."""
-    if error.status_code == 405:
-        allowed = ", ".join(sorted(error.headers["Allow"].split(", ")))
-        return _error(405, f"this path takes {allowed}", headers={"allow": allowed})
-    return _error(error.status_code, "unknown path; POST /v1/completions generates text")
-
-
-def _failed(request: Any, error: Exception) -> Any:
-    """Answer after an unexpected error, which the ASGI server logs."""
-    return _error(500, "internal error")

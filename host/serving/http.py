@@ -26,9 +26,10 @@ from .policy import QueueFull, RequestTimeout
 try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-    from starlette.responses import Response
-    from starlette.routing import Route
+    from starlette.requests import ClientDisconnect as ClientDisconnect
+    from starlette.responses import Response as Response
+    from starlette.responses import StreamingResponse as StreamingResponse
+    from starlette.routing import Route as Route
 except ImportError:
     raise MissingError(
         "serving over HTTP takes starlette, which is not installed: pip install starlette uvicorn"
@@ -94,10 +95,6 @@ class TooLarge(Exception):
     """The body of a request is too large."""
 
 
-class _Gone(Exception):
-    """The client has disconnected."""
-
-
 def application(
     server: Server,
     *,
@@ -113,30 +110,63 @@ def application(
     arrive. limit_bytes: the most bytes of a body. Raises `UnsupportedError` for an argument whose dtype JSON cannot
     represent.
     """
-    form = form or Tensors(server.arguments)
-    return _Service(server, form, registry, timeout_s, limit_bytes).application()
+    service = _Service(server, form or Tensors(server.arguments), timeout_s, limit_bytes)
+    routes = [Route("/", service.root, methods=["GET", "POST"])]
+    unknown = "unknown path; GET / describes the model, POST / runs it"
+    return routed(routes, lambda: server.health, registry, _error, unknown)
+
+
+def routed(
+    routes: list[Route],
+    health: Callable[[], Health],
+    registry: CollectorRegistry | None,
+    error: Callable[..., Any],
+    unknown: str,
+) -> Any:
+    """Return an ASGI application with these routes, /health, and with a registry /metrics.
+
+    error: makes an answer from a status code, a message, and `headers`. unknown: the message for other paths.
+    """
+
+    async def tell_health(request: Any) -> Any:
+        now = health()
+        known = {"state": now.state.value, "error": now.error, "since": now.since, "failures": now.failures}
+        return json_answer(known, 200 if now.state in (State.READY, State.DEGRADED) else 503)
+
+    async def tell_metrics(request: Any) -> Any:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        assert registry is not None
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def unrouted(request: Any, raised: Any) -> Any:
+        if raised.status_code == 405:
+            allowed = ", ".join(sorted(raised.headers["Allow"].split(", ")))
+            return error(405, f"this path takes {allowed}", headers={"allow": allowed})
+        return error(raised.status_code, unknown)
+
+    def failed(request: Any, raised: Exception) -> Any:
+        # Starlette raises the error again, and the ASGI server logs it with its traceback
+        return error(500, "internal error")
+
+    every = [*routes, Route("/health", tell_health, methods=["GET"])]
+    if registry is not None:
+        every.append(Route("/metrics", tell_metrics, methods=["GET"]))
+    app = Starlette(routes=every, exception_handlers={HTTPException: unrouted, Exception: failed})
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Service:
-    def __init__(
-        self, server: Server, form: Form, registry: CollectorRegistry | None, timeout_s: float, limit_bytes: int
-    ) -> None:
-        self._server = server
-        self._form = form
-        self._registry = registry
-        self._timeout_s = timeout_s
-        self._limit = limit_bytes
+    """Answers the requests for one server."""
+
+    def __init__(self, server: Server, form: Form, timeout_s: float, limit_bytes: int) -> None:
+        self._server, self._form = server, form
+        self._timeout_s, self._limit = timeout_s, limit_bytes
         self._threads: Executor = ThreadPoolExecutor(THREADS, "rsn-http")
 
-    def application(self) -> Any:
-        routes = [Route("/", self._root, methods=["GET", "POST"]), Route("/health", self._health, methods=["GET"])]
-        if self._registry is not None:
-            routes.append(Route("/metrics", self._metrics, methods=["GET"]))
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
-        app.router.redirect_slashes = False
-        return app
-
-    async def _root(self, request: Any) -> Any:
+    async def root(self, request: Any) -> Any:
+        """Describe the model, or run it."""
         if request.method == "POST":
             return await self._answer(request)
         server = self._server
@@ -149,17 +179,6 @@ class _Service:
             }
         )
 
-    async def _health(self, request: Any) -> Any:
-        health = self._server.health
-        known = {"state": health.state.value, "error": health.error, "since": health.since, "failures": health.failures}
-        return json_answer(known, 200 if health.state in (State.READY, State.DEGRADED) else 503)
-
-    async def _metrics(self, request: Any) -> Any:
-        assert self._registry is not None
-        return metrics_answer(self._registry)
-
-    # -- questions
-
     async def _answer(self, request: Any) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -171,10 +190,10 @@ class _Service:
             return _error(408, f"the body did not arrive in {self._timeout_s:g} s", {"connection": "close"})
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone
-        gone = asyncio.create_task(_disconnected(request.receive))
+        gone = asyncio.create_task(disconnected(request.receive))
         try:
             return _json_text(await self._result(body, gone))
-        except _Gone:
+        except ClientDisconnect:
             return Response(status_code=400)
         except RsnError as e:
             status = next(code for kind, code in STATUS if isinstance(e, kind))
@@ -192,7 +211,7 @@ class _Service:
         try:
             await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not asked.done():
-                raise _Gone
+                raise ClientDisconnect
         finally:
             asked.cancel()  # also in the server's queue; no effect if it is done
         if asked.cancelled():
@@ -202,7 +221,7 @@ class _Service:
     def _ask(self, body: bytes, gone: asyncio.Task[None]) -> Future[Any]:
         question = self._form.read(body)
         if gone.done():
-            raise _Gone
+            raise ClientDisconnect
         timeout = min(question.timeout or self._timeout_s, self._timeout_s)
         # no waiting for a place in the queue: a load balancer may try another server
         return self._server.ask(question.inputs, timeout=timeout, wait=0.0)
@@ -222,7 +241,8 @@ async def read_body(request: Any, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-async def _disconnected(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+async def disconnected(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -234,13 +254,6 @@ def _json_text(text: bytes, status: int = 200, headers: Mapping[str, str] | None
     return Response(text, status, headers, media_type="application/json")
 
 
-def metrics_answer(registry: CollectorRegistry) -> Any:
-    """The metrics of a registry, for Prometheus."""
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
-
 def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
     """An answer in JSON."""
     return _json_text(write_json(value), status, headers)
@@ -248,20 +261,6 @@ def json_answer(value: Mapping[str, Any], status: int = 200, headers: Mapping[st
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Any:
     return json_answer({"error": message}, status, headers)
-
-
-def _refused(request: Any, error: Any) -> Any:
-    """Answer a request for an unknown path or method."""
-    if error.status_code == 405:
-        allowed = ", ".join(sorted(error.headers["Allow"].split(", ")))
-        return _error(405, f"this path takes {allowed}", {"allow": allowed})
-    return _error(error.status_code, "unknown path; GET / describes the model, POST / runs it")
-
-
-def _failed(request: Any, error: Exception) -> Any:
-    """Answer after an unexpected error. Starlette raises the error again, and the ASGI server logs it with its
-    traceback."""
-    return _error(500, "internal error")
 
 
 def _too_large(message: str, waits: bool) -> Any:
