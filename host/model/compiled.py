@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ...assembler import container
 from ...base.deferred import deferred
@@ -23,20 +23,17 @@ from ...rsnlib.summary import Modelled
 from ...scheduler.bounds import bounds
 from ...scheduler.build import Built
 from ...scheduler.schedule import Schedule
-from ..closing import Closing
 from ..forks import forget_in_children
 from ..runner import Runner
 from ..tensors import save_tensors
 from .caches import Caches
 from .compare import Compared, compare, show
 from .experts import PatchedExperts
-from .family import HELD
 from .file import Part, write
+from .module import CompiledModule
 from .shared_bank import SharedBank
 
 if TYPE_CHECKING:
-    import torch
-
     from ...rsnlib import static_cache
     from ...rsnlib.changes import Followed
     from ...rsnlib.key_spans import RowsOfCaches
@@ -98,7 +95,7 @@ class Recipe:
             return self.build(traced)
 
 
-class Compiled(Closing):
+class Compiled(CompiledModule):
     """A module whose encoder stack runs on the machine. Call it as the module; it returns what the module returns.
 
     It follows the model that it was compiled from: each call first checks whether parameters, buffers, submodules,
@@ -146,10 +143,6 @@ class Compiled(Closing):
         that cannot be compiled.
         """
         return self.call_with(None, args, kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call, under the name that modules have for it."""
-        return self(*args, **kwargs)
 
     def step(self, rows: RowsOfCaches, *args: Any, **kwargs: Any) -> Any:
         """The same as a call, of a model with caches, but the new row of sequence b becomes row rows[b] of its caches,
@@ -317,13 +310,6 @@ class Compiled(Closing):
         return tuple(x for x in found if isinstance(x, PatchedExperts))
 
     @property
-    def device(self) -> torch.device:
-        """The device of arguments and results: the CPU."""
-        import torch
-
-        return torch.device("cpu")
-
-    @property
     def config(self) -> Any:
         """The model's `config`. Raises `AttributeError` if the model has none."""
         if self._recipe is None or self._recipe.config is None:
@@ -434,12 +420,6 @@ class Compiled(Closing):
         self._turn = threading.RLock()
         if self._recipe is not None:
             self._recipe.followed.forget()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        raise UnsupportedError(HELD)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UnsupportedError(HELD)
 
 
 def _shaped(inputs: Mapping[str, Any], program: Program) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ...machine.executor import ProcessNetwork
 from ...machine.timing import Timing
 from ...scheduler.expert_machine import MoePrograms, MoeSizes
 from ..tensors import pack, unpack
+from .experts import ExpertsRun
 
 if TYPE_CHECKING:
     import torch
@@ -34,29 +35,6 @@ else:
 
 Array = npt.NDArray[np.float32]
 HOWS = ("static", "patched", "sequenced")
-
-
-@dataclass(frozen=True)
-class LayerRun:
-    """What a layer did in a call. how: static, patched, sequenced. rows: of each active expert. runs: of its programs.
-    host_bytes, host_s: what the host read and wrote off chip between programs, and the seconds of that: logits, shares
-    and instructions."""
-
-    how: str
-    rows: dict[int, int]
-    runs: tuple[Run, ...]
-    host_bytes: int = 0
-    host_s: float = 0.0
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds of all programs, launches included, and of the host."""
-        return sum(run.latency_s for run in self.runs) + self.host_s
-
-    @property
-    def bytes(self) -> dict[str, int]:
-        """Bytes that the machine moved, by direction."""
-        return {name: sum(run.bytes[name] for run in self.runs) for name in self.runs[0].bytes}
 
 
 class ExpertLayer:
@@ -75,7 +53,7 @@ class ExpertLayer:
             raise UnsupportedError(f"rows={rows}: an expert takes at least 1 row")
         self.how, self.rows = how, rows
         self.programs = MoePrograms(sizes, machine)
-        self.last_run: LayerRun | None = None
+        self.last_run: ExpertsRun | None = None
         """Of the latest call; None before the first one."""
         self._weights: Array | None = None
         self._layer: Any = None
@@ -157,7 +135,7 @@ class ExpertLayer:
         self._note(parts, runs, moved)
         return self._read(last, banks, "y")
 
-    def time(self, chosen: Sequence[Sequence[int]]) -> LayerRun:
+    def time(self, chosen: Sequence[Sequence[int]]) -> ExpertsRun:
         """The run in which tokens choose these experts, without data: traffic and time. chosen: k experts of each
         token. Raises `TensorError` for selectors that do not fit the layer, and for more rows than `rows`."""
         s = self.sizes
@@ -180,12 +158,12 @@ class ExpertLayer:
     def _parts(self, chosen: Sequence[Sequence[int]]) -> list[Part]:
         return parts_of(chosen, self.sizes.experts, self.programs.tile_rows, self.rows)
 
-    def _note(self, parts: Sequence[Part], runs: Sequence[Run], moved: int) -> LayerRun:
+    def _note(self, parts: Sequence[Part], runs: Sequence[Run], moved: int) -> ExpertsRun:
         rows: dict[int, int] = {}
         for part in parts:
             rows[part.expert] = rows.get(part.expert, 0) + len(part.pairs)
         host_s = moved * self.programs.overlay.seconds["ddr_read_gbs"]
-        self.last_run = LayerRun(self.how, rows, tuple(runs), moved, host_s)
+        self.last_run = ExpertsRun(self.how, rows, tuple(runs), moved, host_s)
         return self.last_run
 
     def _host_bytes(self, program: Program, parts: int) -> int:

@@ -33,10 +33,14 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ExpertsRun:
-    """What a layer of experts did in a call. rows: of each active expert. runs: of its programs. host_bytes: what the
-    host moved off chip between them: selectors and shares read, rows gathered, results scattered and added up, and
-    instructions written. host_s: the seconds of that at the bandwidth of the memory of activations."""
+    """What a layer of experts did in a call.
 
+    how: "static", "patched" or "sequenced". rows: of each active expert. runs: of its programs. host_bytes: what the
+    host moved off chip between them: logits or selectors and shares read, rows gathered, results scattered and added
+    up, shares and instructions written. host_s: the seconds of that at the bandwidth of the memory of activations.
+    """
+
+    how: str
     rows: dict[int, int]
     runs: tuple[Run, ...]
     host_bytes: int
@@ -125,7 +129,7 @@ class PatchedExperts:
                 moved += 4 * x.shape[1] * part.rows * 3  # rows read and written; results read
         moved += out.nbytes
         rows = {expert: len(pairs) for expert, pairs in chosen.items()}
-        self.last_run = ExpertsRun(rows, tuple(runs), moved, moved * self._seconds_per_byte)
+        self.last_run = ExpertsRun("patched", rows, tuple(runs), moved, moved * self._seconds_per_byte)
         return out
 
     def _chosen(self, index: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:

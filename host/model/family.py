@@ -18,14 +18,12 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
 from ...base.deferred import deferred
-from ...base.errors import UnsupportedError
 from ...rsnlib.shapes import Arguments, Dim, Shapes
-from ..closing import Closing
 from ..forks import forget_in_children
 from .file import Part, write
+from .module import CompiledModule
 
 if TYPE_CHECKING:
-    import torch
     from torch.export import ExportedProgram
 
     from ...hw.sim.machine import Run
@@ -41,15 +39,10 @@ REMEMBERED = 8
 """How many programs of a model are kept; the one that was used longest ago is dropped first."""
 
 
-HELD = (
-    "what rsn.compile made holds a board and cannot be copied or pickled: copy the model and compile that, or "
-    "save(program, weights), which rsn.Runner runs anywhere"
-)
-
 Make = Callable[[dict[str, Any], Callable[["ExportedProgram"], None]], "Compiled"]
 
 
-class Family(Closing):
+class Family(CompiledModule):
     """A module compiled for several sizes. Call it as the module; it returns what the module returns.
 
     followed: the model, watched for changes. make: compiles a program from example inputs by name, and passes the
@@ -98,10 +91,6 @@ class Family(Closing):
                 verified.check(result, args, kwargs, layers=latest.depth, visible=visible)
                 self._verification.passed(built, call.taken)
             return result if self._borders is None else self._borders.narrowed(result)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call, under the name that modules have for it."""
-        return self(*args, **kwargs)
 
     def refresh(self) -> None:
         """Compile the model as it is now, each program at its next call. For changes that a call cannot detect, such as
@@ -165,13 +154,6 @@ class Family(Closing):
         return self._arguments.dims
 
     @property
-    def device(self) -> torch.device:
-        """The device of arguments and results: the CPU."""
-        import torch
-
-        return torch.device("cpu")
-
-    @property
     def config(self) -> Any:
         """The model's `config`. Raises `AttributeError` if the model has none."""
         return self._model.config
@@ -213,12 +195,6 @@ class Family(Closing):
         """In a forked child: replace locks that another thread of the parent may have held."""
         self._lock = threading.RLock()
         self._followed.forget()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        raise UnsupportedError(HELD)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UnsupportedError(HELD)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{d.what} {'|'.join(map(str, d.sizes))}" for d in self._arguments.dims)

@@ -20,7 +20,6 @@ from ...isa.program import Program
 from ...rsnlib.call_padding import Fitted
 from ...rsnlib.shapes import Batch, Dim
 from ..boards import Board
-from ..closing import Closing
 from ..forks import forget_in_children
 from ..runner import Runner
 from ..serving import ALONE, Serving
@@ -28,6 +27,7 @@ from ..serving.arguments import Argument
 from ..serving.family import Member
 from ..serving.server import Asked, Server
 from .file import Part, Saved, read
+from .module import BoardModule
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def load(
     return Loaded(read(path), board, xclbin)
 
 
-class Loaded(Closing):
+class Loaded(BoardModule):
     """A model from a file. Call it as the model; it returns what the model returns, of the model's class if that can be
     imported, else of a class with the same fields. Any thread may call it. The first call opens the board."""
 
@@ -79,10 +79,6 @@ class Loaded(Closing):
         result = self._runners()[asked.group].run(asked.inputs, asked.parameters)
         self.last_run = result.run
         return asked.finish(result.outputs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as a call, under the name that modules have for it."""
-        return self(*args, **kwargs)
 
     def server(self, serving: Serving | None = None, *, metrics: Metrics | None = None, name: str = "rsn") -> Server:
         """Return a server of this model with a board of its own. Requests wait in its queue and share runs.
@@ -132,13 +128,6 @@ class Loaded(Closing):
             for name, x in padding.arguments.example.items()
             if hasattr(x, "shape")
         )
-
-    @property
-    def device(self) -> torch.device:
-        """The device of arguments and results: the CPU."""
-        import torch
-
-        return torch.device("cpu")
 
     def close(self) -> None:
         """Release the board. Servers have boards of their own, which stay open."""
