@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..assembler import container
 from ..base.errors import BoardError, ProgramError, RsnError, StateLost, TensorError
 from ..hw.sim.breakpoint import Stopped
-from ..isa.program import Program
+from ..isa.program import Array, Program
 from ..isa.verify import require
 from . import tensors
 from .boards import Board, open_board
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "Runner"]
 
-Array = npt.NDArray[np.float32]
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 Source = str | os.PathLike[str]
 

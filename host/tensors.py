@@ -20,9 +20,7 @@ from ..base import files
 from ..base.errors import TensorError
 from ..base.files import replacing
 from ..isa.layout import block, unblock
-from ..isa.program import Buffer, Layout
-
-Array = npt.NDArray[np.float32]
+from ..isa.program import Array, Buffer, Layout
 
 PACKED = "rsn.layout"
 """Key of the safetensors metadata. Where it is set, every tensor of the file is stored flat, in the machine's memory

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
+"""A vector, matrix or tensor of the machine's numbers."""
 
 
 class Layout(Enum):

@@ -9,17 +9,13 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ..base.errors import ProgramError, TensorError
 from .fields import Record
 from .layout import BLOCK_ROWS, padded
+from .layout import Array as Array
 from .layout import Layout as Layout
 from .overlay import Overlay
 from .packet import Packet, Words, encode_image
-
-Array = npt.NDArray[np.float32]
 
 
 class Role(Enum):

@@ -12,12 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from .expansion import Accesses, Expansion
+from .expansion import Accesses, Expansion, Ints
 from .program import Buffer, Program, Role
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

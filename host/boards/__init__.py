@@ -6,18 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
-from ...isa.program import Program
+from ...isa.program import Array, Program
 from .csim import CsimBoard
 from .named import open_profile
 from .sim import SimBoard
 from .ssh import SshBoard
-
-Array = npt.NDArray[np.float32]
 
 
 class Board(Protocol):

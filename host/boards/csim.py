@@ -6,19 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from threading import Event
 
-import numpy as np
-import numpy.typing as npt
-
 from ...base.errors import BoardError
 from ...hw.sim.machine import Run
 from ...hw.versal.csim.build import compiler
 from ...hw.versal.csim.machine import Native, machine_of
 from ...isa.packet import Words
-from ...isa.program import Program
+from ...isa.program import Array, Program
 from .held_state import HeldState
 from .memories import Memories
-
-Array = npt.NDArray[np.float32]
 
 STALLS_VARIABLE = "RSN_CSIM_STALLS"
 """Environment variable with the seed of random pauses and stalled pipelines; unset, empty or 0: none."""

@@ -20,12 +20,11 @@ from ...hw.sim.machine import Machine
 from ...hw.versal.csim.machine import Native
 from ...isa.image import decode_image
 from ...isa.packet import Words
-from ...isa.program import Program
+from ...isa.program import Array, Program
 from .device import BoardBusy, BoardMemory, Bytes, Facts
 from .profile import INSTRUCTIONS, Profile
 from .tiles import op_lists
 
-Array = npt.NDArray[np.float32]
 Engine = Callable[[Program, Mapping[str, Array]], object]
 """Runs a program on memories, by bank, which it changes."""
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.program import Buffer, Program, Role
+from ...isa.program import Array, Buffer, Program, Role
 from ..tensors import Images
-
-Array = npt.NDArray[np.float32]
 
 
 @dataclass(eq=False)

@@ -7,16 +7,13 @@ in the logic. The register that the empty program sets, and the numbers that the
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from ...isa.layout import BLOCK, UNIT, block, unblock
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn.formats import Ddr, Lpddr, MemA, MemB, MemC, MeshA, MeshB, Mme
 from ...isa.overlays.xnn.tiles import BEATS, TILE
 from ...isa.packet import Packet
-from ...isa.program import Buffer, Program, Role
-
-Array = npt.NDArray[np.float32]
+from ...isa.program import Array, Buffer, Program, Role
 
 ROWS, DEPTH, COLUMNS = 3 * TILE, TILE, 2 * TILE
 """Y (384, 256) = X (384, 128) @ W (128, 256): a tile of rows for each MemA, one of columns for MemB0 and MemB1."""

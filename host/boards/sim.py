@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from ...base.errors import BoardError
 from ...hw.sim.breakpoint import Stopped, stop
 from ...hw.sim.machine import Machine, Run, Watch
 from ...isa.packet import Words
-from ...isa.program import Program
+from ...isa.program import Array, Program
 from .held_state import HeldState
 from .memories import Memories
-
-Array = npt.NDArray[np.float32]
 
 
 class SimBoard:

@@ -19,20 +19,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ...assembler import container
 from ...base.errors import BoardError
 from ...base.version import __version__
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
-from ...isa.program import Program, Role
+from ...isa.program import Array, Program, Role
 from ..forks import forget_in_children
 from .device import BoardLost, BoardMismatch, BoardTimeout
 from .ssh_cache import checksum
 from .ssh_frames import ERRORS, Beat, Ended, Frames, Message, Silent
-
-Array = npt.NDArray[np.float32]
 
 DEFAULT = "vck190"
 """The board on the other computer where the URL names none."""

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError
 from ...base.files import replacing
-
-Array = npt.NDArray[np.float32]
+from ...isa.layout import Array
 
 MAX = 8 << 30
 """Bytes that the cache keeps at most; it also leaves half of the free disk. Weights that were not used for longest are

@@ -17,9 +17,9 @@ from ...assembler import container
 from ...base.errors import BoardError, RsnError, TensorError
 from ...base.version import __version__
 from ...isa.packet import Words
-from ...isa.program import Program, Role
+from ...isa.program import Array, Program, Role
 from ...isa.verify import require
-from . import Array, Board, open_board
+from . import Board, open_board
 from .device import BoardMemory
 from .ssh_cache import WeightCache, is_checksum
 from .ssh_frames import ERRORS, SILENCE_S, Beat, Ended, Frames, Message, Silent

@@ -8,20 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import BoardError
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
-from ...isa.program import Buffer, Program, Role
+from ...isa.program import Array, Buffer, Program, Role
 from .device import BoardMemory
 from .held_state import HeldState
 from .match import match_program
 from .profile import INSTRUCTIONS, Profile
 from .session import LOADING_S, Held, NoRoom, Session
 from .tiles import parameters
-
-Array = npt.NDArray[np.float32]
 
 XCLBIN_VARIABLE = "RSN_XCLBIN"
 """Environment variable with the path of the bitstream."""

@@ -17,16 +17,15 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import BoardError, TensorError
+from ...isa.layout import Array
 from ..closing import Closing
 from ..forks import forget_in_children
 from ..serving.health import Health, State
 from ..serving.policy import QueueFull
 from .sampling import Sampling
 
-Array = npt.NDArray[np.float32]
 T = TypeVar("T")
 log = logging.getLogger("rsn.generation")
 

@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...base.deferred import deferred
 from ...base.errors import (
     BoardError,
@@ -26,6 +23,7 @@ from ...base.errors import (
     UnsupportedError,
     require_torch,
 )
+from ...isa.layout import Array
 from ..closing import Closing
 from ..model.compiled import Compiled
 from ..model.shared_bank import SharedBank
@@ -42,7 +40,6 @@ else:
     static_cache = deferred("rsn.rsnlib.static_cache")
     verifications = deferred("rsn.rsnlib.verification")
 
-Array = npt.NDArray[np.float32]
 
 SHORTEST = 16
 """Rows of the program for the shortest prompts; each further one has twice as many."""

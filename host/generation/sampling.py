@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import TensorError
-
-Array = npt.NDArray[np.float32]
+from ...isa.layout import Array
 
 
 @dataclass(frozen=True)

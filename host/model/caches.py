@@ -6,10 +6,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import TensorError
-from ...isa.program import Program, Role
+from ...isa.program import Array, Program, Role
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
     from ...rsnlib.host_part import HostPart
     from ...rsnlib.key_spans import KeySpans
-
-Array = npt.NDArray[np.float32]
 
 
 class Caches:

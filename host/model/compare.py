@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.deferred import deferred
 from ...base.errors import ProgramError, TensorError
 from ...base.tolerance import BOUND
 from ...isa.expansion import Expansion
 from ...isa.layout import BLOCK_ROWS, padded, unblock
-from ...isa.program import Buffer, Layout, Program
+from ...isa.program import Array, Buffer, Layout, Program
 from ...isa.segments import stored_buffers
 from ...rsnlib.key_spans import KeySpans
 from ...scheduler.lower import columns_on
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from ...scheduler.graph import LayerGraph
 else:
     reference = deferred("rsn.rsnlib.reference")
-
-Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)

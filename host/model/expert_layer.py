@@ -18,7 +18,7 @@ from ...isa.overlays.moe import MACHINE
 from ...isa.overlays.moe.formats import Choose
 from ...isa.overlays.moe.sequence import Part, SequencedPath, parts_of
 from ...isa.overlays.moe.units import chosen_of
-from ...isa.program import Buffer, Program
+from ...isa.program import Array, Buffer, Program
 from ...machine.executor import ProcessNetwork
 from ...machine.timing import Timing
 from ...scheduler.expert_machine import MoePrograms, MoeSizes
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 else:
     routers = deferred("rsn.rsnlib.experts.router")
 
-Array = npt.NDArray[np.float32]
 HOWS = ("static", "patched", "sequenced")
 
 

@@ -12,7 +12,7 @@ from ...base.deferred import deferred
 from ...base.errors import TensorError, UnsupportedError
 from ...hw.sim.machine import Machine, Run
 from ...isa.overlay import Overlay
-from ...isa.program import Buffer
+from ...isa.program import Array, Buffer
 from ...rsnlib.experts.choice import Experts
 from ...scheduler.best import Best
 from ...scheduler.expert_programs import ExpertPrograms, ExpertSizes, Launch, counted
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ...rsnlib.experts.replace import Sizes
 else:
     replacing = deferred("rsn.rsnlib.experts.replace")
-
-Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)

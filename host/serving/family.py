@@ -20,11 +20,9 @@ import numpy.typing as npt
 from ...base.errors import ProgramError, TensorError
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
-from ...isa.program import Buffer, Program, Role
+from ...isa.program import Array, Buffer, Program, Role
 from ...rsnlib.shape_buckets import SequenceSize, ShapeBuckets, SlotBucket, no_bucket
 from .. import tensors
-
-Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)

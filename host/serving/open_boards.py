@@ -6,17 +6,14 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import BoardError
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
-from ...isa.program import Program
+from ...isa.program import Array, Program
 from ..boards import Board
 from ..boards.device import BoardBusy, BoardMemory
 from ..forks import keep_for_ever
-
-Array = npt.NDArray[np.float32]
 
 
 class OpenBoards:

@@ -8,17 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...base.errors import BoardError
+from ...isa.layout import Array
 from ..closing import Closing
 from ..forks import fail, forget_in_children
 from ..runner import Result, Runner
 from .arguments import Argument
 from .health import Health, State
-
-Array = npt.NDArray[np.float32]
 
 WORKERS = 2
 """Threads that compute the host part behind the machine."""

@@ -20,10 +20,11 @@ from ...base.errors import ProgramError
 from ...base.files import replacing
 from ...isa.expansion import Expansion, place_of
 from ...isa.fields import Record
+from ...isa.layout import Array
 from ...machine.executor import ProcessNetwork
 from ...machine.steps import Channel, Step, Steps
 from ...machine.unit import Halves, Unit
-from .machine import Array, Machine, launch_seconds, one_blas_thread
+from .machine import Machine, launch_seconds, one_blas_thread
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from ...isa.expansion import Expansion
@@ -15,14 +14,13 @@ from ...isa.image import decode_image
 from ...isa.instruction_path import InstructionPath
 from ...isa.overlay import Overlay
 from ...isa.packet import Words
-from ...isa.program import Buffer, Program
+from ...isa.program import Array, Buffer, Program
 from ...isa.segments import stored_buffers
 from ...machine.executor import ProcessNetwork
 from ...machine.plan import Plan
 from ...machine.timing import Timing
 from .dataflow import Dataflow
 
-Array = npt.NDArray[np.float32]
 Watch = Callable[[Buffer, Array], None]
 
 
