@@ -92,7 +92,20 @@ def _finished(buffer: Buffer, values: Array) -> Array:
     return out
 
 
-class Weights(Mapping[str, Array]):
+class _ByBuffer(Mapping[str, Array]):
+    """Weights by buffer name, flat and in memory order."""
+
+    def __init__(self, buffers: tuple[Buffer, ...]) -> None:
+        self._buffers = {b.name: b for b in buffers}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+
+class Weights(_ByBuffer):
     """The weights in a safetensors file by buffer name, flat and in memory order. Each is read when it is looked up, so
     that only one at a time is in memory.
 
@@ -101,8 +114,8 @@ class Weights(Mapping[str, Array]):
     """
 
     def __init__(self, path: str | os.PathLike[str], buffers: tuple[Buffer, ...]) -> None:
+        super().__init__(buffers)
         self._path = path
-        self._buffers = {b.name: b for b in buffers}
         with _opened(path) as file:
             metadata = file.metadata() or {}
             self._packed = PACKED in metadata
@@ -130,20 +143,14 @@ class Weights(Mapping[str, Array]):
         except TensorError as e:
             raise TensorError(f"{self._path}: {e}") from None
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._buffers)
 
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-
-class Given(Mapping[str, Array]):
+class Given(_ByBuffer):
     """Weights from a mapping, by buffer name, flat and in memory order. Each is checked when it is looked up, because
     the mapping may compute it then. Raises `TensorError` for another dtype or size."""
 
     def __init__(self, given: Mapping[str, Array], buffers: tuple[Buffer, ...]) -> None:
+        super().__init__(buffers)
         self._given = given
-        self._buffers = {b.name: b for b in buffers}
 
     def __getitem__(self, name: str) -> Array:
         buffer, weight = self._buffers[name], self._given[name]
@@ -152,14 +159,8 @@ class Given(Mapping[str, Array]):
             raise TensorError(f"weight {shown(name)} has shape {weight.shape}; packed it has {buffer.size} elements")
         return weight
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._buffers)
 
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-
-class Images(Mapping[str, Array]):
+class Images(_ByBuffer):
     """Weights by buffer name, stored in images of whole banks. A board in this process uses an image as its memory,
     without copying it. The arrays are read-only.
 
@@ -170,8 +171,8 @@ class Images(Mapping[str, Array]):
     def __init__(
         self, banks: Mapping[str, Array], buffers: tuple[Buffer, ...], others: Mapping[str, Array], unit: int
     ) -> None:
+        super().__init__(buffers)
         self._banks, self._others, self._unit = banks, others, unit
-        self._buffers = {b.name: b for b in buffers}
         for image in banks.values():
             image.flags.writeable = False
         for b in buffers:
@@ -191,12 +192,6 @@ class Images(Mapping[str, Array]):
         if name not in self._others:
             raise TensorError(f"weight {name!r} is missing; the program needs it")
         return self._others[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._buffers)
-
-    def __len__(self) -> int:
-        return len(self._buffers)
 
 
 def _checksum(tensor: npt.NDArray[np.generic]) -> str:
@@ -229,7 +224,8 @@ def load_tensors(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.gener
     """
     suffix = Path(path).suffix
     if suffix == ".safetensors":
-        return _safetensors(path)[0]
+        with _opened(path) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:
         if suffix == ".npy":
             return {"": np.load(path, allow_pickle=False)}
@@ -241,12 +237,6 @@ def load_tensors(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.gener
     except (ValueError, OSError, zipfile.BadZipFile, EOFError) as e:
         raise TensorError(f"{path}: not a readable {suffix} file: {e}") from None
     raise TensorError(f"{path}: tensors are read from .safetensors, .npz or .npy files")
-
-
-def _safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[np.generic]], bool]:
-    with _opened(path) as file:
-        metadata = file.metadata() or {}
-        return {name: file.get_tensor(name) for name in file.keys()}, PACKED in metadata  # noqa: SIM118
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def hazards(expansion: Expansion) -> Iterator[Finding]:
     """Check the accesses of a program to its declared buffers, bank by bank."""
     program = expansion.program
     for bank in program.overlay.banks:
-        buffers = [b for b in program.buffers if b.bank == bank]
+        buffers = program.in_bank(bank)
         accesses = expansion.accesses.get(bank)
         if accesses is not None and buffers:
             yield from _Bank(expansion, bank, buffers, accesses).findings()
@@ -58,8 +58,8 @@ class _Bank:
         self.bank = bank
         self.buffers = buffers
         self.a = accesses
-        unit = expansion.overlay.address_unit
-        self.spans = [(b.offset * unit, b.offset * unit + b.size) for b in buffers]
+        places = map(expansion.program.place, buffers)
+        self.spans = [(place.start, place.stop) for place in places]
         edges = np.array(self.spans, np.int64).reshape(-1)
         self.cells: Ints = np.unique(np.concatenate([accesses.start, accesses.end, edges]))
         self.first: Ints = np.searchsorted(self.cells, accesses.start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -103,6 +103,11 @@ class Buffer:
             yield at, self.rows[b] if self.rows else rows
             is_close = self.rows and self.layout is Layout.BLOCKED
             at += padded(self.rows[b], BLOCK_ROWS) if is_close else self.shape[0] // batch
+
+
+def only_weights(buffers: Collection[Buffer]) -> bool:
+    """Whether there are buffers, and the host alone writes them: programs may then share their bank."""
+    return bool(buffers) and all(b.role is Role.WEIGHT for b in buffers)
 
 
 @dataclass(frozen=True)
@@ -259,10 +264,18 @@ class Program:
         """Return the buffers of one role, in the order of their declaration."""
         return tuple(b for b in self.buffers if b.role is role)
 
+    def in_bank(self, bank: str) -> tuple[Buffer, ...]:
+        """Return the buffers of one bank, in the order of their declaration."""
+        return tuple(b for b in self.buffers if b.bank == bank)
+
+    def place(self, buffer: Buffer) -> slice:
+        """Return which float32 elements of its bank a buffer takes."""
+        start = buffer.offset * self.overlay.address_unit
+        return slice(start, start + buffer.size)
+
     def bank_size(self, bank: str) -> int:
         """Return the number of float32 elements from the start of a bank to the end of its last buffer."""
-        unit = self.overlay.address_unit
-        return max((b.offset * unit + b.size for b in self.buffers if b.bank == bank), default=0)
+        return max((self.place(b).stop for b in self.in_bank(bank)), default=0)
 
     def where(self, unit: str, origin: int) -> str:
         """Return the source line of a packet or op as text, or `packet N` or `op N` if it is not known.

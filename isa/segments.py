@@ -91,7 +91,7 @@ class _Held:
     """Which buffers hold their contents now: those that no later one has overwritten."""
 
     def __init__(self, program: Program, given: list[int]) -> None:
-        self._buffers, self._unit = program.buffers, program.overlay.address_unit
+        self._program = program
         self._live: list[tuple[int, int, int]] = []
         self.fill(given)
 
@@ -99,8 +99,8 @@ class _Held:
         """Put buffers in the place of those that they overlap."""
         new = []
         for number in numbers:
-            start = self._buffers[number].offset * self._unit
-            new.append((start, start + self._buffers[number].size, number))
+            place = self._program.place(self._program.buffers[number])
+            new.append((place.start, place.stop, number))
         kept = [old for old in self._live if not any(start < old[1] and old[0] < end for start, end, _ in new)]
         self._live = sorted(kept + new)
         self._edges, self._ends, self._numbers = np.array(self._live, np.int64).reshape(-1, 3).T
@@ -117,10 +117,9 @@ def _guessed(program: Program, bank: str, accesses: Accesses) -> Ints:
     """As `accessed_buffers`, without segments. Buffers that share memory are filled one after the other, in the order
     of their declaration: the n-th store to an address belongs to the n-th buffer there, and a load reads the buffer
     stored last, or an input."""
-    unit = program.overlay.address_unit
     out = np.full(len(accesses), -1, np.int64)
     spans = [
-        (b.offset * unit, b.offset * unit + b.size, number, b.role in (Role.INPUT, Role.WEIGHT))
+        (program.place(b).start, program.place(b).stop, number, b.role in (Role.INPUT, Role.WEIGHT))
         for number, b in enumerate(program.buffers)
         if b.bank == bank
     ]

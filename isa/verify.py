@@ -229,7 +229,7 @@ def _buffers(program: Program) -> Iterator[Finding]:
         bank = program.overlay.banks.get(b.bank)
         if bank is None:
             yield Finding("B02", f"overlay {program.overlay.name} has no bank {b.bank!r}", where)
-        elif b.offset < 0 or (b.offset * program.overlay.address_unit + b.size) * 4 > bank:
+        elif b.offset < 0 or 4 * program.place(b).stop > bank:
             yield Finding("B03", f"does not fit in the {bank >> 20} MiB of {b.bank}", where)
         blocked = b.layout is Layout.BLOCKED
         if blocked and (len(b.shape) != 2 or b.shape[0] % 128 or b.shape[1] % 64):
@@ -454,7 +454,7 @@ class _Memory:
         self.reach: dict[str, Ints] = {}
         self.names: dict[str, list[str]] = {}
         for bank in program.overlay.banks:
-            rows = sorted((b.offset * self.unit, b.size, b.name) for b in program.buffers if b.bank == bank)
+            rows = sorted((program.place(b).start, b.size, b.name) for b in program.in_bank(bank))
             self.starts[bank] = np.array([at for at, _, _ in rows], np.int64)
             # an access fits if, of the buffers that begin at or before it, the one that reaches farthest holds its end
             self.reach[bank] = np.maximum.accumulate(np.array([at + n for at, n, _ in rows], np.int64))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.program import Array, Buffer, Program, Role
+from ...isa.program import Array, Buffer, Program, Role, only_weights
 from ..tensors import Images
 
 
@@ -48,8 +48,8 @@ class Memories:
         self.banks: dict[str, Array] = {}
         self._shares: list[_Shared] = []
         for bank in program.overlay.banks:
-            buffers = tuple(b for b in program.buffers if b.bank == bank)
-            if buffers and all(b.role is Role.WEIGHT for b in buffers):
+            buffers = program.in_bank(bank)
+            if only_weights(buffers):
                 with _turn:
                     share = self._share(bank, buffers, weights)
                 self._shares.append(share)
@@ -62,18 +62,17 @@ class Memories:
         image = weights.image(bank) if isinstance(weights, Images) else None
         if image is not None:
             return _Shared(buffers, image)
-        unit = self.program.overlay.address_unit
         candidates = [x for x in _shared if x.buffers == buffers]
         own: Array | None = None
         for i, b in enumerate(buffers):
-            place = slice(b.offset * unit, b.offset * unit + b.size)
+            place = self.program.place(b)
             weight = weights[b.name]  # looked up once: the mapping may compute it each time
             if own is None:
                 rest = [x for x in candidates if np.array_equal(_bits(x.elements[place]), _bits(weight))]
                 if not rest:
                     own = np.zeros(self.program.bank_size(bank), np.float32)
                     for done in buffers[:i]:
-                        at = slice(done.offset * unit, done.offset * unit + done.size)
+                        at = self.program.place(done)
                         own[at] = candidates[0].elements[at]
                 candidates = rest or candidates
             if own is not None:
@@ -95,8 +94,7 @@ class Memories:
         return {b.name: self._region(b).copy() for b in self.program.with_role(Role.OUTPUT)}
 
     def _region(self, buffer: Buffer) -> Array:
-        start = buffer.offset * self.program.overlay.address_unit
-        return self.banks[buffer.bank][start : start + buffer.size]
+        return self.banks[buffer.bank][self.program.place(buffer)]
 
 
 def _bits(x: Array) -> npt.NDArray[np.uint32]:

@@ -417,11 +417,11 @@ class Session:
         unset = np.full(y.size, np.nan, np.float32)
         device.write(helds[INSTRUCTIONS].handle, 0, program.image)
         for name, flat in {**trial_inputs(), "y": unset}.items():
-            at = 4 * program.buffer(name).offset * program.overlay.address_unit
-            device.write(helds[program.buffer(name).bank].handle, at, flat)
+            buffer = program.buffer(name)
+            device.write(helds[buffer.bank].handle, 4 * program.place(buffer).start, flat)
         self.run(helds, lists, min(PROBE_S, self.profile.timeout_s))
         flat = np.empty(y.size, np.float32)
-        came = device.read(helds[y.bank].handle, 4 * y.offset * program.overlay.address_unit, flat)
+        came = device.read(helds[y.bank].handle, 4 * program.place(y).start, flat)
         self.release(helds.values(), self.age)
         return wrong(flat) if came == flat.nbytes else f"{came} of {flat.nbytes} bytes came back"
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...base.errors import BoardError
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
-from ...isa.program import Array, Buffer, Program, Role
+from ...isa.program import Array, Buffer, Program, Role, only_weights
 from .device import BoardMemory
 from .held_state import HeldState
 from .match import match_program
@@ -98,7 +98,7 @@ class XrtBoard:
     def _place(self, program: Program) -> None:
         """Allocate the program's buffers and upload its weights. Weights that the device already holds are recognised
         by their checksums and shared; other memory is set to 0."""
-        banks = {bank: tuple(b for b in program.buffers if b.bank == bank) for bank in program.overlay.banks}
+        banks = {bank: program.in_bank(bank) for bank in program.overlay.banks}
         shared = {bank: held for bank, buffers in banks.items() if (held := self._shared(buffers)) is not None}
         missing = [bank for bank in banks if bank not in shared]
         self._session.release(self._held.values(), self._age)  # only now: a shared bank may be one of them
@@ -120,14 +120,15 @@ class XrtBoard:
 
     def _fill(self, program: Program, bank: str, buffers: tuple[Buffer, ...]) -> None:
         checksum = hashlib.blake2b()
-        for place in dict.fromkeys((b.offset, b.size) for b in buffers if b.role is not Role.WEIGHT):
-            self._clear(program, bank, *place)
+        places = (program.place(b) for b in buffers if b.role is not Role.WEIGHT)
+        for begin, end in dict.fromkeys((4 * place.start, 4 * place.stop) for place in places):
+            self._clear(bank, begin, end)
         for b in buffers:  # only now: buffers may overlap, and weights are never 0 then (as in `Memories`)
             if b.role is Role.WEIGHT:
                 weight = np.ascontiguousarray(self._weights[b.name], np.float32)
                 self._write(program, b, weight)
                 checksum.update(weight.data)
-        if buffers and all(b.role is Role.WEIGHT for b in buffers):
+        if only_weights(buffers):
             self._held[bank].contents = buffers, checksum.digest()
 
     def _shared(self, buffers: tuple[Buffer, ...]) -> Held | None:
@@ -146,17 +147,17 @@ class XrtBoard:
         return None
 
     def _write(self, program: Program, buffer: Buffer, flat: Array) -> None:
-        at = 4 * buffer.offset * program.overlay.address_unit
+        at = 4 * program.place(buffer).start
         self._session.device.write(self._held[buffer.bank].handle, at, np.ascontiguousarray(flat, np.float32))
 
-    def _clear(self, program: Program, bank: str, offset: int, size: int) -> None:
-        at = 4 * offset * program.overlay.address_unit
-        zeros = np.zeros(min(4 * size, CHUNK), np.uint8)
-        for done in range(0, 4 * size, CHUNK):
-            self._session.device.write(self._held[bank].handle, at + done, zeros[: 4 * size - done])
+    def _clear(self, bank: str, begin: int, end: int) -> None:
+        """Write zeros to bytes of a bank."""
+        zeros = np.zeros(min(end - begin, CHUNK), np.uint8)
+        for at in range(begin, end, CHUNK):
+            self._session.device.write(self._held[bank].handle, at, zeros[: end - at])
 
     def _read(self, program: Program, buffer: Buffer) -> Array:
-        at = 4 * buffer.offset * program.overlay.address_unit
+        at = 4 * program.place(buffer).start
         flat = np.empty(buffer.size, np.float32)
         came = self._session.device.read(self._held[buffer.bank].handle, at, flat)
         if came != flat.nbytes:

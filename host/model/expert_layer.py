@@ -18,7 +18,7 @@ from ...isa.overlays.moe import MACHINE
 from ...isa.overlays.moe.formats import Choose
 from ...isa.overlays.moe.sequence import Part, SequencedPath, parts_of
 from ...isa.overlays.moe.units import chosen_of
-from ...isa.program import Array, Buffer, Program
+from ...isa.program import Array, Program
 from ...machine.executor import ProcessNetwork
 from ...machine.timing import Timing
 from ...scheduler.expert_machine import MoePrograms, MoeSizes
@@ -197,15 +197,10 @@ class ExpertLayer:
         self._write(program, banks, "x", x)
         return banks
 
-    def _place(self, program: Program, name: str) -> tuple[Buffer, slice]:
-        b = program.buffer(name)
-        at = b.offset * program.overlay.address_unit
-        return b, slice(at, at + b.size)
-
     def _write(self, program: Program, banks: dict[str, Array], name: str, value: Array) -> None:
-        b, place = self._place(program, name)
-        banks[b.bank][place] = pack(replace(b, rows=()), value)
+        b = program.buffer(name)
+        banks[b.bank][program.place(b)] = pack(replace(b, rows=()), value)
 
     def _read(self, program: Program, banks: dict[str, Array], name: str) -> Array:
-        b, place = self._place(program, name)
-        return unpack(b, banks[b.bank][place])
+        b = program.buffer(name)
+        return unpack(b, banks[b.bank][program.place(b)])

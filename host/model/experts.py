@@ -148,7 +148,7 @@ class PatchedExperts:
 
     def _launched(self, launch: Launch, x: Array, tokens: dict[int, npt.NDArray[np.int64]]) -> tuple[list[Array], Run]:
         """Run a program. Returns the results of each part, (rows, width)."""
-        program, unit = launch.program, self.programs.overlay.address_unit
+        program = launch.program
         assert self._weights is not None
         banks = {self.programs.weights_bank: self._weights}
         banks[self.programs.bank] = memory = np.zeros(program.bank_size(self.programs.bank), np.float32)
@@ -156,7 +156,7 @@ class PatchedExperts:
         def of(name: str, rows: int) -> tuple[Buffer, Array]:
             """A buffer of `rows` rows, and its memory."""
             b = replace(program.buffer(name), view=(rows, x.shape[1]))
-            return b, memory[b.offset * unit : b.offset * unit + b.size]
+            return b, memory[program.place(b)]
 
         for part in launch.parts:
             b, place = of(part.x, part.rows)

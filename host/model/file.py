@@ -29,7 +29,7 @@ from ...base.errors import ContainerError, MissingError, RsnError, require_torch
 from ...base.files import check_target, replacing
 from ...base.json_values import Json, as_bool, as_dict, as_index, as_int, as_ints, as_list, as_str
 from ...base.version import __version__
-from ...isa.program import Program, Role
+from ...isa.program import Program, Role, only_weights
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
 from ..tensors import Images, check_dtype
@@ -143,12 +143,11 @@ def _digest(text: str) -> str:
 def _part(part: Part, tensors: _Tensors) -> Json:
     program, images = part.program, {}
     for bank in program.overlay.banks:
-        buffers = [b for b in program.buffers if b.bank == bank]
-        if buffers and all(b.role is Role.WEIGHT for b in buffers):
+        buffers = program.in_bank(bank)
+        if only_weights(buffers):
             image = np.zeros(program.bank_size(bank), np.float32)
             for b in buffers:
-                start = b.offset * program.overlay.address_unit
-                image[start : start + b.size] = part.weights[b.name]
+                image[program.place(b)] = part.weights[b.name]
             images[bank] = tensors.keep_array("bank", image)
     others = [b.name for b in program.with_role(Role.WEIGHT) if b.bank not in images]
     return {

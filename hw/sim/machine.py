@@ -104,7 +104,6 @@ class Machine:
         """Make the function that `Dataflow` calls after each uOP, and that calls `watch` and `progress`."""
         if watch is None and progress is None:
             return None
-        unit = self.program.overlay.address_unit
         expansion = Expansion(self.bound)
         last = {(s.unit, s.last): s.buffer for s in stored_buffers(expansion)}
         total = {name: len(run) for name, run in expansion.sequences.items() if run.unit.bank}
@@ -115,8 +114,7 @@ class Machine:
                 progress(uop / total[name])
             buffer = last.get((name, uop)) if watch is not None else None
             if watch is not None and buffer is not None:
-                start = buffer.offset * unit
-                watch(buffer, banks[buffer.bank][start : start + buffer.size])
+                watch(buffer, banks[buffer.bank][self.program.place(buffer)])
 
         return completed
 

@@ -295,8 +295,7 @@ class _Scene:
             if mine:
                 rows = np.flatnonzero(accesses.unit == mine[0])
                 about = accessed_buffers(self.program, bank, accesses)[rows]
-                unit_of = self.overlay.address_unit
-                offsets = np.array([b.offset * unit_of for b in self.program.buffers] or [0], np.int64)
+                offsets = np.array([self.program.place(b).start for b in self.program.buffers] or [0], np.int64)
                 at = accesses.start[rows] - np.where(about >= 0, offsets[about], 0)
                 return _Held(accesses.uop[rows], accesses.store[rows], accesses.size[rows], about, at)
         return None
