@@ -97,3 +97,8 @@ class CriticalPath:
     end: npt.NDArray[np.float64]
     origin: npt.NDArray[np.int32]
     via: npt.NDArray[np.int32]
+
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """Duration of each step."""
+        return self.end - self.start

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...base.durations import duration
 from ...base.errors import ProgramError
 from ...base.files import replacing
-from ...isa.expansion import Expansion, place_of
+from ...isa.expansion import place_of
 from ...isa.fields import Record
 from ...isa.layout import Array
 from ...machine.executor import ProcessNetwork
@@ -99,7 +99,7 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
     overlay = machine.program.overlay
     if unit not in overlay.by_unit:
         raise ProgramError(f"overlay {overlay.name} has no unit {unit!r}; it has {', '.join(overlay.by_unit)}")
-    run = Expansion(machine.bound).sequences[unit]
+    run = machine.expansion.sequences[unit]
     if not 0 <= number < len(run):
         raise ProgramError(f"{unit} runs {len(run)} uOPs, numbered from 0: there is no uOP {number} to stop before")
     net = _Halting(machine, banks, unit, number)

@@ -7,7 +7,8 @@ so that the seconds on it add up to the latency. Waiting appears as what each st
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -16,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.durations import unit_of
-from ...isa.expansion import Expansion
 from ...isa.overlay import Overlay
 from ...isa.program import Segment
 from ...isa.segments import StoredBuffer, have_uops, stored_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from ...machine.executor import unit_processes
-from .machine import Machine, causes, critical_path, launch_seconds
+from .machine import Machine, by_cause, causes, critical_path, launch_seconds
 from .timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
@@ -134,9 +134,8 @@ def explain(machine: Machine) -> Explanation:
     overlay, done = machine.program.overlay, machine.timing
     launch = launch_seconds(overlay)
     latency = done.latency + launch
-    headings = causes(overlay)
-    path = _Path(done.critical_path)
-    waited = np.bincount(path.waited(_unit_numbers(machine)), path.seconds, len(DEPENDENCIES)).tolist()
+    path = done.critical_path
+    waited = np.bincount(_waited(path, _unit_numbers(machine)), path.seconds, len(DEPENDENCIES)).tolist()
     dependencies = {name: seconds for name, seconds in zip(DEPENDENCIES, waited, strict=True) if seconds}
     if launch:
         dependencies[overlay.rates["launch_us"].cause] = launch
@@ -146,33 +145,21 @@ def explain(machine: Machine) -> Explanation:
         dependencies=dependencies,
         units=_units(overlay, machine),
         streams=_streams(overlay, machine),
-        segments=_segments(machine, path, headings, launch),
-        lines=_lines(machine, path, headings),
+        segments=_segments(machine, path, launch),
+        lines=_lines(machine, path),
         what_if=_what_if(machine, latency),
     )
 
 
-class _Path:
-    """The critical path as arrays, from its last step back to its first."""
-
-    def __init__(self, chain: CriticalPath) -> None:
-        self.unit, self.rate, self.origin, self.via = chain.unit, chain.rate, chain.origin, chain.via
-        self.start, self.end = chain.start, chain.end
-
-    @property
-    def seconds(self) -> Floats:
-        """Duration of each step."""
-        return self.end - self.start
-
-    def waited(self, units: Sequence[int]) -> Ints:
-        """Return for each step what its process had waited for when the path last went over to that process, as an
-        index into `DEPENDENCIES`. units: numbers of the processes that are units, not the instruction path."""
-        via = np.r_[self.via[1:], OWN][: len(self.via)]  # how each step depended on its predecessor in time
-        issued = ~np.isin(np.r_[self.unit[1:], -1][: len(via)], units) & np.isin(via, (FIRST_WORD, LAST_WORD))
-        kind = np.select([via == OWN, issued, via == ROOM], [NOTHING, INSTRUCTIONS, FULL], EMPTY)
-        at = np.where(via != OWN, np.arange(len(via)), len(via))
-        nearest = np.minimum.accumulate(at[::-1])[::-1]  # the latest step, at or before this one, that had to wait
-        return np.asarray(np.r_[kind, NOTHING][nearest], np.int64)
+def _waited(path: CriticalPath, units: Sequence[int]) -> Ints:
+    """Return for each step what its process had waited for when the path last went over to that process, as an index
+    into `DEPENDENCIES`. units: numbers of the processes that are units, not the instruction path."""
+    via = np.r_[path.via[1:], OWN][: len(path.via)]  # how each step depended on its predecessor in time
+    issued = ~np.isin(np.r_[path.unit[1:], -1][: len(via)], units) & np.isin(via, (FIRST_WORD, LAST_WORD))
+    kind = np.select([via == OWN, issued, via == ROOM], [NOTHING, INSTRUCTIONS, FULL], EMPTY)
+    at = np.where(via != OWN, np.arange(len(via)), len(via))
+    nearest = np.minimum.accumulate(at[::-1])[::-1]  # the latest step, at or before this one, that had to wait
+    return np.asarray(np.r_[kind, NOTHING][nearest], np.int64)
 
 
 def _unit_numbers(machine: Machine) -> list[int]:
@@ -206,7 +193,7 @@ def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
     """
     out: dict[str, float] = {}
     start = 0.0
-    for end, s in _stored(machine, Expansion(machine.bound)):
+    for end, s in _stored(machine):
         if s.name in buffers:
             out[s.name] = out.get(s.name, 0.0) + end - start
             start = end
@@ -218,15 +205,15 @@ def windows(machine: Machine) -> dict[str, float]:
     instruction, to its own end. Raises as `Machine.timing`."""
     out: dict[str, float] = {}
     start = 0.0
-    for end, _, _, s in _timed(machine, Expansion(machine.bound)):
+    for end, _, _, s in _timed(machine):
         out[s.name] = out.get(s.name, 0.0) + end - start
         start = end
     return out
 
 
-def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, StoredBuffer]]:
+def _stored(machine: Machine) -> list[tuple[float, StoredBuffer]]:
     """Return each buffer that is filled with the time of the last store to it, sorted by that time."""
-    found = stored_buffers(expansion)
+    found = stored_buffers(machine.expansion)
     timeline = Timeline(machine)
     timed: list[tuple[float, StoredBuffer]] = []
     for unit in {s.unit for s in found}:
@@ -235,44 +222,38 @@ def _stored(machine: Machine, expansion: Expansion) -> list[tuple[float, StoredB
     return sorted(timed, key=lambda pair: pair[0])
 
 
-def _timed_by_stores(machine: Machine, expansion: Expansion) -> list[tuple[float, float | None, str, Segment]]:
+def _timed_by_stores(machine: Machine) -> list[tuple[float, float | None, str, Segment]]:
     """As `_timed`, for segments whose uOPs are not known: a segment ends with the last store to one of its outputs. A
     buffer that belongs to none is taken for a segment."""
     segment_of = {name: segment for segment in machine.program.segments for name in segment.outputs}
     ends: dict[str, tuple[float, float | None, str, Segment]] = {}
-    for end, b in _stored(machine, expansion):
+    for end, b in _stored(machine):
         segment = segment_of.get(b.name) or Segment(b.name, (), "", (b.name,), {})
-        where = ends[segment.name][2] if segment.name in ends else expansion.where(b.unit, b.first)
+        where = ends[segment.name][2] if segment.name in ends else machine.expansion.where(b.unit, b.first)
         ends[segment.name] = end, None, where, segment
     return sorted(ends.values(), key=lambda row: row[0])
 
 
-def _timed(machine: Machine, expansion: Expansion) -> list[tuple[float, float | None, str, Segment]]:
+def _timed(machine: Machine) -> list[tuple[float, float | None, str, Segment]]:
     """Return each segment with its end, its beginning where it is known, and the place of its first store, sorted by
     end."""
     if not have_uops(machine.program):
-        return _timed_by_stores(machine, expansion)
-    first = {s.name: (s.unit, s.first) for s in reversed(stored_buffers(expansion))}
+        return _timed_by_stores(machine)
+    first = {s.name: (s.unit, s.first) for s in reversed(stored_buffers(machine.expansion))}
     out: list[tuple[float, float | None, str, Segment]] = []
     intervals = Timeline(machine).intervals(machine.program.segments)
     for (began, end), s in zip(intervals, machine.program.segments, strict=True):
-        where = next((expansion.where(*first[name]) for name in s.outputs if name in first), "")
+        where = next((machine.expansion.where(*first[name]) for name in s.outputs if name in first), "")
         out.append((end, began, where, s))
     return sorted(out, key=lambda row: row[0])
 
 
-def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: float) -> list[SegmentTime]:
-    expansion = Expansion(machine.bound)
+def _segments(machine: Machine, path: CriticalPath, launch: float) -> list[SegmentTime]:
     out = []
     start = 0.0
-    for end, began, where, s in _timed(machine, expansion):
+    for end, began, where, s in _timed(machine):
         inside = np.clip(path.end, start, end) - np.clip(path.start, start, end)
-        shares = np.bincount(path.rate, inside, len(headings))
-        parts: dict[str, float] = {}
-        for heading, took in zip(headings, shares, strict=True):
-            if took > 0:
-                parts[heading] = parts.get(heading, 0.0) + float(took)
-        parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
+        parts = by_cause(machine.program.overlay, path.rate, inside)
         began = start if began is None else began
         window = began + launch, start + launch, end + launch
         out.append(SegmentTime(s.name, where, *window, parts, s.kind, s.layers))
@@ -280,9 +261,9 @@ def _segments(machine: Machine, path: _Path, headings: Sequence[str], launch: fl
     return out
 
 
-def _lines(machine: Machine, path: _Path, headings: Sequence[str]) -> list[LineTime]:
+def _lines(machine: Machine, path: CriticalPath) -> list[LineTime]:
     """Return the time per source line and unit, the longest first."""
-    processes = machine.plan.processes
+    processes, headings = machine.plan.processes, causes(machine.program.overlay)
     keys, which = np.unique(np.stack([path.unit, path.origin, path.rate]), axis=1, return_inverse=True)
     seconds = np.bincount(which.reshape(-1), path.seconds, keys.shape[1])
     lines: dict[tuple[str, str], dict[str, float]] = {}
@@ -371,12 +352,16 @@ def _grouped(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[s
         groups.setdefault(re.sub(r"\d+", "*", s.name) if len(parts) > MAX else s.name, []).append(s)
     out = []
     for name, group in groups.items():
-        total: dict[str, float] = {}
-        for cause, seconds in (item for s in group for item in s.causes.items()):
-            total[cause] = total.get(cause, 0.0) + seconds
-        ordered = dict(sorted(total.items(), key=lambda item: -item[1]))
-        out.append((name, len(group), sum(s.end - s.start for s in group), ordered))
+        out.append((name, len(group), sum(s.end - s.start for s in group), dict(causes_of(group).most_common())))
     return out
+
+
+def causes_of(segments: Iterable[SegmentTime]) -> Counter[str]:
+    """Return the seconds of some segments together, by cause."""
+    total: Counter[str] = Counter()
+    for s in segments:
+        total.update(s.causes)
+    return total
 
 
 def _busiest(e: Explanation) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from ...isa.expansion import Expansion
@@ -22,6 +24,8 @@ from ...machine.timing import Timing
 from .dataflow import Dataflow
 
 Watch = Callable[[Buffer, Array], None]
+Ints = npt.NDArray[np.integer[Any]]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +108,8 @@ class Machine:
         """Make the function that `Dataflow` calls after each uOP, and that calls `watch` and `progress`."""
         if watch is None and progress is None:
             return None
-        expansion = Expansion(self.bound)
-        last = {(s.unit, s.last): s.buffer for s in stored_buffers(expansion)}
-        total = {name: len(run) for name, run in expansion.sequences.items() if run.unit.bank}
+        last = {(s.unit, s.last): s.buffer for s in stored_buffers(self.expansion)}
+        total = {name: len(run) for name, run in self.expansion.sequences.items() if run.unit.bank}
         slowest = max(total, key=total.__getitem__, default="")
 
         def completed(name: str, uop: int) -> None:
@@ -122,6 +125,11 @@ class Machine:
     def bound(self) -> Program:
         """The program with its parameters patched into its packets."""
         return replace(self.program, packets=tuple(self.packets), parameters=())
+
+    @cached_property
+    def expansion(self) -> Expansion:
+        """The uOPs of `bound`."""
+        return Expansion(self.bound)
 
 
 def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
@@ -164,14 +172,18 @@ def causes(overlay: Overlay) -> list[str]:
 def critical_path(done: Timing, overlay: Overlay) -> dict[str, float]:
     """Return the seconds per cause along the critical path, longest first. They include the launch and add up to the
     latency."""
-    headings = causes(overlay)
     chain = done.critical_path
-    seconds = np.bincount(chain.rate, chain.end - chain.start, len(headings)).tolist()
+    return by_cause(overlay, chain.rate, chain.seconds, launch_seconds(overlay))
+
+
+def by_cause(overlay: Overlay, rates: Ints, seconds: Floats, launch: float = 0.0) -> dict[str, float]:
+    """Add up the seconds of steps by cause, longest first. rates: of each step, as indices. launch: seconds of it."""
+    headings = causes(overlay)
+    spent = np.bincount(rates, seconds, len(headings)).tolist()
+    if launch:
+        headings, spent = [*headings, overlay.rates["launch_us"].cause], [*spent, launch]
     found: dict[str, float] = {}
-    for heading, took in zip(headings, seconds, strict=True):
+    for heading, took in zip(headings, spent, strict=True):
         if took > 0:
             found[heading] = found.get(heading, 0.0) + took
-    if launch_seconds(overlay):
-        cause = overlay.rates["launch_us"].cause
-        found[cause] = found.get(cause, 0.0) + launch_seconds(overlay)
     return dict(sorted(found.items(), key=lambda item: -item[1]))

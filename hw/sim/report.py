@@ -29,8 +29,8 @@ from ...isa.overlays import OVERLAYS
 from ...isa.statistics import count
 from ...machine.description import Rate
 from ...machine.executor import unit_processes
-from .explain import Explanation, SegmentTime, explain
-from .machine import Machine, Run, launch_seconds
+from .explain import Explanation, SegmentTime, causes_of, explain
+from .machine import Machine, launch_seconds
 from .roofline import Point, Roofline, roofline
 from .scene import scene
 from .timeline import Timeline, Track
@@ -124,26 +124,26 @@ class Group:
     mostly: str
 
 
+@dataclass(frozen=True, eq=False)
 class _Facts:
-    """Computes the values that the template shows."""
+    """Computes the values that the template shows. slots: colour by cause. unit, scale: of times on the page."""
 
-    def __init__(
-        self,
-        machine: Machine,
-        explanation: Explanation,
-        timeline: Timeline,
-        slots: Mapping[str, str],
-        unit: str,
-        scale: float,
-    ) -> None:
-        self.machine = machine
-        self.overlay = machine.program.overlay
-        self.explanation = explanation
-        self.timeline = timeline
-        self.slots = slots
-        self.unit, self.scale = unit, scale
-        self.latency = explanation.latency_s
-        self.run: Run = machine.run()
+    machine: Machine
+    explanation: Explanation
+    timeline: Timeline
+    slots: Mapping[str, str]
+    unit: str
+    scale: float
+
+    @property
+    def overlay(self) -> Overlay:
+        """The program's overlay."""
+        return self.machine.program.overlay
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the run, launch included."""
+        return self.explanation.latency_s
 
     def all(self) -> dict[str, Any]:
         """Return all values by their names in the template."""
@@ -157,7 +157,7 @@ class _Facts:
         worked = {u["name"] for u in units if u["busy"] > 0}
         return {
             "overlay": self.overlay,
-            "run": self.run,
+            "run": self.machine.run(),
             "unit": self.unit,
             "latency": self.latency or 1.0,
             "explanation": explanation,
@@ -178,7 +178,7 @@ class _Facts:
             "units": units,
             "sideways": any(u["sideways"] for u in units),
             "unused": [u.name for u in self.overlay.units if u.name not in worked],
-            "states_legend": self._states_legend(),
+            "states_legend": [Part(name, slot, None) for slot, name in STATES.items()],
             "roof": roof,
             "roof_rows": _roof_rows(roof),
             "panels": _panels(roof),
@@ -233,9 +233,7 @@ class _Facts:
             found.setdefault(re.sub(r"\d+", "*", s.name) if grouped else str(i), []).append(s)
         rows = []
         for key, group in found.items():
-            total: Counter[str] = Counter()
-            for s in group:
-                total.update(s.causes)
+            total = causes_of(group)
             seconds = sum(s.end - s.start for s in group)
             most = [f"{c} {100 * x / seconds:.0f} %" for c, x in total.most_common(3) if seconds]
             pieces = [(c, self.slots[c], total[c]) for c in self.explanation.causes if total[c] > 0]
@@ -300,16 +298,12 @@ class _Facts:
             (c, self.slots[c], float(s)) for c, s in zip(self.timeline.causes, parts.tolist(), strict=True) if s > 0
         ]
 
-    def _states_legend(self) -> list[Part]:
-        return [Part(name, slot, None) for slot, name in STATES.items()]
-
     # -- program and rates ----------------------------------------------------------------------------------------
 
     def _sizes(self) -> dict[str, Any]:
         """Return the rows of the table of sizes, by FU type, and the types that have op lists."""
         counts = count(self.machine.program)
-        kinds = list(counts["uops"])
-        kinds = [k for k in kinds if k != "total"]
+        kinds = [k for k in counts["uops"] if k != "total"]
         listed = [k for k in kinds if k in self.overlay.preloaded]
         widest = max((counts[key].get(k, 0) for key in ("bytes", "uop_bytes") for k in kinds), default=0)
         rows = []
@@ -354,8 +348,7 @@ class _Facts:
         chain = self.machine.timing.critical_path
         rates: list[Rate | None] = [self.overlay.rates.get(name) for name in self.overlay.step_seconds]
         fitted = np.array([rate is not None and rate.calibrated for rate in rates])
-        seconds = np.asarray(chain.end, np.float64) - np.asarray(chain.start, np.float64)
-        share = float(seconds[fitted[np.asarray(chain.rate, np.int64)]].sum()) if len(seconds) else 0.0
+        share = float(chain.seconds[fitted[chain.rate]].sum()) if len(chain.rate) else 0.0
         launch = self.overlay.rates.get("launch_us")
         return (share + (self.overlay.seconds["launch_us"] if launch and launch.calibrated else 0.0)) / self.latency
 
@@ -446,7 +439,7 @@ def _panel(
 
     few = len(roof.segments) <= MAX_SEGMENTS
     marks: list[Mark] = []
-    taken: list[tuple[float, float, float, float]] = []
+    taken: list[Box] = []
     for p in points:
         if p.bytes[port]:
             taken.append((x(p.intensity(port)) - 5, y(p.speed / 1e9) - 5, 10.0, 10.0))
@@ -481,16 +474,18 @@ def _panel(
     }
 
 
-def _place(
-    at: tuple[float, float], text: str, taken: list[tuple[float, float, float, float]], right: float
-) -> tuple[float, float, str]:
+Box = tuple[float, float, float, float]
+"""x, y, width and height."""
+
+
+def _place(at: tuple[float, float], text: str, taken: list[Box], right: float) -> tuple[float, float, str]:
     """Return position and anchor of a label beside its point where it overlaps points and other labels least.
 
-    taken: boxes (x, y, width, height) of points and labels; that of the new label is added. right: edge of the panel.
+    taken: boxes of points and labels; that of the new label is added. right: edge of the panel.
     """
     wide, high = 6.6 * len(text), 11.0
     x, y = at
-    best: tuple[float, float, float, str] | None = None
+    best: tuple[float, float, float, str, Box] | None = None
     for dx, dy, anchor in (
         (9, 4, "start"), (-9, 4, "end"), (0, -10, "middle"), (0, 19, "middle"),
         (8, -7, "start"), (8, 15, "start"), (-8, -7, "end"), (-8, 15, "end"), (0, 32, "middle"), (0, -23, "middle"),
@@ -499,14 +494,13 @@ def _place(
         box = (box_x, y + dy - high + 1, wide, high)
         over = sum(_overlap(box, other) for other in taken) + max(0.0, box_x + wide - right) * high
         if best is None or over < best[0]:
-            best = (over, x + dx, y + dy, anchor)
+            best = (over, x + dx, y + dy, anchor, box)
     assert best is not None
-    box_x = best[1] - {"start": 0.0, "middle": wide / 2, "end": wide}[best[3]]
-    taken.append((box_x, best[2] - high + 1, wide, high))
+    taken.append(best[4])
     return round(best[1], 1), round(best[2], 1), best[3]
 
 
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:
+def _overlap(a: Box, b: Box) -> float:
     wide = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
     high = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
     return max(wide, 0.0) * max(high, 0.0)

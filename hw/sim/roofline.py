@@ -141,8 +141,7 @@ def _ports(timeline: Timeline) -> list[MemoryPort]:
     machine = timeline.machine
     overlay = machine.program.overlay
     moves = {t.rate: timeline.rates.index(t.rate) for t in timeline.transfers if len(t.bytes)}
-    rate_of_step = np.array([s.rate for s in timeline.log.steps] or [0])
-    amount_of_step = np.array([s.amount for s in timeline.log.steps] or [0.0])
+    rate_of_step, amount_of_step = timeline.rate_of_step, timeline.amount_of_step
     out = []
     for spec in overlay.units:
         step = timeline.step[timeline.unit == machine.plan.processes.index(spec.name)]
@@ -160,7 +159,6 @@ def _moved(timeline: Timeline, port: MemoryPort, edges: Floats) -> Floats:
         return np.zeros(0)
     rates = [timeline.rates.index(r) for r in port.rates]
     own = timeline.unit == timeline.machine.plan.processes.index(port.name)
-    rate_of_step = np.array([s.rate for s in timeline.log.steps] or [0])
-    amount_of_step = np.array([s.amount for s in timeline.log.steps] or [0.0])
-    rows = np.flatnonzero(own & np.isin(rate_of_step[timeline.step], rates))
-    return timeline.binned(timeline.start[rows], timeline.end[rows], amount_of_step[timeline.step[rows]], edges)
+    rows = np.flatnonzero(own & np.isin(timeline.rate_of_step[timeline.step], rates))
+    amounts = timeline.amount_of_step[timeline.step[rows]]
+    return timeline.binned(timeline.start[rows], timeline.end[rows], amounts, edges)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.expansion import Expansion
 from ...isa.fields import Record
 from ...isa.layout import BLOCK_COLS
 from ...isa.overlay import Overlay
@@ -100,7 +99,7 @@ class _Scene:
         machine = timeline.machine
         self.program: Program = machine.bound
         self.overlay: Overlay = self.program.overlay
-        self.expansion = Expansion(self.program)
+        self.expansion = machine.expansion
         self.units = unit_processes(self.overlay)
         self.launch = launch_seconds(self.overlay)
         self.latency = explanation.latency_s
@@ -245,11 +244,9 @@ class _Scene:
             ),
         }
         if held is not None:
-            buffer, at = held.table(int(track.number.max(initial=0)) + 1)
+            buffer, at, size_of = held.table(int(track.number.max(initial=0)) + 1)
             out["buffer"] = self.blob.array(buffer[track.number[first]] + 1)
             out["at"] = self.blob.array(at[track.number[first]])
-            size_of = np.zeros(int(track.number.max(initial=0)) + 1, np.int64)
-            size_of[held.uop] = held.size
             out["elements"] = self.blob.array(size_of[track.number[first]])
         return out
 
@@ -320,12 +317,13 @@ class _Held:
     buffer: Ints
     at: Ints
 
-    def table(self, count: int) -> tuple[Ints, Ints]:
-        """Return buffer and first element by uOP number, for numbers below `count`; -1 and 0 if a uOP has no access."""
-        buffer, at = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    def table(self, count: int) -> tuple[Ints, Ints, Ints]:
+        """Return buffer, first element and elements by uOP number, for numbers below `count`; -1, 0 and 0 if a uOP has
+        no access."""
+        table = np.array([[-1], [0], [0]]).repeat(count, axis=1)
         inside = self.uop < count
-        buffer[self.uop[inside]], at[self.uop[inside]] = self.buffer[inside], self.at[inside]
-        return buffer, at
+        table[:, self.uop[inside]] = self.buffer[inside], self.at[inside], self.size[inside]
+        return table[0], table[1], table[2]
 
 
 def _numbered(keys: Ints, number: Callable[[int], int]) -> Ints:

@@ -75,10 +75,11 @@ class Timeline:
         of_rate = np.array([self.causes.index(c) for c in causes(overlay)], np.int64)
         steps = self.log.steps
         seconds = np.array([*overlay.step_seconds.values()])
-        self._rate_of_step = np.array([s.rate for s in steps] or [0], np.int64)
-        self._amount_of_step = np.array([s.amount for s in steps] or [0.0])
-        self._cause_of_step = of_rate[self._rate_of_step]
-        self._seconds_of_step = self._amount_of_step * seconds[self._rate_of_step]
+        self.rate_of_step = np.array([s.rate for s in steps] or [0], np.int64)
+        """Index into `rates` of each step in `log.steps`."""
+        self.amount_of_step = np.array([s.amount for s in steps] or [0.0])
+        self._cause_of_step = of_rate[self.rate_of_step]
+        self._seconds_of_step = self.amount_of_step * seconds[self.rate_of_step]
         self.unit = np.frombuffer(self.log.unit, np.int32)
         self.step = np.frombuffer(self.log.step, np.int32)
         self.start = np.frombuffer(self.log.start, np.float64)
@@ -181,8 +182,8 @@ class Timeline:
             rate = self.machine.program.overlay.rates.get(name)
             if rate is None or rate.unit != "GB/s":
                 continue
-            rows = np.flatnonzero(self._rate_of_step[self.step] == i)
-            amounts = self._amount_of_step[self.step[rows]]
+            rows = np.flatnonzero(self.rate_of_step[self.step] == i)
+            amounts = self.amount_of_step[self.step[rows]]
             out.append(Transfers(name, rate.cause, self.start[rows], self.end[rows], amounts))
         return out
 

@@ -442,7 +442,7 @@ class Titles:
 
     def __init__(self, machine: Machine) -> None:
         self.program = machine.bound
-        self.expansion = Expansion(self.program)
+        self.expansion = machine.expansion
         self._words: dict[tuple[int, bool], str] = {}
         self._packets: dict[int, str] = {}
         self._about: dict[str, dict[int, int]] = {}
