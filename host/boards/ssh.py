@@ -145,11 +145,11 @@ class SshBoard:
             if "error" not in message:
                 names, sizes = [b.name for b in results], [4 * b.size for b in results]
                 if message.get("outputs") != names or [len(o) for o in outputs] != sizes:
-                    raise self._misunderstood()
+                    raise _unexpected(self.target)
                 try:
                     run = Run(**message["run"])
                 except (KeyError, TypeError):
-                    raise self._misunderstood() from None
+                    raise _unexpected(self.target) from None
         _raise_there(message, self.target)
         named = {b.name: np.frombuffer(o, "<f4") for b, o in zip(results, outputs, strict=True)}
         run.facts["host"] = str(self.target)
@@ -177,11 +177,8 @@ class SshBoard:
                     message, _ = link.answer(0)
             _raise_there(message, self.target)
             if "loaded" not in message:
-                raise self._misunderstood()
+                raise _unexpected(self.target)
         return self._link
-
-    def _misunderstood(self) -> BoardError:
-        return BoardMismatch(f"{self.target}: unexpected answer; is another version of rsn installed there?")
 
     @contextmanager
     def _dropping(self) -> Iterator[None]:
@@ -381,7 +378,12 @@ def examine(url: str) -> Message:
     match message:
         case {"checks": list(), "time": int() | float()}:
             return message
-    raise BoardMismatch(f"{target}: unexpected answer; is another version of rsn installed there?")
+    raise _unexpected(target)
+
+
+def _unexpected(target: Target) -> BoardMismatch:
+    """The error for an answer that this version of rsn does not know."""
+    return BoardMismatch(f"{target}: unexpected answer; is another version of rsn installed there?")
 
 
 def _raise_there(message: Message, target: Target) -> None:

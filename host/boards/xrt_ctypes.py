@@ -257,14 +257,18 @@ class CtypesXrt:
     def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
         raw = data.view(np.uint8).reshape(-1)
         self._buffers[buffer][at : at + len(raw)] = raw
-        self._xrt.must("writing a buffer", "xrtBOSync", buffer, TO_DEVICE, len(raw), at)
+        self._sync("writing a buffer", buffer, TO_DEVICE, len(raw), at)
 
     def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
         raw = into.view(np.uint8).reshape(-1)
-        self._xrt.must("reading a buffer", "xrtBOSync", buffer, FROM_DEVICE, len(raw), at)
+        self._sync("reading a buffer", buffer, FROM_DEVICE, len(raw), at)
         mapped = self._buffers[buffer][at : at + len(raw)]
         raw[: len(mapped)] = mapped
         return len(mapped)
+
+    def _sync(self, what: str, buffer: int, direction: int, size: int, at: int) -> None:
+        """Copy between the host's mapping of a buffer and the device's memory."""
+        self._xrt.must(what, "xrtBOSync", buffer, direction, size, at)
 
     def reset_graph(self) -> None:
         self._xrt.must("resetting the graph", "xrtGraphReset", self._graph)

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import BoardError
 from .device import BoardMemory, Bytes, Facts
 from .profile import Profile
-from .xrt_ctypes import CtypesXrt, Library, ended
+from .xrt_ctypes import TO_DEVICE, CtypesXrt, Library, ended
 
 POLL_S = 0.0005
 """Seconds between two looks at a run's state. pyxrt's own wait would hold the interpreter's lock, and stop all other
@@ -75,21 +74,10 @@ class Pyxrt(CtypesXrt):
     def free(self, buffer: int) -> None:
         del self._buffers[buffer], self._py_buffers[buffer]
 
-    def write(self, buffer: int, at: int, data: npt.NDArray[Any]) -> None:
-        raw = data.view(np.uint8).reshape(-1)
-        self._buffers[buffer][at : at + len(raw)] = raw
-        with _as_board_error("writing a buffer"):
-            to_device = self._pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
-            self._py_buffers[buffer].sync(to_device, len(raw), at)
-
-    def read(self, buffer: int, at: int, into: npt.NDArray[Any]) -> int:
-        raw = into.view(np.uint8).reshape(-1)
-        with _as_board_error("reading a buffer"):
-            from_device = self._pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
-            self._py_buffers[buffer].sync(from_device, len(raw), at)
-        mapped = self._buffers[buffer][at : at + len(raw)]
-        raw[: len(mapped)] = mapped
-        return len(mapped)
+    def _sync(self, what: str, buffer: int, direction: int, size: int, at: int) -> None:
+        name = "XCL_BO_SYNC_BO_TO_DEVICE" if direction == TO_DEVICE else "XCL_BO_SYNC_BO_FROM_DEVICE"
+        with _as_board_error(what):
+            self._py_buffers[buffer].sync(getattr(self._pyxrt.xclBOSyncDirection, name), size, at)
 
     def start(self, buffers: Sequence[int]) -> None:
         with _as_board_error("starting the kernel"):
