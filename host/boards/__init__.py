@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Protocol
 
-from ...hw.sim.machine import Run
-from ...isa.packet import Words
-from ...isa.program import Array, Program
+from .board import Board as Board
 from .csim import CsimBoard
 from .named import open_profile
 from .sim import SimBoard
 from .ssh import SshBoard
-
-
-class Board(Protocol):
-    """One machine. Tensors go in and out by buffer name, as flat float32 arrays in memory order."""
-
-    def load(self, program: Program, weights: Mapping[str, Array]) -> None:
-        """Take a verified program and its packed weights."""
-
-    def run(
-        self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
-    ) -> tuple[dict[str, Array], Run]:
-        """Run the image `words` once. Returns the outputs, and time and traffic of the run.
-
-        progress: called with the share that is done, 0 to 1, by boards that know it.
-        """
-
-    def close(self) -> None:
-        """Release the machine."""
 
 
 def open_board(name: str, *, xclbin: str | os.PathLike[str] | None = None) -> Board:

@@ -12,6 +12,7 @@ from ...hw.versal.csim.build import compiler
 from ...hw.versal.csim.machine import Native, machine_of
 from ...isa.packet import Words
 from ...isa.program import Array, Program
+from .board import Board
 from .held_state import HeldState
 from .memories import Memories
 
@@ -27,9 +28,9 @@ def stalls_of_environment() -> int:
     return int(text)
 
 
-class CsimBoard:
-    """Holds a program and its off-chip memories, and runs it by the C++ machine. Its methods are those of `Board`. It
-    computes results but no modelled time: a run's time is this computer's wall time.
+class CsimBoard(Board):
+    """Holds a program and its off-chip memories, and runs it by the C++ machine. It computes results but no modelled
+    time: a run's time is this computer's wall time.
 
     stalls: seed of random pauses and stalled pipelines (docs/csim.md), 0 for none; None takes that of the environment.
     """

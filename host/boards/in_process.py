@@ -21,7 +21,7 @@ from ...hw.versal.csim.machine import Native
 from ...isa.image import decode_image
 from ...isa.packet import Words
 from ...isa.program import Array, Program
-from .device import BoardBusy, BoardMemory, Bytes, Facts
+from .device import BoardBusy, BoardMemory, Bytes, Device, Facts
 from .profile import INSTRUCTIONS, Profile
 from .tiles import op_lists
 
@@ -43,8 +43,8 @@ def native() -> Engine:
     return Native().run
 
 
-class InProcess:
-    """A device in this process. Its methods are those of `Device`.
+class InProcess(Device):
+    """A device in this process.
 
     A run that cannot end, because of a deadlock or missing tile parameters, never ends, as on a board: `wait` reports
     it as running. Neither does any later run of this object, also when it was closed and opened again: nothing but a

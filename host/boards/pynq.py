@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ...base.errors import BoardError
 from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT
 from ...isa.packet import Words
-from .device import BoardLost, BoardMemory, BoardMismatch, Facts
+from .device import BoardLost, BoardMemory, BoardMismatch, Device, Facts
 from .profile import Profile
 
 CONTROL, START, DONE, IDLE, CONTINUE = 0x00, 1, 2, 4, 16
@@ -32,8 +32,8 @@ NO_GRAPH = (
 )
 
 
-class PynqDevice:
-    """A device behind PYNQ, with the methods of `Device`. It checks the bitstream, and refuses to run a program."""
+class PynqDevice(Device):
+    """A device behind PYNQ. It checks the bitstream, and refuses to run a program."""
 
     def __init__(self, index: int = 0) -> None:
         try:

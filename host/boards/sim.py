@@ -9,12 +9,13 @@ from ...hw.sim.breakpoint import Stopped, stop
 from ...hw.sim.machine import Machine, Run, Watch
 from ...isa.packet import Words
 from ...isa.program import Array, Program
+from .board import Board
 from .held_state import HeldState
 from .memories import Memories
 
 
-class SimBoard:
-    """Holds a program and its off-chip memories, and simulates its runs. Its methods are those of `Board`, and `stop`.
+class SimBoard(Board):
+    """Holds a program and its off-chip memories, and simulates its runs. It can also stop in a run (`stop`).
 
     The time of a run depends only on the image, that is on the run-time parameters; the simulators of the last few
     images are kept with their times.

@@ -27,6 +27,7 @@ from ...hw.sim.machine import Run
 from ...isa.packet import Words
 from ...isa.program import Array, Program, Role
 from ..forks import forget_in_children
+from .board import Board
 from .device import BoardLost, BoardMismatch, BoardTimeout
 from .ssh_cache import checksum
 from .ssh_frames import ERRORS, Beat, Ended, Frames, Message, Silent
@@ -106,8 +107,8 @@ class Target:
         return f"{self.user}@{self.host}" if self.user else self.host
 
 
-class SshBoard:
-    """Holds a program on another computer's board. Its methods are those of `Board`.
+class SshBoard(Board):
+    """Holds a program on another computer's board.
 
     It connects when a program is loaded. After any error the connection is dropped; the next run connects and loads the
     program again. The other computer keeps the weights in a cache, so that they are not sent again.

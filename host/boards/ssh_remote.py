@@ -19,7 +19,8 @@ from ...base.version import __version__
 from ...isa.packet import Words
 from ...isa.program import Array, Program, Role
 from ...isa.verify import require
-from . import Board, open_board
+from . import open_board
+from .board import Board
 from .device import BoardMemory
 from .ssh_cache import WeightCache, is_checksum
 from .ssh_frames import ERRORS, SILENCE_S, Beat, Ended, Frames, Message, Silent

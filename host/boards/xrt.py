@@ -13,6 +13,7 @@ from ...base.errors import BoardError
 from ...hw.sim.machine import Run
 from ...isa.packet import Words
 from ...isa.program import Array, Buffer, Program, Role, only_weights
+from .board import Board
 from .device import BoardMemory
 from .held_state import HeldState
 from .match import match_program
@@ -31,8 +32,8 @@ LARGE = 512 << 20
 mapped file, and an SD card of class 10 reads only 10 MB/s for sure."""
 
 
-class XrtBoard:
-    """Runs a program on a device. Its methods are those of `Board`.
+class XrtBoard(Board):
+    """Runs a program on a device.
 
     Boards of one session keep their programs resident beside each other; programs with the same weights share them.
     After an error everything is released, and the next run starts from the beginning: it takes the device, loads the

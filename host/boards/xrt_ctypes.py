@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError
 from ...isa.packet import Words
-from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, Bytes, Facts
+from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, Bytes, Device, Facts
 from .profile import Profile
 
 LIBRARY = "libxrt_coreutil.so.2"
@@ -185,9 +185,9 @@ def _ends_the_process(library: str) -> bool:
     return done.returncode < 0
 
 
-class CtypesXrt:
-    """A device behind XRT's C API. Its methods are those of `Device`. Buffers are mapped: `write` and `read` copy
-    memory and synchronise the device's view."""
+class CtypesXrt(Device):
+    """A device behind XRT's C API. Buffers are mapped: `write` and `read` copy memory and synchronise the device's
+    view."""
 
     def __init__(self, index: int = 0, library: Library | None = None) -> None:
         self.index = index

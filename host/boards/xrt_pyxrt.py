@@ -25,7 +25,7 @@ threads."""
 
 
 class Pyxrt(CtypesXrt):
-    """A device behind pyxrt, and behind the C API for what pyxrt does not have. Its methods are those of `Device`."""
+    """A device behind pyxrt, and behind the C API for what pyxrt does not have."""
 
     def __init__(self, index: int = 0, library: Library | None = None) -> None:
         super().__init__(index, library)

@@ -39,11 +39,20 @@ class Slots(Protocol):
     slots: int
     capacity: int
 
-    def check(self, prompt: Sequence[int]) -> None: ...
-    def prefill(self, slot: int, tokens: Sequence[int]) -> Array: ...
-    def step(self, tokens: Mapping[int, int]) -> Mapping[int, Array]: ...
-    def free(self, slot: int) -> None: ...
-    def close(self) -> None: ...
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise `TensorError` for a prompt that cannot begin a sequence."""
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
+        """Begin a sequence. Returns the logits behind its last token, (vocabulary,)."""
+
+    def step(self, tokens: Mapping[int, int]) -> Mapping[int, Array]:
+        """Append a token to each of some slots. Returns the logits behind it, (vocabulary,), by slot."""
+
+    def free(self, slot: int) -> None:
+        """Forget the sequence of a slot."""
+
+    def close(self) -> None:
+        """Release the board."""
 
 
 @dataclass(frozen=True)

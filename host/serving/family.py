@@ -34,6 +34,7 @@ class Member(SlotBucket):
 
     @classmethod
     def of(cls, program: Program) -> Member:
+        """Make the bucket of a program."""
         return cls(_slots(program), bool(program.parameters), program)
 
     @cached_property

@@ -67,17 +67,20 @@ class Server(Protocol):
     """A model that answers calls. Any thread may call its methods."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the model."""
 
     @property
-    def arguments(self) -> tuple[Argument, ...]: ...
+    def arguments(self) -> tuple[Argument, ...]:
+        """The tensors that a call takes."""
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
         """The sizes that the model was compiled for, by the name of the dimension."""
 
     @property
-    def health(self) -> Health: ...
+    def health(self) -> Health:
+        """Whether calls are being answered."""
 
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
         """Queue a call, and return the future of its result.

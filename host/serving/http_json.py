@@ -64,7 +64,7 @@ class Form(Protocol):
         """Return a model's result as JSON. Raises `UnsupportedError`."""
 
 
-class Tensors:
+class Tensors(Form):
     """The body format for any model: the arguments by name, and the result."""
 
     def __init__(self, arguments: Sequence[Argument]) -> None:

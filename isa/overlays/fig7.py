@@ -93,6 +93,7 @@ class PingPong(Unit):
         self.buffers = [np.full((SIDE, SIDE), np.nan, np.float32) for _ in range(2)]
 
     def lanes(self, *enabled: Steps | None) -> Steps:
+        """Run the halves of a uOP side by side, then change the buffers. None: a half that does nothing."""
         yield Par(*(lane for lane in enabled if lane is not None))
         self.current ^= 1
 
