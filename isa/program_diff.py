@@ -149,12 +149,8 @@ def _kernels(a: Expansion, b: Expansion) -> Iterator[Difference]:
             together.setdefault((a.sequences[unit].unit.kind, *piece.key), []).append(piece)
     for pieces in together.values():
         first = pieces[0]
-        names = _units([p.unit for p in pieces])
+        names = ", ".join(p.unit for p in pieces)
         yield Difference("kernel", f"{names} {first.text}", first.a, first.b, sum(p.uops for p in pieces))
-
-
-def _units(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names)
 
 
 def _numbered(a: Expansion, b: Expansion, unit: str) -> tuple[Ints, Ints]:
@@ -288,17 +284,14 @@ def _show(x: Expansion, unit: str, i: int) -> str:
     """A uOP as short text: the piece of memory that it accesses, and the fields that differ from their defaults."""
     uop, values = _at(x, unit, i)
     default = _fields(type(uop)()) if isinstance(uop, Record) else {}
+    flags = {x.name for x in uop.FIELDS if x.flag} if isinstance(uop, Record) else set()
     piece = _memory(x, unit, i)
     words = [piece] if piece else []
     for name, value in values.items():
         if (name in ("addr", "size") and piece) or value == default.get(name, 0):
             continue
-        words.append(name if value is True or (value == 1 and name in _flags(uop)) else f"{name}={_value(value)}")
+        words.append(name if value is True or (value == 1 and name in flags) else f"{name}={_value(value)}")
     return " ".join(words) or "nothing"
-
-
-def _flags(uop: Any) -> set[str]:
-    return {x.name for x in uop.FIELDS if x.flag} if isinstance(uop, Record) else set()
 
 
 # -- sequences ------------------------------------------------------------------------------------------------------

@@ -54,18 +54,12 @@ class Rate:
                 raise ProgramError(f"unknown unit {self.unit!r} of a rate; known are GB/s, us and PL cycles")
 
 
-class Discipline(Enum):
-    """The order in which the slots of a memory are filled and drained."""
-
-    RING = "ring"
-    """In turn: every operation goes on to the next slot. Two slots are a double buffer (ping-pong)."""
-
-
 @dataclass(frozen=True)
 class Memory:
     """The on-chip memory of a unit: `slots` buffers of rows x columns float32 elements.
 
-    An operation fills one slot and drains another. Filling is at most slots - 1 operations ahead of draining. banks:
+    An operation fills one slot and drains another, and the next one goes on to the next slots: two slots are a double
+    buffer (ping-pong). Filling is at most slots - 1 operations ahead of draining. banks:
     RAMs that one slot is spread over, so that it takes and gives a word in each cycle. Raises `ProgramError` for sizes
     below 1, or fewer than 2 slots.
     """
@@ -73,7 +67,6 @@ class Memory:
     rows: int
     columns: int
     slots: int = 2
-    discipline: Discipline = Discipline.RING
     banks: int = 2
 
     def __post_init__(self) -> None:
@@ -263,10 +256,6 @@ class Machine:
                 seen.add(step)
                 ways.append((*way, port.peer))
         return None
-
-    def reachable(self, source: str, sink: str) -> bool:
-        """Whether data can go from one unit to another (`path`)."""
-        return self.path(source, sink) is not None
 
     @cached_property
     def seconds(self) -> dict[str, float]:

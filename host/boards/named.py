@@ -20,18 +20,12 @@ from .xrt import XrtBoard, find_xclbin
 from .xrt_ctypes import CtypesXrt
 from .xrt_pyxrt import Pyxrt
 
-
-def _sim(index: int) -> Device:
-    return InProcess()
-
-
-def _csim(index: int) -> Device:
-    return InProcess(native(), "csim")
-
-
 REAL: dict[str, Callable[[int], Device]] = {"xrt": CtypesXrt, "pyxrt": Pyxrt, "pynq": PynqDevice}
 """Devices that exist once: they have a bitstream and a lock."""
-IN_PROCESS: dict[str, Callable[[int], Device]] = {"sim": _sim, "csim": _csim}
+IN_PROCESS: dict[str, Callable[[int], Device]] = {
+    "sim": lambda index: InProcess(),
+    "csim": lambda index: InProcess(native(), "csim"),
+}
 """Devices in this process."""
 
 _sessions: WeakValueDictionary[object, Session] = WeakValueDictionary()

@@ -392,18 +392,18 @@ class Session:
             cause = f"another image is booted, or {cause}"
             remedy = f"write the BOOT.BIN that belongs to {self.bitstream} to the card, and {remedy}"
         try:
-            problem = self._try(trial_program(profile.overlay))
-        except BoardTimeout as e:
-            self._forget_trial()
-            raise BoardTimeout(f"{profile.name}: a small known program did not end: {cause}; {remedy}") from e
-        except BaseException:
-            self._forget_trial()
+            if problem := self._try(trial_program(profile.overlay)):
+                raise BoardMismatch(
+                    f"{profile.name}: a small known program gave wrong numbers: {cause} ({problem}); {remedy}"
+                )
+        except BaseException as e:
+            # the next opening of the device, by whomever, begins with a trial
+            self._note(unfinished=True)
+            if self._stamp is not None:
+                self._stamp.remove()
+            if isinstance(e, BoardTimeout):
+                raise BoardTimeout(f"{profile.name}: a small known program did not end: {cause}; {remedy}") from e
             raise
-        if problem:
-            self._forget_trial()
-            raise BoardMismatch(
-                f"{profile.name}: a small known program gave wrong numbers: {cause} ({problem}); {remedy}"
-            )
         self.facts["trial"] = "passed"
         if self._stamp is not None and self._xclbin is not None:
             self._stamp.write(self._xclbin.sha256)
@@ -424,12 +424,6 @@ class Session:
         came = device.read(helds[y.bank].handle, 4 * program.place(y).start, flat)
         self.release(helds.values(), self.age)
         return wrong(flat) if came == flat.nbytes else f"{came} of {flat.nbytes} bytes came back"
-
-    def _forget_trial(self) -> None:
-        """After a trial that has failed: the next opening of the device, by whomever, begins with one."""
-        self._note(unfinished=True)
-        if self._stamp is not None:
-            self._stamp.remove()
 
 
 def recorded(profile: Profile, xclbin: Xclbin | None, facts: Facts) -> dict[str, str]:

@@ -439,10 +439,7 @@ def _panel(
 
     few = len(roof.segments) <= MAX_SEGMENTS
     marks: list[Mark] = []
-    taken: list[Box] = []
-    for p in points:
-        if p.bytes[port]:
-            taken.append((x(p.intensity(port)) - 5, y(p.speed / 1e9) - 5, 10.0, 10.0))
+    taken = [(x(p.intensity(port)) - 5, y(p.speed / 1e9) - 5, 10.0, 10.0) for p in inside]
     for p in inside:
         at = x(p.intensity(port)), y(p.speed / 1e9)
         attainable = min(roof.peak, ceiling * p.intensity(port))

@@ -69,19 +69,12 @@ class Blob:
         return base64.b64encode(zlib.compress(raw, 6)).decode()
 
 
-class _Texts:
-    """Numbers distinct texts."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self._known: dict[str, int] = {}
+class _Texts(dict[str, int]):
+    """Distinct texts, each with its number."""
 
     def number(self, text: str) -> int:
-        """Return the number of a text, which is its index in `all`; a new text is appended."""
-        n = self._known.setdefault(text, len(self.all))
-        if n == len(self.all):
-            self.all.append(text)
-        return n
+        """Return the number of a text. New texts are numbered in order."""
+        return self.setdefault(text, len(self))
 
 
 def scene(timeline: Timeline, explanation: Explanation, slots: Mapping[str, str]) -> str:
@@ -137,8 +130,8 @@ class _Scene:
             "lanes": [self._lane(t, t.name in self.units) for t in self.timeline.tracks],
             "rates": self._rates(),
             "buffers": [self._buffer(i) for i in range(len(self.program.buffers))],
-            "texts": self.texts.all,
-            "places": self.places.all,
+            "texts": list(self.texts),
+            "places": list(self.places),
         }
         return self.blob.text(header)
 

@@ -253,26 +253,21 @@ def _close(name: str, known: Any) -> str:
 # -- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _changes(overlay: Overlay, base: Overlay) -> Iterator[str]:
-    """In which numbers an overlay differs from the one that it changes, as lines of an overlay file in one order."""
-    for kind, units in base.by_kind.items():
-        left = overlay.by_kind[kind]
-        if len(left) != len(units):
-            yield f"units.{kind} = {len(left)}"
+def _settings(overlay: Overlay) -> dict[str, float]:
+    """All numbers that an overlay file can change, by their names in one line of such a file, in one order."""
+    out: dict[str, float] = {f"units.{kind}": len(units) for kind, units in overlay.by_kind.items()}
     for u in overlay.units:
-        before = base.by_unit[u.name].memory
-        for size in SIZES:
-            if u.memory is not None and getattr(u.memory, size) != getattr(before, size):
-                yield f"memories.{u.name}.{size} = {getattr(u.memory, size)}"
-    yield from (f"banks.{name} = {size}" for name, size in overlay.banks.items() if size != base.banks[name])
-    for name, rate in overlay.rates.items():
-        if rate.value != base.rates[name].value:
-            yield f"rates.{name} = {rate.value!r}"
-    for name in FIFO_DEPTHS:
-        if getattr(overlay, name) != getattr(base, name):
-            yield f"rates.{name} = {getattr(overlay, name)}"
-    depths = {s.name: s.depth for s in base.streams}
-    yield from (f'streams."{s.name}" = {s.depth}' for s in overlay.streams if s.depth != depths[s.name])
+        out |= {f"memories.{u.name}.{size}": getattr(u.memory, size) for size in SIZES if u.memory is not None}
+    out |= {f"banks.{name}": size for name, size in overlay.banks.items()}
+    out |= {f"rates.{name}": rate.value for name, rate in overlay.rates.items()}
+    out |= {f"rates.{name}": getattr(overlay, name) for name in FIFO_DEPTHS}
+    return out | {f'streams."{s.name}"': s.depth for s in overlay.streams}
+
+
+def _changes(overlay: Overlay, base: Overlay) -> list[str]:
+    """In which numbers an overlay differs from the one that it changes, as lines of an overlay file."""
+    before = _settings(base)
+    return [f"{name} = {value!r}" for name, value in _settings(overlay).items() if value != before[name]]
 
 
 def lines(overlay: Overlay) -> list[str]:
