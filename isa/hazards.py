@@ -82,12 +82,8 @@ class _Bank:
 
     def _covered(self, *roles: Role) -> Ints:
         """How many buffers of these roles hold each cell."""
-        return self._depth([s for b, s in zip(self.buffers, self.spans, strict=True) if b.role in roles])
-
-    def _depth(self, spans: Sequence[tuple[int, int]]) -> Ints:
-        if not spans:
-            return np.zeros(len(self.cells), np.int64)
-        starts, ends = np.searchsorted(self.cells, np.array(spans, np.int64)).T
+        spans = [s for b, s in zip(self.buffers, self.spans, strict=True) if b.role in roles]
+        starts, ends = np.searchsorted(self.cells, np.array(spans, np.int64).reshape(-1, 2)).T
         return self._coverage(starts, ends)
 
     def _coverage(self, starts: Ints, ends: Ints) -> Ints:

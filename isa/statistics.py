@@ -39,12 +39,10 @@ def count(program: Program) -> dict[str, dict[str, int]]:
         uops = 0 if header.last else units * header.reuse * each
         add("uops", form.kind, uops)
         add("uop_bytes", form.kind, uops * (form.uop_bytes or 4 * form.mop.WORDS))
-    for key, per_kind in out.items():
+    for per_kind in out.values():
         per_kind["total"] = sum(per_kind.values())
-        if key == "packets":
-            per_kind["total"] = len(program.packets)
-        if key == "bytes":
-            per_kind["total"] = 4 * (2 + sum(p.words for p in program.packets))
+    out["packets"]["total"] = len(program.packets)
+    out["bytes"]["total"] = 4 * (2 + sum(p.words for p in program.packets))
     for kind, held in overlay.preloaded.items():
         lists = [program.preloaded.get(u.name, ()) for u in overlay.by_kind[kind]]
         out["uops"][kind] = max(map(held.executed, lists), default=0)

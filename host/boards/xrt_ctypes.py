@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -90,19 +90,17 @@ class Library:
             self._library = ctypes.CDLL(path, use_errno=True)
         except OSError as e:
             raise BoardError(f"XRT cannot be loaded ({e}): install it ({INSTALL})") from None
-        self._functions: dict[str, Callable[..., Any]] = {}
         for name, (result, *arguments) in FUNCTIONS.items():
             try:
-                function = self._library[name]
+                function = getattr(self._library, name)
             except AttributeError:
                 raise BoardError(f"{path} has no {name}; XRT 2.13 (2022.1) or newer is needed") from None
             function.restype, function.argtypes = result, arguments
-            self._functions[name] = function
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function, and return its result, also if it failed; errno is left for `failed`."""
         ctypes.set_errno(0)
-        return self._functions[name](*arguments)
+        return getattr(self._library, name)(*arguments)
 
     def must(self, what: str, name: str, *arguments: Any) -> Any:
         """Call a function that returns a handle, or 0 for success. Raises `BoardError` if it fails; `what` says what

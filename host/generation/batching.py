@@ -232,9 +232,13 @@ class Generation(Closing):
                 if self._closed:
                     return False
                 self._work.wait()
+            dropped = [request for request in self._waiting if request.stream.is_cancelled]
+            for request in dropped:
+                self._waiting.remove(request)
+        for request in dropped:
+            request.stream.put(Event(reason="cancelled"))
         for slot in [slot for slot, request in self._running.items() if request.stream.is_cancelled]:
             self._end(slot, Event(reason="cancelled"))
-        self._drop_cancelled()
         for slot in range(self._decoder.slots):
             if slot not in self._running and (request := self._next()):
                 self._running[slot] = request
@@ -250,15 +254,6 @@ class Generation(Closing):
         """Take the next request from the queue."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
-
-    def _drop_cancelled(self) -> None:
-        """End the requests that were cancelled while they waited."""
-        with self._lock:
-            dropped = [request for request in self._waiting if request.stream.is_cancelled]
-            for request in dropped:
-                self._waiting.remove(request)
-        for request in dropped:
-            request.stream.put(Event(reason="cancelled"))
 
     def _decode(self) -> None:
         """Decode a token of each running request."""

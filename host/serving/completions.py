@@ -251,7 +251,8 @@ class _Service:
         except BoardError as e:
             return _error(503, str(e))
         pieces = TextPieces(self._tokenizer, asked.stops, asked.tokens)
-        answer = _Answer(self._name, asked, pieces, stream, events, self._timeout_s)
+        facts = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        answer = _Answer(facts | {"model": self._name}, asked, pieces, stream, events, self._timeout_s)
         if asked.is_streamed:
             return StreamingResponse(
                 answer.chunks(), media_type="text/event-stream", headers={"cache-control": "no-store"}
@@ -259,27 +260,17 @@ class _Service:
         return await answer.whole(request)
 
 
+@dataclass(eq=False)
 class _Answer:
-    """One answer: the events of its stream as text."""
+    """One answer: the events of its stream as text. facts: with which each piece of it begins. tokens: so far."""
 
-    def __init__(
-        self,
-        name: str,
-        asked: Asked,
-        pieces: TextPieces,
-        stream: Stream,
-        events: asyncio.Queue[Event],
-        timeout_s: float,
-    ) -> None:
-        self._asked, self._pieces, self._stream, self._events = asked, pieces, stream, events
-        self._timeout_s = timeout_s
-        self._facts = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": name,
-        }
-        self._tokens = 0
+    facts: dict[str, Any]
+    asked: Asked
+    pieces: TextPieces
+    stream: Stream
+    events: asyncio.Queue[Event]
+    timeout_s: float
+    tokens: int = 0
 
     async def texts(self) -> AsyncIterator[tuple[str, str | None]]:
         """Pieces of text, and with the last one why the text ends. Raises the error of the run. Whoever stops listening
@@ -287,27 +278,27 @@ class _Answer:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(self._timeout_s):
-                        event = await self._events.get()
+                    async with asyncio.timeout(self.timeout_s):
+                        event = await self.events.get()
                 except TimeoutError:
-                    raise RequestTimeout(f"no token came in {self._timeout_s:g} s") from None
+                    raise RequestTimeout(f"no token came in {self.timeout_s:g} s") from None
                 if event.error is not None:
                     raise event.error
                 if event.token is None:
-                    yield self._pieces.rest(), event.reason
+                    yield self.pieces.rest(), event.reason
                     return
-                self._tokens += 1
-                piece = self._pieces.add(event.token)
-                if self._pieces.is_stopped:
+                self.tokens += 1
+                piece = self.pieces.add(event.token)
+                if self.pieces.is_stopped:
                     yield piece, "stop"
                     return
                 if piece:
                     yield piece, None
         finally:
-            self._stream.cancel()
+            self.stream.cancel()
 
     def _choice(self, text: str, reason: str | None) -> dict[str, Any]:
-        return {**self._facts, "choices": [{"text": text, "index": 0, "logprobs": None, "finish_reason": reason}]}
+        return {**self.facts, "choices": [{"text": text, "index": 0, "logprobs": None, "finish_reason": reason}]}
 
     async def chunks(self) -> AsyncIterator[str]:
         """The answer as server-sent events."""
@@ -337,13 +328,9 @@ class _Answer:
         finally:
             gone.cancel()
             collected.cancel()
-            self._stream.cancel()
-        prompt = len(self._asked.tokens)
-        usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": self._tokens,
-            "total_tokens": prompt + self._tokens,
-        }
+            self.stream.cancel()
+        prompt = len(self.asked.tokens)
+        usage = {"prompt_tokens": prompt, "completion_tokens": self.tokens, "total_tokens": prompt + self.tokens}
         return json_answer(self._choice(text, reason) | {"usage": usage})
 
     async def _collected(self) -> tuple[str, str | None]:
