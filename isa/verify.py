@@ -8,6 +8,7 @@ sends that do not equal receives, hazards in memory, wrong contents of buffers a
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Container, Iterator
 
 import numpy as np
@@ -184,10 +185,7 @@ def _search(plan: Plan[Overlay], low: int, high: int) -> int:
 
     More room never causes a deadlock, so binary search is correct.
     """
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _runs(plan, middle) else (middle + 1, high)
-    return low
+    return low + bisect_left(range(low, high), True, key=lambda depth: _runs(plan, depth))
 
 
 def _deep_enough(plan: Plan[Overlay], longest: int) -> int | None:

@@ -115,16 +115,11 @@ class Loaded(BoardModule):
         """The tensors that a call takes."""
         padding = self._saved.padding
         if padding is None:
-            return tuple(
-                _argument(node.name, node.meta["val"])
-                for node in self._saved.parts[0].host.interface.arguments
-                if hasattr(node.meta["val"], "shape")
-            )
-        names = dict(zip(self.dims, self._dim_names, strict=True))
+            nodes = self._saved.parts[0].host.interface.arguments
+            return tuple(_argument(n.name, n.meta["val"], {}) for n in nodes if hasattr(n.meta["val"], "shape"))
+        names, shapes = dict(zip(self.dims, self._dim_names, strict=True)), padding.arguments.shapes
         return tuple(
-            _argument(
-                name, x, {axis % x.ndim: names[dim] for axis, dim in padding.arguments.shapes.get(name, {}).items()}
-            )
+            _argument(name, x, {axis % x.ndim: names[dim] for axis, dim in shapes.get(name, {}).items()})
             for name, x in padding.arguments.example.items()
             if hasattr(x, "shape")
         )
@@ -254,6 +249,6 @@ def _typed() -> Iterator[None]:
         raise TensorError(f"the host part (PyTorch) cannot run with these arguments: {message}") from e
 
 
-def _argument(name: str, x: torch.Tensor, dims: Mapping[int, str] | None = None) -> Argument:
-    shape: Sequence[int | str] = [(dims or {}).get(axis, n) for axis, n in enumerate(x.shape)]
+def _argument(name: str, x: torch.Tensor, dims: Mapping[int, str]) -> Argument:
+    shape: Sequence[int | str] = [dims.get(axis, n) for axis, n in enumerate(x.shape)]
     return Argument(name, str(x.dtype).removeprefix("torch."), tuple(shape))
