@@ -10,11 +10,11 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -26,33 +26,14 @@ from ..serving.health import Health, State
 from ..serving.policy import QueueFull
 from .sampling import Sampling
 
+if TYPE_CHECKING:
+    from .decoder import Decoder
+
 T = TypeVar("T")
 log = logging.getLogger("rsn.generation")
 
 RETRIES = 1
 """How often a step or a prompt is run again when the board fails: neither has changed anything then."""
-
-
-class Slots(Protocol):
-    """What requests run on; see `Decoder`."""
-
-    slots: int
-    capacity: int
-
-    def check(self, prompt: Sequence[int]) -> None:
-        """Raise `TensorError` for a prompt that cannot begin a sequence."""
-
-    def prefill(self, slot: int, tokens: Sequence[int]) -> Array:
-        """Begin a sequence. Returns the logits behind its last token, (vocabulary,)."""
-
-    def step(self, tokens: Mapping[int, int]) -> Mapping[int, Array]:
-        """Append a token to each of some slots. Returns the logits behind it, (vocabulary,), by slot."""
-
-    def free(self, slot: int) -> None:
-        """Forget the sequence of a slot."""
-
-    def close(self) -> None:
-        """Release the board."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +109,7 @@ class Generation(Closing):
     queue: the most requests that wait for a slot.
     """
 
-    def __init__(self, decoder: Slots, *, queue: int = 256) -> None:
+    def __init__(self, decoder: Decoder, *, queue: int = 256) -> None:
         self._decoder, self._limit = decoder, queue
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}
@@ -240,10 +221,10 @@ class Generation(Closing):
         for slot in [slot for slot, request in self._running.items() if request.stream.is_cancelled]:
             self._end(slot, Event(reason="cancelled"))
         for slot in range(self._decoder.slots):
-            if slot not in self._running and (request := self._next()):
-                self._running[slot] = request
+            if slot not in self._running and (began := self._next()):
+                self._running[slot] = began
                 try:
-                    logits = self._tried(partial(self._decoder.prefill, slot, request.tokens))
+                    logits = self._tried(partial(self._decoder.prefill, slot, began.tokens))
                 except Exception as e:
                     self._end(slot, Event(error=e))
                 else:

@@ -7,7 +7,6 @@ so that the seconds on it add up to the latency. Waiting appears as what each st
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -352,16 +351,16 @@ def _grouped(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[s
         groups.setdefault(re.sub(r"\d+", "*", s.name) if len(parts) > MAX else s.name, []).append(s)
     out = []
     for name, group in groups.items():
-        out.append((name, len(group), sum(s.end - s.start for s in group), dict(causes_of(group).most_common())))
+        out.append((name, len(group), sum(s.end - s.start for s in group), causes_of(group)))
     return out
 
 
-def causes_of(segments: Iterable[SegmentTime]) -> Counter[str]:
-    """Return the seconds of some segments together, by cause."""
-    total: Counter[str] = Counter()
-    for s in segments:
-        total.update(s.causes)
-    return total
+def causes_of(segments: Iterable[SegmentTime]) -> dict[str, float]:
+    """Return the seconds of some segments together, by cause, longest first."""
+    total: dict[str, float] = {}
+    for cause, seconds in (item for s in segments for item in s.causes.items()):
+        total[cause] = total.get(cause, 0.0) + seconds
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def _busiest(e: Explanation) -> list[str]:

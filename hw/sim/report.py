@@ -235,8 +235,8 @@ class _Facts:
         for key, group in found.items():
             total = causes_of(group)
             seconds = sum(s.end - s.start for s in group)
-            most = [f"{c} {100 * x / seconds:.0f} %" for c, x in total.most_common(3) if seconds]
-            pieces = [(c, self.slots[c], total[c]) for c in self.explanation.causes if total[c] > 0]
+            most = [f"{c} {100 * x / seconds:.0f} %" for c, x in [*total.items()][:3] if seconds]
+            pieces = [(c, self.slots[c], total[c]) for c in self.explanation.causes if c in total]
             name = key if grouped else group[0].name
             rows.append((name, len(group), seconds, pieces, ", ".join(most)))
         longest = max((r[2] for r in rows), default=0.0)

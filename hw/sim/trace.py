@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
-import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -430,7 +429,10 @@ def _counter(pid: int, name: str, what: str, times: Ints, values: Any) -> Iterat
 
 def round_up(ns: float) -> int:
     """Round up to the next 1, 2 or 5 times a power of ten, in nanoseconds; at least 1."""
-    return next(digit * 10**power for power in itertools.count() for digit in (1, 2, 5) if digit * 10**power >= ns)
+    power = 1
+    while 5 * power < ns:
+        power *= 10
+    return next(digit * power for digit in (1, 2, 5) if digit * power >= ns)
 
 
 class Titles:

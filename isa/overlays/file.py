@@ -223,7 +223,7 @@ def _with_memories(overlay: Overlay, whole: Overlay, sizes: Mapping[str, Mapping
         changes = {**sizes.get(u.kind, {}), **sizes.get(u.name, {})}
         if changes and u.memory is not None:
             try:
-                u = dataclasses.replace(u, memory=dataclasses.replace(u.memory, **changes))  # type: ignore[arg-type]
+                u = dataclasses.replace(u, memory=dataclasses.replace(u.memory, **changes))
             except ProgramError as e:
                 raise ProgramError(f"memories.{u.name if u.name in sizes else u.kind}: {e}") from None
         units.append(u)
