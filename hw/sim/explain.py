@@ -13,7 +13,6 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.durations import unit_of
 from ...isa.overlay import Overlay
@@ -22,10 +21,7 @@ from ...isa.segments import StoredBuffer, have_uops, stored_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from ...machine.executor import unit_processes
 from .machine import Machine, by_cause, causes, critical_path, launch_seconds
-from .timeline import Timeline
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from .timeline import Ints, Timeline
 
 DEPENDENCIES = ("an empty stream", "a full stream", "instructions", "nothing")
 """What a unit on the critical path had waited for when the path went over to it."""
@@ -252,7 +248,7 @@ def _segments(machine: Machine, path: CriticalPath, launch: float) -> list[Segme
     start = 0.0
     for end, began, where, s in _timed(machine):
         inside = np.clip(path.end, start, end) - np.clip(path.start, start, end)
-        parts = by_cause(machine.program.overlay, path.rate, inside)
+        parts = by_cause(machine.program.overlay, path, inside)
         began = start if began is None else began
         window = began + launch, start + launch, end + launch
         out.append(SegmentTime(s.name, where, *window, parts, s.kind, s.layers))

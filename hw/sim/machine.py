@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +17,13 @@ from ...isa.overlay import Overlay
 from ...isa.packet import Words
 from ...isa.program import Array, Buffer, Program
 from ...isa.segments import stored_buffers
+from ...machine.event_log import CriticalPath
 from ...machine.executor import ProcessNetwork
 from ...machine.plan import Plan
 from ...machine.timing import Timing
 from .dataflow import Dataflow
 
 Watch = Callable[[Buffer, Array], None]
-Ints = npt.NDArray[np.integer[Any]]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,13 +171,15 @@ def critical_path(done: Timing, overlay: Overlay) -> dict[str, float]:
     """Return the seconds per cause along the critical path, longest first. They include the launch and add up to the
     latency."""
     chain = done.critical_path
-    return by_cause(overlay, chain.rate, chain.seconds, launch_seconds(overlay))
+    return by_cause(overlay, chain, chain.seconds, launch_seconds(overlay))
 
 
-def by_cause(overlay: Overlay, rates: Ints, seconds: Floats, launch: float = 0.0) -> dict[str, float]:
-    """Add up the seconds of steps by cause, longest first. rates: of each step, as indices. launch: seconds of it."""
+def by_cause(
+    overlay: Overlay, path: CriticalPath, seconds: npt.NDArray[np.float64], launch: float = 0.0
+) -> dict[str, float]:
+    """Add up seconds by cause, longest first. seconds: of each step of the path. launch: of the launch."""
     headings = causes(overlay)
-    spent = np.bincount(rates, seconds, len(headings)).tolist()
+    spent = np.bincount(path.rate, seconds, len(headings)).tolist()
     if launch:
         headings, spent = [*headings, overlay.rates["launch_us"].cause], [*spent, launch]
     found: dict[str, float] = {}
