@@ -211,7 +211,7 @@ def _stored(machine: Machine) -> list[tuple[float, StoredBuffer]]:
     found = stored_buffers(machine.expansion)
     timeline = Timeline(machine)
     timed: list[tuple[float, StoredBuffer]] = []
-    for unit in {s.unit for s in found}:
+    for unit in dict.fromkeys(s.unit for s in found):
         own = [s for s in found if s.unit == unit]
         timed += zip(timeline.ends(unit, [s.last for s in own]).tolist(), own, strict=True)
     return sorted(timed, key=lambda pair: pair[0])

@@ -65,10 +65,15 @@ def page(machine: Machine, title: str) -> str:
     def t(seconds: float, digits: int = 3) -> Markup:
         return _number(seconds, f"{seconds * scale:,.{digits}f}")
 
-    environment.filters |= {"t": t, "pct": _percent, "mb": _megabytes, "n": _whole, "num": _rounded}
-    facts = _Facts(machine, explanation, timeline, slots, unit, scale)
+    def clock(seconds: float) -> str:
+        return f"{seconds * scale:,.3f} {unit}"
+
+    environment.filters |= {"t": t, "clock": clock, "pct": _percent, "mb": _megabytes, "n": _whole, "num": _rounded}
+    facts = _Facts(machine, explanation, timeline, slots)
     return environment.get_template("report.html.j2").render(
         title=title,
+        unit=unit,
+        parts=_bar,
         css=Markup(css),
         css_hash=Markup(_hash(css)),
         js=Markup(js),
@@ -126,14 +131,12 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """Computes the values that the template shows. slots: colour by cause. unit, scale: of times on the page."""
+    """Computes the values that the template shows. slots: colour by cause."""
 
     machine: Machine
     explanation: Explanation
     timeline: Timeline
     slots: Mapping[str, str]
-    unit: str
-    scale: float
 
     @property
     def overlay(self) -> Overlay:
@@ -149,61 +152,37 @@ class _Facts:
         """Return all values by their names in the template."""
         explanation = self.explanation
         roof = roofline(self.timeline, explanation)
-        rates = self._rates()
-        fitted = [r for r in rates if r["calibrated"]]
         units = self._units()
         grouped = len(explanation.segments) > MAX_SEGMENTS
         path = _bar([(c, self.slots[c], s) for c, s in explanation.causes.items()], self.latency)
         worked = {u["name"] for u in units if u["busy"] > 0}
+        sizes = count(self.machine.program)
+        kinds = [k for k in sizes["uops"] if k != "total"]
+        listed = [k for k in kinds if k in self.overlay.preloaded]
         return {
             "overlay": self.overlay,
             "run": self.machine.run(),
-            "unit": self.unit,
             "latency": self.latency or 1.0,
             "explanation": explanation,
             "slots": self.slots,
-            "verdict": self._verdict(),
-            "rates": rates,
-            "fitted": fitted,
+            "rates": self._rates(),
             "fitted_share": self._fitted_share(),
-            "changed": [r for r in rates if r["kind"] == "changed"],
             "causes_legend": self._causes_legend(),
             "path_parts": path,
-            "what_if": self._what_if(),
             "recorded": bool(self.machine.program.segments),
             "grouped": grouped,
             "groups": self._groups(grouped),
-            "lines": self._lines(),
-            "lines_share": sum(x.seconds for x in explanation.lines[:20]) / (self.latency or 1.0),
+            "lines": explanation.lines[:MAX_LINES],
             "units": units,
-            "sideways": any(u["sideways"] for u in units),
             "unused": [u.name for u in self.overlay.units if u.name not in worked],
-            "states_legend": [Part(name, slot, None) for slot, name in STATES.items()],
+            "states": [Part(name, slot, None) for slot, name in STATES.items()],
             "roof": roof,
-            "roof_rows": _roof_rows(roof),
             "panels": _panels(roof),
-            "numbered": roof is not None and len(roof.segments) <= MAX_SEGMENTS,
-            "sizes": self._sizes(),
-            "size_legend": [Part("uOPs", "pale", None), Part("instructions (headers and mOPs)", "plain", None)],
+            "sizes": sizes,
+            "listed": listed,
+            "kinds": [*(k for k in kinds if k not in listed), "total", *listed],
+            "widest": max((sizes[key].get(k, 0) for key in ("bytes", "uop_bytes") for k in kinds), default=0),
         }
-
-    def _time(self, seconds: float) -> str:
-        return f"{seconds * self.scale:,.3f} {self.unit}"
-
-    def _verdict(self) -> str:
-        """Say in one or two sentences what bounds the run."""
-        causes, latency = self.explanation.causes, self.latency
-        if not causes or not latency:
-            return "The program takes no time."
-        cause = next(iter(causes))
-        text = f"What bounds it most: {cause}, {self._time(causes[cause])} or {100 * causes[cause] / latency:.1f} %"
-        text += " of the critical path."
-        best = next(iter(self.explanation.what_if), None)
-        if best is not None and best.latency_s < latency * 0.9995:
-            gain = 100 * (1 - best.latency_s / latency)
-            text += f" The rate most worth improving is {best.rate}: twice as good, the run would take "
-            text += f"{self._time(best.latency_s)}, {gain:.1f} % less."
-        return text
 
     def _causes_legend(self) -> list[Part]:
         """Return legend entries for the causes that any unit spent time on."""
@@ -216,13 +195,6 @@ class _Facts:
         ]
 
     # -- critical path --------------------------------------------------------------------------------------------
-
-    def _what_if(self) -> list[dict[str, Any]]:
-        out = []
-        for w in self.explanation.what_if:
-            gain = 1 - w.latency_s / self.latency if self.latency else 0.0
-            out.append(vars(w) | {"gain": gain, "bar": _bar([("gain", self.slots[w.cause], max(gain, 0.0))], 0.5)})
-        return out
 
     def _groups(self, grouped: bool) -> list[Group]:
         """Return the rows of the table of segments. grouped: whether segments whose names differ only in numbers share
@@ -242,15 +214,10 @@ class _Facts:
         longest = max((r[2] for r in rows), default=0.0)
         return [Group(name, times, s, _bar(pieces, longest), mostly) for name, times, s, pieces, mostly in rows]
 
-    def _lines(self) -> list[dict[str, Any]]:
-        lines = self.explanation.lines[:MAX_LINES]
-        longest = max((x.seconds for x in lines), default=0.0)
-        return [vars(x) | {"bar": _bar([(x.cause, self.slots[x.cause], x.seconds)], longest)} for x in lines]
-
     # -- units ----------------------------------------------------------------------------------------------------
 
     def _units(self) -> list[dict[str, Any]]:
-        """Return the rows of the table of units: shares of the run in each state, and the pieces of a bar."""
+        """Return the rows of the table of units: seconds of the run in each state, and the pieces of a bar."""
         timeline = self.timeline
         launch = launch_seconds(self.overlay)
         tracks = {t.name: t for t in timeline.tracks}
@@ -273,18 +240,8 @@ class _Facts:
             pieces += self._busy([tracks[p] for p, unit in of_unit.items() if unit == name and p in tracks], u.busy)
             pieces += [(STATES[slot], slot, seconds * fits) for slot, seconds in waits.items()]
             pieces.append((STATES["ended"], "ended", ended))
-            out.append(
-                {
-                    "name": name,
-                    "bar": _bar(pieces, whole),
-                    "busy": u.busy / whole,
-                    "empty": u.empty / whole,
-                    "full": u.full / whole,
-                    "instructions": u.instructions / whole,
-                    "ended": ended / whole,
-                    "sideways": abs(added - rest) > 1e-6 * whole,
-                }
-            )
+            sideways = abs(added - rest) > 1e-6 * whole
+            out.append(vars(u) | {"name": name, "bar": _bar(pieces, whole), "ended": ended, "sideways": sideways})
         return out
 
     def _busy(self, tracks: Sequence[Track], busy: float) -> list[tuple[str, str, float]]:
@@ -299,31 +256,6 @@ class _Facts:
         ]
 
     # -- program and rates ----------------------------------------------------------------------------------------
-
-    def _sizes(self) -> dict[str, Any]:
-        """Return the rows of the table of sizes, by FU type, and the types that have op lists."""
-        counts = count(self.machine.program)
-        kinds = [k for k in counts["uops"] if k != "total"]
-        listed = [k for k in kinds if k in self.overlay.preloaded]
-        widest = max((counts[key].get(k, 0) for key in ("bytes", "uop_bytes") for k in kinds), default=0)
-        rows = []
-        for kind in [*(k for k in kinds if k not in listed), "total", *listed]:
-            size, uops = counts["bytes"].get(kind, 0), counts["uop_bytes"].get(kind)
-            rows.append(
-                {
-                    "kind": kind,
-                    "total": kind == "total",
-                    "bytes": size,
-                    "uop_bytes": uops,
-                    "ratio": uops / size if uops and size else 0.0,
-                    "packets": counts["packets"].get(kind),
-                    "mops": counts["mops"].get(kind),
-                    "uops": counts["uops"].get(kind, 0),
-                    "uops_bar": _bar([("uOP bytes", "pale", uops or 0)], widest),
-                    "bytes_bar": _bar([("instruction bytes", "plain", size)], widest),
-                }
-            )
-        return {"rows": rows, "listed": listed}
 
     def _rates(self) -> list[dict[str, Any]]:
         known = OVERLAYS.get(self.overlay.base or self.overlay.name)
@@ -379,25 +311,6 @@ class Mark:
     tx: float = 0.0
     ty: float = 0.0
     anchor: str = "start"
-
-
-def _roof_rows(roof: Roofline | None) -> list[dict[str, Any]]:
-    if roof is None:
-        return []
-    rows = []
-    for number, point in enumerate([roof.whole, *roof.segments]):
-        attainable, limit = roof.attainable(point)
-        rows.append(
-            {
-                "number": str(number) if number else "◆",
-                "point": point,
-                "whole": not number,
-                "attainable": attainable,
-                "limit": limit if point.flops else "–",
-                "reached": point.speed / attainable if attainable else 0.0,
-            }
-        )
-    return rows
 
 
 def _panels(roof: Roofline | None) -> list[dict[str, Any]]:

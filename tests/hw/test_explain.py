@@ -342,3 +342,9 @@ def test_the_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
 
     as_they_are, shuffled = run(lambda tasks: tasks), run(lambda tasks: shuffle.sample(tasks, len(tasks)))
     assert as_they_are == shuffled
+
+
+def test_of_stores_that_end_together_the_first_unit_counts() -> None:
+    """OUT1 and OUT2 store to y in the same step. What is shown must not depend on the order of a set."""
+    (segment,) = explain(machine("fig7_app1")).segments
+    assert segment.where == "fig7_app1.rsn:32"
