@@ -187,23 +187,21 @@ class _Scene:
         start = timeline.start[rows] + self.launch
         end, cause = start + timeline.took[rows], timeline.cause[rows]
         held = self._held(track.name) if track.name in self.overlay.by_unit else None
-        directions: list[list[Any]] = []
+        ways: dict[int, Any] = {LOAD: slice(None)}
         if held is not None and 0 < held.store.sum() < len(held.store):
             stores = np.zeros(int(timeline.number[rows].max(initial=0)) + 2, bool)
             stores[held.uop[held.store]] = True
             store = stores[timeline.number[rows]]
-            for way, which in ((LOAD, ~store), (STORE, store)):
-                directions += [[c, row, way] for c, row in self._by_cause(start[which], end[which], cause[which])]
-        else:
-            directions = [[c, row, LOAD] for c, row in self._by_cause(start, end, cause)]
+            ways = {LOAD: ~store, STORE: store}
+        found = {way: self._by_cause(start[which], end[which], cause[which]) for way, which in ways.items()}
         mine = self.path_unit == unit
         lane: dict[str, Any] = {
             "name": track.name,
             "unit": is_unit,
             "ops": track.name in self.program.preloaded,
-            "both": any(way == STORE for _, _, way in directions),
+            "both": bool(found.get(STORE)),
             "busy": timeline.machine.timing.busy[track.name] / self.latency if self.latency else 0.0,
-            "rows": directions,
+            "rows": [[c, row, way] for way, binned in found.items() for c, row in binned],
             "steps": int(np.count_nonzero(timeline.took[rows])),
             "path": self._share(self.path_start[mine], self.path_end[mine]),
         }
