@@ -114,19 +114,13 @@ class Declarations:
                 text, token = self._written[b.name]
                 with self.report.inside(text):
                     message = f"{b.name} ends at byte {4 * end} of {b.bank}, which has {size} bytes"
-                    self.report.add(Mistake(s.token_span(token), message))
+                    raise Mistake(s.token_span(token), message)
         for text, vector, name in self._vectors:
             with self.report.inside(text):
-                try:
-                    self._vector(vector, name)
-                except Mistake as e:
-                    self.report.add(e)
+                self._vector(vector, name)
         for text, token, name in self._outputs:
             with self.report.inside(text):
-                try:
-                    self.names.declared(name, token)
-                except Mistake as e:
-                    self.report.add(e)
+                self.names.declared(name, token)
 
     def _parameter(self, item: s.Param) -> None:
         names = self.names

@@ -104,12 +104,15 @@ class Report:
 
     @contextmanager
     def inside(self, text: Text, *calls: str) -> Iterator[None]:
-        """Context in which errors are reported as errors in `text`. calls: notes that each of them gets, such as
-        "called from FILE:LINE:COLUMN"; the notes of an enclosing `inside` follow them."""
+        """Context in which errors are reported as errors in `text`; a `Mistake` ends it, and is recorded. calls: notes
+        that each of them gets, such as "called from FILE:LINE:COLUMN"; the notes of an enclosing `inside` follow
+        them."""
         before = self.text, self._calls
         self.text, self._calls = text, (*calls, *self._calls)
         try:
             yield
+        except Mistake as e:
+            self.add(e)
         finally:
             self.text, self._calls = before
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from .diagnostic import Text
-from .lines import INDENT
+from .printed_lines import INDENT
 from .printer import wrap
 from .syntax import read
 

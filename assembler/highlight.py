@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any, ClassVar
 
-from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
+from pygments.lexer import RegexLexer, bygroups  # type: ignore[import-untyped]
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
 
 DECLARING = ("block", "buffer", "const", "include", "overlay", "param", "scale", "segment", "shift")
@@ -33,6 +33,26 @@ OPERATOR = r"->|<-|\.\.|:[ \t]*\+|[-+*/%=:]"
 ESCAPE = r"\\(?:u[0-9a-fA-F]{4}|.)"
 
 
+def _word(keywords: tuple[str, ...]) -> str:
+    return rf"(?<![\w.])(?:{'|'.join(keywords)})(?![\w.])"
+
+
+RULES = (
+    (rf"{NAME}(?=[ \t]*=)", Name.Attribute, "variable.other.field"),
+    (_word(DECLARING), Keyword.Declaration, "keyword.declaration"),
+    (_word((*STANDING, *INSIDE)), Keyword, "keyword.control"),
+    (_word(TAGS), Keyword.Type, "storage.modifier"),
+    (rf"{NAME}(?=\()", Name.Function, "entity.name.function"),
+    (rf"{UNIT}(?![\w.])", Name.Class, "entity.name.type"),
+    (NAME, Name, "variable.other"),
+    (SHAPE, Number.Integer, "constant.numeric.shape"),
+    (NUMBER, Number, "constant.numeric"),
+    (OPERATOR, Operator, "keyword.operator"),
+    (r"[\[\](){},;]", Punctuation, "punctuation"),
+)
+"""What follows comments and strings: the match, the token of Pygments, and the scope of TextMate."""
+
+
 class RsnLexer(RegexLexer):  # type: ignore[misc]
     """Pygments lexer for `.rsn` programs."""
 
@@ -48,17 +68,7 @@ class RsnLexer(RegexLexer):  # type: ignore[misc]
             (r'"', String, "string"),
             (r"(overlay)([ \t]+)([A-Za-z_][\w.-]*)", bygroups(Keyword.Declaration, Text.Whitespace, Name.Namespace)),
             (rf"(block)([ \t]+)({NAME})", bygroups(Keyword.Declaration, Text.Whitespace, Name.Function)),
-            (rf"({NAME})([ \t]*)(=)", bygroups(Name.Attribute, Text.Whitespace, Operator)),
-            (words(DECLARING, prefix=r"(?<![\w.])", suffix=r"(?![\w.])"), Keyword.Declaration),
-            (words((*STANDING, *INSIDE), prefix=r"(?<![\w.])", suffix=r"(?![\w.])"), Keyword),
-            (words(TAGS, prefix=r"(?<![\w.])", suffix=r"(?![\w.])"), Keyword.Type),
-            (rf"({NAME})(?=\()", Name.Function),
-            (rf"{UNIT}(?![\w.])", Name.Class),
-            (NAME, Name),
-            (SHAPE, Number.Integer),
-            (NUMBER, Number),
-            (OPERATOR, Operator),
-            (r"[\[\](){},;]", Punctuation),
+            *((match, token) for match, token, _ in RULES),
         ],
         "string": [
             (r'"', String, "#pop"),
@@ -72,9 +82,6 @@ class RsnLexer(RegexLexer):  # type: ignore[misc]
 
 def textmate() -> dict[str, Any]:
     """Build the TextMate grammar of the language as a JSON object."""
-
-    def word(keywords: tuple[str, ...]) -> str:
-        return rf"(?<![\w.])(?:{'|'.join(keywords)})(?![\w.])"
 
     def rule(match: str, name: str) -> dict[str, Any]:
         return {"match": match, "name": f"{name}.rsn"}
@@ -97,17 +104,7 @@ def textmate() -> dict[str, Any]:
                 ],
             },
             rule(rf"(?<=block )[ \t]*{NAME}", "entity.name.function"),
-            rule(rf"{NAME}(?=[ \t]*=)", "variable.other.field"),
-            rule(word(DECLARING), "keyword.declaration"),
-            rule(word((*STANDING, *INSIDE)), "keyword.control"),
-            rule(word(TAGS), "storage.modifier"),
-            rule(rf"{NAME}(?=\()", "entity.name.function"),
-            rule(rf"{UNIT}(?![\w.])", "entity.name.type"),
-            rule(NAME, "variable.other"),
-            rule(SHAPE, "constant.numeric.shape"),
-            rule(NUMBER, "constant.numeric"),
-            rule(OPERATOR, "keyword.operator"),
-            rule(r"[\[\](){},;]", "punctuation"),
+            *(rule(match, scope) for match, _, scope in RULES),
         ],
     }
 

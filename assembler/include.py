@@ -43,21 +43,12 @@ class _Reader:
             if not isinstance(item, s.Include):
                 self.found.append((text, item))
                 continue
+            included = None
             with self.report.inside(text):
-                try:
-                    included = self._open(text, item, chain)
-                except Mistake as e:
-                    self.report.add(e)
-                    continue
-            if included is None:
-                continue
-            with self.report.inside(included[0]):
-                try:
-                    inner = s.tree(included[0])
-                except Mistake as e:
-                    self.report.add(e)
-                    continue
-            self.read(included[0], inner, (*chain, included[1]))
+                included = self._open(text, item, chain)
+            if included is not None:
+                with self.report.inside(included[0]):
+                    self.read(included[0], s.tree(included[0]), (*chain, included[1]))
 
     def _open(self, text: Text, item: s.Include, chain: tuple[Identity | None, ...]) -> tuple[Text, Identity] | None:
         """Read the file that an `include` names; None if it has been read before."""

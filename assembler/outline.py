@@ -8,7 +8,7 @@ from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .lines import NUMBER, Node, Slot, Sum, Variable, render
+from .printed_lines import NUMBER, Node, Slot, Sum, Variable, render, with_sums
 
 SMALLEST = 4
 """Minimum number of lines of a block's body."""
@@ -129,16 +129,13 @@ def _shape(root: Node) -> Shape:
         if node.loop is not None and node.variable is not None:
             inside[node.variable] = len(inside)
         parts: list[Hashable] = []
-        at = 0
-        for part in node.parts:
+        for part, sums in with_sums(node.parts, node.sums):
             if isinstance(part, str):
                 parts.append(part)
                 continue
-            sums = node.sums[at : at + part.numbers]
-            at += part.numbers
             inner = tuple(tuple((inside[v], n) for v, n in x.terms if v in inside) for x in sums)
             if part.named and not any(inner):
-                out.names.append(Name(part, sums))
+                out.names.append(Name(part, tuple(sums)))
                 parts.append(part.what)
                 continue
             parts.append((part, inner))
@@ -227,13 +224,10 @@ def _generic(root: Node, numbers: dict[int, tuple[str, int]], names: dict[int, s
             inside.add(node.variable)
         parts: list[str | Slot] = []
         sums: list[Sum] = []
-        at = 0
-        for part in node.parts:
+        for part, mine in with_sums(node.parts, node.sums):
             if isinstance(part, str):
                 parts.append(part)
                 continue
-            mine = node.sums[at : at + part.numbers]
-            at += part.numbers
             if part.named and not any(v in inside for x in mine for v, _ in x.terms):
                 if at_name in names:
                     parts.append(names[at_name])

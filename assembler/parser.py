@@ -22,13 +22,13 @@ from . import declarations, include
 from . import syntax as s
 from .blocks import Blocks
 from .declarations import Declarations
-from .diagnostic import Mistake, Report, Text
+from .diagnostic import Report, Text
 from .names import Names
 from .packets import Code
 
 
 def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | UnpackedProgram:
-    """Assemble a text to a `Program`, or, if it has sections instead of packets, to `Kernels` that must yet be packed.
+    """Assemble a text to a `Program`, or, if it has sections instead of packets, to an `UnpackedProgram`.
 
     file: name of the text in messages and in the source map; includes are relative to its folder. Raises `SourceError`
     with all mistakes found.
@@ -54,10 +54,8 @@ def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Unpacked
     """Read all declarations first, so that code may use a buffer declared below it; then the code, in its order."""
     report = Report(text)
     tree = s.read(text)
-    try:
+    with report.inside(text):
         names = Names(declarations.overlay(tree, text.file, overlays))
-    except Mistake as e:
-        report.add(e)
     report.check()
     items = include.items(text, tree[1:], report)
     blocks = Blocks(names, report)

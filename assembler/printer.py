@@ -17,8 +17,8 @@ from ..isa.overlays.file import lines
 from ..isa.packet import NOP, Header, Packet
 from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role, Segment
 from ..machine.description import UnitSpec
-from .lines import INDENT, NUMBER, SUMMAND, Slot, TextRow, Words, label, named, render_nodes
 from .outline import outline
+from .printed_lines import INDENT, NUMBER, SUMMAND, Slot, TextRow, Words, label, named, render_nodes
 from .rolling import roll_loops
 from .slices import Chunks, bounds_of, whole_buffer
 from .spelling import NAME, Spelling, letters, quoted, spelling
@@ -93,20 +93,20 @@ class _Printer:
     # -- declarations ---------------------------------------------------------------------------------------------
 
     def _parameter(self, p: Parameter) -> TextRow:
-        return Words().word("param").put(*label(p.name)).word(f"{p.low}..{p.high} = {p.default}").row()
+        return Words().put("param").put(*label(p.name)).put(f"{p.low}..{p.high} = {p.default}").row()
 
     def _buffer(self, b: Buffer) -> TextRow:
         usual = Layout.BLOCKED if len(b.shape) == 2 else Layout.LINEAR
-        words = Words().word("buffer").put(*named(b.name)).word(f"{b.bank} {'x'.join(map(str, b.shape))}")
+        words = Words().put("buffer").put(*named(b.name)).put(f"{b.bank} {'x'.join(map(str, b.shape))}")
         if b.layout is not usual or len(b.shape) == 2:
-            words.word(b.layout.value)
+            words.put(b.layout.value)
         if b.role is not Role.SCRATCH:
-            words.word(b.role.value)
-        words.word("at").put(NUMBER, b.offset)
+            words.put(b.role.value)
+        words.put("at").put(NUMBER, b.offset)
         if b.view:
-            words.word(f"view {'x'.join(map(str, b.view))}")
+            words.put(f"view {'x'.join(map(str, b.view))}")
         if b.rows:
-            words.word(f"rows {', '.join(map(str, b.rows))}")
+            words.put(f"rows {', '.join(map(str, b.rows))}")
         return words.row()
 
     def _clamp(self, parameter: Parameter, patch: Patch) -> None:
@@ -114,7 +114,7 @@ class _Printer:
         if patch.field in fields:
             raise ProgramError(f"packet {patch.packet}, mOP {patch.mop}: {patch.field} is patched twice")
         sign, base = ("+", -patch.base) if patch.base < 0 else ("-", patch.base)
-        words = Words().word("clamp(").glue(*label(parameter.name)).glue(sign).glue(SUMMAND, base)
+        words = Words().put("clamp(").glue(*label(parameter.name)).glue(sign).glue(SUMMAND, base)
         fields[patch.field] = words.glue(", 0, ").glue(NUMBER, patch.cap).glue(")").row()
 
     # -- op lists -------------------------------------------------------------------------------------------------
@@ -138,15 +138,15 @@ class _Printer:
         if header.opcode == NOP:
             if header != Header(opcode=NOP):
                 raise ProgramError(f"packet {number}: a skipped header with other bits set")
-            return Words().word("nop").row()
+            return Words().put("nop").row()
         form = self.overlay.by_opcode[header.opcode]
         units = self.overlay.selected(header.opcode, header.mask)
-        head = Words().word("last" if header.last else "packet")
+        head = Words().put("last" if header.last else "packet")
         self._target(head, form, header.mask, units)
         if header.last:
             return head.row()
         if header.reuse != 1:
-            head.word("reuse=").glue(NUMBER, header.reuse)
+            head.put("reuse=").glue(NUMBER, header.reuse)
         around = units or self.overlay.by_kind[form.kind][:1]
         mops = (self._mop(m, around, self.clamps.get((number, i), {})) for i, m in enumerate(packet.mops))
         return head.row(tuple(mops))
@@ -155,16 +155,16 @@ class _Printer:
         """Add whom a packet is for: its units, after the format if it is a configuration; or the format and a mask."""
         alone = len(self.overlay.by_kind[form.kind]) == 1
         if not alone and (not units or mask != sum(1 << u.index for u in units)):
-            words.word(f"{form.name} mask={mask}")
+            words.put(f"{form.name} mask={mask}")
             return
         if form is not self.overlay.format_of(form.kind):
-            words.word(form.name)
+            words.put(form.name)
         if alone:
-            words.word(units[0].name + (f" mask={mask}" if mask else ""))
+            words.put(units[0].name + (f" mask={mask}" if mask else ""))
         elif len(units) == 1:
             words.put(*self._unit(units[0].name))
         else:
-            words.word(group(units))
+            words.put(group(units))
 
     def _unit(self, name: str) -> tuple[Slot | str, int] | tuple[str]:
         """Return a slot and index for a unit named by kind and index (`MemA0`), else its name."""
@@ -194,7 +194,7 @@ class _Printer:
         if row.parts:
             return row
         # All fields have their defaults, but a statement needs a word: write the first field.
-        return Words().word(f"{mop.FIELDS[0].name}=").glue(NUMBER, getattr(mop, mop.FIELDS[0].name)).row()
+        return Words().put(f"{mop.FIELDS[0].name}=").glue(NUMBER, getattr(mop, mop.FIELDS[0].name)).row()
 
     def _settings(
         self, mop: Record, units: Sequence[UnitSpec], clamps: Mapping[str, TextRow], done: Set[str]
@@ -205,20 +205,20 @@ class _Printer:
         for f in mop.FIELDS:
             value = getattr(mop, f.name)
             if f.name in clamps:
-                settings.word(f"{f.name}=").append(clamps[f.name])
+                settings.put(f"{f.name}=").append(clamps[f.name])
             elif f.name in done or repr(value) == repr(getattr(words.default, f.name)):
                 continue
             elif f.flag and value == 1:
                 if f.name in words.arrows:
                     self._arrow(arrows, f)
                 else:
-                    flags.word(f.name)
+                    flags.put(f.name)
             elif f.name == "addr" and words.sliced:
-                self._address(settings.word("addr="), value, units)
+                self._address(settings.put("addr="), value, units)
             elif f.real:
-                settings.word(f"{f.name}={shortest(value)}")
+                settings.put(f"{f.name}={shortest(value)}")
             else:
-                settings.word(f"{f.name}=").glue(NUMBER, value)
+                settings.put(f"{f.name}=").glue(NUMBER, value)
         return flags, arrows.join(settings)
 
     def _arrow(self, words: Words, field: Field) -> None:
@@ -226,9 +226,9 @@ class _Printer:
         if field.source and field.to:
             words.put(*self._unit(field.source)).glue("->").glue(*self._unit(field.to))
         elif field.to:
-            words.word("->").put(*self._unit(field.to))
+            words.put("->").put(*self._unit(field.to))
         else:
-            words.word("<-").put(*self._unit(str(field.source)))
+            words.put("<-").put(*self._unit(str(field.source)))
 
     def _piece(
         self, mop: Record, words: Spelling, units: Sequence[UnitSpec], clamps: Mapping[str, TextRow]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .lines import SHARING, Node, TextRow, Variable
+from .printed_lines import SHARING, Node, TextRow, Variable
 
 SEARCHED = 1 << 26
 """Limit, per list, of pairs of nodes whose shapes are compared in search of a period."""

@@ -283,35 +283,25 @@ Item = Declaration | Section | Packet | Nop | Loop | Call
 
 
 class _Builder(Transformer[Token, Any]):
-    """Builds the nodes. Each method has the name of a rule in `rsn.lark`; the parser calls it with the tokens and nodes
-    of that rule as soon as it reduces the rule, so that no other tree is built."""
+    """Builds the nodes. Each attribute has the name of a rule in `rsn.lark`; the parser calls it with the tokens and
+    nodes of that rule as soon as it reduces the rule, so that no other tree is built."""
 
-    def start(self, c: list[Any]) -> tuple[Item, ...]:
-        return tuple(c)
+    start = body = tuple
+
+    # rules whose parts are the fields of a node, one by one
+    include, const, param, at, view, vector = (node._make for node in (Include, Const, Param, At, View, Vector))
+    nop, loop, bare, setting, binary, negate = (node._make for node in (Nop, Loop, Bare, Setting, Binary, Negate))
 
     def overlay(self, c: list[Any]) -> OverlayName:
         return OverlayName(c[0], tuple(c[1:]))
 
-    def include(self, c: list[Any]) -> Include:
-        return Include(*c)
-
-    def const(self, c: list[Any]) -> Const:
-        return Const(*c)
-
-    def param(self, c: list[Any]) -> Param:
-        return Param(*c)
-
     def buffer(self, c: list[Any]) -> BufferLine:
         return BufferLine(c[0], c[1], c[2], tuple(c[3:]))
 
-    def tag(self, c: list[Any]) -> Token:
-        return c[0]  # type: ignore[no-any-return]
+    def tag(self, c: list[Any]) -> Any:
+        return c[0]
 
-    def at(self, c: list[Any]) -> At:
-        return At(*c)
-
-    def view(self, c: list[Any]) -> View:
-        return View(*c)
+    group = tag
 
     def rows(self, c: list[Any]) -> Rows:
         return Rows(tuple(c))
@@ -324,9 +314,6 @@ class _Builder(Transformer[Token, Any]):
 
     layers = outputs = kind
 
-    def vector(self, c: list[Any]) -> Vector:
-        return Vector(*c)
-
     def section(self, c: list[Any]) -> Section:
         return Section(tuple(c[:-1]), c[-1])
 
@@ -337,9 +324,6 @@ class _Builder(Transformer[Token, Any]):
 
     def last(self, c: list[Any]) -> Packet:
         return _packet(c[0], c[1:], (), True)
-
-    def nop(self, c: list[Any]) -> Nop:
-        return Nop(*c)
 
     def unit(self, c: list[Any]) -> Unit:
         return Unit(c[0], tuple(c[1:-1]) if len(c) > 1 else None, c[-1])
@@ -352,8 +336,11 @@ class _Builder(Transformer[Token, Any]):
     def span(self, c: list[Any]) -> Sub:
         return Sub(c[0], "..", c[1])
 
-    def body(self, c: list[Any]) -> tuple[Statement, ...]:
-        return tuple(c)
+    def dim(self, c: list[Any]) -> Sub:
+        return Sub(c[0], ":", c[1])
+
+    def extent(self, c: list[Any]) -> Sub:
+        return Sub(c[0], ":+", c[1])
 
     def repeat(self, c: list[Any]) -> Loop:
         return Loop(c[0], c[1], tuple(c[2:]))
@@ -367,17 +354,11 @@ class _Builder(Transformer[Token, Any]):
     def call(self, c: list[Any]) -> Call:
         return Call(c[0], tuple(c[1:-1]), c[-1])
 
-    def loop(self, c: list[Any]) -> Loop:
-        return Loop(*c)
-
     def range(self, c: list[Any]) -> Range:
         return Range(*c) if len(c) == 3 else Range(None, None, c[0])
 
     def mop(self, c: list[Any]) -> Mop:
         return Mop(tuple(c))
-
-    def bare(self, c: list[Any]) -> Bare:
-        return Bare(c[0])
 
     def to(self, c: list[Any]) -> To:
         return To(c[0], c[1] if len(c) > 1 else None, c[-1])
@@ -385,33 +366,15 @@ class _Builder(Transformer[Token, Any]):
     def source(self, c: list[Any]) -> Source:
         return Source(c[0], c[1] if len(c) > 1 else None, c[-1])
 
-    def setting(self, c: list[Any]) -> Setting:
-        return Setting(c[0], c[1])
+    def label(self, c: list[Any]) -> Label:
+        return Label(c[0], c[1] if len(c) > 1 else None, c[-1])
 
     def slice(self, c: list[Any]) -> Slice:
         return Slice(c[0], tuple(c[1:-1]), c[-1])
 
-    def dim(self, c: list[Any]) -> Sub:
-        return Sub(c[0], ":", c[1])
-
-    def extent(self, c: list[Any]) -> Sub:
-        return Sub(c[0], ":+", c[1])
-
     def clamp(self, c: list[Any]) -> Clamp:
         sign, base = (c[2], c[3]) if len(c) == 7 else (None, None)
         return Clamp(c[0], c[1], sign, base, c[-3], c[-2], c[-1])
-
-    def label(self, c: list[Any]) -> Label:
-        return Label(c[0], c[1] if len(c) > 1 else None, c[-1])
-
-    def binary(self, c: list[Any]) -> Binary:
-        return Binary(*c)
-
-    def negate(self, c: list[Any]) -> Negate:
-        return Negate(*c)
-
-    def group(self, c: list[Any]) -> Expr:
-        return c[0]  # type: ignore[no-any-return]
 
 
 def _packet(start: Token, head: list[Any], body: tuple[Mop | Loop, ...], last: bool) -> Packet:
@@ -490,12 +453,11 @@ def _parser() -> Lark:
 def read(text: Text) -> tuple[Item, ...]:
     """Parse a text to its items. Raises `SourceError` at the first place that does not follow the grammar."""
     report = Report(text)
-    try:
-        return tree(text)
-    except Mistake as e:
-        report.add(e)
+    items: tuple[Item, ...] = ()
+    with report.inside(text):
+        items = tree(text)
     report.check()
-    raise AssertionError("unreachable")
+    return items
 
 
 def tree(text: Text) -> tuple[Item, ...]:

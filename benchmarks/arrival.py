@@ -8,14 +8,12 @@ Sources make a token in a drawn time each, a merge takes what comes first, a sin
 
 from __future__ import annotations
 
-import argparse
-import gc
-import time
 from random import Random
 from typing import Any
 
 import click
 
+from rsn.benchmarks.measuring import command_line, timed_cpu
 from rsn.machine.dynamic import DynamicNetwork, DynamicRun, Ports
 from rsn.machine.off_chip import OffChipMemory
 from rsn.machine.steps import Steps
@@ -67,12 +65,7 @@ def loading(loaders: int, tiles: int) -> DynamicNetwork:
 
 
 def _measure(label: str, net: DynamicNetwork, runs: int) -> None:
-    best, ran = float("inf"), None
-    for _ in range(runs):
-        gc.collect()
-        before = time.process_time()
-        ran = net.run()
-        best = min(best, time.process_time() - before)
+    best, ran = min((timed_cpu(net.run) for _ in range(runs)), key=lambda found: found[0])
     assert isinstance(ran, DynamicRun)
     rate = ran.firings / best / 1e3
     click.echo(
@@ -82,9 +75,8 @@ def _measure(label: str, net: DynamicNetwork, runs: int) -> None:
 
 def main() -> None:
     """Print one line for each network."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, runs=3)
     parser.add_argument("--tokens", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     for sources in (1, 2, 8, 32, 128):
         _measure(f"merge of {sources}", merging(sources, options.tokens), options.runs)

@@ -11,30 +11,26 @@ shown without that.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import gc
 import json
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from rsn.assembler import container
 from rsn.assembler.parser import parse
 from rsn.assembler.printer import show
+from rsn.benchmarks.measuring import RSN, child, command_line, cpu
+from rsn.cli.published.networks import encoder
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.program import Program
 from rsn.isa.statistics import count
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Array, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER
 
 GOAL = 10.0
@@ -43,19 +39,15 @@ GOAL = 10.0
 HELP_GOAL = 0.2
 """CPU seconds that `rsn --help` may take."""
 
-RSN = [sys.executable, "-m", "rsn"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark. arguments: those of the command line by default."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, runs=5, json=True)
     parser.add_argument("--program", type=Path, help="a .bin to take instead of compiling the 24 layers")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each measurement; the fastest counts [default: 5]")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
     if options.program is None:
         click.echo("compiling 24 layers", err=True)
-        program = build(encoder(batch=8, seq=384, layers=24), XNN_BASE, PAPER).program
+        program = build(encoder(8, 384, 24), XNN_BASE, PAPER).program
     else:
         program = container.read(options.program)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,34 +89,14 @@ def measure(program: Program, folder: Path, runs: int) -> dict[str, Any]:
             "dis": best(lambda: child([*RSN, "dis", str(binary), "-o", str(out)])),
         },
         "steps": {
-            "parse": best(lambda: here(lambda: parse(source, "program.rsn"))),
-            "encode": best(lambda: here(lambda: container.dumps(dataclasses.replace(program)))),  # nothing cached
-            "read": best(lambda: here(lambda: container.loads(data))),
-            "print": best(lambda: here(lambda: show(program))),
+            "parse": best(lambda: cpu(lambda: parse(source, "program.rsn"))),
+            "encode": best(lambda: cpu(lambda: container.dumps(dataclasses.replace(program)))),  # nothing cached
+            "read": best(lambda: cpu(lambda: container.loads(data))),
+            "print": best(lambda: cpu(lambda: show(program))),
         },
         "help": best(lambda: child([*RSN, "--help"])),
         "help_loads_torch": loads_torch(),
     }
-
-
-def child(command: Sequence[str]) -> float:
-    """Return the CPU seconds, user and system, of a command."""
-
-    def spent() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    before = spent()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return spent() - before
-
-
-def here(task: Callable[[], object]) -> float:
-    """Return the CPU seconds of a call in this process."""
-    gc.collect()
-    before = time.process_time()
-    task()
-    return time.process_time() - before
 
 
 def loads_torch() -> bool:
@@ -194,27 +166,6 @@ def x86(n: int) -> str:
             lines.append(f".L{i // 96}:")
         lines.append("\t" + _X86[i % len(_X86)].format(o=8 * (i % 40), label=max(0, i // 96 - i % 3)))
     return "\n".join([*lines, ""])
-
-
-def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> LayerGraph:
-    """Return a transformer encoder after folding. All weights are views of a single 0."""
-
-    def zeros(*shape: int) -> Array:
-        return np.broadcast_to(np.float32(0), shape)
-
-    norm = Norm(1e-6)
-    out: list[Gemm | AttentionLayer] = []
-    x = "x"
-    for i in range(layers):
-        q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
-        square, row = zeros(hidden, hidden), zeros(hidden)
-        out += [Gemm(f"{name}_proj", x, name, square, row) for name in (q, k, v)]
-        out.append(AttentionLayer(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
-        out.append(Gemm(f"l{i}.dense", c, x1, square, row, None, x, row, norm))
-        out.append(Gemm(f"l{i}.up", x1, h, zeros(hidden, ffn), zeros(ffn), Activation.GELU_TANH))
-        out.append(Gemm(f"l{i}.down", h, y, zeros(ffn, hidden), row, None, x1, row, norm))
-        x = y
-    return LayerGraph(batch, seq, {"x": hidden}, (Output(x, row, row),), tuple(out))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Measured for a model of 400 tensors, and for BERT-base beside a call of it (batc
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import transformers
 from torch import nn
 
 import rsn
+from rsn.benchmarks.measuring import cpu
 from rsn.rsnlib.changes import Snapshot
 
 LAYERS = 33  # of 12 parameters each; the model has 4 more
@@ -23,13 +23,12 @@ LAYERS = 33  # of 12 parameters each; the model has 4 more
 def microseconds(call: Callable[[], Any], rounds: int = 30, calls: int = 100) -> float:
     """Return the CPU microseconds of a call in this process: the best of some rounds, since other load only adds to
     it."""
-    out = []
-    for _ in range(rounds):
-        begin = time.process_time()
+
+    def many() -> None:
         for _ in range(calls):
             call()
-        out.append((time.process_time() - begin) / calls * 1e6)
-    return min(out)
+
+    return min(cpu(many) for _ in range(rounds)) / calls * 1e6
 
 
 def main() -> None:

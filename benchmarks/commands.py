@@ -8,12 +8,8 @@ its length. The median of the runs counts.
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,12 +19,11 @@ import click
 
 from rsn.assembler import container
 from rsn.assembler.printer import show
+from rsn.benchmarks.measuring import RSN, child, command_line
 from rsn.cli.published.networks import encoder
 from rsn.isa.overlays.xnn import XNN
 from rsn.scheduler.build import build
 from rsn.scheduler.schedule import PAPER
-
-RSN = [sys.executable, "-m", "rsn"]
 
 
 class Row(NamedTuple):
@@ -65,23 +60,9 @@ def rows(folder: Path, compiles: bool) -> list[Row]:
     return made
 
 
-def child(command: Sequence[str]) -> float:
-    """Return the CPU seconds, user and system, of a command."""
-
-    def spent() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    before = spent()
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-    return spent() - before
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark. arguments: those of the command line by default."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="runs of each command; the median counts [default: 3]")
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser = command_line(__doc__, runs=3, json=True)
     parser.add_argument("--skip-compile", action="store_true", help="leave out rsn compile, which needs torch")
     options = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []

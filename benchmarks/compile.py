@@ -6,26 +6,19 @@ compiled engine. For comparison: the StreamTensor paper states 26.8 to 63.4 s fo
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
 from rsn.assembler import container
+from rsn.benchmarks.measuring import cpu
 from rsn.cli.published.networks import encoder
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.scheduler.best import Best
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import LayerGraph
-from rsn.scheduler.schedule import PAPER, Schedule
-
-
-def spent(network: LayerGraph, schedule: Schedule | Best, target: Path) -> float:
-    """Return the CPU seconds from a network to a container."""
-    start = time.process_time()
-    container.write(build(network, XNN_BASE, schedule).program, target)
-    return time.process_time() - start
+from rsn.scheduler.schedule import PAPER
 
 
 def main() -> None:
@@ -39,7 +32,9 @@ def main() -> None:
                 (Best(5.0, 0, Path(folder)), "best, searching 5 s"),
                 (Best(5.0, 0, Path(folder)), "best, found before"),
             ):
-                click.echo(f"B={batch}, {what}: {spent(network, schedule, target):.2f} s")
+                made = partial(build, network, XNN_BASE, schedule)
+                seconds = cpu(lambda made=made: container.write(made().program, target))
+                click.echo(f"B={batch}, {what}: {seconds:.2f} s")
 
 
 if __name__ == "__main__":

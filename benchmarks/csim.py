@@ -8,29 +8,20 @@ Run it as: python benchmarks/csim.py [--runs 5] [--json]
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
-import time
-from collections.abc import Callable
 
 import click
 import numpy as np
 
+from rsn.benchmarks.measuring import command_line, wall
 from rsn.host.runner import Result, Runner
 from rsn.hw.versal.csim.build import build as build_machine
 from rsn.isa.overlays.xnn.formats import Mme
 from rsn.isa.overlays.xnn.mme import flops
 
 BATCH, SEQ = 1, 512
-
-
-def wall(call: Callable[[], object]) -> float:
-    """Return the wall seconds of a call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def fresh_build() -> float:
@@ -48,10 +39,7 @@ def fresh_build() -> float:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = command_line(__doc__, runs=5, json=True).parse_args()
     from rsn.rsnlib.models import load_spec
     from rsn.rsnlib.pipeline import Pipeline
 

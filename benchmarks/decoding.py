@@ -13,12 +13,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import click
 import torch
 
+from rsn.benchmarks.measuring import wall
 from rsn.host.generation import Decoder
 from rsn.hw.sim.machine import Machine
 from rsn.isa.program import Program, Role
@@ -133,23 +133,12 @@ def on_host(model: Model, batch: int) -> dict[str, Any]:
     with Decoder(model.make(model.layers), slots=batch, capacity=ROWS) as decoder:
         decoder.prefill(0, tokens)
         decoder.step({0: 1})
-        steps = seconds(lambda: decoder.step({0: 1}))
         return {
             "model": model.name,
             "batch": batch,
-            "prompt_s": seconds(lambda: decoder.prefill(0, tokens)),
-            "step_s": steps,
+            "step_s": median(wall(lambda: decoder.step({0: 1})) for _ in range(3)),
+            "prompt_s": median(wall(lambda: decoder.prefill(0, tokens)) for _ in range(3)),
         }
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """The median of three calls."""
-    taken = []
-    for _ in range(3):
-        begin = perf_counter()
-        call()
-        taken.append(perf_counter() - begin)
-    return median(taken)
 
 
 @click.command()

@@ -15,7 +15,6 @@ the time that this takes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ import torch
 import rsn
 from rsn.base.durations import duration
 from rsn.base.errors import ProgramError, UnsupportedError
+from rsn.benchmarks.measuring import command_line
 from rsn.host.model.expert_layer import HOWS, ExpertLayer
 from rsn.hw.sim.machine import Machine, Run
 from rsn.isa.overlay import Overlay
@@ -218,7 +218,7 @@ def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, ske
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("layers", nargs="*", default=list(LAYERS), help=f"of {', '.join(LAYERS)}")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--small", action="store_true", help="fewer columns, with data")

@@ -17,21 +17,18 @@ Run it as: python benchmarks/families.py [--only NAME ...] [--budget SECONDS] [-
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
-import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import click
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from rsn.base.errors import RsnError
+from rsn.benchmarks.measuring import command_line, markdown, print_models
 from rsn.host.model.compiled import Compiled
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import find
@@ -274,31 +271,19 @@ def row(name: str, facts: dict[str, Any]) -> str:
         f"{facts['best_ratio']:.2f} ({facts['best_bound']})",
         f"{facts['best_bytes']:.2f}",
     ]
-    return f"| {' | '.join(cells)} |"
+    return markdown(cells)
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose name begins with one of these")
+    parser = command_line(__doc__, json=True)
     parser.add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="of the search for best (30)")
     parser.add_argument("--values", action="store_true", help="compute, and compare with PyTorch")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    names = [name for name in CASES if options.only is None or name.startswith(tuple(options.only))]
-    if not names:
-        parser.error(f"--only {' '.join(options.only)}: no such model; there are {'; '.join(CASES)}")
-    if not options.json:
-        click.echo(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
-    results = {}
-    for name in names:
-        results[name] = measured(CASES[name], options.budget, options.values)
-        if not options.json:
-            click.echo(row(name, results[name]))
-            sys.stdout.flush()
-        gc.collect()  # one model at a time
-    if options.json:
-        click.echo(json.dumps(results))
+
+    def facts(name: str, options: Namespace) -> dict[str, Any]:
+        return measured(CASES[name], options.budget, options.values)
+
+    print_models(parser, CASES, HEAD, facts, row)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,17 +21,11 @@ import click
 import numpy as np
 
 from rsn.assembler import container
+from rsn.benchmarks.measuring import command_line, cpu
 from rsn.host.runner import Runner
 from rsn.host.tensors import load_tensors, save_tensors
 
 BATCH, SEQ = 6, 512
-
-
-def cpu(call: Callable[[], object]) -> float:
-    """Return the CPU seconds of a call."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
 
 
 def prepare(folder: Path) -> Callable[[object], object]:
@@ -63,9 +56,7 @@ def once(folder: Path) -> None:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser = command_line(__doc__, runs=5, json=True)
     parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.once:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from rsn.base.errors import RsnError
+from rsn.benchmarks.measuring import markdown
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN_BASE, find
@@ -137,7 +138,7 @@ def main(only: tuple[str, ...], base: bool, as_json: bool) -> None:
     found = []
     if not as_json:
         columns = "model", "published ms", "xnn-base ms", "xnn2 ms", "asked", "bound", "busy %", "DDR MB", "LPDDR MB"
-        click.echo("| " + " | ".join((*columns, "image KiB", "op words")) + " |")
+        click.echo(markdown((*columns, "image KiB", "op words")))
         click.echo("|---" * (len(columns) + 2) + "|")
     for case in CASES:
         if only and not any(text in case.name for text in only):
@@ -162,9 +163,9 @@ def main(only: tuple[str, ...], base: bool, as_json: bool) -> None:
                 f"{row['ddr_mb']:.1f}",
                 f"{row['lpddr_mb']:.1f}",
                 f"{row['image_kib']:.0f}",
-                str(row["ops"]),
+                row["ops"],
             ]
-            click.echo("| " + " | ".join(cells) + " |")
+            click.echo(markdown(cells))
     if as_json:
         click.echo(json.dumps(found, indent=1))
 

@@ -10,22 +10,19 @@ Run it as: python benchmarks/models.py [--small] [--only NAME ...] [--json]
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
-import sys
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import click
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from rsn.base.errors import RsnError
+from rsn.benchmarks.measuring import command_line, markdown, print_models
 from rsn.host.model.compiled import Compiled
 from rsn.rsnlib.models import preset
 from rsn.rsnlib.partition import Traced
@@ -195,30 +192,18 @@ def row(name: str, facts: dict[str, Any]) -> str:
     if "refused" not in facts:
         numbers = (f"{facts['difference']:.1e}", f"{facts['compile_s']:.1f}", f"{facts['latency_ms']:.2f}")
         cells = [name, *numbers, str(facts["segments"]), facts["host"]]
-    return f"| {' | '.join(cells)} |"
+    return markdown(cells)
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = command_line(__doc__, json=True)
     parser.add_argument("--small", action="store_true", help="tiny models of the same families")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose name begins with one of these")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    names = [name for name in MODELS if options.only is None or name.startswith(tuple(options.only))]
-    if not names:
-        parser.error(f"--only {' '.join(options.only)}: no such model; there are {'; '.join(MODELS)}")
-    if not options.json:
-        click.echo(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
-    results = {}
-    for name in names:
-        results[name] = measured(MODELS[name], options.small)
-        if not options.json:
-            click.echo(row(name, results[name]))
-            sys.stdout.flush()
-        gc.collect()  # one model at a time
-    if options.json:
-        click.echo(json.dumps(results))
+
+    def facts(name: str, options: Namespace) -> dict[str, Any]:
+        return measured(MODELS[name], options.small)
+
+    print_models(parser, MODELS, HEAD, facts, row)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ a time, Stream's an optimal allocation of one layer; both in cycles, summed here
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -42,6 +41,7 @@ from typing import Any
 
 import click
 
+from rsn.benchmarks.measuring import command_line
 from rsn.machine.jit import available
 
 Row = dict[str, Any]
@@ -54,7 +54,6 @@ SHAPES = {(3072, 1024, 1024): 4, (512, 64, 512): 96, (512, 512, 64): 96, (3072, 
 RSN = """
 import json, sys, time
 task = json.loads(sys.argv[1])
-sys.path.insert(0, task["benchmarks"])
 import numpy as np
 from rsn.assembler import container
 from rsn.machine.plan import Plan
@@ -65,7 +64,7 @@ from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
-from timing import encoder
+from rsn.cli.published.networks import encoder
 
 if len(task["shapes"]) > 1:
     layers = encoder(6, 512, 1)
@@ -216,11 +215,9 @@ print(json.dumps(dict(startup=started, first=spent[0], again=spent[1], wall=wall
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark. arguments: those of the command line by default."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, runs=3, json=True)
     parser.add_argument("--zigzag", metavar="PYTHON", help="the interpreter of an environment with zigzag-dse")
     parser.add_argument("--stream", metavar="PYTHON", help="the interpreter of an environment with stream-dse")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each measurement; the fastest counts [default: 3]")
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
     options = parser.parse_args(arguments)
     for python in filter(None, (options.zigzag, options.stream)):
         if shutil.which(python) is None:
@@ -254,7 +251,6 @@ def measure(drivers: Mapping[str, tuple[str, str]], runs: int) -> list[Row]:
                     "given": given,
                     "write": False,
                     "file": str(Path(folder) / f"{work}.bin"),
-                    "benchmarks": str(Path(__file__).resolve().parent),
                 }
                 ask(*drivers["rsn"], {**task, "write": True}, folder)
                 ours = None

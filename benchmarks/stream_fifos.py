@@ -15,15 +15,15 @@ buffers: converters with one buffer and with two (`Knobs.ping_pong`), at the dep
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-import click
 import torch
 from torch import nn
 
+from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.streams.fifos.equations import NEXT_CYCLE, max_tokens
 from rsn.streams.fifos.normal import fast_depths, normal_depths, waiting
@@ -40,8 +40,8 @@ from rsn.tests.streams.fifo_runs import random_case, random_graph, run
 PAIRS = 4000
 
 
-def pairs() -> None:
-    """Print how often the printed equations differ, by equation."""
+def pairs(options: Namespace) -> Iterator[str]:
+    """How often the printed equations differ, by equation."""
     random = Random(1)
     drawn = {"(1)": 0, "(2)": 0}
     more, fewer, slower = dict(drawn), dict(drawn), dict(drawn)
@@ -56,14 +56,14 @@ def pairs() -> None:
         fewer[name] += paper < exact
         slower[name] += run(source, target, delay, max(1, paper))[1] > end
         wrong += exact != peak
-    click.echo(f"{'equation':10}{'pairs':>8}{'one more':>10}{'one fewer':>11}{'slower run':>12}")
+    yield f"{'equation':10}{'pairs':>8}{'one more':>10}{'one fewer':>11}{'slower run':>12}"
     for name in drawn:
-        click.echo(f"{name:10}{drawn[name]:>8}{more[name]:>10}{fewer[name]:>11}{slower[name]:>12}")
-    click.echo(f"exact equations: {wrong} of {PAIRS} differ from the peak of the run\n")
+        yield f"{name:10}{drawn[name]:>8}{more[name]:>10}{fewer[name]:>11}{slower[name]:>12}"
+    yield f"exact equations: {wrong} of {PAIRS} differ from the peak of the run"
 
 
-def paths() -> None:
-    """Print how often the two linear programs differ."""
+def paths(options: Namespace) -> Iterator[str]:
+    """How often the two linear programs differ."""
     random = Random(4)
     equal, less, largest = 0, 0, (0.0, 0.0)
     count = 400
@@ -76,8 +76,8 @@ def paths() -> None:
             largest = max(largest, (starts, found.objective), key=lambda pair: pair[0] - pair[1])
         else:
             equal += 1
-    click.echo(f"{count} graphs with one source: {equal} equal; over paths smaller in {less}, none of them a schedule")
-    click.echo(f"largest difference: {largest[1]:.0f} over paths, {largest[0]:.0f} over start times\n")
+    yield f"{count} graphs with one source: {equal} equal; over paths smaller in {less}, none of them a schedule"
+    yield f"largest difference: {largest[1]:.0f} over paths, {largest[0]:.0f} over start times"
 
 
 @dataclass
@@ -114,8 +114,9 @@ def _named(depths: Sequence[int]) -> dict[str, int]:
     return {f"s{k}": depth for k, depth in enumerate(depths)}
 
 
-def graphs(count: int) -> None:
-    """Print what each way to choose depths comes to."""
+def graphs(options: Namespace) -> Iterator[str]:
+    """What each way to choose depths comes to."""
+    count = options.graphs
     names = ("printed", "exact", "exact, engine", "conservative", "normal", "normal, later", "lowered", "fast", "safe")
     rows = {name: Row() for name in names}
     random = Random(11)
@@ -145,23 +146,20 @@ def graphs(count: int) -> None:
         unproved += not searched.fast.proved
         _try(rows["fast"], program, searched.fast.levels, {}, endless)
         _try(rows["safe"], program, searched.safe.levels, {}, endless)
-    click.echo(f"{count} graphs of up to 9 kernels, T = 24, II 1 to 3, D 1 to 40, 8 to 128 bits a token")
-    head = f"{'depths':16}{'bits':>10}{'wait for ever':>15}{'put waits':>11}{'latency':>9}{'worst':>8}"
-    click.echo(head)
+    yield f"{count} graphs of up to 9 kernels, T = 24, II 1 to 3, D 1 to 40, 8 to 128 bits a token"
+    yield f"{'depths':16}{'bits':>10}{'wait for ever':>15}{'put waits':>11}{'latency':>9}{'worst':>8}"
     for name, row in rows.items():
         mean = row.latency / row.ended if row.ended else 0.0
-        click.echo(f"{name:16}{row.bits:>10}{row.deadlocks:>15}{row.waits:>11}{mean:>9.3f}{row.longest:>8.2f}")
-    click.echo(f"fast: proved to be the fewest bits in {count - unproved} of {count}")
+        yield f"{name:16}{row.bits:>10}{row.deadlocks:>15}{row.waits:>11}{mean:>9.3f}{row.longest:>8.2f}"
+    yield f"fast: proved to be the fewest bits in {count - unproved} of {count}"
 
 
-def blocks() -> None:
-    """Print the depths of blocks from PyTorch."""
-    click.echo("Blocks of four models, 32 rows, tiles of 8 x 8, f32 (bytes counted, cycles modelled)")
-    click.echo(
-        "  safe: as emitted; later: normal, with later starts; bound: no fast depths up to the normal ones take less"
-    )
-    click.echo(f"{'model':8}{'FIFOs':>6}{'safe B':>10}{'cycles':>8}{'normal B':>10}{'later B':>10}", nl=False)
-    click.echo(f"{'fast B':>9}{'bound B':>9}{'cycles':>8}{'5 % later':>11}{'cycles':>8}")
+def blocks(options: Namespace) -> Iterator[str]:
+    """The depths of blocks from PyTorch."""
+    yield "Blocks of four models, 32 rows, tiles of 8 x 8, f32 (bytes counted, cycles modelled)"
+    yield "  safe: as emitted; later: normal, with later starts; bound: no fast depths up to the normal ones take less"
+    head = f"{'model':8}{'FIFOs':>6}{'safe B':>10}{'cycles':>8}{'normal B':>10}{'later B':>10}"
+    yield head + f"{'fast B':>9}{'bound B':>9}{'cycles':>8}{'5 % later':>11}{'cycles':>8}"
     for name, shape in SCALED.items():
         example = (torch.zeros(1, 32, shape["hidden_size"]),)
         made = streamed(block(name, "sdpa", **shape), example, Knobs(rows=8, columns=8, depth=8))
@@ -171,15 +169,15 @@ def blocks() -> None:
         later, slower = normal_depths(program, later=True), fast_depths(program, slack=0.05)
         times = program.times(slower.levels)
         assert times is not None
-        click.echo(
+        yield (
             f"{name:8}{len(program.groups):>6}{program.bits(program.declared) // 8:>10}{declared.latency:>8}"
             f"{soon.bits // 8:>10}{later.bits // 8:>10}{fast.cost // 8:>9}{fast.bound // 8:>9}{soon.latency:>8}"
             f"{slower.cost // 8:>11}{times.latency:>8}"
         )
 
 
-def buffers() -> None:
-    """Print the times of programs whose converters have one buffer or two."""
+def buffers(options: Namespace) -> Iterator[str]:
+    """The times of programs whose converters have one buffer or two."""
     torch.manual_seed(0)
     small = Knobs(rows=4, columns=16, depth=16, packed=1)
     shape_of_block = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
@@ -195,8 +193,8 @@ def buffers() -> None:
         "gpt2": (block("gpt2", "sdpa", **shape_of_block), (1, 32, 64), replace(small, rows=8)),
         "llama": (block("llama", "sdpa", **shape_of_block, num_key_value_heads=2), (1, 32, 64), replace(small, rows=8)),
     }
-    click.echo("Converters with one buffer or two: bytes of streams, cycles (modelled)")
-    click.echo(f"{'':16}{'emitted B':>10}{'one':>8}{'two':>8}{'%':>7}{'normal B':>10}{'one':>8}{'two':>8}{'%':>7}")
+    yield "Converters with one buffer or two: bytes of streams, cycles (modelled)"
+    yield f"{'':16}{'emitted B':>10}{'one':>8}{'two':>8}{'%':>7}{'normal B':>10}{'one':>8}{'two':>8}{'%':>7}"
     for name, (module, shape, knobs) in cases.items():
         one = streamed(module.eval(), (torch.randn(shape),), knobs)
         both = [one, one.changed(replace(knobs, ping_pong=1))]
@@ -207,26 +205,17 @@ def buffers() -> None:
             first, second = (time.latency for time in times if time is not None)
             row += f"{programs[0].bits(programs[0].declared) // 8:>10}{first:>8}{second:>8}"
             row += f"{100 * (second / first - 1):>+7.1f}"
-        click.echo(row)
+        yield row
+
+
+TABLES = {"pairs": pairs, "paths": paths, "graphs": graphs, "blocks": blocks, "buffers": buffers}
 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help="pairs, paths, graphs, blocks, buffers")
-    parser.add_argument("--graphs", type=int, default=50, help="random graphs of the last table")
-    arguments = parser.parse_args()
-    tables = arguments.tables or ["pairs", "paths", "graphs", "blocks", "buffers"]
-    if "pairs" in tables:
-        pairs()
-    if "paths" in tables:
-        paths()
-    if "graphs" in tables:
-        graphs(arguments.graphs)
-    if "blocks" in tables:
-        blocks()
-    if "buffers" in tables:
-        buffers()
+    parser = command_line(__doc__)
+    parser.add_argument("--graphs", type=int, default=50, help="random graphs of that table")
+    print_tables(parser, TABLES)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ measured, and nothing depends on this computer. *Published* figures are from the
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 
-import click
-
+from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.block import BlockShape, block
 from rsn.streams.dataflow.fusion import Fusion, FusionSpace, printed
@@ -61,7 +60,7 @@ def memory_row(shape: BlockShape, tile: int) -> tuple[str, str]:
     return row, f"{use.fifos:>9}{100 * use.fused_ratio:>6.1f}{use.kernels:>11}"
 
 
-def blocks() -> Iterator[str]:
+def blocks(options: Namespace) -> Iterator[str]:
     """Whole tensors against converters."""
     yield "A block on chip, one head, i8 (counted)"
     yield "  whole: double buffers of the tensor of each stream; converters: one for each stream that needs it;"
@@ -79,7 +78,7 @@ def published_row(column: int) -> str:
     return f"{'published, of four models':<{column}}{f'{low} to {high}':>14}"
 
 
-def models() -> Iterator[str]:
+def models(options: Namespace) -> Iterator[str]:
     """The four models of table 7."""
     yield f"Blocks of four models on chip, length {LENGTH}, i8 (counted)"
     yield "  plain: with one head, without gate and positions; as built: with all of them"
@@ -116,7 +115,7 @@ def cells(fusion: Fusion) -> str:
     return f"{names:<14}{' '.join(map(str, fusion.bytes)):<14}{len(fusion.off_chip):>4}"
 
 
-def groups() -> Iterator[str]:
+def groups(options: Namespace) -> Iterator[str]:
     """Small graphs."""
     yield "Groups of small graphs: Algorithm 2 as listed, and the proved best (counted)"
     listed, best = (f"{name:<14}{'C':<14}{'off':>4}" for name in ("Algorithm 2", "best"))
@@ -132,7 +131,7 @@ def kilobytes(fusion: Fusion) -> str:
     return f"{sizes:<20}{fusion.off_chip_bytes / 1e3:>8.0f}"
 
 
-def sweep() -> Iterator[str]:
+def sweep(options: Namespace) -> Iterator[str]:
     """Blocks under smaller and smaller limits."""
     yield f"Blocks in groups: C_max in parts of what one group takes, length {LENGTH}, tile 64, i8 (counted)"
     yield "  nodes of each group, and kB of the tensors off the chip, counted once for each stream"
@@ -157,7 +156,7 @@ def sweep() -> Iterator[str]:
     yield f"of all that a better fusion could keep on chip: {gap} B at most"
 
 
-def networks() -> Iterator[str]:
+def networks(options: Namespace) -> Iterator[str]:
     """All layers of the models."""
     yield f"All layers in groups: C_max {ON_CHIP_MB} MB, all memory counts, length {LENGTH}, tile 64, i8 (counted)"
     yield "  MB: of one group of all layers; off MB: of the tensors off the chip, counted once for each stream"
@@ -178,14 +177,7 @@ TABLES = {"blocks": blocks, "models": models, "groups": groups, "sweep": sweep, 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="TABLE")
-    options = parser.parse_args()
-    for number, name in enumerate(options.tables or TABLES):
-        if number:
-            click.echo()
-        for line in TABLES[name]():
-            click.echo(line)
+    print_tables(command_line(__doc__), TABLES)
 
 
 if __name__ == "__main__":

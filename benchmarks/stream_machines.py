@@ -14,7 +14,6 @@ but the seconds of the generation.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ import torch
 
 from rsn.base.durations import duration
 from rsn.base.errors import RsnError
+from rsn.benchmarks.measuring import command_line
 from rsn.rsnlib.streamed import streamed
 from rsn.rsnlib.streamed.block import Streamed
 from rsn.rsnlib.streamed.generate import DEFAULT, Generated, Rule, place
@@ -135,12 +135,11 @@ def shown(made: Generated) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, json=True)
     parser.add_argument("models", nargs="*", choices=[*SIZES, []], default=["gpt2"])
     parser.add_argument("--lengths", nargs="+", type=int, default=list(PUBLISHED), help="of prompt and answer")
     parser.add_argument("--trials", type=int, default=6, help="machines to try for each")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     head = f"{'model':<7}{'length':>7}{'latency ms':>12}{'TTFT ms':>10}{'bound':>9}{'tok/s':>9}{'bound':>8}"

@@ -10,18 +10,18 @@ of devices, so that they show a range or a shape, and are no reference for ours.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import tokenize
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from math import prod
 from typing import Any
 from unittest.mock import patch
 
-import click
 import numpy as np
 
+from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.host.tasks import run_tasks
 from rsn.isa.overlays.tasks.unit import Part
 from rsn.programs.streams.sizes import program_text
@@ -62,7 +62,7 @@ def lines_of(text: str) -> tuple[int, int]:
     return len(standing - left_out), logical
 
 
-def lines() -> Iterator[str]:
+def lines(options: Namespace) -> Iterator[str]:
     """Table 2."""
     yield "Lines, not blank, no comment, import or docstring; sizes and tensors count (counted; Dato, IRON: published)"
     yield f"{'':<8}{'as formatted':>14}{'statements':>12}{'Dato':>8}{'IRON':>8}"
@@ -92,7 +92,7 @@ ARRAY = 16
 SIZES = (64, 128, 256, 512, 1024)
 
 
-def systolic() -> Iterator[str]:
+def systolic(options: Namespace) -> Iterator[str]:
     """The array of 16 x 16 multipliers."""
     yield "Systolic array of 16 x 16, int8 (modelled), and the line cycles = tiles (n + a) + b through 64 and 128"
     yield (
@@ -173,7 +173,7 @@ def sequential_bytes(rows: int, projections: bool) -> int:
     return WORD * (attention + projections * 4 * (2 * rows * WIDTH + WIDTH**2))
 
 
-def attention() -> Iterator[str]:
+def attention(options: Namespace) -> Iterator[str]:
     """Multi-head attention."""
     yield "Attention, 12 heads x 64, float32: MHA with its projections (48 instances), FlashAttention without (36)"
     macs, rest = KERNELS["matmul"], KERNELS["exp"]
@@ -206,7 +206,7 @@ MESHES = {(1, 4): 1.0, (2, 4): 1.97, (4, 4): 3.67}
 """Rows and columns, and the published speed-up."""
 
 
-def scaling() -> Iterator[str]:
+def scaling(options: Namespace) -> Iterator[str]:
     """A product on meshes of several sizes."""
     yield f"GEMM {GEMM}^3 in {8 * ELEMENT}-bit tiles of {TILE}^3 on a mesh: speed-up over 1x4 (modelled)"
     yield f"  {KERNELS['matmul']:g} multiply-adds a cycle and instance; all loads together get so many bytes a cycle,"
@@ -227,14 +227,7 @@ TABLES = {"lines": lines, "systolic": systolic, "attention": attention, "scaling
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="TABLE")
-    options = parser.parse_args()
-    for number, name in enumerate(options.tables or TABLES):
-        if number:
-            click.echo()
-        for line in TABLES[name]():
-            click.echo(line)
+    print_tables(command_line(__doc__), TABLES)
 
 
 if __name__ == "__main__":

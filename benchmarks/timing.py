@@ -11,22 +11,20 @@ Latencies must be exactly equal.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from rsn.assembler import container
 from rsn.base.durations import duration
+from rsn.benchmarks.measuring import command_line, cpu, timed_cpu
+from rsn.cli.published.networks import encoder
 from rsn.hw.sim.machine import simulate, summary
 from rsn.isa.image import decode_image
 from rsn.isa.instruction_path import InstructionPath
@@ -37,8 +35,6 @@ from rsn.isa.verify import smallest_depth
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.jit import available
 from rsn.machine.plan import Plan
-from rsn.scheduler.graph import Activation, Array, AttentionLayer, Gemm, Norm, Output
-from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
@@ -65,10 +61,8 @@ print(time.process_time() - before, latency.hex())
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark. arguments: those of the command line by default."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="of each compiled measurement; the fastest counts")
+    parser = command_line(__doc__, runs=5, json=True)
     parser.add_argument("--skip-python", action="store_true", help="leave out the Python path (about 20 s)")
-    parser.add_argument("--json", action="store_true", help="one object on stdout")
     options = parser.parse_args(arguments)
     if not available():
         parser.error("numba is not installed: pip install numba")
@@ -80,9 +74,9 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
     """Measure the CPU seconds of each task on a program of `layers` layers. python: the executor in Python, too."""
     kernels = lower(encoder(8, 384, layers), XNN_BASE, PAPER).kernels
     simulate(pack(kernels))  # loads the engine, and caches its code for the child process
-    packing, program = spent(lambda: pack(kernels))
-    decoding, packets = spent(lambda: decode_image(program.image, XNN_BASE))
-    tracing, plan = spent(lambda: Plan(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded)))
+    packing, program = timed_cpu(lambda: pack(kernels))
+    decoding, packets = timed_cpu(lambda: decode_image(program.image, XNN_BASE))
+    tracing, plan = timed_cpu(lambda: Plan(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded)))
     other = XNN_BASE.with_rates(ddr_read_gbs=42, ddr_write_gbs=47)
     latency = plan.run().latency
     result: dict[str, Any] = {
@@ -100,22 +94,14 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
     result["firings"] = len(plan.run(record=True).firings)
     if python:
         net = ProcessNetwork(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded))
-        result["python"], defined = spent(net.run)
+        result["python"], defined = timed_cpu(net.run)
         assert defined == latency, f"{defined!r} is not {latency!r}"
     return result
 
 
-def spent(task: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the CPU seconds of a call in this process, and its result."""
-    gc.collect()
-    before = time.process_time()
-    result = task()
-    return time.process_time() - before, result
-
-
 def best(runs: int, task: Callable[[], Any]) -> float:
     """Call `task` `runs` times; return the CPU seconds of the fastest call."""
-    return min(spent(task)[0] for _ in range(runs))
+    return min(cpu(task) for _ in range(runs))
 
 
 def first(program: Program, latency: float, runs: int) -> float:
@@ -154,26 +140,6 @@ def report(result: dict[str, Any]) -> str:
             ratio = f"{result['python'] / result[key]:10.1f} x" if "python" in result else ""
             lines.append(f"{name:<34}{result[key]:9.4f}{result[key] / firings * 1e9:11.1f}{ratio:>12}{goal}")
     return "\n".join(lines)
-
-
-def encoder(batch: int, seq: int, layers: int, hidden: int = 1024, heads: int = 16, ffn: int = 4096) -> Layers:
-    """Return a transformer encoder after folding. All weights are views of a single 0."""
-
-    def zeros(*shape: int) -> Array:
-        return np.broadcast_to(np.float32(0), shape)
-
-    norm, square, row = Norm(1e-6), zeros(hidden, hidden), zeros(hidden)
-    out: list[Gemm | AttentionLayer] = []
-    x = "x"
-    for i in range(layers):
-        q, k, v, c, x1, h, y = (f"l{i}.{n}" for n in ("q", "k", "v", "c", "x1", "h", "y"))
-        out += [Gemm(f"{name}_proj", x, name, square, row) for name in (q, k, v)]
-        out.append(AttentionLayer(f"l{i}.attention", q, k, v, c, heads, hidden // heads))
-        out.append(Gemm(f"l{i}.dense", c, x1, square, row, None, x, row, norm))
-        out.append(Gemm(f"l{i}.up", x1, h, zeros(hidden, ffn), zeros(ffn), Activation.GELU_TANH))
-        out.append(Gemm(f"l{i}.down", h, y, zeros(ffn, hidden), row, None, x1, row, norm))
-        x = y
-    return Layers(batch, seq, {"x": hidden}, (Output(x, row, row),), tuple(out))
 
 
 if __name__ == "__main__":

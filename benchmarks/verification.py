@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 import rsn
+from rsn.benchmarks.measuring import wall
 from rsn.isa.program import Program
 from rsn.rsnlib.passes import USUAL, Passes
 from rsn.scheduler.schedule import Schedule
@@ -50,26 +51,19 @@ MODELS: dict[str, Callable[[], Made]] = {
 }
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """The time of one call."""
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
 def measure(made: Made, overlay: str) -> str:
     """One line: share of the check, and the first call beside later ones."""
     model, given = made[0].eval(), made[1]
     checks: list[float] = []
 
     def check(program: Program, schedule: Schedule) -> None:
-        checks.append(seconds(lambda: USUAL.check(program, schedule)))
+        checks.append(wall(lambda: USUAL.check(program, schedule)))
 
     begin = time.perf_counter()
     with torch.no_grad(), rsn.compile(model, given, overlay=overlay, passes=Passes(check=check)) as compiled:
         compilation = time.perf_counter() - begin
-        first = seconds(lambda: compiled(**given))
-        later = min(seconds(lambda: compiled(**given)) for _ in range(2))
+        first = wall(lambda: compiled(**given))
+        later = min(wall(lambda: compiled(**given)) for _ in range(2))
     return (
         f"check {sum(checks) / compilation:5.1%} of {compilation:.2f} s of compilation; "
         f"first call {first:.2f} s, later {later:.2f} s: {first / later:.1f} times"

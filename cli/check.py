@@ -17,28 +17,32 @@ from ..isa.program import Program
 from ..isa.verify import check, dry_plan, dry_run, smallest_depth
 from ..streams.check import report_on as check_streams
 from ..streams.reader import read_file
+from .options import BINARIES, JSON, RAW, STREAMS, Count, Options, option, refuse, with_options
 from .progress import TIMING, working
-from .raw import raw_options, read_raw_image, refuse_contradictions, with_memories
-from .stream_programs import prove_file, refuse_options, show, show_proof, stream_program
+from .raw import BARE, OF_IMAGE, OP_LISTS, read_raw_image, refuse_contradictions, with_memories
+from .stream_programs import prove_file, show, show_proof, stream_program
 
-_size = click.IntRange(0)
 
-OF_BINARIES = ("raw", "overlay", "mme", "ddr_bytes", "lpddr_bytes")
-"""Options that are not about stream programs."""
+class CheckOptions(Options):
+    """The options of `rsn check`."""
+
+    raw: bool = BARE
+    overlay: str = OF_IMAGE
+    mme: Path | None = OP_LISTS
+    ddr_bytes: int | None = option("with --raw: size of the DDR buffer", type=click.IntRange(0), of=(RAW, BINARIES))
+    lpddr_bytes: int | None = option("with --raw: size of the LPDDR buffer", type=click.IntRange(0), of=(RAW, BINARIES))
+    strict: bool = option("with .py: a value that only some paths read is an error", of=STREAMS)
+    domain: str | None = option(
+        "with .py: prove it for all sizes, as 'n >= 1, m >= 2'", "--for-all", metavar="SIZES", of=STREAMS
+    )
+    most: Count = option("findings to show of each code", default=10)
+    as_json: bool = JSON
 
 
 @click.command(name="check")
 @click.argument("program")
-@raw_options()
-@click.option("--ddr-bytes", type=_size, help="with --raw: size of the DDR buffer")
-@click.option("--lpddr-bytes", type=_size, help="with --raw: size of the LPDDR buffer")
-@click.option("--strict", is_flag=True, help="with .py: a value that only some paths read is an error")
-@click.option("--for-all", "domain", metavar="SIZES", help="with .py: prove it for all sizes, as 'n >= 1, m >= 2'")
-@click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings to show of each code")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def check_command(
-    program: str, raw: bool, strict: bool, domain: str | None, most: int, as_json: bool, **options: Any
-) -> None:
+@with_options(CheckOptions)
+def check_command(program: str, options: CheckOptions) -> None:
     """Check a program, or a stream program, before it runs.
 
     Of PROGRAM (.bin): streams, memory, buffers, terminators, and deadlock at the overlay's FIFO depths. Of a stream
@@ -54,22 +58,27 @@ def check_command(
     for all of them, a counterexample, or undecided with the reason. A range such as '2 <= n <= 64' is tried whole.
     """
     named = stream_program(program)
-    if named is not None:
-        refuse_options(OF_BINARIES, "a program (.bin) or a bare image")
-        if domain is not None:
-            if not show_proof(prove_file(named, domain, strict), as_json):
-                raise SystemExit(1)
-            return
-        if not show(check_streams(read_file(named.file, named.region), strict), most, as_json):
-            raise SystemExit(1)
+    if named is None:
+        refuse(STREAMS)
+        _check_binary(Path(program), options)
         return
-    refuse_options(("strict", "domain"), "a stream program (.py)")
-    _check_binary(Path(program), raw, most, as_json, options)
+    refuse(BINARIES)
+    if options.domain is not None:
+        ok = show_proof(prove_file(named, options.domain, options.strict), options.as_json)
+    else:
+        report = check_streams(read_file(named.file, named.region), options.strict)
+        ok = show(report, options.most, options.as_json)
+    if not ok:
+        raise SystemExit(1)
 
 
-def _check_binary(program: Path, raw: bool, most: int, as_json: bool, options: dict[str, Any]) -> None:
-    refuse_contradictions(raw)
-    loaded, findings, runnable = _raw(program, options) if raw else _container(program)
+def _check_binary(program: Path, options: CheckOptions) -> None:
+    refuse_contradictions(options.raw)
+    if options.raw:
+        loaded, findings, runnable = _raw(program, options)
+    else:
+        loaded = container.read(program)
+        findings, runnable = check(loaded), True
     depth = None
     if runnable and all(f.warning for f in findings):
         with working(TIMING):
@@ -77,9 +86,9 @@ def _check_binary(program: Path, raw: bool, most: int, as_json: bool, options: d
             findings += dry_run(loaded, plan)
             if all(f.warning for f in findings):
                 depth = smallest_depth(loaded, plan)
-    findings = gather(findings, most)
+    findings = gather(findings, options.most)
     ok = all(f.warning for f in findings)
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps({"ok": ok, "findings": [_row(f) for f in findings], "smallest_fifo_depth": depth}))
     else:
         _show(findings)
@@ -109,17 +118,12 @@ def _show(findings: Sequence[Finding]) -> None:
             click.echo(f"  help: {f.help}")
 
 
-def _container(path: Path) -> tuple[Program, list[Finding], bool]:
-    loaded = container.read(path)
-    return loaded, check(loaded), True
-
-
-def _raw(path: Path, options: dict[str, Any]) -> tuple[Program, list[Finding], bool]:
+def _raw(path: Path, options: CheckOptions) -> tuple[Program, list[Finding], bool]:
     """Read a bare image, and check the packets that can be decoded. Returns the program, the findings, and whether it
     is complete enough for a run without data."""
-    read = read_raw_image(path, find(options["overlay"]), options["mme"])
-    given = {bank: options.get(f"{bank}_bytes") for bank in read.program.overlay.banks}
-    program = with_memories(read.program, {bank: size for bank, size in given.items() if size is not None})
+    read = read_raw_image(path, find(options.overlay), options.mme)
+    sizes = {"ddr": options.ddr_bytes, "lpddr": options.lpddr_bytes}
+    program = with_memories(read.program, {bank: size for bank, size in sizes.items() if size is not None})
     findings = read.findings
     if read.complete:
         findings = findings + check(program, roles=False, op_lists=read.op_lists)

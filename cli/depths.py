@@ -16,6 +16,7 @@ from ..streams.sizing.depths import Sizes, Step, sizes
 from ..streams.sizing.least import Least
 from ..streams.sizing.program import SizedProgram, Times
 from .progress import TIMING, working
+from .shown import picked, table
 from .stream_programs import Named, show, stream_program
 
 WIDE = 60
@@ -85,10 +86,7 @@ def facts(found: Sizes) -> dict[str, Any]:
         "streams": [_stream(found, name) for name in program.groups],
         "safe": {"kind": "counted", **_least(found.safe)},
         "fast": None if found.fast is None else {"kind": "modelled", **_least(found.fast)},
-        "steps": [
-            {"deeper": step.deeper, "depths": step.depths, "bits": step.bits, **_times(step.times)}
-            for step in found.steps
-        ],
+        "steps": [picked(step, "deeper", "depths", "bits") | _times(step.times) for step in found.steps],
         "declared": {"bits": program.bits(found.declared), "safe": _is_safe(found), **_times(found.at_declared)},
         "endless": _times(found.endless),
         "outcomes": len(found.endless.runs) if found.endless else None,
@@ -118,8 +116,7 @@ def _least(least: Least) -> dict[str, Any]:
 def _times(times: Times | None) -> dict[str, Any]:
     if times is None:
         return {"latency": None, "interval": None, "total": None, "converged": None, "apart": []}
-    row: dict[str, Any] = {"latency": times.latency, "interval": times.interval, "total": times.total}
-    return row | {"converged": times.converged, "apart": _lines(times)}
+    return picked(times, "latency", "interval", "total", "converged") | {"apart": _lines(times)}
 
 
 def _lines(times: Times) -> list[int]:
@@ -148,7 +145,7 @@ def _show(named: Named, found: Sizes, chosen: set[str]) -> None:
         rows.append([name + count, declared, *map(_cell, cells), str(group.weight)])
     bits = (program.bits(found.declared), None, found.safe.cost, found.fast.cost if found.fast else None)
     rows.append(["all, in bits", *("" if b is None else str(b) for b in bits), ""])
-    _table(rows)
+    click.echo(_table(rows))
     if found.steps:
         click.echo("")
         steps = [["deeper", "bits", "latency", "interval"]]
@@ -161,10 +158,14 @@ def _show(named: Named, found: Sizes, chosen: set[str]) -> None:
             steps.append(_row(what, program.bits(found.declared), found.at_declared))
         if found.endless:
             steps.append(_row("endless streams", None, found.endless))
-        _table(steps)
+        click.echo(_table(steps))
     click.echo("")
     for line in _remarks(found, chosen):
         click.echo(line)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return table(rows, [False] + [True] * (len(rows[0]) - 1))
 
 
 def _cell(number: int | None) -> str:
@@ -190,13 +191,6 @@ def _deeper(step: Step, before: Step | None) -> list[str]:
             lines[-1] += ","
             lines.append(change)
     return lines
-
-
-def _table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        click.echo(f"{first:<{widths[0]}}  {'  '.join(cells)}".rstrip())
 
 
 def _remarks(found: Sizes, chosen: set[str]) -> list[str]:

@@ -25,23 +25,27 @@ from ..isa.overlays.tasks.program import TaskProgram
 from ..streams.hls.emit import HlsProgram, cpp_program
 from ..streams.hls.native import HEADERS, native_text
 from ..streams.hls.project import project
+from .options import FILE, JSON, File, Options, option, with_options
 from .stream_programs import machine_program, stream_program
 
-_file = click.Path(dir_okay=False)
 Array = npt.NDArray[Any]
 
 
+class HlsOptions(Options):
+    """The options of `rsn hls`."""
+
+    output: str = option("folder to write to", "-o", "--output", required=True, type=click.Path(file_okay=False))
+    runs: bool = option("compile it for this computer, and run it: streams as deep as stated", "--run")
+    inputs: File | None = option("inputs (.safetensors or .npz), also for the testbench")
+    outputs: File | None = option("with --run: file to write the outputs to (.safetensors or .npz)")
+    seconds: float = option("limit of the run", default=SECONDS, type=click.FloatRange(0))
+    as_json: bool = JSON
+
+
 @click.command(name="hls")
-@click.argument("program", type=_file)
-@click.option("-o", "--output", required=True, type=click.Path(file_okay=False), help="folder to write to")
-@click.option("--run", "runs", is_flag=True, help="compile it for this computer, and run it: streams as deep as stated")
-@click.option("--inputs", type=_file, help="inputs (.safetensors or .npz), also for the testbench")
-@click.option("--outputs", type=_file, help="with --run: file to write the outputs to (.safetensors or .npz)")
-@click.option("--seconds", default=SECONDS, show_default=True, type=click.FloatRange(0), help="limit of the run")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def hls_command(
-    program: str, output: str, runs: bool, inputs: str | None, outputs: str | None, seconds: float, as_json: bool
-) -> None:
+@click.argument("program", type=FILE)
+@with_options(HlsOptions)
+def hls_command(program: str, options: HlsOptions) -> None:
     """Write a stream program as HLS C++, and run it here.
 
     PROGRAM is FILE.py, FILE.py:REGION, or its .bin. It becomes one dataflow region, with a process for each task
@@ -50,35 +54,30 @@ def hls_command(
     The folder holds top.cpp, kernels.h, a testbench, a script for Vitis HLS, and a README. With --run the same text is
     compiled for this computer, each process a thread; results are those of rsn run, bit for bit.
     """
-    if outputs and not runs:
+    if options.outputs and not options.runs:
         raise click.UsageError("--outputs: only with --run")
-    if outputs:
-        check_target(outputs)
+    if options.outputs:
+        check_target(options.outputs)
     tasks = _tasks(program)
     made = cpp_program(tasks)
-    given = load_tensors(inputs) if inputs else {}
-    checked = checked_inputs(tasks, given) if inputs or runs else {}
-    folder = Path(output)
+    given = load_tensors(options.inputs) if options.inputs else {}
+    checked = checked_inputs(tasks, given) if options.inputs or options.runs else {}
+    folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in project(made).items():
         write_text(folder / name, text)
     _write_memories(folder, tasks, checked, "bin")
-    facts: dict[str, Any] = {
-        "top": f"{made.name}_top",
-        "folder": str(folder),
-        "processes": made.text.count("RSN_TASK("),
-    }
-    if runs:
-        facts["seconds"] = _run(made, folder, checked, outputs, seconds)
-    if as_json:
+    processes = made.text.count("RSN_TASK(")
+    facts: dict[str, Any] = {"top": f"{made.name}_top", "folder": str(folder), "processes": processes}
+    if options.runs:
+        facts["seconds"] = _run(made, folder, checked, options.outputs, options.seconds)
+    if options.as_json:
         click.echo(json.dumps(facts))
         return
-    plural = f"{facts['processes']} process{'es' * (facts['processes'] != 1)}"
-    click.echo(f"{folder / 'top.cpp'}: {facts['top']}, {plural}")
-    if runs:
-        click.echo(
-            f"run on this computer in {duration(facts['seconds'])}; compile and run of an HLS tool: see README.md"
-        )
+    click.echo(f"{folder / 'top.cpp'}: {facts['top']}, {processes} process{'es' * (processes != 1)}")
+    if options.runs:
+        took = duration(facts["seconds"])
+        click.echo(f"run on this computer in {took}; compile and run of an HLS tool: see README.md")
 
 
 def _tasks(program: str) -> TaskProgram:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -11,6 +12,7 @@ from ..base.errors import ResourceError
 from ..isa.overlay import Overlay
 from ..isa.overlays.file import without_hardware
 from ..machine.resources import Deviation, ResourceUse, budget, require_fits
+from .shown import picked
 
 
 def show_resources(overlay: Overlay, as_json: bool) -> None:
@@ -23,26 +25,14 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
     deviations = list(overlay.deviations())
     errors = {d.resource: d.error for d in deviations if not d.unit}
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "overlay": overlay.name,
-                    "device": device.name,
-                    "fits": all(row.share <= 1 for row in rows),
-                    "resources": {row.resource: _facts(row, errors.get(row.resource)) for row in rows},
-                    "deviations": [
-                        {
-                            "resource": d.resource,
-                            "unit": d.unit,
-                            "published": d.published,
-                            "estimated": d.estimated,
-                            "error": d.error,
-                        }
-                        for d in deviations
-                    ],
-                }
-            )
-        )
+        facts = {
+            "overlay": overlay.name,
+            "device": device.name,
+            "fits": all(row.share <= 1 for row in rows),
+            "resources": {row.resource: _facts(row, errors.get(row.resource)) for row in rows},
+            "deviations": [picked(d, "resource", "unit", "published", "estimated", "error") for d in deviations],
+        }
+        click.echo(json.dumps(facts))
     else:
         click.echo(f"overlay {overlay.name} on a {device.name}; ~ is an estimate\n")
         click.echo(f"{'':<10}{'needed':>9}{'of':>9}{'':>7}{'paper':>9}{'routed':>9}")
@@ -78,21 +68,11 @@ def _show_deviations(deviations: Sequence[Deviation]) -> None:
         click.echo(f"{d.resource:<10}{where:<{width}}{d.estimated:>10}{d.published:>9}{d.error:>+8.1%}")
 
 
-def _facts(row: ResourceUse, error: float | None) -> dict[str, object]:
+def _facts(row: ResourceUse, error: float | None) -> dict[str, Any]:
     """error: of the estimate; None if not known."""
-    return {
-        "needed": row.needed,
-        "available": row.capacity.amount,
-        "share": row.share,
-        "estimate": row.estimate,
-        "error": error,
-        "published": row.capacity.published,
-        "post_route": row.capacity.post_route,
-        "remark": row.capacity.remark,
-        "unit": row.capacity.unit,
-        "source": row.capacity.source,
-        "parts": row.parts,
-    }
+    shown = {"needed": row.needed, "available": row.capacity.amount, **picked(row, "share", "estimate")}
+    shown |= {"error": error, **picked(row.capacity, "published", "post_route", "remark", "unit", "source")}
+    return shown | {"parts": row.parts}
 
 
 def show_cycles(overlay: Overlay, as_json: bool) -> None:
@@ -103,14 +83,7 @@ def show_cycles(overlay: Overlay, as_json: bool) -> None:
         raise ResourceError(f"overlay {overlay.name} states no cycles of its units: it has no HLS sources")
     if as_json:
         rows = [
-            {
-                "what": c.what,
-                "cycles": c.cycles,
-                "seconds": c.seconds,
-                "simulated_s": c.simulated,
-                "difference": c.difference,
-                "remark": c.remark,
-            }
+            picked(c, "what", "cycles", "seconds") | {"simulated_s": c.simulated} | picked(c, "difference", "remark")
             for c in costs
         ]
         click.echo(json.dumps({"overlay": overlay.name, "pl_hz": overlay.clock_hz, "costs": rows}))

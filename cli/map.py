@@ -36,37 +36,38 @@ from ..streams.mapping.proof import prove
 from ..streams.mapping.search import Found, search
 from ..streams.reader import read_file
 from ..streams.tree import Region
+from .options import JSON, Count, File, Options, option, refuse, with_options
 from .progress import working
-from .stream_programs import Named, refuse_options, show, stream_program
+from .shown import counted
+from .stream_programs import Named, show, stream_program
+
+MESHES, XNN = "only with a mesh", "only with --onto xnn"
+"""Kinds of options."""
+
+
+class MapOptions(Options):
+    """The options of `rsn map`."""
+
+    machine: str = option("mesh4x4, a mesh (*.toml), or an overlay: xnn", "--onto", default="mesh4x4")
+    output: File | None = option("program text (.rsn) of the mapped machine", "-o", "--output", of=MESHES)
+    inputs: File | None = option("with --onto xnn: run there on these (.npz)", of=XNN)
+    outputs: File | None = option("with --onto xnn: file to write the outputs to (.npz)", of=XNN)
+    at_most: Count | None = option("nodes; by default, the tiles of the machine", of=MESHES)
+    chains: tuple[str, ...] = option(
+        "run instance A, then B, on one node; repeatable", "--chain", metavar="A,B", of=MESHES
+    )
+    bundles: tuple[str, ...] = option(
+        "run equal instances in turn; repeatable", "--bundle", metavar="A,B,...", of=MESHES
+    )
+    no_search: bool = option("apply --chain and --bundle only", of=MESHES)
+    most: Count = option("findings to show of each code", default=10)
+    as_json: bool = JSON
 
 
 @click.command(name="map")
 @click.argument("program")
-@click.option(
-    "--onto", "machine", default="mesh4x4", show_default=True, help="mesh4x4, a mesh (*.toml), or an overlay: xnn"
-)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="program text (.rsn) of the mapped machine")
-@click.option("--inputs", type=click.Path(dir_okay=False), help="with --onto xnn: run there on these (.npz)")
-@click.option("--outputs", type=click.Path(dir_okay=False), help="with --onto xnn: file to write the outputs to (.npz)")
-@click.option("--at-most", type=click.IntRange(1), help="nodes; by default, the tiles of the machine")
-@click.option("--chain", "chains", multiple=True, metavar="A,B", help="run instance A, then B, on one node; repeatable")
-@click.option("--bundle", "bundles", multiple=True, metavar="A,B,...", help="run equal instances in turn; repeatable")
-@click.option("--no-search", is_flag=True, help="apply --chain and --bundle only")
-@click.option("--most", default=10, show_default=True, type=click.IntRange(1), help="findings to show of each code")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def map_command(
-    program: str,
-    machine: str,
-    output: str | None,
-    inputs: str | None,
-    outputs: str | None,
-    at_most: int | None,
-    chains: tuple[str, ...],
-    bundles: tuple[str, ...],
-    no_search: bool,
-    most: int,
-    as_json: bool,
-) -> None:
+@with_options(MapOptions)
+def map_command(program: str, options: MapOptions) -> None:
     """Map a stream program onto the tiles of a machine.
 
     It decides which task instances of PROGRAM (FILE.py, FILE.py:REGION) run in turn on one tile, and which tile. The
@@ -80,44 +81,40 @@ def map_command(
     if named is None:
         raise click.UsageError(f"{program}: a stream program is a file FILE.py, or FILE.py:REGION")
     region = read_file(named.file, named.region)
-    if machine in OVERLAYS:
-        refuse_options(OF_MESHES, "a mesh")
-        _onto_overlay(region, machine, inputs, outputs, most, as_json)
+    if options.machine in OVERLAYS:
+        refuse(MESHES)
+        _onto_overlay(region, options)
         return
-    refuse_options(("inputs", "outputs"), "--onto xnn")
-    if output is not None:
-        check_target(output)
-    onto = mesh(machine)
-    report = report_on(region)
-    if report.code:
-        show(report, most, as_json)
-        raise SystemExit(1)
+    refuse(XNN)
+    if options.output is not None:
+        check_target(options.output)
+    onto = mesh(options.machine)
+    _check(region, options)
     try:
         with working("mapping"):
-            facts, lines, made = _mapped(named, region, onto, at_most or onto.tiles, (chains, bundles), no_search)
-            if output is not None:
-                write_text(output, show_program(pack(uops_of(mapped_program(made)))))
+            facts, lines, made = _mapped(named, region, onto, options)
+            if options.output is not None:
+                write_text(options.output, show_program(pack(uops_of(mapped_program(made)))))
     except MappingError as error:
-        if as_json:
-            click.echo(json.dumps(_refused(region, error)))
-        else:
-            click.echo(error.rendered(region.source))
+        click.echo(json.dumps(_refused(region, error)) if options.as_json else error.rendered(region.source))
         raise SystemExit(1) from None
-    click.echo(json.dumps(facts) if as_json else "\n".join(lines))
+    click.echo(json.dumps(facts) if options.as_json else "\n".join(lines))
 
 
-OF_MESHES = ("output", "at_most", "chains", "bundles", "no_search")
-"""Options that are not about an overlay."""
-
-
-def _onto_overlay(region: Region, name: str, inputs: str | None, outputs: str | None, most: int, as_json: bool) -> None:
-    """Find the layers that a program computes, compile them for an overlay, and run them if there are inputs."""
-    if outputs is not None and inputs is None:
-        raise click.UsageError("--outputs: only with --inputs")
+def _check(region: Region, options: MapOptions) -> None:
+    """Show the findings of a program, and exit with 1, if it has errors."""
     report = report_on(region)
     if report.code:
-        show(report, most, as_json)
+        show(report, options.most, options.as_json)
         raise SystemExit(1)
+
+
+def _onto_overlay(region: Region, options: MapOptions) -> None:
+    """Find the layers that a program computes, compile them for an overlay, and run them if there are inputs."""
+    name, inputs, outputs = options.machine, options.inputs, options.outputs
+    if outputs is not None and inputs is None:
+        raise click.UsageError("--outputs: only with --inputs")
+    _check(region, options)
     with working("compiling"):
         layers = layers_of(task_program(region))
         given = load_tensors(inputs) if inputs is not None else {}
@@ -138,7 +135,7 @@ def _onto_overlay(region: Region, name: str, inputs: str | None, outputs: str | 
         difference = max(float(np.abs(made[n] - own[n]).max() / (np.abs(own[n]).max() or 1)) for n in made)
         if outputs is not None:
             save_tensors(outputs, made)
-    if as_json:
+    if options.as_json:
         facts = {"ok": True, "layers": layers.graph.show().splitlines(), "latency_s": latency}
         click.echo(json.dumps(facts | {"difference": difference}))
         return
@@ -158,32 +155,27 @@ def _refused(region: Region, error: MappingError) -> dict[str, Any]:
 
 
 def _mapped(
-    named: Named,
-    region: Region,
-    machine: MeshDescription,
-    at_most: int,
-    asked: tuple[tuple[str, ...], tuple[str, ...]],
-    no_search: bool,
+    named: Named, region: Region, machine: MeshDescription, options: MapOptions
 ) -> tuple[dict[str, Any], list[str], Mapped]:
     """Map a program; return the facts, the lines to print, and the mapping."""
     graph = mapping_graph(region, read_file(named.file, named.region, timed=True))
     mapped = Mapped.start(graph)
-    for text in asked[0]:
+    for text in options.chains:
         pair = _names(text)
         if len(pair) != 2:
             raise click.UsageError(f"--chain {text}: two instances, such as a,b")
         mapped = chain(mapped, pair[0], pair[1], machine)
-    for text in asked[1]:
+    for text in options.bundles:
         mapped = bundle(mapped, _names(text), machine)
     states = 0
-    if no_search:
+    if options.no_search:
         proof = prove(mapped)
         if not proof.ok:
             finding = proof.report.findings[0]
             raise MappingError("proof", finding.message, finding.place, finding.notes)
         price = cost(proof.mapped, machine)
     else:
-        found: Found = search(graph, at_most, machine, start=mapped)
+        found: Found = search(graph, options.at_most or machine.tiles, machine, start=mapped)
         proof, price, states = found.proof, found.cost, found.states
     mapped = proof.mapped
     at = place(mapped, machine)
@@ -251,17 +243,13 @@ def _text(graph: MappingGraph, mapped: Mapped, machine: MeshDescription, at: Pla
     logical = sum(len(s.logical) for s in mapped.streams)
     count = len(mapped.streams)
     local = len(graph.edges) - logical
-    out.append(f"proved after mapping: {len(mapped.groups)} nodes, {_count(count, 'physical stream')}, {local} local")
+    out.append(f"proved after mapping: {len(mapped.groups)} nodes, {counted(count, 'physical stream')}, {local} local")
     how = "the least" if at.optimal else f"at least {at.bound}"
     out.append(f"placed on {machine.name}: {at.length} steps of streams ({how})")
     for k in range(len(mapped.groups)):
         ins, outs = mapped.ports(k)
         held = sum(h.count for h in mapped.memory(k))
-        shots = _count(len(mapped.groups[k].shots), "shot")
+        shots = counted(len(mapped.groups[k].shots), "shot")
         row, column = at.tiles[k]
         out.append(f"  tile {row},{column}: {mapped.name(k)}, {shots}, {len(ins)} in, {len(outs)} out, {held} bytes")
     return out
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -10,10 +10,10 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import click
 import numpy as np
@@ -31,6 +31,7 @@ from ..isa.overlays import find
 from ..isa.packet import Words
 from ..isa.program import Buffer, Layout, Program, Role
 from ..isa.verify import verify
+from .options import BINARIES, PROGRAMS, RAW, given, option, refuse
 
 MAX_BYTES = 64 << 20
 """Bytes of the largest file that is accepted as an image or op lists; the reference setup has 512 KiB for an image."""
@@ -44,37 +45,17 @@ another overlay is refused."""
 BANKS = ("ddr", "lpddr")
 """Memories whose contents an option names."""
 
-OF_RAW = ("overlay", "mme", "ddr", "lpddr", "dump_ddr", "ddr_bytes", "lpddr_bytes")
-"""Options that are only about bare images."""
-OF_PROGRAMS = ("weights", "inputs", "outputs", "params")
-"""Options about tensors and parameters by name, which a bare image does not have."""
 
-
-_Command = TypeVar("_Command", bound=Callable[..., object])
-
-
-def raw_options(overlay: str = "with --raw: the overlay of the image") -> Callable[[_Command], _Command]:
-    """Return a decorator that adds --raw, --overlay and --mme to a command with an argument PROGRAM. overlay: the help
-    text of that option."""
-    file = click.Path(dir_okay=False, path_type=Path)
-    options = (
-        click.option("--raw", is_flag=True, help="PROGRAM is a bare wire image: no buffers, no op lists"),
-        click.option("--overlay", default=OVERLAY, show_default=True, help=f"{overlay}; a name or a file (*.toml)"),
-        click.option("--mme", type=file, help="with --raw: file with its op lists (JSON: index of an MME to op words)"),
-    )
-
-    def decorate(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def was_given(name: str) -> bool:
-    """Return whether the user gave an option of the running command, rather than its default."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source not in (None, click.core.ParameterSource.DEFAULT)
+BARE = option("PROGRAM is a bare wire image: no buffers, no op lists", of=BINARIES)
+OF_IMAGE = option(
+    "with --raw: the overlay of the image; a name or a file (*.toml)", default=OVERLAY, of=(RAW, BINARIES)
+)
+OP_LISTS = option(
+    "with --raw: file with its op lists (JSON: index of an MME to op words)",
+    type=click.Path(dir_okay=False, path_type=Path),
+    of=(RAW, BINARIES),
+)
+"""The options --raw, --overlay and --mme of commands with an argument PROGRAM."""
 
 
 @dataclass
@@ -92,12 +73,8 @@ class RawImage:
 
 def refuse_contradictions(raw: bool) -> None:
     """Raise `click.UsageError` for options of the running command that would have no effect."""
-    command = click.get_current_context().command
-    given = {str(p.name): p.opts[0] for p in command.params if was_given(str(p.name))}
-    wrong = [given[name] for name in (OF_PROGRAMS if raw else OF_RAW) if name in given]
-    if wrong:
-        raise click.UsageError(f"{', '.join(wrong)}: {'not with --raw' if raw else 'only with --raw'}")
-    if raw and "timing_only" in given and "dump_ddr" in given:
+    refuse(PROGRAMS if raw else RAW)
+    if raw and len(given("timing_only", "dump_ddr")) == 2:
         raise click.UsageError("--dump-ddr: not with --timing-only, which computes nothing")
 
 
@@ -166,19 +143,21 @@ def load_raw_image(path: Path, overlay: str, op_lists: Path | None, *, runs: boo
     return read
 
 
-def with_files(program: Program, options: Mapping[str, Any]) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
+def with_files(
+    program: Program, named: Mapping[str, str | None], timing_only: bool
+) -> tuple[Program, dict[str, npt.NDArray[np.float32]]]:
     """Return the program with memories as large as the given files, and the contents of the files by bank.
 
-    A run may change the contents, which does not change the files. Raises `TensorError` if a file is missing,
-    `ProgramError` if the image would access memory beyond them.
+    named: the files by bank. A run may change the contents, which does not change the files. Raises `TensorError` if a
+    file is missing, `ProgramError` if the image would access memory beyond them.
     """
     overlay = program.overlay
-    unknown = [f"--{bank}" for bank in BANKS if options[bank] is not None and bank not in overlay.banks]
+    unknown = [f"--{bank}" for bank in BANKS if named[bank] is not None and bank not in overlay.banks]
     if unknown:
         raise click.UsageError(f"{', '.join(unknown)}: overlay {overlay.name} has only {', '.join(overlay.banks)}")
-    files = {bank: str(options[bank]) for bank in overlay.banks if options.get(bank) is not None}
+    files = {bank: file for bank in overlay.banks if (file := named.get(bank)) is not None}
     for bank in overlay.banks:
-        if bank not in files and not options["timing_only"]:
+        if bank not in files and not timing_only:
             raise TensorError(f"a bare image needs --{bank} FILE with the memory's contents; --timing-only does not")
     banks = {bank: _read_memory(Path(file), overlay.banks[bank]) for bank, file in files.items()}
     names = {bank: f"--{bank} {file}" for bank, file in files.items()}

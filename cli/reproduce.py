@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from ..scheduler.best import schedule_named
+from .options import Setting
 from .progress import working
 from .published.rows import FAR, PERHAPS_NOTE, UNTIMED, PublishedRow, calibrated_parameters, rows_of
 from .published.step import STEP, claims, findings, measure, step_rows, step_summary
-from .settings import Setting
 
 TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11", "fig9")
 
@@ -52,15 +52,8 @@ def _reproduce_step(as_json: bool) -> None:
     rows, said = [*step_rows(measured), *claims(measured)], findings(measured)
     summary = step_summary(rows)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "rows": [row.as_json() for row in rows],
-                    "summary": summary,
-                    "findings": [dataclasses.asdict(one) for one in said],
-                }
-            )
-        )
+        facts = {"rows": [row.as_json() for row in rows], "summary": summary}
+        click.echo(json.dumps(facts | {"findings": [dataclasses.asdict(one) for one in said]}))
         return
     _show(rows)
     click.echo(f"\n{len(rows)} rows; errors:")

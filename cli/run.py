@@ -39,9 +39,23 @@ from ..isa.program import Program, Role
 from ..isa.statistics import count
 from ..isa.verify import require
 from ..rsnlib.key_spans import KeySpans
+from .options import (
+    BOARD,
+    FILE,
+    JSON,
+    PROGRAMS,
+    RAW,
+    XCLBIN,
+    File,
+    Options,
+    Setting,
+    given,
+    option,
+    refuse,
+    with_options,
+)
 from .progress import TIMING, working
-from .raw import load_raw_image, raw_options, refuse_contradictions, with_files, write_memory
-from .settings import Setting
+from .raw import BARE, OF_IMAGE, OP_LISTS, load_raw_image, refuse_contradictions, with_files, write_memory
 from .stream_programs import machine_program, stream_program
 
 if TYPE_CHECKING:
@@ -71,186 +85,187 @@ class At(click.ParamType[tuple[str, int]]):
         return unit, int(number or 0)
 
 
-_file = click.Path(dir_okay=False)
+MODEL = "only with --board sim, the model of the machine"
+TASKLESS = "not for stream programs"
+COMPARISON = "only with --compare"
+"""Kinds of options: about the model of the machine, of no use for the machine of a stream program, and about
+comparisons."""
+
+
+class RunOptions(Options):
+    """The options of `rsn run`."""
+
+    board: str = BOARD
+    xclbin: File | None = XCLBIN
+    weights: File | None = option("weights (.safetensors)", of=(PROGRAMS, TASKLESS))
+    inputs: File | None = option("inputs (.safetensors, .npz or .npy)", of=PROGRAMS)
+    outputs: File | None = option("file to write the outputs to (.safetensors or .npz)", of=PROGRAMS)
+    params: tuple[tuple[str, int], ...] = option(
+        "set a run-time parameter, e.g. len[0]=17", "--param", type=Setting(int), of=(PROGRAMS, TASKLESS)
+    )
+    timing_only: bool = option("model only the time, without data: needs no weights and no inputs", of=MODEL)
+    rates: tuple[tuple[str, float], ...] = option(
+        "change a rate or depth, e.g. ddr_read_gbs=42", "--set", type=Setting(float), of=MODEL
+    )
+    source_rates: bool = option("charge post-ops the cycles that hw/versal's sources state", of=(MODEL, TASKLESS))
+    overlay_file: File | None = option(
+        "change rates and depths (.toml, as rsn overlay prints them)", of=(MODEL, TASKLESS)
+    )
+    kernels: File | None = option("with .py: how fast library kernels are (.toml)")
+    explains: bool = option("show where the time goes, and what would shorten it", "--explain", of=MODEL)
+    trace: File | None = option("write a trace for Perfetto or chrome://tracing (.json, .json.gz)", of=MODEL)
+    report: File | None = option("write a page with timeline, roofline and tables (.html)", of=MODEL)
+    stop_at: tuple[str, int] | None = option(
+        "stop a unit before its uOP number [0], and show what it holds", "--break", type=At(), of=(MODEL, TASKLESS)
+    )
+    dump: File | None = option("with --break: file to write buffers, flags and FIFO fills to (.npz)")
+    spec: str | None = option(
+        "compare each segment with PyTorch; the model as for rsn compile SPEC", "--compare", of=(MODEL, TASKLESS)
+    )
+    bound: float | None = option(
+        "with --compare: the largest difference [default: 1e-4 of the largest value]", of=COMPARISON
+    )
+    seed: int | None = option("with --compare: seed of a preset's random weights [default: 0]", of=COMPARISON)
+    raw: bool = BARE
+    overlay: str = OF_IMAGE
+    mme: Path | None = OP_LISTS
+    ddr: File | None = option("with --raw: file with the contents of DDR (float32)", of=RAW)
+    lpddr: File | None = option("with --raw: file with the contents of LPDDR (float32)", of=RAW)
+    dump_ddr: File | None = option("with --raw: file to write DDR to after the run", of=RAW)
+    as_json: bool = JSON
 
 
 @click.command(name="run")
-@click.argument("program", type=_file)
-@click.option("--board", default="sim", show_default=True, help="board to run on: sim, csim, vck190, ssh://...")
-@click.option("--xclbin", type=_file, help="bitstream of a real board [default: $RSN_XCLBIN]")
-@click.option("--weights", type=_file, help="weights (.safetensors)")
-@click.option("--inputs", type=_file, help="inputs (.safetensors, .npz or .npy)")
-@click.option("--outputs", type=_file, help="file to write the outputs to (.safetensors or .npz)")
-@click.option("--param", "params", multiple=True, type=Setting(int), help="set a run-time parameter, e.g. len[0]=17")
-@click.option("--timing-only", is_flag=True, help="model only the time, without data: needs no weights and no inputs")
-@click.option("--set", "rates", multiple=True, type=Setting(float), help="change a rate or depth, e.g. ddr_read_gbs=42")
-@click.option("--source-rates", is_flag=True, help="charge post-ops the cycles that hw/versal's sources state")
-@click.option("--overlay-file", type=_file, help="change rates and depths (.toml, as rsn overlay prints them)")
-@click.option("--kernels", type=_file, help="with .py: how fast library kernels are (.toml)")
-@click.option("--explain", "explains", is_flag=True, help="show where the time goes, and what would shorten it")
-@click.option("--trace", type=_file, help="write a trace for Perfetto or chrome://tracing (.json, .json.gz)")
-@click.option("--report", type=_file, help="write a page with timeline, roofline and tables (.html)")
-@click.option("--break", "stop_at", type=At(), help="stop a unit before its uOP number [0], and show what it holds")
-@click.option("--dump", type=_file, help="with --break: file to write buffers, flags and FIFO fills to (.npz)")
-@click.option("--compare", "spec", help="compare each segment with PyTorch; the model as for rsn compile SPEC")
-@click.option("--bound", type=float, help="with --compare: the largest difference [default: 1e-4 of the largest value]")
-@click.option("--seed", type=int, help="with --compare: seed of a preset's random weights [default: 0]")
-@raw_options()
-@click.option("--ddr", type=_file, help="with --raw: file with the contents of DDR (float32)")
-@click.option("--lpddr", type=_file, help="with --raw: file with the contents of LPDDR (float32)")
-@click.option("--dump-ddr", type=_file, help="with --raw: file to write DDR to after the run")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def run_command(program: str, raw: bool, as_json: bool, **options: Any) -> None:
+@click.argument("program", type=FILE)
+@with_options(RunOptions)
+def run_command(program: str, options: RunOptions) -> None:
     """Run a program, or a stream program: results and time.
 
     PROGRAM is a file (.bin) or a stream program (FILE.py, FILE.py:REGION). Functions of the file that its tasks call
     are executed; rsn check executes nothing."""
+    raw = options.raw
     refuse_contradictions(raw)
-    _refuse_misuse(raw, options)
+    _refuse_misuse(options)
     named = stream_program(program)
-    if named is None and options["kernels"]:
+    if named is None and options.kernels:
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the times")
     words: Words | None = None
     if named is not None:
-        loaded = machine_program(named, execute=True, kernels=options["kernels"])
+        loaded = machine_program(named, execute=True, kernels=options.kernels)
     elif raw:
-        image = load_raw_image(Path(program), options["overlay"], options["mme"], runs=True)
+        image = load_raw_image(Path(program), options.overlay, options.mme, runs=True)
         loaded, words = image.program, image.words
     else:
         loaded = container.read(program)
     if loaded.overlay.whole is not None:
         _refuse_on_task_machines(options)
-    with working(f"opening board {options['board']}"):  # csim is built at its first use
-        open_board(options["board"], xclbin=options["xclbin"]).close()
+    with working(f"opening board {options.board}"):  # csim is built at its first use
+        open_board(options.board, xclbin=options.xclbin).close()
     loaded = _with_overlay(loaded, options)
     for target in ("trace", "report", "dump", "dump_ddr"):
-        if options[target]:
-            files.check_target(options[target])
+        if path := getattr(options, target):
+            files.check_target(path)
     banks: dict[str, Array] | None = None
     if raw:
-        loaded, memories = with_files(loaded, options)
-        banks = None if options["timing_only"] else memories
-    if options["spec"]:
-        _compare(loaded, options, as_json)
-    elif options["stop_at"]:
-        _stop(loaded, raw, banks, options, as_json)
+        loaded, memories = with_files(loaded, {"ddr": options.ddr, "lpddr": options.lpddr}, options.timing_only)
+        banks = None if options.timing_only else memories
+    if options.spec:
+        _compare(loaded, options)
+    elif options.stop_at:
+        _stop(loaded, banks, options)
     else:
         run = _run(loaded, options) if words is None else _run_raw(loaded, words, banks, program, options)
         machine = _picture(loaded, program, options)
-        _report(loaded, run, machine, options, as_json)
+        _report(loaded, run, machine, options)
 
 
 MANY = 8
 """Units of a kind whose utilization is shown one by one."""
-MODEL_ONLY = {
-    "timing_only": "--timing-only",
-    "rates": "--set",
-    "source_rates": "--source-rates",
-    "overlay_file": "--overlay-file",
-    "explains": "--explain",
-    "trace": "--trace",
-    "report": "--report",
-    "stop_at": "--break",
-    "spec": "--compare",
-}
-"""Options that need the model of the machine."""
-PLAIN = {"params": "param", "source_rates": "source-rates", "overlay_file": "overlay-file", "stop_at": "break"} | {
-    "spec": "compare"
-}
-"""Names of options that differ from those of their parameters."""
 
 
-def _refuse_misuse(raw: bool, options: Mapping[str, Any]) -> None:
+def _refuse_misuse(options: RunOptions) -> None:
     """Raise `click.UsageError` for options that contradict each other, or would have no effect."""
-    if options["board"] != "sim":
-        given = [option for name, option in MODEL_ONLY.items() if options[name]]
-        if given:
-            raise click.UsageError(f"{', '.join(given)}: only with --board sim, the model of the machine")
-    if options["xclbin"] and options["board"] in ("sim", "csim"):
-        raise click.UsageError(f"--xclbin: only for a real board, not for {options['board']}")
-    pictures = [f"--{n}" for n in ("trace", "report") if options[n]] + ["--explain"] * options["explains"]
-    if options["dump"] and not options["stop_at"]:
+    if options.board != "sim":
+        refuse(MODEL)
+    if options.xclbin and options.board in ("sim", "csim"):
+        raise click.UsageError(f"--xclbin: only for a real board, not for {options.board}")
+    if options.dump and not options.stop_at:
         raise click.UsageError("--dump: only with --break")
-    given = [f"--{n}" for n in ("bound", "seed") if options[n] is not None]
-    if given and not options["spec"]:
-        raise click.UsageError(f"{', '.join(given)}: only with --compare")
-    if options["bound"] is not None and not 0 <= options["bound"] < math.inf:
-        raise click.UsageError(f"--bound {options['bound']}: it must be 0 or more, and finite")
-    results = pictures + [f"--{n.replace('_', '-')}" for n in ("outputs", "dump_ddr") if options[n]]
-    if options["stop_at"] and results:
+    if not options.spec:
+        refuse(COMPARISON)
+    if options.bound is not None and not 0 <= options.bound < math.inf:
+        raise click.UsageError(f"--bound {options.bound}: it must be 0 or more, and finite")
+    results = given("trace", "report", "explains", "outputs", "dump_ddr")
+    if options.stop_at and results:
         raise click.UsageError(f"{', '.join(results)}: not with --break, which does not run to the end")
-    if options["spec"]:
-        others = ["--break"] * bool(options["stop_at"]) + ["--timing-only"] * options["timing_only"] + ["--raw"] * raw
-        if others + results:
-            raise click.UsageError(f"{', '.join(others + results)}: not with --compare")
-    if options["timing_only"] and options["outputs"]:
+    others = given("stop_at", "timing_only", "raw")
+    if options.spec and others + results:
+        raise click.UsageError(f"{', '.join(others + results)}: not with --compare")
+    if options.timing_only and options.outputs:
         raise click.UsageError("--outputs: not with --timing-only, which computes nothing")
 
 
-def _refuse_on_task_machines(options: Mapping[str, Any]) -> None:
+def _refuse_on_task_machines(options: RunOptions) -> None:
     """Raise `click.UsageError` for options that make no sense for a machine that a stream program describes."""
-    names = ("weights", "params", "source_rates", "overlay_file", "stop_at", "spec")
-    given = [f"--{PLAIN.get(name, name)}" for name in names if options[name]]
-    if given:
-        raise click.UsageError(f"{', '.join(given)}: not for stream programs")
-    if options["board"] != "sim":
-        raise click.UsageError(f"--board {options['board']}: stream programs run on the simulator, sim; see rsn hls")
+    refuse(TASKLESS)
+    if options.board != "sim":
+        raise click.UsageError(f"--board {options.board}: stream programs run on the simulator, sim; see rsn hls")
 
 
-def _with_overlay(program: Program, options: Mapping[str, Any]) -> Program:
+def _with_overlay(program: Program, options: RunOptions) -> Program:
     overlay = program.overlay
-    if options["overlay_file"]:
-        overlay = changed(overlay, options["overlay_file"])
+    if options.overlay_file:
+        overlay = changed(overlay, options.overlay_file)
         if [(u.name, u.memory) for u in overlay.units] != [(u.name, u.memory) for u in program.overlay.units]:
             raise ProgramError(
-                f"{options['overlay_file']}: it changes units or memories, for which a program is compiled: "
-                f"rsn compile --overlay {options['overlay_file']}"
+                f"{options.overlay_file}: it changes units or memories, for which a program is compiled: "
+                f"rsn compile --overlay {options.overlay_file}"
             )
-    if options["source_rates"]:
+    if options.source_rates:
         stated = dict(c.rate for c in overlay.costs(overlay) if c.rate)
         if not stated:
             raise click.UsageError(f"--source-rates: overlay {overlay.name} has no HLS sources that state cycles")
         overlay = overlay.with_rates(**stated)
-    if options["rates"]:
-        overlay = overlay.with_rates(**dict(options["rates"]))
+    if options.rates:
+        overlay = overlay.with_rates(**dict(options.rates))
     return program if overlay is program.overlay else dataclasses.replace(program, overlay=overlay)
 
 
-def _run(program: Program, options: Mapping[str, Any]) -> Run:
-    params = dict(options["params"])
-    if options["timing_only"]:
+def _run(program: Program, options: RunOptions) -> Run:
+    params = dict(options.params)
+    if options.timing_only:
         with working(TIMING):
             return _machine(program, params).run()
-    if options["outputs"]:
-        check_target(options["outputs"])
+    if options.outputs:
+        check_target(options.outputs)
     if program.overlay.whole is not None:
-        given = load_tensors(options["inputs"]) if options["inputs"] else {}
+        given = load_tensors(options.inputs) if options.inputs else {}
         wanted = program.with_role(Role.INPUT)
         if list(given) == [""] and len(wanted) == 1:
             given = {wanted[0].name: given[""]}
         with working("running"):
             done = run_tasks(program, given)
-        if options["outputs"]:
-            save_tensors(options["outputs"], done.outputs)
+        if options.outputs:
+            save_tensors(options.outputs, done.outputs)
         return done.run
     tensors = _inputs(program, options)
-    runner = Runner(program, weights=options["weights"], board=options["board"], xclbin=options["xclbin"])
+    runner = Runner(program, weights=options.weights, board=options.board, xclbin=options.xclbin)
     with runner, working("running") as progress:
         result = runner.run(tensors, params, progress=progress)
-    if options["outputs"]:
-        save_tensors(options["outputs"], result.outputs)
+    if options.outputs:
+        save_tensors(options.outputs, result.outputs)
     return result.run
 
 
-def _inputs(program: Program, options: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
+def _inputs(program: Program, options: RunOptions) -> dict[str, npt.NDArray[np.generic]]:
     """Read the inputs. Raises `TensorError` if inputs or weights are missing."""
-    for given, role, option in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
+    for name, role, flag in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
         wanted = program.with_role(role)
-        if wanted and options[given] is None and not (given == "inputs" and options["spec"]):
+        if wanted and getattr(options, name) is None and not (name == "inputs" and options.spec):
             names = ", ".join(b.name for b in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
-            way_out = "" if options["spec"] else "; --timing-only runs without"
-            raise TensorError(f"this program needs {option} ({names}){way_out}")
-    tensors = load_tensors(options["inputs"]) if options["inputs"] else {}
+            way_out = "" if options.spec else "; --timing-only runs without"
+            raise TensorError(f"this program needs {flag} ({names}){way_out}")
+    tensors = load_tensors(options.inputs) if options.inputs else {}
     inputs = program.with_role(Role.INPUT)
     return {inputs[0].name: tensors[""]} if list(tensors) == [""] and len(inputs) == 1 else tensors
 
@@ -260,9 +275,7 @@ def _machine(program: Program, params: Mapping[str, int]) -> Machine:
     return Machine(program, program.bind(params))
 
 
-def _run_raw(
-    program: Program, words: Words, banks: dict[str, Array] | None, path: str, options: Mapping[str, Any]
-) -> Run:
+def _run_raw(program: Program, words: Words, banks: dict[str, Array] | None, path: str, options: RunOptions) -> Run:
     """Run a bare image on the board, and write DDR if asked for.
 
     words: the image as its file has it, which is what the board gets. banks: contents of the memories by bank; None
@@ -272,72 +285,72 @@ def _run_raw(
         with working(TIMING):
             return Machine(program, words).run()
     whole = with_whole_banks(program, {bank: memory.size for bank, memory in banks.items()})
-    if not options["dump_ddr"]:  # without a dump, DDR need not be read back
+    if not options.dump_ddr:  # without a dump, DDR need not be read back
         whole = dataclasses.replace(whole, buffers=tuple(b for b in whole.buffers if b.role is not Role.OUTPUT))
     kept = whole.with_role(Role.WEIGHT)
     weights = Images({b.bank: banks[b.bank] for b in kept}, kept, {}, program.overlay.address_unit)
     inputs = {b.name: banks[b.bank] for b in whole.with_role(Role.INPUT)}
-    with closing(open_board(options["board"], xclbin=options["xclbin"])) as board, working("running") as progress:
+    with closing(open_board(options.board, xclbin=options.xclbin)) as board, working("running") as progress:
         try:
             with np.errstate(all="ignore"):  # NaN and infinities are in the results
                 board.load(whole, weights)
                 outputs, run = board.run(words, inputs, progress=progress)
         except BoardTimeout as e:
             sizes = (x for bank, memory in banks.items() for x in (f"--{bank}-bytes", str(memory.nbytes)))
-            given = (x for name in ("mme", "overlay") if options[name] for x in (f"--{name}", str(options[name])))
-            command = shlex.join(["rsn", "check", "--raw", path, *given, *sizes])
+            lists = ["--mme", str(options.mme)] if options.mme else []
+            command = shlex.join(["rsn", "check", "--raw", path, *lists, "--overlay", options.overlay, *sizes])
             raise BoardTimeout(f"{e}\n  help: for this image: {command}") from e
-    if options["dump_ddr"]:
-        write_memory(options["dump_ddr"], outputs.get(AFTER, banks["ddr"]))
+    if options.dump_ddr:
+        write_memory(options.dump_ddr, outputs.get(AFTER, banks["ddr"]))
     return run
 
 
-def _picture(program: Program, name: str, options: Mapping[str, Any]) -> Machine | None:
+def _picture(program: Program, name: str, options: RunOptions) -> Machine | None:
     """Write the trace and the report, if asked for. Returns the run's simulator if its explanation is asked for, else
     None."""
-    if not (options["explains"] or options["trace"] or options["report"]):
+    if not (options.explains or options.trace or options.report):
         return None
-    machine = Machine(program, program.bind(dict(options["params"])))
+    machine = Machine(program, program.bind(dict(options.params)))
     with working("drawing"):
-        if options["trace"]:
-            write_trace(Timeline(machine), options["trace"])
-        if options["report"]:
-            reports.write_report(machine, options["report"], title=Path(name).name)
-    return machine if options["explains"] else None
+        if options.trace:
+            write_trace(Timeline(machine), options.trace)
+        if options.report:
+            reports.write_report(machine, options.report, title=Path(name).name)
+    return machine if options.explains else None
 
 
-def _stop(
-    program: Program, raw: bool, banks: dict[str, Array] | None, options: Mapping[str, Any], as_json: bool
-) -> None:
-    unit, number = options["stop_at"]
-    params = dict(options["params"])
+def _stop(program: Program, banks: dict[str, Array] | None, options: RunOptions) -> None:
+    assert options.stop_at is not None
+    unit, number = options.stop_at
+    params = dict(options.params)
     with working("running"):
-        if raw or options["timing_only"]:
+        if options.raw or options.timing_only:
             stopped = stop(_machine(program, params), banks, unit, number)
         else:
             tensors = _inputs(program, options)
-            with Runner(program, weights=options["weights"]) as runner:
+            with Runner(program, weights=options.weights) as runner:
                 stopped = runner.stop(tensors, unit, number, params)
-    if options["dump"]:
-        stopped.save(options["dump"])
-    click.echo(json.dumps(stopped.as_json()) if as_json else str(stopped))
+    if options.dump:
+        stopped.save(options.dump)
+    click.echo(json.dumps(stopped.as_json()) if options.as_json else str(stopped))
 
 
-def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> None:
+def _compare(program: Program, options: RunOptions) -> None:
     """Print the comparison with PyTorch. Exits with 1 if a segment's difference is beyond the bound."""
     require_torch("--compare")
-    params = dict(options["params"])
+    assert options.spec is not None
+    params = dict(options.params)
     program.bind(params)  # raises for an unknown parameter
     given: dict[str, Any] = _inputs(program, options)
     source = next((b for b in program.with_role(Role.INPUT) if b.view and len(b.view) == 3), None)
     if source is None or source.view is None:
         raise TensorError("--compare needs a program compiled from a model; this one has no input of 3 dimensions")
-    bound = BOUND if options["bound"] is None else options["bound"]
+    bound = BOUND if options.bound is None else options.bound
     with working("comparing"):
         require(program)
         base = models.is_base(program.overlay)
         model, example = models.load_spec(
-            options["spec"], batch=source.view[0], seq=source.view[1], seed=options["seed"] or 0, base=base
+            options.spec, batch=source.view[0], seq=source.view[1], seed=options.seed or 0, base=base
         )
         traced = pipelines.Pipeline(overlay=program.overlay).trace(model, example)
         network, spans = traced.network, None
@@ -350,9 +363,9 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
             named = {} if spans is None else spans.parameters()
             at = {p.name: params.get(p.name, min(named.get(p.name, p.default), p.high)) for p in program.parameters}
             spans = KeySpans.of(at, network.batch)
-        weights = Weights(options["weights"], program.with_role(Role.WEIGHT)) if options["weights"] else {}
+        weights = Weights(options.weights, program.with_role(Role.WEIGHT)) if options.weights else {}
         rows = compare(program, weights, network, given, spans)
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps({"bound": bound, "segments": [vars(r) for r in rows]}))
     else:
         click.echo(show(rows, bound))
@@ -360,12 +373,12 @@ def _compare(program: Program, options: Mapping[str, Any], as_json: bool) -> Non
         raise SystemExit(1)
 
 
-def _report(program: Program, run: Run, machine: Machine | None, options: Mapping[str, Any], as_json: bool) -> None:
+def _report(program: Program, run: Run, machine: Machine | None, options: RunOptions) -> None:
     if run.clock != "modelled":
-        _report_timed(program, run, options, as_json)
+        _report_timed(program, run, options)
         return
     reasons = explain(machine) if machine is not None else None
-    if as_json:
+    if options.as_json:
         facts = {
             "latency_s": run.latency_s,
             "mops": count(program)["mops"],
@@ -393,8 +406,8 @@ def _report(program: Program, run: Run, machine: Machine | None, options: Mappin
     if run.chosen:
         click.echo(f"by arrival     {sum(run.chosen.values())} choices: results may depend on times")
     for written in ("outputs", "dump_ddr", "trace", "report"):
-        if options.get(written):
-            click.echo(f"{written.replace('_', '-'):<14} {options[written]}")
+        if getattr(options, written):
+            click.echo(f"{written.replace('_', '-'):<14} {getattr(options, written)}")
     if reasons is not None:
         click.echo(f"\n{reasons}")
 
@@ -406,11 +419,11 @@ def _shares(shares: Sequence[float]) -> str:
     return "/".join(f"{100 * share:.0f}" for share in shares)
 
 
-def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_json: bool) -> None:
+def _report_timed(program: Program, run: Run, options: RunOptions) -> None:
     """Print a run whose time was measured: the time of the machine, or of this computer, which says nothing of the
     machine."""
     measured = run.clock == "measured"
-    if as_json:
+    if options.as_json:
         facts: dict[str, Any] = {"latency_s": run.latency_s if measured else None, "wall_s": run.latency_s}
         facts |= {"mops": count(program)["mops"], "bytes": run.bytes}
         click.echo(json.dumps(facts | ({"facts": run.facts} if run.facts else {})))
@@ -423,5 +436,5 @@ def _report_timed(program: Program, run: Run, options: Mapping[str, Any], as_jso
     for name, fact in run.facts.items():
         click.echo(f"{name:<{max(width, 14)}} {fact}")
     for written in ("outputs", "dump_ddr"):
-        if options[written]:
-            click.echo(f"{written.replace('_', '-'):<14} {options[written]}")
+        if getattr(options, written):
+            click.echo(f"{written.replace('_', '-'):<14} {getattr(options, written)}")

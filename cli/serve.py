@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ..base.deferred import deferred
 from ..base.errors import TensorError, require
 from ..host import generation
 from ..host.model.loaded import load
 from ..host.serving.policy import Serving
+from .options import BOARD, PATH, XCLBIN, Count, File, Options, given, option, with_options
 from .progress import working
 
 if TYPE_CHECKING:
@@ -40,51 +40,34 @@ class _Number(click.FloatRange):
         return number
 
 
+class ServeOptions(Options):
+    """The options of `rsn serve`."""
+
+    host: str = option("address to listen at; 0.0.0.0 for all", default="127.0.0.1")
+    port: int = option("0 for any free port", default=8000, type=click.IntRange(0, 65535))
+    board: str = BOARD
+    xclbin: File | None = XCLBIN
+    queue: Count = option("the most requests that wait", default=256)
+    max_wait: float = option(
+        "seconds that a request waits for others to share its run", default=0.002, type=_Number(0, LONGEST_S)
+    )
+    timeout: float = option(
+        "the most seconds for a request to wait and run; with --generate: for each of its tokens to come",
+        default=60.0,
+        type=_Number(0, LONGEST_S, min_open=True),
+    )
+    limit_mb: float = option(
+        "the most megabytes of a request's body", default=64.0, type=_Number(0, 65536, min_open=True)
+    )
+    generate: bool = option("MODEL is a folder of a causal language model of transformers")
+    slots: int = option("texts generated together", default=8, type=click.IntRange(1, 128))
+    capacity: int = option("the most tokens of a text", default=512, type=click.IntRange(2))
+
+
 @click.command(name="serve")
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen at; 0.0.0.0 for all")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 for any free port")
-@click.option("--board", default="sim", show_default=True, help="board to run on: sim, csim, vck190, ssh://...")
-@click.option("--xclbin", type=click.Path(dir_okay=False), help="bitstream of a real board [default: $RSN_XCLBIN]")
-@click.option("--queue", default=256, show_default=True, type=click.IntRange(1), help="the most requests that wait")
-@click.option(
-    "--max-wait",
-    default=0.002,
-    show_default=True,
-    type=_Number(0, LONGEST_S),
-    help="seconds that a request waits for others to share its run",
-)
-@click.option(
-    "--timeout",
-    default=60.0,
-    show_default=True,
-    type=_Number(0, LONGEST_S, min_open=True),
-    help="the most seconds for a request to wait and run; with --generate: for each of its tokens to come",
-)
-@click.option(
-    "--limit-mb",
-    default=64.0,
-    show_default=True,
-    type=_Number(0, 65536, min_open=True),
-    help="the most megabytes of a request's body",
-)
-@click.option("--generate", is_flag=True, help="MODEL is a folder of a causal language model of transformers")
-@click.option("--slots", default=8, show_default=True, type=click.IntRange(1, 128), help="texts generated together")
-@click.option("--capacity", default=512, show_default=True, type=click.IntRange(2), help="the most tokens of a text")
-def serve_command(
-    model: Path,
-    host: str,
-    port: int,
-    board: str,
-    xclbin: str | None,
-    queue: int,
-    max_wait: float,
-    timeout: float,
-    limit_mb: float,
-    generate: bool,
-    slots: int,
-    capacity: int,
-) -> None:
+@click.argument("model", type=PATH)
+@with_options(ServeOptions)
+def serve_command(model: Path, options: ServeOptions) -> None:
     """Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C.
 
     POST / runs the model, in JSON; GET / describes it; /health and /metrics are for load balancers and Prometheus
@@ -93,27 +76,26 @@ def serve_command(
     With --generate, MODEL is a folder of a language model, and POST /v1/completions generates text
     (docs/generation.md).
     """
-    misfits = ("xclbin", "max_wait") if generate else ("slots", "capacity")
-    context = click.get_current_context()
-    for name in misfits:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = name.replace("_", "-")
-            raise click.UsageError(f"--{option} {'cannot be used with' if generate else 'needs'} --generate")
+    wrong = given("xclbin", "max_wait") if options.generate else given("slots", "capacity")
+    for flag in wrong:
+        raise click.UsageError(f"{flag} {'cannot be used with' if options.generate else 'needs'} --generate")
+    board, timeout = options.board, options.timeout
     for package in ("starlette", "uvicorn"):
         require(package, "serving over HTTP", "pip install starlette uvicorn")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sock = http.listener(host, port)  # first: an address in use is reported before the model is loaded
+    sock = http.listener(options.host, options.port)  # first: an address in use is reported before the model is loaded
     with sock:
         registry, counters = _figures()
-        limit = int(limit_mb * 1e6)
+        limit = int(options.limit_mb * 1e6)
         server: Any
         with working(f"opening {model} on board {board}"):
-            if generate:
-                server, tokenizer, ends = _generation(model, board, slots, capacity, queue)
+            if options.generate:
+                server, tokenizer, ends = _generation(model, options)
             else:
-                server = _open(model, board, xclbin, Serving(queue=queue, max_wait_s=max_wait), counters)
+                serving = Serving(queue=options.queue, max_wait_s=options.max_wait)
+                server = _open(model, board, options.xclbin, serving, counters)
         try:
-            if generate:
+            if options.generate:
                 name = model.resolve().name
                 app = completions.application(
                     server, tokenizer, name, ends=ends, registry=registry, timeout_s=timeout, limit_bytes=limit
@@ -142,7 +124,7 @@ def _figures() -> tuple[Any, Any]:
     return registry, metrics.Metrics(registry)
 
 
-def _generation(model: Path, board: str, slots: int, capacity: int, queue: int) -> tuple[Any, Any, tuple[int, ...]]:
+def _generation(model: Path, options: ServeOptions) -> tuple[Any, Any, tuple[int, ...]]:
     """Load a language model and its tokenizer, and begin its generation. Returns it, the tokenizer, and the tokens that
     end a text. Raises `TensorError` for another folder."""
     require("transformers", "generation", "pip install transformers")
@@ -155,10 +137,10 @@ def _generation(model: Path, board: str, slots: int, capacity: int, queue: int) 
         tokenizer = AutoTokenizer.from_pretrained(model)
     except Exception as e:  # of several packages, each with its own errors
         raise TensorError(f"{model}: no language model of transformers: {str(e).partition(chr(10))[0]}") from None
-    decoder = generation.Decoder(loaded, slots=slots, capacity=capacity, board=board)
+    decoder = generation.Decoder(loaded, slots=options.slots, capacity=options.capacity, board=options.board)
     ends = loaded.generation_config.eos_token_id if loaded.can_generate() else None
     listed = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-    return generation.Generation(decoder, queue=queue), tokenizer, listed
+    return generation.Generation(decoder, queue=options.queue), tokenizer, listed
 
 
 def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> Server:

@@ -19,7 +19,7 @@ from ..streams.rates import read_rates
 from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Diagnostic, Source
 from ..streams.symbolic.forall import Proof, prove
-from .raw import was_given
+from .shown import counted
 
 
 class Named(NamedTuple):
@@ -55,15 +55,6 @@ def machine_program(named: Named, execute: bool, kernels: str | None) -> Program
     return pack(build(report, execute))
 
 
-def refuse_options(names: tuple[str, ...], kind: str) -> None:
-    """Raise `click.UsageError` if the user gave one of these options of the running command. kind: of the files that
-    they are about."""
-    command = click.get_current_context().command
-    wrong = [p.opts[0] for p in command.params if p.name in names and was_given(p.name)]
-    if wrong:
-        raise click.UsageError(f"{', '.join(wrong)}: only with {kind}")
-
-
 def show(report: Report, most: int, as_json: bool) -> bool:
     """Print the findings of a check, at most `most` of each code; return whether there are none but warnings."""
     ok, region = not report.code, report.region
@@ -80,8 +71,7 @@ def show(report: Report, most: int, as_json: bool) -> bool:
     if ok:
         name = f"{region.source.file}{f':{region.name}' if region.name else ''}"
         streams, instances = _streams(report), len(region.instances)
-        plural = f"{streams} stream{'s' * (streams != 1)}, {instances} task instance{'s' * (instances != 1)}"
-        click.echo(f"{name}: ok, {plural}")
+        click.echo(f"{name}: ok, {counted(streams, 'stream')}, {counted(instances, 'task instance')}")
     return ok
 
 

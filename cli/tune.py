@@ -19,8 +19,8 @@ from ..tuning.page import page
 from ..tuning.problem import Choice, size
 from ..tuning.study import Result, Trial, tune
 from ..tuning.workers import workers
+from .options import JSON, Count, File, Options, option, refuse, with_options
 from .progress import working
-from .stream_programs import refuse_options
 
 if TYPE_CHECKING:
     from ..rsnlib import lane_search
@@ -31,74 +31,49 @@ else:
     search = deferred("rsn.rsnlib.streamed.search")
 
 
+OVERLAYS, GENERATED = "only with --overlay", "only with a generated machine, not with --overlay"
+"""Kinds of options."""
+
+
+class TuneOptions(Options):
+    """The options of `rsn tune`."""
+
+    onto: str = option(
+        "the device that the machine must fit on",
+        default="vc1902",
+        type=click.Choice(list(DEVICES), case_sensitive=False),
+        of=GENERATED,
+    )
+    overlay: str | None = option(
+        "no generated machine: an overlay of row lanes (xnn2), whose memories are searched with the schedule"
+    )
+    trials: Count = option("different machines to try", default=40)
+    seed: int = option("of the search, and of the model's random weights", default=0)
+    goals: tuple[str, ...] = option(
+        "what to make small; both give the front of the two [default: latency]",
+        "--goal",
+        type=click.Choice(["latency", "memory"]),
+    )
+    on_chip: Count | None = option("most bytes on the chip [default: 75 % of the device; with --overlay no limit]")
+    batch: Count | None = option("sequences in a batch [default: the model's]")
+    seq: Count | None = option("rows in a sequence [default: the model's]")
+    study: Path | None = option(
+        "file of the trials; a search that it holds is continued", type=click.Path(dir_okay=False, path_type=Path)
+    )
+    where: str = option(
+        "processes, or a Ray cluster (ray://HOST:PORT); the trials are the same", "--workers", default="1"
+    )
+    page: File | None = option("page of the trials to write (.html)")
+    output: File | None = option("the best machine, with its program (.rsn)", "-o", "--output")
+    overlay_out: File | None = option("with --overlay: overlay file of the best machine (.toml)", of=OVERLAYS)
+    schedule_out: File | None = option("with --overlay: schedule file of the best machine (.toml)", of=OVERLAYS)
+    as_json: bool = JSON
+
+
 @click.command(name="tune")
 @click.argument("spec")
-@click.option(
-    "--onto",
-    default="vc1902",
-    show_default=True,
-    type=click.Choice(list(DEVICES), case_sensitive=False),
-    help="the device that the machine must fit on",
-)
-@click.option(
-    "--overlay",
-    help="no generated machine: an overlay of row lanes (xnn2), whose memories are searched with the schedule",
-)
-@click.option("--trials", default=40, show_default=True, type=click.IntRange(1), help="different machines to try")
-@click.option("--seed", default=0, show_default=True, help="of the search, and of the model's random weights")
-@click.option(
-    "--goal",
-    "goals",
-    multiple=True,
-    type=click.Choice(["latency", "memory"]),
-    help="what to make small; both give the front of the two [default: latency]",
-)
-@click.option(
-    "--on-chip",
-    type=click.IntRange(1),
-    help="most bytes on the chip [default: 75 % of the device; with --overlay no limit]",
-)
-@click.option("--batch", type=click.IntRange(1), help="sequences in a batch [default: the model's]")
-@click.option("--seq", type=click.IntRange(1), help="rows in a sequence [default: the model's]")
-@click.option(
-    "--study",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="file of the trials; a search that it holds is continued",
-)
-@click.option(
-    "--workers",
-    "where",
-    default="1",
-    show_default=True,
-    help="processes, or a Ray cluster (ray://HOST:PORT); the trials are the same",
-)
-@click.option("--page", "page_path", type=click.Path(dir_okay=False), help="page of the trials to write (.html)")
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="the best machine, with its program (.rsn)")
-@click.option(
-    "--overlay-out", type=click.Path(dir_okay=False), help="with --overlay: overlay file of the best machine (.toml)"
-)
-@click.option(
-    "--schedule-out", type=click.Path(dir_okay=False), help="with --overlay: schedule file of the best machine (.toml)"
-)
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
-def tune_command(
-    spec: str,
-    onto: str,
-    overlay: str | None,
-    trials: int,
-    seed: int,
-    goals: tuple[str, ...],
-    on_chip: int | None,
-    batch: int | None,
-    seq: int | None,
-    study: Path | None,
-    where: str,
-    page_path: str | None,
-    output: str | None,
-    overlay_out: str | None,
-    schedule_out: str | None,
-    as_json: bool,
-) -> None:
+@with_options(TuneOptions)
+def tune_command(spec: str, options: TuneOptions) -> None:
     """Search the knobs of a generated machine, or of an overlay of row lanes.
 
     SPEC is a model, as for rsn compile. Each trial generates a machine for it; with --overlay it changes the sizes of
@@ -106,25 +81,25 @@ def tune_command(
     the chip, or both. The same seed gives the same trials on any number of workers, and after an interruption.
     """
     require_torch("generating a machine")
+    overlay, output = options.overlay, options.output
     if output is not None and not output.endswith(".rsn"):
         raise click.UsageError(f"{output}: rsn tune writes a text (.rsn); rsn asm makes a .bin of it")
-    if overlay is None:
-        refuse_options(("overlay_out", "schedule_out"), "--overlay")
-    else:
-        refuse_options(("onto",), "a generated machine, not with --overlay")
-    for path in (page_path, output, overlay_out, schedule_out):
+    refuse(OVERLAYS if overlay is None else GENERATED)
+    files = {"program": output, "overlay": options.overlay_out, "schedule": options.schedule_out}
+    for path in (options.page, *files.values()):
         if path is not None:
             check_target(path)
+    asked = options.goals or ("latency",), options.on_chip, options.batch, options.seq, options.seed
     problem: search.BlockSearch | lane_search.LaneSearch
     if overlay is None:
-        problem = search.BlockSearch(spec, onto.lower(), goals or ("latency",), on_chip, batch, seq, seed)
+        problem = search.BlockSearch(spec, options.onto.lower(), *asked)
     else:
-        problem = lane_search.LaneSearch(spec, overlay, goals or ("latency",), on_chip, batch, seq, seed)
-    count = min(trials, size(problem.knobs))
+        problem = lane_search.LaneSearch(spec, overlay, *asked)
+    count = min(options.trials, size(problem.knobs))
     finished: list[Trial] = []
     with (
-        working(f"searching a machine for {spec} on {overlay or onto}") as share,
-        workers(problem, where) as evaluators,
+        working(f"searching a machine for {spec} on {overlay or options.onto}") as share,
+        workers(problem, options.where) as evaluators,
     ):
 
         def observe(trial: Trial) -> None:
@@ -132,16 +107,20 @@ def tune_command(
             share(min(1.0, len(finished) / count))
 
         near = overlay is not None  # of memories and schedules few fit together
-        found = tune(problem, trials, seed=seed, file=study, workers=evaluators, observe=observe, neighbours=near)
-    if page_path is not None:
-        write_text(page_path, page(problem, found))
-    lines: list[str] = []
-    if found.best:
-        files = {"program": output, "overlay": overlay_out, "schedule": schedule_out}
-        lines = _written(
-            problem, found.best[0].choice, {name: path for name, path in files.items() if path is not None}
+        found = tune(
+            problem,
+            options.trials,
+            seed=options.seed,
+            file=options.study,
+            workers=evaluators,
+            observe=observe,
+            neighbours=near,
         )
-    if as_json:
+    if options.page is not None:
+        write_text(options.page, page(problem, found))
+    wanted = {name: path for name, path in files.items() if path is not None}
+    lines = _written(problem, found.best[0].choice, wanted) if found.best else []
+    if options.as_json:
         click.echo(json.dumps(_facts(problem.goals, found)))
         return
     refused = sum(1 for trial in found.trials if trial.outcome.refused)

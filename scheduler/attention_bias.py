@@ -19,7 +19,7 @@ from ..isa.work import Access, Multiply
 from .binder import Binder, multiply_as
 from .graph import Array, AttentionLayer
 from .grid import most
-from .loads import pass_tiles
+from .left_memories import pass_tiles
 from .mapping import pipeline_of
 from .order import TileAccesses
 

@@ -2,8 +2,8 @@
 more keys than fit on chip.
 
 As with type D, Q K^T of a step runs beside P V of the step before. Queries, keys and values that several steps need
-stay in their memories (`held`). The values of a step come in two halves, one for each memory of a pair that sends
-probabilities; the memory of results adds the halves of all steps of a slot.
+stay in their memories (`slot_contents`). The values of a step come in two halves, one for each memory of a pair that
+sends probabilities; the memory of results adds the halves of all steps of a slot.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .attention import STORE_LAG, hurry
 from .attention_steps import Keys, RowBlock, Slot, at_once, runs, slots_of, softmax_of
 from .binder import Binder
 from .graph import AttentionLayer
-from .held import Held
 from .mapping import pipeline_of
 from .op_counts import OpCounts
 from .order import TileAccesses
 from .refusal import require
+from .slot_contents import Held
 from .tile import TILE
 
 
@@ -82,14 +82,14 @@ def check_in_parts(s: Binder, att: AttentionLayer) -> None:
         rows = f"sequences of {span.rows} rows"
         if span.rows % TILE:
             require(att.place, f"{rows}, no multiple of {TILE}", s.overlay, "mask", unit)
-    if att.masked:
-        require(att.place, "attention with a mask", s.overlay, "mask", unit)
-    if att.causal:
-        require(att.place, "causal attention", s.overlay, "causal_mask", unit)
-    if att.window is not None:
-        require(att.place, f"attention within {att.window} rows", s.overlay, "window", unit)
-    if att.left:
-        require(att.place, "attention with padding before the rows", s.overlay, "mask_first", unit)
+    for asked, what, op in (
+        (att.masked, "attention with a mask", "mask"),
+        (att.causal, "causal attention", "causal_mask"),
+        (att.window is not None, f"attention within {att.window} rows", "window"),
+        (att.left, "attention with padding before the rows", "mask_first"),
+    ):
+        if asked:
+            require(att.place, what, s.overlay, op, unit)
     attention_bias.check(s, att)
     if att.softcap is not None:
         require(att.place, "attention with a soft cap", s.overlay, "softcap", unit)

@@ -28,7 +28,7 @@ from .attention import (
 from .attention_in_parts import bind_in_parts, check_in_parts
 from .binder import Binder
 from .graph import AttentionLayer
-from .loads import pass_tiles
+from .left_memories import pass_tiles
 from .mapping import MappingType, PipelineLimits, is_plain, mapping_of, pipeline_of
 from .memory import HEAD_COLS
 from .order import TileAccesses

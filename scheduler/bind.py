@@ -16,9 +16,9 @@ from .attention_unfused import bind_as, place_as
 from .binder import Binder, Bound
 from .graph import AttentionLayer, Gemm, Output
 from .grid import PlacedGemms, bind_gemms, place_gemms
-from .loads import statistics_name, statistics_size
+from .left_memories import statistics_name, statistics_size
 from .memory import Arena, plain, reads
-from .room import check_room
+from .memory_limits import check_room
 from .tile import TILE, Tiled
 
 

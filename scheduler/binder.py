@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..isa.layout import BLOCK, BLOCK_COLS, UNIT, block, padded
 from ..isa.program import Buffer, Layout, Role
 from ..isa.work import Access, Item, Load, LoadVector, Multiply, Receive, Route, RowStore, Send, Store
-from .graph import Array
+from .graph import Array, free_name
 from .order import TileAccesses
 from .record import SegmentRecord
 from .tile import Tiled
@@ -144,10 +144,8 @@ class Binder:
         stored: makes the elements, shape `shape`; called only when weights are read, because no schedule depends on
         them. A name already in use gets a suffix.
         """
-        base, n = name, 2
         bank = bank or self.bank_of(self.grid.weights)
-        while name in self.buffers:
-            name, n = f"{base}.{n}", n + 1
+        name = free_name(name, self.buffers)
         layout = Layout.BLOCKED if len(shape) == 2 else Layout.LINEAR
         self.made.weights[name] = (lambda: block(stored())) if len(shape) == 2 else stored
         self.buffers[name] = Buffer(name, bank, self.made.ends[bank], shape, layout, Role.WEIGHT)

@@ -9,7 +9,7 @@ of the form in the output.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,26 +183,9 @@ class Layers:
                 bias = layer.bias
                 if layer.path in self.biases:
                     bias = np.asarray(tensors[self.biases[layer.path]], np.float32)
-                layer = _replaced(layer, weight * np.float32(layer.factor), bias)
+                layer = replace(layer, weight=weight * np.float32(layer.factor), bias=bias, factor=1.0)
             layers.append(layer)
-        return LayerGraph(
-            self.graph.batch, self.graph.seq, self.graph.inputs, self.graph.outputs, tuple(layers), self.graph.lengths
-        )
-
-
-def _replaced(layer: Gemm, weight: Any, bias: Any) -> Gemm:
-    return Gemm(
-        layer.path,
-        layer.x,
-        layer.y,
-        weight,
-        bias,
-        layer.activation,
-        layer.residual,
-        layer.residual_scale,
-        layer.norm,
-        fused=layer.fused,
-    )
+        return replace(self.graph, layers=tuple(layers))
 
 
 def layers_of(program: TaskProgram) -> Layers:

@@ -9,7 +9,7 @@ that the machine does not apply (factor, scale, shift) have gone into weights an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -477,11 +477,17 @@ def with_operands(layer: Layer, new: Callable[[str], str]) -> Layer:
 
 def unique_name(stem: str, taken: set[str]) -> str:
     """`stem`, or `stem` with a number from 2 on, so that it is not in `taken`, to which it is added."""
+    name = free_name(stem, taken, "_")
+    taken.add(name)
+    return name
+
+
+def free_name(stem: str, taken: Container[str], sign: str = ".") -> str:
+    """`stem`, or `stem` with a number from 2 on behind `sign`, so that it is not in `taken`."""
     name, n = stem, 1
     while name in taken:
         n += 1
-        name = f"{stem}_{n}"
-    taken.add(name)
+        name = f"{stem}{sign}{n}"
     return name
 
 

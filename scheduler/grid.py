@@ -23,8 +23,8 @@ from .binder import Binder
 from .chain import seconds_of
 from .graph import Gemm, Norm
 from .knobs import Tiles
-from .loads import check as check_norms
-from .loads import fresh_statistics, load_norm, pass_tiles, statistics_at, statistics_name
+from .left_memories import check as check_norms
+from .left_memories import fresh_statistics, load_norm, pass_tiles, statistics_at, statistics_name
 from .memory import Columns, stored_weight
 from .order import TileAccesses
 from .parts import Part, Plan, vector_length, vectors

@@ -1,5 +1,5 @@
 """Lowering: from a network to kernel sequences, by the stages `tile`, `bind`, `chain` and `dram` (paper sections 4.1 to
-4.4, Fig. 10 and 11), or product by product for overlays without patterns (`generic`)."""
+4.4, Fig. 10 and 11), or product by product for overlays without patterns (`product_by_product`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.overlay import Overlay
 from . import bind as binding
-from . import generic
+from . import product_by_product
 from .bind import bind
 from .chain import chain
 from .circuits import circuits_of
@@ -41,7 +41,7 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
         return lowered
     _without_lanes(overlay, schedule)
     if overlay.patterns is None:
-        lowered = generic.bind(network, overlay, schedule)
+        lowered = product_by_product.bind(network, overlay, schedule)
         observe("dram", lowered)
         return lowered
     tiled = tile(network.in_place(), overlay, schedule)
@@ -63,7 +63,7 @@ def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
         return
     _without_lanes(overlay, schedule)
     if overlay.patterns is None:
-        generic.place(network, overlay, schedule)
+        product_by_product.place(network, overlay, schedule)
     else:
         binding.place(tile(network.in_place(), overlay, schedule))
 
@@ -89,7 +89,7 @@ def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
     if overlay.lanes is not None:
         return lowering.columns_on(network, overlay)
     if overlay.patterns is None:
-        return generic.columns_on(network, overlay)
+        return product_by_product.columns_on(network, overlay)
     return tile(network.in_place(), overlay, PAPER).columns
 
 

@@ -24,7 +24,7 @@ from ..isa.fields import Record
 from ..isa.instruction_path import InstructionPath
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
-from ..isa.program import Parameter, Patch, Place, Program, Segment, UnpackedProgram
+from ..isa.program import Patch, Place, Program, Segment, UnpackedProgram
 from ..machine.jit import machine_code
 from ..machine.plan import execute
 from ..machine.timing import Timing
@@ -196,33 +196,27 @@ def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:
         for p in places:
             if p.unit == unit:
                 patches[p.index] = (*patches.get(p.index, ()), (name, p.field, p.base, p.cap))
+    overlay = kernels.overlay
+    form = overlay.format_of(overlay.by_unit[unit].kind)
+    alone = set(patches)  # these are packets of their own, and so are configurations between windows
+    if form.loops_window:
+        alone |= {i for i, mop in enumerate(mops) if _form(overlay, unit, mop).config}
     pieces: list[_Piece] = []
     at = 0
-    for index in [*sorted(patches), len(mops)]:  # a mOP with patches is a packet of its own
-        between = _unpatched(kernels.overlay, unit, mops[at:index]) if at < index else []
-        pieces += [replace(p, first=p.first + at) for p in between]
+    for index in [*sorted(alone), len(mops)]:
+        between = mops[at:index]
+        if between:
+            cut = _windows(form, between) if form.loops_window else _repeats(overlay, unit, between)
+            pieces += [replace(p, first=p.first + at) for p in cut]
         if index < len(mops):
-            form = _form(kernels.overlay, unit, mops[index])
-            pieces.append(_Piece(form, (mops[index],), 1, index, patches[index]))
+            own = _form(overlay, unit, mops[index])
+            pieces.append(_Piece(own, (mops[index],), 1, index, patches.get(index, ())))
         at = index + 1
     return pieces
 
 
-def _unpatched(overlay: Overlay, unit: str, mops: Sequence[Record]) -> list[_Piece]:
-    """Cut a sequence without patches into packets."""
-    configs = [i for i, mop in enumerate(mops) if _form(overlay, unit, mop).config]
-    if configs and overlay.format_of(overlay.by_unit[unit].kind).loops_window:
-        pieces, at = [], 0
-        for index in [*configs, len(mops)]:
-            if at < index:
-                pieces += [replace(p, first=p.first + at) for p in _unpatched(overlay, unit, mops[at:index])]
-            if index < len(mops):
-                pieces.append(_Piece(_form(overlay, unit, mops[index]), (mops[index],), 1, index))
-            at = index + 1
-        return pieces
-    form = overlay.format_of(overlay.by_unit[unit].kind)
-    if not form.loops_window:
-        return list(_repeats(overlay, unit, mops))
+def _windows(form: InstructionFormat, mops: Sequence[Record]) -> list[_Piece]:
+    """Cut a sequence into packets with loops, with or without chunks, whichever is smaller."""
     merged, firsts = _chunked(form, mops)
     plain, chunked = _loops(form, mops), [replace(p, first=firsts[p.first]) for p in _loops(form, merged)]
     return min(plain, chunked, key=_words)
@@ -436,9 +430,7 @@ def _assemble(kernels: UnpackedProgram, pieces: dict[str, list[_Piece]], starts:
         units = overlay.by_kind[kind]
         mask = 0 if len(units) == 1 else sum(1 << u.index for u in units)
         packets.append(Packet(Header(opcode=overlay.format_of(kind).opcode, mask=mask, last=1)))
-    parameters = tuple(
-        Parameter(p.name, p.low, p.high, p.default, tuple(patched.get(p.name, ()))) for p in kernels.parameters
-    )
+    parameters = tuple(replace(p, patches=tuple(patched.get(p.name, ()))) for p in kernels.parameters)
     preloaded = {u.name: kernels.preloaded.get(u.name, ()) for k in overlay.preloaded for u in overlay.by_kind[k]}
     return Program(
         overlay=overlay,

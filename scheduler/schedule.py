@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -192,13 +193,21 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
     `ScheduleError` naming file, knob and limit."""
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        return _schedule(given)
+        with naming(str(path)):
+            return _schedule(given)
     except FileNotFoundError:
         raise ScheduleError(f"{path}: no such file") from None
     except (ValueError, RecursionError) as e:  # ValueError: not UTF-8, not TOML, or a number of 5000 digits
         raise ScheduleError(f"{path}: not a TOML file: {e}") from None
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Put the place of what is wrong before the text of a `ScheduleError`."""
+    try:
+        yield
     except ScheduleError as e:
-        raise ScheduleError(f"{path}: {e}") from None
+        raise ScheduleError(f"{where}: {e}") from None
 
 
 NAMED = "segments"
@@ -237,18 +246,14 @@ def _segment(given: dict[str, Any], where: str) -> Segment:
                 raise ScheduleError(f"{where}.{name} = {knobs!r}: must be a table")
             inner[name] = _entry(made, knobs, f"{where}.{name}")
     knobs = _knobs(Segment, given, f"{where}.")
-    try:
+    with naming(where):
         return Segment(layers, **knobs, **inner)
-    except ScheduleError as e:
-        raise ScheduleError(f"{where}: {e}") from None
 
 
 def _entry(made: type[Tiles | DramPolicy], given: dict[str, Any], where: str) -> Tiles | DramPolicy:
     knobs = _knobs(made, given, f"{where}.")
-    try:
+    with naming(where):
         return made(**knobs)
-    except ScheduleError as e:
-        raise ScheduleError(f"{where}: {e}") from None
 
 
 def _knobs(made: type[Tiles | DramPolicy | Segment | LaneKnobs], given: dict[str, Any], where: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from .graph import AttentionLayer, Gemm, LayerGraph, Output
 from .groups import groups_of, kind_of
 from .knobs import Tiles
 from .lower import lower, place
+from .memory import reads
 from .pack import pack, uops_of
 from .schedule import PAPER, DramPolicy, Interleave, Loops, Schedule
 
@@ -326,7 +327,7 @@ def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
     """A layer without names: its operation and shapes, and how many layers before it each operand was computed."""
     layer = network.layers[at]
     made = {other.y: i for i, other in enumerate(network.layers[:at])}
-    back = tuple(at - made[name] if name in made else None for name in _reads(layer))
+    back = tuple(at - made[name] if name in made else None for name in reads(layer))
     if isinstance(layer, AttentionLayer):
         bias = None if layer.bias is None else layer.bias.shape
         plain = ("attention", layer.heads, layer.head_dim, layer.masked, layer.causal, bias)
@@ -341,9 +342,3 @@ def _shape(network: LayerGraph, at: int) -> tuple[object, ...]:
         alike = [i for i, key in enumerate(tables) if key == rotary.key]
         back = (*back, at - alike[-1] if alike else None)
     return (*shape, *((extended,) if any(extended) else ())), back
-
-
-def _reads(layer: Gemm | AttentionLayer) -> list[str]:
-    if isinstance(layer, AttentionLayer):
-        return list(layer.operands)
-    return [layer.x] if layer.residual is None else [layer.x, layer.residual]

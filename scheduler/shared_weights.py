@@ -18,7 +18,7 @@ from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Role, UnpackedProgram
 from .build import Built
 from .dram import Weights
-from .graph import Array
+from .graph import Array, free_name
 from .lower import Banks
 from .sound import require_sound
 
@@ -65,9 +65,7 @@ class WeightLibrary:
             key = _key(built, b)
             if key in known or key in new:
                 continue
-            name, n = b.name, 2
-            while name in names:
-                name, n = f"{b.name}.{n}", n + 1
+            name = free_name(b.name, names)
             names.add(name)
             new[key] = replace(b, name=name, offset=end), b.name
             end += padded(b.size // unit, ALIGNED)

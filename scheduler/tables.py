@@ -18,7 +18,7 @@ from ..isa.program import Buffer
 from ..isa.work import Multiply
 from .binder import Binder
 from .graph import Array, Gemm, Rotary
-from .loads import pass_tiles
+from .left_memories import pass_tiles
 from .memory import Columns
 from .order import TileAccesses
 from .refusal import require

@@ -21,7 +21,7 @@ from .groups import Planned, plan
 from .knobs import Tiles
 from .mapping import pipeline_of
 from .memory import Columns, lay_out_heads
-from .schedule import Interleave, Schedule
+from .schedule import Interleave, Schedule, naming
 
 TILE = BLOCK_ROWS
 """Rows and columns of a tile of the product grid."""
@@ -266,7 +266,8 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
     cuts: dict[str, Tiles] = {}
     for segment in segments:
         if not isinstance(segment.layers, AttentionLayer):
-            cuts |= dict.fromkeys((gemm.y for gemm in segment.layers), _fitting(segment, limits))
+            with naming(segment.kind):
+                cuts |= dict.fromkeys((gemm.y for gemm in segment.layers), limits.fit(segment.tiles))
     network.check_rows()
     statistics = statistics_of(network, overlay, cuts, limits)
     names = (*network.inputs, *(layer.y for layer in network.layers))
@@ -295,13 +296,6 @@ def _apart(network: LayerGraph) -> frozenset[str]:
         return frozenset()
     queries = (layer.q for layer in network.layers if isinstance(layer, AttentionLayer))
     return frozenset({*network.states, *queries})
-
-
-def _fitting(segment: Planned, limits: Limits) -> Tiles:
-    try:
-        return limits.fit(segment.tiles)
-    except ScheduleError as error:
-        raise ScheduleError(f"{segment.kind}: {error}") from None
 
 
 def _rows(network: LayerGraph, schedule: Schedule, limits: Limits, rows: Sequence[int]) -> Rows:
@@ -369,14 +363,8 @@ def product_tiles(
     made = statistics.get(gemm.y)
     blocks = y.stored // TILE * (2 if gemm.gated else 1)
     grain = max(1, y.pitch // TILE) if gemm.in_heads else 1
-    return column_tiles(
-        blocks,
-        cut,
-        gemm.norm is not None and not gemm.in_heads,
-        limits,
-        pairs=made is not None and made.at_store,
-        grain=grain,
-    )
+    whole, pairs = gemm.norm is not None and not gemm.in_heads, made is not None and made.at_store
+    return column_tiles(blocks, cut, whole, limits, pairs, grain)
 
 
 def columns_of(

@@ -25,8 +25,8 @@ from ..graph import Array, AttentionLayer, Gemm, LayerGraph, Output, Rotary
 from ..groups import kind_of
 from ..knobs import USUAL_LANES
 from ..memory import Columns, lay_out_heads, plain
+from ..memory_limits import check_room
 from ..repeats import folded
-from ..room import check_room
 from ..schedule import Interleave, Schedule
 from . import attend as rounds
 from .blocks import (

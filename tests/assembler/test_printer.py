@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rsn.assembler.lines import Sum, label, render
 from rsn.assembler.parser import parse
+from rsn.assembler.printed_lines import Sum, label, render
 from rsn.assembler.printer import group, shortest, show
 from rsn.base.errors import ProgramError
 from rsn.isa.overlays.xnn import XNN

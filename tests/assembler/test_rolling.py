@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rsn.assembler.lines import NUMBER, TextRow, render_nodes
 from rsn.assembler.parser import parse
+from rsn.assembler.printed_lines import NUMBER, TextRow, render_nodes
 from rsn.assembler.printer import show
 from rsn.assembler.rolling import roll_loops
 from rsn.isa.overlays.xnn import XNN

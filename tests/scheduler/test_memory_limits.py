@@ -20,7 +20,7 @@ from rsn.scheduler.graph import LayerGraph
 from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.room import RoomError
+from rsn.scheduler.memory_limits import RoomError
 from rsn.scheduler.schedule import PAPER, Interleave, Loops, Schedule
 from rsn.scheduler.search import sample
 from rsn.tests.effort import thinned

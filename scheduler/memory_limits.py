@@ -7,10 +7,10 @@ The check runs before any kernel is made. The overlay states the sizes of the ba
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from ..base.errors import UnsupportedError
 from ..isa.overlay import Overlay
+from ..isa.program import Buffer
 
 
 class RoomError(UnsupportedError):
@@ -18,18 +18,7 @@ class RoomError(UnsupportedError):
     for one board."""
 
 
-class Placed(Protocol):
-    """Something stored in a bank. offset: of its first byte, in address units. size: in float32 elements."""
-
-    @property
-    def bank(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-
-
-def check_room(buffers: Iterable[Placed], overlay: Overlay, rows: str, weights: str, activations: str) -> None:
+def check_room(buffers: Iterable[Buffer], overlay: Overlay, rows: str, weights: str, activations: str) -> None:
     """Raises `RoomError` if buffers end beyond their bank. rows: the network's batch and rows as text, for messages.
     weights, activations: the banks that hold them, which may be the same; other banks hold weights."""
     ends = dict.fromkeys((weights, activations), 0)

@@ -28,10 +28,10 @@ from .bindable import require_gemm, require_scores, require_values
 from .chain import instructions, parameters_of
 from .circuits import Circuit, Path, circuits_of
 from .dram import Lowered, Weights
-from .graph import Array, AttentionLayer, Gemm, LayerGraph, Output
+from .graph import Array, AttentionLayer, Gemm, LayerGraph, Output, free_name
 from .groups import kind_of
 from .memory import Arena, Columns, lay_out_heads, plain, reads, stored_vector, stored_weight
-from .room import check_room
+from .memory_limits import check_room
 from .schedule import Interleave, Schedule
 from .strips import Operands, Region, Work, WorkLists
 
@@ -125,9 +125,7 @@ class _Binder:
 
     def _weight(self, name: str, bank: str, shape: tuple[int, ...], stored: Callable[[], Array]) -> Region:
         """Reserve a buffer for a weight matrix or vector. stored: makes its elements, of this shape."""
-        base, n = name, 2
-        while name in self.buffers:
-            name, n = f"{base}.{n}", n + 1
+        name = free_name(name, self.buffers)
         self.weights[name] = lambda: np.ascontiguousarray(stored(), np.float32).reshape(-1)
         unit = self.overlay.address_unit
         made = Buffer(name, bank, self.ends[bank], shape, Layout.LINEAR, Role.WEIGHT)

@@ -55,15 +55,11 @@ class TextRow(NamedTuple):
 
 
 class Words:
-    """Builds a `Row` word by word."""
+    """Builds a `TextRow` word by word."""
 
     def __init__(self) -> None:
         self.parts: list[str | Slot] = []
         self.numbers: list[int] = []
-
-    def word(self, text: str) -> Self:
-        """Add a word without numbers, after a space."""
-        return self.put(text)
 
     def put(self, part: str | Slot, *numbers: int) -> Self:
         """Add a word, after a space, with the numbers of its slot."""
@@ -167,16 +163,16 @@ def _times(variable: Variable | str, step: int) -> str:
 
 def render(parts: Sequence[str | Slot], sums: Sequence[Sum]) -> str:
     """Render a line: its parts with the numbers, or the expressions, of the slots in order."""
-    out: list[str] = []
+    return "".join(part if isinstance(part, str) else _filled(part, mine) for part, mine in with_sums(parts, sums))
+
+
+def with_sums(parts: Sequence[str | Slot], sums: Sequence[Sum]) -> Iterator[tuple[str | Slot, Sequence[Sum]]]:
+    """Yield the parts of a line, each slot with its own numbers of those of all slots in order; words have none."""
     at = 0
     for part in parts:
-        if isinstance(part, str):
-            out.append(part)
-            continue
-        mine = sums[at : at + part.numbers]
-        at += part.numbers
-        out.append(_filled(part, mine))
-    return "".join(out)
+        end = at if isinstance(part, str) else at + part.numbers
+        yield part, sums[at:end]
+        at = end
 
 
 def _filled(slot: Slot, sums: Sequence[Sum]) -> str:

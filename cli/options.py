@@ -1,0 +1,132 @@
+"""Options of commands, each declared once: as an attribute of a class, of which the command gets an instance.
+
+An option may have kinds. A kind is the end of the message for its options where they have no effect, such as "only with
+--raw", and `refuse` raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+FILE = click.Path(dir_okay=False)
+PATH = click.Path(path_type=Path)
+"""Types of arguments that name a file, as a text and as a `Path`."""
+
+File = str
+Count = int
+"""Types of options: the name of a file, and a number from 1 on."""
+TYPES = {"File": FILE, "Path": PATH, "Count": click.IntRange(1), "int": int, "float": float}
+"""The type by which click reads an option, by its annotation."""
+
+RAW = "only with --raw"
+PROGRAMS = "not with --raw"
+"""Kinds of options about bare images, and about tensors and parameters by name, which a bare image does not have."""
+BINARIES = "only with a program (.bin) or a bare image"
+STREAMS = "only with a stream program (.py)"
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+class _Option(click.Option):
+    """An option with its kinds."""
+
+    def __init__(self, *flags: Any, kinds: tuple[str, ...] = (), **settings: Any) -> None:
+        super().__init__(*flags, **settings)
+        self.kinds = kinds
+
+
+class _Declared(NamedTuple):
+    """An option as it is declared."""
+
+    flags: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+def option(help: str, *flags: str, of: tuple[str, ...] | str = (), **settings: Any) -> Any:
+    """Declare an option as the value of an attribute of `Options`.
+
+    flags: by default the attribute's name behind two dashes. The attribute's annotation says how click reads it: a bool
+    is a flag, a tuple may be repeated, others see `TYPES`. of: its kinds. A default is shown. settings: as for
+    `click.option`.
+    """
+    own = (of,) if isinstance(of, str) else of
+    return _Declared(flags, {**settings, "kinds": own, "help": help, "show_default": "default" in settings})
+
+
+class Options:
+    """The options of a command, its annotated attributes in their order; an instance has what the user gave."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        for name in type(self).__annotations__:
+            setattr(self, name, given.pop(name))
+
+
+def with_options(group: type[Options]) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds options to a command, which gets them as `options`."""
+
+    def decorate(command: _Command) -> _Command:
+        @wraps(command)
+        def called(**given: Any) -> object:
+            return command(options=group(given), **given)
+
+        made: Any = called
+        for name, kind in reversed(group.__annotations__.items()):
+            declared: _Declared = getattr(group, name)
+            flags = declared.flags or ("--" + name.replace("_", "-"),)
+            how = {"is_flag": kind == "bool", "multiple": kind.endswith("...]")}
+            how |= {"type": TYPES.get(kind.removesuffix(" | None"))} | declared.settings
+            made = click.option(*flags, name, cls=_Option, **how)(made)
+        decorated: _Command = made
+        return decorated
+
+    return decorate
+
+
+JSON = option("one JSON object on stdout", "--json")
+BOARD = option("board to run on: sim, csim, vck190, ssh://...", default="sim")
+XCLBIN = option("bitstream of a real board [default: $RSN_XCLBIN]")
+"""Options that several commands have."""
+
+
+def was_given(name: str) -> bool:
+    """Return whether the user gave an option of the running command, rather than its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def given(*names: str) -> list[str]:
+    """Return those of some options of the running command that the user gave, as the command line spells them."""
+    flags = {p.name: p.opts[0] for p in click.get_current_context().command.params}
+    return [flags[name] for name in names if name in flags and was_given(name)]
+
+
+def refuse(kind: str, *others: str) -> None:
+    """Raise `click.UsageError`, with `kind` as its reason, if the user gave options of this kind or of `others`."""
+    params = click.get_current_context().command.params
+    of_kind = [str(p.name) for p in params if isinstance(p, _Option) and {kind, *others} & set(p.kinds)]
+    if wrong := given(*of_kind):
+        raise click.UsageError(f"{', '.join(wrong)}: {kind}")
+
+
+class Setting(click.ParamType[tuple[str, float]]):
+    """An option value NAME=NUMBER."""
+
+    name = "name=number"
+
+    def __init__(self, number: type[int] | type[float]) -> None:
+        self.number = number
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        name, sign, number = str(value).partition("=")
+        try:
+            return name.strip(), self.number(number)
+        except ValueError:
+            kind = "whole number" if self.number is int else "number"
+            self.fail(f"{value!r}: " + (f"{number!r} is not a {kind}" if sign else "expected NAME=NUMBER"), param, ctx)

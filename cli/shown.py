@@ -1,0 +1,29 @@
+"""How commands show what they found: tables, attributes as JSON, numbers of things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> str:
+    """Return aligned columns as lines of text. right: whether each column is aligned to the right; by default those of
+    whole numbers below the first row, which is the heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if right is None:
+        right = [all(c.isdecimal() or not c for c in column) for column in zip(*rows[1:], strict=True)]
+    lines = []
+    for row in rows:
+        cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def picked(thing: object, *names: str) -> dict[str, Any]:
+    """Return some attributes by name."""
+    return {name: getattr(thing, name) for name in names}
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things as text: `1 unit`, `2 units`."""
+    return f"{number} {what}{'s' * (number != 1)}"
