@@ -68,7 +68,8 @@ lint: .venv/dev.stamp
 	$(TYPES)
 
 generate: .venv/demo.stamp
-	$(BIN)/python -m rsn.isa.generate
+	$(BIN)/python -m rsn.hw.versal.sources
+	$(BIN)/python -m rsn.isa.overlays.page
 	$(BIN)/python docs/timeline.py
 	$(BIN)/python -m rsn.rsnlib.onnx_operators.page
 

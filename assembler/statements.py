@@ -181,7 +181,7 @@ class _Mop:
         if buffers:
             notes.append(f"buffers are {listing(buffers)}")
         close = did_you_mean(name, [*known, *buffers])
-        return Mistake(span, f"{self.type.__name__} has no {name}", *close, *notes)
+        return Mistake(span, f"{self.type.NAME} has no {name}", *close, *notes)
 
     def _peer(self, word: s.To | s.Source, peers: Mapping[str | None, Field], verb: str, verbs: str) -> None:
         # Search by name first: a peer need not be one of the overlay's units.
@@ -234,7 +234,7 @@ class _Mop:
 
     def _slice(self, word: s.Slice) -> None:
         if not self.spelling.sliced:
-            raise Mistake(s.span(word), f"{self.type.__name__} takes no buffer")
+            raise Mistake(s.span(word), f"{self.type.NAME} takes no buffer")
         buffer = self._reach(word.name)
         bounds = []
         for sub in word.subs:
@@ -257,7 +257,7 @@ class _Mop:
             self.set("chunks", chunks.chunks, word)
             self.set("chunk_stride", chunks.stride, word)
         elif chunks.chunks > 1:
-            message = f"this piece is {chunks.chunks} chunks in memory; {self.type.__name__} moves one"
+            message = f"this piece is {chunks.chunks} chunks in memory; {self.type.NAME} moves one"
             raise Mistake(s.span(word), message)
 
 

@@ -7,7 +7,7 @@ difference: the largest of the output, relative to its largest magnitude. compil
 program, schedule `paper`. paper, best: modelled time of the machine by either schedule. time / bound: modelled time of
 `best` by the largest of what this program needs of one resource, without any waiting: bytes of DDR and of LPDDR over
 their rates, products over the rate of the MMEs. bytes / least: bytes that the program moves by those that
-`scheduler/unavoidable.py` calls unavoidable on this wiring.
+`compared/unavoidable.py` calls unavoidable on this wiring.
 
 Nothing is downloaded: transformers builds each model from its configuration. Without --values, nothing is computed, and
 there is no difference.
@@ -28,6 +28,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rsn.base.errors import RsnError
+from rsn.benchmarks.compared.unavoidable import total_bytes, unavoidable_bytes
 from rsn.benchmarks.measuring import command_line, markdown, print_models
 from rsn.host.model.compiled import Compiled
 from rsn.isa.overlay import Overlay
@@ -42,7 +43,6 @@ from rsn.scheduler.dram import Lowered
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import uops_of
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.unavoidable import total_bytes, unavoidable_bytes
 
 BATCH, ROWS = 4, 512
 EAGER = ("Gemma2",)

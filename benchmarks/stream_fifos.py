@@ -23,11 +23,11 @@ from random import Random
 import torch
 from torch import nn
 
+from rsn.benchmarks.compared.path_delays import path_delays
 from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.streams.fifos.equations import NEXT_CYCLE, max_tokens
 from rsn.streams.fifos.normal import fast_depths, normal_depths, waiting
-from rsn.streams.fifos.paths import path_delays
 from rsn.streams.fifos.starts import KernelGraph, Schedule, conservative, schedule
 from rsn.streams.sizing.depths import sizes
 from rsn.streams.sizing.program import SizedProgram

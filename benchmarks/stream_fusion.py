@@ -13,9 +13,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rsn.benchmarks.compared.transformer_block import BlockShape, block
 from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.streams.dataflow.best_fusion import fuse
-from rsn.streams.dataflow.block import BlockShape, block
 from rsn.streams.dataflow.fusion import Fusion, FusionSpace, printed
 from rsn.streams.dataflow.memory import Counted, fusion_space, memory_use
 

@@ -24,13 +24,13 @@ import numpy as np
 from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.host.tasks import run_tasks
 from rsn.isa.overlays.tasks.unit import Part
-from rsn.programs.streams.sizes import program_text
 from rsn.scheduler.pack import pack
 from rsn.streams.beats import fire_together, stream_depths
 from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.streams.reader import NO_RATES, Rates, read
 from rsn.streams.timing.timed import Model, Timing
+from rsn.tests.streams.sizes import program_text
 
 # -- lines ------------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ..base.deferred import deferred
 from ..base.durations import duration
 from ..base.errors import ProgramError, TensorError, require_torch
 from ..base.tolerance import BOUND
-from ..host.boards import open_board
+from ..host.boards import Board, open_board
 from ..host.boards.device import BoardTimeout
 from ..host.model.compare import compare, show
 from ..host.runner import Runner
@@ -160,7 +160,7 @@ def run_command(program: str, options: RunOptions) -> None:
     if loaded.overlay.whole is not None:
         _refuse_on_task_machines(options)
     with working(f"opening board {options.board}"):  # csim is built at its first use
-        open_board(options.board, xclbin=options.xclbin).close()
+        board = open_board(options.board, xclbin=options.xclbin)  # takes a device only with a program
     loaded = _with_overlay(loaded, options)
     for target in ("trace", "report", "dump", "dump_ddr"):
         if path := getattr(options, target):
@@ -174,7 +174,7 @@ def run_command(program: str, options: RunOptions) -> None:
     elif options.stop_at:
         _stop(loaded, banks, options)
     else:
-        run = _run(loaded, options) if words is None else _run_raw(loaded, words, banks, program, options)
+        run = _run(loaded, board, options) if words is None else _run_raw(loaded, board, words, banks, program, options)
         machine = _picture(loaded, program, options)
         _report(loaded, run, machine, options)
 
@@ -231,7 +231,7 @@ def _with_overlay(program: Program, options: RunOptions) -> Program:
     return program if overlay is program.overlay else dataclasses.replace(program, overlay=overlay)
 
 
-def _run(program: Program, options: RunOptions) -> Run:
+def _run(program: Program, board: Board, options: RunOptions) -> Run:
     params = dict(options.params)
     if options.timing_only:
         with working(TIMING):
@@ -249,7 +249,7 @@ def _run(program: Program, options: RunOptions) -> Run:
             save_tensors(options.outputs, done.outputs)
         return done.run
     tensors = _inputs(program, options)
-    runner = Runner(program, weights=options.weights, board=options.board, xclbin=options.xclbin)
+    runner = Runner(program, weights=options.weights, board=lambda: board)
     with runner, working("running") as progress:
         result = runner.run(tensors, params, progress=progress)
     if options.outputs:
@@ -275,7 +275,9 @@ def _machine(program: Program, params: Mapping[str, int]) -> Machine:
     return Machine(program, program.bind(params))
 
 
-def _run_raw(program: Program, words: Words, banks: dict[str, Array] | None, path: str, options: RunOptions) -> Run:
+def _run_raw(
+    program: Program, board: Board, words: Words, banks: dict[str, Array] | None, path: str, options: RunOptions
+) -> Run:
     """Run a bare image on the board, and write DDR if asked for.
 
     words: the image as its file has it, which is what the board gets. banks: contents of the memories by bank; None
@@ -290,7 +292,7 @@ def _run_raw(program: Program, words: Words, banks: dict[str, Array] | None, pat
     kept = whole.with_role(Role.WEIGHT)
     weights = Images({b.bank: banks[b.bank] for b in kept}, kept, {}, program.overlay.address_unit)
     inputs = {b.name: banks[b.bank] for b in whole.with_role(Role.INPUT)}
-    with closing(open_board(options.board, xclbin=options.xclbin)) as board, working("running") as progress:
+    with closing(board), working("running") as progress:
         try:
             with np.errstate(all="ignore"):  # NaN and infinities are in the results
                 board.load(whole, weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sphinx.application import Sphinx
 
 from rsn import __version__
+from rsn.isa.overlays import page
 
 project = "RSN toolchain"
 version = release = __version__
@@ -49,4 +50,5 @@ def link_pages(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    page.main()
     app.connect("source-read", link_pages)

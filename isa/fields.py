@@ -75,13 +75,15 @@ def bits(
 
 
 class Record(Immutable):
-    """A record of N 32-bit words, made of bit fields. Declare a format as `class NAME(Record, words=N)`.
+    """A record of N 32-bit words, made of bit fields. Declare a format as `class NAME(Record, words=N)`; `name="..."`,
+    if instructions call it otherwise, as another overlay does one of its own.
 
-    WORDS: N. FIELDS: the fields in declaration order. PADDING: for each word, a mask of the bits that belong to no
-    field. A subclass whose fields overlap or leave their word raises `TypeError` when it is defined. An instance takes
-    its fields as keywords, and raises `FieldError` for a value that does not fit.
+    NAME: what instructions call it. WORDS: N. FIELDS: the fields in declaration order. PADDING: for each word, a mask
+    of the bits that belong to no field. A subclass whose fields overlap or leave their word raises `TypeError` when it
+    is defined. An instance takes its fields as keywords, and raises `FieldError` for a value that does not fit.
     """
 
+    NAME: ClassVar[str] = ""
     WORDS: ClassVar[int] = 0
     FIELDS: ClassVar[tuple[Field, ...]] = ()
     PADDING: ClassVar[tuple[int, ...]] = ()
@@ -96,7 +98,7 @@ class Record(Immutable):
 
         def __init__(self, **values: float) -> None: ...
 
-    def __init_subclass__(cls, *, words: int, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, words: int, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         specs = [
@@ -111,6 +113,7 @@ class Record(Immutable):
             if used[spec.word] & spec.mask:
                 raise TypeError(f"{cls.__name__}.{spec.name} overlaps another field in word {spec.word}")
             used[spec.word] |= spec.mask
+        cls.NAME = name or cls.__name__
         cls.WORDS = words
         cls.FIELDS = tuple(specs)
         cls.PADDING = tuple(0xFFFF_FFFF & ~u for u in used)
@@ -131,7 +134,7 @@ class Record(Immutable):
         low, high = self.field(name).bounds
         width = (high - low + 1).bit_length() - 1
         value = getattr(self, name)
-        raise FieldError(f"{type(self).__name__}.{name}: {value} does not fit in {width} bits ({low}..{high})")
+        raise FieldError(f"{self.NAME}.{name}: {value} does not fit in {width} bits ({low}..{high})")
 
     def _round(self) -> None:
         for name in self._REALS:  # rounded to the value on the wire, so that decode(encode(x)) == x
@@ -141,7 +144,7 @@ class Record(Immutable):
             except OverflowError:
                 rounded = math.inf
             if not math.isfinite(rounded):
-                raise FieldError(f"{type(self).__name__}.{name}: {value} is not a finite float32")
+                raise FieldError(f"{self.NAME}.{name}: {value} is not a finite float32")
             object.__setattr__(self, name, rounded)
 
     @classmethod
@@ -150,9 +153,7 @@ class Record(Immutable):
         for spec in cls.FIELDS:
             if spec.name == name:
                 return spec
-        raise FieldError(
-            f"{cls.__name__} has no field {name!r}; its fields are {', '.join(f.name for f in cls.FIELDS)}"
-        )
+        raise FieldError(f"{cls.NAME} has no field {name!r}; its fields are {', '.join(f.name for f in cls.FIELDS)}")
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed. Raises `FieldError` if a value does not fit its field."""
@@ -161,7 +162,7 @@ class Record(Immutable):
         values.update(self.__dict__)
         values.update(changes)
         if len(values) > len(self.__dict__):
-            raise TypeError(f"{type(self).__name__} has no {', '.join(changes.keys() - self.__dict__.keys())}")
+            raise TypeError(f"{self.NAME} has no {', '.join(changes.keys() - self.__dict__.keys())}")
         for name, low, high in self._BOUNDS:
             if name in changes and not low <= values[name] <= high:
                 out._refuse(name)
@@ -189,7 +190,7 @@ class Record(Immutable):
         Raises `FieldError` for a wrong number of words, or for a real field that is infinite or NaN.
         """
         if len(words) != cls.WORDS:
-            raise FieldError(f"{cls.__name__} takes {cls.WORDS} words, not {len(words)}")
+            raise FieldError(f"{cls.NAME} takes {cls.WORDS} words, not {len(words)}")
         raw = [int(w) for w in words]
         values: dict[str, Any] = {name: raw[word] >> low & mask for name, word, low, mask in cls._PLAIN}
         for spec in cls._OTHER:

@@ -66,7 +66,7 @@ class OpList:
         out = []
         for run, fault in self._runs(entries):
             if fault is not None:
-                raise ProgramError(f"{self.record.__name__} op {fault.index}: {fault.message}")
+                raise ProgramError(f"{self.record.NAME} op {fault.index}: {fault.message}")
             out.append(run)
         return out
 

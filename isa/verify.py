@@ -260,7 +260,7 @@ def _preloaded(program: Program) -> Iterator[Finding]:
         for i, op in enumerate(ops):
             where = f"{unit} {program.where(unit, i)}"
             if type(op) is not held.record:
-                yield Finding("M03", f"{type(op).__name__} is no op of a {spec.kind}", where)
+                yield Finding("M03", f"{op.NAME} is no op of a {spec.kind}", where)
                 continue
             if held.repeated(op) is not None:
                 continue  # it does nothing itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,14 @@ MAY_IMPORT = {
     "tuning": {"base"},
     "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler", "streams", "tuning"},
     "programs": {"assembler", "base", "host", "hw", "isa", "machine", "root", "rsnlib", "scheduler", "streams"},
+}
+# Folder or file pattern -> modules that its files may not import although they are of the same folder of the table.
+MAY_NOT_IMPORT = {
+    "isa/*.py": {f"rsn.isa.overlays.{name}" for name in ("fig6", "fig7", "moe", "tasks", "xnn", "xnn2")},
+    "isa/versal/*.py": {"rsn.isa.overlays"},  # what overlays share
+    "isa/overlays/xnn/*.py": {"rsn.isa.overlays.moe", "rsn.isa.overlays.xnn2"},
+    "isa/overlays/xnn2/*.py": {"rsn.isa.overlays.moe", "rsn.isa.overlays.xnn"},
+    "isa/overlays/moe/*.py": {"rsn.isa.overlays.xnn", "rsn.isa.overlays.xnn2"},
 }
 # Packages that a function may import, and why. Modules of ours that load one of them at their top may be `deferred`;
 # all other imports are at the top of their file.
@@ -183,6 +192,9 @@ def violations(file: Path, source: str) -> list[str]:
             found.append(f"{line.where}: {line.module} is ours; say rsn.{line.module}, or import it relatively")
         if top != "rsn":
             continue
+        inner = {other for pattern, others in MAY_NOT_IMPORT.items() if file.match(pattern) for other in others}
+        if any(line.module == other or line.module.startswith(f"{other}.") for other in inner) and not line.typing:
+            found.append(f"{line.where}: {file.parent} imports {line.module}")
         target = folder_of(line.module)
         if target != folder and target not in MAY_IMPORT[folder]:
             found.append(f"{line.where}: {folder} imports {line.module}")
@@ -231,6 +243,33 @@ def test_only_what_costs_much_is_deferred() -> None:
     assert not loads_costly("rsn.cli.main")
 
 
+def imported_by_the_package() -> set[str]:
+    """The modules that another module of the package imports, or finds by a name, and those that pip's entry points
+    name."""
+    names = set(re.findall(r'= "(rsn\.[\w.]+):', (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    for file in package_files():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        names |= {line.module for line in imports(file, source)}
+        if file in IMPORTS_BY_NAME:
+            strings = re.findall(r'"(\.?[\w.]+)(?::\w+)?"', source)
+            names |= {f"rsn{s}" if s.startswith(".") else f"rsn.cli.{s}" for s in strings}
+    modules = {module_name(file) for file in package_files()}
+    # `from rsn.isa.packet import Header` names an attribute of a module
+    return {name if name in modules else name.rpartition(".")[0] for name in names}
+
+
+def test_no_module_serves_tests_or_benchmarks_alone() -> None:
+    """What only these import belongs beside them. Programs to be run or read are none of this."""
+    found = []
+    imported = imported_by_the_package()
+    for file in package_files():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        runs = file.stem.startswith("__") or '__name__ == "__main__"' in source or "from rsn.streams import *" in source
+        if not runs and module_name(file) not in imported:
+            found.append(str(file))
+    assert found == []
+
+
 def _deferring(line: str, name: str, module: str) -> str:
     return f'if TYPE_CHECKING:\n {line}\nelse:\n {name} = deferred("{module}")\n'
 
@@ -248,6 +287,9 @@ def test_imports_follow_the_table(file: Path) -> None:
     [
         ("isa/a.py", "from ..assembler import parser", "isa imports rsn.assembler.parser"),
         ("isa/overlays/a.py", "from ... import host", "isa imports rsn.host"),
+        ("isa/a.py", "from .overlays.xnn import tiles", "isa imports rsn.isa.overlays.xnn.tiles"),
+        ("isa/versal/a.py", "from ..overlays import XNN", "isa/versal imports rsn.isa.overlays.XNN"),
+        ("isa/overlays/xnn2/a.py", "from ..xnn import mme", "isa/overlays/xnn2 imports rsn.isa.overlays.xnn.mme"),
         ("isa/a.py", "from .. import compile", "isa imports rsn.compile"),
         ("cli/a.py", "from .. import compile", "cli imports rsn.compile"),
         ("compiler.py", "from .cli import main", "root imports rsn.cli.main"),
@@ -281,6 +323,7 @@ def test_forbidden_import_is_found(file: str, source: str, expected: str) -> Non
     ("file", "source"),
     [
         ("isa/overlays/xnn.py", "from ..uops import Uop\nfrom . import fig6"),
+        ("isa/overlays/xnn2/a.py", "from ...versal import tiles\nfrom . import mme"),
         ("hw/sim/engine.py", "from ...isa import network\nfrom .decoder import decode"),
         ("__main__.py", "from .cli.main import main"),
         ("cli/main.py", "from ..base.version import __version__\ndef f():\n import torch.fx"),

@@ -21,9 +21,9 @@ from ...isa.layout import padded
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
 from ...isa.overlays.xnn.formats import Mme
-from ...isa.overlays.xnn.resources import TILES_PER_MME
 from ...isa.program import Program
 from ...isa.statistics import count
+from ...isa.versal.logic import TILES_PER_MME
 from ...machine.description import Rate
 from ...machine.plan import Plan
 from ...machine.resources import VC1902

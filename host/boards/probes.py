@@ -11,9 +11,9 @@ import numpy as np
 from ...isa.layout import BLOCK, UNIT, block, unblock
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn.formats import Ddr, Lpddr, MemA, MemB, MemC, MeshA, MeshB, Mme
-from ...isa.overlays.xnn.tiles import BEATS, TILE
 from ...isa.packet import Packet
 from ...isa.program import Array, Buffer, Program, Role
+from ...isa.versal.tiles import BEATS, TILE
 
 ROWS, DEPTH, COLUMNS = 3 * TILE, TILE, 2 * TILE
 """Y (384, 256) = X (384, 128) @ W (128, 256): a tile of rows for each MemA, one of columns for MemB0 and MemB1."""

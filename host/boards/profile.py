@@ -13,7 +13,7 @@ from uuid import UUID
 from ...base.errors import BoardError
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
-from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLATFORM
+from ...isa.versal.board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLATFORM
 
 INSTRUCTIONS = "instructions"
 """Name of the buffer for the image; the other buffers are named after their banks."""

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import BoardError
-from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT
 from ...isa.packet import Words
+from ...isa.versal.board import ARGUMENTS, FINGERPRINT
 from .device import BoardLost, BoardMemory, BoardMismatch, Device, Facts
 from .profile import Profile
 

@@ -181,7 +181,7 @@ def _shown(uop: Any) -> str:
     if not isinstance(uop, Record):
         return str(uop)
     fields = ((x.name, getattr(uop, x.name)) for x in uop.FIELDS)
-    return f"{type(uop).__name__} " + ", ".join(f"{name} {value}" for name, value in fields if value)
+    return f"{uop.NAME} " + ", ".join(f"{name} {value}" for name, value in fields if value)
 
 
 def _state(unit: Unit) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int | float]]:

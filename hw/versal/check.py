@@ -23,15 +23,13 @@ from pathlib import Path
 import click
 
 from ...base.errors import BoardError, RsnError
-from ...isa.generate import OUTPUTS
 from ...isa.overlay import Overlay
-from ...isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
-from ...isa.overlays.xnn.tiles import BEAT, BEATS
+from ...isa.versal.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
+from ...isa.versal.tiles import BEAT, BEATS
 from . import check_places, pragmas
 from .csim.build import FLAGS, MACHINES, MachineSources, compiled, compiler
 from .csim.machine import MADE_FOR
-
-HERE = Path(__file__).resolve().parent
+from .sources import GENERATED, sources
 
 PORTS = """\
 #include <cstdio>
@@ -132,10 +130,9 @@ Findings = Iterator[str]
 
 def generated(s: Sources) -> Findings:
     """generated files are up to date"""
-    for path, text in OUTPUTS.items():
-        name = Path(path)
-        if name.parts[:2] == ("hw", "versal") and s.text("/".join(name.parts[2:])) != text():
-            yield f"{name.name} differs from what the tables generate (make generate)"
+    for path, text in GENERATED.items():
+        if s.text(path) != text():
+            yield f"{Path(path).name} differs from what the tables generate (make generate)"
 
 
 def argument_order(s: Sources) -> Findings:
@@ -263,18 +260,18 @@ CHECKS: tuple[Callable[[Sources], Findings], ...] = (
 
 
 @click.command()
-@click.argument("root", type=click.Path(path_type=Path), default=HERE)
+@click.argument("root", type=click.Path(path_type=Path), required=False)
 @click.option("--machine", type=click.Choice(list(MACHINES)), default="xnn", help="the overlay whose machine it is")
-def main(root: Path, machine: str) -> None:
+def main(root: Path | None, machine: str) -> None:
     """Check that the machine's sources in ROOT agree with each other and with the tables.
 
     [default of ROOT: the sources of this installation]
     """
-    sources = Sources(root, machine)
+    all_of = Sources(root or sources(), machine)
     wrong = 0
     for check in CHECKS:
         try:
-            found = list(check(sources))
+            found = list(check(all_of))
         except (RsnError, OSError) as e:
             found = [str(e)]
         click.echo(f"{'wrong' if found else 'ok   '}  {check.__doc__}")

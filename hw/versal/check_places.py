@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...isa.overlays.xnn import XNN
-from ...isa.overlays.xnn import placement as p
+from ...isa.versal import placement as p
 from .switches import Switches
 
 Findings = Iterator[str]
@@ -74,7 +74,7 @@ def plios(graph: Sequence[str]) -> Findings:
             yield f"{name} has channel {channel}; {way} may have {', '.join(map(str, channels))}"
         expected = table.get(name)
         if expected is not None and (column, channel) != (expected.column, expected.channel):
-            yield f"{name} is at {column}, {channel}; isa/overlays/xnn/placement.py has it at {expected}"
+            yield f"{name} is at {column}, {channel}; isa/versal/placement.py has it at {expected}"
     for (_, column, channel), names in users.items():
         if len(names) > 1:
             yield f"{' and '.join(names)} share channel {channel} of column {column}"
@@ -95,7 +95,7 @@ def tiles(graph: Sequence[str]) -> Findings:
         if place != [p.tile(*at)]:
             mme, row, column, cascade = at
             name = f"G.FG[{mme}][{row}][{column}].k{cascade}"
-            yield f"{name} lies at {place or 'no tile'}; isa/overlays/xnn/placement.py has it at {p.tile(*at)}"
+            yield f"{name} lies at {place or 'no tile'}; isa/versal/placement.py has it at {p.tile(*at)}"
 
 
 def routes(graph: Sequence[str]) -> Findings:

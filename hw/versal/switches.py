@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...isa.overlays.xnn.placement import ARRAY_COLUMNS, ARRAY_ROWS, SWITCH_PORTS
+from ...isa.versal.placement import ARRAY_COLUMNS, ARRAY_ROWS, SWITCH_PORTS
 
 Switch = tuple[int, int]
 """Column and row: row 0 is the array interface, row r + 1 is row r of tiles."""

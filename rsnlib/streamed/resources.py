@@ -34,7 +34,7 @@ class FloatUnits:
 # PG060, "Resource Utilization": single precision with full use of DSP48E2: multiplication 3, addition 2; exp 7.
 # LUTs are rounded from the same tables.
 ULTRASCALE = FloatUnits(Unit(2, 220), Unit(3, 80), Unit(7, 800))
-# UG1399 (impl=primitivedsp): a DSP58 adds or multiplies in float32. exp as in isa/overlays/xnn/logic.py.
+# UG1399 (impl=primitivedsp): a DSP58 adds or multiplies in float32. exp as in isa/versal/logic.py.
 VERSAL = FloatUnits(Unit(1, 60), Unit(1, 60), Unit(1, 500))
 
 # Additions, multiplications and functions for each element that a kernel takes in a cycle.

@@ -18,6 +18,7 @@ from ...base.errors import ScheduleError, UnsupportedError
 from ...isa.lanes import HeadFunctions
 from ...isa.layout import Layout, block, padded
 from ...isa.overlay import Overlay
+from ...isa.overlays.xnn2.emission import Emission
 from ...isa.program import Buffer, Role, Segment, UnpackedProgram
 from ..chain import parameters_of
 from ..dram import Lowered, Weights
@@ -53,9 +54,13 @@ def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
 
 
 def _columns(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
+    product = overlay.capability("matmul")
+    assert product is not None
+    widest = int(product.limits["tile_columns"][1])
+
     def heads(count: int, width: int) -> Columns:
-        if width > TILE:
-            raise UnsupportedError(f"heads of {width} columns; overlay {overlay.name} has heads of up to {TILE}")
+        if width > widest:
+            raise UnsupportedError(f"heads of {width} columns; overlay {overlay.name} has heads of up to {widest}")
         return Columns(count, width, TILE // 2 if width <= TILE // 2 else TILE)
 
     widths = {**network.inputs, **{layer.y: network.columns(layer.y) for layer in network.layers}}
@@ -95,7 +100,7 @@ class Lowering:
         self.weights: dict[str, Callable[[], Array]] = {}
         self.ends = dict.fromkeys(overlay.banks, 0)
         assert overlay.lanes is not None
-        self.emission = overlay.lanes.work(overlay)
+        self.emission = Emission(overlay)
         self.rows = Rows(self.emission, self.sequences, mode)
         self.banks = overlay.lanes
         self.spare = 0.0
@@ -206,7 +211,9 @@ class Lowering:
                 return np.stack([v.reshape(-1, TILE) for v in each], axis=1).reshape(-1)
 
             size = columns * (1 + scaled)
-            vectors = Vectors(self._weight(f"{gemm.path}.bias", "lpddr", (size,), Layout.LINEAR, both), 1 + scaled)
+            vectors = Vectors(
+                self._weight(f"{gemm.path}.bias", self.banks.weights, (size,), Layout.LINEAR, both), 1 + scaled
+            )
         head: HeadOps | None = None
         if gemm.in_heads:
             functions = HeadFunctions(y.pitch, rotate=gemm.rotary is not None)
@@ -249,7 +256,7 @@ class Lowering:
                 return out
 
             shape = tiles * TILE, TILE
-            table = self._weight(f"{gemm.path}.rotary", "lpddr", shape, Layout.LINEAR, stored)
+            table = self._weight(f"{gemm.path}.rotary", self.banks.weights, shape, Layout.LINEAR, stored)
             self.rotations.append((table, cos, sin, pitch))
         if bool(np.all(gains == 1)):
             return table, None
@@ -260,7 +267,7 @@ class Lowering:
                 out[first : first + len(gains)] = gains
             return out
 
-        return table, self._weight(f"{gemm.path}.gains", "lpddr", (TILE,), Layout.LINEAR, factors)
+        return table, self._weight(f"{gemm.path}.gains", self.banks.weights, (TILE,), Layout.LINEAR, factors)
 
     def _matrix(self, name: str) -> Matrix:
         b = self.buffers[name]
@@ -273,7 +280,9 @@ class Lowering:
         view = None if role is Role.SCRATCH else (self.net.batch, self.net.seq, columns.count)
         scale, shift = (None, None) if output is None else (plain(output.scale), plain(output.shift))
         rows = () if view is None else self.net.lengths
-        self._buffer(name, "ddr", shape, Layout.BLOCKED, role, view=view, rows=rows, scale=scale, shift=shift)
+        self._buffer(
+            name, self.banks.activations, shape, Layout.BLOCKED, role, view=view, rows=rows, scale=scale, shift=shift
+        )
 
     # -- steps
 
@@ -307,7 +316,7 @@ class Lowering:
             if isinstance(op, Attend):
                 self.kv[id(op)] = self._attention(op, cut)
         self._emit(plans)
-        check_room(self.buffers.values(), self.overlay, self.net.size, "lpddr", "ddr")
+        check_room(self.buffers.values(), self.overlay, self.net.size, self.banks.weights, self.banks.activations)
         return self._finished()
 
     def _balanced(self) -> float:
@@ -463,7 +472,7 @@ class Lowering:
             y = self.columns[gemm.y]
             self.scales[id(gemm)] = self._weight(
                 f"{gemm.path}.scale",
-                "lpddr",
+                self.banks.weights,
                 (y.stored,),
                 Layout.LINEAR,
                 lambda: _placed(np.asarray(scale), y.positions(), y.stored),
@@ -479,7 +488,7 @@ class Lowering:
         sequences = e.sequences()
         preloaded = {unit: folded(ops, e.repeat) for unit, ops in e.op_lists().items()}
         ordered = order_ddr(e, sequences, preloaded, self.overlay)
-        sequences["DDR"] = ordered.mops
+        sequences[ordered.unit] = ordered.mops
         patches = {name: tuple(found) for name, found in e.patches.items()}
         segments = tuple(
             Segment(op.y, _paths(op), _kind(op), (op.y,) if op.y in self.buffers else (), uops)

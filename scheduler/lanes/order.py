@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...isa.fields import Record
-from ...isa.lanes import LaneWork
 from ...isa.overlay import Overlay
+from ...isa.overlays.xnn2.emission import Emission
 from ...isa.work import Access
 from ...machine.fast_engine import run_traces
 from ...machine.jit import engine
@@ -28,9 +28,12 @@ RULE = DramPolicy(patience_us=0.0)
 
 @dataclass(frozen=True, eq=False)
 class Ordered:
-    """mops: of DDR, in order. order: of the accesses. run: the run that found the order, without the instruction path.
-    starts: when each mOP of each unit began."""
+    """The order of the accesses of the bank of activations.
 
+    unit: the one of that bank. mops: its own, in order. order: of the accesses. run: the run that found the order,
+    without the instruction path. starts: when each mOP of each unit began, in seconds."""
+
+    unit: str
     mops: tuple[Record, ...]
     order: Sequence[int]
     run: Timing
@@ -38,32 +41,33 @@ class Ordered:
 
 
 def order_ddr(
-    work: LaneWork,
+    work: Emission,
     sequences: Mapping[str, Sequence[Record]],
     preloaded: Mapping[str, Sequence[Any]],
     overlay: Overlay,
 ) -> Ordered:
-    """Order the accesses of a program. Raises `DeadlockError` if the program cannot end with any order."""
-    accesses = work.accesses
+    """Order the accesses of a program. work: of all units. sequences: the instructions of all units but that of the
+    bank of activations. preloaded: op lists. Raises `DeadlockError` if the program cannot end with any order."""
+    assert overlay.lanes is not None
+    accesses, bank = work.accesses, overlay.lanes.activations
+    (ddr,) = (unit.name for unit in overlay.units if unit.bank == bank)
     uops, firsts = issued(overlay, sequences)
     mops = work.moves(accesses)
-    form = overlay.format_of("DDR")
+    form = overlay.format_of(ddr)
     of_ddr = [list(form.uops(mop, 0)) for mop in mops]
     ends = np.cumsum([len(u) for u in of_ddr]).astype(np.int32)
     before = np.concatenate([[0], ends[:-1]]).astype(np.int32)
-    traces = trace_workload(
-        overlay, {**uops, **overlay.unrolled(preloaded), "DDR": [u for many in of_ddr for u in many]}
-    )
+    traces = trace_workload(overlay, {**uops, **overlay.unrolled(preloaded), ddr: [u for many in of_ddr for u in many]})
     streams = {c.name: c.number for c in traces.net.channels}
     needs, needs_at = needs_of(list(jobs(accesses)))
-    names = [f"{a.peer}->DDR" if a.store else f"DDR->{a.peer}" for a in accesses]
-    seconds = overlay.seconds["ddr_write_gbs"]
+    names = [f"{a.peer}->{ddr}" if a.store else f"{ddr}->{a.peer}" for a in accesses]
+    seconds = overlay.seconds[str(overlay.capability_of(ddr, "store").rate)]
     found = run_traces(
         traces,
         overlay,
         compiled=engine(),
         arbitration=ListSchedulingProblem(
-            process="DDR",
+            process=ddr,
             first=before,
             last=ends,
             stream=np.array([streams[n] for n in names], np.int32),
@@ -76,9 +80,9 @@ def order_ddr(
             needs_at=needs_at,
         ),
     )
-    begun, order = found.starts("DDR"), found.order
-    starts: Starts = {**starts_of(found, firsts), "DDR": [begun[at] for at in before[order]]}
-    return Ordered(tuple(mops[i] for i in order), order, found, starts)
+    begun, order = found.starts(ddr), found.order
+    starts: Starts = {**starts_of(found, firsts), ddr: [begun[at] for at in before[order]]}
+    return Ordered(ddr, tuple(mops[i] for i in order), order, found, starts)
 
 
 def jobs(accesses: Sequence[Access]) -> Iterator[Job]:

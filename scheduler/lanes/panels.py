@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ...isa.lanes import (
-    LaneWork,
     PostTarget,
     ResultTarget,
     RowNorm,
@@ -22,6 +21,7 @@ from ...isa.lanes import (
     TileTarget,
     Weight,
 )
+from ...isa.overlays.xnn2.emission import Emission
 from .blocks import TILE, TILE_SIZE, Attention, Matrix, Panel, Product, Sequences
 from .modes import Half, Mode
 
@@ -72,7 +72,7 @@ class Weights(NamedTuple):
 class Rows:
     """Emits what panels compute."""
 
-    def __init__(self, work: LaneWork, sequences: Sequences, mode: Mode) -> None:
+    def __init__(self, work: Emission, sequences: Sequences, mode: Mode) -> None:
         self.e, self.sequences, self.mode = work, sequences, mode
         self._table: dict[int, int] = {}
         """The address of the table that Post of each lane holds."""

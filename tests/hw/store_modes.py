@@ -19,9 +19,9 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.overlays.xnn.checks import rules
-from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
+from rsn.isa.versal.functions import activation
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.plan import execute
 

@@ -23,9 +23,9 @@ from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.program import Buffer, Role
 from rsn.isa.segments import stored_buffers
+from rsn.isa.versal.functions import activation
 from rsn.machine.executor import ProcessNetwork
 
 from .examples import NAMES, Array, Example, built, encoder, example, with_lengths

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rsn.base.errors import ProgramError
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.overlays.xnn.post_ops import activation
+from rsn.isa.versal.functions import activation
 from rsn.machine.executor import ProcessNetwork
 from rsn.tests.effort import examples
 from rsn.tests.hw.score_modes import Scores, left_three_times

@@ -13,7 +13,7 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.overlays.xnn.post_ops import activation
+from rsn.isa.versal.functions import activation
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.plan import execute
 

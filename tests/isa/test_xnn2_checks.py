@@ -22,9 +22,9 @@ from rsn.isa.lanes import Part, PostTarget, ResultTarget, TileSource, TileTarget
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.checks import rules
 from rsn.isa.overlays.xnn2.machine import FORMATS
-from rsn.isa.overlays.xnn2.mesh import MeshA, MeshB
-from rsn.isa.overlays.xnn2.mme import Mme
-from rsn.isa.overlays.xnn2.off_chip import Ddr, Lpddr
+from rsn.isa.overlays.xnn2.mesh import LaneMeshA, LaneMeshB
+from rsn.isa.overlays.xnn2.mme import LaneMme
+from rsn.isa.overlays.xnn2.off_chip import LaneDdr, LaneLpddr
 from rsn.isa.overlays.xnn2.operands import FROM_DDR, KvIn, KvOut, W, writer_of
 from rsn.isa.overlays.xnn2.results import C, Post, Soft
 from rsn.isa.overlays.xnn2.rows import XIn, XOut, XStore
@@ -132,11 +132,11 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("W1", W(tiles=1, lanes=2, ddr=1), {"lanes": 0}, "passes tiles on to no lane"),
         ("W1", W(tiles=1, lanes=2, ddr=1), {"tiles": 0}, "passes on no tiles"),
         ("W1", W(tiles=1, lanes=2, ddr=1), {"lanes": 3}, "W1 has no stream to lane 0"),
-        ("MeshA0", MeshA(tiles=1, source=3), {"tiles": 0}, "passes on no tiles"),
-        ("MeshB4", MeshB(tiles=1, source=2), {"source": 3}, "source=3 is none: MeshB4 has 3"),
-        ("MME0", Mme(first=1, first_depth=1), {"times": 0}, "is done 0 times"),
-        ("MME0", Mme(first=1, first_depth=1, k64=1), {"n64": 1}, "K = 64 and N = 64 are two modes"),
-        ("MME0", Mme(first=1, first_depth=1), {"second": 2}, "second=2, second_depth=0: a part has results and"),
+        ("MeshA0", LaneMeshA(tiles=1, source=3), {"tiles": 0}, "passes on no tiles"),
+        ("MeshB4", LaneMeshB(tiles=1, source=2), {"source": 3}, "source=3 is none: MeshB4 has 3"),
+        ("MME0", LaneMme(first=1, first_depth=1), {"times": 0}, "is done 0 times"),
+        ("MME0", LaneMme(first=1, first_depth=1, k64=1), {"n64": 1}, "K = 64 and N = 64 are two modes"),
+        ("MME0", LaneMme(first=1, first_depth=1), {"second": 2}, "second=2, second_depth=0: a part has results and"),
         ("C0", C(tiles=1, to=ResultTarget.SOFTMAX), {"to": 3}, "to=3 is none"),
         ("C1", C(tiles=1), {"to": ResultTarget.SOFTMAX}, "C1, of an odd lane, has no stream to Softmax"),
         ("C0", C(tiles=1), {"tiles": 0}, "passes on no tiles"),
@@ -152,13 +152,13 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("Soft0", Soft(tiles=2, keys=256), {"keys": 257}, "257 keys; 2 tiles have 256 columns"),
         ("Soft0", Soft(tiles=2, keys=256), {"tiles": 0}, "makes the probabilities of a head of 0 tiles"),
         ("Soft0", Soft(tiles=2, keys=256), {"cap": -2.0}, "cap=-2 must not be less than 0"),
-        ("DDR", Ddr(size=8192, peer=17), {"peer": 18}, "names no destination or source"),
-        ("DDR", Ddr(size=8192), {"size": 0}, "moves no elements"),
-        ("DDR", Ddr(size=8192), {"size": 8191}, "size 8191 is not a multiple of 8192 elements"),
-        ("LPDDR", Lpddr(size=8192, to=Weight.W1), {"to": 5}, "names no destination or source"),
-        ("LPDDR", Lpddr(size=128, to=Weight.VECTOR, lanes=1), {"size": 64}, "size 64 is not a multiple of 128"),
-        ("LPDDR", Lpddr(size=128, to=Weight.GAINS, lanes=1), {"lanes": 0}, "names no destination or source"),
-        ("LPDDR", Lpddr(size=16384, to=Weight.TABLE, lanes=1), {"size": 128}, "size 128 is not a multiple of 16384"),
+        ("DDR", LaneDdr(size=8192, peer=17), {"peer": 18}, "names no destination or source"),
+        ("DDR", LaneDdr(size=8192), {"size": 0}, "moves no elements"),
+        ("DDR", LaneDdr(size=8192), {"size": 8191}, "size 8191 is not a multiple of 8192 elements"),
+        ("LPDDR", LaneLpddr(size=8192, to=Weight.W1), {"to": 5}, "names no destination or source"),
+        ("LPDDR", LaneLpddr(size=128, to=Weight.VECTOR, lanes=1), {"size": 64}, "size 64 is not a multiple of 128"),
+        ("LPDDR", LaneLpddr(size=128, to=Weight.GAINS, lanes=1), {"lanes": 0}, "names no destination or source"),
+        ("LPDDR", LaneLpddr(size=16384, to=Weight.TABLE, lanes=1), {"size": 128}, "size 128 is not a multiple of 16384"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_what_a_unit_cannot_execute(unit: str, fine: Record, change: dict[str, Any], text: str) -> None:
@@ -176,11 +176,15 @@ def test_what_a_unit_cannot_execute(unit: str, fine: Record, change: dict[str, A
         (XOut(share=1), {"normalise": 1}, "sends no tiles; normalise is ignored"),
         (TIn(wait=1), {"part": 1}, "takes no tiles; part is ignored"),
         (TOut(wait=1), {"weights": 1}, "sends no tiles; part and weights are ignored"),
-        (Mme(length=2), {"first": 1}, "a repeat makes no results itself; all fields but length and times are ignored"),
+        (
+            LaneMme(length=2),
+            {"first": 1},
+            "a repeat makes no results itself; all fields but length and times are ignored",
+        ),
         (Post(tiles=1), {"columns": 1}, "normalises no heads; rms and columns are ignored"),
         (Soft(tiles=1), {"offset": -1}, "not causal; offset is ignored"),
         (Soft(tiles=1), {"low": -1}, "not windowed; low is ignored"),
-        (Lpddr(size=8192), {"lanes": 1}, "weights go to W0 or W1; lanes is ignored"),
+        (LaneLpddr(size=8192), {"lanes": 1}, "weights go to W0 or W1; lanes is ignored"),
     ],
 )
 def test_fields_that_a_unit_ignores(fine: Record, change: dict[str, Any], text: str) -> None:
@@ -416,9 +420,9 @@ def test_a_rotation_needs_a_table() -> None:
 
 def test_halves_of_left_tiles() -> None:
     left, whole = TIn(slot=0, tiles=1, part=Part.LEFT), TOut(slot=0, tiles=1, wait=1)
-    units: dict[str, Any] = {"TIn0": [left], "MeshA0": [MeshA(tiles=1, source=2)], "W0": [W(tiles=1, lanes=1)]}
-    units["MeshB0"] = [MeshB(tiles=1)]
-    product = Mme(first=1, first_depth=1)
+    units: dict[str, Any] = {"TIn0": [left], "MeshA0": [LaneMeshA(tiles=1, source=2)], "W0": [W(tiles=1, lanes=1)]}
+    units["MeshB0"] = [LaneMeshB(tiles=1)]
+    product = LaneMme(first=1, first_depth=1)
     half = whole.replace(part=Part.LEFT)
     assert codes(**units, TOut0=[whole], MME0=[product]) == []
     assert codes(**units, TOut0=[half], MME0=[product.replace(k64=1)]) == []
@@ -434,15 +438,15 @@ def test_halves_of_right_tiles(unit: int, lanes: tuple[int, int], source: int, m
     blocks = KvIn(slot=12 * (unit % 2), tiles=2, source=FROM_DDR)
     halves = KvOut(slot=0, tiles=2, lanes=sum(1 << i for i in lanes), wait=2)
     units: dict[str, Any] = {writer_of(unit): [blocks]}
-    units |= {f"MeshB{i}": [MeshB(tiles=2, source=source)] for i in lanes}
+    units |= {f"MeshB{i}": [LaneMeshB(tiles=2, source=source)] for i in lanes}
     first, second = (f"MME{i}" for i in lanes)
-    products = Mme(first=1, first_depth=2)
+    products = LaneMme(first=1, first_depth=2)
     fine = products.replace(**{mode: 1})
     assert codes(**units, **{f"KvOut{unit}": [halves], first: [fine], second: [fine]}) == []
     finding = only(**units, **{f"KvOut{unit}": [halves], first: [fine], second: [products]})
     assert (finding.code, finding.where) == ("Y08", f"{second} op 0")
     wide = halves.replace(tiles=1, wide=1)
-    units |= {f"MeshB{i}": [MeshB(tiles=1, source=source)] for i in lanes}
+    units |= {f"MeshB{i}": [LaneMeshB(tiles=1, source=source)] for i in lanes}
     one = products.replace(first_depth=1)
     assert codes(**units, **{f"KvOut{unit}": [wide], first: [one], second: [one]}) == []
 

@@ -13,14 +13,13 @@ from click.testing import CliRunner
 
 from rsn.base.errors import ResourceError
 from rsn.cli.main import main
+from rsn.hw.versal.sources import GENERATED
 from rsn.isa.layout import BLOCK_ROWS
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn import extensions
 from rsn.isa.overlays.xnn.cycles import LOOPS
 from rsn.isa.overlays.xnn.extensions import EXTENSIONS
-from rsn.isa.overlays.xnn.logic import Work, arithmetic, block_rams, multiplexer, ultra_rams
-from rsn.isa.overlays.xnn.loop import Loop
 from rsn.isa.overlays.xnn.mem_c import BASE_LOOPS
 from rsn.isa.overlays.xnn.resources import (
     MEM_C,
@@ -30,8 +29,10 @@ from rsn.isa.overlays.xnn.resources import (
     SOFTMAX,
     added,
 )
-from rsn.isa.overlays.xnn.ring import memory_of
-from rsn.isa.overlays.xnn.tiles import BEAT, BEATS, TILE
+from rsn.isa.versal.logic import Work, arithmetic, block_rams, multiplexer, ultra_rams
+from rsn.isa.versal.loop import Loop
+from rsn.isa.versal.memory import memory_of
+from rsn.isa.versal.tiles import BEAT, BEATS, TILE
 from rsn.machine.description import UnitSpec
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
@@ -269,7 +270,7 @@ def test_sources_state_the_intervals_of_the_table(root: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in sorted((root / "hw/versal/pl").iterdir()))
     intervals = re.findall(r"#pragma HLS PIPELINE (II=\S+)", text)
     assert {i for i in intervals if i != "II=1"} == {f"II=ii::{name}" for name in LOOPS}
-    header = (root / "hw/versal/isa.h").read_text(encoding="utf-8")
+    header = GENERATED["isa.h"]()
 
     def stated(namespace: str) -> dict[str, int]:
         inside = header[header.index(f"namespace {namespace} {{") : header.index(f"}}  // namespace {namespace}")]

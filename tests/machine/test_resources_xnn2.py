@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from rsn.cli.main import main
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays.xnn.placement import placement_header, shims
-from rsn.isa.overlays.xnn.tiles import BEATS, TILE
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.cycles import LOOPS
 from rsn.isa.overlays.xnn2.ports import TILE_TOKEN, has_fifo
 from rsn.isa.overlays.xnn2.resources import is_wide, size_of
+from rsn.isa.versal.placement import placement_header, shims
+from rsn.isa.versal.tiles import BEATS, TILE
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
 

@@ -22,11 +22,11 @@ from rsn.rsnlib.streamed.knobs import OF_OPERATORS, SWITCHES
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.graph import Timing
 from rsn.streams.dataflow.memory import fusion_space
-from rsn.streams.dataflow.parts import parts
 from rsn.streams.fifos.measure import alone
 from rsn.streams.reader import read
 from rsn.tests.effort import cases, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, block
+from rsn.tests.streams.group_graphs import parts
 from rsn.tests.streams.test_hls import built
 
 SMALL = Knobs(rows=4, columns=8, depth=8)

@@ -18,11 +18,11 @@ from rsn.rsnlib.streamed.generate import place
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.fusion import printed
 from rsn.streams.dataflow.memory import fusion_space, memory_use
-from rsn.streams.dataflow.parts import parts
 from rsn.streams.placing.devices import U55C
 from rsn.tests.effort import full
 from rsn.tests.rsnlib.streamed_blocks import block
 from rsn.tests.rsnlib.test_streamed import BLOCKS
+from rsn.tests.streams.group_graphs import parts
 from rsn.tests.streams.test_hls import built
 
 

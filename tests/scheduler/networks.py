@@ -12,8 +12,8 @@ from rsn.hw.sim.machine import Run, simulate
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays.xnn.post_ops import activation
 from rsn.isa.program import Program, Role
+from rsn.isa.versal.functions import activation
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, Schedule

@@ -12,6 +12,7 @@ from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from rsn.base.errors import UnsupportedError
+from rsn.benchmarks.compared.unavoidable import total_bytes, unavoidable_bytes
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.rsnlib import reference
@@ -20,7 +21,6 @@ from rsn.scheduler.graph import Activation, Gemm, Layer, LayerGraph, Norm, Outpu
 from rsn.scheduler.lower import lower, place
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Loops, Schedule
-from rsn.scheduler.unavoidable import total_bytes, unavoidable_bytes
 from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute

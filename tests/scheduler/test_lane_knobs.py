@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,23 @@ def test_choices_that_cannot_work(choice: dict[str, Any], kind: type[RsnError], 
 def test_overlay_files_that_make_no_lanes(lines: str, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         made(f'overlay = "xnn2"\n{lines}\n', "mine.toml")
+
+
+def test_refusals_name_the_overlay_and_its_own_limits() -> None:
+    mine = made('overlay = "xnn2"\n[memories.XIn]\nslots = 6\n[memories.KvIn]\nslots = 4\n', "mine.toml")
+    with pytest.raises(UnsupportedError, match=r"^heads of 160 columns; overlay mine has heads of up to 128$"):
+        best(network(heads=1, hidden=160), mine, PAPER)
+    with pytest.raises(UnsupportedError, match="of 512 columns need 256 KiB; a bank of X has 192 KiB for them"):
+        best(network(hidden=512), mine, Schedule(lanes=LaneKnobs(mode=LaneMode.R6)))
+    with pytest.raises(UnsupportedError, match=r"need 96 KiB for a panel, its values as many; K0 and V0 have 64 KiB"):
+        best(network(batch=1, seq=384), mine, PAPER).lowered()
+    narrow = {"tile_columns": (64, 64)}
+    units = [
+        replace(u, capabilities=tuple(replace(c, limits=narrow) if c.op == "matmul" else c for c in u.capabilities))
+        for u in mine.units
+    ]
+    with pytest.raises(UnsupportedError, match=r"^heads of 128 columns; overlay mine has heads of up to 64$"):
+        best(network(heads=2, hidden=256), replace(mine, units=tuple(units)), PAPER)
 
 
 def test_overlays_without_lanes_refuse_their_knobs() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rsn.programs.streams.sizes import program_text
+from rsn.tests.streams.sizes import program_text
 
 
 def systolic(size: int, depth: int, pack: int) -> str:

@@ -19,12 +19,12 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.isa.overlays.tasks.values import DTYPES
 from rsn.isa.program import Program
-from rsn.programs.streams.sizes import FOLDER, program_text
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check, report_on
 from rsn.streams.reader import Rates, read
 from rsn.tests.effort import full, long
+from rsn.tests.streams.sizes import FOLDER, program_text
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 RATES: Rates = {"matmul": 128, "softmax": 16, "exp": 16, "gelu": 16, "add": 16}

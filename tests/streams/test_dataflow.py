@@ -9,14 +9,14 @@ from random import Random
 import pytest
 
 from rsn.base.errors import BudgetError, CycleError, ProgramError, ScheduleError
+from rsn.benchmarks.compared.transformer_block import BlockShape, block
 from rsn.streams.dataflow.best_fusion import fuse
-from rsn.streams.dataflow.block import BlockShape, block
 from rsn.streams.dataflow.fusion import printed
 from rsn.streams.dataflow.graph import Dataflow, Edge, Node, Timing
 from rsn.streams.dataflow.memory import Counted, fusion_space, memory_use
-from rsn.streams.dataflow.parts import parts
 from rsn.streams.orders.order import Order
 from rsn.tests.effort import cases, in_both
+from rsn.tests.streams.group_graphs import parts
 
 ROWS = Order.parse("4x4xi8 [2,2]*[4,4] (d0,d1)")
 COLUMNS = Order.parse("4x4xi8 [2,2]*[4,4] (d1,d0)")

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from rsn.base.errors import CycleError, ProgramError
+from rsn.benchmarks.compared.path_delays import path_delays
 from rsn.streams.dataflow.graph import Dataflow, Edge, Node, Timing
 from rsn.streams.fifos.equations import AT_ONCE, NEXT_CYCLE, max_tokens
-from rsn.streams.fifos.paths import path_delays
 from rsn.streams.fifos.starts import Fifo, KernelGraph, Schedule, conservative, schedule
 from rsn.streams.orders.order import Order
 from rsn.tests.effort import cases, in_both

@@ -17,8 +17,8 @@ from rsn.streams.mapping.mapping import Mapped, over
 from rsn.streams.mapping.primitives import bundle, bundle_columns, chain
 from rsn.streams.mapping.proof import check_mapped, prove
 from rsn.streams.mapping.search import search
-from rsn.streams.mapping.span import Span, SpanCounts
 from rsn.tests.effort import full, sampled
+from rsn.tests.streams.mapping_span import Span, SpanCounts
 
 from .graphs import HEAD, flash, gemm, graph_of, products, reduced_gemm, start
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rsn.base.errors import ProgramError
-from rsn.streams.dataflow.folding import end_buffers, folded_bytes
 from rsn.streams.dataflow.graph import Dataflow, Edge, Node
 from rsn.streams.orders.order import Order
 from rsn.streams.orders.packed_tensor import PackedTensor, widened
+from rsn.tests.streams.end_buffers import end_buffers, folded_bytes
 
 
 def test_a_tensor_for_a_port_of_512_bits() -> None:

@@ -126,19 +126,6 @@ each_op:
 
 }  // namespace
 
-void mme_first(Operand &a, Operand &b, output_cascade<accfloat> *out, Ops ops) {
-    First place(out);
-    run(place, a, b, ops);
-}
-
-void mme_middle(Operand &a, Operand &b, input_cascade<accfloat> *in, output_cascade<accfloat> *out, Ops ops) {
-    Middle place(in, out);
-    run(place, a, b, ops);
-}
-
-void mme_last(Operand &a, Operand &b, input_cascade<accfloat> *in, Result &c, Ops ops) {
-    Last place(in, c);
-    run(place, a, b, ops);
-}
-
 }  // namespace rsn::mme
+
+#include "entries.h"

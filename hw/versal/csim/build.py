@@ -23,14 +23,14 @@ from pathlib import Path
 
 from ....base.errors import BoardError
 from ....base.files import replacing
+from ..sources import cache_folder, sources
 
-VERSAL = Path(__file__).resolve().parent.parent
 MAIN = "csim/main.cpp"
 
 
 @dataclass(frozen=True)
 class MachineSources:
-    """The sources of a machine, as patterns below `VERSAL`.
+    """The sources of a machine, as patterns below their folder.
 
     kernel: for HLS. graph: for the AI Engine. native: of the native run alone. hls_cfg: the configuration of HLS.
     flags: options of the compiler.
@@ -42,8 +42,9 @@ class MachineSources:
     hls_cfg: str
     flags: tuple[str, ...] = ()
 
-    def files(self, versal: Path = VERSAL, *, program: bool = False) -> list[Path]:
-        """Return the files of the library; program: and that of the stand-alone program."""
+    def files(self, versal: Path, *, program: bool = False) -> list[Path]:
+        """Return the files of the library in the folder of all sources; program: and that of the stand-alone
+        program."""
         patterns = (*self.kernel, *self.graph, *self.native, *([MAIN] if program else []))
         return [path for pattern in patterns for path in sorted(versal.glob(pattern))]
 
@@ -82,36 +83,37 @@ def compiler(what: str = "board csim") -> str:
 
 
 def build(
-    *, machine: str = "xnn", program: bool = False, sanitize: str = "", two_beats: bool = False, versal: Path = VERSAL
+    *,
+    machine: str = "xnn",
+    program: bool = False,
+    sanitize: str = "",
+    two_beats: bool = False,
+    versal: Path | None = None,
 ) -> Path:
-    """Build the library, or the program, from the sources in `versal`, unless it is in the cache; return its path.
+    """Build the library, or the program, unless it is in the cache; return its path.
 
-    machine: one of `MACHINES`. sanitize: one of `SANITIZERS`, or "" for none; only for the program. two_beats: streams
-    without a FIFO hold two beats, as in hardware, which takes several times as long. Several processes may build at the
-    same time. Raises `BoardError` if there is no compiler, or if the build fails.
+    versal: the folder of all sources; None: that of this installation. machine: one of `MACHINES`. sanitize: one of
+    `SANITIZERS`, or "" for none; only for the program. two_beats: streams without a FIFO hold two beats, as in
+    hardware, which takes several times as long. Several processes may build at the same time. Raises `BoardError` if
+    there is no compiler, or if the build fails.
     """
     cxx = compiler()
     made_of = MACHINES[machine]
     flags = [*FLAGS, *made_of.flags, *(["-DRSN_TWO_BEATS"] if two_beats else [])]
     if sanitize:
         flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"]
-    sources = made_of.files(versal, program=program)
-    target = csim_cache() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
-    if not target.exists():
-        try:
+    try:
+        versal = versal or sources()
+        target = cache_folder() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
+        if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as made:
-                _compile(cxx, [*flags, f"-I{versal / 'csim' / 'include'}"], sources, made, shared=not program)
+                files = made_of.files(versal, program=program)
+                _compile(cxx, [*flags, f"-I{versal / 'csim' / 'include'}"], files, made, shared=not program)
             target.chmod(0o755)
-        except OSError as e:
-            raise BoardError(f"board csim cannot be built: {e}; set XDG_CACHE_HOME to build in another folder") from e
+    except OSError as e:
+        raise BoardError(f"board csim cannot be built: {e}; set XDG_CACHE_HOME to build in another folder") from e
     return target
-
-
-def csim_cache() -> Path:
-    """Return the folder of built machines: `rsn/csim` in XDG_CACHE_HOME, or in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rsn" / "csim"
 
 
 def compiled(source: Path, flags: Sequence[str]) -> Path:
@@ -125,7 +127,7 @@ def compiled(source: Path, flags: Sequence[str]) -> Path:
     options = [flag for flag in flags if not flag.startswith("-I")]  # where the text is found is no part of it
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
     key = hashlib.sha256(repr((version, options, done.stdout)).encode()).hexdigest()[:16]
-    target = csim_cache() / "objects" / f"{key}.o"
+    target = cache_folder() / "objects" / f"{key}.o"
     if not target.exists():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from ....base.errors import BoardError
 from ....isa.instruction_path import InstructionPath, decoder_of, uop_fifo
-from ....isa.overlays.xnn.tiles import BEAT
 from ....isa.packet import expand
+from ....isa.versal.tiles import BEAT
 from ....machine.executor import ProcessNetwork, Task
 from ....machine.steps import NEVER, Burst, Channel, Issue, Par, Step, Steps
 

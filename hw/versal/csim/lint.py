@@ -14,7 +14,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .build import FLAGS, MACHINES, VERSAL
+from ..sources import sources
+from .build import FLAGS, MACHINES
 
 INSTALL_HINT = "Debian, Ubuntu: sudo apt install --no-install-recommends g++ clang"
 WARNINGS = {"g++": ("-Wconversion", "-Wshadow=local"), "clang++": ("-Wconversion", "-Wshadow")}
@@ -23,16 +24,17 @@ that it sets; clang does not."""
 COMPILERS = tuple(WARNINGS)
 
 
-def sources(machine: str, versal: Path = VERSAL) -> list[Path]:
-    """Return all sources of a machine in C++, those for the AI Engine included."""
+def files(machine: str, versal: Path) -> list[Path]:
+    """Return the C++ sources of a machine in the folder of all, those for the AI Engine included."""
     return [*MACHINES[machine].files(versal, program=True), *sorted(versal.glob("aie/*.cpp"))]
 
 
-def lint(compiler: str, versal: Path = VERSAL) -> str:
-    """Return what one of `COMPILERS` says about the sources in `versal`, "" if nothing.
+def lint(compiler: str, versal: Path | None = None) -> str:
+    """Return what one of `COMPILERS` says about the sources in `versal`, "" if nothing. None: of this installation.
 
     Raises `FileNotFoundError` if it is not installed.
     """
+    versal = versal or sources()
     flags = [*(flag for flag in FLAGS if flag != "-O3"), f"-I{versal / 'csim' / 'include'}", "-fsyntax-only"]
     flags += WARNINGS[compiler]
 
@@ -41,7 +43,7 @@ def lint(compiler: str, versal: Path = VERSAL) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stderr if done.returncode else ""
 
-    work = [(machine, source) for machine in MACHINES for source in sources(machine, versal)]
+    work = [(machine, source) for machine in MACHINES for source in files(machine, versal)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return "".join(pool.map(lambda one: said(*one), work))
 

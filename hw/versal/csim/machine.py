@@ -101,7 +101,7 @@ class Native:
         if made_for != overlay.fingerprint:
             raise BoardError(
                 f"the C++ machine has fingerprint {made_for}, overlay {overlay.name} {overlay.fingerprint}: "
-                "generate its isa.h in hw/versal again (make generate)"
+                "build it again from sources with this package's isa.h"
             )
 
     def run(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ....base.errors import BoardError
 from ....base.files import replacing
-from .build import VERSAL, compiler, csim_cache
+from ..sources import VERSAL, cache_folder
+from .build import compiler
 
 FLAGS = ("-std=c++17", "-pthread", "-ffp-contract=off", "-DRSN_NATIVE", "-w")
 CSIM = VERSAL / "csim"
@@ -63,7 +64,7 @@ def _machine(cxx: str) -> Path:
     h = hashlib.sha256(repr((version, FLAGS)).encode())
     for name in ("machine.cpp", "machine.h"):
         h.update((CSIM / name).read_bytes())
-    target = csim_cache() / f"tasks-{h.hexdigest()[:16]}" / "machine.o"
+    target = cache_folder() / f"tasks-{h.hexdigest()[:16]}" / "machine.o"
     if not target.exists():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -38,12 +38,7 @@ void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<DdrTransfer> &u
     uop.store = !mop.load && mop.store && first_of(sources, uop.peer);
     uop.addr = mop.addr + iteration * mop.reuse_stride;
     uop.size = mop.size;
-ddr_chunks:
-    for (Counter chunk = 0; chunk < mop.chunks; ++chunk) {
-#pragma HLS PIPELINE II=ii::decode style=flp
-        uops << uop;
-        uop.addr += mop.chunk_stride;
-    }
+    give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
 }
 
 void expand(const DdrRows &mop, hls::stream<DdrTransfer> &uops) {
@@ -61,13 +56,7 @@ void expand(const DdrRows &mop, hls::stream<DdrTransfer> &uops) {
     uop.limit = mop.limit;
     uop.pitch = mop.pitch;
     uop.chunk_stride = mop.chunk_stride;
-    const unsigned blocks = mop.set ? 1 : mop.blocks;
-row_blocks:
-    for (Counter block = 0; block < blocks; ++block) {
-#pragma HLS PIPELINE II=ii::decode style=flp
-        uops << uop;
-        uop.addr += words_per_block * 2;  // a word is two units
-    }
+    give_chunks(uop, mop.set ? 1 : mop.blocks, words_per_block * 2, uops);  // a word is two units
 }
 
 void expand(const Lpddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uops) {
@@ -77,12 +66,7 @@ void expand(const Lpddr &mop, std::uint16_t iteration, hls::stream<Transfer> &uo
     uop.peer = mop.to_b0 ? 0 : 1;
     uop.addr = mop.addr + iteration * mop.reuse_stride;
     uop.size = mop.size;
-lpddr_chunks:
-    for (Counter chunk = 0; chunk < mop.chunks; ++chunk) {
-#pragma HLS PIPELINE II=ii::decode style=flp
-        uops << uop;
-        uop.addr += mop.chunk_stride;
-    }
+    give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
 }
 
 namespace {

@@ -32,6 +32,18 @@ collect_mops:
     }
 }
 
+// uOPs that differ in their address alone.
+template <typename Transfer>
+void give_chunks(Transfer uop, unsigned count, std::uint32_t stride, hls::stream<Transfer> &uops) {
+#pragma HLS INLINE
+give_chunks:
+    for (Counter chunk = 0; chunk < count; ++chunk) {
+#pragma HLS PIPELINE II=ii::decode style=flp
+        uops << uop;
+        uop.addr += stride;
+    }
+}
+
 // Of DDR and LPDDR, whose mOPs are several uOPs each: `expand(mop, iteration, uops)` writes them.
 template <typename Op, typename Transfer>
 void decode_chunks(hls::stream<Mop<Op::words>> &mops, hls::stream<Transfer> &uops) {

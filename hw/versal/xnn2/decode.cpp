@@ -9,22 +9,12 @@ namespace rsn::xnn {
 
 void expand(const Ddr &mop, std::uint16_t iteration, hls::stream<DdrTransfer> &uops) {
     DdrTransfer uop = {false, mop.peer, mop.addr + iteration * mop.reuse_stride, mop.size};
-ddr_chunks:
-    for (Counter chunk = 0; chunk < mop.chunks; ++chunk) {
-#pragma HLS PIPELINE II=ii::decode style=flp
-        uops << uop;
-        uop.addr += mop.chunk_stride;
-    }
+    give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
 }
 
 void expand(const Lpddr &mop, std::uint16_t iteration, hls::stream<LpddrTransfer> &uops) {
     LpddrTransfer uop = {false, mop.to, mop.lanes, mop.addr + iteration * mop.reuse_stride, mop.size};
-lpddr_chunks:
-    for (Counter chunk = 0; chunk < mop.chunks; ++chunk) {
-#pragma HLS PIPELINE II=ii::decode style=flp
-        uops << uop;
-        uop.addr += mop.chunk_stride;
-    }
+    give_chunks(uop, mop.chunks, mop.chunk_stride, uops);
 }
 
 void decode_ddr(hls::stream<Mop<Ddr::words>> &mops, hls::stream<DdrTransfer> &uops) { decode_chunks<Ddr>(mops, uops); }

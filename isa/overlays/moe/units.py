@@ -14,7 +14,7 @@ from ....machine.description import UnitSpec
 from ....machine.steps import Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
-from ..xnn.post_ops import activation
+from ...versal.functions import activation
 from .formats import Add, Choose, Fill, Finish, Hold, Move, Port, Product, Tiles
 from .sequence import Part, parts_of
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...layout import BLOCK, QUARTER, block, unblock
-from .post_ops import HeadNorm, activation
-from .tiles import TILE, Array, Pieces, Places, Tiles
+from ...versal.functions import HeadNorm, activation
+from ...versal.tiles import TILE, Array, Pieces, Places, Tiles
 
 TABLE_LANES = 8
 """Columns of a head whose own factors, and then partner factors, lie side by side in a table."""

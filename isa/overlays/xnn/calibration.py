@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from ....machine.description import UnitSpec
 from ....machine.resources import VC1902, Deviation, Need
 from ...overlay import Overlay
+from ...versal.logic import Work
 from .cycles import LOOPS
-from .logic import Work
 from .mem_c import BASE_LOOPS
 from .resources import LOGIC, ROW_ARRAYS, buffers, computes_softmax, mem_c, mesh, outside, streams
 

@@ -15,13 +15,13 @@ from ....machine.wiring import Wiring
 from ...expansion import Expansion, Ints
 from ...layout import BLOCK
 from ...overlay import Overlay
+from ...versal.tiles import BEAT, ROW_SUM_TOKEN, TILE
 from .counts import Exchange
 from .flow import Flow, words_moved
 from .mem_a import MemA, MemANorm
 from .mem_c import MemC, MemCStore
 from .off_chip import RowTransfer, Transfer
 from .row_statistics import QUARTER_WORDS
-from .tiles import BEAT, ROW_SUM_TOKEN, TILE
 
 
 def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from ....machine.steps import Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...overlay import Overlay
+from ...versal.tiles import TILE
 from ...work import Part
 from .counts import WHOLE, Counted, CountedBuffer, Exchange, Held, Problem, RowNumbers, Tile
 from .mem_a import MemAUnit
@@ -24,7 +25,6 @@ from .mme import Mme, MmeUnit
 from .post_ops import Norm, Softmax, no_parts
 from .ring import RingUnit
 from .row_statistics import RowFactors
-from .tiles import TILE
 
 
 class CountedSoftmax(Softmax):

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from ....machine.description import UnitSpec
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
+from ...versal.tiles import TILE, Places
 from .buffer import Buffer
 from .ring import blocks_of
 from .row_statistics import BLOCK_QUARTERS
-from .tiles import TILE, Places
 
 From = tuple[str, int]
 """Where a token came from: the stream, and how many tokens of it the uOP took before."""

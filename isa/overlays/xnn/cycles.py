@@ -7,16 +7,13 @@ from collections.abc import Iterator, Mapping
 from ....machine.resources import Cost
 from ...layout import BLOCK
 from ...overlay import Overlay
-from . import mem_a, mem_c, mesh, off_chip, ring, row_statistics
-from .loop import Loop
-from .tiles import BEAT, BEATS, BLOCK_WORDS
+from ...versal import loop as versal
+from ...versal.loop import Loop
+from ...versal.tiles import BEAT, BEATS, BLOCK_WORDS
+from . import mem_a, mem_c, row_statistics
 
 LOOPS: Mapping[str, Loop] = {
-    "fetch": Loop(1, 70, "a word of the image"),
-    "decode": Loop(1, 4, "a uOP, once its window is there"),
-    **off_chip.LOOPS,
-    **ring.LOOPS,
-    **mesh.LOOPS,
+    **versal.LOOPS,
     **mem_c.LOOPS,
     **mem_a.LOOPS,
     **row_statistics.LOOPS,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from ....machine.description import UnitSpec
 from ....machine.resources import Need
 from ...overlay import Overlay
+from ...versal.logic import CONTROL, FLOAT, WORD_BITS, Work, arithmetic, crossbars, lut_ram, multiplexer, ultra_rams
+from ...versal.memory import memory_of
+from ...versal.tiles import BEAT
 from .cycles import LOOPS
-from .logic import CONTROL, FLOAT, WORD_BITS, Work, arithmetic, crossbars, lut_ram, multiplexer, ultra_rams
 from .mem_c import MemCStore
-from .ring import memory_of
-from .tiles import BEAT
 
 TABLE = (Work("receive", "rotation", writes=1), Work("rotate", "rotation", reads=1))
 """Accesses to the table of a rotation, which is as large as a buffer."""

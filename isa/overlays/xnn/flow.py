@@ -18,9 +18,9 @@ from ....base.finding import Finding
 from ....machine.steps import Burst, Par, Step, Steps
 from ....machine.wiring import Wiring
 from ...expansion import Expansion, Ints
+from ...versal.tiles import ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 from .counted import CountedMem, counted
 from .counts import LOST, WHOLE, Counted, Exchange, Problem, RowNumbers, Tile
-from .tiles import ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 
 MAX_FOUND = 100
 """Findings of one code that are kept."""

@@ -14,12 +14,13 @@ from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...versal.loop import Loop
+from ...versal.memory import memory_of
+from ...versal.tiles import BEAT, TILE, tile_rows
 from ...work import Load, LoadNorm, Patched, Send
-from .loop import Loop
 from .registers import Registers
-from .ring import Bound, RingUnit, check_fixed, check_size, memory_of
+from .ring import Bound, RingUnit, check_fixed, check_size
 from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS, RowFactors
-from .tiles import BEAT, TILE, tile_rows
 
 LOOPS: Mapping[str, Loop] = {
     "normalise": Loop(1, 25, "a word into a buffer: minus mean, times factor"),

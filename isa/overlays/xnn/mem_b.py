@@ -11,10 +11,11 @@ from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...versal.memory import memory_of
+from ...versal.tiles import BEAT, BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
 from ...work import Load, LoadVector, Patched, Send
 from .registers import Registers
-from .ring import Bound, RingUnit, blocks_of, check_fixed, check_size, memory_of, nothing
-from .tiles import BEAT, BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
+from .ring import Bound, RingUnit, blocks_of, check_fixed, check_size, nothing
 
 GROUP = 32
 """Elements of a vector that lie in one row of a slot."""

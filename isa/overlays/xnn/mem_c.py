@@ -9,13 +9,14 @@ from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
+from ...versal.functions import HeadNorm
+from ...versal.loop import Loop
+from ...versal.tiles import BEAT, BEATS, TILE, Array, Pieces, tile_grid
 from ...work import Part
 from .buffer import Buffer
-from .loop import Loop
-from .post_ops import HeadNorm, Norm, Softmax
+from .post_ops import Norm, Softmax
 from .ring import RingUnit, nothing
 from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
-from .tiles import BEAT, BEATS, TILE, Array, Pieces, tile_grid
 
 LOOPS: Mapping[str, Loop] = {
     "receive": Loop(1, 10, "a beat added to a buffer"),

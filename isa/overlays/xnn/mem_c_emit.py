@@ -11,10 +11,10 @@ import numpy as np
 from ....base.errors import ProgramError
 from ....machine.description import UnitSpec
 from ...fields import Record
+from ...versal.memory import memory_of
 from ...work import Patched, Receive, Send, Softmax, Store
 from .mem_c import ACTIVATIONS, ALL_COLUMNS, HEADS, IDENTITY, MemC, MemCConfig, MemCScores, MemCStore, MemCTable
 from .registers import Registers
-from .ring import memory_of
 
 Needed = Mapping[type[Record], Mapping[str, Any]]
 """The registers that an operation uses, with their values, by format."""

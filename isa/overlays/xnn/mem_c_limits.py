@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....machine.description import UnitSpec
+from ...versal.memory import memory_of
+from ...versal.tiles import TILE
 from .mem_c import (
     ACTIVATIONS,
     ALL_COLUMNS,
@@ -18,8 +20,7 @@ from .mem_c import (
     MemCTable,
     max_sent,
 )
-from .ring import Bound, check_size, memory_of
-from .tiles import TILE
+from .ring import Bound, check_size
 
 
 def legal(unit: UnitSpec, uop: MemC) -> Iterator[str]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Steps
 from ....machine.unit import Unit
 from ...fields import Record, bits
+from ...versal.tiles import BEATS, Array
 from ...work import Route
-from .loop import Loop
-from .tiles import BEATS, Array
-
-LOOPS: Mapping[str, Loop] = {
-    "mesh": Loop(1, 3, "a beat from all sources to all destinations"),
-}
 
 
 class MeshA(Record, words=2):

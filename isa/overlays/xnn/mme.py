@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from ....machine.description import Capability, UnitSpec
 from ....machine.steps import Burst, Step, Steps
-from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from .tiles import BEAT, BEATS, TILE, Array, Tiles, tile_columns, tile_grid, tile_rows
+from ...versal.mme import HALF_MODES, MATMUL_SIZES, MatrixEngine
+from ...versal.tiles import BEAT, BEATS, TILE, Array
 
 
 class Mme(Record, words=1):
@@ -36,56 +36,26 @@ class Mme(Record, words=1):
 BIAS_COLUMNS = 2048
 SCALE_COLUMNS = 512
 """Largest number of columns of the vectors that an MME holds: the bias, and the previous-layer weights."""
-HALF = (TILE // 2, TILE // 2)
 _COUNTS = {"row_groups": "a_iter", "column_groups": "b_iter", "depth": "k_iter", "rows": "acc_a", "columns": "acc_b"}
 CAPABILITIES = (
     Capability(
         "matmul",
         limits={
-            "tile_rows": (TILE, TILE),
-            "tile_depth": (TILE, TILE),
-            "tile_columns": (TILE, TILE),
+            **MATMUL_SIZES,
             **{name: (0, Mme.field(field).bounds[1]) for name, field in _COUNTS.items()},
         },
         rate="mme_tile_us",
         elements=TILE**3,
     ),
-    Capability("matmul_half_depth", limits={"tile_depth": HALF}, rate="mme_k64_us", elements=TILE**3 // 2),
-    Capability("matmul_half_columns", limits={"tile_columns": HALF}, rate="mme_n64_us", elements=TILE**3 // 2),
+    *HALF_MODES,
     Capability("bias", limits={"columns": (0, BIAS_COLUMNS)}),
     Capability("residual", limits={"columns": (0, SCALE_COLUMNS)}, rate="mesh_beat", elements=BEAT),
 )
 """What an MME can do. The limits of `matmul` are its tile, and the counts that an op's fields hold."""
 
-Product = Callable[[Array, Array, bool, bool], Array]
 
-
-class MmeUnit(Unit):
+class MmeUnit(MatrixEngine):
     """Matrix multiplication engine: 64 AIE tiles that multiply a 128x128 by a 128x128 tile."""
-
-    def product(self, a: Array, b: Array, full_k: bool, full_n: bool) -> Array:
-        """Multiply a tile, or a column of tiles, by a tile, or a row of tiles. a: (M, K). b: (K, N).
-
-        full_k: False for K = 64 mode, which uses only the first 64 of K. full_n: False for N = 64 mode, which computes
-        only the first 64 columns of each tile; the others are NaN.
-        """
-        if not full_k:
-            a, b = a[:, :64], b[:64]
-        if full_n:
-            return np.asarray(a @ b)
-        out = np.full((len(a), b.shape[1]), np.nan, np.float32)
-        for j in range(0, b.shape[1], TILE):
-            np.matmul(a, b[:, j : j + 64], out=out[:, j : j + 64])
-        return out
-
-    @property
-    def products(self) -> type[Products]:
-        """The class that multiplies tiles. A machine with another order of summation replaces this and `sum`."""
-        return Products
-
-    @property
-    def sum(self) -> type[Sum]:
-        return Sum
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -116,11 +86,12 @@ class MmeUnit(Unit):
                     )
                 if acc_k and op.k_iter:
                     for t in block:
-                        sums = self.sum(self.product, self._vector(t) if bias else None, full_n)
+                        sums = self.sums(self.product, self._vector(t) if bias else None, full_k, full_n)
                         yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, needs_whole_token=True)
                         yield Step(rate, gets=ab, puts=c, do=sums.emit, needs_whole_token=True)
                 else:
-                    products = self.products(self.product, self._bias(bi, op) if bias else None, op, full_k, full_n)
+                    vector = self._bias(bi, op) if bias else None
+                    products = self.products(self.product, vector, op.acc_a, op.acc_b, full_k, full_n)
                     yield Burst(op.k_iter * len(block), rate, gets=ab, puts=c, do=products, needs_whole_token=True)
 
     def effect_key(self, op: Mme) -> Hashable:
@@ -148,61 +119,6 @@ class MmeUnit(Unit):
 def vector_of(tile: Array) -> Array:
     """Return the vector of 4096 floats that a bias load stored in a B tile (128, 128)."""
     return tile[::4].reshape(32, 4, 32).transpose(1, 0, 2).reshape(-1)
-
-
-class Products:
-    """Multiplies pairs of tiles as they arrive. bias: added to the rows of the first acc_a x acc_b products. In N = 64
-    mode the other columns are undefined, and here NaN."""
-
-    def __init__(self, product: Product, bias: Array | None, op: Mme, full_k: bool, full_n: bool) -> None:
-        self.product = product
-        self.bias, self.rows, self.cols, self.full_k, self.full_n = bias, op.acc_a, op.acc_b, full_k, full_n
-        self.left, self.right = tile_rows(self.rows, self.cols), tile_columns(self.rows, self.cols)
-        self.done = 0
-
-    def __call__(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> tuple[Sequence[Array]]:
-        if isinstance(a, Tiles) and isinstance(b, Tiles) and a.places == self.left and b.places == self.right:
-            return (self._block(a.block(self.rows, 1), b.block(1, self.cols)),)
-        out = [self._tile(x, y) for x, y in zip(a, b, strict=True)]
-        return (out,)
-
-    def _block(self, a: Array, b: Array) -> Tiles:
-        """Multiply all tiles of a slice of K at once."""
-        out = self.product(a, b, self.full_k, self.full_n)
-        if self.bias is not None and not self.done:
-            out += self.bias
-        self.done += len(self.left)
-        return Tiles(out, tile_grid(self.rows, self.cols))
-
-    def _tile(self, a: Array, b: Array) -> Array:
-        out = self.product(a, b, self.full_k, self.full_n)
-        if self.bias is not None and self.done < len(self.left):
-            at = self.done % self.cols * TILE
-            out += self.bias[at : at + TILE]
-        self.done += 1
-        return out
-
-
-class Sum:
-    """Sums the products of tiles over K inside the MME, and emits one tile."""
-
-    def __init__(self, product: Product, bias: Array | None, full_n: bool) -> None:
-        self.product = product
-        self.bias, self.full_n = bias, full_n
-        self.total: Array | None = None
-
-    def add(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> None:
-        for x, y in zip(a, b, strict=True):
-            more = self.product(x, y, True, self.full_n)
-            if self.total is not None:
-                self.total += more
-            else:
-                self.total = more if self.bias is None else more + self.bias
-
-    def emit(self, a: Array, b: Array) -> tuple[Array]:
-        self.add(1, [a], [b])
-        assert self.total is not None
-        return (self.total,)
 
 
 def legal(unit: UnitSpec, op: Mme) -> Iterator[str]:

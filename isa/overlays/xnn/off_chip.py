@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ....machine.description import Capability, UnitSpec, Where
 from ....machine.steps import Burst, Step, Steps
-from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, QUARTER, UNIT, padded
-from ...overlay import Transfer as BankAccess
+from ...overlay import BankAccess
+from ...versal.off_chip import READ_ONLY, BankUnit, starts
+from ...versal.tiles import BIAS_WORD, BLOCK_WORDS, Pieces
 from ...work import Access, Patched, RowStore, SetRow
-from .loop import Loop
-from .tiles import BIAS_WORD, BLOCK_WORDS, Array, Pieces
-
-LOOPS: Mapping[str, Loop] = {
-    "port": Loop(1, 4, "a word from or to both ports of a bank, in bursts of 64"),
-}
-
 
 TABLE_ROWS = 128
 """Entries of the table of rows."""
-READ_ONLY = "lpddr"
-"""The bank that no unit writes."""
 
 
 class Ddr(Record, words=4):
@@ -154,18 +145,16 @@ def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
             if values[name]:
                 peer = other
                 break
-    base = mop.addr + iteration * mop.reuse_stride
-    for chunk in range(mop.chunks):
-        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, store, peer)
+    for addr in starts(mop, iteration):
+        yield Transfer(addr, mop.size, store, peer)
 
 
 def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
     """Yield one uOP per chunk. If both destinations are set, MemB0 is used; a vector without a destination goes to
     MemB1."""
     peer = "MemB0" if mop.to_b0 else "MemB1" if mop.to_b1 or mop.bias else ""
-    base = mop.addr + iteration * mop.reuse_stride
-    for chunk in range(mop.chunks):
-        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, False, peer, bool(mop.bias))
+    for addr in starts(mop, iteration):
+        yield Transfer(addr, mop.size, False, peer, bool(mop.bias))
 
 
 def row_uops(mop: DdrRows, iteration: int) -> Iterator[RowTransfer]:
@@ -188,21 +177,11 @@ def row_uops(mop: DdrRows, iteration: int) -> Iterator[RowTransfer]:
         )
 
 
-def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
-    """Return the addresses of the uOPs of `ddr_uops` and `lpddr_uops` in `reuse` iterations: an array (reuse,
-    chunks)."""
-    iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
-    chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
-    return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)
-
-
-class OffChipUnit(Unit):
+class OffChipUnit(BankUnit):
     """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        self.read_only = spec.bank == READ_ONLY
-        self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
         self._begun: dict[tuple[str, bool], int] = {}
         """Elements of a block that quarters have left begun, by peer and direction."""
         self._rows = [0] * TABLE_ROWS
@@ -216,8 +195,11 @@ class OffChipUnit(Unit):
         yield Step("offchip_uop")
         at = uop.addr * UNIT
         for pieces, size in self._pieces(uop):
-            if pieces:
-                yield self._move(uop, at, pieces, size)
+            words = size // BIAS_WORD if uop.bias else size * BLOCK_WORDS // BLOCK
+            if pieces and uop.store:
+                yield self.stored(at, pieces, size, uop.peer, words)
+            elif pieces:
+                yield self.loaded(at, pieces, size, (uop.peer,), words)
             at += pieces * size
 
     def _pieces(self, uop: Transfer) -> Iterator[tuple[int, int]]:
@@ -237,27 +219,6 @@ class OffChipUnit(Unit):
         self._begun.pop((uop.peer, uop.store), None)
         if left := (begun + padded(uop.size, QUARTER)) % BLOCK:
             self._begun[uop.peer, uop.store] = left
-
-    def _move(self, uop: Transfer, start: int, pieces: int, size: int) -> Burst:
-        """So many pieces of `size` elements each, from element `start` on."""
-        words = size // BIAS_WORD if uop.bias else size * BLOCK_WORDS // BLOCK
-        at = start
-
-        def fetch(n: int) -> tuple[Array]:
-            nonlocal at
-            at += n * size
-            return (self.read(at - n * size, n * size).reshape(n, size),)
-
-        def keep(n: int, tokens: Pieces) -> None:
-            nonlocal at
-            for token in tokens.reshape(1, -1) if isinstance(tokens, np.ndarray) else tokens:
-                self.write(at, token)
-                at += len(token)
-
-        if uop.store:
-            source = (self.source(uop.peer),)
-            return Burst(pieces, self._write, size * 4, gets=source, words=words, do=keep)
-        return Burst(pieces, self._read, size * 4, puts=(self.sink(uop.peer),), words=words, do=fetch)
 
     def _keep_rows(self, uop: RowTransfer) -> Steps:
         """Each row is an access of its own."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....base.errors import ProgramError
+from ...versal.tiles import Array
 from ...work import Part
 from .row_statistics import packed
-from .tiles import Array
 
 if TYPE_CHECKING:
     from .mem_c import MemCConfig, MemCScores, MemCUnit
@@ -187,49 +186,3 @@ class Norm:
         with np.errstate(divide="ignore", invalid="ignore"):
             part *= (np.float32(1) / np.sqrt(self.variance + np.float32(self.reg.eps)))[:, None]
         self.unit.buffers[self.side].x[: self.rows, part.shape[1] :] = 0
-
-
-class HeadNorm(NamedTuple):
-    """A norm over the first `columns` columns of each head; those behind become 0. rms: without mean."""
-
-    columns: int
-    eps: float
-    rms: bool
-
-    def apply(self, x: Array) -> Array:
-        """x: (rows, heads, columns from a head to the next)."""
-        out = np.zeros_like(x)
-        part = x[:, :, : self.columns]
-        if not self.rms:
-            part = part - part.sum(axis=2, keepdims=True, dtype=np.float32) / np.float32(self.columns)
-        variance = np.square(part).sum(axis=2, keepdims=True, dtype=np.float32) / np.float32(self.columns)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            out[:, :, : self.columns] = part * (np.float32(1) / np.sqrt(variance + np.float32(self.eps)))
-        return out
-
-
-def erf(x: Array) -> Array:
-    """The error function, float32."""
-    from scipy import special  # here, because importing it takes longer than most commands
-
-    return np.asarray(special.erf(x), np.float32)
-
-
-def activation(x: Array, which: int) -> Array:
-    """MemC's activation register applied to x: gelu tanh, gelu erf, relu, silu, identity."""
-    match which:
-        case 0:
-            inner = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)
-            out = np.float32(0.5) * x * (1 + np.tanh(inner))
-        case 1:
-            out = np.float32(0.5) * x * (1 + erf(x * np.float32(0.7071067811865476)))
-        case 2:
-            out = np.maximum(x, 0)
-        case 3:
-            with np.errstate(over="ignore"):
-                out = x / (1 + np.exp(-x))
-        case 4:
-            out = x
-        case _:
-            raise ProgramError(f"MemC activation {which} is not defined")
-    return np.asarray(out, np.float32)

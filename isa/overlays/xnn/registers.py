@@ -27,7 +27,7 @@ class Registers:
         differ = [name for name, value in needed.items() if self.values[name] != value]
         if differ:
             raise ProgramError(
-                f"{unit.name}: the work needs {' and '.join(differ)} of {self.record.__name__}, which this overlay "
+                f"{unit.name}: the work needs {' and '.join(differ)} of {self.record.NAME}, which this overlay "
                 "does not have: compile for one that has (--overlay xnn)"
             )
 

@@ -16,34 +16,33 @@ from ....machine.description import Stream, UnitSpec
 from ....machine.resources import Need
 from ...overlay import Overlay
 from ...packet import Header
-from . import extensions
-from .cycles import LOOPS
-from .logic import (
-    AXI_PORT,
+from ...versal.logic import (
     CONTROL,
     FLOAT,
     INSTRUCTION_PATH,
     REGISTER_SLICE,
+    TILES_PER_MME,
     UNIT,
     WORD_BITS,
     Work,
     arithmetic,
+    axi_ports,
     block_rams,
     crossbars,
     fifo,
+    instruction_streams,
     lut_ram,
     multiplexer,
     ultra_rams,
 )
-from .loop import Loop
+from ...versal.loop import Loop
+from ...versal.memory import memory_of
+from ...versal.tiles import BEAT, BLOCK_WORDS, LANES, ROW_TOKEN
+from . import extensions
+from .cycles import LOOPS
 from .mem_c import BASE_LOOPS
 from .off_chip import TABLE_ROWS
-from .ring import memory_of
-from .tiles import BEAT, BLOCK_WORDS, LANES, ROW_TOKEN
 
-PORTS = {"DDR": 2, "LPDDR": 2, "instructions": 1}
-"""AXI ports of 512 bit; the one for instructions is narrower, and counted like the others."""
-TILES_PER_MME = 64
 ROW_BITS = 24
 """Of the number of a row in the table of rows."""
 
@@ -125,25 +124,7 @@ def outside(overlay: Overlay) -> Iterator[Need]:
     """The adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of mOPs and uOPs."""
     yield from axi_ports()
     yield Need("LUT", INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
-    yield from instruction_streams(overlay)
-
-
-def axi_ports() -> Iterator[Need]:
-    for where, count in PORTS.items():
-        for resource, each in AXI_PORT.items():
-            yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
-
-
-def instruction_streams(overlay: Overlay) -> Iterator[Need]:
-    """The streams of mOPs and uOPs."""
-    for kind, units in overlay.by_kind.items():
-        words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
-        if words:
-            width = 32 * max(words)
-            form = FORMAT if extensions.extended(overlay) else 1
-            header = 1 + form + 8 + 16  # end, format, window, reuse
-            both = fifo(width + header, overlay.mop_fifo_depth) + fifo(width + 1 + form, overlay.uop_fifo_depth)
-            yield Need("LUT", len(units) * both, "streams of instructions", True)
+    yield from instruction_streams(overlay, FORMAT if extensions.extended(overlay) else 1)
 
 
 FORMAT = Header.field("opcode").width

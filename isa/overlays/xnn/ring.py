@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from ....base.errors import ProgramError
-from ....machine.description import Memory, UnitSpec
+from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Channel, Par, Steps
 from ....machine.unit import Halves, Unit
 from ....machine.wiring import Wiring
 from ...fields import Record
+from ...versal.memory import memory_of
+from ...versal.tiles import BEATS, BLOCK_WORDS, TILE, Array, Pieces, Places
 from .buffer import Buffer
-from .loop import Loop
 from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
-from .tiles import BEATS, BLOCK_WORDS, TILE, Array, Pieces, Places
 
-LOOPS: Mapping[str, Loop] = {
-    "load": Loop(1, 4, "a word into a buffer"),
-    "store": Loop(1, 4, "a word out of a buffer"),
-    "send": Loop(1, 4, "a beat out of a buffer"),
-}
 MAX_SLOTS = 64
 """Largest number of slots of a Mem; far above what a device holds."""
 
@@ -153,13 +148,6 @@ def blocks_of(rows: int, cols: int) -> Places:
     return tuple((i, j) for i in range(0, rows - 127, 128) for j in range(0, cols - 63, 64))
 
 
-def memory_of(unit: UnitSpec) -> Memory:
-    """The memory of a Mem. Raises `ProgramError` if it has none."""
-    if unit.memory is None:
-        raise ProgramError(f"{unit.name}: a {unit.kind} needs a memory")
-    return unit.memory
-
-
 # -- what a memory's size must be for the fields of its unit's uOPs ----------------------------------------------------
 
 
@@ -175,7 +163,7 @@ class Bound(NamedTuple):
         return int(self.record.field(self.field).bounds[1]) * self.step // grain * grain
 
     def __str__(self) -> str:
-        return f"{self.record.__name__}.{self.field} ({self.record.field(self.field).width} bits)"
+        return f"{self.record.NAME}.{self.field} ({self.record.field(self.field).width} bits)"
 
 
 def check_size(unit: UnitSpec, size: str, bounds: Sequence[Bound], grain: int = TILE) -> None:

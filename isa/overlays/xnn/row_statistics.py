@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...layout import QUARTER
-from .loop import Loop
-from .tiles import TILE, Array, Pieces
+from ...versal.loop import Loop
+from ...versal.tiles import TILE, Array, Pieces
 
 LOOPS: Mapping[str, Loop] = {
     "statistics": Loop(1, 120, "a word of statistics, a row a round: made, or added to those of before", rounds=2),

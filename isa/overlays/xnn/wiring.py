@@ -12,7 +12,12 @@ from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.resources import VC1902, Deviation
 from ...fields import Record
 from ...layout import UNIT, UNIT_BYTES
-from ...overlay import InstructionFormat, OpList, Overlay, Transfer
+from ...overlay import BankAccess, InstructionFormat, OpList, Overlay
+from ...versal.memory import memory_of
+from ...versal.mme import MAX_OPS
+from ...versal.off_chip import addresses
+from ...versal.rates import ISSUING, MOVING
+from ...versal.tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 from ...work import Emit, Item, Patched
 from . import formats as f
 from . import mem_a, mem_b, mem_c, mem_c_emit, mem_c_limits, mesh, mme, off_chip
@@ -24,11 +29,10 @@ from .mem_b import MemB2Unit, MemBUnit
 from .mem_c import MemCUnit
 from .mesh import MeshUnit
 from .mme import MmeUnit
-from .off_chip import OffChipUnit, addresses, ddr_uops
+from .off_chip import OffChipUnit, ddr_uops
 from .patterns import patterns
 from .resources import needs
-from .ring import check_slots, memory_of
-from .tiles import BLOCK_TOKEN, BLOCK_WORDS, ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
+from .ring import check_slots
 
 _LOOPS = {**LOOPS, **mem_c.BASE_LOOPS}
 
@@ -41,15 +45,7 @@ def _fill(*loops: str, of: str, per: str) -> Rate:
 
 
 RATES = {
-    "ddr_read_gbs": Rate(21.0, "GB/s", "paper 5.3, observed", "DDR load"),
-    "ddr_write_gbs": Rate(23.5, "GB/s", "paper 5.3, observed", "DDR store"),
-    "lpddr_read_gbs": Rate(20.5, "GB/s", "paper 5.3, observed", "LPDDR"),
-    "offchip_uop": Rate(35, "PL cycles", "per DDR or LPDDR uOP, fitted on encoder rows", "off-chip set-up", True),
-    "mem_word": Rate(1, "PL cycles", "structure: 1024-bit stream", "on-chip transfer"),
-    "mesh_beat": Rate(1, "PL cycles", "structure: 512 beats a tile", "on-chip transfer"),
-    "mme_tile_us": Rate(3.709, "us", "paper Table 6a, 128x128x128", "MME compute"),
-    "mme_k64_us": Rate(2.064, "us", "paper Table 6a, K = 64", "MME compute"),
-    "mme_n64_us": Rate(1.995, "us", "paper Table 6a, N = 64", "MME compute"),
+    **MOVING,
     "mme_setup_us": Rate(3.0, "us", "per (a_iter, b_iter), fitted on the square GEMMs", "MME set-up", True),
     "softmax_beat": Rate(
         1, "PL cycles", "structure: a pass is 512 beats a 128x128 tile; exp, multiply; with opcode 8 maxima", "post-op"
@@ -61,9 +57,7 @@ RATES = {
         8, "PL cycles", "structure: 4 elements a cycle; always 512 columns, so 32768 cycles a MemC buffer", "post-op"
     ),
     "norm_us": Rate(162.0, "us", "per 256x512 MemC buffer, fitted on Table 9", "post-op", True),
-    "launch_us": Rate(40.0, "us", "per program, fitted on the square GEMMs", "launch", True),
-    "dispatch": Rate(1, "PL cycles", "structure: one word a cycle", "instruction issue"),
-    "decode": Rate(1, "PL cycles", "structure: cycles per uOP are the decoder's", "instruction issue"),
+    **ISSUING,
 }
 
 
@@ -112,10 +106,6 @@ def _units(*, registers: bool) -> tuple[UnitSpec, ...]:
     )
 
 
-MAX_MME_OPS = 510
-"""An AIE tile holds 512 parameter words, of which two are the print code and the count."""
-
-
 def _streams() -> list[Stream]:
     """Off-chip edges hold one 128x64 block; an MME holds two tiles of each operand; every other edge holds one tile."""
     edges = {("DDR", x.to) for x in f.Ddr.FIELDS if x.to} | {("LPDDR", x.to) for x in f.Lpddr.FIELDS if x.to}
@@ -135,9 +125,7 @@ def _streams() -> list[Stream]:
 
 _BASE_FORMS = (
     InstructionFormat("DDR", 1, "DDR", f.Ddr, True, 8, ddr_uops, uop_bytes=12, addresses=addresses),
-    InstructionFormat(
-        "LPDDR", 2, "LPDDR", f.Lpddr, True, 8, off_chip.lpddr_uops, uop_bytes=12, addresses=off_chip.addresses
-    ),
+    InstructionFormat("LPDDR", 2, "LPDDR", f.Lpddr, True, 8, off_chip.lpddr_uops, uop_bytes=12, addresses=addresses),
     InstructionFormat("MemA", 3, "MemA", f.MemA, False, 8, uop_bytes=4),
     InstructionFormat("MemB", 4, "MemB", f.MemB, False, 8, uop_bytes=8),
     InstructionFormat("MemC", 5, "MemC", f.MemC, False, 8, uop_bytes=8),
@@ -179,7 +167,7 @@ def lint(mop: Any) -> Iterator[str]:
     return _LINT[type(mop)](mop) if type(mop) in _LINT else iter(())
 
 
-def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
+def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
     """Return the off-chip access of a uOP; None if it makes none."""
     return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer | f.RowTransfer) else None
 
@@ -252,7 +240,7 @@ XNN_BASE = Overlay(
     formats=_BASE_FORMS,
     rates=RATES,
     terminators=("DDR", "LPDDR", "MemA", "MemB", "MemC", "MeshB", "MeshA"),
-    preloaded={"MME": OpList(f.Mme, MAX_MME_OPS)},
+    preloaded={"MME": OpList(f.Mme, MAX_OPS)},
     banks={"ddr": 8 << 30, "lpddr": 8 << 30},
     clock_hz=260e6,  # paper section 5
     address_unit=UNIT,

@@ -2,7 +2,7 @@
 
 Tokens order all writes and reads of a slot (`order.py`); norms have statistics of the rows that they are applied to
 (`row_checks.py`); Softmax and T mean the same by a head; rotations have a table; halves of tiles are multiplied as such
-(`halves.py`).
+(`half_tiles.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ....base.finding import Finding
 from ...expansion import Expansion, Ints
 from ...lanes import Part, TileSource
-from . import halves
+from . import half_tiles
 from .operands import FROM_DDR, LANES, OF_PORT, KvIn, KvOut, writer_of
 from .order import Flags, Memory, Reads, Written, fields_of, reads_of, spread
 from .ports import TILE_BLOCKS
@@ -40,7 +40,7 @@ def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
     yield from _ends_of_heads(expansion)
     yield from _tables(expansion)
     if balanced:
-        yield from halves.findings(expansion)
+        yield from half_tiles.findings(expansion)
 
 
 class Heads(Memory):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..xnn.cycles import LOOPS as XNN_LOOPS
-from ..xnn.loop import Loop
+from ...versal import loop as versal
+from ...versal.loop import Loop
 
-SHARED = ("fetch", "decode", "port", "load", "store", "send", "mesh")
-"""Loops of sources that both overlays have."""
 LOOPS: Mapping[str, Loop] = {
-    **{name: XNN_LOOPS[name] for name in SHARED},
+    **versal.LOOPS,
     "take": Loop(1, 12, "a beat into X, T, K or V; X adds it to what is there"),
     "statistics": Loop(1, 60, "a beat into X: sums of its rows and of squares, two rows a round", rounds=2),
     "join": Loop(2, 70, "a row's statistics joined with those of the columns before"),

@@ -10,7 +10,6 @@ from typing import Any
 from ...fields import Record
 from ...lanes import (
     HeadFunctions,
-    LaneWork,
     Part,
     ResultTarget,
     RowNorm,
@@ -23,11 +22,11 @@ from ...lanes import (
 from ...layout import UNIT
 from ...overlay import Overlay
 from ...program import KernelPatch
+from ...versal.tiles import TILE
 from ...work import Access, LengthField, Softmax
-from ..xnn.tiles import TILE
-from .mesh import MeshA, MeshB, left_sources, right_sources
-from .mme import Mme
-from .off_chip import DDR_PEERS, DDR_SINKS, Ddr, Lpddr
+from .mesh import LaneMeshA, LaneMeshB, left_sources, right_sources
+from .mme import LaneMme
+from .off_chip import DDR_PEERS, DDR_SINKS, LaneDdr, LaneLpddr
 from .operands import FROM_DDR, KV, OF_PORT, KvIn, KvOut, W, writer_of
 from .ports import TILE_BLOCKS
 from .results import ACTIVATIONS, IDENTITY, C, Post, Soft
@@ -46,8 +45,14 @@ class Group:
     n64: int = 0
 
 
-class Emission(LaneWork):
-    """Instructions by unit. x, t, kv: the tokens of each memory."""
+class Emission:
+    """Takes the work of all units, in an order in which it could be done one piece after the other, and makes their
+    instructions. Units run side by side as far as their streams, and the tiles that they wait for, let them.
+
+    segment: the one that the work is for which comes now. accesses: those of the bank of activations, each behind those
+    that it depends on. patches: fields that depend on run-time lengths, by parameter. made: instructions by unit. x, t,
+    kv: the tokens of each memory.
+    """
 
     def __init__(self, overlay: Overlay) -> None:
         assert overlay.lanes is not None
@@ -66,24 +71,30 @@ class Emission(LaneWork):
     # -- off-chip memory
 
     def move(self, peer: str, addr: int, size: int, chunks: int = 1, stride: int = 0) -> None:
+        """Load from the bank of activations to a peer, or store what it sends: `chunks` pieces of `size` elements."""
         name = _peer(peer)
         self.accesses.append(Access(name, name not in DDR_SINKS, addr, size, chunks, stride))
         self.owners["DDR"].append({self.segment})
 
     def load(self, to: Weight, addr: int, size: int, chunks: int = 1, stride: int = 0, lanes: int = 0) -> None:
+        """Load weights, vectors or tables from the bank of weights. lanes: those that get vectors or tables (bits)."""
         if chunks > 1 and stride == size:
             size, chunks, stride = size * chunks, 1, 0
         self._add(
             "LPDDR",
-            Lpddr(addr=addr // UNIT, size=size, lanes=lanes, to=int(to), chunks=chunks, chunk_stride=stride // UNIT),
+            LaneLpddr(
+                addr=addr // UNIT, size=size, lanes=lanes, to=int(to), chunks=chunks, chunk_stride=stride // UNIT
+            ),
         )
 
     def weights(self, unit: int, tiles: int, lanes: int, *, activations: bool = False) -> None:
+        """A unit of weights passes tiles on to lanes. activations: they come from the bank of activations."""
         self._more(f"W{unit}", W(tiles=tiles, lanes=lanes, ddr=int(activations)), "tiles")
 
     # -- lanes
 
     def send_rows(self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: RowNorm | None = None) -> None:
+        """X sends consecutive slots."""
         fields = _norm(norm)
         fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to)}
         unit = f"XOut{lane}"
@@ -108,6 +119,8 @@ class Emission(LaneWork):
         statistics: int = 0,
         columns: int = 0,
     ) -> None:
+        """X takes tiles into consecutive slots, or adds them. statistics: 1 begins those of the bank with `columns`
+        columns of these tiles, 2 goes on."""
         wait = self.x[lane].write([(s, self._statistics(s)) if statistics else s for s in slots])
         stored = 0
         for number, other in enumerate(self.stores[lane], 1):
@@ -131,6 +144,7 @@ class Emission(LaneWork):
         )
 
     def join_statistics(self, lane: int, bank: int, *, empty: bool) -> None:
+        """X joins the statistics of a bank with those of the other lane of its pair. empty: it has none of its own."""
         slots = range(bank * self.columns, (bank + 1) * self.columns)
         wait = self.x[lane].read([*slots, self._statistics(slots[0])])
         self._add(f"XOut{lane}", XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
@@ -143,6 +157,8 @@ class Emission(LaneWork):
     def store_rows(
         self, lane: int, parts: Sequence[Sequence[int]], norm: RowNorm | None = None, *, joined: bool = False
     ) -> None:
+        """X stores parts of consecutive slots, each on its own, when all that was taken before is there. joined: and
+        when statistics are joined."""
         unit = f"XIn{lane}"
         if joined:
             self._add(unit, XIn(wait=self.x[lane].after_reads(), store=1))
@@ -162,6 +178,7 @@ class Emission(LaneWork):
         part: Part = Part.WHOLE,
         weights: bool = False,
     ) -> None:
+        """T sends consecutive slots, each `times` times. weights: they are the probabilities of a head."""
         wait = self.t[lane].read(slots)
         self._add(
             f"TOut{lane}",
@@ -177,15 +194,18 @@ class Emission(LaneWork):
         )
 
     def take_tiles(self, lane: int, slots: Sequence[int], source: TileSource, *, part: Part = Part.WHOLE) -> None:
+        """T takes tiles into consecutive slots."""
         wait = self.t[lane].write(slots)
         self._add(f"TIn{lane}", TIn(slot=slots[0], tiles=len(slots), source=int(source), part=int(part), wait=wait))
 
     def take_heads(self, memory: int, slots: Sequence[int]) -> None:
+        """A memory of keys or values takes blocks from off-chip memory into consecutive slots."""
         wait = self.kv[memory].write(slots)
         first = self._in_writer(memory, slots[0])
         self._add(writer_of(memory), KvIn(slot=first, tiles=len(slots), source=FROM_DDR, wait=wait))
 
     def take_both(self, memory: int, lane: int, slot: int, second: int) -> None:
+        """A memory of keys or values takes a tile of two blocks from a lane."""
         wait = self.kv[memory].write([(slot, second)])
         first, second = (self._in_writer(memory, s) for s in (slot, second))
         self._add(writer_of(memory), KvIn(slot=first, tiles=1, source=lane, second=second, wait=wait))
@@ -196,6 +216,7 @@ class Emission(LaneWork):
         return memory % OF_PORT * self.overlay.lanes.heads + slot
 
     def send_heads(self, memory: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
+        """A memory of keys or values sends tiles of one block, or of two (`wide`), from consecutive slots to lanes."""
         wait = self.kv[memory].read(slots)
         tiles = len(slots) // (TILE_BLOCKS if wide else 1)
         self._add(f"KvOut{memory}", KvOut(slot=slots[0], tiles=tiles, wide=int(wide), lanes=lanes, wait=wait))
@@ -203,14 +224,17 @@ class Emission(LaneWork):
             self._add(writer_of(memory), KvIn(slot=self._in_writer(memory, 0), wait=waits))
 
     def left(self, lane: int, source: str, tiles: int) -> None:
-        self._more(f"MeshA{lane}", MeshA(tiles=tiles, source=left_sources(lane).index(_read(source))), "tiles")
+        """Tiles go from X or T (`X0`, `T1`) to the left operand of a lane."""
+        self._more(f"MeshA{lane}", LaneMeshA(tiles=tiles, source=left_sources(lane).index(_read(source))), "tiles")
 
     def right(self, lane: int, source: str, tiles: int) -> None:
-        self._more(f"MeshB{lane}", MeshB(tiles=tiles, source=right_sources(lane).index(_read(source))), "tiles")
+        """Tiles go from W, K or V (`W0`, `KV2`) to the right operand of a lane."""
+        self._more(f"MeshB{lane}", LaneMeshB(tiles=tiles, source=right_sources(lane).index(_read(source))), "tiles")
 
     def multiply(
         self, lane: int, results: int, depth: int, *, half_depth: bool = False, half_columns: bool = False
     ) -> None:
+        """A product unit makes results, each a sum over `depth` products."""
         self._add(f"MME{lane}", Group(results, depth, int(half_depth), int(half_columns)))
 
     def result(
@@ -224,6 +248,7 @@ class Emission(LaneWork):
         residual: bool = False,
         alone: bool = False,
     ) -> None:
+        """C passes results on: result + bias + residual * scale. alone: without a result."""
         flags = {"bias": int(bias), "scale": int(scale), "residual": int(residual), "alone": int(alone)}
         made = C(tiles=tiles, to=int(to), **flags)
         self._more(f"C{lane}", made, "tiles")
@@ -237,6 +262,7 @@ class Emission(LaneWork):
         gate: bool = False,
         heads: HeadFunctions | None = None,
     ) -> None:
+        """Post passes a tile on. gate: of two tiles, the activation of the first times the second."""
         fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
         if heads is not None:
             fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "gains": int(heads.gains)}
@@ -245,9 +271,11 @@ class Emission(LaneWork):
         self._add(f"Post{lane}", Post(tiles=1, to=to, gate=int(gate), **fields))
 
     def take_table(self, lane: int) -> None:
+        """Post takes a table of cosines and sines, behind the tiles before."""
         self._add(f"Post{lane}", Post(table=1, activation=IDENTITY))
 
     def softmax(self, pair: int, tiles: int, softmax: Softmax) -> None:
+        """Softmax makes the probabilities of a head from `tiles` tiles of scores."""
         unit = f"Soft{pair}"
         fields: dict[str, Any] = {"cap": softmax.cap or 0.0}
         if softmax.causal:
@@ -284,6 +312,7 @@ class Emission(LaneWork):
         self.owners[unit][-1].add(self.segment)
 
     def finish(self) -> None:
+        """End the program."""
         ports: list[tuple[Slots, str, Record, str, Record]] = []
         ports += [(book, f"XOut{i}", XOut(), f"XIn{i}", XIn()) for i, book in enumerate(self.x)]
         ports += [(book, f"TOut{i}", TOut(), f"TIn{i}", TIn()) for i, book in enumerate(self.t)]
@@ -302,12 +331,16 @@ class Emission(LaneWork):
     # -- the result
 
     def sequences(self) -> dict[str, tuple[Record, ...]]:
+        """The instructions of all units that packets drive, but that of the bank of activations."""
         return {unit: tuple(made) for unit, made in self.made.items() if not unit.startswith("MME") and made}
 
-    def op_lists(self) -> dict[str, tuple[Mme, ...]]:
+    def op_lists(self) -> dict[str, tuple[LaneMme, ...]]:
+        """The op lists of the product units."""
         return {unit: ops_of(made)[0] for unit, made in self.made.items() if unit.startswith("MME") and made}
 
     def ranges(self, order: Sequence[int]) -> list[dict[str, tuple[tuple[int, int], ...]]]:
+        """For each segment, by unit, the instructions that are for it, as half-open ranges; of product units the ops.
+        order: of the accesses, as they are executed."""
         found: list[dict[str, list[tuple[int, int]]]] = [{} for _ in range(1 + self.segment)]
         for unit, owners in self.owners.items():
             at: Sequence[tuple[int, int]] = [(i, i + 1) for i in range(len(owners))]
@@ -324,12 +357,15 @@ class Emission(LaneWork):
                         of_unit.append((start, end))
         return [{unit: tuple(of_unit) for unit, of_unit in segment.items()} for segment in found]
 
-    def repeat(self, length: int, times: int) -> Mme:
-        return Mme(length=length, times=times)
+    def repeat(self, length: int, times: int) -> LaneMme:
+        """The entry of an op list that repeats the `length` entries before it `times` more times. Raises `FieldError`
+        if it cannot."""
+        return LaneMme(length=length, times=times)
 
-    def moves(self, accesses: Sequence[Access]) -> list[Ddr]:
+    def moves(self, accesses: Sequence[Access]) -> list[LaneDdr]:
+        """The instructions of the unit of the bank of activations, one for each access."""
         return [
-            Ddr(
+            LaneDdr(
                 addr=a.addr // UNIT,
                 size=a.size,
                 peer=DDR_PEERS.index(a.peer),
@@ -363,7 +399,7 @@ MOST_RESULTS = 255
 MOST_TIMES = 4095
 
 
-def ops_of(groups: Sequence[Group]) -> tuple[tuple[Mme, ...], list[tuple[int, int]]]:
+def ops_of(groups: Sequence[Group]) -> tuple[tuple[LaneMme, ...], list[tuple[int, int]]]:
     """Groups of products as ops: two groups in one, and pairs that repeat in one. Returns the ops, and for each group
     the range of ops that it is in: one."""
     joined: list[Group] = []
@@ -376,7 +412,7 @@ def ops_of(groups: Sequence[Group]) -> tuple[tuple[Mme, ...], list[tuple[int, in
         else:
             joined.append(g)
         joins.append(len(joined) - 1)
-    out: list[Mme] = []
+    out: list[LaneMme] = []
     ops: list[int] = []
     while len(ops) < len(joined):
         at = len(ops)
@@ -384,12 +420,12 @@ def ops_of(groups: Sequence[Group]) -> tuple[tuple[Mme, ...], list[tuple[int, in
         b = joined[at + 1] if at + 1 < len(joined) else None
         if b is None or (a.k64, a.n64) != (b.k64, b.n64):
             ops.append(len(out))
-            out.append(Mme(first=a.results, first_depth=a.depth, k64=a.k64, n64=a.n64))
+            out.append(LaneMme(first=a.results, first_depth=a.depth, k64=a.k64, n64=a.n64))
             continue
         times = 1
         while joined[at + 2 * times : at + 2 * times + 2] == [a, b] and times < MOST_TIMES:
             times += 1
         ops += [len(out)] * 2 * times
         second = {"second": b.results, "second_depth": b.depth, "times": times}
-        out.append(Mme(first=a.results, first_depth=a.depth, k64=a.k64, n64=a.n64, **second))
+        out.append(LaneMme(first=a.results, first_depth=a.depth, k64=a.k64, n64=a.n64, **second))
     return tuple(out), [(ops[i], ops[i] + 1) for i in joins]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ....machine.resources import Cost
 from ...overlay import Overlay
-from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE
+from ...versal.tiles import BEATS, BLOCK_WORDS, TILE
 from .cycles import LOOPS
 from .scratch import GROUPS
 

@@ -25,17 +25,17 @@ from ...fields import Record
 from ...lanes import RowLanes
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
-from ..xnn.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE
-from ..xnn.wiring import MAX_MME_OPS
-from ..xnn.wiring import RATES as XNN_RATES
+from ...versal.mme import HALF_MODES, MATMUL_SIZES, MAX_OPS
+from ...versal.off_chip import addresses
+from ...versal.rates import ISSUING, MOVING
+from ...versal.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE
 from . import mesh, mme, off_chip, operands, results, rows, scratch
 from .checks import rules
 from .cycles import LOOPS
-from .emission import Emission
 from .loops import costs
-from .mesh import MeshA, MeshB, MeshUnit, left_sources, right_sources
-from .mme import Mme, MmeUnit, flops, repeat
-from .off_chip import DDR_SINKS, DDR_SOURCES, Ddr, Lpddr, OffChipUnit
+from .mesh import LaneMeshA, LaneMeshB, LaneMeshUnit, left_sources, right_sources
+from .mme import LaneMme, LaneMmeUnit, flops, repeat
+from .off_chip import DDR_SINKS, DDR_SOURCES, LaneBankUnit, LaneDdr, LaneLpddr
 from .operands import KV, LANES, OF_PORT, KvIn, KvInUnit, KvOut, KvOutUnit, W, WUnit, writer_of
 from .ports import FILLED, FREE, PIECE, TILE_TOKEN, TILE_WORDS, TOKENS
 from .resources import needs
@@ -61,21 +61,9 @@ X_SLOTS, KV_SLOTS = BANKS * COLUMNS, 12
 T_SLOTS = (8, 24)
 """Tiles of T of an even and an odd lane."""
 
-_TAKEN = (
-    "ddr_read_gbs",
-    "ddr_write_gbs",
-    "lpddr_read_gbs",
-    "offchip_uop",
-    "mem_word",
-    "mesh_beat",
-    "mme_tile_us",
-    "mme_k64_us",
-    "mme_n64_us",
-    "launch_us",
-    "dispatch",
-    "decode",
-)
-RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
+RATES = {
+    **MOVING,
+    **ISSUING,
     "mme_setup_us": Rate(
         3.0, "us", "XNN's, fitted on its square GEMMs; here assumed at a change of mode", "MME set-up", True
     ),
@@ -87,8 +75,8 @@ RATES = {name: XNN_RATES[name] for name in _TAKEN} | {
     "softcap_beat": Rate(LOOPS["softcap"].rounds, "PL cycles", "structure: 2 elements a cycle and pair", "post-op"),
 }
 FORMATS: tuple[tuple[str, type[Record]], ...] = (
-    ("DDR", Ddr),
-    ("LPDDR", Lpddr),
+    ("DDR", LaneDdr),
+    ("LPDDR", LaneLpddr),
     ("W", W),
     ("KvIn", KvIn),
     ("KvOut", KvOut),
@@ -97,8 +85,8 @@ FORMATS: tuple[tuple[str, type[Record]], ...] = (
     ("XStore", XStore),
     ("TIn", TIn),
     ("TOut", TOut),
-    ("MeshA", MeshA),
-    ("MeshB", MeshB),
+    ("MeshA", LaneMeshA),
+    ("MeshB", LaneMeshB),
     ("C", C),
     ("Post", Post),
     ("Soft", Soft),
@@ -113,11 +101,7 @@ def _units() -> tuple[UnitSpec, ...]:
     of_rows = Memory(TILE, TILE, slots=X_SLOTS)
     of_tiles = [Memory(TILE, TILE, slots=T_SLOTS[i & 1]) for i in range(LANES)]
     heads = Memory(TILE, TILE // 2, slots=OF_PORT * KV_SLOTS)
-    sizes = dict.fromkeys(("tile_rows", "tile_depth", "tile_columns"), (TILE, TILE))
-    matmul = Capability("matmul", limits=sizes, rate="mme_tile_us", elements=TILE**3)
-    half = {"tile_depth": (TILE // 2, TILE // 2)}, {"tile_columns": (TILE // 2, TILE // 2)}
-    half_depth = Capability("matmul_half_depth", limits=half[0], rate="mme_k64_us", elements=TILE**3 // 2)
-    half_columns = Capability("matmul_half_columns", limits=half[1], rate="mme_n64_us", elements=TILE**3 // 2)
+    matmul = Capability("matmul", limits=MATMUL_SIZES, rate="mme_tile_us", elements=TILE**3)
     per_byte = 1 / 4  # elements; a step of a bandwidth moves a byte
     load = [Capability("load", Where.LOAD, rate=f"{bank}_read_gbs", elements=per_byte) for bank in ("ddr", "lpddr")]
     store = Capability("store", Where.STORE, rate="ddr_write_gbs", elements=per_byte)
@@ -134,8 +118,8 @@ def _units() -> tuple[UnitSpec, ...]:
         Capability("softcap", rate="softcap_beat", elements=BEAT),
     )
     return (
-        UnitSpec("DDR", "DDR", 0, OffChipUnit, "ddr", capabilities=(load[0], store)),
-        UnitSpec("LPDDR", "LPDDR", 0, OffChipUnit, "lpddr", capabilities=(load[1],)),
+        UnitSpec("DDR", "DDR", 0, LaneBankUnit, "ddr", capabilities=(load[0], store)),
+        UnitSpec("LPDDR", "LPDDR", 0, LaneBankUnit, "lpddr", capabilities=(load[1],)),
         *(UnitSpec(f"W{i}", "W", i, WUnit) for i in range(2)),
         *(UnitSpec(f"KvIn{i}", "KvIn", i, KvInUnit, memory=heads) for i in range(KV // OF_PORT)),
         *(UnitSpec(f"KvOut{i}", "KvOut", i, KvOutUnit) for i in range(KV)),
@@ -144,9 +128,9 @@ def _units() -> tuple[UnitSpec, ...]:
         *lanes("XStore", XStoreUnit),
         *(UnitSpec(f"TIn{i}", "TIn", i, TInUnit, memory=of_tiles[i]) for i in range(LANES)),
         *lanes("TOut", TOutUnit),
-        *lanes("MeshA", MeshUnit),
-        *lanes("MeshB", MeshUnit),
-        *lanes("MME", MmeUnit, capabilities=(matmul, half_depth, half_columns)),
+        *lanes("MeshA", LaneMeshUnit),
+        *lanes("MeshB", LaneMeshUnit),
+        *lanes("MME", LaneMmeUnit, capabilities=(matmul, *HALF_MODES)),
         *lanes("C", CUnit, capabilities=sums),
         *lanes("Post", PostUnit, capabilities=functions),
         *(UnitSpec(f"Soft{i}", "Soft", i, SoftUnit, capabilities=(softmax, *masks)) for i in range(PAIRS)),
@@ -207,11 +191,11 @@ def transfer(unit: UnitSpec, uop: Any) -> Any:
 
 
 _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
-    off_chip.Transfer: off_chip.legal,
+    off_chip.LaneTransfer: off_chip.legal,
     W: operands.legal_w,
-    MeshA: mesh.legal,
-    MeshB: mesh.legal,
-    Mme: mme.legal,
+    LaneMeshA: mesh.legal,
+    LaneMeshB: mesh.legal,
+    LaneMme: mme.legal,
     C: results.legal_c,
     Post: results.legal_post,
     Soft: results.legal_soft,
@@ -227,14 +211,14 @@ _LEGAL_PORTS: Mapping[type, Callable[[UnitSpec, Any, int], Iterator[str]]] = {
 }
 """Of ports: they need the slots of their memory."""
 _LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
-    Lpddr: off_chip.lint_lpddr,
+    LaneLpddr: off_chip.lint_lpddr,
     KvIn: operands.lint_kv_in,
     XIn: rows.lint_in,
     XOut: rows.lint_norm,
     XStore: rows.lint_norm,
     TIn: scratch.lint_in,
     TOut: scratch.lint_out,
-    Mme: mme.lint,
+    LaneMme: mme.lint,
     Post: results.lint_post,
     Soft: results.lint_soft,
 }
@@ -301,11 +285,11 @@ def _slots(what: str, units: tuple[UnitSpec, ...]) -> int:
 
 def _format(opcode: int, kind: str, record: Any) -> InstructionFormat:
     off = {"DDR": off_chip.ddr_uops, "LPDDR": off_chip.lpddr_uops}
-    more: dict[str, Any] = {"uops": off[kind], "addresses": off_chip.addresses} if kind in off else {"uops": one_uop}
+    more: dict[str, Any] = {"uops": off[kind], "addresses": addresses} if kind in off else {"uops": one_uop}
     return InstructionFormat(kind, opcode, kind, record, loops_window=True, decode_cycles=8, **more)
 
 
-_LANES = RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS, Emission)
+_LANES = RowLanes("lpddr", "ddr", LANES, COLUMNS, T_SLOTS, KV_SLOTS)
 XNN2 = Overlay(
     name="xnn2",
     units=_units(),
@@ -314,11 +298,11 @@ XNN2 = Overlay(
     formats=tuple(_format(opcode, kind, record) for opcode, (kind, record) in enumerate(FORMATS, 1)),
     rates=RATES,
     terminators=tuple(kind for kind, _ in FORMATS),
-    preloaded={"MME": OpList(Mme, MAX_MME_OPS, repeat)},
+    preloaded={"MME": OpList(LaneMme, MAX_OPS, repeat)},
     banks={"ddr": 8 << 30, "lpddr": 8 << 30},
     address_unit=UNIT,
     image_bytes=512 << 10,
-    max_bank_bytes=(Ddr.field("addr").bounds[1] + 1) * UNIT_BYTES,
+    max_bank_bytes=(LaneDdr.field("addr").bounds[1] + 1) * UNIT_BYTES,
     legal=partial(legal, _LANES),
     lint=lint,
     transfer=transfer,

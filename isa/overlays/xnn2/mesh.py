@@ -10,19 +10,19 @@ from ....machine.steps import Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ..xnn.tiles import BEATS
+from ...versal.tiles import BEATS
 from .operands import KV, lanes_of_heads
 from .ports import tiles_by
 
 
-class MeshA(Record, words=1):
+class LaneMeshA(Record, words=1, name="MeshA"):
     """Pass left operands on to the MME of the lane."""
 
     tiles: int = bits(0, 0, 24, "tiles")
     source: int = bits(0, 24, 2, "X of the even lane of the pair, X of the odd lane, T of the even lane, T of the odd")
 
 
-class MeshB(Record, words=1):
+class LaneMeshB(Record, words=1, name="MeshB"):
     """Pass right operands on to the MME of the lane."""
 
     tiles: int = bits(0, 0, 24, "tiles")
@@ -42,7 +42,7 @@ def right_sources(lane: int) -> tuple[str, ...]:
     return ("W0", "W1", *heads) if lane & 1 else ("W0", *heads)
 
 
-class MeshUnit(Unit):
+class LaneMeshUnit(Unit):
     """Passes tiles on from one of its sources."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
@@ -51,17 +51,17 @@ class MeshUnit(Unit):
         self.sources = [self.source(name) for name in names]
         self.to_mme = self.sink(f"MME{spec.index}")
 
-    def kernel(self, uop: MeshA | MeshB) -> Steps:
+    def kernel(self, uop: LaneMeshA | LaneMeshB) -> Steps:
         def copy(n: int, tiles: Sequence[Any]) -> tuple[Sequence[Any]]:
             return (tiles,)
 
         yield tiles_by("mesh_beat", BEATS, uop.tiles, gets=(self.sources[uop.source],), puts=(self.to_mme,), do=copy)
 
-    def effect_key(self, uop: MeshA | MeshB) -> Hashable:
+    def effect_key(self, uop: LaneMeshA | LaneMeshB) -> Hashable:
         return uop
 
 
-def legal(unit: UnitSpec, uop: MeshA | MeshB) -> Iterator[str]:
+def legal(unit: UnitSpec, uop: LaneMeshA | LaneMeshB) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
     if not uop.tiles:
         yield "passes on no tiles"

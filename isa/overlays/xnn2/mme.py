@@ -8,23 +8,19 @@ set-up.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any
-
-import numpy as np
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
-from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ..xnn.tiles import TILE, Array
+from ...versal.mme import HALF, MatrixEngine
+from ...versal.tiles import TILE
 from .ports import TILE_WORDS
 
-HALF = TILE // 2
 
-
-class Mme(Record, words=2):
+class LaneMme(Record, words=2, name="Mme"):
     """One op of a matrix multiplication engine; or, with `length`, a repeat of those before it."""
 
     first: int = bits(0, 0, 8, "results of the first part")
@@ -37,44 +33,13 @@ class Mme(Record, words=2):
     length: int = bits(1, 14, 8, "not 0: this entry does nothing but repeat so many entries before it")
 
 
-def repeat(op: Mme) -> tuple[int, int] | None:
+def repeat(op: LaneMme) -> tuple[int, int] | None:
     """Entries that this one repeats, and how often more; None for an op."""
     return (op.length, op.times) if op.length else None
 
 
-class Each:
-    """Multiplies pairs of tiles."""
-
-    def __init__(self, unit: MmeUnit, op: Mme) -> None:
-        self.unit, self.op = unit, op
-
-    def __call__(self, n: int, a: Sequence[Any], b: Sequence[Any]) -> tuple[list[Array]]:
-        return ([self.unit.product(x, y, self.op) for x, y in zip(a, b, strict=True)],)
-
-
-class Sum:
-    """Sums products over K."""
-
-    def __init__(self, unit: MmeUnit, op: Mme) -> None:
-        self.unit, self.op = unit, op
-        self.total: Array | None = None
-
-    def add(self, n: int, a: Sequence[Any], b: Sequence[Any]) -> None:
-        for x, y in zip(a, b, strict=True):
-            more = self.unit.product(x, y, self.op)
-            self.total = more if self.total is None else self.total + more
-
-    def emit(self, a: Array, b: Array) -> tuple[Array]:
-        self.add(1, [a], [b])
-        assert self.total is not None
-        return (self.total,)
-
-
-class MmeUnit(Unit):
+class LaneMmeUnit(MatrixEngine):
     """Matrix multiplication engine."""
-
-    sums: type[Sum] = Sum
-    each: type[Each] = Each
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -82,17 +47,7 @@ class MmeUnit(Unit):
         self.c = self.sink(f"C{spec.index}")
         self.mode: tuple[int, int] | None = None
 
-    def product(self, a: Array, b: Array, op: Mme) -> Array:
-        """Multiply two tiles. In N = 64 mode the other columns of the result are NaN."""
-        if op.k64:
-            a, b = a[:, :HALF], b[:HALF]
-        if not op.n64:
-            return np.asarray(a @ b)
-        out = np.full((TILE, TILE), np.nan, np.float32)
-        np.matmul(a, b[:, :HALF], out=out[:, :HALF])
-        return out
-
-    def kernel(self, op: Mme) -> Steps:
+    def kernel(self, op: LaneMme) -> Steps:
         mode = op.k64, op.n64
         if mode != self.mode:
             yield Step("mme_setup_us")
@@ -103,25 +58,25 @@ class MmeUnit(Unit):
         for _ in range(op.times):
             for results, depth in ((op.first, op.first_depth), (op.second, op.second_depth)):
                 if depth == 1:
-                    each = self.each(self, op)
+                    each = self.products(self.product, None, 1, 1, not op.k64, not op.n64)
                     yield Burst(results, rate, gets=both, puts=(self.c,), do=each, **whole)
                     continue
                 for _ in range(results if depth else 0):
-                    total = self.sums(self, op)
+                    total = self.sums(self.product, None, not op.k64, not op.n64)
                     yield Burst(depth - 1, rate, gets=both, do=total.add, **whole)
                     yield Step(rate, gets=both, puts=(self.c,), do=total.emit, **whole)
 
-    def effect_key(self, op: Mme) -> Hashable:
+    def effect_key(self, op: LaneMme) -> Hashable:
         return None if (op.k64, op.n64) != self.mode else op
 
 
-def flops(op: Mme) -> int:
+def flops(op: LaneMme) -> int:
     """Multiply-adds of an op, counted as 2 each."""
     products = op.times * (op.first * op.first_depth + op.second * op.second_depth)
     return 2 * products * TILE * (HALF if op.k64 else TILE) * (HALF if op.n64 else TILE)
 
 
-def legal(unit: UnitSpec, op: Mme) -> Iterator[str]:
+def legal(unit: UnitSpec, op: LaneMme) -> Iterator[str]:
     """Yield the reasons why the unit cannot execute an op whose fields are all in range."""
     if not op.times:
         yield "is done 0 times"
@@ -135,7 +90,7 @@ def legal(unit: UnitSpec, op: Mme) -> Iterator[str]:
         yield "K = 64 and N = 64 are two modes; there is none of both"
 
 
-def lint(op: Mme) -> Iterator[str]:
+def lint(op: LaneMme) -> Iterator[str]:
     """Yield warnings on fields of an op that the unit ignores."""
     if op.length and (op.first or op.first_depth or op.second or op.second_depth or op.k64 or op.n64):
         yield "a repeat makes no results itself; all fields but length and times are ignored"

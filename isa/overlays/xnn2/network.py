@@ -13,7 +13,7 @@ from textwrap import wrap
 from ....machine.description import Stream, UnitSpec
 from ...overlay import Overlay
 from ...reference import MADE_BY, WIDTH
-from ..xnn.tiles import BEAT
+from ...versal.tiles import BEAT
 from .operands import KV, LANES, memories_of
 from .ports import has_fifo
 from .scratch import ENDS
@@ -114,7 +114,7 @@ def dispatcher(overlay: Overlay) -> str:
         of_kind = [u for u in units if u.kind == form.kind]
         lines += [
             f"            case Opcode::{form.name}: {{",
-            f"                const auto mop = take<{form.mop.__name__}::words>(header, size_of(header), words);",
+            f"                const auto mop = take<{form.mop.NAME}::words>(header, size_of(header), words);",
         ]
         for u in of_kind:
             alone = "" if len(of_kind) == 1 else f"if (header.mask & {1 << u.index}) "
@@ -278,7 +278,7 @@ def _depth(stream: Stream) -> str:
 
 
 def _words(overlay: Overlay, unit: UnitSpec) -> str:
-    return f"{overlay.format_of(unit.kind).mop.__name__}::words"
+    return f"{overlay.format_of(unit.kind).mop.NAME}::words"
 
 
 def _uop(overlay: Overlay, unit: UnitSpec) -> str:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ....machine.description import UnitSpec
-from ....machine.steps import Burst, Step, Steps
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.steps import Step, Steps
 from ...fields import Record, bits
 from ...lanes import Weight
 from ...layout import BLOCK, UNIT
-from ...overlay import Transfer as BankAccess
-from ..xnn.tiles import BEAT, TILE, Array
+from ...overlay import BankAccess
+from ...versal.off_chip import BankUnit, starts
+from ...versal.tiles import BEAT, TILE
 from .operands import LANES
 from .ports import PIECE
 
@@ -25,7 +21,7 @@ DDR_SOURCES = (*(f"XStore{i}" for i in range(LANES)), *(f"Post{i}" for i in rang
 DDR_PEERS = (*DDR_SINKS, *DDR_SOURCES)
 
 
-class Ddr(Record, words=4):
+class LaneDdr(Record, words=4, name="Ddr"):
     """Move activations between DDR and a unit, `chunks` pieces of `size` elements; or load weights to W1."""
 
     addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
@@ -36,7 +32,7 @@ class Ddr(Record, words=4):
     chunks: int = bits(3, 24, 8, "chunks", default=1)
 
 
-class Lpddr(Record, words=4):
+class LaneLpddr(Record, words=4, name="Lpddr"):
     """Load weights or vectors from LPDDR, `chunks` pieces of `size` elements."""
 
     addr: int = bits(0, 0, 32, "first element, in units of 64 bytes")
@@ -48,7 +44,7 @@ class Lpddr(Record, words=4):
     chunks: int = bits(3, 24, 8, "chunks", default=1)
 
 
-class Transfer(NamedTuple):
+class LaneTransfer(NamedTuple):
     """One chunk, from or to some peers, in words of `piece` elements."""
 
     addr: int
@@ -58,15 +54,14 @@ class Transfer(NamedTuple):
     piece: int = BLOCK
 
 
-def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
+def ddr_uops(mop: LaneDdr, iteration: int) -> Iterator[LaneTransfer]:
     """One uOP a chunk."""
     peer = DDR_PEERS[mop.peer] if mop.peer < len(DDR_PEERS) else ""
-    base = mop.addr + iteration * mop.reuse_stride
-    for chunk in range(mop.chunks):
-        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, peer in DDR_SOURCES, (peer,))
+    for addr in starts(mop, iteration):
+        yield LaneTransfer(addr, mop.size, peer in DDR_SOURCES, (peer,))
 
 
-def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
+def lpddr_uops(mop: LaneLpddr, iteration: int) -> Iterator[LaneTransfer]:
     """One uOP a chunk."""
     peers: tuple[str, ...] = (Weight(mop.to).name,) if mop.to < len(Weight) else ()
     piece = BLOCK
@@ -74,63 +69,35 @@ def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
         kind = "C" if mop.to == Weight.VECTOR else "Post"
         piece = TILE * TILE if mop.to == Weight.TABLE else TILE
         peers = tuple(f"{kind}{i}" for i in range(LANES) if mop.lanes >> i & 1)
-    base = mop.addr + iteration * mop.reuse_stride
-    for chunk in range(mop.chunks):
-        yield Transfer((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF, mop.size, False, peers, piece)
+    for addr in starts(mop, iteration):
+        yield LaneTransfer(addr, mop.size, False, peers, piece)
 
 
-def addresses(mop: Ddr | Lpddr, reuse: int) -> npt.NDArray[np.int64]:
-    """The addresses of the uOPs in `reuse` iterations: an array (reuse, chunks)."""
-    iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
-    chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
-    return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)
-
-
-class OffChipUnit(Unit):
+class LaneBankUnit(BankUnit):
     """DDR and LPDDR: one uOP after another, strictly in order, reading and writing never overlapped."""
 
-    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
-        super().__init__(spec, net)
-        self.read_only = spec.bank == "lpddr"
-        self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
-
-    def kernel(self, uop: Transfer) -> Steps:
+    def kernel(self, uop: LaneTransfer) -> Steps:
         yield Step("offchip_uop")
-        size, pieces = uop.piece, uop.size // uop.piece
+        size, pieces, start = uop.piece, uop.size // uop.piece, uop.addr * UNIT
         words = size // BEAT
         parts = max(1, words // PIECE)
-        at = uop.addr * UNIT
-
-        def fetch(n: int) -> tuple[Sequence[Array], ...]:
-            nonlocal at
-            at += n * size
-            return (list(self.read(at - n * size, n * size).reshape(n, size)),) * len(uop.peers)
-
-        def keep(n: int, tokens: Sequence[Any]) -> None:
-            nonlocal at
-            for token in tokens:
-                self.write(at, np.asarray(token).reshape(-1))
-                at += size
-
         if uop.store:
-            source = (self.source(uop.peers[0]),)
-            yield Burst(pieces, self._write, size * 4, gets=source, words=words, parts=parts, do=keep)
+            yield self.stored(start, pieces, size, uop.peers[0], words, parts)
         else:
-            sinks = tuple(self.sink(peer) for peer in uop.peers)
-            yield Burst(pieces, self._read, size * 4, puts=sinks, words=words, parts=parts, do=fetch)
+            yield self.loaded(start, pieces, size, uop.peers, words, parts)
 
-    def effect_key(self, uop: Transfer) -> Hashable:
+    def effect_key(self, uop: LaneTransfer) -> Hashable:
         return uop.size, uop.store, uop.peers, uop.piece
 
 
 def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
     """The off-chip access of a uOP; None if it makes none."""
-    if isinstance(uop, Transfer) and uop.size:
+    if isinstance(uop, LaneTransfer) and uop.size:
         return BankAccess(str(unit.bank), uop.addr, uop.size, uop.store)
     return None
 
 
-def legal(unit: UnitSpec, uop: Transfer) -> Iterator[str]:
+def legal(unit: UnitSpec, uop: LaneTransfer) -> Iterator[str]:
     """The reasons why the unit cannot execute a uOP."""
     if not all(uop.peers) or not uop.peers:
         yield "names no destination or source"
@@ -140,7 +107,7 @@ def legal(unit: UnitSpec, uop: Transfer) -> Iterator[str]:
         yield f"size {uop.size} is not a multiple of {uop.piece} elements"
 
 
-def lint_lpddr(mop: Lpddr) -> Iterator[str]:
+def lint_lpddr(mop: LaneLpddr) -> Iterator[str]:
     """Yield warnings on fields of a mOP that the unit ignores."""
     if mop.lanes and mop.to in (Weight.W0, Weight.W1):
         yield "weights go to W0 or W1; lanes is ignored"

@@ -14,7 +14,7 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import unblock
-from ..xnn.tiles import BEATS, BLOCK_WORDS, TILE, Array
+from ...versal.tiles import BEATS, BLOCK_WORDS, TILE, Array
 from .ports import HALF, TILE_BLOCKS, TILE_WORDS, FilledMemory, ReadPort, blocks_in, outside, send, tile_by
 
 LANES = 6

@@ -20,7 +20,7 @@ from ....machine.token_type import TokenType
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...layout import block, unblock
-from ..xnn.tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array
+from ...versal.tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array
 
 FILLED, FREE = "filled", "free"
 """Labels of the streams between the two ports."""

@@ -1,4 +1,4 @@
-"""What each part of xnn2 takes of a VC1902, by the same counts as XNN (`isa/overlays/xnn/logic.py`).
+"""What each part of xnn2 takes of a VC1902, by the same counts as XNN (`isa/versal/logic.py`).
 
 Nobody has synthesised it. This counts the sources in hw/versal/xnn2:
 
@@ -17,25 +17,27 @@ from ....machine.description import Stream, UnitSpec
 from ....machine.resources import Need
 from ...overlay import Overlay
 from ...packet import MAX_WINDOW
-from ..xnn.logic import (
+from ...versal.logic import (
     CONTROL,
     FLOAT,
     REGISTER_SLICE,
+    TILES_PER_MME,
     UNIT,
     WORD_BITS,
     Work,
     arithmetic,
+    axi_ports,
     block_rams,
     crossbars,
     fifo,
+    instruction_streams,
     lut_ram,
     multiplexer,
     ultra_rams,
 )
-from ..xnn.resources import TILES_PER_MME, axi_ports, instruction_streams
-from ..xnn.ring import memory_of
-from ..xnn.tiles import BEAT, BEATS, TILE
-from ..xnn.tiles import LANES as PLIOS
+from ...versal.memory import memory_of
+from ...versal.tiles import BEAT, BEATS, TILE
+from ...versal.tiles import LANES as PLIOS
 from .cycles import LOOPS
 from .off_chip import DDR_SOURCES
 from .operands import OF_PORT

@@ -14,8 +14,8 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import PostTarget, ResultTarget
-from ..xnn.post_ops import HeadNorm, activation
-from ..xnn.tiles import BEAT, BEATS, TILE, Array
+from ...versal.functions import HeadNorm, activation
+from ...versal.tiles import BEAT, BEATS, TILE, Array
 from .cycles import LOOPS
 from .ports import TILE_WORDS, blocks_out, tile_by, tiles_by
 from .scratch import ENDS, GROUPS, Ended, Weighted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...expansion import Expansion, Ints
-from ..xnn.tiles import TILE
+from ...versal.tiles import TILE
 from .order import Flags, Memory, Reads, Written, fields_of, first_behind, reads_of, spread
 from .rows import BANKS, XIn, XOut, XStore
 

@@ -18,7 +18,7 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import RowSource, RowTarget
-from ..xnn.tiles import BEATS, TILE, Array
+from ...versal.tiles import BEATS, TILE, Array
 from .cycles import LOOPS
 from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, outside, send, tile_by
 

@@ -19,7 +19,7 @@ from ....machine.steps import Step, Steps
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import Part, TileSource, TileTarget
-from ..xnn.tiles import BEAT, BEATS, TILE, Array
+from ...versal.tiles import BEAT, BEATS, TILE, Array
 from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, send, tile_by
 
 ENDS = "ends"

@@ -22,11 +22,11 @@ from rsn.host.boards.tiles import HOLDS_WEIGHT, op_lists, parameters
 from rsn.host.boards.xclbin import HEADER, HEADER_AT, SECTION, read_xclbin
 from rsn.hw.versal.csim.machine import Native
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
-from rsn.isa.overlays.xnn.board import ARGUMENTS
 from rsn.isa.overlays.xnn.formats import Ddr, Lpddr, MemA, MemB, MemC, MeshA, MeshB, Mme
 from rsn.isa.packet import Packet, encode_image
 from rsn.isa.program import Buffer, Program
 from rsn.isa.verify import require
+from rsn.isa.versal.board import ARGUMENTS
 
 from .programs import attention, base
 from .xclbins import OURS, PUBLISHED, Made

@@ -22,7 +22,7 @@ from rsn.host.boards.xclbin import (
     MAGIC,
     SECTION,
 )
-from rsn.isa.overlays.xnn.board import ARGUMENTS, FINGERPRINT, KERNEL
+from rsn.isa.versal.board import ARGUMENTS, FINGERPRINT, KERNEL
 
 MEM_TOPOLOGY, CONNECTIVITY, IP_LAYOUT, GROUP_TOPOLOGY, GROUP_CONNECTIVITY = 6, 7, 8, 26, 27
 MEMORY = struct.Struct("<BB6xQQ16s")

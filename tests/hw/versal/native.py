@@ -13,10 +13,9 @@ import numpy as np
 from rsn.base.errors import ProgramError
 from rsn.hw.sim.machine import Machine
 from rsn.hw.versal.csim.machine import Native, machine_of, op_words
-from rsn.isa.overlays.xnn import cascade as xnn
-from rsn.isa.overlays.xnn2 import cascade as xnn2
 from rsn.isa.packet import Words
 from rsn.isa.program import Program
+from rsn.tests.hw.versal.cascade import in_cascade_order
 
 Array = np.ndarray
 Banks = Mapping[str, Array]
@@ -30,8 +29,7 @@ def native(machine: str = "xnn") -> Native:
 def on_both(program: Program, banks: Banks, words: Words | None = None) -> tuple[Banks, Banks]:
     """The memories after a run on each; the model sums as the AIE cascades do."""
     model, machine = ({name: bank.copy() for name, bank in banks.items()} for _ in range(2))
-    in_order = xnn2.in_cascade_order if program.overlay.name == "xnn2" else xnn.in_cascade_order
-    Machine(dataclasses.replace(program, overlay=in_order(program.overlay)), words).run(model)
+    Machine(dataclasses.replace(program, overlay=in_cascade_order(program.overlay)), words).run(model)
     native(machine_of(program)).run(program, machine, words)
     return model, machine
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from rsn.base.errors import RsnError
 from rsn.hw.versal import check, check_places
 from rsn.hw.versal.check import Sources
 from rsn.hw.versal.csim.build import FLAGS, compiled
+from rsn.hw.versal.sources import GENERATED, sources, write
 from rsn.isa.overlays import XNN
 from rsn.tests.effort import long
 
@@ -28,7 +30,9 @@ GXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas
 def versal(root: Path, tmp_path: Path) -> Path:
     """A copy to change."""
     ignored = shutil.ignore_patterns("__pycache__", "build")
-    return Path(shutil.copytree(root / "hw/versal", tmp_path / "versal", ignore=ignored))
+    folder = Path(shutil.copytree(root / "hw/versal", tmp_path / "versal", ignore=ignored))
+    write(folder)
+    return folder
 
 
 # -- make check -------------------------------------------------------------------------------------------------------
@@ -37,7 +41,7 @@ def versal(root: Path, tmp_path: Path) -> Path:
 @cache
 def graph() -> list[str]:
     """The graph of the sources as they are: to compile it takes two seconds."""
-    return Sources(check.HERE).graph
+    return Sources(sources()).graph
 
 
 @pytest.mark.long
@@ -124,7 +128,7 @@ PLACES: list[tuple[Callable[[Graph], check_places.Findings], str, str, str]] = [
     ),
     (check_places.plios, "[[6, 1]]", "[[6, 0]]", "A0_0 and B0_0 share channel 0 of column 6"),
     (check_places.plios, "[[6, 1]]", "[[20, 6]]", "the PLIOs of MME0 are spread over columns 6 to 20"),
-    (check_places.plios, "[[6, 1]]", "[[8, 6]]", "A0_0 is at 8, 6; isa/overlays/xnn/placement.py has it at"),
+    (check_places.plios, "[[6, 1]]", "[[8, 6]]", "A0_0 is at 8, 6; isa/versal/placement.py has it at"),
     (check_places.tiles, '{"at": [[1, 0]]', '{"at": [[2, 0]]', "G.FG[0][0][0].k0 lies at [(2, 0)]"),
     (check_places.tiles, '{"at": [[1, 0]]', '{"at": []', "G.FG[0][0][0].k0 lies at no tile"),
     (check_places.memory, "[1, 0, 8192], ", "", "the first tile of a cascade: the two buffers of B have no addresses"),
@@ -221,7 +225,7 @@ def test_check_says_what_is_wrong_and_exits_1(versal: Path, monkeypatch: pytest.
 
 def make(versal: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k not in ("PLATFORM", "COMMON_IMAGE", "MAKEFLAGS")}
-    command = ["make", "-C", str(versal), *arguments]
+    command = ["make", "-C", str(versal), f"PYTHON={sys.executable}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env | environment)
 
 
@@ -312,8 +316,8 @@ def test_frequency_and_jobs_reach_every_step(versal: Path, tools: dict[str, str]
     ]
 
 
-def test_vivado_is_asked_for_more_effort_in_each_step(root: Path) -> None:
-    _, _, vivado = (root / "hw/versal/system.cfg").read_text(encoding="utf-8").partition("\n[vivado]\n")
+def test_vivado_is_asked_for_more_effort_in_each_step() -> None:
+    _, _, vivado = GENERATED["system.cfg"]().partition("\n[vivado]\n")
     steps = dict(line.removeprefix("prop=run.impl_1.STEPS.").split("=") for line in vivado.splitlines())
     for step in ("OPT", "PLACE", "PHYS_OPT", "ROUTE", "POST_ROUTE_PHYS_OPT"):
         assert steps.pop(f"{step}_DESIGN.ARGS.DIRECTIVE") == "Explore"
@@ -410,21 +414,21 @@ int main() {
 """
 
 
-def objects(versal: Path, *sources: str) -> list[str]:
+def objects(versal: Path, *files: str) -> list[str]:
     """Object files of sources, built as `make check` does."""
     flags = [flag for flag in FLAGS if flag != "-O3"]
     include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
-    return [str(compiled(versal / source, [*flags, *include])) for source in sources]
+    return [str(compiled(versal / source, [*flags, *include])) for source in files]
 
 
 @pytest.mark.long
-def test_buffers_give_back_in_one_shape_what_was_put_in_another(root: Path, tmp_path: Path) -> None:
+def test_buffers_give_back_in_one_shape_what_was_put_in_another(tmp_path: Path) -> None:
     """That an access takes one cell from each bank is how it is written; here: that they are the right ones."""
-    versal = root / "hw/versal"
+    versal = sources()
     (tmp_path / "t.cpp").write_text(BUFFERS, encoding="utf-8")
     include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
-    sources = [str(tmp_path / "t.cpp"), *objects(versal, "csim/machine.cpp")]
-    subprocess.run([*GXX, *include, *sources, "-pthread", "-o", str(tmp_path / "t")], check=True)
+    files = [str(tmp_path / "t.cpp"), *objects(versal, "csim/machine.cpp")]
+    subprocess.run([*GXX, *include, *files, "-pthread", "-o", str(tmp_path / "t")], check=True)
     done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     assert done.stdout == "0 0 0\n"
 
@@ -460,20 +464,20 @@ int main() {
 
 
 @pytest.mark.long
-def test_an_op_list_is_written_before_the_first_run_and_stays(root: Path, tmp_path: Path) -> None:
-    versal = root / "hw/versal"
+def test_an_op_list_is_written_before_the_first_run_and_stays(tmp_path: Path) -> None:
+    versal = sources()
     (tmp_path / "t.cpp").write_text(NO_OP_LIST, encoding="utf-8")
     include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
-    sources = [str(tmp_path / "t.cpp"), *objects(versal, "aie/kernels.cc", "csim/machine.cpp")]
-    subprocess.run([*GXX, *include, *sources, "-pthread", "-o", str(tmp_path / "t")], check=True)
+    files = [str(tmp_path / "t.cpp"), *objects(versal, "aie/kernels.cc", "csim/machine.cpp")]
+    subprocess.run([*GXX, *include, *files, "-pthread", "-o", str(tmp_path / "t")], check=True)
     done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     assert done.stdout == "a kernel has a parameter without a value: update it before the run\nruns\nruns\n"
 
 
 @pytest.mark.long
-def test_kernel_compiles_as_a_plain_function(root: Path, tmp_path: Path) -> None:
+def test_kernel_compiles_as_a_plain_function(tmp_path: Path) -> None:
     """As AMD's compiler sees it: processes are calls, functions come from hls_math.h."""
-    versal = root / "hw/versal"
+    versal = sources()
     math = "#include <cmath>\nnamespace hls { using std::exp; using std::sqrt; }\n"
     (tmp_path / "hls_math.h").write_text(math, encoding="utf-8")
     flags = [flag for flag in GXX if flag != "-DRSN_CSIM"]
@@ -493,8 +497,6 @@ def test_each_unit_gets_its_mop_when_it_has_room(root: Path) -> None:
 
 
 def test_sources_name_their_licence(root: Path) -> None:
-    files = [
-        p for p in (root / "hw/versal").rglob("*") if p.is_file() and p.suffix in (".h", ".cpp", ".cc", ".cfg", ".sh")
-    ]
+    files = [p for p in sources().rglob("*") if p.is_file()] + [*(root / "hw/versal").glob("*.sh")]
     missing = [p.name for p in files if "SPDX-License-Identifier: Apache-2.0" not in p.read_text(encoding="utf-8")]
     assert missing == []

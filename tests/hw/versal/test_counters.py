@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rsn.hw.versal.csim.build import FLAGS, compiler
+from rsn.hw.versal.sources import sources
 
 COUNTERS = """\
 #include <cstdio>
@@ -51,12 +52,12 @@ int main() {
 
 
 @pytest.mark.long
-def test_counters_of_few_bits_count_as_wide_ones_do(root: Path, tmp_path: Path) -> None:
-    versal = root / "hw/versal"
+def test_counters_of_few_bits_count_as_wide_ones_do(tmp_path: Path) -> None:
+    versal = sources()
     (tmp_path / "t.cpp").write_text(COUNTERS, encoding="utf-8")
     include = [f"-I{versal}", f"-I{versal / 'csim/include'}"]
-    sources = [str(tmp_path / "t.cpp"), str(versal / "csim/machine.cpp")]
+    files = [str(tmp_path / "t.cpp"), str(versal / "csim/machine.cpp")]
     flags = [flag for flag in FLAGS if flag != "-O3"]
-    subprocess.run([compiler(), *flags, *include, *sources, "-o", str(tmp_path / "t")], check=True)
+    subprocess.run([compiler(), *flags, *include, *files, "-o", str(tmp_path / "t")], check=True)
     done = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     assert done.stdout == "0 1\n"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays import XNN
-from rsn.isa.overlays.xnn.cascade import in_cascade_order
 from rsn.isa.packet import Words
 from rsn.isa.program import Program
 from rsn.rsnlib.fold import fold
@@ -22,6 +21,7 @@ from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER
 from rsn.tests.effort import long
+from rsn.tests.hw.versal.cascade import in_cascade_order
 from rsn.tests.isa.test_rows import appending
 from rsn.tests.scheduler import networks, test_attention_in_parts
 from rsn.tests.scheduler import test_extended_products as products

@@ -16,6 +16,7 @@ from rsn.host.boards.csim import STALLS_VARIABLE, CsimBoard
 from rsn.hw.versal.csim import build as b
 from rsn.hw.versal.csim import machine
 from rsn.hw.versal.csim.csim_deadlock import Facts, stalled
+from rsn.hw.versal.sources import sources
 from rsn.scheduler.graph import Activation
 from rsn.tests.effort import cases, examples, in_full, sampled
 from rsn.tests.scheduler.networks import Maker
@@ -190,9 +191,9 @@ int main(int, char **words) {
 
 
 @pytest.mark.long
-def test_a_mesh_that_cannot_flush_stops_where_a_tile_depends_on_the_one_before(root: Path, tmp_path: Path) -> None:
+def test_a_mesh_that_cannot_flush_stops_where_a_tile_depends_on_the_one_before(tmp_path: Path) -> None:
     """A plain run shows nothing; every seed does."""
-    versal = root / "hw/versal"
+    versal = sources()
     source = (versal / "pl/mesh_b.cpp").read_text(encoding="utf-8").replace('#include "', '#include "pl/')
     right = source.replace("void mesh_b(", "void right_mesh(")
     assert "mesh_b_beats:" in source
@@ -203,8 +204,8 @@ def test_a_mesh_that_cannot_flush_stops_where_a_tile_depends_on_the_one_before(r
         (tmp_path / f"{name}.{'cpp' if name == 't' else 'h'}").write_text(text, encoding="utf-8")
     include = [f"-I{folder}" for folder in (tmp_path, versal, versal / "csim/include")]
     flags = [flag for flag in b.FLAGS if flag != "-O3"]
-    sources = [tmp_path / "t.cpp", versal / "csim/machine.cpp"]
-    subprocess.run([b.compiler(), *flags, *include, *sources, "-o", tmp_path / "t"], check=True)
+    files = [tmp_path / "t.cpp", versal / "csim/machine.cpp"]
+    subprocess.run([b.compiler(), *flags, *include, *files, "-o", tmp_path / "t"], check=True)
 
     def run(which: str, seed: int) -> list[str]:
         done = subprocess.run([tmp_path / "t", which, str(seed)], capture_output=True, text=True, check=True)

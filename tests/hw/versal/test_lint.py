@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rsn.hw.versal.csim import lint as linter
-from rsn.hw.versal.csim.build import MACHINES, VERSAL
+from rsn.hw.versal.csim.build import MACHINES
+from rsn.hw.versal.sources import sources
 
 MISTAKES = ["unsigned char f(unsigned x) { return x; }", "int f(int x) { { int x = 2; } return x; }"]
 
@@ -27,8 +28,9 @@ def test_the_sources() -> None:
 
 def test_all_sources_are_there() -> None:
     folders = ("pl", "aie", "csim", "xnn2")
-    assert {p for m in MACHINES for p in linter.sources(m)} == {
-        p for f in folders for s in ("cpp", "cc") for p in (VERSAL / f).rglob(f"*.{s}")
+    versal = sources()
+    assert {p for m in MACHINES for p in linter.files(m, versal)} == {
+        p for f in folders for s in ("cpp", "cc") for p in (versal / f).rglob(f"*.{s}")
     }
 
 

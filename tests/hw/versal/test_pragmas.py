@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from rsn.hw.versal.check import HERE, Sources, hls_pragmas
+from rsn.hw.versal.check import Sources, hls_pragmas
 from rsn.hw.versal.directives import DIRECTIVES, Value
 from rsn.hw.versal.pragmas import check
+from rsn.hw.versal.sources import sources
 from rsn.streams.build import task_program
 from rsn.streams.check import check as check_program
 from rsn.streams.hls.emit import cpp_program
@@ -162,15 +163,15 @@ def test_the_table_is_consistent() -> None:
     ],
 )
 def test_a_mistake_in_the_sources(file: str, old: str, new: str, finding: str) -> None:
-    sources = Sources(HERE)
-    text = sources.text(f"pl/{file}")
+    all_of = Sources(sources())
+    text = all_of.text(f"pl/{file}")
     assert old in text
-    found = list(check({f"pl/{file}": text.replace(old, new)}, [sources.text("isa.h")]))
+    found = list(check({f"pl/{file}": text.replace(old, new)}, [all_of.text("isa.h")]))
     assert any(finding in line for line in found), found
 
 
 def test_the_sources_have_no_mistake() -> None:
-    assert list(hls_pragmas(Sources(HERE))) == []
+    assert list(hls_pragmas(Sources(sources()))) == []
 
 
 def test_generated_code_has_no_mistake(root: Path) -> None:

@@ -14,19 +14,21 @@ OFF_CHIP = _of(
     ('yield Step("offchip_uop")', 'yield Step("offchip_uop", 2)'),
     ("at = uop.addr * UNIT", "at = uop.addr * (UNIT // 2)"),
     ("            at += pieces * size\n", "            at += size\n"),
-    ("at += n * size\n", "at += size\n"),
-    ("                at += len(token)\n", "                at = start\n"),
     ("words = size // BIAS_WORD if uop.bias else", "words = size // BIAS_WORD if not uop.bias else"),
-    ("Burst(pieces, self._write, size * 4", "Burst(pieces, self._read, size * 4"),
-    ("Burst(pieces, self._read, size * 4", "Burst(pieces, self._read, size * 2"),
     ("begun = self._begun.get((uop.peer, uop.store), 0)", "begun = 0"),
     ("divmod(uop.size - first, BLOCK)", "divmod(uop.size, BLOCK)"),
     ("yield -(-rest // QUARTER), QUARTER", "yield 0, QUARTER"),
     ("self._begun.pop((uop.peer, uop.store), None)", "self._begun.clear()"),
-    ("self.read_only = spec.bank == READ_ONLY", "self.read_only = True"),
     ("yield int(rest > 0), rest", "yield int(rest > 0), BLOCK_WORDS * BIAS_WORD"),
-    ("if uop.store:\n            source", "if not uop.store:\n            source"),
-    ("self.write(at, token)", "self.write(at, token[::-1])"),
+    ("if pieces and uop.store:", "if pieces and not uop.store:"),
+) + _of(
+    "versal.off_chip",
+    ("at += n * size\n", "at += size\n"),
+    ("                at += np.size(token)\n", "                at = start\n"),
+    ("Burst(pieces, self._write, size * 4", "Burst(pieces, self._read, size * 4"),
+    ("Burst(pieces, self._read, size * 4", "Burst(pieces, self._read, size * 2"),
+    ("self.read_only = spec.bank == READ_ONLY", "self.read_only = True"),
+    ("self.write(at, np.asarray(token).reshape(-1))", "self.write(at, np.asarray(token).reshape(-1)[::-1])"),
 )
 RING = _of(
     "ring",
@@ -232,7 +234,7 @@ NORM = _of(
     ("part.shape[1] :] = 0", "part.shape[1] + 1 :] = 0"),
 )
 ACTIVATION = _of(
-    "post_ops",
+    "versal.functions",
     ("0.7978845608", "0.8"),
     ("0.044715", "0.05"),
     ("special.erf(x)", "special.erf(-x)"),
@@ -255,7 +257,7 @@ STORES = (
         ("x * own + swapped * partner", "x * own - swapped * partner"),
     )
     + _of(
-        "post_ops",
+        "versal.functions",
         ("part = x[:, :, : self.columns]", "part = x[:, :, -self.columns :]"),
         ("part - part.sum(axis=2, keepdims=True, dtype=np.float32) / np.float32(self.columns)", "part - 0"),
         ("        if not self.rms:\n", "        if self.rms:\n"),
@@ -361,9 +363,6 @@ MESH = _of(
 )
 MME = _of(
     "mme",
-    ("a, b = a[:, :64], b[:64]", "a, b = a[:, 64:], b[64:]"),
-    ("        if full_n:\n", "        if True:\n"),
-    ("b[:, j : j + 64], out=out[:, j : j + 64]", "b[:, j + 64 : j + 128], out=out[:, j : j + 64]"),
     ("full_n = bool(op.n128) or not full_k", "full_n = bool(op.n128)"),
     ("acc_k, prev, bias = op.acc_k and full_k, op.prev and full_k", "acc_k, prev, bias = op.acc_k, op.prev and full_k"),
     ("op.prev and full_k,", "op.prev,"),
@@ -382,6 +381,12 @@ MME = _of(
     ("self._bias(bi, op) if bias else None", "None"),
     ("t * TILE : t * TILE + TILE] for x, t", "0:TILE] for x, t"),
     ("tile[::4].reshape(32, 4, 32).transpose(1, 0, 2)", "tile[::4].reshape(32, 4, 32)"),
+    ("gets=(self.a,), puts=c, do=scale, needs_whole_token=True", "gets=(self.a,), puts=c, do=scale"),
+) + _of(
+    "versal.mme",
+    ("a, b = a[:, :HALF], b[:HALF]", "a, b = a[:, 64:], b[64:]"),
+    ("        if full_n:\n", "        if True:\n"),
+    ("b[:, j : j + HALF], out=out", "b[:, j + HALF : j + TILE], out=out"),
     ("bias is not None and not self.done", "bias is not None"),
     ("self.done < len(self.left)", "self.done <= len(self.left)"),
     ("at = self.done % self.cols * TILE", "at = 0"),
@@ -389,7 +394,6 @@ MME = _of(
     ("        self.done += 1\n", ""),
     ("                self.total += more\n", "                self.total = more\n"),
     ("more if self.bias is None else more + self.bias", "more"),
-    ("gets=(self.a,), puts=c, do=scale, needs_whole_token=True", "gets=(self.a,), puts=c, do=scale"),
 )
 
 KERNELS: dict[str, list[Mutant]] = {

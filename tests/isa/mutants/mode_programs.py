@@ -10,7 +10,7 @@ import numpy as np
 from rsn.isa.layout import block
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.overlays.xnn.post_ops import activation
+from rsn.isa.versal.functions import activation
 from rsn.tests.hw.load_modes import Norm
 from rsn.tests.hw.score_modes import Scores, left_three_times
 from rsn.tests.hw.store_modes import Halves

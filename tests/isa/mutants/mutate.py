@@ -17,20 +17,13 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn.off_chip import Transfer
 
-PACKAGE = "rsn.isa.overlays.xnn"
-MODULES = (
-    "tiles",
-    "row_statistics",
-    "post_ops",
-    "buffer",
-    "ring",
-    "off_chip",
-    "mem_a",
-    "mem_b",
-    "mem_c",
-    "mesh",
-    "mme",
-)
+MODULES = {
+    name: f"rsn.isa.{name if name.startswith('versal.') else f'overlays.xnn.{name}'}"
+    for name in (
+        *("versal.tiles", "versal.functions", "versal.mme", "versal.off_chip", "row_statistics", "post_ops", "buffer"),
+        *("ring", "off_chip", "mem_a", "mem_b", "mem_c", "mesh", "mme"),
+    )
+}
 """The kernels and what they are made of; each imports only those before it."""
 
 
@@ -50,14 +43,14 @@ class Mutant:
         with _rebuilt(self) as modules:
             units = []
             for u in XNN.units:
-                module = modules[u.behaviour.__module__.rpartition(".")[2]]
+                module = next(modules[name] for name, full in MODULES.items() if full == u.behaviour.__module__)
                 units.append(dataclasses.replace(u, behaviour=getattr(module, u.behaviour.__name__)))
             return dataclasses.replace(XNN, units=tuple(units))
 
 
 @cache
 def source(module: str) -> str:
-    return Path(str(importlib.import_module(f"{PACKAGE}.{module}").__file__)).read_text(encoding="utf-8")
+    return Path(str(importlib.import_module(MODULES[module]).__file__)).read_text(encoding="utf-8")
 
 
 @cache
@@ -68,20 +61,20 @@ def _code(module: str, text: str) -> CodeType:
 @contextmanager
 def _rebuilt(mutant: Mutant) -> Iterator[dict[str, ModuleType]]:
     """The modules once more, one of them mutated; while they are built, they stand in for the original ones."""
-    originals = {name: importlib.import_module(f"{PACKAGE}.{name}") for name in MODULES}
+    originals = {name: importlib.import_module(full) for name, full in MODULES.items()}
     out: dict[str, ModuleType] = {}
     try:
-        for name in MODULES:
+        for name, full in MODULES.items():
             text = source(name)
             if name == mutant.module:
                 assert text.count(mutant.old) == 1, f"{text.count(mutant.old)} times in {name}.py: {mutant.old}"
                 text = text.replace(mutant.old, mutant.new)
-            module = out[name] = sys.modules[f"{PACKAGE}.{name}"] = ModuleType(f"{PACKAGE}.{name}")
-            module.__package__ = PACKAGE
+            module = out[name] = sys.modules[full] = ModuleType(full)
+            module.__package__ = full.rpartition(".")[0]
             exec(_code(name, text), module.__dict__)
             for key, value in vars(originals[name]).items():
                 if isinstance(value, type) and (issubclass(value, Record) or value is Transfer):
                     setattr(module, key, value)
         yield out
     finally:
-        sys.modules.update({f"{PACKAGE}.{name}": module for name, module in originals.items()})
+        sys.modules.update({MODULES[name]: module for name, module in originals.items()})

@@ -14,7 +14,7 @@ from rsn.isa.overlays import XNN
 from rsn.tests.effort import LONG, in_both, long
 from rsn.tests.isa.mutants.catalogue import FIRST, PROGRAMS, SECONDS
 from rsn.tests.isa.mutants.kernels import KERNELS
-from rsn.tests.isa.mutants.mutate import MODULES, PACKAGE, Mutant
+from rsn.tests.isa.mutants.mutate import MODULES, Mutant
 
 SLOW = ("MemC", "MME", "softmax", "parts", "heads and gates", "statistics")
 """Kernels with many mutants, or whose programs take long."""
@@ -56,10 +56,10 @@ def test_mistakes_are_found(kernel: str) -> None:
 
 
 def test_a_mutant_changes_one_place_and_leaves_no_trace() -> None:
-    before = {name: sys.modules[f"{PACKAGE}.{name}"] for name in MODULES}
+    before = {name: sys.modules[name] for name in MODULES.values()}
     mutant = Mutant("mem_a", "self._send(uop, cur)", "self._send(uop, self.beside(cur, 1))")
     assert difference("flags", mutant.overlay()) == "result"
-    assert before == {name: sys.modules[f"{PACKAGE}.{name}"] for name in MODULES}
+    assert before == {name: sys.modules[name] for name in MODULES.values()}
     assert difference("flags", Mutant("mem_a", "self._send(uop, cur)", "self._send(uop, cur)").overlay()) == ""
     for text, times in (("no such line", 0), ("uop.acc_a", 3)):
         with pytest.raises(AssertionError, match=rf"{times} times in mem_a\.py"):

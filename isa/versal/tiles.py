@@ -9,8 +9,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from ....machine.token_type import TokenType
-from ...layout import BLOCK_COLS, BLOCK_ROWS
+from ...machine.token_type import TokenType
+from ..layout import BLOCK_COLS, BLOCK_ROWS
 
 Array = npt.NDArray[np.float32]
 Places = tuple[tuple[int, int], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...overlay import Overlay
+from ..overlay import Overlay
 from .tiles import LANES
 
 PLATFORM = "xilinx_vck190_base_202410_1"

@@ -7,6 +7,7 @@ its pipeline, is what the compiler makes of it, so an estimate.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -23,3 +24,15 @@ class Loop:
     def cycles(self, items: int) -> int:
         """Cycles for so many items."""
         return items * self.rounds * self.ii + self.fill if items else 0
+
+
+LOOPS: Mapping[str, Loop] = {
+    "fetch": Loop(1, 70, "a word of the image"),
+    "decode": Loop(1, 4, "a uOP, once its window is there"),
+    "port": Loop(1, 4, "a word from or to both ports of a bank, in bursts of 64"),
+    "load": Loop(1, 4, "a word into a buffer"),
+    "store": Loop(1, 4, "a word out of a buffer"),
+    "send": Loop(1, 4, "a beat out of a buffer"),
+    "mesh": Loop(1, 3, "a beat from all sources to all destinations"),
+}
+"""Loops of sources that both overlays have."""

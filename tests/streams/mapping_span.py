@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from .errors import MappingError
-from .graph import MappingGraph
-from .shots import Collocations, Shots
+from rsn.streams.mapping.errors import MappingError
+from rsn.streams.mapping.graph import MappingGraph
+from rsn.streams.mapping.shots import Collocations, Shots
 
 STATES = 100_000
 """Limit of distinct mappings of one search."""

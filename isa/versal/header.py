@@ -8,73 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.description import Stream
-from . import layout
-from .fields import Field, Record
-from .overlay import InstructionFormat, Overlay
-from .overlays.xnn import tiles
-from .overlays.xnn.loop import Loop
-from .packet import MAX_WINDOW, NOP, Header
-from .reference import MADE_BY, WIDTH, about, expansion
+from ...machine.description import Stream
+from .. import layout
+from ..fields import Field, Record
+from ..overlay import InstructionFormat, Overlay
+from ..packet import MAX_WINDOW, NOP, Header
+from ..reference import MADE_BY, WIDTH, about, expansion
+from . import tiles
+from .loop import Loop
 
 PING_PONG = 2
 """Slots of a memory that needs no number of them."""
 
-_PROLOGUE = """\
-using Word = std::uint32_t;
 
-// Where a value sits: Width bits from bit Low of word Index. get and set see the raw bits.
-template <unsigned Index, unsigned Low, unsigned Width>
-struct Field {
-    static_assert(Width > 0 && Low + Width <= 32, "a field lies inside its word");
-    static constexpr unsigned word = Index;
-    static constexpr unsigned low = Low;
-    static constexpr unsigned width = Width;
-    static constexpr Word max = 0xFFFFFFFFu >> (32 - Width);
-    static constexpr Word mask = max << Low;
-
-    static constexpr Word get(const Word *words) { return (words[Index] >> Low) & max; }
-    static constexpr void set(Word *words, Word value) {
-        words[Index] = (words[Index] & ~mask) | ((value & max) << Low);
-    }
-};
-
-// The fields of one format: which bits of a word mean something, and whether no two fields share one.
-template <typename... F>
-struct Layout {
-    static constexpr Word used(unsigned word) { return (... | (F::word == word ? F::mask : 0u)); }
-    static constexpr bool disjoint(unsigned word) {
-        return (... + (F::word == word ? std::uint64_t{F::mask} : 0u)) == used(word);
-    }
-};
-
-// Two's complement of Width bits to a number; values of fewer than 32 bits are extended.
-template <unsigned Width>
-constexpr std::int32_t to_signed(Word raw) {
-    constexpr Word sign = Word{1} << (Width - 1);
-    return static_cast<std::int32_t>((raw ^ sign) - sign);
-}
-
-// IEEE binary32 and its bits. A union, because that is what HLS compilers turn into wires.
-inline float to_float(Word raw) {
-    union { Word bits; float value; } both;
-    both.bits = raw;
-    return both.value;
-}
-inline Word from_float(float value) {
-    union { Word bits; float value; } both;
-    both.value = value;
-    return both.bits;
-}
-"""
-
-
-def header(overlay: Overlay, loops: Mapping[str, Loop]) -> str:
+def header(overlay: Overlay, loops: Mapping[str, Loop], fields: str) -> str:
     """Return the C++17 header of an overlay whose units move 128x128 tiles: formats with their codec, and sizes of the
     datapath.
 
-    loops: of its sources, by the names of their constants. All headers have one namespace and one guard, because a
-    machine is built for one overlay.
+    loops: of its sources, by the names of their constants. fields: path of pl/fields.h, from the header's folder. All
+    headers have one namespace and one guard, because a machine is built for one overlay.
     """
     out = [
         f"// The instruction set of overlay {overlay.name}: wire formats and their codec, units, streams, sizes.",
@@ -85,13 +37,11 @@ def header(overlay: Overlay, loops: Mapping[str, Loop]) -> str:
         "#ifndef RSN_XNN_ISA_H",
         "#define RSN_XNN_ISA_H",
         "",
-        "#include <cstdint>",
+        f'#include "{fields}"',
         "",
         "namespace rsn::xnn {",
         "",
         *_identity(overlay),
-        "",
-        *_PROLOGUE.splitlines(),
         "",
         *_opcodes(overlay),
     ]
@@ -126,7 +76,7 @@ def _opcodes(overlay: Overlay) -> Iterator[str]:
 
 
 def _mop_words(overlay: Overlay) -> Iterator[str]:
-    words = {f.opcode: f"{f.mop.__name__}::words" for f in overlay.formats}
+    words = {f.opcode: f"{f.mop.NAME}::words" for f in overlay.formats}
     count = 1 << Header.field("opcode").width
     text = ", ".join(words.get(opcode, "0") for opcode in range(count))
     yield "// Words of a mOP, by opcode; and which opcodes there are."
@@ -153,7 +103,7 @@ def _struct(record: type[Record], facts: Sequence[tuple[str, str, str]]) -> Iter
 
     A field name that is a C++ keyword is not caught here, but by the compiler.
     """
-    name, fields = record.__name__, record.FIELDS
+    name, fields = record.NAME, record.FIELDS
     constants = [("words", str(record.WORDS), ""), *facts]
     yield f"struct {name} {{"
     yield from _aligned(

@@ -1,15 +1,15 @@
-"""Programs of this folder with other constants."""
+"""The stream programs of programs/streams with other constants."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-from ...base.errors import ProgramError
-from ...streams.symbolic.forall import with_constants
-from ...streams.symbolic.reading import constants
+from rsn.base.errors import ProgramError
+from rsn.streams.symbolic.forall import with_constants
+from rsn.streams.symbolic.reading import constants
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parents[2] / "programs" / "streams"
 
 
 def program_text(name: str, **sizes: int) -> str:

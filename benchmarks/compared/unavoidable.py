@@ -30,13 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..isa.layout import QUARTER
-from ..isa.overlay import Overlay
-from .graph import AttentionLayer, Gemm, LayerGraph
-from .lower import Banks
-from .mapping import PipelineLimits, pipeline_of
-from .schedule import PAPER
-from .tile import TILE, Span, Tiled, tile
+from rsn.isa.layout import QUARTER
+from rsn.isa.overlay import Overlay
+from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph
+from rsn.scheduler.lower import Banks
+from rsn.scheduler.mapping import PipelineLimits, pipeline_of
+from rsn.scheduler.schedule import PAPER
+from rsn.scheduler.tile import TILE, Span, Tiled, tile
 
 BYTES = 4
 

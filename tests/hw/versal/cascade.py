@@ -1,4 +1,4 @@
-"""The MME's sums in the order in which its AIE tiles form them, to compare with other machines to the bit.
+"""The MME's sums in the order in which its AIE tiles form them, to compare with the C++ machine to the bit.
 
 A cascade of four tiles shares K: tile c sums over k = c mod 4, in increasing order and from the bias on where c is 0;
 the result is ((S0 + S1) + S2) + S3 (contract section 2). Every product and every sum is rounded. The simulator leaves
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ....machine.unit import Unit
-from ...overlay import Overlay
-from .mme import MmeUnit, Product, Products, Sum
-from .tiles import TILE, Array, Tiles, tile_grid
+from rsn.isa.overlay import Overlay
+from rsn.isa.versal.mme import TileProducts, TileSum
+from rsn.isa.versal.tiles import TILE, Array, Tiles, tile_grid
 
 CASCADES = 4
 
@@ -32,12 +32,7 @@ def cascade(a: Array, b: Array, start: Array | None) -> Array:
 
 
 def product(a: Array, b: Array, start: Array | None, full_k: bool, full_n: bool) -> Array:
-    """Multiply a tile, or a column of tiles, by a tile, or a row of tiles, like `MmeUnit.product`, but in the order of
-    `cascade`.
-
-    a: (M, K). b: (K, N). start: as for `cascade`. full_k: False for K = 64 mode, which uses only the first 64 of K.
-    full_n: False for N = 64 mode, which computes only the first 64 columns of each tile; the others are NaN.
-    """
+    """Like `MatrixEngine.product`, plus `start`, but in the order of `cascade`."""
     if not full_k:
         a, b = a[:, :64], b[:64]
     out = cascade(a, b, start)
@@ -46,7 +41,7 @@ def product(a: Array, b: Array, start: Array | None, full_k: bool, full_n: bool)
     return out
 
 
-class _CascadeProducts(Products):
+class CascadeProducts(TileProducts):
     def _block(self, a: Array, b: Array) -> Tiles:
         out = product(a, b, self.bias if not self.done else None, self.full_k, self.full_n)
         self.done += len(self.left)
@@ -59,36 +54,30 @@ class _CascadeProducts(Products):
         return product(a, b, start, self.full_k, self.full_n)
 
 
-class _CascadeSum(Sum):
+class CascadeSum(TileSum):
     """Collects the tiles of all of K and multiplies them at the end: each AIE tile sums over all of K, and the cascade
     adds the four sums once."""
 
-    def __init__(self, product: Product, bias: Array | None, full_n: bool) -> None:
-        super().__init__(product, bias, full_n)
-        self.a: list[Array] = []
-        self.b: list[Array] = []
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.left: list[Array] = []
+        self.right: list[Array] = []
 
     def add(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> None:
-        self.a += a
-        self.b += b
+        used = slice(0, TILE if self.full_k else 64)
+        self.left += [x[:, used] for x in a]
+        self.right += [y[used] for y in b]
 
     def emit(self, a: Array, b: Array) -> tuple[Array]:
-        left, right = np.concatenate([*self.a, a], axis=1), np.concatenate([*self.b, b])
+        self.add(1, [a], [b])
+        left, right = np.concatenate(self.left, axis=1), np.concatenate(self.right)
         return (product(left, right, self.bias, True, self.full_n),)
 
 
-class CascadeMme(MmeUnit):
-    @property
-    def products(self) -> type[Products]:
-        return _CascadeProducts
-
-    @property
-    def sum(self) -> type[Sum]:
-        return _CascadeSum
-
-
-def in_cascade_order(overlay: Overlay, mme: type[Unit] = CascadeMme) -> Overlay:
-    """Return the overlay with MMEs that sum in the order of the hardware, so that results are the same to the bit.
-    Their products take some hundred times as long to simulate. mme: the unit that does so."""
-    units = [dataclasses.replace(u, behaviour=mme) if u.kind == "MME" else u for u in overlay.units]
+def in_cascade_order(overlay: Overlay) -> Overlay:
+    """The overlay with MMEs that sum in the order of the hardware, so that results are the same to the bit. Their
+    products take some hundred times as long to simulate."""
+    (mme,) = {u.behaviour for u in overlay.by_kind["MME"]}
+    slow = type("CascadeMme", (mme,), {"products": CascadeProducts, "sums": CascadeSum})
+    units = [dataclasses.replace(u, behaviour=slow) if u.kind == "MME" else u for u in overlay.units]
     return dataclasses.replace(overlay, units=tuple(units))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from .graph import Dataflow, Edge
+from rsn.streams.dataflow.graph import Dataflow, Edge
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 from ....base.finding import Finding
 from ...expansion import Expansion, Ints
 from ...lanes import Part, TileTarget
-from .mesh import MeshA, MeshB, left_sources, right_sources
-from .mme import Mme
+from .mesh import LaneMeshA, LaneMeshB, left_sources, right_sources
+from .mme import LaneMme
 from .operands import KV, LANES, KvOut, lanes_of_heads
 from .order import Flags, fields_of, spread
 from .scratch import TOut
@@ -32,12 +32,12 @@ def findings(expansion: Expansion) -> Iterator[Finding]:
     """Find halves that an MME multiplies as whole tiles, the first from each unit. Sends must equal receives on every
     stream."""
     for lane in range(LANES):
-        mme = fields_of(expansion, f"MME{lane}", Mme)
+        mme = fields_of(expansion, f"MME{lane}", LaneMme)
         op, _ = spread(mme["times"] * (mme["first"] * mme["first_depth"] + mme["second"] * mme["second_depth"]))
         left, right = left_sources(lane), right_sources(lane)
         routes = {
-            "A": _routes(expansion, f"MeshA{lane}", MeshA),
-            "B": _routes(expansion, f"MeshB{lane}", MeshB),
+            "A": _routes(expansion, f"MeshA{lane}", LaneMeshA),
+            "B": _routes(expansion, f"MeshB{lane}", LaneMeshB),
         }
         # the unit, which of its mesh's tiles it sends, what a half has, and the mode for it
         senders = [
@@ -58,7 +58,7 @@ def findings(expansion: Expansion) -> Iterator[Finding]:
                 yield Finding("Y08", text, expansion.where(f"MME{lane}", i), help=f"set `{mode}`, or send whole tiles")
 
 
-def _routes(expansion: Expansion, mesh: str, record: type[MeshA | MeshB]) -> Ints:
+def _routes(expansion: Expansion, mesh: str, record: type[LaneMeshA | LaneMeshB]) -> Ints:
     """The source of each tile that a mesh passes on."""
     routed = fields_of(expansion, mesh, record)
     return np.repeat(routed["source"], routed["tiles"])

@@ -25,9 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ...base.errors import ProgramError, ScheduleError
-from ..orders.order import Axis, Order
-from .graph import Dataflow, Edge, Node
+from rsn.base.errors import ProgramError, ScheduleError
+from rsn.streams.dataflow.graph import Dataflow, Edge, Node
+from rsn.streams.orders.order import Axis, Order
 
 ACCUMULATOR_BYTES = 4
 

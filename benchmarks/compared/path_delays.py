@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...base.errors import ProgramError
-from .starts import KernelGraph, Weights
+from rsn.base.errors import ProgramError
+from rsn.streams.fifos.starts import KernelGraph, Weights
 
 PATHS = 20_000
 """Limit of the paths of a graph."""

@@ -6,10 +6,12 @@ Three kinds of numbers: counted from the structure of a piece; calibrated on a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from ...machine.resources import Need
+from ..overlay import Overlay
 from .loop import Loop
 from .tiles import BEAT
 
@@ -155,3 +157,26 @@ def crossbars(works: Sequence[Work], banks: int, slots: int) -> int:
     accesses = writers + sum(work.reads for work in works)
     choices = accesses * levels * multiplexer(2) + 2 * multiplexer(slots) + slots * multiplexer(writers)
     return ceil(WORD_BITS * choices)
+
+
+PORTS = {"DDR": 2, "LPDDR": 2, "instructions": 1}
+"""AXI ports of 512 bit; the one for instructions is narrower, and counted like the others."""
+TILES_PER_MME = 64
+
+
+def axi_ports() -> Iterator[Need]:
+    """The adapters of the AXI ports."""
+    for where, count in PORTS.items():
+        for resource, each in AXI_PORT.items():
+            yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
+
+
+def instruction_streams(overlay: Overlay, which: int = 1) -> Iterator[Need]:
+    """The streams of mOPs and uOPs. which: bits that say which of a unit's formats one has."""
+    for kind, units in overlay.by_kind.items():
+        words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
+        if words:
+            width = 32 * max(words)
+            header = 1 + which + 8 + 16  # end, format, window, reuse
+            both = fifo(width + header, overlay.mop_fifo_depth) + fifo(width + 1 + which, overlay.uop_fifo_depth)
+            yield Need("LUT", len(units) * both, "streams of instructions", True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...base.errors import ProgramError
-from .fusion import Fusion
-from .graph import Dataflow, Edge
-from .memory import tensor_bytes
+from rsn.base.errors import ProgramError
+from rsn.streams.dataflow.fusion import Fusion
+from rsn.streams.dataflow.graph import Dataflow, Edge
+from rsn.streams.dataflow.memory import tensor_bytes
 
 
 @dataclass(frozen=True)

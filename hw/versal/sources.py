@@ -1,0 +1,87 @@
+"""The C++ sources of the machines: those of this folder, and those that tables generate, which are made, not stored.
+
+    python -m rsn.hw.versal.sources [FOLDER]        # or: make generate
+
+writes the latter into FOLDER, or beside the former, for AMD's tools and for readers. The C++ machine needs no such
+files: it is built from `sources`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+
+from ...base.files import write_text
+from ...isa.overlays.xnn import XNN
+from ...isa.overlays.xnn.cycles import LOOPS
+from ...isa.overlays.xnn2 import XNN2, network
+from ...isa.overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
+from ...isa.versal.board import system_cfg
+from ...isa.versal.header import header
+from ...isa.versal.placement import placement_header
+
+VERSAL = Path(__file__).resolve().parent
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "isa.h": partial(header, XNN, LOOPS, "pl/fields.h"),
+    "xnn2/isa.h": partial(header, XNN2, XNN2_LOOPS, "../pl/fields.h"),
+    "xnn2/dma_hls.cpp": partial(network.top, XNN2),
+    "xnn2/dispatch.h": partial(network.dispatcher_header, XNN2),
+    "xnn2/dispatch.cpp": partial(network.dispatcher, XNN2),
+    "system.cfg": partial(system_cfg, XNN),
+    "aie/placement.h": partial(placement_header, XNN),
+}
+"""Files by their path in this folder, each with what makes its text."""
+SUFFIXES = (".cc", ".cfg", ".cpp", ".h", ".hpp")
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is made of the sources: `rsn/csim` in XDG_CACHE_HOME, or in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rsn" / "csim"
+
+
+@cache
+def _texts() -> Mapping[str, bytes]:
+    """All sources, by their path."""
+    found = {path.relative_to(VERSAL).as_posix(): path for path in VERSAL.rglob("*") if path.suffix in SUFFIXES}
+    stored = {name: path.read_bytes() for name, path in found.items() if not name.startswith("build")}
+    return dict(sorted((stored | {name: made().encode() for name, made in GENERATED.items()}).items()))
+
+
+def sources() -> Path:
+    """Return a folder with all sources, laid out as in hw/versal. It is in the user's cache, under a hash of what it
+    holds, because the folder of an installation may be read only. Raises `OSError` if it cannot be written."""
+    h = hashlib.sha256(repr(list(_texts().items())).encode())
+    folder = cache_folder() / "sources" / h.hexdigest()[:16]
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+        try:
+            for name, text in _texts().items():
+                (made / name).parent.mkdir(parents=True, exist_ok=True)
+                (made / name).write_bytes(text)
+            made.chmod(0o755)
+            made.rename(folder)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            if not folder.exists():  # another process may have made it
+                raise
+    return folder
+
+
+def write(folder: Path = VERSAL) -> None:
+    """Write the generated files. What has not changed keeps its time, so that make builds nothing anew."""
+    for name, made in GENERATED.items():
+        path, text = folder / name, made()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+
+
+if __name__ == "__main__":
+    write(*map(Path, sys.argv[1:]))

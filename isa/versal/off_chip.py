@@ -1,0 +1,66 @@
+"""DDR and LPDDR: banks off chip, whose accesses are chunks at a distance from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...machine.description import UnitSpec
+from ...machine.steps import Burst
+from ...machine.unit import Unit
+from ...machine.wiring import Wiring
+from .tiles import Array
+
+READ_ONLY = "lpddr"
+"""The bank that no unit writes."""
+
+
+def starts(mop: Any, iteration: int) -> Iterator[int]:
+    """The address of each chunk of a mOP with `addr`, `reuse_stride`, `chunk_stride` and `chunks`, in address units."""
+    base = mop.addr + iteration * mop.reuse_stride
+    return ((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF for chunk in range(mop.chunks))
+
+
+def addresses(mop: Any, reuse: int) -> npt.NDArray[np.int64]:
+    """The same for the first `reuse` iterations: an array (reuse, chunks)."""
+    iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
+    chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
+    return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)
+
+
+class BankUnit(Unit):
+    """A bank off chip: its bursts, at its rates."""
+
+    def __init__(self, spec: UnitSpec, net: Wiring) -> None:
+        super().__init__(spec, net)
+        self.read_only = spec.bank == READ_ONLY
+        self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
+
+    def loaded(self, start: int, pieces: int, size: int, peers: Sequence[str], words: int, parts: int = 1) -> Burst:
+        """The burst that sends so many pieces of `size` elements, from element `start` on, to all peers. words: of a
+        piece on the stream, in `parts`."""
+        at = start
+
+        def fetch(n: int) -> tuple[Array, ...]:
+            nonlocal at
+            at += n * size
+            return (self.read(at - n * size, n * size).reshape(n, size),) * len(peers)
+
+        sinks = tuple(self.sink(peer) for peer in peers)
+        return Burst(pieces, self._read, size * 4, puts=sinks, words=words, parts=parts, do=fetch)
+
+    def stored(self, start: int, pieces: int, size: int, peer: str, words: int, parts: int = 1) -> Burst:
+        """The burst that writes what a peer sends; arguments as for `loaded`."""
+        at = start
+
+        def keep(n: int, tokens: Any) -> None:
+            nonlocal at
+            for token in [tokens] if isinstance(tokens, np.ndarray) else tokens:
+                self.write(at, np.asarray(token).reshape(-1))
+                at += np.size(token)
+
+        gets = (self.source(peer),)
+        return Burst(pieces, self._write, size * 4, gets=gets, words=words, parts=parts, do=keep)
