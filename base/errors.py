@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .deadlock_report import Deadlock
@@ -89,6 +89,14 @@ class DeadlockError(ProgramError):
 
     def __str__(self) -> str:
         return str(self.report)
+
+
+class LeftoverError(ProgramError):
+    """A run ends with words in streams. words: the payloads that each of these streams holds, by its name."""
+
+    def __init__(self, message: str, words: Mapping[str, Sequence[Any]]) -> None:
+        super().__init__(message)
+        self.words = words
 
 
 class CycleError(ProgramError):

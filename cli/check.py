@@ -14,7 +14,7 @@ from ..assembler import container
 from ..base.finding import Finding, gather
 from ..isa.overlays import find
 from ..isa.program import Program
-from ..isa.verify import check, dry_plan, dry_run, smallest_depth
+from ..isa.verify import check, dry_run, smallest_depth
 from ..streams.check import report_on as check_streams
 from ..streams.reader import read_file
 from .options import BINARIES, JSON, RAW, STREAMS, Count, Options, option, refuse, with_options
@@ -82,10 +82,9 @@ def _check_binary(program: Path, options: CheckOptions) -> None:
     depth = None
     if runnable and all(f.warning for f in findings):
         with working(TIMING):
-            plan = dry_plan(loaded)
-            findings += dry_run(loaded, plan)
+            findings += dry_run(loaded)
             if all(f.warning for f in findings):
-                depth = smallest_depth(loaded, plan)
+                depth = smallest_depth(loaded)
     findings = gather(findings, options.most)
     ok = all(f.warning for f in findings)
     if options.as_json:

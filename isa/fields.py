@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..base.errors import FieldError
-from ..machine.unit import Immutable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +73,7 @@ def bits(
     return dataclasses.field(default=default, metadata={"bits": spec})
 
 
-class Record(Immutable):
+class Record:
     """A record of N 32-bit words, made of bit fields. Declare a format as `class NAME(Record, words=N)`; `name="..."`,
     if instructions call it otherwise, as another overlay does one of its own.
 

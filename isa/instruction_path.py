@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,9 +19,11 @@ from ..base.errors import ProgramError
 from ..machine.balance import UopTable
 from ..machine.description import Machine, UnitSpec
 from ..machine.executor import ProcessNetwork
+from ..machine.kernel_traces import UntraceableError
+from ..machine.plan import Plan
 from ..machine.steps import NEVER, Channel, Issue, Step, Steps
 from ..machine.traces import MAX_UOPS as MAX_TRACED
-from ..machine.traces import Items, TraceTable, UnitTraces, UntraceableError
+from ..machine.traces import Items, TraceTable, UnitTraces
 from ..machine.workload import MAX_UOPS, Workload
 from .expansion import Expansion, preloaded_uops, uop_upper_bound
 from .fields import Record
@@ -234,6 +238,19 @@ class InstructionPath(Workload):
                 known[key] = table.trace(*rows)
             items.add(known[key], number, number)
         return items
+
+
+_PLANS: WeakKeyDictionary[Program, Plan[Overlay]] = WeakKeyDictionary()
+
+
+def plan_of(program: Program) -> Plan[Overlay]:
+    """The run of a program whose parameters are at their defaults. It is traced once as long as the program lives:
+    tracing is the slow part of what is asked of a program."""
+    plan = _PLANS.get(program)
+    if plan is None:
+        places = replace(program)  # the plan must not keep the program itself
+        plan = _PLANS[program] = Plan(program.overlay, InstructionPath.of(program), where=places.where)
+    return plan
 
 
 class _Served:

@@ -20,7 +20,7 @@ from ..machine.balance import Balance, balance
 from ..machine.plan import Plan
 from .expansion import Accesses, Expansion, Ints, place_of, preloaded_uops, uop_upper_bound
 from .hazards import hazards
-from .instruction_path import InstructionPath
+from .instruction_path import plan_of
 from .overlay import Overlay
 from .packet import Packet
 from .program import Layout, Parameter, Patch, Program
@@ -138,13 +138,10 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
     return findings
 
 
-def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding]:
+def dry_run(program: Program) -> list[Finding]:
     """Run the program without data; find deadlock at the overlay's FIFO depths (D01, D03) and words left over (D02), or
-    that data decides (D04, a warning).
-
-    plan: the result of `dry_plan(program)`, if the caller has it already.
-    """
-    plan = plan or dry_plan(program)
+    that data decides (D04, a warning)."""
+    plan = plan_of(program)
     try:
         plan.run()
     except DeadlockError as e:
@@ -161,15 +158,10 @@ def dry_run(program: Program, plan: Plan[Overlay] | None = None) -> list[Finding
     return []
 
 
-def smallest_depth(program: Program, plan: Plan[Overlay] | None = None) -> int | None:
+def smallest_depth(program: Program) -> int | None:
     """Return the smallest mOP FIFO depth at which the program runs, at most the overlay's; None if it does not run."""
-    plan, depth = plan or dry_plan(program), program.overlay.mop_fifo_depth
+    plan, depth = plan_of(program), program.overlay.mop_fifo_depth
     return _search(plan, 1, depth) if _runs(plan, depth) else None
-
-
-def dry_plan(program: Program) -> Plan[Overlay]:
-    """Return a plan for `dry_run` and `smallest_depth`, to share between them: making its traces is the slow part."""
-    return Plan(program.overlay, InstructionPath.of(program), where=program.where)
 
 
 def _runs(plan: Plan[Overlay], depth: int) -> bool:

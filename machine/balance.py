@@ -1,12 +1,13 @@
 """Compares the words sent and received on every stream, without running the network.
 
-The kernels of each unit are stepped alone, without waiting, and the words that they put and get are counted. A kernel
-depends only on its uOP and on the unit's registers, so each distinct pair is stepped once.
+The kernels of each unit are traced alone (`kernel_traces`), and the words of their traces are counted. A kernel depends
+only on its uOP and on the unit's registers, so uOPs of equal `effect_key` are stepped once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +16,16 @@ import numpy.typing as npt
 
 from ..base.deadlock_report import Imbalance
 from ..base.finding import Finding
-from .description import Machine, Memory
-from .steps import AnyOf, Channel, Par, Steps
-from .unit import Immutable, Unit
+from .description import FREE, Machine
+from .event_log import StepSignature
+from .kernel_traces import Fork, KernelTraces, KeyedKernels, UntraceableError
+from .steps import Channel, Step
 from .wiring import Wiring
 
 MAX_STEPS = 4_000_000
 """Largest number of kernel steps that are counted; the largest real program needs a few thousand."""
 
-State = tuple[tuple[str, Any], ...]
-
-
-class _Undecidable(Exception):
-    """The words that a unit sends and receives cannot be counted by stepping its kernels alone."""
-
+PUT, GET = range(2)
 
 Ints = npt.NDArray[np.int64]
 
@@ -80,28 +77,32 @@ class Balance:
 def balance(table: UopTable) -> Balance:
     """Count the words sent and received on every stream of a machine, over all uOPs of its units."""
     machine = table.machine
-    counts = _Counts(Wiring(machine))
-    traffic: dict[str, _Traffic] = {}
+    words = _Words(Wiring(machine))
+    traces: dict[str, Ints] = {}
     reasons: dict[str, str] = {}
     for u in machine.units:
         if u.name in table.missing:
             reasons[u.name] = f"the op lists of the {u.kind}s are not known"
             continue
         try:
-            traffic[u.name] = counts.unit(table, u.name)
-        except _Undecidable as e:
+            traces[u.name] = words.unit(table, u.name)
+        except UntraceableError as e:
             reasons[u.name] = str(e)
     for stream in machine.streams:  # the value of a control token may decide the next steps of its reader
-        if stream.name in counts.control:
+        if stream.name in words.control:
             reasons.setdefault(stream.dst, f"{stream.name} carries control")
+    moved = words.moved()
     out = Balance([], {}, {})
-    for stream in machine.streams:
+    for number, stream in enumerate(machine.streams):
         name = stream.name
         reason = reasons.get(stream.src) or reasons.get(stream.dst)
         if reason:
             out.undecided[name] = reason
             continue
-        sent, received = traffic[stream.src].words(name, 0), traffic[stream.dst].words(name, 1)
+        sent, received = (
+            np.array([each.get((number, side), 0) for each in moved] or [0], np.int64)[traces[unit]]
+            for unit, side in ((stream.src, PUT), (stream.dst, GET))
+        )
         totals = int(sent.sum()), int(received.sum())
         out.totals[name] = totals
         if totals[0] != totals[1]:
@@ -112,140 +113,55 @@ def balance(table: UopTable) -> Balance:
     return out
 
 
-@dataclass(frozen=True, eq=False)
-class _Traffic:
-    """The words that the uOPs of one unit move.
-
-    effects: by uOP, an index into `table`. table: distinct effects: words by (stream, side); side 0 puts, side 1 gets.
-    """
-
-    effects: Ints
-    table: list[dict[tuple[str, int], int]]
-
-    def words(self, stream: str, side: int) -> Ints:
-        """Words that each uOP puts on a stream (side 0) or gets from it (side 1)."""
-        each = np.array([e.get((stream, side), 0) for e in self.table] or [0], np.int64)
-        return each[self.effects]
-
-
-class _Counts:
-    """Steps the kernels of units alone and counts the words that they put and get.
-
-    control: streams on which control tokens were sent.
-    """
+class _Words(KernelTraces):
+    """Traces as far as they say which words are moved. control: streams on which control tokens were sent."""
 
     def __init__(self, wiring: Wiring) -> None:
+        super().__init__(wiring, MAX_STEPS, MAX_STEPS)
         self.wiring = wiring
         self.control: set[str] = set()
-        self.steps = 0
 
-    def unit(self, table: UopTable, name: str) -> _Traffic:
-        return self._remembered(table, name) or self._stepped(table, name)
+    def step(
+        self,
+        rate: str = FREE,
+        amount: float = 1.0,
+        *,
+        gets: tuple[Channel, ...] = (),
+        puts: tuple[Channel, ...] = (),
+        words: int = 1,
+        whole: bool = False,
+        times: int = 1,
+    ) -> StepSignature:
+        """A row without times, which any step has."""
+        get, put = (tuple(c.number for c in side) for side in (gets, puts))
+        return StepSignature(get, put, words, False, 0, 0.0, times)
 
-    def _stepped(self, table: UopTable, name: str) -> _Traffic:
-        """Step the kernels in order, for units whose state cannot be compared; uOPs of equal `effect_key` once."""
-        spec = table.machine.by_unit[name]
-        unit = spec.behaviour(spec, self.wiring)
+    def steers(self, step: Step) -> None:
+        self.control.update(c.name for c in step.puts)
+
+    def unit(self, table: UopTable, name: str) -> Ints:
+        """The traces of a unit's uOPs. Raises `UntraceableError`."""
+        kernels = KeyedKernels(self, self.wiring.units[name])
         kinds = table.kinds[name].tolist() if name in table.kinds else []
-        keys = {k: unit.effect_key(table.uops[k]) if unit.is_keyed() else None for k in set(kinds)}
-        known: dict[Hashable, int] = {}
-        effects: list[dict[tuple[str, int], int]] = []
-        out = []
-        for kind in kinds:
-            key = keys[kind]
-            effect = None if key is None else known.get(key)
-            if effect is None:
-                effect = len(effects)
-                effects.append(self._effect(unit, table.uops[kind]))
-                if key is not None:
-                    known[key] = effect
-            out.append(effect)
-        return _Traffic(np.array(out, np.int64), effects)
-
-    def _remembered(self, table: UopTable, name: str) -> _Traffic | None:
-        """Step each distinct pair of unit state and uOP once; None if the state cannot be compared."""
-        unit = self.wiring.units[name]
-        state = _state(unit)
-        if state is None:
-            return None
-        numbers, states = {state: 0}, [state]
-        known: dict[tuple[int, int], tuple[int, int]] = {}
-        effects: list[dict[tuple[str, int], int]] = []
-        now, out = 0, []
-        for kind in table.kinds[name].tolist() if name in table.kinds else []:
-            step = known.get((now, kind))
-            if step is None:
-                unit.__dict__.update(states[now])
-                effects.append(self._effect(unit, table.uops[kind]))
-                after = _state(unit)
-                if after is None:
-                    return None
-                if after not in numbers:
-                    numbers[after] = len(states)
-                    states.append(after)
-                step = known[now, kind] = len(effects) - 1, numbers[after]
-            effect, now = step
-            out.append(effect)
-        return _Traffic(np.array(out, np.int64), effects)
-
-    def _effect(self, unit: Unit, uop: Any) -> dict[tuple[str, int], int]:
-        out: dict[tuple[str, int], int] = {}
         try:
-            self._walk(unit.kernel(uop), out)
-        except _Undecidable:
+            return np.array([kernels.kernel(table.uops[kind])[0] for kind in kinds], np.int64)
+        except UntraceableError:
             raise
         except Exception as e:  # kernels may be user code, and they get no data here
-            raise _Undecidable(f"the kernel of {unit.name} fails without data: {e!r}") from e
+            raise UntraceableError(f"the kernel of {name} fails without data: {e!r}") from e
+
+    def moved(self) -> list[Counter[tuple[int, int]]]:
+        """The words that each trace puts on and gets from streams, by index of the stream and PUT or GET."""
+        out: list[Counter[tuple[int, int]]] = []
+        for rows in self.numbers:
+            words: Counter[tuple[int, int]] = Counter()
+            for row in rows:
+                if isinstance(row, Fork):  # a lane has a lower number than what starts it
+                    for lane in row.lanes:
+                        words += out[lane]
+                    continue
+                for side, channels in ((PUT, row.puts), (GET, row.gets)):
+                    for channel in channels:
+                        words[channel, side] += row.words * row.times
+            out.append(words)
         return out
-
-    def _walk(self, steps: Steps, out: dict[tuple[str, int], int]) -> None:
-        value: Any = None
-        while True:
-            try:
-                effect = steps.send(value)
-            except StopIteration:
-                return
-            value = None
-            if isinstance(effect, Par):
-                for lane in effect.lanes:
-                    self._walk(lane, out)
-                continue
-            if isinstance(effect, AnyOf):
-                names = ", ".join(channel.name for channel in effect.channels)
-                raise _Undecidable(f"what comes first decides how many words are taken from each of {names}")
-            self.steps += 1
-            if self.steps > MAX_STEPS:
-                raise _Undecidable(f"more than {MAX_STEPS} steps")
-            for side, channels in ((0, effect.puts), (1, effect.gets)):
-                for channel in channels:
-                    key = channel.name, side
-                    out[key] = out.get(key, 0) + effect.words * effect.times
-            if effect.send:
-                self.control.update(c.name for c in effect.puts)
-            value = [None] * len(effect.gets)
-
-
-_PLAIN = (int, float, str, bool, np.generic, type(None), Immutable)
-_FIXED: tuple[type, ...] = (Channel, Wiring, Memory)
-
-
-def _state(unit: Unit) -> State | None:
-    """The attributes of a unit that its kernels may change; None if some of them cannot be compared."""
-    out: list[tuple[str, Any]] = []
-    for name, value in vars(unit).items():
-        if isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value)):
-            out.append((name, value))
-        elif not _unchanging(value):
-            return None
-    return tuple(out)
-
-
-def _unchanging(value: Any) -> bool:
-    """Whether an attribute is no state: a stream, or memory that is empty because the run has no data."""
-    if isinstance(value, tuple):
-        return all(_unchanging(v) for v in value)
-    if isinstance(value, np.ndarray):
-        return value.size == 0
-    if isinstance(value, list):
-        return not value
-    return isinstance(value, _FIXED)

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-from ..base.errors import DeadlockError, ProgramError
+from ..base.errors import DeadlockError, LeftoverError
 from .deadlock import explain
 from .description import Machine
 from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, EventLog, StepSignature
@@ -270,7 +270,7 @@ class ProcessNetwork(Wiring):
     def run(self) -> float:
         """Run to the end and return the latency in seconds.
 
-        Raises `DeadlockError` with the wait-for report, or `ProgramError` if words are left in streams.
+        Raises `DeadlockError` with the wait-for report, or `LeftoverError` if words are left in streams.
         """
         return self.run_from(self._tasks)
 
@@ -365,14 +365,15 @@ class ProcessNetwork(Wiring):
     def settle(self, alive: Collection[Task]) -> None:
         """Raise unless the run is complete. alive: the processes that have not ended; none of them can move.
 
-        Raises `DeadlockError` if there are any, `ProgramError` if words are left in streams.
+        Raises `DeadlockError` if there are any, `LeftoverError` if words are left in streams.
         """
         if alive:
             raise DeadlockError(explain(self, alive))
         left = [c for c in self._channels.values() if c.filled]
         if left:
             rows = "\n".join(f"  {self._leftover(c)}" for c in left)
-            raise ProgramError(f"the program ends with data left in streams (more sent than received)\n{rows}")
+            text = f"the program ends with data left in streams (more sent than received)\n{rows}"
+            raise LeftoverError(text, {c.name: [payload for _, payload, *_ in c.tokens] for c in left})
 
     def _leftover(self, channel: Channel) -> str:
         unit, number, issue = channel.last

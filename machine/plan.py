@@ -12,8 +12,9 @@ from .description import Machine
 from .executor import ProcessNetwork
 from .fast_engine import run_traces
 from .jit import available, loads
+from .kernel_traces import UntraceableError
 from .timing import Timing
-from .traces import Traces, UntraceableError, trace_workload
+from .traces import Traces, trace_workload
 from .workload import Workload
 
 NUMBA_MIN_FIRINGS = 100_000

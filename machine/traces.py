@@ -14,16 +14,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.garbage import gc_disabled
-from .description import FREE, Machine
+from .description import Machine
 from .event_log import StepSignature
 from .executor import ProcessNetwork, draining
-from .steps import NEVER, AnyOf, Burst, Channel, Par, Steps
+from .kernel_traces import MAX_WORDS, Fork, KernelTraces, KeyedKernels, UntraceableError
+from .steps import NEVER, Channel
 from .unit import Unit
 from .workload import Workload
 
@@ -39,23 +40,10 @@ MAX_UOPS = 1 << 23
 MAX_FIRINGS = 1 << 29
 """Largest number of firings: they are numbered in 31 bits, of which the log uses two for `via`."""
 
-MAX_WORDS = 1 << 30
-"""Largest stream depth and largest number of words of a step: they are counted in 31 bits."""
-
 GETS, PUTS, PEERS, WORDS, WHOLE, TIMES, RATE = range(7)
 """Columns of `Traces.rows`."""
 FORK = -1
 """Value of the column GETS for a row that starts lanes instead of firing: PUTS is their number, PEERS their traces."""
-
-
-class UntraceableError(Exception):
-    """The steps of a program cannot be known without running it. Internal: the caller then uses the executor."""
-
-
-class Fork(NamedTuple):
-    """A row of a trace that starts lanes in parallel. lanes: their trace numbers."""
-
-    lanes: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,101 +124,16 @@ class Items:
         return tuple(np.frombuffer(x, np.int32) if x else np.zeros(0, np.int32) for x in columns)  # type: ignore[return-value]
 
 
-class TraceTable:
-    """Builds traces; equal traces are kept once."""
+class TraceTable(KernelTraces):
+    """The traces of all processes of a network."""
 
     def __init__(self, net: ProcessNetwork) -> None:
+        super().__init__(net, MAX_STEPS, MAX_KERNEL_STEPS)
         self.net = net
-        self.rates = {name: i for i, name in enumerate(net.rate_names)}
-        self.numbers: dict[tuple[StepSignature | Fork, ...], int] = {}
-        self.firings: list[int] = []
-        self.slots: list[int] = []
-        self.steps = 0
 
     def unit(self, name: str) -> UnitTraces:
         """The tracer of one unit of the network."""
         return UnitTraces(self, self.net.units[name])
-
-    def trace(self, *rows: StepSignature | Fork) -> int:
-        """Return the number of the trace with these rows; adds it if it is new."""
-        found = self.numbers.get(rows)
-        if found is not None:
-            return found
-        firings = slots = 0
-        for row in rows:
-            if isinstance(row, Fork):
-                firings += sum(self.firings[t] for t in row.lanes)
-                slots = max(slots, sum(1 + self.slots[t] for t in row.lanes))
-            else:
-                firings += row.times
-        self.numbers[rows] = len(self.firings)
-        self.firings.append(firings)
-        self.slots.append(slots)
-        return len(self.firings) - 1
-
-    def step(
-        self,
-        rate: str = FREE,
-        amount: float = 1.0,
-        *,
-        gets: tuple[Channel, ...] = (),
-        puts: tuple[Channel, ...] = (),
-        words: int = 1,
-        whole: bool = False,
-        times: int = 1,
-    ) -> StepSignature:
-        """Return a row for a trace, with channels and rate as numbers. whole: the step needs whole tokens.
-
-        Raises `UntraceableError` if the step moves no words or uses a stream twice.
-        """
-        if not 0 < words <= MAX_WORDS or len(set(gets)) < len(gets) or len(set(puts)) < len(puts):
-            raise UntraceableError("a step moves no words, or uses a stream twice")
-        get, put = (tuple(c.number for c in side) for side in (gets, puts))
-        return StepSignature(get, put, words, whole, self.rates[rate], float(amount), times)
-
-    def record(self, steps: Steps) -> int:
-        """Step a kernel, or one of its lanes, alone; return the number of its trace."""
-        rows: list[StepSignature | Fork] = []
-        last: tuple[Any, ...] = ()
-        times = 0
-        limit = min(self.steps + MAX_KERNEL_STEPS, MAX_STEPS)
-
-        def flush() -> None:
-            if times:
-                gets, puts, words, whole, rate, amount = last
-                rows.append(self.step(rate, amount, gets=gets, puts=puts, words=words, whole=whole, times=times))
-
-        value: list[None] | None = None
-        while True:
-            try:
-                effect = steps.send(value)
-            except StopIteration:
-                break
-            if isinstance(effect, Par):
-                value = None
-                if effect.lanes:
-                    flush()
-                    times = 0
-                    rows.append(Fork(tuple([self.record(lane) for lane in effect.lanes])))
-                continue
-            if isinstance(effect, AnyOf):
-                raise UntraceableError("a unit chooses by what comes first")
-            if effect.send:
-                raise UntraceableError("a kernel sends tokens that may steer others")
-            self.steps += 1
-            if self.steps > limit:
-                raise UntraceableError("too many steps to trace")
-            gets, parts = tuple(effect.gets), effect.parts
-            words, amount = effect.words // parts, effect.amount / parts
-            this = (gets, tuple(effect.puts), words, effect.needs_whole_token, effect.rate, amount)
-            if times and this == last:
-                times += effect.times * parts
-            else:
-                flush()
-                last, times = this, effect.times * parts
-            value = None if isinstance(effect, Burst) else [None] * len(gets)
-        flush()
-        return self.trace(*rows)
 
     def finish(self, processes: Sequence[Items]) -> Traces:
         """Make the arrays. processes: items of each process, in the order of `net.progress`.
@@ -309,40 +212,26 @@ class TraceTable:
         )
 
 
-class UnitTraces:
-    """Traces the kernels of one unit; uOPs of equal `effect_key` share a trace.
+class UnitTraces(KeyedKernels):
+    """Traces the kernels of one unit.
 
     apart: the unit's halves are apart. A uOP is then traced as an index into `halves`, which has the traces of its
     filling and draining half, or the trace of its kernel if it touches no slot.
     """
 
     def __init__(self, table: TraceTable, unit: Unit) -> None:
-        self.table = table
+        super().__init__(table, unit)
         self.name = unit.name
         self.apart = table.net.apart.get(unit.name)
         self.halves: list[tuple[int, int] | int] = []
-        self._unit = unit
-        self._known: dict[Any, int] = {}
-        self._keyed = unit.is_keyed()
 
-    def kernel(self, uop: Any) -> tuple[int, bool]:
-        """Return the trace of a uOP (with `apart`: its index in `halves`), and whether it may depend on earlier uOPs
-        (the uOP has no `effect_key`)."""
-        key = self._unit.effect_key(uop) if self._keyed else None
-        if key is None:
-            return self._record(uop), True
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._record(uop)
-        return found, False
-
-    def _record(self, uop: Any) -> int:
-        record = self.table.record
+    def record(self, uop: Any) -> int:
         if self.apart is None:
-            return record(self._unit.kernel(uop))
-        halves = self._unit.halves(uop)
+            return super().record(uop)
+        record = self.table.record
+        halves = self.unit.halves(uop)
         if halves is None:
-            self.halves.append(record(self._unit.kernel(uop)))
+            self.halves.append(record(self.unit.kernel(uop)))
         else:
             fill, drain = (self.table.trace() if half is None else record(half) for half in halves)
             self.halves.append((fill, drain))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..base.errors import DeadlockError, ProgramError, UnsupportedError
 from ..isa.fields import Record
-from ..isa.instruction_path import InstructionPath
+from ..isa.instruction_path import plan_of
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet
 from ..isa.program import Patch, Place, Program, Segment, UnpackedProgram
@@ -76,11 +76,11 @@ def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
     kernels = replace(kernels, segments=tuple(_in_uops(kernels)))
     shared = _assemble(kernels, pieces, starts, share=True)
     try:
-        execute(overlay, InstructionPath.of(shared))
+        plan_of(shared).run()
         return shared
     except DeadlockError:
         alone = _assemble(kernels, pieces, starts, share=False)
-        execute(overlay, InstructionPath.of(alone), where=alone.where)
+        plan_of(alone).run()
         return alone
 
 

@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import ProgramError, TensorError, UnsupportedError  # noqa: E402
+from rsn.isa.instruction_path import InstructionPath  # noqa: E402
+from rsn.machine import traces  # noqa: E402
 
 
 def test_a_compiled_model_is_timed_at_other_rates() -> None:
@@ -17,6 +19,28 @@ def test_a_compiled_model_is_timed_at_other_rates() -> None:
         assert compiled.latency_at(ddr_read_gbs=5) > compiled.latency_at() > compiled.latency_at(ddr_read_gbs=100)
         with pytest.raises(ProgramError, match="no parameter 'ddr'"):
             compiled.latency_at(ddr=1)
+
+
+@pytest.mark.parametrize("overlay", ["xnn", "xnn2"])
+def test_an_image_is_traced_once(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `rsn.compile`, which looks for a deadlock, to calls and questions about time."""
+    traced = []
+    attach = traces.TraceTable.__init__
+
+    def counted(table: traces.TraceTable, net: traces.ProcessNetwork) -> None:
+        traced.append(net.workload)
+        attach(table, net)
+
+    monkeypatch.setattr(traces.TraceTable, "__init__", counted)
+    x = torch.randn(1, 128, 128)
+    model = rsn.nn.Encoder(1, 128, 2, 256).eval()
+    with rsn.compile(model, (x,), overlay=overlay) as compiled:
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+        assert compiled.explain()
+        assert compiled.modelled.latency_s == compiled.last_run.latency_s
+        assert compiled.latency_at() == compiled.last_run.latency_s
+    assert sum(isinstance(one, InstructionPath) for one in traced) == 1
 
 
 def test_explain_knows_the_limits_of_an_overlay() -> None:

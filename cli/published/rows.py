@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from ...hw.sim.machine import launch_seconds
-from ...isa.instruction_path import InstructionPath
+from ...isa.instruction_path import plan_of
 from ...isa.layout import padded
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
@@ -25,7 +25,6 @@ from ...isa.program import Program
 from ...isa.statistics import count
 from ...isa.versal.logic import TILES_PER_MME
 from ...machine.description import Rate
-from ...machine.plan import Plan
 from ...machine.resources import VC1902
 from ...machine.timing import Timing
 from ...scheduler.best import Best
@@ -277,7 +276,6 @@ class Bench:
         self.base = XNN_BASE.with_rates(**dict(rates or {}))
         self.extended = dataclasses.replace(XNN, **_parameters(self.base))
         self._programs: dict[tuple[LayerGraph, str], Program] = {}
-        self._plans: dict[tuple[LayerGraph, str], Plan[Overlay]] = {}
 
     def program(self, network: LayerGraph, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
         """Return the program of a network. extended: for the overlay with opcode 8."""
@@ -297,10 +295,7 @@ class Bench:
     ) -> Timing:
         """Return the timing of a network's program, without the launch. overlay: the base overlay with other rates, on
         which the same program is timed."""
-        key = network, repr(schedule or self.schedule)
-        if key not in self._plans:
-            self._plans[key] = _plan(self.program(network, schedule, extended))
-        return self._plans[key].run(overlay)
+        return plan_of(self.program(network, schedule, extended)).run(overlay)
 
     def ms(self, network: LayerGraph, schedule: Schedule | Best | None = None, *, extended: bool = False) -> float:
         """Return the milliseconds of a network's program, with the launch."""
@@ -308,16 +303,12 @@ class Bench:
 
     def program_ms(self, program: Program) -> float:
         """Return the milliseconds of a program, with the launch."""
-        return 1e3 * (_plan(program).run().latency + launch_seconds(self.base))
+        return 1e3 * (plan_of(program).run().latency + launch_seconds(self.base))
 
     def forget(self, network: LayerGraph) -> None:
         """Drop a network's programs and traces, which are large for a long program."""
-        for key in [key for key in self._plans if key[0] is network]:
-            del self._plans[key], self._programs[key]
-
-
-def _plan(program: Program) -> Plan[Overlay]:
-    return Plan(program.overlay, InstructionPath.of(program), where=program.where)
+        for key in [key for key in self._programs if key[0] is network]:
+            del self._programs[key]
 
 
 def _parameters(overlay: Overlay) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import dataclasses
 
 from ...base.errors import DeadlockError, ProgramError
 from ...isa.fields import Record
+from ...isa.instruction_path import plan_of
 from ...isa.overlay import FIFO_DEPTHS, Overlay
 from ...isa.overlays import OVERLAYS
 from ...isa.overlays.file import without_hardware
 from ...isa.overlays.xnn.formats import Mme
 from ...isa.program import Program
-from ...isa.verify import dry_plan
 from .device import BoardMismatch
 from .profile import INSTRUCTIONS, VCK190, VCK190_ISCA25, Profile
 from .tiles import tiles
@@ -81,7 +81,7 @@ def _sums(op: Record) -> bool:
 
 def _deadlocks(program: Program) -> bool:
     try:
-        dry_plan(program).run()
+        plan_of(program).run()
     except DeadlockError:
         return True
     except ProgramError:  # words are left over; or data decides

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from ...isa.expansion import Expansion
 from ...isa.image import decode_image
-from ...isa.instruction_path import InstructionPath
+from ...isa.instruction_path import InstructionPath, plan_of
 from ...isa.overlay import Overlay
 from ...isa.packet import Words
 from ...isa.program import Array, Buffer, Program
@@ -59,7 +59,8 @@ class Machine:
         self.image = program.image if words is None else words
         self.packets = decode_image(self.image, program.overlay)
         self.path = InstructionPath(program.overlay, self.packets, program.preloaded)
-        self.plan = Plan(program.overlay, self.path, where=program.where)
+        is_usual = self.packets == program.packets
+        self.plan = plan_of(program) if is_usual else Plan(program.overlay, self.path, where=program.where)
         self._timing: Timing | None = None
         self._run: Run | None = None
 

@@ -33,9 +33,8 @@ from .operators.on_chip import Bufferize, Streamify
 from .operators.routing import EagerMerge, Parallelize, Partition, Reassemble
 from .operators.shape import Broadcast, Discard, Expand, First, Flatten, Promote, Repeat, Reshape, Zip
 from .operators.sources import MetadataGen, SelectGen
-from .run import Arrivals, Run, run
+from .run import Arrivals, Rates, Run, TimedRun, run, timed
 from .shapes import SelectorType, StreamType, TileType, TupleType, dimension, ragged, symbol, tile
-from .timed import Rates, TimedRun, timed
 from .tokens import DONE, BufferReference, Selector, Stop, Tile, decode, encode, parse, show
 from .updates import AllRead, DefinedUpdate, Fold, Last, MatmulAdd, RetileCol, RetileRow, Update
 

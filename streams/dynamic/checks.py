@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import sympy
@@ -24,39 +24,119 @@ from .shapes import (
 from .tokens import BufferReference, Done, Groups, Selector, Stop, Tile, Token
 
 
-@dataclass
-class Seen:
-    """The sizes that a dimension had: their sum and the largest one; `only` if there was just one."""
+class Sizes:
+    """A dimension in a run: what its sizes must be (a number, the size seen first, or at most a bound), and what they
+    were: their sum, the largest one, and two of the values."""
 
-    total: int = 0
-    largest: int = 0
-    values: set[int] = field(default_factory=set)
+    __slots__ = ("_bound", "_known", "_most", "_regular", "_what", "dimension", "largest", "total", "values")
 
-    def add(self, size: int) -> None:
-        """One more size."""
+    def __init__(self, one: Dimension, bounds: Mapping[sympy.Symbol, int], what: str) -> None:
+        self.dimension = one
+        self.total = self.largest = 0
+        self.values: set[int] = set()
+        self._what = what
+        self._known = int(one.size) if one.size.is_Integer else None
+        self._regular = not one.ragged
+        self._bound = bounds.get(one.size)
+        self._most = min((n for n in (self._known, self._bound) if n is not None), default=inf)
+
+    def at_most(self, size: int, position: int) -> None:
+        """Raise `TokenError` if no size may be as large as this."""
+        if size <= self._most:
+            return
+        if self._bound is not None and size > self._bound:
+            text = f"{self._what} is {size} or more, beyond the bound {self.dimension} <= {self._bound}"
+            raise TokenError(text, position)
+        raise TokenError(f"{self._what} is {size} or more, and {self._known} by its type or before", position)
+
+    def add(self, size: int, position: int) -> None:
+        """One more size. Raises `TokenError`."""
+        self.at_most(size, position)
+        if self._known is None:
+            if self._regular:
+                self._known = self._most = size
+        elif size != self._known:
+            text = f"{self._what} is {size}, and {self._known} by its type or before ({self.dimension})"
+            raise TokenError(text, position)
         self.total += size
-        self.largest = max(self.largest, size)
+        if size > self.largest:
+            self.largest = size
         if len(self.values) < 2:
             self.values.add(size)
+
+    def bind(self, found: dict[sympy.Symbol, int]) -> None:
+        """Add the values of the symbols that are the dimension's own: of a regular one its value, of a ragged one the
+        sum and the largest one."""
+        if self.dimension.ragged:
+            for expression, value in ((self.dimension.total, self.total), (self.dimension.largest, self.largest)):
+                if isinstance(expression, sympy.Symbol):
+                    found[expression] = value
+        elif isinstance(self.dimension.size, sympy.Symbol) and len(self.values) == 1:
+            found[self.dimension.size] = next(iter(self.values))
+
+
+class _Elements:
+    """The elements of a type in a run. sizes: of each dimension of a tile or a buffer. parts: of a tuple."""
+
+    __slots__ = ("data", "parts", "sizes")
+
+    def __init__(self, data: DataType, bounds: Mapping[sympy.Symbol, int]) -> None:
+        self.data = data
+        self.parts = [_Elements(part, bounds) for part in data.parts] if isinstance(data, TupleType) else []
+        shape: tuple[Dimension, ...] = ()
+        names: Sequence[str] = ()
+        if isinstance(data, TileType):
+            shape, names = data.shape, ("rows of a tile", "columns of a tile")
+        elif isinstance(data, BufferType):
+            shape = data.shape
+            names = [f"dimension {level} of a buffer" for level in reversed(range(len(shape)))]
+        self.sizes = [Sizes(one, bounds, name) for one, name in zip(shape, names, strict=True)]
+
+    def see(self, token: Any, position: int) -> None:
+        """Take an element into account. Raises `TokenError`."""
+        match self.data:
+            case TileType(dtype=dtype) if isinstance(token, Tile):
+                rows, columns = self.sizes
+                rows.add(token.rows, position)
+                columns.add(token.columns, position)
+                if dtype != token.dtype:
+                    raise TokenError(f"a tile of {token.dtype} in a stream of {dtype}", position)
+            case SelectorType(choices, hot) if isinstance(token, Selector):
+                if any(not 0 <= one < choices for one in token.chosen):
+                    raise TokenError(f"selector {token} of {choices} streams", position)
+                if hot is not None and len(token.chosen) != hot:
+                    raise TokenError(f"selector {token} in a stream of selectors of {hot}", position)
+            case BufferType() if isinstance(token, BufferReference):
+                for axis, (sizes, size) in enumerate(zip(self.sizes, token.shape, strict=True)):
+                    if axis == 0 or token.shape[0]:
+                        sizes.add(size, position)
+            case TupleType() if isinstance(token, tuple) and len(token) == len(self.parts):
+                for part, one in zip(self.parts, token, strict=True):
+                    part.see(one, position)
+            case data:
+                raise TokenError(f"{token} in a stream of {data}", position)
+
+    def bind(self, found: dict[sympy.Symbol, int]) -> None:
+        """Add the values of the symbols that are a dimension's own, if there was an element."""
+        for sizes in self.sizes:
+            if sizes.values:
+                sizes.bind(found)
+        for part in self.parts:
+            part.bind(found)
 
 
 class Measured:
     """Follows a stream: raises `TokenError` where it departs from its type, and counts sizes.
 
-    bounds: of symbols. elements: so far. sizes: of each dimension of the stream, the innermost first. data: of each
-    dimension in the elements' type, in the order of the type.
+    bounds: of symbols. sizes: of each dimension of the stream, the innermost first.
     """
 
     def __init__(self, stream: StreamType, bounds: Mapping[sympy.Symbol, int]) -> None:
         self.type = stream
         self.groups = Groups(stream.rank)
-        self.elements = 0
-        self.sizes = [Seen() for _ in stream.shape]
-        self.data: dict[tuple[int, ...], Seen] = {}
+        self.sizes = [Sizes(one, bounds, f"dimension {level}") for level, one in enumerate(reversed(stream.shape))]
+        self._elements = _Elements(stream.data, bounds)
         self._open = [0] * len(stream.shape)
-        self._limits = [_Limit(one, bounds) for one in reversed(stream.shape)]
-        self._bounds = bounds
-        self._data_limits: dict[tuple[int, ...], _Limit] = {}
         self._shared = _shared(stream.data)
 
     @property
@@ -74,43 +154,19 @@ class Measured:
         elif isinstance(token, Done):
             self._end(self.type.rank)
         else:
-            self.elements += 1
             self._grow(0)
-            self._element(token, self.type.data, ())
+            self._elements.see(token, self.groups.position)
             if self._shared:
                 self._alike(token)
 
-    def _grow(self, dimension: int) -> None:
-        self._open[dimension] += 1
-        self._limits[dimension].at_most(self._open[dimension], f"dimension {dimension}", self.position)
+    def _grow(self, level: int) -> None:
+        size = self._open[level] = self._open[level] + 1
+        self.sizes[level].at_most(size, self.groups.position)
 
-    def _end(self, dimension: int) -> None:
-        size = self._open[dimension]
-        self._open[dimension] = 0
-        self._limits[dimension].exactly(size, f"dimension {dimension}", self.position)
-        self.sizes[dimension].add(size)
-
-    def _element(self, token: Any, data: DataType, path: tuple[int, ...]) -> None:
-        match data, token:
-            case TileType(), Tile():
-                for axis, (one, size) in enumerate(zip(data.shape, token.shape, strict=True)):
-                    self._size(one, size, (*path, axis), ("rows", "columns")[axis] + " of a tile")
-                if data.dtype != token.dtype:
-                    raise TokenError(f"a tile of {token.dtype} in a stream of {data.dtype}", self.position)
-            case SelectorType(), Selector():
-                if any(not 0 <= one < data.choices for one in token.chosen):
-                    raise TokenError(f"selector {token} of {data.choices} streams", self.position)
-                if data.hot is not None and len(token.chosen) != data.hot:
-                    raise TokenError(f"selector {token} in a stream of selectors of {data.hot}", self.position)
-            case BufferType(), BufferReference():
-                for axis, (one, size) in enumerate(zip(data.shape, token.shape, strict=True)):
-                    if axis == 0 or token.shape[0]:
-                        self._size(one, size, (*path, axis), f"dimension {len(data.shape) - 1 - axis} of a buffer")
-            case TupleType(), tuple() if len(token) == len(data.parts):
-                for number, (part, one) in enumerate(zip(data.parts, token, strict=True)):
-                    self._element(one, part, (*path, number))
-            case _:
-                raise TokenError(f"{token} in a stream of {data}", self.position)
+    def _end(self, level: int) -> None:
+        size = self._open[level]
+        self._open[level] = 0
+        self.sizes[level].add(size, self.groups.position)
 
     def _alike(self, token: Any) -> None:
         """Raise `TokenError` unless tiles of a tuple whose ragged sizes have one symbol are of one size."""
@@ -120,22 +176,13 @@ class Measured:
                 text = f"sizes of the tiles in a tuple are {' and '.join(map(str, sizes))}, and one by its type"
                 raise TokenError(text, self.position)
 
-    def _size(self, one: Dimension, size: int, path: tuple[int, ...], what: str) -> None:
-        limit = self._data_limits.get(path)
-        if limit is None:
-            limit = self._data_limits[path] = _Limit(one, self._bounds)
-        limit.at_most(size, what, self.position)
-        limit.exactly(size, what, self.position)
-        self.data.setdefault(path, Seen()).add(size)
-
     def values(self) -> dict[sympy.Symbol, int]:
         """The values of the symbols that are a dimension's own: of regular ones their value, of ragged ones the sum and
         the largest one."""
         found: dict[sympy.Symbol, int] = {}
-        for one, seen in zip(reversed(self.type.shape), self.sizes, strict=True):
-            _bind(found, one, seen)
-        for path, seen in self.data.items():
-            _bind(found, _at(self.type.data, path), seen)
+        for sizes in self.sizes:
+            sizes.bind(found)
+        self._elements.bind(found)
         return found
 
 
@@ -161,44 +208,6 @@ def _tile_size(token: Any, path: tuple[int, ...]) -> int:
         token = token[number]
     size: int = token.shape[path[-1]]
     return size
-
-
-def _at(data: DataType, path: tuple[int, ...]) -> Dimension:
-    if isinstance(data, TupleType):
-        return _at(data.parts[path[0]], path[1:])
-    assert isinstance(data, TileType | BufferType)
-    return data.shape[path[0]]
-
-
-def _bind(found: dict[sympy.Symbol, int], one: Dimension, seen: Seen) -> None:
-    if one.ragged:
-        for expression, value in ((one.total, seen.total), (one.largest, seen.largest)):
-            if isinstance(expression, sympy.Symbol):
-                found[expression] = value
-    elif isinstance(one.size, sympy.Symbol) and len(seen.values) == 1:
-        found[one.size] = next(iter(seen.values))
-
-
-class _Limit:
-    """What a size of a dimension must be: a number, the size seen first, or at most a bound."""
-
-    def __init__(self, one: Dimension, bounds: Mapping[sympy.Symbol, int]) -> None:
-        self.known = int(one.size) if one.size.is_Integer else None
-        self.regular = not one.ragged
-        self.text = str(one)
-        self.bound = bounds.get(one.size)
-
-    def at_most(self, size: int, what: str, position: int) -> None:
-        if self.bound is not None and size > self.bound:
-            raise TokenError(f"{what} is {size} or more, beyond the bound {self.text} <= {self.bound}", position)
-        if self.known is not None and size > self.known:
-            raise TokenError(f"{what} is {size} or more, and {self.known} by its type or before", position)
-
-    def exactly(self, size: int, what: str, position: int) -> None:
-        if self.known is None and self.regular:
-            self.known = size
-        if self.known is not None and size != self.known:
-            raise TokenError(f"{what} is {size}, and {self.known} by its type or before ({self.text})", position)
 
 
 def check_token(measured: Measured, stream: Stream, token: Token) -> None:

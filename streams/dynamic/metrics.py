@@ -20,7 +20,6 @@ from .graph import Node, Program
 from .operators.base import FIGURES, PAPER, Accounting, Rules
 from .run import Run
 from .shapes import Expression, largest_of, replaced, sum_of, symbol
-from .timed import TimedRun
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class Metrics:
         """Those of an operator by its name in the program."""
         return next(metrics for node, metrics in self.nodes.items() if node.name == name)
 
-    def value(self, expression: Expression, values: Mapping[Any, Any] | Run | TimedRun) -> Expression:
+    def value(self, expression: Expression, values: Mapping[Any, Any] | Run) -> Expression:
         """An expression with the values of symbols, by name or symbol: a number, for a ragged dimension the list of its
         sizes, or all that a run measured. What is not given stays."""
-        given = values.values if isinstance(values, Run | TimedRun) else substitution(values)
+        given = values.values if isinstance(values, Run) else substitution(values)
         return replaced(sympy.sympify(expression), {**self.program.symbols.defined, **given})
 
 

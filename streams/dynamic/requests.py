@@ -1,7 +1,7 @@
 """What the kernel of an operator asks of the engine that runs it.
 
-A kernel is a generator: it yields requests, and an engine answers each. One definition serves a run without clocks and
-one with clocks; an engine needs to know these requests and nothing of operators.
+A kernel is a generator: it yields requests, and an engine answers each. One definition serves a run for results and one
+for times; an engine needs to know these requests and nothing of operators.
 
 | request | the engine | answer |
 | --- | --- | --- |

@@ -1,28 +1,44 @@
-"""Run a program of dynamic streams with data: the same result each time, whatever the order of the operators' turns.
+"""Run a program of dynamic streams on the engine of the machines: each operator is a unit.
+
+`run` is for results, and `timed` for how long they take: there, operators are busy by the roofline of their work, and
+share a memory off the chip (v1 section 4.2, v2 section 4.3).
 
 Most operators give the same tokens whenever their inputs come. EagerMerge, and Reassemble where several inputs are
-chosen, take what comes first, so a run keeps clocks: a token has the time at which it was put, an operator that of the
-last thing it did. Without durations nothing takes time, and the clocks come from the times that inputs are given; with
-them, an operator is busy as long as they say. An operator that waits for any of several inputs acts only when nothing
-else can move, and of those that wait, the one whose token comes first (ties: the operator that was added first, then
-the lowest input). So whatever else comes, comes later.
+chosen, take what comes first, so `run` keeps clocks too: without durations nothing takes time, and they come from the
+times that inputs are given. An operator that waits for any of several inputs acts only when nothing else can move, and
+of those that wait, the one whose token comes first (ties: the operator that was added first, then the lowest input).
+So whatever else comes, comes later.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import nextafter
+from typing import Any
 
 import sympy
 
+from ...base.deadlock_report import Deadlock
+from ...base.errors import DeadlockError, LeftoverError
+from ...machine.dynamic import DynamicNetwork, DynamicRun, Ports
+from ...machine.off_chip import OffChipMemory
+from ...machine.steps import Step, Steps
 from .checks import Measured, check_token, checked_values
 from .errors import StepError, StreamFault, StuckError, Waiting
 from .graph import Node, Program, Reading, Stream
 from .memory import Memory, Tensor
 from .operators.base import Context
-from .requests import AnyOf, Busy, Get, Keep, Kernel, OffChip, Peek, Put, Request
+from .operators.off_chip import LinearOffChipLoad, LinearOffChipStore, RandomOffChipLoad, RandomOffChipStore
+from .requests import AnyOf, Busy, Get, Keep, OffChip, Peek, Put
 from .tokens import Array, Token, show
+
+ENDLESS = 1 << 30
+"""Depth of a stream without a bound, in tokens."""
+
+OFF_CHIP = (LinearOffChipLoad, LinearOffChipStore, RandomOffChipLoad, RandomOffChipStore)
+"""Operators that move tiles between the chip and the memory off it."""
 
 
 @dataclass(frozen=True)
@@ -37,72 +53,46 @@ class Arrivals:
             raise StepError("input", f"{len(self.tokens)} tokens with {len(self.times)} times, which must rise")
 
 
-class _Channel:
-    """A stream on its way to one reader. depth: None for no bound."""
+@dataclass(frozen=True)
+class Rates:
+    """on_chip: bytes a cycle between an operator and its memory unit. access: bytes of an access to the memory off the
+    chip; channels, per_client: accesses a cycle, of all operators and of each; latency: cycles from the last access to
+    its arrival. The defaults are those of STeP's evaluation: 64 B on chip, 1024 B off the chip, 64 B a loader."""
 
-    __slots__ = ("credits", "depth", "reader", "tokens", "waiting_reader", "waiting_writer", "writer")
+    on_chip: int = 64
+    access: int = 64
+    channels: int = 16
+    per_client: int = 1
+    latency: int = 0
 
-    def __init__(self, depth: int | None, reader: _Task) -> None:
-        self.depth = depth
-        self.tokens: deque[tuple[Token, float]] = deque()
-        self.credits: deque[float] = deque([0.0] * (depth or 0))
-        self.reader = reader
-        self.writer: _Task | None = None
-        self.waiting_reader = self.waiting_writer = False
-
-    @property
-    def full(self) -> bool:
-        return self.depth is not None and not self.credits
-
-
-class _Output:
-    """A stream at its writer. collected: its tokens, if the run returns them."""
-
-    __slots__ = ("channels", "collected", "measured", "stream", "times")
-
-    def __init__(self, stream: Stream, measured: Measured, channels: list[_Channel], collect: bool) -> None:
-        self.stream = stream
-        self.measured = measured
-        self.channels = channels
-        self.collected: list[Token] | None = [] if collect else None
-        self.times: list[float] = []
+    def __post_init__(self) -> None:
+        if min(self.on_chip, self.access, self.per_client) < 1 or self.per_client > self.channels or self.latency < 0:
+            raise StepError("Rates", f"{self}: latency >= 0, others >= 1, and no client gets more than all channels")
 
 
-class _Task:
-    """An operator, or an input, that runs."""
-
-    __slots__ = ("clock", "done", "index", "inputs", "kernel", "name", "node", "outputs", "request", "where")
-
-    def __init__(self, index: int, name: str, where: str, node: Node | None) -> None:
-        self.index, self.name, self.where, self.node = index, name, where, node
-        self.clock = 0.0
-        self.done = False
-        self.inputs: list[_Channel] = []
-        self.outputs: list[_Output] = []
-        self.kernel: Kernel
-        self.request: Request | None = None
+Durations = Callable[[Node, Busy | OffChip], float]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """What a run gave.
 
-    tokens: of each result: streams without reader, and named outputs; times: when each was put. traffic, flops, held:
-    of each operator, bytes moved, operations, and the most bytes held on chip at once. ends: when each operator ended.
-    values: of the symbols.
+    tokens: of each result: streams without reader, and named outputs; times: when each was put. ends: when each
+    operator ended. traffic, flops, held: of each operator, bytes moved off the chip, operations, and the most bytes
+    held on chip at once. values: of the symbols.
     """
 
     program: Program
     memory: Memory
-    tokens: dict[Stream, list[Token]] = field(default_factory=dict)
-    times: dict[Stream, list[float]] = field(default_factory=dict)
-    traffic: dict[Node, int] = field(default_factory=dict)
-    flops: dict[Node, int] = field(default_factory=dict)
-    held: dict[Node, int] = field(default_factory=dict)
-    ends: dict[Node, float] = field(default_factory=dict)
-    values: dict[sympy.Symbol, int] = field(default_factory=dict)
+    tokens: Mapping[Stream, Sequence[Token]]
+    times: Mapping[Stream, Sequence[float]]
+    ends: Mapping[Node, float]
+    traffic: Mapping[Node, int]
+    flops: Mapping[Node, int]
+    held: Mapping[Node, int]
+    values: Mapping[sympy.Symbol, int]
 
-    def __getitem__(self, result: str | Stream) -> list[Token]:
+    def __getitem__(self, result: str | Stream) -> Sequence[Token]:
         """The tokens of a result, by its stream or the name of an output."""
         return self.tokens[self.program.outputs[result] if isinstance(result, str) else result]
 
@@ -115,12 +105,32 @@ class Run:
         return self.memory.tensor(tensor)
 
 
-Durations = Callable[[Node, Busy | OffChip], float]
+@dataclass(frozen=True)
+class TimedRun(Run):
+    """What a run with clocks gave; times are in cycles. engine: the run of the machine: length, choices by arrival,
+    times. requests: the streams of requests to the memory off the chip, by name; their order changes times, not
+    results."""
+
+    engine: DynamicRun
+    requests: frozenset[str]
+
+    @property
+    def cycles(self) -> float:
+        """The length of the run."""
+        return self.engine.cycles
+
+    @property
+    def depends_on_time(self) -> bool:
+        """Whether results may depend on times: an operator chose by arrival."""
+        return any(name not in self.requests for name in self.engine.chosen)
+
+
+Inputs = Mapping[str, Sequence[Token] | Arrivals | str]
 
 
 def run(
     program: Program,
-    inputs: Mapping[str, Sequence[Token] | Arrivals | str] | None = None,
+    inputs: Inputs | None = None,
     depths: int | Mapping[Stream, int] | None = None,
     durations: Durations | None = None,
     with_data: bool = True,
@@ -134,220 +144,271 @@ def run(
     Raises `StepError` for missing inputs, `StreamFault` for tokens that do not fit, with their position, `StuckError`
     for a deadlock.
     """
-    return _Runner(program, dict(inputs or {}), depths, durations, with_data).go()
+    network = _Network("run", program, inputs or {}, depths, None, durations, with_data)
+    try:
+        engine = network.run()
+    except DeadlockError as error:
+        raise StuckError(list(network.waiting(error.report))) from None
+    except LeftoverError as error:
+        raise network.left_over(error.words) from None
+    return Run(**network.results(engine))
 
 
-class _Runner:
+def timed(
+    program: Program,
+    inputs: Inputs | None = None,
+    depths: int | Mapping[Stream, int] | None = 2,
+    rates: Rates | None = None,
+    *,
+    durations: Durations | None = None,
+    with_data: bool = True,
+    order: Callable[[list[Any]], list[Any]] | None = None,
+) -> TimedRun:
+    """Run a program with clocks.
+
+    inputs: tokens of each input, as text, or with times. depths: tokens that a stream holds for each of its readers;
+    a stream that a mapping leaves out has no bound. durations: how long an operator takes for an element or a
+    transfer, instead of the rates; a transfer then waits for no other. with_data: whether tensors off the chip have
+    values. order: of the operators' turns, which changes nothing; for tests.
+
+    Raises `StepError` for missing inputs and depths below 1, `StreamFault` for tokens that do not fit, with their
+    position, `DeadlockError` with who waits for whom, and `ProgramError` for tokens that are left over.
+    """
+    network = _Network("timed", program, inputs or {}, depths, rates or Rates(), durations, with_data)
+    engine = network.run(order)
+    requests = network.off_chip.requests if network.off_chip is not None else ()
+    return TimedRun(**network.results(engine), engine=engine, requests=frozenset(requests))
+
+
+class _Counts:
+    """What one operator has moved, computed and held."""
+
+    __slots__ = ("flops", "held", "traffic")
+
+    def __init__(self) -> None:
+        self.traffic = self.flops = self.held = 0
+
+
+class _Output:
+    """A stream at its writer: what is checked of its tokens, and kept. number: among the outputs of the unit; None
+    without reader. tokens, times: if it is a result."""
+
+    __slots__ = ("measured", "number", "stream", "times", "tokens")
+
+    def __init__(self, stream: Stream, bounds: Mapping[sympy.Symbol, int], number: int | None, kept: bool) -> None:
+        self.stream = stream
+        self.measured = Measured(stream.type, bounds)
+        self.number = number
+        self.tokens: list[Token] | None = [] if kept else None
+        self.times: list[float] = []
+
+
+class _Sender:
+    """Sends the tokens of one unit: checks them, delivers them, and keeps those of results."""
+
+    __slots__ = ("_known", "_outputs", "_ports")
+
+    def __init__(self, ports: Ports, outputs: Sequence[_Output]) -> None:
+        self._ports = ports
+        self._outputs = outputs
+        self._known: dict[tuple[int, ...], tuple[list[_Output], Step | None, list[_Output]]] = {}
+
+    def steps(self, to: tuple[int, ...], token: Token) -> Steps:
+        """Wait for room at all readers of some outputs, then deliver a token to them all."""
+        if (known := self._known.get(to)) is None:
+            outputs = [self._outputs[port] for port in to]
+            numbers = [output.number for output in outputs if output.number is not None]
+            step = self._ports.put(token, *numbers) if numbers else None
+            known = self._known[to] = outputs, step, [output for output in outputs if output.tokens is not None]
+        outputs, step, kept = known
+        for output in outputs:
+            check_token(output.measured, output.stream, token)
+        if step is not None:
+            step.send = (token,) * len(step.puts)  # the unit goes on when it is delivered: one step is enough for all
+            yield step
+        for output in kept:
+            assert output.tokens is not None
+            output.tokens.append(token)
+            output.times.append(self._ports.now)
+
+
+class _Network:
+    """The units and streams of one run. caller: `run` or `timed`, for messages. rates, durations: without either,
+    nothing takes time."""
+
     def __init__(
         self,
+        caller: str,
         program: Program,
-        inputs: dict[str, Sequence[Token] | Arrivals | str],
+        inputs: Inputs,
         depths: int | Mapping[Stream, int] | None,
+        rates: Rates | None,
         durations: Durations | None,
         with_data: bool,
     ) -> None:
         program.check_closed()
-        self.program = program
-        self.durations = durations
-        self.result = Run(program, Memory(with_data))
-        self.ready: deque[_Task] = deque()
         missing = [name for name in program.inputs if name not in inputs]
         unknown = [name for name in inputs if name not in program.inputs]
         if missing or unknown:
-            raise StepError("run", f"inputs without tokens: {missing}; tokens of no input: {unknown}")
-        self.tasks = [_Task(-1, f"input {name}", "", None) for name in program.inputs]
-        self.tasks += [_Task(index, node.name, node.where, node) for index, node in enumerate(program.nodes)]
-        of_node = {task.node: task for task in self.tasks if task.node is not None}
-        channels: dict[tuple[Node, int], _Channel] = {}
+            raise StepError(caller, f"inputs without tokens: {missing}; tokens of no input: {unknown}")
+        self.program, self.rates, self.durations = program, rates, durations
+        self.memory = Memory(with_data)
+        self.network = DynamicNetwork()
+        self.counts = {node: _Counts() for node in program.nodes}
+        self.choosing: dict[str, tuple[int, ...]] = {}
         named = set(program.outputs.values())
-        self.measured: dict[Stream, Measured] = {}
         self.outputs: dict[Stream, _Output] = {}
+        for of_unit in (*((stream,) for stream in program.inputs.values()), *(node.outputs for node in program.nodes)):
+            count = 0
+            for stream in of_unit:
+                is_read = bool(program.readers(stream))
+                kept = stream in named or not is_read
+                self.outputs[stream] = _Output(stream, program.bounds, count if is_read else None, kept)
+                count += is_read
+        for name, stream in program.inputs.items():
+            self.network.unit(_writer(stream), self._feeding(stream, self._arrivals(name, inputs[name])))
+        for node in program.nodes:
+            self.network.unit(node.name, self._running(node), node.where)
+        self.readings: dict[str, tuple[Reading, int]] = {}
+        self._connect(caller, depths)
+        self.off_chip: OffChipMemory | None = None
+        self.clients: dict[Node, tuple[int, int]] = {}
+        movers = [node for node in program.nodes if isinstance(node.operator, OFF_CHIP)]
+        if movers and rates is not None and durations is None:
+            limits = {"channels": rates.channels, "per_client": rates.per_client, "latency": rates.latency}
+            self.off_chip = OffChipMemory(self.network, "memory off the chip", access=rates.access, **limits)
+            self.clients = {node: self.off_chip.client(node.name) for node in movers}
 
-        def output(stream: Stream, writer: _Task) -> _Output:
-            readings: Sequence[Reading] = program.readers(stream)
-            mine = []
-            for reading in readings:
-                depth = depths if isinstance(depths, int) or depths is None else depths.get(stream)
-                if depth is not None and depth < 1:
-                    raise StepError("run", f"stream {stream.name} has depth {depth}; the least is 1")
-                channel = channels[reading.node, reading.port] = _Channel(depth, of_node[reading.node])
-                channel.writer = writer
-                mine.append(channel)
-            self.measured[stream] = Measured(stream.type, program.bounds)
-            made = self.outputs[stream] = _Output(stream, self.measured[stream], mine, not readings or stream in named)
-            return made
-
-        for task, (name, stream) in zip(self.tasks, program.inputs.items(), strict=False):
-            given = inputs[name]
-            tokens = program.tokens(given, name) if isinstance(given, str) else given
-            arrivals = tokens if isinstance(tokens, Arrivals) else Arrivals(list(tokens), [0.0] * len(tokens))
-            task.outputs = [output(stream, task)]
-            task.kernel = self._feed(task, arrivals)
-        for task in self.tasks[len(program.inputs) :]:
-            assert task.node is not None
-            task.outputs = [output(stream, task) for stream in task.node.outputs]
-            context = Context(task.name, task.where, task.node.input_types, task.node.output_types, self.result.memory)
-            task.kernel = task.node.operator.kernel(context)
-            self.result.traffic[task.node] = self.result.flops[task.node] = self.result.held[task.node] = 0
-        for task in of_node.values():
-            assert task.node is not None
-            task.inputs = [channels[task.node, port] for port in range(len(task.node.inputs))]
-
-    def _feed(self, task: _Task, arrivals: Arrivals) -> Kernel:
-        for token, time in zip(arrivals.tokens, arrivals.times, strict=True):
-            task.clock = max(task.clock, time)
-            yield Put((0,), token)
-
-    def go(self) -> Run:
-        """Run until nothing moves."""
-        self.ready.extend(self.tasks)
-        for task in self.tasks:
-            task.request = next(task.kernel, None)
-            if task.request is None:
-                self._end(task)
-        while True:
-            while self.ready:
-                self._advance(self.ready.popleft())
-            if not self._arbitrate():
-                break
-        stuck = [task for task in self.tasks if not task.done]
-        if stuck:
-            raise StuckError([self._waiting(task) for task in stuck])
-        self._left_over()
-        return self._results()
-
-    def _end(self, task: _Task) -> None:
-        task.done = True
-        if task.node is not None:
-            self.result.ends[task.node] = task.clock
-
-    def _advance(self, task: _Task) -> None:
-        """Let a task act until it waits."""
-        while not task.done:
-            request = task.request
-            answer = None
-            match request:
-                case Get(port) | Peek(port):
-                    channel = task.inputs[port]
-                    if not channel.tokens:
-                        channel.waiting_reader = True
-                        return
-                    answer, time = channel.tokens[0]
-                    task.clock = max(task.clock, time)
-                    if isinstance(request, Get):
-                        self._take(channel, task)
-                case Put(ports, token):
-                    full = [c for port in ports for c in task.outputs[port].channels if c.full]
-                    if full:
-                        full[0].waiting_writer = True
-                        return
-                    self._put(task, ports, token)
-                case Busy() | OffChip():
-                    self._count(task, request)
-                case Keep(size):
-                    assert task.node is not None
-                    self.result.held[task.node] = max(self.result.held[task.node], size)
-                case AnyOf():
-                    return
-            self._resume(task, answer)
-
-    def _resume(self, task: _Task, answer: object) -> None:
-        try:
-            task.request = task.kernel.send(answer)
-        except StopIteration:
-            self._end(task)
-
-    def _take(self, channel: _Channel, task: _Task) -> None:
-        channel.tokens.popleft()
-        if channel.depth is not None:
-            channel.credits.append(task.clock)
-            if channel.waiting_writer and channel.writer is not None:
-                channel.waiting_writer = False
-                self.ready.append(channel.writer)
-
-    def _put(self, task: _Task, ports: tuple[int, ...], token: Token) -> None:
-        for port in ports:
-            for channel in task.outputs[port].channels:
-                if channel.depth is not None:
-                    task.clock = max(task.clock, channel.credits.popleft())
-        for port in ports:
-            output = task.outputs[port]
-            check_token(output.measured, output.stream, token)
-            if output.collected is not None:
-                output.collected.append(token)
-                output.times.append(task.clock)
-            for channel in output.channels:
-                channel.tokens.append((token, task.clock))
-                if channel.waiting_reader:
-                    channel.waiting_reader = False
-                    self.ready.append(channel.reader)
-
-    def _count(self, task: _Task, request: Busy | OffChip) -> None:
-        assert task.node is not None
-        if isinstance(request, OffChip):
-            self.result.traffic[task.node] += request.bytes
-        else:
-            self.result.flops[task.node] += request.work.flops
-        if self.durations is not None:
-            task.clock += self.durations(task.node, request)
-
-    def _arbitrate(self) -> bool:
-        """Let the one operator act whose choice comes first. Returns whether there is one."""
-        best: tuple[float, int, int] | None = None
-        for task in self.tasks:
-            if task.done or not isinstance(task.request, AnyOf):
-                continue
-            fronts = [(task.inputs[port].tokens[0][1], port) for port in task.request.ports if task.inputs[port].tokens]
-            if fronts:
-                time, port = min(fronts)
-                choice = (max(task.clock, time), task.index, port)
-                best = choice if best is None else min(best, choice)
-        if best is None:
-            return False
-        start, index, port = best
-        task = next(one for one in self.tasks if one.index == index)
-        task.clock = start
-        self._resume(task, port)
-        self.ready.append(task)
-        return True
-
-    def _waiting(self, task: _Task) -> Waiting:
-        match task.request:
-            case Get(port) | Peek(port):
-                channel = task.inputs[port]
-                return self._line(task, f"input {port}", channel.writer, channel)
-            case AnyOf(ports):
-                writers = [task.inputs[port].writer for port in ports]
-                names = " or ".join(writer.name for writer in writers if writer is not None)
-                return Waiting(task.name, task.where, f"inputs {', '.join(map(str, ports))}", names, 0, None)
-            case Put(ports):
-                for port in ports:
-                    for channel in task.outputs[port].channels:
-                        if channel.full:
-                            return self._line(task, f"output {port}", channel.reader, channel)
-        raise AssertionError(f"{task.name} waits for nothing")
-
-    def _line(self, task: _Task, port: str, other: _Task | None, channel: _Channel) -> Waiting:
-        name = other.name if other is not None else "nobody"
-        return Waiting(task.name, task.where, port, name, len(channel.tokens), channel.depth)
-
-    def _left_over(self) -> None:
-        for task in self.tasks:
-            for port, channel in enumerate(task.inputs):
-                if channel.tokens:
-                    source = channel.writer
-                    position = None
-                    if source is not None:
-                        output = next(o for o in source.outputs if channel in o.channels)
-                        position = output.measured.position + 1 - len(channel.tokens)
-                    first = show([channel.tokens[0][0]])
-                    text = f"{len(channel.tokens)} tokens are left over, the first is {first}"
-                    raise StreamFault(task.name, task.where, f"input {port}", text, position)
-
-    def _results(self) -> Run:
+    def _connect(self, caller: str, depths: int | Mapping[Stream, int] | None) -> None:
+        """Make the streams; note the reading of each, and its depth, by its name."""
         for stream, output in self.outputs.items():
-            if output.collected is not None:
-                self.result.tokens[stream] = output.collected
-                self.result.times[stream] = output.times
-        self.result.values = checked_values(self.program, self.measured, self.result.flops)
-        return self.result
+            depth = depths if isinstance(depths, int) else (depths or {}).get(stream, ENDLESS)
+            for reading in self.program.readers(stream):
+                if depth < 1:
+                    raise StepError(caller, f"stream {stream.name} has depth {depth}; the least is 1")
+                ends = _writer(stream), reading.node.name
+                made = self.network.connect(*ends, depth, output=output.number, port=reading.port)
+                self.readings[made.name] = reading, depth
+
+    def _arrivals(self, name: str, given: Sequence[Token] | Arrivals | str) -> Arrivals:
+        tokens = self.program.tokens(given, name) if isinstance(given, str) else given
+        return tokens if isinstance(tokens, Arrivals) else Arrivals(list(tokens), [0.0] * len(tokens))
+
+    def _feeding(self, stream: Stream, arrivals: Arrivals) -> Callable[[Ports], Steps]:
+        """The unit of an input."""
+
+        def kernel(ports: Ports) -> Steps:
+            send = _Sender(ports, [self.outputs[stream]])
+            for token, time in zip(arrivals.tokens, arrivals.times, strict=True):
+                while (now := ports.now) < time:
+                    wait = time - now  # sums are rounded: not beyond the time; another step takes what is left
+                    yield ports.busy(wait if now + wait <= time else nextafter(wait, 0.0))
+                yield from send.steps((0,), token)
+
+        return kernel
+
+    def _running(self, node: Node) -> Callable[[Ports], Steps]:
+        """The unit of an operator: what its kernel asks for, as steps."""
+        context = Context(node.name, node.where, node.input_types, node.output_types, self.memory)
+        takes_time = self.rates is not None or self.durations is not None
+
+        def kernel(ports: Ports) -> Steps:
+            requests = node.operator.kernel(context)
+            counts = self.counts[node]
+            send = _Sender(ports, [self.outputs[stream] for stream in node.outputs])
+            answer: Any = None
+            while True:
+                try:
+                    request = requests.send(answer)
+                except StopIteration:
+                    break
+                answer = None
+                match request:
+                    case Get(port):
+                        (answer,) = yield ports.get(port)
+                    case Put(outputs, token):
+                        yield from send.steps(outputs, token)
+                    case Busy(work):
+                        counts.flops += work.flops
+                        if takes_time:
+                            yield ports.busy(self._duration(node, request))
+                    case Peek(port):
+                        answer = yield from ports.peek(port)
+                    case OffChip():
+                        counts.traffic += request.bytes
+                        if takes_time:
+                            yield from self._move(ports, node, request)
+                    case Keep(size):
+                        counts.held = max(counts.held, size)
+                    case AnyOf(among):
+                        self.choosing[node.name] = among
+                        answer = among[(yield ports.any_of(*among))]
+                        del self.choosing[node.name]
+            if self.off_chip is not None and node in self.clients:
+                yield self.off_chip.end(ports, self.clients[node])
+
+        return kernel
+
+    def _duration(self, node: Node, request: Busy | OffChip) -> float:
+        if self.durations is not None:
+            return self.durations(node, request)
+        assert isinstance(request, Busy)
+        assert self.rates is not None
+        return request.work.cycles(self.rates.on_chip)
+
+    def _move(self, ports: Ports, node: Node, request: OffChip) -> Steps:
+        if self.off_chip is None:
+            yield ports.busy(self._duration(node, request))
+        else:
+            accesses = self.off_chip.accesses(request.rows, request.row_bytes)
+            yield from self.off_chip.transfer(ports, self.clients[node], accesses)
+
+    def run(self, order: Callable[[list[Any]], list[Any]] | None = None) -> DynamicRun:
+        """Run, once."""
+        return self.network.run(order)
+
+    def results(self, engine: DynamicRun) -> dict[str, Any]:
+        """The fields of a `Run`."""
+        kept = {stream: output for stream, output in self.outputs.items() if output.tokens is not None}
+        flops = {node: counts.flops for node, counts in self.counts.items()}
+        return {
+            "program": self.program,
+            "memory": self.memory,
+            "tokens": {stream: output.tokens for stream, output in kept.items()},
+            "times": {stream: output.times for stream, output in kept.items()},
+            "ends": {node: engine.ends[node.name] for node in self.program.nodes},
+            "traffic": {node: counts.traffic for node, counts in self.counts.items()},
+            "flops": flops,
+            "held": {node: counts.held for node, counts in self.counts.items()},
+            "values": checked_values(self.program, {s: output.measured for s, output in self.outputs.items()}, flops),
+        }
+
+    def waiting(self, report: Deadlock) -> Iterator[Waiting]:
+        """What each unit waits for: of the streams that it waits for, the first."""
+        where = {node.name: node.where for node in self.program.nodes}
+        for unit, (first, *_) in groupby(report.waits, key=lambda wait: wait.unit):
+            reading, depth = self.readings[first.stream]
+            place, bound = where.get(unit, ""), None if depth == ENDLESS else depth
+            if unit in self.choosing:
+                ports = self.choosing[unit]
+                names = " or ".join(_writer(reading.node.inputs[port]) for port in ports)
+                yield Waiting(unit, place, f"inputs {', '.join(map(str, ports))}", names, 0, None)
+            elif first.what == "get":
+                yield Waiting(unit, place, f"input {reading.port}", first.peer, first.filled, bound)
+            else:
+                yield Waiting(unit, place, f"output {reading.stream.port}", first.peer, first.filled, bound)
+
+    def left_over(self, words: Mapping[str, Sequence[Any]]) -> StreamFault:
+        """The error for tokens that no one takes: at the first input that has some. words: what each stream holds."""
+        left = {self.readings[name][0]: tokens for name, tokens in words.items()}
+        of_node = {node: number for number, node in enumerate(self.program.nodes)}
+        first = min(left, key=lambda reading: (of_node[reading.node], reading.port))
+        tokens, node = left[first], first.node
+        text = f"{len(tokens)} tokens are left over, the first is {show(tokens[:1])}"
+        position = self.outputs[first.stream].measured.position + 1 - len(tokens)
+        return StreamFault(node.name, node.where, f"input {first.port}", text, position)
+
+
+def _writer(stream: Stream) -> str:
+    """The name of the unit that writes a stream."""
+    return stream.source.name if stream.source is not None else f"input {stream.name}"

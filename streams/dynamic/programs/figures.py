@@ -19,7 +19,7 @@ from ..errors import StepError
 from ..graph import Program
 from ..metrics import metrics
 from ..operators.base import Accounting
-from ..timed import Rates, TimedRun, timed
+from ..run import Rates, TimedRun, timed
 from .attention import Dispatch, Heads, attention
 from .experts import ExpertProgram, Layer, mixture
 from .swiglu import swiglu

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rsn.streams.dynamic import Arrivals, Program, RandomOffChipLoad, RandomOffChipStore, Tensor, Tile, encode, tile
 from rsn.streams.dynamic.memory import Memory
-from rsn.streams.dynamic.run import run
-from rsn.streams.dynamic.timed import timed
+from rsn.streams.dynamic.run import run, timed
 from rsn.tests.effort import examples
 
 SIZES = st.tuples(st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 3, 6)))

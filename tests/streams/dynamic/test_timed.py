@@ -28,7 +28,7 @@ from rsn.streams.dynamic import (
     run,
     tile,
 )
-from rsn.streams.dynamic.timed import Rates, timed
+from rsn.streams.dynamic.run import Rates, timed
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.dynamic.programs import (
     MODEL,

@@ -1,0 +1,110 @@
+"""How many of our files a reader has to follow: those of which a line runs in a function, not only at import.
+
+Run it as: python benchmarks/files_entered.py [--functions] [--json]
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parent.parent
+STREAM_PROGRAM = ROOT / "programs" / "streams" / "ring.py"
+AT_MOST = {"rsn.compile of an encoder layer": 90, "rsn run of a stream program": 32}
+
+
+class Entered:
+    """The functions of this tree that are entered, by file."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, set[str]] = {}
+        self._places: dict[CodeType, tuple[str, str] | None] = {}
+
+    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        """As `sys.setprofile` calls it."""
+        if event != "call" or self._places.get(frame.f_code, frame) is None:
+            return
+        place = self._places[frame.f_code] = self._place(frame.f_code)
+        if place is not None and not _is_importing(frame):
+            self.files.setdefault(place[0], set()).add(place[1])
+            self._places[frame.f_code] = None  # once is enough
+
+    def _place(self, code: CodeType) -> tuple[str, str] | None:
+        """File and name of a function; None for the body of a module or class, and for other people's code."""
+        path = Path(os.path.realpath(code.co_filename))
+        ours = path.is_relative_to(ROOT) and path.is_file() and "site-packages" not in path.parts  # no <string>
+        if not ours or not code.co_flags & inspect.CO_NEWLOCALS:
+            return None
+        return path.relative_to(ROOT).as_posix(), code.co_qualname
+
+
+def _is_importing(frame: FrameType) -> bool:
+    """Whether a function runs because a module of ours is imported: in its decorators, tables and the like."""
+    at: FrameType | None = frame
+    while at is not None:
+        if at.f_code.co_name == "<module>" and at.f_globals.get("__name__", "").startswith("rsn."):
+            return True
+        at = at.f_back
+    return False
+
+
+def entered(work: Callable[[], object]) -> dict[str, set[str]]:
+    """The functions of this tree that some work enters, by file."""
+    seen = Entered()
+    sys.setprofile(seen.profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return {file: functions for file, functions in sorted(seen.files.items()) if not file.startswith("benchmarks/")}
+
+
+def compiled() -> dict[str, set[str]]:
+    """The files of `rsn.compile` of one encoder layer."""
+    import torch
+
+    import rsn
+
+    layer = torch.nn.TransformerEncoderLayer(128, 2, 512, activation="gelu", batch_first=True).eval()
+    return entered(lambda: rsn.compile(layer, (torch.randn(1, 128, 128),)).close())
+
+
+def run() -> dict[str, set[str]]:
+    """The files of `rsn run` of a stream program, with its inputs."""
+    import numpy as np
+
+    from rsn.cli.main import main as rsn_main
+
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = Path(folder) / "inputs.npz"
+        np.savez(inputs, X=np.ones((4, 64), np.float32))
+        command = ["run", str(STREAM_PROGRAM), "--inputs", str(inputs), "--outputs", f"{folder}/outputs.npz"]
+        return entered(lambda: rsn_main(command, standalone_mode=False))
+
+
+@click.command()
+@click.option("--functions", is_flag=True, help="list the files, and the functions that are entered")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+def main(functions: bool, as_json: bool) -> None:
+    """Count the files that two ways through the tree enter."""
+    found = dict(zip(AT_MOST, (compiled(), run()), strict=True))
+    if as_json:
+        click.echo(json.dumps({way: {f: sorted(names) for f, names in files.items()} for way, files in found.items()}))
+        return
+    for way, files in found.items():
+        click.echo(f"{way}: {len(files)} files, at most {AT_MOST[way]}")
+        for file, names in files.items() if functions else ():
+            click.echo(f"  {file}: {', '.join(sorted(names))}")
+
+
+if __name__ == "__main__":
+    main()
