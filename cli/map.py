@@ -149,7 +149,7 @@ def _onto_overlay(region: Region, options: MapOptions) -> None:
 
 
 def _refused(region: Region, error: MappingError) -> dict[str, Any]:
-    line, column = (error.place.line, error.place.column + 1) if error.place else (None, None)
+    line, column = error.place[:2] if error.place else (None, None)
     found = {"code": error.code, "message": error.message, "notes": list(error.notes), "line": line, "column": column}
     return {"ok": False, "findings": [found | {"file": region.source.file}]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from importlib.util import decode_source
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..streams.rates import read_rates
 from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Diagnostic, Source
 from ..streams.symbolic.forall import Proof, prove
+from ..streams.syntax.nodes import FunctionDefinition
 from .shown import counted
 
 
@@ -42,8 +42,8 @@ def is_region(named: Named) -> bool:
     if named.region is None:
         return True
     tree = parse(Source(named.file.read_text(encoding="utf-8", errors="replace"), str(named.file)))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)] if tree is not None else []
-    marks = [d for f in functions if f.name == named.region for d in f.decorator_list]
+    functions = [node for node in tree or () if isinstance(node, FunctionDefinition) and not node.coroutine]
+    marks = [d for f in functions if f.name == named.region for d in f.decorators]
     return any(last_name(mark) == "region" for mark in marks)
 
 
@@ -108,7 +108,7 @@ def _gathered(report: Report, most: int) -> list[tuple[Diagnostic, int]]:
 
 def _row(file: str, f: Diagnostic, times: int) -> dict[str, Any]:
     """A finding as JSON. Lines and columns are counted from 1; end_column is the first one that is not marked."""
-    line, column, end = (f.place.line, f.place.column + 1, f.place.end + 1) if f.place else (None, None, None)
+    line, column, end = f.place or (None, None, None)
     where = f"{file}:{line}:{column}" if f.place else file
     row = {"code": f.code, "message": f.message, "where": where, "warning": f.warning, "help": "; ".join(f.notes)}
     row |= {"times": times, "file": file, "line": line, "column": column, "end_column": end}

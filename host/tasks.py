@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..base.element_types import ElementType
 from ..base.errors import TensorError
 from ..hw.sim.machine import Run
 from ..hw.sim.tasks import run_on_tensors
 from ..isa.overlays.tasks.overlay import program_of
 from ..isa.overlays.tasks.program import TaskProgram
-from ..isa.overlays.tasks.tree import ElementType
 from ..isa.overlays.tasks.values import convert
 from ..isa.program import Program
 from .tensors import shown

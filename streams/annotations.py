@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..base.element_types import BITS, ElementType
 from ..base.errors import ProgramError
-from .language import BITS, Layout
+from .language import Layout
 from .orders.order import Order
 from .source import Refusal
-from .tree import ElementType
+from .syntax.nodes import Attribute, ExpressionNode, Identifier, Infix, Invocation, Literal, Subscript, is_tuple
+from .syntax.parser import parsed_expression
 from .values import Static, Value, element_type, integer, sizes
 
-Evaluate = Callable[[ast.expr], Value]
+Evaluate = Callable[[ExpressionNode], Value]
 """Evaluates an expression at the top of a region. Raises `Refusal`."""
 
 
@@ -35,53 +36,48 @@ class TensorType(NamedTuple):
     layout: str | None
 
 
-def unquoted(node: ast.expr) -> ast.expr:
+def unquoted(node: ExpressionNode) -> ExpressionNode:
     """Return the expression that a string holds, with the string's place; other nodes as they are."""
-    if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+    if not (isinstance(node, Literal) and isinstance(node.value, str)):
         return node
-    try:
-        inner = ast.parse(node.value.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Refusal("unsupported", "this annotation is no type", node) from None
-    for part in ast.walk(inner):
-        ast.copy_location(part, node)
+    inner = parsed_expression(node.value, node.place)
+    if inner is None:
+        raise Refusal("unsupported", "this annotation is no type", node)
     return inner
 
 
-def last_name(node: ast.expr) -> str:
+def last_name(node: ExpressionNode) -> str:
     """Return the name of what is called, subscripted or named: `Stream` for `Stream[i32, 4][3]` and `x.Stream`."""
-    while isinstance(node, ast.Subscript | ast.Call):
-        node = node.value if isinstance(node, ast.Subscript) else node.func
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    while isinstance(node, Subscript | Invocation):
+        node = node.base if isinstance(node, Subscript) else node.function
+    return node.name if isinstance(node, Attribute | Identifier) else ""
 
 
-def is_stream(node: ast.expr) -> bool:
+def is_stream(node: ExpressionNode) -> bool:
     """Whether an expression is meant to be the type of a stream."""
     return last_name(_parted(node)[0]) == "Stream"
 
 
-def _parted(node: ast.expr) -> tuple[ast.expr, ast.expr | None]:
+def _parted(node: ExpressionNode) -> tuple[ExpressionNode, ExpressionNode | None]:
     """Return a type, and what `@` or `Annotated` adds to it."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+    if isinstance(node, Infix) and node.op == "@":
         return node.left, node.right
-    parts = node.slice.elts if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) else []
+    parts = node.index.items if isinstance(node, Subscript) and is_tuple(node.index) else ()
     return (unquoted(parts[0]), parts[1]) if len(parts) == 2 and last_name(node) == "Annotated" else (node, None)
 
 
-def stream_type(node: ast.expr, constants: Evaluate) -> StreamType:
+def stream_type(node: ExpressionNode, constants: Evaluate) -> StreamType:
     """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order. Raises `Refusal`."""
     shape: tuple[int, ...] = ()
     node, added = _parted(node)
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
-        shape = sizes(node.slice, constants)
-        node = node.value
-    if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and is_stream(node)):
+    if isinstance(node, Subscript) and isinstance(node.base, Subscript):
+        shape = sizes(node.index, constants)
+        node = node.base
+    if not (isinstance(node, Subscript) and isinstance(node.base, Identifier) and is_stream(node)):
         raise Refusal(
             "unsupported", "this is no type of a stream", node, "from rsn.streams import *; s: Stream[i32, 4]"
         )
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    parts = node.indices
     if not 1 <= len(parts) <= 3:
         raise Refusal("unsupported", "Stream takes an element type, a depth and a packing", node)
     kind = element_type(parts[0], constants)
@@ -90,12 +86,12 @@ def stream_type(node: ast.expr, constants: Evaluate) -> StreamType:
     return StreamType(kind, depth, packing, shape, None if added is None else _order(added, kind, constants))
 
 
-def _order(node: ast.expr, kind: ElementType, constants: Evaluate) -> Order:
+def _order(node: ExpressionNode, kind: ElementType, constants: Evaluate) -> Order:
     """Read `Order("...")`, or a constant that is one. kind: of the stream, whose dtype the text need not repeat."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Order"):
+    if not (isinstance(node, Invocation) and node.called == "Order"):
         form = 'an order is written as Order("4x2 [4,2]*[2,4] (d1,d0)")'
         raise Refusal("unsupported", "this is no order of a stream", node, form)
-    value = constants(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+    value = constants(node.arguments[0]) if len(node.arguments) == 1 and not node.named else None
     if not isinstance(value, Static) or not isinstance(value.value, str):
         raise Refusal("unsupported", "Order takes one text that is known before the run", node)
     try:
@@ -109,16 +105,16 @@ def _order(node: ast.expr, kind: ElementType, constants: Evaluate) -> Order:
     return order
 
 
-def tensor_type(node: ast.expr, constants: Evaluate) -> TensorType:
+def tensor_type(node: ExpressionNode, constants: Evaluate) -> TensorType:
     """Read the annotation of a tensor or of a parameter: an element type, alone, with `@ Layout(...)`, or in
     `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing.
     Raises `Refusal`."""
     node = unquoted(node)
     kind, layout = node, None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+    if isinstance(node, Infix) and node.op == "@":
         kind, layout = node.left, node.right
-    elif isinstance(node, ast.Subscript) and last_name(node) == "Annotated":
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
+    elif isinstance(node, Subscript) and last_name(node) == "Annotated":
+        parts = node.index.items if is_tuple(node.index) else ()
         if len(parts) != 2:
             form = 'Annotated[f32[8, 8], Layout("S0R")]'
             raise Refusal("unsupported", f"Annotated takes a type and a layout: {form}", node)
@@ -129,15 +125,15 @@ def tensor_type(node: ast.expr, constants: Evaluate) -> TensorType:
     return TensorType(element_type(kind, constants), text)
 
 
-def _layout(node: ast.expr, constants: Evaluate) -> str:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Layout":
-        given = [*node.args, *(k.value for k in node.keywords if k.arg == "labels")]
-        if len(given) == 1 and len(node.args) + len(node.keywords) == 1:
+def _layout(node: ExpressionNode, constants: Evaluate) -> str:
+    if isinstance(node, Invocation) and node.called == "Layout":
+        given = [*node.arguments, *(k.value for k in node.named if k.name == "labels")]
+        if len(given) == 1 and len(node.arguments) + len(node.named) == 1:
             value = constants(given[0])
             if isinstance(value, Static) and isinstance(value.value, str):
                 return value.value
     try:
-        named = constants(node) if isinstance(node, ast.Name) else None
+        named = constants(node) if isinstance(node, Identifier) else None
     except Refusal:
         named = None
     if isinstance(named, Static) and isinstance(named.value, Layout):
@@ -145,12 +141,12 @@ def _layout(node: ast.expr, constants: Evaluate) -> str:
     raise Refusal("unsupported", "this is no layout", node, 'a layout is written as Layout("S0R")')
 
 
-def _is_foreign(node: ast.expr, constants: Evaluate) -> bool:
+def _is_foreign(node: ExpressionNode, constants: Evaluate) -> bool:
     """Whether a type is Python's own, or comes from another module."""
-    while isinstance(node, ast.Subscript | ast.Attribute):
-        node = node.value
-    if isinstance(node, ast.Constant) and node.value is None:
+    while isinstance(node, Subscript | Attribute):
+        node = node.base
+    if isinstance(node, Literal) and node.value is None:
         return True
-    if not isinstance(node, ast.Name) or node.id in BITS:
+    if not isinstance(node, Identifier) or node.name in BITS:
         return False
-    return node.id in ("int", "float", "bool", "object") or not isinstance(constants(node), Static)
+    return node.name in ("int", "float", "bool", "object") or not isinstance(constants(node), Static)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections import Counter
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import ProgramError, SourceError
+from ..base.place import Place
 from ..isa.overlays import OVERLAYS
-from ..isa.overlays.tasks import TASKS, tree
+from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks.overlay import uops_of
 from ..isa.overlays.tasks.tree import Name, Store, nodes
@@ -23,9 +23,10 @@ from .beats import Together, fire_together, stream_depths
 from .check import Report
 from .layouts import parse
 from .lower import lowered_task
-from .lower_expressions import lowered_type
 from .reader import read_source
 from .source import Diagnostic, Refusal, Source
+from .syntax.nodes import Assignment, ForeignStatement, FunctionDefinition, ImportNames, StatementNode
+from .syntax.parser import executable
 from .tree import Body, Region, TaskDecl
 
 
@@ -59,12 +60,12 @@ def build(report: Report, execute: bool = False, clock_hz: float | None = None) 
 
 def executed(source: Source) -> Mapping[str, Any]:
     """Execute the imports, constants and plain functions of a file; return its names. Raises `ProgramError`."""
-    tree = ast.parse(source.text)
-    tree.body = [node for node in tree.body if _is_plain(node)]
     names: dict[str, Any] = {"__name__": Path(source.file).stem, "__file__": source.file}
     sys.path.insert(0, str(Path(source.file).resolve().parent))
     try:
-        exec(compile(tree, source.file, "exec"), names)  # the user's own file, which the user runs
+        exec(
+            compile(executable(source.text, _is_plain), source.file, "exec"), names
+        )  # the user's own file, which the user runs
     except Exception as error:
         raise ProgramError(f"{source.file}: {type(error).__name__}: {error}") from error
     finally:
@@ -72,12 +73,12 @@ def executed(source: Source) -> Mapping[str, Any]:
     return names
 
 
-def _is_plain(node: ast.stmt) -> bool:
-    if isinstance(node, ast.FunctionDef):
-        return not any(last_name(d) in ("task", "region") for d in node.decorator_list)
-    if isinstance(node, ast.Assign):
+def _is_plain(node: StatementNode) -> bool:
+    if isinstance(node, FunctionDefinition) and not node.coroutine:
+        return not any(last_name(d) in ("task", "region") for d in node.decorators)
+    if isinstance(node, Assignment) and not node.augmented:
         return not is_stream(node.value)
-    return isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef)
+    return isinstance(node, ImportNames) or (isinstance(node, ForeignStatement) and node.form == "ClassDef")
 
 
 def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> tasks.TaskProgram:
@@ -88,8 +89,7 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         try:
             made.append(lowered_task(region, declared, _parameters(declared), externals))
         except Refusal as r:
-            place = None if r.node is None else region.source.place(r.node)
-            faults.append(Diagnostic(r.code, r.message, place, r.notes, subject=declared.name))
+            faults.append(Diagnostic(r.code, r.message, r.place, r.notes, subject=declared.name))
     if faults:
         raise Refused(Report(region, tuple(faults)))
     names = unit_names([instance.name for instance in region.instances])
@@ -108,9 +108,7 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         (name, (tasks.Shot(instance.task.name, instance.tid),))
         for name, instance in zip(names, region.instances, strict=True)
     )
-    streams = tuple(
-        tasks.StreamArray(s.name, lowered_type(s.type), s.depth, s.packing, s.shape) for s in region.streams
-    )
+    streams = tuple(tasks.StreamArray(s.name, s.type, s.depth, s.packing, s.shape) for s in region.streams)
     name = Path(region.source.file).stem + (f"_{region.name}" if region.name else "")
     return tasks.TaskProgram(
         f"{name}_tasks" if name in {*OVERLAYS, TASKS.name} else name,
@@ -131,14 +129,14 @@ def timed_bodies(region: Region) -> list[Body]:
     return [instance.body for instance in timed.instances]
 
 
-def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[tree.Place, ...]], ...]:
+def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[Place, ...]], ...]:
     """The places, by unit, of operations that do not fire together with others of their beat, because the unit would
     wait for ever. ends: the unit at each end of a stream."""
-    found: dict[str, set[tree.Place]] = {}
+    found: dict[str, set[Place]] = {}
     for beat in together.apart:
         for op in beat.ops:
             places = found.setdefault(ends[op.stream, op.put], set())
-            places.add(tree.Place(op.place.line, op.place.column + 1))
+            places.add(op.place.start)
     return tuple((unit, tuple(sorted(places))) for unit, places in found.items())
 
 
@@ -165,8 +163,7 @@ def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.Tensor, ...]
         stored |= {tensor_of[n.name] for n in nodes(task.body) if isinstance(n, Store) and n.name in tensor_of}
         read |= {tensor for name, tensor in tensor_of.items() if names[name]}
     return tuple(
-        tasks.Tensor(d.name, lowered_type(d.type), d.name in read or d.name not in stored, d.name in stored)
-        for d in region.tensors
+        tasks.Tensor(d.name, d.type, d.name in read or d.name not in stored, d.name in stored) for d in region.tensors
     )
 
 

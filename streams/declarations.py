@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import prod
 from typing import NoReturn
 
+from ..base.element_types import BITS, ElementType
 from .annotations import StreamType, is_stream, last_name, stream_type, tensor_type, unquoted
 from .expressions import STEPS, Context, Expressions, Reading
-from .language import BITS
 from .source import Refusal
-from .syntax import names_in
-from .tree import ElementType, Parameter, StreamDecl, TaskDecl, TensorDecl
+from .syntax.nodes import (
+    Assertion,
+    Assignment,
+    Attribute,
+    Block,
+    Branching,
+    Compared,
+    Declaration,
+    Evaluation,
+    ExpressionNode,
+    FormalParameter,
+    FunctionDefinition,
+    Identifier,
+    ImportNames,
+    Invocation,
+    Literal,
+    Skip,
+    Starred,
+    StatementNode,
+    Subscript,
+    SyntaxNode,
+    TooDeep,
+    is_listed,
+    is_tuple,
+    walk,
+)
+from .syntax.printer import shown
+from .tree import Parameter, StreamDecl, TaskDecl, TensorDecl
 from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, sizes
 
 INSTANCES = Limit(1 << 16)
@@ -25,8 +50,6 @@ STREAMS = Limit(1 << 20)
 
 REGIONS = Limit(1 << 12)
 """Limit of calls of regions."""
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass
@@ -39,30 +62,13 @@ class Declared:
     tasks: list[tuple[TaskDecl, Scope]] = field(default_factory=list)
     size: int = 0
     regions: int = 0
-    _names: dict[Function, frozenset[str]] = field(default_factory=dict)
-
-    _sizes: dict[Function, int] = field(default_factory=dict)
-
-    def size_of(self, function: Function) -> int:
-        """Return how many nodes a function has."""
-        found = self._sizes.get(function)
-        if found is None:
-            found = self._sizes[function] = sum(1 for _ in ast.walk(function))
-        return found
-
-    def names(self, function: Function) -> frozenset[str]:
-        """Return the names in a function."""
-        found = self._names.get(function)
-        if found is None:
-            found = self._names[function] = frozenset(names_in(function))
-        return found
 
 
 @dataclass(frozen=True)
 class RegionDecl:
     """A region function, and the scope in which it stands."""
 
-    body: ast.FunctionDef
+    body: FunctionDefinition
     scope: Scope
 
 
@@ -76,7 +82,7 @@ class Scope:
         declared: Declared,
         outer: Scope | None = None,
         prefix: str = "",
-        active: tuple[ast.FunctionDef, ...] = (),
+        active: tuple[FunctionDefinition, ...] = (),
         wanted: frozenset[str] | None = None,
     ) -> None:
         self.declared, self.prefix, self.active, self.wanted = declared, prefix, active, wanted
@@ -85,12 +91,12 @@ class Scope:
         self.tensors: dict[str, TensorDecl] = dict(outer.tensors) if outer else {}
         self.constants: dict[str, Value] = dict(outer.constants) if outer else {}
         self.tasks: dict[str, TaskDecl] = dict(outer.tasks) if outer else {}
-        self.functions: dict[str, Function] = dict(outer.functions) if outer else {}
+        self.functions: dict[str, FunctionDefinition] = dict(outer.functions) if outer else {}
         self.regions: dict[str, RegionDecl] = dict(outer.regions) if outer else {}
         self.own: set[str] = set()
         self.calls: dict[str, int] = {}
         self._uses: dict[str, bool] = {}
-        self._opaque: list[ast.expr] = []
+        self._opaque: list[ExpressionNode] = []
         reading = declared.reading
         self.context = Context(
             reading, self.streams, self.constants, self.tasks, self._uses, self.regions, self.tensors
@@ -98,7 +104,7 @@ class Scope:
 
     # -- statements --------------------------------------------------------------------------------------------------
 
-    def read(self, statements: list[ast.stmt]) -> None:
+    def read(self, statements: Block) -> None:
         """Read declarations. Mistakes are added to the source."""
         for statement in statements:
             self.guard(self._declare, statement)
@@ -108,61 +114,65 @@ class Scope:
             self.guard(self._hidden_stream, expression)
         self._uses.update(self._users())
 
-    def guard(self, action: Callable[..., None], node: ast.stmt | ast.expr) -> None:
+    def guard(self, action: Callable[..., None], node: StatementNode | ExpressionNode) -> None:
         """Do something with a node; a mistake is added to the source."""
         try:
             action(node)
         except Refusal as r:
-            self.source.add(r.code, r.message, self.source.place(r.node or node), *r.notes)
+            self.source.add(r.code, r.message, r.place or node.place, *r.notes)
         except RecursionError:
-            self.source.add("limit", "this is nested too deeply", self.source.place(node))
+            self.source.add("limit", "this is nested too deeply", node.place)
 
-    def _declare(self, statement: ast.stmt) -> None:
+    def _declare(self, statement: StatementNode) -> None:
         match statement:
-            case ast.Expr(value=ast.Constant()) | ast.Pass():
+            case Evaluation(value=Literal()) | Skip():
                 pass
-            case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call) if name in self.regions:
+            case Evaluation(value=Invocation(function=Identifier(name=name)) as call) if name in self.regions:
                 if self.wanted is None:
                     self.call(self.regions[name], name, call)
-            case ast.ImportFrom(module=module, names=names):
-                for alias in names:
-                    if module not in ("rsn.streams", "__future__"):
-                        self._constant(alias.asname or alias.name, Data(), statement)
-                    elif alias.asname not in (None, alias.name):
+            case ImportNames(module=module, aliases=aliases):
+                for name, other in aliases:
+                    if module is None:
+                        self._constant((other or name).split(".")[0], Data(), statement)
+                    elif module not in ("rsn.streams", "__future__"):
+                        self._constant(other or name, Data(), statement)
+                    elif other not in (None, name):
                         self._fail(statement, "names of the language keep their names: from rsn.streams import *")
-            case ast.Import(names=names):
-                for alias in names:
-                    self._constant((alias.asname or alias.name).split(".")[0], Data(), statement)
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=None):
+            case TooDeep():
+                raise RecursionError
+            case Declaration(target=Identifier(name=name), annotation=annotation, value=None):
                 self._annotated(name, unquoted(annotation), statement)
-            case ast.AnnAssign(target=ast.Name(), value=ast.expr() as value):
-                self._assign(statement.target, value, statement)
-            case ast.Assign(targets=[target], value=value):
+            case Declaration(target=Identifier() as target, value=ExpressionNode() as value):
                 self._assign(target, value, statement)
-            case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))) | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            case Assignment(targets=(target,), value=value, augmented=False):
+                self._assign(target, value, statement)
+            case (
+                Branching(test=Compared(left=Identifier(name="__name__")))
+                | Branching(test=Identifier(name="TYPE_CHECKING"))
+            ):
                 pass  # what runs if the file is run, and what only type-checkers see
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
+            case FunctionDefinition():
                 self._function(statement)
-            case ast.Assert(test=test):
+            case Assertion(test=test):
                 if isinstance(self.evaluate(test), Data):
                     self._fail(test, "this condition is not known before the run")
                 Expressions(self.context, "the region", ()).held(statement)
             case _:
                 self._fail(
                     statement,
-                    f"a statement of this kind ({type(statement).__name__}) at the top of a region",
+                    f"a statement of this kind ({statement.kind}) at the top of a region",
                     "a region holds streams, tensors, constants, tasks, functions and calls of regions",
                 )
 
-    def _fail(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
+    def _fail(self, node: SyntaxNode, what: str, *notes: str) -> NoReturn:
         raise Refusal("unsupported", what, node, *notes)
 
-    def evaluate(self, node: ast.expr) -> Value:
+    def evaluate(self, node: ExpressionNode) -> Value:
         """Evaluate an expression at the top of the region. Raises `Refusal`."""
-        for part in ast.walk(node):
-            if isinstance(part, ast.Name) and part.id == "get_tid":
+        for part in walk(node):
+            if isinstance(part, Identifier) and part.name == "get_tid":
                 self._fail(part, "get_tid stands in a task only")
-            if isinstance(part, ast.Name | ast.Attribute) and is_stream(part):
+            if isinstance(part, Identifier | Attribute) and is_stream(part):
                 self._fail(
                     part, "a stream is declared by a name of its own", "s: Stream[i32, 4], or s = Stream[i32, 4][8]"
                 )
@@ -172,7 +182,7 @@ class Scope:
             self._fail(node, "put and get stand in tasks only")
         return value
 
-    def _name(self, name: str, node: ast.AST) -> None:
+    def _name(self, name: str, node: SyntaxNode) -> None:
         """Declare a name; it hides the same name of an outer region."""
         known = (self.streams, self.tensors, self.tasks, self.functions, self.regions)
         if name in self.own and any(name in kind for kind in known):
@@ -181,11 +191,11 @@ class Scope:
             kind.pop(name, None)
         self.own.add(name)
 
-    def _constant(self, name: str, value: Value, node: ast.AST) -> None:
+    def _constant(self, name: str, value: Value, node: SyntaxNode) -> None:
         self._name(name, node)
         self.constants[name] = value
 
-    def _annotated(self, name: str, annotation: ast.expr, statement: ast.stmt) -> None:
+    def _annotated(self, name: str, annotation: ExpressionNode, statement: StatementNode) -> None:
         if is_stream(annotation):
             self._stream(name, annotation, statement)
             return
@@ -196,63 +206,64 @@ class Scope:
             )
         if kind.layout is not None:
             self._fail(annotation, "a layout stands at the parameter of a task", f"{name} is the whole tensor")
-        self._tensor(name, TensorDecl(self.prefix + name, kind.type, self.source.place(statement)), statement)
+        self._tensor(name, TensorDecl(self.prefix + name, kind.type, statement.place), statement)
 
-    def _tensor(self, name: str, tensor: TensorDecl, node: ast.AST) -> None:
+    def _tensor(self, name: str, tensor: TensorDecl, node: SyntaxNode) -> None:
         self._name(name, node)
         self.tensors[name] = tensor
         if self.wanted is None or name in self.wanted:
             self.declared.tensors.append(tensor)
 
-    def _assign(self, target: ast.expr, value: ast.expr, statement: ast.stmt) -> None:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for part, its in zip(target.elts, value.elts, strict=True):
+    def _assign(self, target: ExpressionNode, value: ExpressionNode, statement: StatementNode) -> None:
+        if is_tuple(target) and is_tuple(value) and len(target.items) == len(value.items):
+            for part, its in zip(target.items, value.items, strict=True):
                 self._assign(part, its, statement)
             return
-        if isinstance(target, ast.Tuple) and all(isinstance(part, ast.Name) for part in target.elts):
+        if is_tuple(target) and all(isinstance(part, Identifier) for part in target.items):
             found = self.evaluate(value)
             known = found.value if isinstance(found, Static) else None
-            if not isinstance(known, tuple) or len(known) != len(target.elts):
-                self._fail(value, f"{len(target.elts)} names for what is no tuple of as many values")
-            for part, its in zip(target.elts, known or (), strict=True):
-                self._constant(part.id if isinstance(part, ast.Name) else "", Static(its), statement)
+            if not isinstance(known, tuple) or len(known) != len(target.items):
+                self._fail(value, f"{len(target.items)} names for what is no tuple of as many values")
+            for part, its in zip(target.items, known or (), strict=True):
+                self._constant(part.name if isinstance(part, Identifier) else "", Static(its), statement)
             return
-        if not isinstance(target, ast.Name):
+        if not isinstance(target, Identifier):
             self._fail(target, "only names are assigned at the top of a region")
         if is_stream(value):
-            self._stream(target.id, value, statement)
+            self._stream(target.name, value, statement)
         elif self._is_type(value):
-            self._constant(target.id, Static(element_type(value, self.evaluate)), statement)
+            self._constant(target.name, Static(element_type(value, self.evaluate)), statement)
         else:
             found = self.evaluate(value)
             if isinstance(found, Data):
                 self._opaque.append(value)
-            self._constant(target.id, found, statement)
+            self._constant(target.name, found, statement)
 
-    def _is_type(self, node: ast.expr) -> bool:
+    def _is_type(self, node: ExpressionNode) -> bool:
         """Whether an expression names an element type: `f32[4, 4]`, or a constant that is one."""
-        while isinstance(node, ast.Subscript):
-            node = node.value
-        if not isinstance(node, ast.Name):
+        node = node.root if isinstance(node, Subscript) else node
+        if not isinstance(node, Identifier):
             return False
-        known = self.constants.get(node.id)
-        return node.id in BITS if known is None else isinstance(known, Static) and isinstance(known.value, ElementType)
+        known = self.constants.get(node.name)
+        return (
+            node.name in BITS if known is None else isinstance(known, Static) and isinstance(known.value, ElementType)
+        )
 
-    def _hidden_stream(self, expression: ast.expr) -> None:
-        for part in ast.walk(expression):
-            if isinstance(part, ast.Name) and part.id in self.streams:
-                self._fail(part, f"{part.id} is a stream: only tasks use it")
+    def _hidden_stream(self, expression: ExpressionNode) -> None:
+        for part in walk(expression):
+            if isinstance(part, Identifier) and part.name in self.streams:
+                self._fail(part, f"{part.name} is a stream: only tasks use it")
 
     # -- streams and tasks -------------------------------------------------------------------------------------------
 
-    def _stream(self, name: str, annotation: ast.expr, statement: ast.stmt) -> None:
+    def _stream(self, name: str, annotation: ExpressionNode, statement: StatementNode) -> None:
         self._name(name, statement)
         kind = stream_type(annotation, self.evaluate)
         if self.wanted is not None and name not in self.wanted:
             return
         depth = 2 if kind.depth is None else kind.depth
         packing = 1 if kind.packing is None else kind.packing
-        place, full = self.source.place(statement), self.prefix + name
+        place, full = statement.place, self.prefix + name
         if depth < 1:
             self.source.add("depth0", f"{full} has depth {depth}; it must be at least 1", place, subject=full)
             depth = 1
@@ -268,29 +279,29 @@ class Scope:
         self.declared.streams.append(stream)
         self.declared.size = first + size
 
-    def _function(self, node: Function) -> None:
+    def _function(self, node: FunctionDefinition) -> None:
         self._name(node.name, node)
-        kinds = {last_name(d): d for d in node.decorator_list if last_name(d) in ("task", "region")}
+        kinds = {last_name(d): d for d in node.decorators if last_name(d) in ("task", "region")}
         for decorator in kinds.values():
-            function = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if not isinstance(function, ast.Name):
+            function = decorator.function if isinstance(decorator, Invocation) else decorator
+            if not isinstance(function, Identifier):
                 self._fail(decorator, f"{last_name(decorator)} stands alone: from rsn.streams import *")
         if "task" in kinds:
             self._task(node, kinds["task"])
         elif "region" in kinds:
             self._region(node, kinds["region"])
         else:
-            for part in ast.walk(node):
-                if isinstance(part, Function) and any(last_name(d) == "task" for d in part.decorator_list):
+            for part in walk(node):
+                if isinstance(part, FunctionDefinition) and any(last_name(d) == "task" for d in part.decorators):
                     self._fail(node, f"{node.name} declares tasks, so it is a region: @region() above it")
             self.functions[node.name] = node
 
-    def _task(self, node: Function, call: ast.expr) -> None:
-        keywords = {k.arg: k.value for k in call.keywords} if isinstance(call, ast.Call) else {}
+    def _task(self, node: FunctionDefinition, call: ExpressionNode) -> None:
+        keywords = call.keywords if isinstance(call, Invocation) else {}
         if "mapping" not in keywords:
             raise Refusal("unsupported", "a task states its grid: @task(mapping=[1])", call)
-        extra = isinstance(call, ast.Call) and call.args
-        if keywords.keys() - {"mapping", "args"} or len(node.decorator_list) > 1 or extra:
+        extra = isinstance(call, Invocation) and call.arguments
+        if keywords.keys() - {"mapping", "args"} or len(node.decorators) > 1 or extra:
             raise Refusal("unsupported", "a task has mapping= and args=, and no other decorators", call)
         grid = keywords["mapping"]
         shape = sizes(grid, self.evaluate)
@@ -299,46 +310,46 @@ class Scope:
         if prod(shape) > INSTANCES:
             raise Refusal("limit", f"a grid of {prod(shape)} instances; the limit is {INSTANCES}", grid)
         parameters = self._parameters(node, keywords.get("args"))
-        body = node if isinstance(node, ast.FunctionDef) else _plain(node)
-        task = TaskDecl(self.prefix + node.name, shape, body, self.source.place(node), parameters)
+        task = TaskDecl(self.prefix + node.name, shape, node, node.place, parameters)
         self.tasks[node.name] = task
         if self.wanted is None:
             self.declared.tasks.append((task, self))
 
-    def _parameters(self, node: Function, listed: ast.expr | None) -> tuple[Parameter, ...]:
-        arguments = node.args
-        if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.posonlyargs or arguments.defaults:
+    def _parameters(self, node: FunctionDefinition, listed: ExpressionNode | None) -> tuple[Parameter, ...]:
+        names = node.parameters
+        if any(name.form != "args" or name.default is not None for name in names):
             raise Refusal("unsupported", "a task has plain parameters only, one for each tensor of args=", node)
-        if listed is not None and not isinstance(listed, ast.List | ast.Tuple):
+        if listed is not None and not is_listed(listed):
             raise Refusal("unsupported", "args= is a list of tensors: args=[A, B]", listed)
-        names = arguments.args
-        given: list[ast.expr | None] = [*listed.elts] if listed is not None else [None] * len(names)
+        given: list[ExpressionNode | None] = [*listed.items] if listed is not None else [None] * len(names)
         if len(given) != len(names):
             count = f"{len(names)} parameter{'s' * (len(names) != 1)}"
             message = f"{node.name} has {count}, and args= has {len(given)} tensor{'s' * (len(given) != 1)}"
             raise Refusal("unsupported", message, listed)
         return tuple(self._parameter(name, value) for name, value in zip(names, given, strict=True))
 
-    def _parameter(self, argument: ast.arg, value: ast.expr | None) -> Parameter:
+    def _parameter(self, argument: FormalParameter, value: ExpressionNode | None) -> Parameter:
         tensor = None if value is None else self._tensor_of(value)
         note = argument.annotation
-        place = self.source.place(argument if note is None else note)
+        place = argument.place if note is None else note.place
         kind, layout = (None, None) if note is None else tensor_type(note, self.evaluate)
         if tensor is not None:
             if kind is not None and kind != tensor.type:
-                message = f"{argument.arg} is {kind}, but args= binds {tensor.name}: {tensor.type}"
+                message = f"{argument.name} is {kind}, but args= binds {tensor.name}: {tensor.type}"
                 note_text = "the annotation of a parameter states the whole tensor; the layout cuts it"
                 self.source.add("type", message, place, note_text, subject=tensor.name)
             kind = tensor.type
-        return Parameter(argument.arg, tensor, kind, layout, place)
+        return Parameter(argument.name, tensor, kind, layout, place)
 
-    def _tensor_of(self, node: ast.expr) -> TensorDecl:
-        if isinstance(node, ast.Name) and node.id in self.tensors:
-            return self.tensors[node.id]
-        text = ast.unparse(node)[:40]
+    def _tensor_of(self, node: ExpressionNode) -> TensorDecl:
+        if isinstance(node, Identifier) and node.name in self.tensors:
+            return self.tensors[node.name]
+        text = shown(node)[:40]
         close = get_close_matches(text, self.tensors, n=1, cutoff=0.6)
         notes = [f"did you mean {name}?" for name in close] or [f"declare it at the top: {text}: f32[64, 64]"]
-        raise Refusal("unsupported", f"{text} is no tensor of this region", node, *notes[: isinstance(node, ast.Name)])
+        raise Refusal(
+            "unsupported", f"{text} is no tensor of this region", node, *notes[: isinstance(node, Identifier)]
+        )
 
     # -- functions and regions ---------------------------------------------------------------------------------------
 
@@ -348,7 +359,7 @@ class Scope:
         users: dict[str, bool] = dict.fromkeys(self.functions, False)
         todo: list[str] = []
         for name, function in self.functions.items():
-            for its in self.declared.names(function):
+            for its in function.facts.names:
                 if its in self.functions:
                     callers.setdefault(its, []).append(name)
                 elif its in self.streams or its in self.tasks or its in self.regions:
@@ -360,16 +371,16 @@ class Scope:
                 todo += callers.get(name, ())
         return users
 
-    def _region(self, node: Function, decorator: ast.expr) -> None:
-        if isinstance(node, ast.AsyncFunctionDef):
+    def _region(self, node: FunctionDefinition, decorator: ExpressionNode) -> None:
+        if node.coroutine:
             raise Refusal("unsupported", "a region is no coroutine: def", node)
-        if len(node.decorator_list) > 1 or (isinstance(decorator, ast.Call) and (decorator.args or decorator.keywords)):
+        if len(node.decorators) > 1 or (isinstance(decorator, Invocation) and (decorator.arguments or decorator.named)):
             raise Refusal("unsupported", "region takes no arguments, and no other decorators", decorator)
-        if node.args.vararg or node.args.kwarg:
+        if any(p.form in ("vararg", "kwarg") for p in node.parameters):
             raise Refusal("unsupported", "a region has named parameters only", node)
         self.regions[node.name] = RegionDecl(node, self)
 
-    def call(self, region: RegionDecl, name: str, call: ast.Call | None) -> None:
+    def call(self, region: RegionDecl, name: str, call: Invocation | None) -> None:
         """Declare what a region holds, with the arguments of a call. call: None for the region itself, with its
         defaults. Raises `Refusal`."""
         body, node = region.body, call or region.body
@@ -380,74 +391,69 @@ class Scope:
             raise Refusal("limit", f"more than {REGIONS} calls of regions", node)
         outer = region.scope
         kinds: tuple[Sized, ...] = (outer.streams, outer.tensors, outer.constants, outer.tasks, outer.functions)
-        self.context.step(node, 1 + sum(map(len, kinds)) // 2 + self.declared.size_of(body))
+        self.context.step(node, 1 + sum(map(len, kinds)) // 2 + body.facts.size)
         number = self.calls[name] = self.calls.get(name, 0) + 1
         prefix = "" if call is None else f"{self.prefix}{name}{f'#{number}' if number > 1 else ''}."
         inner = Scope(self.declared, region.scope, prefix, (*self.active, body))
-        given = {} if call is None else _given(body.args, name, call)
-        ordered = [*body.args.posonlyargs, *body.args.args]
-        defaults = dict(zip([a.arg for a in ordered[::-1]], body.args.defaults[::-1], strict=False))
-        defaults |= {
-            a.arg: d for a, d in zip(body.args.kwonlyargs, body.args.kw_defaults, strict=True) if d is not None
-        }
-        for parameter in [*ordered, *body.args.kwonlyargs]:
-            if parameter.arg in given:
-                inner.bind(parameter, given[parameter.arg], self)
-            elif parameter.arg in defaults:
-                inner.bind(parameter, defaults[parameter.arg], region.scope)
+        given = {} if call is None else _given(body.parameters, name, call)
+        for parameter in body.parameters:
+            if parameter.name in given:
+                inner.bind(parameter, given[parameter.name], self)
+            elif parameter.default is not None:
+                inner.bind(parameter, parameter.default, region.scope)
             else:
                 inner.missing(parameter, name, call)
         inner.read(body.body)
 
-    def bind(self, parameter: ast.arg, value: ast.expr, scope: Scope) -> None:
+    def bind(self, parameter: FormalParameter, value: ExpressionNode, scope: Scope) -> None:
         """Bind a parameter of the region to an argument: a static value, a stream, a part of an array of streams, or a
         tensor. scope: where the argument is written. Raises `Refusal`."""
-        name, note = parameter.arg, None if parameter.annotation is None else unquoted(parameter.annotation)
-        base = value.value if isinstance(value, ast.Subscript) else value
-        if isinstance(base, ast.Name) and base.id in scope.streams:
-            stream = scope.part(scope.streams[base.id], value)
+        name, note = parameter.name, None if parameter.annotation is None else unquoted(parameter.annotation)
+        base = value.base if isinstance(value, Subscript) else value
+        if isinstance(base, Identifier) and base.name in scope.streams:
+            stream = scope.part(scope.streams[base.name], value)
             if note is not None:
                 self._agree(name, stream, note, value)
             self._name(name, parameter)
             self.streams[name] = stream
-        elif isinstance(value, ast.Name) and value.id in scope.tensors:
-            tensor = scope.tensors[value.id]
+        elif isinstance(value, Identifier) and value.name in scope.tensors:
+            tensor = scope.tensors[value.name]
             stated = None if note is None or is_stream(note) else tensor_type(note, self.evaluate).type
             if note is not None and stated != tensor.type:
-                text = ast.unparse(note)[:40]
+                text = shown(note)[:40]
                 raise Refusal("type", f"{name} is {text}, but {tensor.name} is {tensor.type}", value)
             self._name(name, parameter)
             self.tensors[name] = tensor
         else:
             found = scope.evaluate(value)
             kinds = {"int": int | SymbolicNumber, "float": int | float, "bool": bool, "str": str}
-            wanted = note.id if isinstance(note, ast.Name) else ast.unparse(note)[:40] if note is not None else ""
+            wanted = note.name if isinstance(note, Identifier) else shown(note)[:40] if note is not None else ""
             if not isinstance(found, Static):
                 raise Refusal("unsupported", f"the argument {name} is not known before the run", value)
             if wanted and not (wanted in kinds and isinstance(found.value, kinds[wanted])) and wanted != "tuple":
                 raise Refusal("type", f"{name} is {wanted}, but the argument is {found.value!r}"[:200], value)
             self._constant(name, found, parameter)
 
-    def missing(self, parameter: ast.arg, name: str, call: ast.Call | None) -> None:
+    def missing(self, parameter: FormalParameter, name: str, call: Invocation | None) -> None:
         """A parameter without an argument: a tensor is an argument of the region that is read; anything else is a
         mistake. Raises `Refusal`."""
         if call is not None:
-            raise Refusal("unsupported", f"{name} needs an argument {parameter.arg}", call)
+            raise Refusal("unsupported", f"{name} needs an argument {parameter.name}", call)
         note = None if parameter.annotation is None else unquoted(parameter.annotation)
         if note is not None and is_stream(note):
-            message = f"{name} takes the stream {parameter.arg} from its caller; check the file that calls it"
+            message = f"{name} takes the stream {parameter.name} from its caller; check the file that calls it"
             raise Refusal("unsupported", message, parameter)
         kind = None if note is None else tensor_type(note, self.evaluate)
         if kind is None or kind.type is None:
-            message = f"the parameter {parameter.arg} of {name} has no default, so {name} cannot be read alone"
+            message = f"the parameter {parameter.name} of {name} has no default, so {name} cannot be read alone"
             raise Refusal("unsupported", message, parameter)
-        self._tensor(parameter.arg, TensorDecl(parameter.arg, kind.type, self.source.place(parameter)), parameter)
+        self._tensor(parameter.name, TensorDecl(parameter.name, kind.type, parameter.place), parameter)
 
-    def part(self, stream: StreamDecl, node: ast.expr) -> StreamDecl:
+    def part(self, stream: StreamDecl, node: ExpressionNode) -> StreamDecl:
         """Return the streams of an array that leading indices select. Raises `Refusal`."""
-        if not isinstance(node, ast.Subscript):
+        if not isinstance(node, Subscript):
             return stream
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        parts = node.indices
         index = [integer(part, self.evaluate) for part in parts]
         if len(index) > len(stream.shape) or any(not 0 <= i < n for i, n in zip(index, stream.shape, strict=False)):
             at, shape = ",".join(map(str, index)), ",".join(map(str, stream.shape))
@@ -458,9 +464,9 @@ class Scope:
             first += i * prod(rest)
         return replace(stream, name=f"{stream.name}[{','.join(map(str, index))}]", shape=rest, first=first)
 
-    def _agree(self, name: str, stream: StreamDecl, note: ast.expr, value: ast.expr) -> None:
+    def _agree(self, name: str, stream: StreamDecl, note: ExpressionNode, value: ExpressionNode) -> None:
         if not is_stream(note):
-            raise Refusal("type", f"{name} is {ast.unparse(note)[:40]}, but {stream.name} is a stream", value)
+            raise Refusal("type", f"{name} is {shown(note)[:40]}, but {stream.name} is a stream", value)
         kind = stream_type(note, self.evaluate)
         own = StreamType(stream.type, stream.depth, stream.packing, stream.shape, stream.order)
         for what, stated, its in zip(("elements", "depth", "packing", "shape", "order"), kind, own, strict=True):
@@ -469,43 +475,37 @@ class Scope:
                 raise Refusal("type", message, value)
 
 
-def _given(parameters: ast.arguments, name: str, call: ast.Call) -> Mapping[str, ast.expr]:
+def _given(parameters: Sequence[FormalParameter], name: str, call: Invocation) -> Mapping[str, ExpressionNode]:
     """Return the arguments of a call by name. Raises `Refusal`."""
-    ordered = [a.arg for a in (*parameters.posonlyargs, *parameters.args)]
-    known = {*(a.arg for a in parameters.args), *(a.arg for a in parameters.kwonlyargs)}
-    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+    ordered = [p.name for p in parameters if p.form in ("posonlyargs", "args")]
+    known = {p.name for p in parameters if p.form != "posonlyargs"}
+    if any(isinstance(a, Starred) for a in call.arguments) or any(k.name is None for k in call.named):
         raise Refusal("unsupported", "a region is called with plain arguments", call)
-    if len(call.args) > len(ordered):
-        raise Refusal("unsupported", f"{name} takes {len(ordered)} arguments, not {len(call.args)}", call)
-    given = dict(zip(ordered, call.args, strict=False))
-    for keyword in call.keywords:
-        if keyword.arg not in known or keyword.arg in given:
-            what = "is given twice" if keyword.arg in given else f"is no parameter of {name}"
-            raise Refusal("unsupported", f"{keyword.arg} {what}", keyword.value)
-        given[str(keyword.arg)] = keyword.value
+    if len(call.arguments) > len(ordered):
+        raise Refusal("unsupported", f"{name} takes {len(ordered)} arguments, not {len(call.arguments)}", call)
+    given = dict(zip(ordered, call.arguments, strict=False))
+    for keyword in call.named:
+        if keyword.name not in known or keyword.name in given:
+            what = "is given twice" if keyword.name in given else f"is no parameter of {name}"
+            raise Refusal("unsupported", f"{keyword.name} {what}", keyword.value)
+        given[str(keyword.name)] = keyword.value
     return given
-
-
-def _plain(node: ast.AsyncFunctionDef) -> ast.FunctionDef:
-    """A coroutine as a function: `await` is allowed in both."""
-    body = ast.FunctionDef(node.name, node.args, node.body, node.decorator_list, node.returns, node.type_comment)
-    return ast.copy_location(body, node)
 
 
 def _text(value: object) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) and not hasattr(value, "dtype") else str(value)
 
 
-def names_below(tree: ast.Module, region: str) -> frozenset[str]:
+def names_below(statements: Block, region: str) -> frozenset[str]:
     """Return the names in a function of a file, and in the functions of the file that it may call."""
-    functions = {node.name: node for node in tree.body if isinstance(node, Function)}
+    functions = {node.name: node for node in statements if isinstance(node, FunctionDefinition)}
     found: set[str] = set()
     todo, seen = [region], set[str]()
     while todo:
         name = todo.pop()
         if name in functions and name not in seen:
             seen.add(name)
-            names = names_in(functions[name])
+            names = functions[name].facts.names
             found |= names
             todo += names
     return frozenset(found)

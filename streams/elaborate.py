@@ -6,7 +6,6 @@ variables as it found them; all further ones are like it, however many there are
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
@@ -16,19 +15,32 @@ from math import prod
 from .expressions import Context
 from .paths import Paths, State
 from .source import Refusal
-from .syntax import (
-    Grid,
-    Pieces,
-    chain_length,
-    deciding,
-    deciding_parts,
-    leaves,
-    meta_name,
-    meta_name_of,
-    names_in,
-    nested,
-    pieces,
-    touches,
+from .syntax.control import Grid, Pieces, deciding, deciding_parts, leaves, nested, pieces
+from .syntax.nodes import (
+    Assertion,
+    Assignment,
+    Attribute,
+    Block,
+    Branching,
+    Declaration,
+    Evaluation,
+    ExpressionNode,
+    ForLoop,
+    Identifier,
+    Infix,
+    Invocation,
+    Jump,
+    Literal,
+    MetaArm,
+    MetaChain,
+    Returning,
+    Skip,
+    StatementNode,
+    Subscript,
+    TooDeep,
+    WhileLoop,
+    is_listed,
+    is_tuple,
 )
 from .tree import Body, Instance, Node, TaskDecl
 from .values import Data, Static, Value, compute, distribution_of, type_of
@@ -73,8 +85,7 @@ class Elaborator(Paths):
             self.block(self.task.body.body)
             self.end_beat()
         except Refusal as r:
-            place = self.context.source.place(r.node) if r.node is not None else None
-            self.context.source.add(r.code, r.message, place, *r.notes, subject=self.name)
+            self.context.source.add(r.code, r.message, r.place, *r.notes, subject=self.name)
             whole = False
         except RecursionError:
             self.context.source.add("limit", "expressions or blocks are nested too deeply", self.task.place)
@@ -86,20 +97,18 @@ class Elaborator(Paths):
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def block(self, statements: Sequence[ast.stmt], tail: Sequence[ast.stmt] = ()) -> Exit:
+    def block(self, statements: Block, tail: Block = ()) -> Exit:
         """Read statements up to the first that leaves the block. tail: what follows the block, up to the end of the
         innermost loop around it, or of the task."""
         k = 0
         while k < len(statements):
             statement = statements[k]
             self.context.step(statement)
-            self.ran.add((statement.lineno, statement.col_offset))
-            if isinstance(statement, ast.If):
-                how = self._if_statement(statement, [*statements[k + 1 :], *tail])
-            elif isinstance(statement, ast.With):
-                count = chain_length(statements, k)
-                how = self._meta(statements[k : k + count], [*statements[k + count :], *tail])
-                k += count - 1
+            self.ran.add(statement.place[:2])
+            if isinstance(statement, Branching):
+                how = self._if_statement(statement, (*statements[k + 1 :], *tail))
+            elif isinstance(statement, MetaChain):
+                how = self._meta(statement, (*statements[k + 1 :], *tail))
             else:
                 how = self._statement(statement)
             if how is not Exit.NONE:
@@ -107,104 +116,89 @@ class Elaborator(Paths):
             k += 1
         return Exit.NONE
 
-    def _statement(self, statement: ast.stmt) -> Exit:
+    def _statement(self, statement: StatementNode) -> Exit:
         match statement:
-            case ast.Expr(value=value):
+            case Evaluation(value=value):
                 self.eval(value)
-            case ast.Assign():
-                self._assign(statement.targets, statement.value)
-            case ast.AnnAssign():
+            case Assignment():
+                self._assign(statement)
+            case Declaration():
                 made = self.annotated(statement)
                 self._bind(statement.target, made, statement.value or statement.target)
-            case ast.AugAssign():
-                self._augmented(statement)
-            case ast.For():
+            case ForLoop():
                 return self._for(statement)
-            case ast.While():
+            case WhileLoop():
                 return self._while(statement)
-            case ast.Pass():
+            case Skip():
                 pass
-            case ast.Continue() | ast.Break():
+            case Jump(how=how):
                 if not self._loops:
                     raise Refusal("syntax", "break and continue stand in a loop", statement)
-                return Exit.CONTINUE if isinstance(statement, ast.Continue) else Exit.BREAK
-            case ast.Return():
+                return Exit.CONTINUE if how == "continue" else Exit.BREAK
+            case Returning():
                 if statement.value is not None:
                     self.returned(statement.value)
                 return Exit.RETURN
-            case ast.Assert():
+            case Assertion():
                 self.held(statement)
+            case TooDeep():
+                raise RecursionError
             case _:
-                name = type(statement).__name__
-                self.fail(statement, f"a task has no statement of this kind ({name})")
+                self.fail(statement, f"a task has no statement of this kind ({statement.kind})")
         return Exit.NONE
 
-    def _assign(self, targets: list[ast.expr], source: ast.expr) -> None:
-        target = targets[0]
-        if (
-            len(targets) == 1
-            and isinstance(target, ast.Tuple)
-            and isinstance(source, ast.Tuple)
-            and len(target.elts) == len(source.elts)
-        ):
-            values = [self.eval(part) for part in source.elts]
-            for name, value, part in zip(target.elts, values, source.elts, strict=True):
+    def _assign(self, node: Assignment) -> None:
+        if node.pairs is not None:
+            values = [self.eval(part) for _, part in node.pairs]
+            for value, (name, part) in zip(values, node.pairs, strict=True):
                 self._bind(name, value, part)
             return
+        target, source = node.targets[0], node.value
+        if node.augmented and not isinstance(target, Identifier):
+            assert isinstance(source, Infix)
+            if not isinstance(target, Subscript) or self._stream_of(target) is not None:
+                self.data(source.right)
+                self._bind(target, Data())
+                return
         value = self.eval(source)
-        for target in targets:
+        for target in node.targets:
             self._bind(target, value, source)
 
-    def _augmented(self, statement: ast.AugAssign) -> None:
-        if isinstance(statement.target, ast.Name):
-            left = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement.target)
-            both = ast.copy_location(ast.BinOp(left, statement.op, statement.value), statement)
-            self._bind(statement.target, self.eval(both), both)
-        elif isinstance(statement.target, ast.Subscript) and self._stream_of(statement.target) is None:
-            part = ast.copy_location(
-                ast.Subscript(statement.target.value, statement.target.slice, ast.Load()), statement.target
-            )
-            both = ast.copy_location(ast.BinOp(part, statement.op, statement.value), statement)
-            self._bind(statement.target, self.eval(both), both)
-        else:
-            self.data(statement.value)
-            self._bind(statement.target, Data())
-
-    def _bind(self, target: ast.expr, value: Value, source: ast.expr | None = None) -> None:
+    def _bind(self, target: ExpressionNode, value: Value, source: ExpressionNode | None = None) -> None:
         """Assign a value. source: the expression that it comes from, None for the index of a loop."""
-        if isinstance(target, ast.Name):
-            if target.id in self.context.streams:
-                self.fail(target, f"{target.id} is a stream; it cannot be assigned")
-            if isinstance(value, Static) and target.id not in self.deciding:
-                dist = distribution_of(value, target.id in self.varying)
-                if source is None or names_in(source) & self.env.keys():
+        if isinstance(target, Identifier):
+            if target.name in self.context.streams:
+                self.fail(target, f"{target.name} is a stream; it cannot be assigned")
+            if isinstance(value, Static) and target.name not in self.deciding:
+                dist = distribution_of(value, target.name in self.varying)
+                if source is None or source.facts.names & self.env.keys():
                     dist = replace(dist, number=None)  # it may differ in the next iteration
                 value = Data(type_of(value), dist=dist)
-            self.env[target.id] = value
-        elif isinstance(target, ast.Tuple | ast.List):
+            self.env[target.name] = value
+        elif is_listed(target):
             known = value.value if isinstance(value, Static) else None
-            if isinstance(known, tuple) and len(known) != len(target.elts):
-                self.fail(target, f"{len(target.elts)} names for {len(known)} values")
+            if isinstance(known, tuple) and len(known) != len(target.items):
+                self.fail(target, f"{len(target.items)} names for {len(known)} values")
             self.read(value)
-            for k, part in enumerate(target.elts):
+            for k, part in enumerate(target.items):
                 self._bind(part, Static(known[k]) if isinstance(known, tuple) else Data(), source)
-        elif isinstance(target, ast.Subscript):
+        elif isinstance(target, Subscript):
             if self._stream_of(target) is not None:
                 self.fail(target, "a stream cannot be assigned; use put")
             self.store(target, value, target if source is None else source)
-        elif isinstance(target, ast.Attribute):
-            self.data(target.value)
+        elif isinstance(target, Attribute):
+            self.data(target.base)
             self.read(value)
         else:
             self.fail(target, "this cannot be assigned in a task")
 
     # -- branches ----------------------------------------------------------------------------------------------------
 
-    def _if_statement(self, node: ast.If, rest: Sequence[ast.stmt]) -> Exit:
+    def _if_statement(self, node: Branching, rest: Block) -> Exit:
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
         arm takes its own copy of it."""
         test = self.data(node.test)
-        apart = self._divides([*node.body, *node.orelse])
+        apart = self._divides((*node.body, *node.orelse))
         if apart:
             self.end_beat()
         if isinstance(test, Static):
@@ -212,29 +206,30 @@ class Elaborator(Paths):
             if apart:
                 self.end_beat()
             if self.varies(node.test):
-                self.localise([node])
+                self.localise((node,))
             return only
-        how, bodies, states, start = self._arms([node.body, node.orelse], rest)
+        how, bodies, states, start = self._arms((node.body, node.orelse), rest)
         if how[0] is not how[1]:
             self.restore(start)
-            how, bodies, states, start = self._arms([[*node.body, *rest], [*node.orelse, *rest]], ())
+            how, bodies, states, start = self._arms(((*node.body, *rest), (*node.orelse, *rest)), ())
             at_end = {Exit.NONE, Exit.CONTINUE} if self._loops else set(Exit)
             if how[0] is not how[1] and not {*how} <= at_end:
                 if Exit.RETURN in how or not self._loose:
                     raise _EndsByData("join", f"{self.name}: data decides whether the loop ends here", node)
             elif how[0] is not how[1] or how[0] is Exit.NONE:
                 how = [Exit.CONTINUE, Exit.CONTINUE]
-        self.ops += self.context.nodes.choice(bodies, self.context.source.place(node.test))
+        self.ops += self.context.nodes.choice(bodies, node.test.place)
         self.merge(*states)
-        self.localise([node])
+        self.localise((node,))
         return how[0] if how[0] is how[1] else Exit.NONE
 
-    def _divides(self, body: Sequence[ast.stmt]) -> bool:
-        # A loop that stands for a grid is made here, and is none of the body's.
-        return any(self.below.divides.get(statement, True) for statement in body)
+    def _divides(self, body: Block) -> bool:
+        rates = self.context.reading.rates.keys()
+        found = (statement.facts for statement in body)
+        return any(facts.ends_beat or not rates.isdisjoint(facts.calls) for facts in found)
 
     def _arms(
-        self, arms: list[list[ast.stmt]], tail: Sequence[ast.stmt]
+        self, arms: tuple[Block, Block], tail: Block
     ) -> tuple[list[Exit], list[Body], tuple[State, State], State]:
         outer, start, born = self.ops, self.save(), self._futures
         how, bodies, states = list[Exit](), list[Body](), list[State]()
@@ -252,60 +247,59 @@ class Elaborator(Paths):
         self.ops, self.before = outer, born
         return how, bodies, (states[0], states[1]), start
 
-    def _meta(self, arms: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
+    def _meta(self, chain: MetaChain, rest: Block) -> Exit:
         """`with meta_if`, then any number of meta_elif and at most one meta_else; or one `with meta_for`."""
-        how = self._meta_arm(arms, rest)
-        if any(self.varies(item.context_expr) for part in arms if isinstance(part, ast.With) for item in part.items):
-            self.localise(arms)
+        how = self._meta_arm(chain.arms, rest)
+        if any(self.varies(head) for arm in chain.arms for head in arm.heads):
+            self.localise((chain,))
         return how
 
-    def _meta_arm(self, arms: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> Exit:
+    def _meta_arm(self, arms: tuple[MetaArm, ...], rest: Block) -> Exit:
         for statement in arms:
-            assert isinstance(statement, ast.With)
-            name, call = meta_name(statement)
-            if name is None or call is None:
+            name = statement.name
+            if not name:
                 self.fail(statement, "a task has `with` for meta_if, meta_elif, meta_else and meta_for only")
+            call = statement.call
             if name == "meta_for":
-                target = statement.items[0].optional_vars
-                return self._counted(statement, target, call, statement.body)
+                return self._counted(statement, statement.target, call, statement.body)
             if name != "meta_if" and statement is arms[0]:
                 self.fail(statement, f"{name} without meta_if directly before it")
-            if len(call.args) != (name != "meta_else"):
+            if len(call.arguments) != (name != "meta_else"):
                 self.fail(call, f"{name} takes {'no' if name == 'meta_else' else 'one'} condition")
             if name == "meta_else":
                 return self.block(statement.body, rest)
-            test = self.data(call.args[0])
+            test = self.data(call.arguments[0])
             if isinstance(test, Data):
-                raise Refusal("meta", f"the condition of {name} is not known before the run", call.args[0])
+                raise Refusal("meta", f"the condition of {name} is not known before the run", call.arguments[0])
             if test.value:
                 return self.block(statement.body, rest)
         return Exit.NONE
 
     # -- loops -------------------------------------------------------------------------------------------------------
 
-    def _for(self, node: ast.For) -> Exit:
-        if meta_name_of(node.iter) != "meta_for":
+    def _for(self, node: ForLoop) -> Exit:
+        if not node.unrolled:
             self.end_beat()
         if node.orelse:
             self.fail(node.orelse[0], "a loop with else is not supported")
-        call = node.iter
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+        call = node.iterable
+        if isinstance(call, Invocation) and isinstance(call.function, Identifier):
             return self._counted(node, node.target, call, node.body)
         values = self.data(call)
         if isinstance(values, Static) and isinstance(values.value, tuple):
             return self._static(node, node.target, [Static(v) for v in values.value], node.body)
         return self._by_data(node, node.target, node.body)
 
-    def _counted(self, node: ast.stmt, target: ast.expr | None, call: ast.Call, body: list[ast.stmt]) -> Exit:
-        name = call.func.id if isinstance(call.func, ast.Name) else ""
+    def _counted(self, node: StatementNode, target: ExpressionNode | None, call: Invocation, body: Block) -> Exit:
+        name = call.function.name if isinstance(call.function, Identifier) else ""
         if name not in ("range", "grid", "meta_for"):
-            values = None if touches([call]) else self._iterated(call)
+            values = None if call.facts.touches else self._iterated(call)
             if values is not None:
                 return self._static(node, target, values, body)
             self.data(call)
             return self._by_data(node, target, body)
-        bounds = [self.data(argument) for argument in call.args]
-        if not bounds or call.keywords or (name != "grid" and len(bounds) > 3):
+        bounds = [self.data(argument) for argument in call.arguments]
+        if not bounds or call.named or (name != "grid" and len(bounds) > 3):
             self.fail(call, f"{name} takes sizes")
         known = [bound.value for bound in bounds if isinstance(bound, Static)]
         if len(known) < len(bounds):
@@ -321,26 +315,31 @@ class Elaborator(Paths):
             return self._static(node, target, range(*known), body)
         if len(known) == 1:
             return self._static(node, target, range(known[0]), body)
-        if isinstance(target, ast.Tuple) and len(target.elts) == len(known) and names_in(target) & self.deciding:
+        if is_tuple(target) and len(target.items) == len(known) and target.facts.names & self.deciding:
             inner = self.context.nests.get((node, *known))
             if inner is None:
                 inner = self.context.nests.setdefault((node, *known), nested(target, known, body, node))
             if not leaves(body):
-                self.ran.add((node.lineno, node.col_offset, *known))
-                return self._static(node, target.elts[0], range(known[0]), inner)
+                self.ran.add((*node.place[:2], *known))
+                return self._static(node, target.items[0], range(known[0]), inner)
         return self._static(node, target, Grid(known, count), body)
 
-    def _iterated(self, node: ast.expr) -> range | list[Static] | None:
+    def _iterated(self, node: ExpressionNode) -> range | list[Static] | None:
         """What `range`, or `reversed`, `enumerate` or `zip` of static values goes through; None if it is not known."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            values = self.eval(node) if isinstance(node, ast.Name | ast.Tuple | ast.List | ast.Constant) else Data()
+        if not isinstance(node, Invocation) or not isinstance(node.function, Identifier):
+            values = self.eval(node) if isinstance(node, Identifier | Literal) or is_listed(node) else Data()
             its = values.value if isinstance(values, Static) else None
             return [Static(value) for value in its] if isinstance(its, tuple) else None
-        name = node.func.id
-        if name not in ("range", "reversed", "enumerate", "zip") or name in self.env or node.keywords or not node.args:
+        name = node.function.name
+        if (
+            name not in ("range", "reversed", "enumerate", "zip")
+            or name in self.env
+            or node.named
+            or not node.arguments
+        ):
             return None
         if name == "range":
-            bounds = [self.data(argument) for argument in node.args]
+            bounds = [self.data(argument) for argument in node.arguments]
             numbers = [bound.value for bound in bounds if isinstance(bound, Static)]
             if len(bounds) > 3 or len(numbers) < len(bounds) or not all(type(n) is int for n in numbers):
                 return None
@@ -348,7 +347,7 @@ class Elaborator(Paths):
                 raise Refusal("limit", f"a loop of more than {TRIPS} iterations", node)
             found = compute(range, numbers, node).value
             return found if isinstance(found, range) else None
-        parts = [self._iterated(argument) for argument in node.args]
+        parts = [self._iterated(argument) for argument in node.arguments]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts) or (name != "zip" and len(known) > 1):
             return None
@@ -363,23 +362,22 @@ class Elaborator(Paths):
         return [Static(row) for row in zip(*columns, strict=True)]
 
     def _static(
-        self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
+        self, node: StatementNode, target: ExpressionNode | None, values: range | Grid | list[Static], body: Block
     ) -> Exit:
         """A loop with known trips."""
         outer, start = self.ops, self.save()
-        self.ran.add((node.lineno, node.col_offset, len(values)))
+        self.ran.add((*node.place[:2], len(values)))
         self._loops += 1
         around = self.nest, self.bound, self.entered
         self.enter(target, values)
         try:
             how = self._trips(node, target, values, body)
-            if isinstance(node, ast.For | ast.With) and self.varies(
-                node.iter if isinstance(node, ast.For) else node.items[0].context_expr
-            ):
+            head = node.iterable if isinstance(node, ForLoop) else node.heads[0] if isinstance(node, MetaArm) else None
+            if head is not None and self.varies(head):
                 self.localise(body)
             return how
         except _EndsByData:
-            if touches(body):
+            if any(part.facts.touches for part in body):
                 raise
             self.ops = outer
             self.restore(start)
@@ -389,10 +387,10 @@ class Elaborator(Paths):
         return self._by_data(node, target, body)
 
     def _trips(
-        self, node: ast.stmt, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]
+        self, node: StatementNode, target: ExpressionNode | None, values: range | Grid | list[Static], body: Block
     ) -> Exit:
-        names = names_in(target) if target is not None else set[str]()
-        unrolled = isinstance(node, ast.With) or (isinstance(node, ast.For) and meta_name_of(node.iter) == "meta_for")
+        names = target.facts.names if target is not None else frozenset[str]()
+        unrolled = isinstance(node, ForLoop | MetaArm) and node.unrolled
         if unrolled and self.context.reading.timed:
             return self._unrolled(target, values, body)
         outer, iterations = self.ops, list[tuple[int, Body]]()
@@ -426,7 +424,7 @@ class Elaborator(Paths):
         self.ops = [*outer, *self.context.nodes.loop(iterations)]
         return how if how is Exit.RETURN else Exit.NONE
 
-    def _unrolled(self, target: ast.expr | None, values: range | Grid | list[Static], body: list[ast.stmt]) -> Exit:
+    def _unrolled(self, target: ExpressionNode | None, values: range | Grid | list[Static], body: Block) -> Exit:
         """A loop that is unrolled before the run: its iterations are one straight run of statements."""
         for k in range(len(values)):
             self.context.step(body[0])
@@ -438,16 +436,16 @@ class Elaborator(Paths):
 
     def _plan(
         self,
-        node: ast.stmt,
-        target: ast.expr | None,
-        names: set[str],
+        node: StatementNode,
+        target: ExpressionNode | None,
+        names: frozenset[str],
         values: range | Grid | list[Static],
-        body: list[ast.stmt],
+        body: Block,
     ) -> Pieces | None:
         """How a loop is stepped; None if each of its iterations is read."""
         if not names & self.deciding:
             return Pieces(1, (len(values),))
-        if not isinstance(target, ast.Name) or not isinstance(values, range) or len(values) < 2:
+        if not isinstance(target, Identifier) or not isinstance(values, range) or len(values) < 2:
             return None
         parts = self.context.loops.get(node)
         if parts is None:
@@ -458,14 +456,14 @@ class Elaborator(Paths):
             value = self.env.get(name, self.context.constants.get(name))
             return value.value if isinstance(value, Static) and name not in parts.stored else None
 
-        return pieces(target.id, values, parts, known)
+        return pieces(target.name, values, parts, known)
 
-    def _bind_index(self, target: ast.expr | None, value: int | Static) -> None:
+    def _bind_index(self, target: ExpressionNode | None, value: int | Static) -> None:
         if target is not None:
             self._bind(target, value if isinstance(value, Static) else Static(value))
             self.bind_indices()
 
-    def _while(self, node: ast.While) -> Exit:
+    def _while(self, node: WhileLoop) -> Exit:
         if node.orelse:
             self.fail(node.orelse[0], "a loop with else is not supported")
         outer, start = self.ops, self.save()
@@ -473,15 +471,15 @@ class Elaborator(Paths):
         try:
             return self._rounds(node)
         except _EndsByData:
-            if touches([node]):
+            if node.facts.touches:
                 raise
             self.ops = outer
             self.restore(start)
         finally:
             self._loops -= 1
-        return self._by_data(node, None, [ast.copy_location(ast.Expr(node.test), node.test), *node.body])
+        return self._by_data(node, None, (Evaluation(node.test.place, node.test), *node.body))
 
-    def _rounds(self, node: ast.While) -> Exit:
+    def _rounds(self, node: WhileLoop) -> Exit:
         self.end_beat()
         outer, iterations = self.ops, list[tuple[int, Body]]()
         before: object = None
@@ -494,8 +492,8 @@ class Elaborator(Paths):
             if isinstance(test, Data):
                 head = self.ops
                 self.ops = [*outer, *self.context.nodes.loop(iterations)]
-                again = ast.copy_location(ast.Expr(node.test), node.test)
-                return self._by_data(node, None, [*node.body, again], head)
+                again = Evaluation(node.test.place, node.test)
+                return self._by_data(node, None, (*node.body, again), head)
             if not test.value:
                 break
             how = self.block(node.body)
@@ -512,7 +510,7 @@ class Elaborator(Paths):
         return how if how is Exit.RETURN else Exit.NONE
 
     def _by_data(
-        self, node: ast.stmt, target: ast.expr | None, body: list[ast.stmt], head: Sequence[Node] = ()
+        self, node: StatementNode, target: ExpressionNode | None, body: Block, head: Sequence[Node] = ()
     ) -> Exit:
         """A loop whose end depends on data: any number of iterations, so its body must leave every stream as it is.
         head: the operations of its first test."""
@@ -529,14 +527,14 @@ class Elaborator(Paths):
             self.block(body)
             self.end_beat()
             if self.ops:
-                self.context.reading.by_data.append(self.context.source.place(node))
+                self.context.reading.by_data.append(node.place)
             touched = sorted({self._stream_name(s) for n in self.ops for s, _, _ in n.needs})
             if touched:
                 self.context.source.add(
                     "join",
                     f"{self.name}: data decides how often this loop runs, and so how many tokens pass "
                     f"{', '.join(touched)}",
-                    self.context.source.place(node),
+                    node.place,
                     "tokens are counted before the run; the loop is refused even if both ends agree",
                     subject=self.name,
                     uncounted=True,

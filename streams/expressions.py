@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,18 +10,45 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import NoReturn
 
-from .language import BITS, LIBRARY, Layout
+from ..base.element_types import BITS, ElementType
+from ..base.operators import UNARY
+from ..base.place import Place
+from .language import LIBRARY, Layout
 from .orders.shown import Shown
-from .source import Place, Refusal, Source
-from .syntax import Below, Deciding, names_in, touches
-from .tree import Body, Collective, ElementType, Node, Nodes, Op, StreamDecl, TaskDecl
+from .source import Refusal, Source
+from .syntax.control import Deciding
+from .syntax.nodes import (
+    Assertion,
+    Attribute,
+    Await,
+    Block,
+    Collection,
+    Compared,
+    Conditional,
+    ExpressionNode,
+    Foreign,
+    FunctionDefinition,
+    Identifier,
+    Infix,
+    Invocation,
+    Literal,
+    Logical,
+    Prefix,
+    Slicing,
+    Starred,
+    StatementNode,
+    Subscript,
+    SyntaxNode,
+    walk,
+)
+from .syntax.printer import shown
+from .tree import Body, Collective, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
     BOOLEAN,
     ELEMENTS,
     FUNCTIONS,
     INT,
     OPERATORS,
-    UNARY,
     Data,
     Static,
     SymbolicNumber,
@@ -34,6 +60,9 @@ from .values import (
     positive,
     type_of,
 )
+
+REFUSED = ("Yield", "YieldFrom", "NamedExpr")
+"""Expressions that a task does not have, also not in what has no rules."""
 
 STEPS = 1_000_000
 """Limit of expressions and statements that are read in one file, loops unrolled where their index decides."""
@@ -68,8 +97,8 @@ class Reading:
 @dataclass
 class Context:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
-    regions, tensors: their names. decisive, varying, loops, nests, below: what the functions of `syntax` found in what
-    was read before. varies: whether static parts of an expression do. orders: those that statements show."""
+    regions, tensors: their names. decisive, varying, loops, nests: what the functions of `syntax.control` found in
+    what was read before. varies: whether static parts of an expression do. orders: those that statements show."""
 
     reading: Reading
     streams: Mapping[str, StreamDecl]
@@ -78,12 +107,11 @@ class Context:
     functions: Mapping[str, bool]
     regions: Container[str] = frozenset()
     tensors: Container[str] = frozenset()
-    decisive: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
-    loops: dict[ast.stmt, Deciding] = field(default_factory=dict)
-    nests: dict[tuple[object, ...], list[ast.stmt]] = field(default_factory=dict)
-    below: dict[ast.FunctionDef, Below] = field(default_factory=dict)
-    varying: dict[ast.FunctionDef, frozenset[str]] = field(default_factory=dict)
-    varies: dict[ast.AST, bool] = field(default_factory=dict)
+    decisive: dict[FunctionDefinition, frozenset[str]] = field(default_factory=dict)
+    loops: dict[StatementNode, Deciding] = field(default_factory=dict)
+    nests: dict[tuple[object, ...], Block] = field(default_factory=dict)
+    varying: dict[FunctionDefinition, frozenset[str]] = field(default_factory=dict)
+    varies: dict[SyntaxNode, bool] = field(default_factory=dict)
     orders: dict[tuple[object, ...], Shown | None] = field(default_factory=dict)
 
     @property
@@ -96,7 +124,7 @@ class Context:
         """Makes the nodes of trees."""
         return self.reading.nodes
 
-    def step(self, node: ast.AST, count: int = 1) -> None:
+    def step(self, node: SyntaxNode, count: int = 1) -> None:
         """Count steps. Raises `Refusal` beyond `STEPS`."""
         self.reading.steps += count
         if self.reading.steps > STEPS:
@@ -163,14 +191,14 @@ class Expressions:
             self.ops.append(self.context.nodes.beat(tuple(self._beat), self._cycles or 1, place))
             self._beat, self._cycles, self._since = [], 0, None
 
-    def take_cycles(self, node: ast.Call) -> Value:
+    def take_cycles(self, node: Invocation) -> Value:
         """`cycles(n)`: the beat takes n cycles, which are added to those stated before in the same beat."""
-        if len(node.args) != 1 or node.keywords:
+        if len(node.arguments) != 1 or node.named:
             self.fail(node, "cycles takes one number")
-        value = self.data(node.args[0])
+        value = self.data(node.arguments[0])
         if not isinstance(value, Static) or type(value.value) is not int or value.value < 0:
-            self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
-        self.spend(value.value, self.context.source.place(node))
+            self.fail(node.arguments[0], "cycles takes a whole number that is known before the run, 0 or more")
+        self.spend(value.value, node.place)
         return Data()
 
     def spend(self, count: int, place: Place) -> None:
@@ -181,7 +209,7 @@ class Expressions:
 
     # -- variables and futures ---------------------------------------------------------------------------------------
 
-    def read(self, value: Value, node: ast.AST | None = None, how: Taken = Taken.READ) -> None:
+    def read(self, value: Value, node: SyntaxNode | None = None, how: Taken = Taken.READ) -> None:
         """Take the tokens of a value: its futures are used on this path. node: where.
 
         The compiler awaits a future where it is first read. From then on it is a value: it may be read again, but not
@@ -198,68 +226,68 @@ class Expressions:
                 self._twice(node, known, before)
             self.tokens[number] = max(how, before or how), known
 
-    def _twice(self, node: ast.AST, future: Future, before: Taken) -> None:
+    def _twice(self, node: SyntaxNode, future: Future, before: Taken) -> None:
         what = "uses" if before is Taken.DROPPED else "awaits"
         first = {Taken.READ: "it was read", Taken.AWAITED: "it was awaited", Taken.DROPPED: "it was dropped"}[before]
         message = f"{self.name} {what} what it gets from {future.stream} in line {future.place.line}, after {first}"
         note = "one get is one token: await it once, and keep the value"
-        self.context.source.add("future", message, self.context.source.place(node), note, subject=self.name)
+        self.context.source.add("future", message, node.place, note, subject=self.name)
 
-    def data(self, node: ast.expr) -> Value:
+    def data(self, node: ExpressionNode) -> Value:
         """Evaluate an expression and read it."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
-    def fail(self, node: ast.AST, what: str, *notes: str) -> NoReturn:
+    def fail(self, node: SyntaxNode, what: str, *notes: str) -> NoReturn:
         raise Refusal("unsupported", what, node, *notes)
 
-    def held(self, node: ast.Assert) -> None:
+    def held(self, node: Assertion) -> None:
         """`assert`: a condition that is known before the run holds. Raises `Refusal` if it does not."""
         test = self.data(node.test)
         if isinstance(test, Data) or test.value:
             return
-        known = {name: self.env.get(name, self.context.constants.get(name)) for name in sorted(names_in(node.test))}
+        known = {name: self.env.get(name, self.context.constants.get(name)) for name in sorted(node.test.facts.names)}
         values = ", ".join(f"{name} = {v.value}" for name, v in known.items() if isinstance(v, Static))
-        said = [str(node.msg.value)] if isinstance(node.msg, ast.Constant) else []
+        said = [str(node.message.value)] if isinstance(node.message, Literal) else []
         raise Refusal("assert", "this does not hold" + f": {values}" * bool(values), node.test, *said)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
-    def eval(self, node: ast.expr) -> Value:
+    def eval(self, node: ExpressionNode) -> Value:
         """Evaluate an expression. Raises `Refusal`."""
         self.context.step(node)
         match node:
-            case ast.Constant():
+            case Literal():
                 literal = node.value
                 return Static(literal) if isinstance(literal, bool | int | float | str | SymbolicNumber) else Data()
-            case ast.Name():
+            case Identifier():
                 return self._name(node)
-            case ast.Call():
+            case Invocation():
                 return self._call(node)
-            case ast.BinOp():
+            case Infix():
                 return self._binary(node)
-            case ast.UnaryOp():
+            case Prefix():
                 value = self.data(node.operand)
                 if isinstance(value, Static):
-                    return compute(UNARY[type(node.op)], [value.value], node)
-                return Data(BOOLEAN if isinstance(node.op, ast.Not) else type_of(value))
-            case ast.Compare():
+                    return compute(UNARY[node.op], [value.value], node)
+                return Data(BOOLEAN if node.op == "not" else type_of(value))
+            case Compared():
                 return self._compare(node)
-            case ast.BoolOp():
+            case Logical():
                 return self._boolean(node)
-            case ast.IfExp():
+            case Conditional():
                 return self._if(node)
-            case ast.Tuple() | ast.Set() | ast.List():
+            case Collection():
                 return self._collection(node)
-            case ast.Subscript():
+            case Subscript():
                 return self._subscript(node)
-            case ast.Attribute():
-                self.data(node.value)
+            case Attribute():
+                self.data(node.base)
                 return Data()
-            case ast.Await():
+            case Await():
                 value = self.eval(node.value)
-                given = isinstance(value, Data) and (value.futures or isinstance(node.value, ast.Call))
+                given = isinstance(value, Data) and (value.futures or isinstance(node.value, Invocation))
                 if not given:
                     self.fail(node, "await takes the result of a get")
                 self.read(value, node, Taken.AWAITED)
@@ -267,45 +295,45 @@ class Expressions:
             case _:
                 return self._opaque(node)
 
-    def _name(self, node: ast.Name) -> Value:
-        if node.id in self.env:
-            return self.env[node.id]
-        if node.id in self.context.constants:
-            return self.context.constants[node.id]
-        if node.id in self.context.streams:
-            self.fail(node, f"{node.id} is a stream: a task uses it by put and get only")
-        if node.id in BITS:
-            return Static(node.id)
-        if node.id in self.context.tensors:
-            self.fail(node, f"{node.id} is a tensor: a task gets it by args=[{node.id}] and a parameter")
-        if node.id in self.context.functions and not self.context.functions[node.id]:
+    def _name(self, node: Identifier) -> Value:
+        if node.name in self.env:
+            return self.env[node.name]
+        if node.name in self.context.constants:
+            return self.context.constants[node.name]
+        if node.name in self.context.streams:
+            self.fail(node, f"{node.name} is a stream: a task uses it by put and get only")
+        if node.name in BITS:
+            return Static(node.name)
+        if node.name in self.context.tensors:
+            self.fail(node, f"{node.name} is a tensor: a task gets it by args=[{node.name}] and a parameter")
+        if node.name in self.context.functions and not self.context.functions[node.name]:
             return Data()
-        if hasattr(builtins, node.id) or node.id in LIBRARY:
+        if hasattr(builtins, node.name) or node.name in LIBRARY:
             return Data()
         known = [*self.env, *self.context.constants, *self.context.streams, *BITS]
-        close = get_close_matches(node.id, known, n=1, cutoff=0.7)
-        self.fail(node, f"the name {node.id} is not known here", *(f"did you mean {name}?" for name in close))
+        close = get_close_matches(node.name, known, n=1, cutoff=0.7)
+        self.fail(node, f"the name {node.name} is not known here", *(f"did you mean {name}?" for name in close))
 
-    def _binary(self, node: ast.BinOp) -> Value:
+    def _binary(self, node: Infix) -> Value:
         a, b = self.data(node.left), self.data(node.right)
-        if isinstance(a, Static) and isinstance(b, Static) and type(node.op) in OPERATORS:
-            return compute(OPERATORS[type(node.op)], [a.value, b.value], node)
-        return Data(None if isinstance(node.op, ast.MatMult) else joined(type_of(a), type_of(b)))
+        if isinstance(a, Static) and isinstance(b, Static) and node.op in OPERATORS:
+            return compute(OPERATORS[node.op], [a.value, b.value], node)
+        return Data(None if node.op == "@" else joined(type_of(a), type_of(b)))
 
-    def _compare(self, node: ast.Compare) -> Value:
-        values = [self.data(part) for part in (node.left, *node.comparators)]
+    def _compare(self, node: Compared) -> Value:
+        values = [self.data(part) for part in (node.left, *node.others)]
         if not all(isinstance(value, Static) for value in values):
             return Data(BOOLEAN)
         known = [value.value for value in values if isinstance(value, Static)]
-        results = [compute(OPERATORS[type(op)], [known[k], known[k + 1]], node).value for k, op in enumerate(node.ops)]
+        results = [compute(OPERATORS[op], [known[k], known[k + 1]], node).value for k, op in enumerate(node.ops)]
         return Static(all(results))
 
-    def _boolean(self, node: ast.BoolOp) -> Value:
+    def _boolean(self, node: Logical) -> Value:
         """`and`, `or`: a static operand may decide; otherwise the others are evaluated on some paths only."""
-        decides = isinstance(node.op, ast.Or)
+        decides = node.op == "or"
         unknown: list[Value] = []
         for operand in node.values:
-            if unknown and touches([operand]):
+            if unknown and operand.facts.touches:
                 self.fail(operand, "a put or a get behind `and` or `or`; write it before the expression")
             self._branches += bool(unknown)
             value = self.data(operand)
@@ -316,11 +344,11 @@ class Expressions:
                 return value
         return Data(BOOLEAN) if unknown else Static(not decides)
 
-    def _if(self, node: ast.IfExp) -> Value:
+    def _if(self, node: Conditional) -> Value:
         test = self.data(node.test)
         if isinstance(test, Static):
             return self.eval(node.body if test.value else node.orelse)
-        if touches([node]):
+        if node.facts.touches:
             self.end_beat()
         outer, arms, values = self.ops, list[Body](), list[Value]()
         start, after = self.tokens, dict(self.tokens)
@@ -328,64 +356,63 @@ class Expressions:
         for part in (node.body, node.orelse):
             self.ops, self.tokens = [], dict(start)
             values.append(self.data(part))
-            if touches([part]):
+            if part.facts.touches:
                 self.end_beat()
             arms.append(tuple(self.ops))
             after = either(after, self.tokens)
         self._branches -= 1
         self.tokens = after
-        self.ops = [*outer, *self.context.nodes.choice(arms, self.context.source.place(node.test))]
+        self.ops = [*outer, *self.context.nodes.choice(arms, node.test.place)]
         return Data(joined(type_of(values[0]), type_of(values[1])))
 
-    def _collection(self, node: ast.Tuple | ast.Set | ast.List) -> Value:
-        values = [self.data(part) for part in node.elts]
+    def _collection(self, node: Collection) -> Value:
+        values = [self.data(part) for part in node.items]
         if len(values) > ELEMENTS:
             raise Refusal("limit", f"more than {ELEMENTS} elements", node)
         known = [value.value for value in values if isinstance(value, Static)]
         return Static(tuple(known)) if len(known) == len(values) else Data()
 
-    def _subscript(self, node: ast.Subscript) -> Value:
-        base, index = self.data(node.value), self.data(node.slice)
+    def _subscript(self, node: Subscript) -> Value:
+        base, index = self.data(node.base), self.data(node.index)
         if isinstance(base, Static) and isinstance(base.value, tuple) and isinstance(index, Static):
             return compute(lambda a, b: a[b], [base.value, index.value], node)
         shape = base.type.shape if isinstance(base, Data) and base.type else ()
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if shape and len(parts) == len(shape) and not any(isinstance(part, ast.Slice) for part in parts):
+        parts = node.indices
+        if shape and len(parts) == len(shape) and not any(isinstance(part, Slicing) for part in parts):
             assert isinstance(base, Data)
             assert base.type is not None
             return Data(ElementType(base.type.dtype))
         return Data()
 
-    def _opaque(self, node: ast.expr) -> Value:
+    def _opaque(self, node: ExpressionNode) -> Value:
         """An expression without rules here: it reads every variable that it names, and must not touch a stream."""
-        own = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
-        own |= {x.arg for x in ast.walk(node) if isinstance(x, ast.arg)}
-        for part in ast.walk(node):
+        own = node.own if isinstance(node, Foreign) else ()
+        for part in walk(node):
             self.context.step(part)
-            if isinstance(part, ast.Name):
-                if part.id in self.context.streams:
+            if isinstance(part, Identifier):
+                if part.name in self.context.streams:
                     self.fail(node, f"a stream in {_kind(node)}; write a loop with put and get")
-                if part.id in self.env:
-                    self.read(self.env[part.id])
-                elif part.id not in own:
+                if part.name in self.env:
+                    self.read(self.env[part.name])
+                elif part.name not in own:
                     self._name(part)
-            elif isinstance(part, ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Await):
+            elif isinstance(part, Await) or (isinstance(part, Foreign) and part.form in REFUSED):
                 self.fail(part, f"{_kind(part)} is not supported in a task")
         return Data()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def _call(self, node: ast.Call) -> Value:
-        if isinstance(node.func, ast.Attribute):
-            stream = self._stream_of(node.func.value)
+    def _call(self, node: Invocation) -> Value:
+        if isinstance(node.function, Attribute):
+            stream = self._stream_of(node.function.base)
             if stream is not None:
-                return self._end(node, node.func.attr, stream, node.func.value)
-            self.data(node.func.value)
+                return self._end(node, node.function.name, stream, node.function.base)
+            self.data(node.function.base)
             return self._arguments(node)
-        if not isinstance(node.func, ast.Name):
-            self.data(node.func)
+        if not isinstance(node.function, Identifier):
+            self.data(node.function)
             return self._arguments(node)
-        name = node.func.id
+        name = node.function.name
         if name in self.context.tasks:
             self.fail(node, f"{name} is a task; tasks do not call tasks")
         if name in self.context.regions:
@@ -400,9 +427,9 @@ class Expressions:
             return Data(BOOLEAN)
         if name == "drop":
             value = self._arguments(node)
-            for argument in node.args:
-                if isinstance(argument, ast.Name) and argument.id in self.env:
-                    self.read(self.env[argument.id], None, Taken.DROPPED)
+            for argument in node.arguments:
+                if isinstance(argument, Identifier) and argument.name in self.env:
+                    self.read(self.env[argument.name], None, Taken.DROPPED)
             return value
         if name == "tile":
             return self._tile(node)
@@ -415,60 +442,65 @@ class Expressions:
         if name in BITS:
             self._arguments(node)
             return Data(ElementType(name))
-        if name in FUNCTIONS and not node.keywords:
-            values = [self.data(argument) for argument in node.args]
+        if name in FUNCTIONS and not node.named:
+            values = [self.data(argument) for argument in node.arguments]
             known = [value.value for value in values if isinstance(value, Static)]
             if len(known) == len(values):
                 return compute(FUNCTIONS[name], known, node)
             return Data(INT if name in ("int", "len") else None)
-        self._misspelt(node.func)
+        self._misspelt(node.function)
         return self._arguments(node)
 
-    def _misspelt(self, node: ast.Name) -> None:
+    def _misspelt(self, node: Identifier) -> None:
         """Fail for a function that nothing defines, and whose name is nearly that of one: functions that are not known
         read their arguments."""
-        if node.id in self.env or node.id in self.context.constants or hasattr(builtins, node.id) or node.id in LIBRARY:
+        if (
+            node.name in self.env
+            or node.name in self.context.constants
+            or hasattr(builtins, node.name)
+            or node.name in LIBRARY
+        ):
             return
-        close = get_close_matches(node.id, [*LIBRARY, *self.context.functions, *FUNCTIONS], n=1, cutoff=0.8)
+        close = get_close_matches(node.name, [*LIBRARY, *self.context.functions, *FUNCTIONS], n=1, cutoff=0.8)
         if close:
-            self.fail(node, f"there is no function {node.id}", f"did you mean {close[0]}?")
+            self.fail(node, f"there is no function {node.name}", f"did you mean {close[0]}?")
 
-    def _arguments(self, node: ast.Call) -> Value:
+    def _arguments(self, node: Invocation) -> Value:
         """Read all arguments of an opaque call; its result is data."""
-        for argument in node.args:
-            self.data(argument.value if isinstance(argument, ast.Starred) else argument)
-        for keyword in node.keywords:
-            self.data(keyword.value)
+        for argument in node.arguments:
+            self.data(argument.value if isinstance(argument, Starred) else argument)
+        for named in node.named:
+            self.data(named.value)
         return Data()
 
-    def _layout(self, node: ast.Call) -> Value:
-        value = self.data(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+    def _layout(self, node: Invocation) -> Value:
+        value = self.data(node.arguments[0]) if len(node.arguments) == 1 and not node.named else None
         if not isinstance(value, Static) or not isinstance(value.value, str):
             self.fail(node, 'a layout is written as Layout("S0R")')
         return Static(Layout(value.value))
 
-    def _tile(self, node: ast.Call) -> Value:
-        if not node.args or node.keywords:
+    def _tile(self, node: Invocation) -> Value:
+        if not node.arguments or node.named:
             self.fail(node, "tile takes an element type and sizes: tile(f32, 4, 4)")
-        base = element_type(node.args[0], self.eval)
-        return Data(ElementType(base.dtype, base.shape + tuple(positive(a, self.eval) for a in node.args[1:])))
+        base = element_type(node.arguments[0], self.eval)
+        return Data(ElementType(base.dtype, base.shape + tuple(positive(a, self.eval) for a in node.arguments[1:])))
 
-    def _stream_of(self, node: ast.expr) -> StreamDecl | None:
-        base = node.value if isinstance(node, ast.Subscript) else node
-        if not isinstance(base, ast.Name) or base.id in self.env:
+    def _stream_of(self, node: ExpressionNode) -> StreamDecl | None:
+        base = node.base if isinstance(node, Subscript) else node
+        if not isinstance(base, Identifier) or base.name in self.env:
             return None
-        return self.context.streams.get(base.id)
+        return self.context.streams.get(base.name)
 
-    def _end(self, node: ast.Call, method: str, stream: StreamDecl, base: ast.expr) -> Value:
+    def _end(self, node: Invocation, method: str, stream: StreamDecl, base: ExpressionNode) -> Value:
         """A put or a get."""
         wanted = {"put": 1, "get": 0}.get(method)
         if wanted is None:
             self.fail(node, f"streams have put and get, not {method}")
-        if len(node.args) != wanted or node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+        if len(node.arguments) != wanted or node.named or any(isinstance(a, Starred) for a in node.arguments):
             self.fail(node, "put takes one value" if wanted else "get takes no arguments")
-        value = self.data(node.args[0]) if wanted else None
+        value = self.data(node.arguments[0]) if wanted else None
         number = self._index(stream, base)
-        place = self.context.source.place(node)
+        place = node.place
         if value is not None and not accepts(stream.type, type_of(value)):
             self.context.source.add(
                 "type",
@@ -480,17 +512,17 @@ class Expressions:
             return Data(stream.type)
         self.record(self.context.nodes.op(number, bool(wanted), place))
         if wanted:
-            self.shows(number, True, node.args[0], node)
+            self.shows(number, True, node.arguments[0], node)
             return Data()
         self._futures += 1
         self.pending[self._futures] = Future(place, stream.element(number - stream.first), number=number)
         return Data(stream.type, frozenset((self._futures,)))
 
-    def shows(self, stream: int, put: bool, part: ast.expr, at: ast.AST) -> None:
+    def shows(self, stream: int, put: bool, part: ExpressionNode, at: SyntaxNode) -> None:
         """Take the order in which an end of a stream goes through a tensor, if it shows one. part: what is put, or
         where what was got is stored. at: the put or the store."""
 
-    def _index(self, stream: StreamDecl, base: ast.expr) -> int | None:
+    def _index(self, stream: StreamDecl, base: ExpressionNode) -> int | None:
         """Return the number of a stream, or None after a finding: its index is wrong."""
         parts = list(_parts(base))
         if len(parts) != len(stream.shape):
@@ -502,9 +534,7 @@ class Expressions:
         for part, size in zip(parts, stream.shape, strict=True):
             value = self.data(part)
             if not isinstance(value, Static) or not isinstance(value.value, int):
-                self._bad_index(
-                    part, f"the index {ast.unparse(part)[:40]} of {stream.name} is not known before the run"
-                )
+                self._bad_index(part, f"the index {shown(part)[:40]} of {stream.name} is not known before the run")
                 return None
             index.append(value.value)
             number = number * size + value.value
@@ -514,9 +544,9 @@ class Expressions:
             return None
         return stream.first + number
 
-    def _bad_index(self, node: ast.AST, message: str) -> None:
+    def _bad_index(self, node: SyntaxNode, message: str) -> None:
         source = self.context.source
-        source.add("index", message, source.place(node), f"in the instance {self.name}", subject=self.name)
+        source.add("index", message, node.place, f"in the instance {self.name}", subject=self.name)
 
 
 def either(
@@ -526,12 +556,12 @@ def either(
     return {number: max((x for x in (a.get(number), b.get(number)) if x), key=itemgetter(0)) for number in {**a, **b}}
 
 
-def _parts(base: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(base, ast.Subscript):
-        yield from base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+def _parts(base: ExpressionNode) -> Iterator[ExpressionNode]:
+    if isinstance(base, Subscript):
+        yield from base.indices
 
 
-def _kind(node: ast.AST) -> str:
+def _kind(node: SyntaxNode) -> str:
     """What a node is, in words: ListComp -> a list comp."""
-    name = "".join(f" {c.lower()}" if c.isupper() else c for c in type(node).__name__).strip()
+    name = "".join(f" {c.lower()}" if c.isupper() else c for c in node.kind).strip()
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 
 from . import layouts
 from .kernels import Kernel, Operand
 from .layouts import NONE, Pending
 from .source import Refusal
+from .syntax.nodes import Attribute, Identifier, Invocation, Subscript
+from .syntax.parser import parsed_expression
 
 
 def pending_of(kernel: Kernel, operands: Sequence[Operand]) -> Pending:
@@ -100,8 +101,5 @@ def collective(text: str, pending: Pending) -> str:
         if op == "?":
             return "the same reduction must be pending on all paths, so reduce it on the path that has it"
         parts.append(f'.allreduce("{op}", axes={tuple(axes)})')
-    try:
-        simple = isinstance(ast.parse(text, mode="eval").body, ast.Name | ast.Call | ast.Subscript | ast.Attribute)
-    except SyntaxError:  # it is cut
-        simple = False
+    simple = isinstance(parsed_expression(text), Identifier | Invocation | Subscript | Attribute)  # it may be cut
     return (text if simple else f"({text})") + "".join(parts)

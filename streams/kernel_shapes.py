@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
+from ..base.element_types import FLOATS, ElementType
 from . import layouts
-from .kernels import FLOATS, Call, Kernel, Operand, Shape
+from .kernels import Call, Kernel, Operand, Shape
 from .layouts import LOCAL, NONE, Distribution, Labels, Pending
 from .source import Refusal
-from .tree import ElementType
 from .values import FLOAT, INT, joined
 
 

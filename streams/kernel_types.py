@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..base.element_types import ElementType
 from . import layouts
 from .kernel_pending import collective, pending_of
 from .kernel_shapes import RULES, axis_of, broadcast, element
 from .kernels import KERNELS, Call, Kernel, Operand, Options, Shape
 from .layouts import Distribution
 from .source import Refusal
-from .tree import ElementType
 from .values import accepts
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..base.element_types import ElementType
 from .layouts import LOCAL, Distribution
-from .tree import ElementType
-
-FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 @dataclass(frozen=True)

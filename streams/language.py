@@ -48,16 +48,6 @@ f32: Any = ScalarType("f32")
 f64: Any = ScalarType("f64")
 boolean: Any = ScalarType("boolean")
 
-BITS = {
-    "boolean": 1,
-    **{f"{kind}{bits}": bits for kind in "iu" for bits in (8, 16, 32, 64)},
-    "f16": 16,
-    "bf16": 16,
-    "f32": 32,
-    "f64": 64,
-}
-"""Bits of a scalar of each type."""
-
 
 class StreamType:
     """What `Stream[T, N, P]` makes when a program is imported."""

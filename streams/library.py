@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from ..base.element_types import BITS, SCALARS, ElementType
 from . import kernel_types, layouts
 from .expressions import Taken
 from .kernels import ALIASES, KERNELS
-from .language import BITS
 from .layouts import LOCAL
 from .source import Refusal
-from .tiles import TileExpressions, short
-from .tree import Collective, ElementType
+from .syntax.nodes import Attribute, Collection, ExpressionNode, Identifier, Invocation, Starred, SyntaxNode, is_listed
+from .syntax.printer import short
+from .tiles import TileExpressions
+from .tree import Collective
 from .values import FLOAT, Data, Static, Value, accepts, element_type, positive, type_of
 
 REDUCTIONS = {"+": "+", "add": "+", "sum": "+", "max": "max", "maximum": "max"}
@@ -26,11 +27,7 @@ METHODS = {"max": "reduce_max", "reshape": "reshape", "sum": "reduce_sum", "tran
 FILLED: dict[str, int | None] = {"full": None, "ones": 1, "zeros": 0}
 """Functions of NumPy that make arrays of one number: the number, None for one that the program gives."""
 
-DTYPES = {
-    "bool_": "boolean",
-    **{f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
-}
+DTYPES = {facts.numpy: name for name, facts in SCALARS.items() if facts.numpy}
 """Names of element types in NumPy."""
 
 MODULES = ("np", "numpy")
@@ -42,41 +39,41 @@ class Library(TileExpressions):
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def _call(self, node: ast.Call) -> Value:
-        match node.func:
-            case ast.Attribute(value=ast.Name(id=module), attr=name) if self._is_module(module):
+    def _call(self, node: Invocation) -> Value:
+        match node.function:
+            case Attribute(base=Identifier(name=module), name=name) if self._is_module(module):
                 if name in ALIASES:
-                    return self._library(ALIASES[name], node, node.args)
-                if name in FILLED and node.args:
+                    return self._library(ALIASES[name], node, node.arguments)
+                if name in FILLED and node.arguments:
                     return self._array(node, FILLED[name])
-            case ast.Attribute(value=base, attr=name) if self._is_value(base):
+            case Attribute(base=base, name=name) if self._is_value(base):
                 if name == "allreduce":
-                    return self._allreduce(node, [base, *node.args])
+                    return self._allreduce(node, [base, *node.arguments])
                 if name in METHODS:
-                    return self._library(METHODS[name], node, [base, *node.args])
-                if name == "copy" and not node.args:
+                    return self._library(METHODS[name], node, [base, *node.arguments])
+                if name == "copy" and not node.arguments:
                     value = self.taken(base)
                     return replace(value, tensor="") if isinstance(value, Data) else value
-            case ast.Name(id=name) if not self._shadowed(name):
+            case Identifier(name=name) if not self._shadowed(name):
                 if name in KERNELS and name != "arithmetic":
-                    return self._library(name, node, node.args)
+                    return self._library(name, node, node.arguments)
                 special = {"allreduce": self._allreduce, "concat": self._concat}.get(name)
                 if special is not None:
-                    return special(node, node.args)
+                    return special(node, node.arguments)
                 if name in ("zeros", "full"):
                     return self._filled(node, name)
-                if name in ("local", "drop") and len(node.args) == 1 and not node.keywords:
-                    value = self.taken(node.args[0])
+                if name in ("local", "drop") and len(node.arguments) == 1 and not node.named:
+                    value = self.taken(node.arguments[0])
                     if name == "drop":
                         self.read(value, None, Taken.DROPPED)
                     return Data(type_of(value)) if name == "local" else Data()
-                if name in BITS and len(node.args) == 1 and not node.keywords:
-                    return self._converted(name, node.args[0])
+                if name in BITS and len(node.arguments) == 1 and not node.named:
+                    return self._converted(name, node.arguments[0])
         return super()._call(node)
 
-    def _converted(self, dtype: str, node: ast.expr) -> Value:
+    def _converted(self, dtype: str, node: ExpressionNode) -> Value:
         """`f32(x)`: a complete value with another element type."""
-        value = self.data(node.value if isinstance(node, ast.Starred) else node)
+        value = self.data(node.value if isinstance(node, Starred) else node)
         kind = type_of(value)
         shape = kind.shape if kind is not None else ()
         return Data(ElementType(dtype, shape), dist=self.operand(node, value).dist)
@@ -86,13 +83,13 @@ class Library(TileExpressions):
             name in self.context.constants
         )
 
-    def _is_value(self, node: ast.expr) -> bool:
-        return self._stream_of(node) is None and (not isinstance(node, ast.Name) or node.id in self.env)
+    def _is_value(self, node: ExpressionNode) -> bool:
+        return self._stream_of(node) is None and (not isinstance(node, Identifier) or node.name in self.env)
 
     def _is_module(self, name: str) -> bool:
         return name in MODULES and name not in self.env and isinstance(self.context.constants.get(name), Data)
 
-    def _library(self, name: str, node: ast.Call, arguments: Sequence[ast.expr]) -> Value:
+    def _library(self, name: str, node: Invocation, arguments: Sequence[ExpressionNode]) -> Value:
         """A kernel of the library by name."""
         if name == "concat":
             return self._concat(node, arguments)
@@ -101,8 +98,8 @@ class Library(TileExpressions):
         nodes, rest = list(arguments[:count]), list(arguments[count:])
         options: dict[str, object] = {}
         if name in ("transpose", "reshape") and len(rest) > 1:
-            rest = [ast.copy_location(ast.Tuple(rest, ast.Load()), node)]
-        named = {keyword.arg: keyword.value for keyword in node.keywords}
+            rest = [Collection(node.place, "Tuple", tuple(rest))]
+        named = node.keywords
         for operand in kernel.operands[len(nodes) :]:
             if operand in named:
                 nodes.append(named.pop(operand))
@@ -111,29 +108,29 @@ class Library(TileExpressions):
         for option in kernel.options:
             if option in named and option not in options:
                 options[option] = self._known(named.pop(option), name)
-        starred = any(isinstance(argument, ast.Starred) for argument in arguments)
+        starred = any(isinstance(argument, Starred) for argument in arguments)
         if named or starred or len(rest) > len(kernel.options) or len(nodes) < count - kernel.optional:
             takes = ", ".join([*kernel.operands, *kernel.options])
             self.fail(node, f"{name} takes ({takes})")
         return self.kernel(name, nodes, node, options)
 
-    def _known(self, node: ast.expr, name: str) -> object:
+    def _known(self, node: ExpressionNode, name: str) -> object:
         value = self.data(node)
         if not isinstance(value, Static):
             self.fail(node, f"{name}: {short(node)} is not known before the run")
         return value.value
 
-    def _concat(self, node: ast.Call, arguments: Sequence[ast.expr]) -> Value:
+    def _concat(self, node: Invocation, arguments: Sequence[ExpressionNode]) -> Value:
         parts = list(arguments)
         axis: object = 0
-        if parts and isinstance(parts[0], ast.List | ast.Tuple):
+        if parts and is_listed(parts[0]):
             if len(parts) == 2:
                 axis = self._known(parts[1], "concat")
-            parts = list(parts[0].elts) if len(parts) <= 2 else []
-        named = {keyword.arg: keyword.value for keyword in node.keywords}
+            parts = list(parts[0].items) if len(parts) <= 2 else []
+        named = node.keywords
         if "axis" in named:
             axis = self._known(named.pop("axis"), "concat")
-        if not parts or named or any(isinstance(part, ast.Starred) for part in parts):
+        if not parts or named or any(isinstance(part, Starred) for part in parts):
             self.fail(node, "concat takes (x, y, ..., axis=0)")
         operands = [self.operand(part, self.taken(part)) for part in parts]
         try:
@@ -143,34 +140,34 @@ class Library(TileExpressions):
             return Data()
         return Data(result.type, dist=result.dist)
 
-    def _filled(self, node: ast.Call, name: str) -> Value:
+    def _filled(self, node: Invocation, name: str) -> Value:
         """`zeros(T, shape...)` and `full(T, value, shape...)`: the same number everywhere."""
         first = 1 if name == "zeros" else 2
-        sizes = node.args[first:]
-        if len(node.args) < first or node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+        sizes = node.arguments[first:]
+        if len(node.arguments) < first or node.named or any(isinstance(a, Starred) for a in node.arguments):
             self.fail(node, f"{name} takes {'(T, shape...)' if first == 1 else '(T, value, shape...)'}")
-        base = element_type(node.args[0], self.eval)
-        if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
-            sizes = sizes[0].elts
+        base = element_type(node.arguments[0], self.eval)
+        if len(sizes) == 1 and is_listed(sizes[0]):
+            sizes = sizes[0].items
         shape = tuple(positive(size, self.eval) for size in sizes)
-        number: Value = Static(0) if first == 1 else self.data(node.args[1])
+        number: Value = Static(0) if first == 1 else self.data(node.arguments[1])
         if not accepts(ElementType(base.dtype), type_of(number)):
             what = f"{name} of {base.dtype} with {type_of(number)}"
-            self.report(Refusal("type", what, None), node.args[1])
-        dist = layouts.constant(0) if first == 1 else self.operand(node.args[1], number).dist
+            self.report(Refusal("type", what, None), node.arguments[1])
+        dist = layouts.constant(0) if first == 1 else self.operand(node.arguments[1], number).dist
         return Data(ElementType(base.dtype, base.shape + shape), dist=dist if dist.uniform else LOCAL)
 
-    def _array(self, node: ast.Call, number: int | None) -> Value:
+    def _array(self, node: Invocation, number: int | None) -> Value:
         """`np.zeros(shape, dtype)`, `np.ones`, `np.full(shape, value, dtype)`. A dtype that is not stated
         fits any."""
-        shape, *rest = (self.data(argument) for argument in node.args)
+        shape, *rest = (self.data(argument) for argument in node.arguments)
         position = 2 if number is None else 1
-        stated = {k.arg: k.value for k in node.keywords}.get("dtype")
-        if stated is None and len(node.args) > position:
-            stated = node.args[position]
-        for keyword in node.keywords:
-            self.data(keyword.value)
-        name = stated.attr if isinstance(stated, ast.Attribute) else stated.id if isinstance(stated, ast.Name) else ""
+        stated = node.keywords.get("dtype")
+        if stated is None and len(node.arguments) > position:
+            stated = node.arguments[position]
+        for argument in node.named:
+            self.data(argument.value)
+        name = stated.name if isinstance(stated, Attribute) else stated.name if isinstance(stated, Identifier) else ""
         sizes = shape.value if isinstance(shape, Static) else None
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         dtype = DTYPES.get(name, name if name in BITS else None)
@@ -178,14 +175,14 @@ class Library(TileExpressions):
         kind = ElementType(dtype, sizes) if dtype and sizes and known else None
         dist = layouts.constant(number)
         if number is None:
-            dist = self.operand(node.args[1], rest[0]).dist if rest else LOCAL
+            dist = self.operand(node.arguments[1], rest[0]).dist if rest else LOCAL
         return Data(kind, dist=dist if dist.uniform else LOCAL)
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    def _allreduce(self, node: ast.Call, arguments: Sequence[ast.expr]) -> Value:
+    def _allreduce(self, node: Invocation, arguments: Sequence[ExpressionNode]) -> Value:
         """`x.allreduce(op, axes)`."""
-        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        named = node.keywords
         rest = list(arguments[1:])
         op_node = rest.pop(0) if rest else named.pop("op", None)
         axes_node = rest.pop(0) if rest else named.pop("axes", named.pop("axis", None))
@@ -209,7 +206,7 @@ class Library(TileExpressions):
             self.report(r, node)
             return Data(type_of(value))
         if harmless:
-            place, note = self.context.source.place(node), "the maximum of equal copies is the copy: leave it out"
+            place, note = node.place, "the maximum of equal copies is the copy: leave it out"
             self.context.source.add("pending", harmless, place, note, warning=True, subject=self.task.name)
         over = axes
         if over is None:
@@ -219,7 +216,7 @@ class Library(TileExpressions):
         return Data(result.type, dist=result.dist)
 
     def exchange(
-        self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST, *, inserted: bool
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: SyntaxNode, *, inserted: bool
     ) -> None:
         """Record the tokens of an all-reduce, on streams of its own: the first instance of a group gets a value of each
         of the others, and puts the result to each of them. So an instance that does not take part is found as any
@@ -227,7 +224,7 @@ class Library(TileExpressions):
         over = tuple(axis for axis in axes if self.mesh[axis] > 1)
         if not over:
             return
-        reading, place = self.context.reading, self.context.source.place(node)
+        reading, place = self.context.reading, node.place
         key = self.task.name, place, op, over, inserted
         group = layouts.group_of(over, self.mesh, self.tid)
         others = len(group) - 1

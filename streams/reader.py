@@ -5,8 +5,6 @@ Nothing of the file is executed. What is not understood becomes a finding with i
 
 from __future__ import annotations
 
-import ast
-import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.util import decode_source
@@ -14,11 +12,13 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
+from ..base.place import Place
 from .declarations import INSTANCES, Declared, Scope, names_below
 from .elaborate import Elaborator
 from .expressions import STEPS, Reading
-from .source import Place, Source
-from .syntax import names_in
+from .source import Source
+from .syntax.nodes import Block
+from .syntax.parser import UnreadableError, parsed
 from .tree import Instance, Region
 from .values import Value
 
@@ -59,13 +59,13 @@ def _undecodable(data: bytes, error: Exception) -> tuple[str, Place]:
     if not isinstance(error, UnicodeDecodeError):
         try:
             data.decode()
-            return str(error), Place(1, 0, 1)  # a wrong declaration of the encoding
+            return str(error), Place(1, 1, 2)  # a wrong declaration of the encoding
         except UnicodeDecodeError as other:
             error = other
     start = data.rfind(b"\n", 0, error.start) + 1
     column = len(data[start : error.start].decode(errors="replace"))
     line = data.count(b"\n", 0, error.start) + 1
-    return f"byte 0x{data[error.start]:02x} is not {error.encoding}", Place(line, column, column + 1)
+    return f"byte 0x{data[error.start]:02x} is not {error.encoding}", Place(line, column + 1, column + 2)
 
 
 def read_source(source: Source, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES) -> Region:
@@ -105,13 +105,13 @@ def read_source(source: Source, region: str | None = None, timed: bool = False, 
 
 
 def declare(
-    declared: Declared, tree: ast.Module, region: str | None, constants: Mapping[str, Value] | None = None
+    declared: Declared, tree: Block, region: str | None, constants: Mapping[str, Value] | None = None
 ) -> str | None:
     """Collect what a file declares, or one of its regions; return the region's name. constants: names that are known
     before. Mistakes are added to the source."""
     root = Scope(declared, wanted=None if region is None else names_below(tree, region))
     root.constants.update(constants or {})
-    root.read(tree.body)
+    root.read(tree)
     if region is None and not declared.tasks and not declared.regions and not root.source.findings:
         region = _only_region(root)
     if region is not None:
@@ -120,30 +120,24 @@ def declare(
     return region
 
 
-def parse(source: Source) -> ast.Module | None:
-    """Return the syntax tree of a file, or None after a finding."""
+def parse(source: Source) -> Block | None:
+    """Return the statements of a file, or None after a finding."""
     if len(source.text) > LETTERS:
         source.add("limit", f"the file has more than {LETTERS} characters", None)
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as an invalid escape: the user's own Python says it
-            return ast.parse(source.text)
-    except SyntaxError as error:
-        line = min(max(1, error.lineno or 1), len(source.lines))
-        column = min(max(0, (error.offset or 1) - 1), len(source.lines[line - 1]))
-        source.add("syntax", f"this is not Python: {error.msg}", Place(line, column, column + 1))
-    except (RecursionError, MemoryError, ValueError) as error:
-        source.add("syntax", f"this cannot be read: {error or type(error).__name__}", None)
+        return parsed(source.text)
+    except UnreadableError as error:
+        source.add("syntax", str(error), error.place)
     return None
 
 
 def _only_region(root: Scope) -> str | None:
     """Return the name of the region that a file without tasks is about: the only one that no other calls."""
-    called = {name for region in root.regions.values() for name in names_in(region.body)}
+    called = {name for region in root.regions.values() for name in region.body.facts.names}
     free = [name for name in root.regions if name not in called]
     if len(free) > 1:
-        place = root.source.place(root.regions[free[0]].body)
+        place = root.regions[free[0]].body.place
         message = "the file has no tasks at its top, and several regions; name one of them"
         root.source.add("unsupported", message, place, *(f"{root.source.file}:{name}" for name in free[:8]))
         return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from array import array
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple
+
+from ..base.place import Place
+from .syntax.nodes import SyntaxNode
 
 WIDEST = 200
 """Limit of characters that a finding shows of its line."""
@@ -41,14 +40,6 @@ CODES = {
 ORDER = {code: rank for rank, code in enumerate(CODES)}
 
 
-class Place(NamedTuple):
-    """A part of one line of the file. line: counted from 1. column, end: in characters, counted from 0."""
-
-    line: int
-    column: int
-    end: int
-
-
 @dataclass(frozen=True)
 class Diagnostic:
     """An error or a warning.
@@ -78,28 +69,6 @@ class Source:
         self.text = self.text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
         self.lines = self.text.split("\n")
         self._seen: set[tuple[str, Place | None, str, bool]] = set()
-        self._columns: dict[int, array[int]] = {}
-
-    def place(self, node: ast.AST) -> Place:
-        """Return where a node of the syntax tree begins; of several lines, it marks the first one."""
-        line = int(getattr(node, "lineno", 1))
-        start = self._column(line, int(getattr(node, "col_offset", 0)))
-        end = len(self.lines[line - 1])
-        if getattr(node, "end_lineno", line) == line:
-            end = self._column(line, int(getattr(node, "end_col_offset", start + 1)))
-        return Place(line, start, max(end, start + 1))
-
-    def _column(self, line: int, offset: int) -> int:
-        """Return the character at which a byte of a line is, as Python counts them."""
-        text = self.lines[line - 1]
-        if text.isascii():
-            return min(offset, len(text))
-        columns = self._columns.get(line)
-        if columns is None:
-            # A byte that continues a character has the column of its first one.
-            begins = ((byte & 0xC0) != 0x80 for byte in text.encode(errors="replace"))
-            columns = self._columns[line] = array("l", accumulate(begins, initial=0))
-        return columns[min(offset, len(columns) - 1)]
 
     def add(
         self,
@@ -123,12 +92,12 @@ class Source:
         if d.place is None:
             return "\n".join([f"{self.file}: {kind}: {d.message} [{d.code}]", *(f"note: {n}" for n in d.notes)])
         line = self.lines[d.place.line - 1] if d.place.line <= len(self.lines) else ""
-        start = max(0, d.place.column - WIDEST // 2) if len(line) > WIDEST else 0
-        shown = line[start : start + WIDEST]
-        column = d.place.column - start
-        margin = "".join("\t" if c == "\t" else " " for c in shown[:column])
-        caret = "^" * max(1, min(d.place.end - start, len(shown)) - column)
-        at = f"{self.file}:{d.place.line}:{d.place.column + 1}"
+        start, end = d.place.column - 1, d.place.end - 1
+        first = max(0, start - WIDEST // 2) if len(line) > WIDEST else 0
+        shown = line[first : first + WIDEST]
+        margin = "".join("\t" if c == "\t" else " " for c in shown[: start - first])
+        caret = "^" * max(1, min(end - first, len(shown)) - (start - first))
+        at = f"{self.file}:{d.place.line}:{d.place.column}"
         out = [f"{at}: {kind}: {d.message} [{d.code}]", shown, margin + caret]
         return "\n".join(out + [f"note: {n}" for n in d.notes])
 
@@ -136,6 +105,7 @@ class Source:
 class Refusal(Exception):
     """A mistake that ends the reading of a task instance or of a declaration. It never leaves the package."""
 
-    def __init__(self, code: str, message: str, node: ast.AST | None, *notes: str) -> None:
+    def __init__(self, code: str, message: str, node: SyntaxNode | None, *notes: str) -> None:
         super().__init__(message)
-        self.code, self.message, self.node, self.notes = code, message, node, notes
+        self.code, self.message, self.notes = code, message, notes
+        self.place = None if node is None else node.place

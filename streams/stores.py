@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..base.element_types import ElementType
 from . import layouts
 from .annotations import tensor_type
 from .expressions import Context
@@ -16,9 +16,10 @@ from .layouts import Distribution
 from .library import Library
 from .orders.shown import Shown, shown_order
 from .source import Refusal
-from .syntax import Grid, names_in
-from .tiles import short
-from .tree import ElementType, Parameter, TaskDecl
+from .syntax.control import Grid
+from .syntax.nodes import Block, Declaration, ExpressionNode, ForLoop, Identifier, Subscript, SyntaxNode, is_listed
+from .syntax.printer import short, shown
+from .tree import Parameter, TaskDecl
 from .values import Data, Static, Value, distribution_of, type_of
 
 
@@ -49,7 +50,7 @@ class Stores(Library):
         kind = ElementType(parameter.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
         return Data(kind, dist=Distribution(labels), tensor=parameter.name)
 
-    def annotated(self, statement: ast.AnnAssign) -> Data:
+    def annotated(self, statement: Declaration) -> Data:
         """Return the value of `x: f32[4, 4] = value`. A layout states what the shards of all instances are together."""
         stated = tensor_type(statement.annotation, self.eval)
         value: Value = Data() if statement.value is None else self.eval(statement.value)
@@ -58,7 +59,7 @@ class Stores(Library):
         if kind is not None and stated.layout is not None:
             try:
                 labels, _ = layouts.parse(stated.layout)
-                layouts.validate(kind.shape, labels, self.mesh, ast.unparse(statement.target))
+                layouts.validate(kind.shape, labels, self.mesh, shown(statement.target))
             except Refusal as r:
                 self.report(r, statement.annotation)
                 labels = (None,) * len(kind.shape)
@@ -72,17 +73,17 @@ class Stores(Library):
         futures = value.futures if isinstance(value, Data) else frozenset[int]()
         return Data(type_of(value) if kind is None else kind, futures, dist)
 
-    def _fits(self, statement: ast.AnnAssign, dist: Distribution, kind: ElementType, value: Value) -> None:
+    def _fits(self, statement: Declaration, dist: Distribution, kind: ElementType, value: Value) -> None:
         """Check that a value has the type that its variable states."""
         if statement.value is None:
             return
         given = self.operand(statement.value, value)
         try:
-            stored(Operand(kind, dist, ast.unparse(statement.target)), given, self.mesh)
+            stored(Operand(kind, dist, shown(statement.target)), given, self.mesh)
         except Refusal as r:
             self.report(r, statement.value)
 
-    def returned(self, source: ast.expr) -> None:
+    def returned(self, source: ExpressionNode) -> None:
         """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
         value = self.taken(source)
         operand, note = self.operand(source, value), self.task.body.returns
@@ -105,21 +106,21 @@ class Stores(Library):
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def shows(self, stream: int, put: bool, part: ast.expr, at: ast.AST) -> None:
+    def shows(self, stream: int, put: bool, part: ExpressionNode, at: SyntaxNode) -> None:
         """Take the order that an end of a stream shows; none if two of its statements show different ones."""
         found, known = None, self.shown.get((stream, put), self)
         if known is None:
             return
-        base = part.value if isinstance(part, ast.Subscript) else None
-        held = self.shards.get(base.id) if isinstance(base, ast.Name) else None
-        if isinstance(part, ast.Subscript) and held is not None and self.env.get(held.tensor) is held and held.type:
+        base = part.base if isinstance(part, Subscript) else None
+        held = self.shards.get(base.name) if isinstance(base, Identifier) else None
+        if isinstance(part, Subscript) and held is not None and self.env.get(held.tensor) is held and held.type:
             found = self._order(part, held.type, at)
         self.shown[stream, put] = found if known is self or known == found else None
 
-    def enter(self, target: ast.expr | None, values: range | Grid | Sequence[Static]) -> None:
+    def enter(self, target: ExpressionNode | None, values: range | Grid | Sequence[Static]) -> None:
         """Add a loop to those around the statements that follow."""
-        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-        names = [part.id if isinstance(part, ast.Name) else "" for part in parts]
+        parts = target.items if is_listed(target) else [target]
+        names = [part.name if isinstance(part, Identifier) else "" for part in parts]
         if isinstance(values, Grid):
             ranges = [range(size) for size in values.sizes]
             names = names if len(names) == len(ranges) else [""] * len(ranges)
@@ -135,16 +136,16 @@ class Stores(Library):
         depth = len(self.nest) - self.entered
         self.bound = (*self.bound[:depth], *(self.env.get(name) for name, _ in self.nest[depth:]))
 
-    def _order(self, part: ast.Subscript, kind: ElementType, at: ast.AST) -> Shown | None:
+    def _order(self, part: Subscript, kind: ElementType, at: SyntaxNode) -> Shown | None:
         for (name, _), bound in zip(self.nest, self.bound, strict=True):
             if name and self.env.get(name) is not bound:
                 return None  # the body has given the index another value
-        names = names_in(part.slice)
+        names = part.index.facts.names
         numbers = {name: self._number(name) for name in names}
         indices = {name for name, _ in self.nest}
         key = part, kind, self.nest, tuple((name, number) for name, number in numbers.items() if name not in indices)
         if key not in self.context.orders:
-            place = self.context.source.place(at)
+            place = at.place
             self.context.orders[key] = shown_order(part, kind.shape, kind.dtype, self.nest, numbers.get, place)
         return self.context.orders[key]
 
@@ -154,11 +155,11 @@ class Stores(Library):
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
-    def store(self, target: ast.Subscript, value: Value, source: ast.expr) -> None:
+    def store(self, target: Subscript, value: Value, source: ExpressionNode) -> None:
         """`target = source`, for a part of a tensor or of a tile in a variable."""
-        base = self.taken(target.value)
+        base = self.taken(target.base)
         if not isinstance(base, Data):
-            self.fail(target, f"{short(target.value)} cannot be assigned to")
+            self.fail(target, f"{short(target.base)} cannot be assigned to")
         part = self.select(base, target)
         for number in value.futures if isinstance(value, Data) and len(value.futures) == 1 else ():
             future = self.pending.get(number) or self.tokens[number][1]
@@ -169,14 +170,14 @@ class Stores(Library):
             stored(into, operand, self.mesh)
             if base.tensor:
                 self.settled(operand, base.tensor, into.text, source)
-            elif isinstance(target.value, ast.Name):
-                self.env[target.value.id] = replace(base, dist=self._overwritten(base, part, into, operand))
+            elif isinstance(target.base, Identifier):
+                self.env[target.base.name] = replace(base, dist=self._overwritten(base, part, into, operand))
             elif operand.dist.pending:
                 raise Refusal("pending", f"{operand.text} is stored in part, before it is complete", None)
         except Refusal as r:
             self.report(r, source)
 
-    def settled(self, operand: Operand, tensor: str, what: str, source: ast.expr) -> None:
+    def settled(self, operand: Operand, tensor: str, what: str, source: ExpressionNode) -> None:
         """A value that is stored in a tensor, or returned, must be complete; a layout may ask to complete it."""
         pending = operand.dist.pending
         if not pending:
@@ -184,7 +185,7 @@ class Stores(Library):
         straight = not self._loops and not self._branches
         if tensor in self.asking and straight and not any(op == "?" for op, _ in pending):
             text = collective(operand.text, pending)
-            place = self.context.source.place(source)
+            place = source.place
             note = f"the layout of {tensor} asks for it"
             message = f"inserted before the store: {text}"
             self.context.source.add("inserted", message, place, note, warning=True, subject=self.task.name)
@@ -223,18 +224,17 @@ class Stores(Library):
 
     # -- variables and control ---------------------------------------------------------------------------------------
 
-    def localise(self, node: Sequence[ast.stmt]) -> None:
+    def localise(self, node: Block) -> None:
         """After statements that some instances run and others do not: variables that they assign are local."""
         # Loops that stand for a grid are made here; what they hold are statements of the body.
         todo = [*node]
         names: set[str] = set()
         while todo:
             statement = todo.pop()
-            found = self.below.assigned.get(statement)
-            if found is not None:
-                names |= found
-            elif isinstance(statement, ast.For):
+            if isinstance(statement, ForLoop) and statement.made:
                 todo += statement.body
+            else:
+                names |= statement.facts.assigned
         for name in names:
             value = self.env.get(name)
             if isinstance(value, Data) and not value.dist.local and value.tensor != name:

@@ -6,11 +6,12 @@ layout is a finding at the user's expression; the reading goes on with a value o
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
 
+from ..base.element_types import ElementType
+from ..base.operators import UNARY
 from . import layouts
 from .expressions import Context, Expressions
 from .kernel_pending import collective
@@ -19,17 +20,13 @@ from .kernels import Operand, Options
 from .layouts import LOCAL, Distribution
 from .orders.shown import Nest
 from .source import Refusal
-from .syntax import below, names_in, varying
-from .tree import ElementType, TaskDecl
-from .values import OPERATORS, UNARY, Data, Static, Value, compute, type_of
+from .syntax.control import varying
+from .syntax.nodes import Attribute, ExpressionNode, Identifier, Infix, Literal, Prefix, Slicing, Subscript, SyntaxNode
+from .syntax.printer import short, shown
+from .tree import TaskDecl
+from .values import OPERATORS, Data, Static, Value, compute, type_of
 
-KERNEL_OF: dict[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.MatMult: "matmul",
-}
+KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
 """Operators that are kernels; others are arithmetic, which nothing pending passes."""
 
 
@@ -41,13 +38,9 @@ class TileExpressions(Expressions):
     def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, name, tid)
         self.task, self.mesh = task, task.mapping
-        known = context.below.get(task.body)
-        if known is None:
-            known = context.below.setdefault(task.body, below(task.body, context.reading.rates))
-        self.below = known
         found = context.varying.get(task.body)
         if found is None:
-            found = context.varying.setdefault(task.body, varying(task.body, known))
+            found = context.varying.setdefault(task.body, varying(task.body))
         self.varying = found
         self.asking: set[str] = set()
         self._loops = 0
@@ -57,27 +50,27 @@ class TileExpressions(Expressions):
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def report(self, refusal: Refusal, node: ast.AST) -> None:
+    def report(self, refusal: Refusal, node: SyntaxNode) -> None:
         """Add a refusal as a finding at a node; the reading goes on."""
-        place = self.context.source.place(refusal.node or node)
+        place = refusal.place or node.place
         self.context.source.add(refusal.code, refusal.message, place, *refusal.notes, subject=self.task.name)
 
-    def varies(self, node: ast.AST) -> bool:
+    def varies(self, node: SyntaxNode) -> bool:
         """Whether static parts of an expression differ between instances."""
-        if isinstance(node, ast.Name | ast.Constant):
-            return isinstance(node, ast.Name) and node.id in self.varying
+        if isinstance(node, Identifier | Literal):
+            return isinstance(node, Identifier) and node.name in self.varying
         known = self.context.varies.get(node)
         if known is None:
-            known = self.context.varies.setdefault(node, not self.varying.isdisjoint(names_in(node)))
+            known = self.context.varies.setdefault(node, not self.varying.isdisjoint(node.facts.names))
         return known
 
-    def taken(self, node: ast.expr) -> Value:
+    def taken(self, node: ExpressionNode) -> Value:
         """Evaluate an expression and take its tokens; it may be a partial value."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
-    def data(self, node: ast.expr) -> Value:
+    def data(self, node: ExpressionNode) -> Value:
         """Evaluate an expression and read it: it must be complete."""
         value = self.taken(node)
         if isinstance(value, Data) and value.dist.pending:
@@ -85,13 +78,13 @@ class TileExpressions(Expressions):
             return replace(value, dist=LOCAL)
         return value
 
-    def incomplete(self, operand: Operand, node: ast.AST, what: str) -> None:
+    def incomplete(self, operand: Operand, node: SyntaxNode, what: str) -> None:
         pending = operand.dist.pending
         message = f"{what}, and its {layouts.described(pending)} is pending"
         note = f"complete it: {collective(operand.text, pending)}"
         self.report(Refusal("pending", message, None, note), node)
 
-    def operand(self, node: ast.expr, value: Value) -> Operand:
+    def operand(self, node: ExpressionNode, value: Value) -> Operand:
         """Return a value as kernels see it."""
         text = short(node)
         if isinstance(value, Data):
@@ -99,16 +92,18 @@ class TileExpressions(Expressions):
         number = value.value if isinstance(value.value, int | float) else None
         return Operand(type_of(value), LOCAL if self.varies(node) else layouts.constant(number), text)
 
-    def kernel(self, name: str, nodes: Sequence[ast.expr], at: ast.AST, options: Options | None = None) -> Value:
+    def kernel(
+        self, name: str, nodes: Sequence[ExpressionNode], at: SyntaxNode, options: Options | None = None
+    ) -> Value:
         values = [self.taken(node) for node in nodes]
         return self._applied(name, nodes, values, at, options)
 
     def _applied(
         self,
         name: str,
-        nodes: Sequence[ast.expr],
+        nodes: Sequence[ExpressionNode],
         values: Sequence[Value],
-        at: ast.AST,
+        at: SyntaxNode,
         options: Options | None = None,
     ) -> Value:
         operands = [self.operand(node, value) for node, value in zip(nodes, values, strict=True)]
@@ -120,10 +115,10 @@ class TileExpressions(Expressions):
         self._spend(name, operands, result, at)
         return Data(result.type, dist=result.dist)
 
-    def _spend(self, name: str, operands: Sequence[Operand], result: Operand, at: ast.AST) -> None:
+    def _spend(self, name: str, operands: Sequence[Operand], result: Operand, at: SyntaxNode) -> None:
         """Take the cycles that a kernel needs: multiply-adds of a product, or else the most elements that one of its
         tiles has, by its rate."""
-        reading, place = self.context.reading, self.context.source.place(at)
+        reading, place = self.context.reading, at.place
         rate = reading.rates.get(name)
         types = [x.type for x in (*operands, result) if x.type is not None]
         if rate is None or not any(kind.shape for kind in types):
@@ -137,50 +132,50 @@ class TileExpressions(Expressions):
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
-    def eval(self, node: ast.expr) -> Value:
+    def eval(self, node: ExpressionNode) -> Value:
         """Evaluate an expression. Raises `Refusal`."""
-        if not isinstance(node, ast.UnaryOp | ast.Attribute):
+        if not isinstance(node, Prefix | Attribute):
             return super().eval(node)
         match node:
-            case ast.UnaryOp(op=ast.USub()):
+            case Prefix(op="-"):
                 self.context.step(node)
                 value = self.taken(node.operand)
                 if isinstance(value, Data):
                     return self._applied("neg", [node.operand], [value], node)
-                return compute(UNARY[ast.USub], [value.value], node)
-            case ast.Attribute(attr="T"):
+                return compute(UNARY["-"], [value.value], node)
+            case Attribute(name="T"):
                 self.context.step(node)
-                return self.kernel("transpose", [node.value], node)
-            case ast.Attribute(attr="shape" | "ndim" as what):
+                return self.kernel("transpose", [node.base], node)
+            case Attribute(name="shape" | "ndim" as what):
                 self.context.step(node)
-                value = self.taken(node.value)
+                value = self.taken(node.base)
                 if isinstance(value, Data) and value.type is not None:
                     known = Static(value.type.shape if what == "shape" else len(value.type.shape))
                     shapes = self.context.reading.shapes
-                    at = self.task.name, self.context.source.place(node)
+                    at = self.task.name, node.place
                     shapes[at] = known if shapes.get(at, known) == known else None
                     return known
                 return Data()
         return super().eval(node)
 
-    def _binary(self, node: ast.BinOp) -> Value:
+    def _binary(self, node: Infix) -> Value:
         a, b = self.taken(node.left), self.taken(node.right)
-        if isinstance(a, Static) and isinstance(b, Static) and type(node.op) in OPERATORS:
-            return compute(OPERATORS[type(node.op)], [a.value, b.value], node)
-        return self._applied(KERNEL_OF.get(type(node.op), "arithmetic"), [node.left, node.right], [a, b], node)
+        if isinstance(a, Static) and isinstance(b, Static) and node.op in OPERATORS:
+            return compute(OPERATORS[node.op], [a.value, b.value], node)
+        return self._applied(KERNEL_OF.get(node.op, "arithmetic"), [node.left, node.right], [a, b], node)
 
-    def _subscript(self, node: ast.Subscript) -> Value:
-        base = self.taken(node.value)
+    def _subscript(self, node: Subscript) -> Value:
+        base = self.taken(node.base)
         if isinstance(base, Static):
-            index = self.data(node.slice)
+            index = self.data(node.index)
             if isinstance(base.value, tuple) and isinstance(index, Static):
                 return compute(lambda a, b: a[b], [base.value, index.value], node)
             return Data()
         return self.select(base, node)
 
-    def _opaque(self, node: ast.expr) -> Value:
+    def _opaque(self, node: ExpressionNode) -> Value:
         value = super()._opaque(node)
-        for name in sorted(names_in(node) & self.env.keys()):
+        for name in sorted(node.facts.names & self.env.keys()):
             held = self.env[name]
             if isinstance(held, Data) and held.dist.pending:
                 self.incomplete(Operand(held.type, held.dist, name), node, f"{name} is read here")
@@ -188,32 +183,32 @@ class TileExpressions(Expressions):
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
-    def select(self, base: Data, node: ast.Subscript) -> Data:
+    def select(self, base: Data, node: Subscript) -> Data:
         """Return a part of a tile or of a tensor."""
-        parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        parts = list(node.indices)
         unknown = Data(None, dist=layouts.localised(base.dist), tensor=base.tensor)
         if base.type is None:
             for part in parts:
                 self._position(part)
             return unknown
         shape, labels = base.type.shape, base.dist.labels
-        dots = [k for k, part in enumerate(parts) if isinstance(part, ast.Constant) and part.value is ...]
-        taking = sum(not (isinstance(part, ast.Constant) and part.value in (None, ...)) for part in parts)
+        dots = [k for k, part in enumerate(parts) if isinstance(part, Literal) and part.value is ...]
+        taking = sum(not (isinstance(part, Literal) and part.value in (None, ...)) for part in parts)
         if len(dots) == 1:
-            parts[dots[0] : dots[0] + 1] = [ast.Slice() for _ in range(len(shape) - taking)]
-        if not shape and len(parts) == 1 and isinstance(parts[0], ast.Slice) and ast.unparse(parts[0]) == ":":
+            parts[dots[0] : dots[0] + 1] = [Slicing(node.place, None, None, None) for _ in range(len(shape) - taking)]
+        if not shape and len(parts) == 1 and isinstance(parts[0], Slicing) and shown(parts[0]) == ":":
             parts = []  # the whole of a tensor without axes
             taking = 0
         if taking > len(shape) or len(dots) > 1:
-            raise Refusal("type", f"{taking} indices of {short(node.value)}, which is {base.type}", node)
+            raise Refusal("type", f"{taking} indices of {short(node.base)}, which is {base.type}", node)
         out: list[tuple[int, int | None]] = []
         local, axis = base.dist.local, 0
         for part in parts:
-            if isinstance(part, ast.Constant) and part.value is None:
+            if isinstance(part, Literal) and part.value is None:
                 out.append((1, None))
                 continue
             label = labels[axis] if labels is not None else None
-            if isinstance(part, ast.Slice):
+            if isinstance(part, Slicing):
                 size, same = self._slice(part, shape[axis], node)
                 if size is None:
                     return unknown
@@ -236,10 +231,10 @@ class TileExpressions(Expressions):
         dist = Distribution(None if local else tuple(label for _, label in out), base.dist.pending)
         return Data(kind, dist=dist, tensor=base.tensor)
 
-    def _position(self, part: ast.expr) -> tuple[Value, bool]:
+    def _position(self, part: ExpressionNode) -> tuple[Value, bool]:
         """Evaluate an index, and say whether all instances have the same one."""
-        if isinstance(part, ast.Slice):
-            for bound in (part.lower, part.upper, part.step):
+        if isinstance(part, Slicing):
+            for bound in (part.low, part.high, part.step):
                 if bound is not None:
                     self.data(bound)
             return Data(), False
@@ -248,13 +243,13 @@ class TileExpressions(Expressions):
             return value, not self.varies(part)
         return value, value.dist.uniform or (value.dist.labels == () and not value.dist.pending)
 
-    def _inside(self, value: Static, size: int, part: ast.expr, node: ast.Subscript) -> None:
+    def _inside(self, value: Static, size: int, part: ExpressionNode, node: Subscript) -> None:
         if not isinstance(value.value, int) or not -size <= value.value < size:
             message = f"{short(node)}: the index {value.value} is outside an axis of size {size}"
             note = "a parameter is the shard of its instance: indices count from its first element"
             self.report(Refusal("index", message, None, note), part)
 
-    def _all_inside(self, part: ast.expr, size: int, node: ast.Subscript) -> None:
+    def _all_inside(self, part: ExpressionNode, size: int, node: Subscript) -> None:
         """Report an index of loops around it that leaves its axis in one of their iterations. Where data decide whether
         it is read, nothing is said."""
         terms = self._terms(part)
@@ -272,11 +267,11 @@ class TileExpressions(Expressions):
                 self.report(Refusal("index", message, None), part)
                 return
 
-    def _slice(self, part: ast.Slice, size: int, node: ast.Subscript) -> tuple[int | None, bool]:
+    def _slice(self, part: Slicing, size: int, node: Subscript) -> tuple[int | None, bool]:
         """Return the size of a slice (None if it is unknown), and whether all instances have the same bounds."""
         bounds: list[int | None] = []
         known = same = True
-        for bound in (part.lower, part.upper, part.step):
+        for bound in (part.low, part.high, part.step):
             if bound is None:
                 bounds.append(None)
                 continue
@@ -293,37 +288,31 @@ class TileExpressions(Expressions):
                 note = "a parameter is the shard of its instance: indices count from its first element"
                 self.report(Refusal("index", message, None, note), node)
             return len(range(*slice(*bounds).indices(size))), same
-        if part.step is None and part.lower is not None and part.upper is not None:
-            low_terms, high_terms = self._terms(part.lower), self._terms(part.upper)
+        if part.step is None and part.low is not None and part.high is not None:
+            low_terms, high_terms = self._terms(part.low), self._terms(part.high)
             rest = {key: high_terms.get(key, 0) - low_terms.get(key, 0) for key in low_terms.keys() | high_terms.keys()}
             if not any(count for key, count in rest.items() if key):
                 return max(0, rest.get("", 0)), same
         return None, same
 
-    def _terms(self, node: ast.expr) -> dict[str, int]:
+    def _terms(self, node: ExpressionNode) -> dict[str, int]:
         """Write an index as a sum: factors of terms that are not static, and a constant under ""."""
         match node:
-            case ast.Constant(value=int(number)):
+            case Literal(value=int(number)):
                 return {"": number}
-            case ast.Name(id=name):
+            case Identifier(name=name):
                 value = self.env.get(name, self.context.constants.get(name))
                 if isinstance(value, Static) and isinstance(value.value, int):
                     return {"": value.value}
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
+            case Prefix(op="-", operand=inner):
                 return {key: -count for key, count in self._terms(inner).items()}
-            case ast.BinOp(op=ast.Add() | ast.Sub()):
+            case Infix(op="+" | "-"):
                 a, b = self._terms(node.left), self._terms(node.right)
-                sign = 1 if isinstance(node.op, ast.Add) else -1
+                sign = 1 if node.op == "+" else -1
                 return {key: a.get(key, 0) + sign * b.get(key, 0) for key in a.keys() | b.keys()}
-            case ast.BinOp(op=ast.Mult()):
+            case Infix(op="*"):
                 a, b = self._terms(node.left), self._terms(node.right)
                 for x, y in ((a, b), (b, a)):
                     if x.keys() <= {""}:
                         return {key: count * x.get("", 0) for key, count in y.items()}
-        return {ast.unparse(node): 1}
-
-
-def short(node: ast.AST) -> str:
-    """An expression as it is written, cut if it is long."""
-    text = ast.unparse(node)
-    return text if len(text) <= 40 else text[:37] + "..."
+        return {shown(node): 1}

@@ -5,7 +5,6 @@ Nodes are made by `Nodes`, which makes each distinct node once: equal nodes are 
 
 from __future__ import annotations
 
-import ast
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,27 +12,18 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..base.element_types import ElementType
+from ..base.place import Place
 from .orders.order import Order
 from .orders.shown import Shown
-from .source import Place, Source
+from .source import Source
+from .syntax.nodes import FunctionDefinition
 
 if TYPE_CHECKING:
     from .expressions import Context
 
 PERIOD = 64
 """The longest period, in iterations, that is looked for in an unrolled loop."""
-
-
-@dataclass(frozen=True)
-class ElementType:
-    """Type of a value: dtype and shape (empty for a scalar). The dtypes "int" and "float" are Python's own numbers,
-    which any numeric stream, or any stream of floats, accepts."""
-
-    dtype: str
-    shape: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return self.dtype + (f"[{', '.join(map(str, self.shape))}]" if self.shape else "")
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ class TaskDecl:
 
     name: str
     mapping: tuple[int, ...]
-    body: ast.FunctionDef
+    body: FunctionDefinition
     place: Place
     parameters: tuple[Parameter, ...] = ()
 

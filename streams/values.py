@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .language import BITS
+from ..base.element_types import BITS, ElementType
+from ..base.operators import BINARY
 from .layouts import LOCAL, Distribution, constant
 from .source import Refusal
-from .tree import ElementType
+from .syntax.nodes import ExpressionNode, Identifier, Infix, Literal, Subscript, SyntaxNode, is_listed
+from .syntax.printer import shown
 
 LARGEST = 1 << 64
 """Limit of the magnitude of a static integer."""
@@ -57,36 +58,9 @@ class Data:
 
 Value = Static | Data
 
-OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-    ast.Is: operator.eq,
-    ast.IsNot: operator.ne,
-}
-UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
-    ast.Invert: operator.invert,
-}
+OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {**BINARY, "is": operator.eq, "is not": operator.ne}
+"""What is computed before the run."""
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "bool": bool,
@@ -99,9 +73,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Functions of Python that are computed before the run if their arguments are static."""
 
 
-def compute(function: Callable[..., Any], arguments: list[Any], node: ast.AST) -> Static:
+def compute(function: Callable[..., Any], arguments: list[Any], node: SyntaxNode) -> Static:
     """Apply an operator to static values. Raises `Refusal` if it fails, or if an integer exceeds `LARGEST`."""
-    bad = isinstance(node, ast.BinOp) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
+    bad = isinstance(node, Infix) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
     if function in (operator.pow, operator.lshift) and not any(isinstance(a, float) for a in arguments):
         shortest = -64 if function is operator.pow and isinstance(arguments[0], int) else 0
         bad = bad or not shortest <= arguments[1] <= 64 or abs(arguments[0]) > LARGEST
@@ -158,28 +132,28 @@ def accepts(stream: ElementType, value: ElementType | None) -> bool:
     return value == INT or (value == FLOAT and "f" in stream.dtype)
 
 
-def element_type(node: ast.expr, constants: Callable[[ast.expr], Value]) -> ElementType:
+def element_type(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> ElementType:
     """Read a type, such as `i32` or `f32[4, 4]`. constants: evaluates sizes. Raises `Refusal`."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+    if isinstance(node, Infix) and node.op == "@":
         return element_type(node.left, constants)
-    if isinstance(node, ast.Name):
-        if node.id in BITS:
-            return ElementType(node.id)
+    if isinstance(node, Identifier):
+        if node.name in BITS:
+            return ElementType(node.name)
         named = constants(node)
         if isinstance(named, Static) and isinstance(named.value, ElementType):
             return named.value
-    if isinstance(node, ast.Constant) and node.value in BITS:
+    if isinstance(node, Literal) and node.value in BITS:
         return ElementType(str(node.value))
-    if isinstance(node, ast.Subscript):
-        base = element_type(node.value, constants)
-        return ElementType(base.dtype, base.shape + sizes(node.slice, constants))
-    raise Refusal("unsupported", f"{ast.unparse(node)[:40]} is no element type", node, f"types: {', '.join(BITS)}")
+    if isinstance(node, Subscript):
+        base = element_type(node.base, constants)
+        return ElementType(base.dtype, base.shape + sizes(node.index, constants))
+    raise Refusal("unsupported", f"{shown(node)[:40]} is no element type", node, f"types: {', '.join(BITS)}")
 
 
-def sizes(node: ast.expr, constants: Callable[[ast.expr], Value]) -> tuple[int, ...]:
+def sizes(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> tuple[int, ...]:
     """Read positive sizes: one, several separated by commas, or a constant that is a tuple. Raises `Refusal`."""
-    if isinstance(node, ast.Tuple | ast.List):
-        return tuple(positive(part, constants) for part in node.elts)
+    if is_listed(node):
+        return tuple(positive(part, constants) for part in node.items)
     value = constants(node)
     known = value.value if isinstance(value, Static) else None
     return (
@@ -189,25 +163,25 @@ def sizes(node: ast.expr, constants: Callable[[ast.expr], Value]) -> tuple[int, 
     )
 
 
-def positive(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
+def positive(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> int:
     """Read a positive constant. Raises `Refusal`."""
     return _positive(constants(node), node)
 
 
-def _positive(value: Value, node: ast.expr) -> int:
+def _positive(value: Value, node: ExpressionNode) -> int:
     number = _integer(value, node)
     if number < 1:
         raise Refusal("unsupported", f"a size of {number}; it must be at least 1", node)
     return number
 
 
-def integer(node: ast.expr, constants: Callable[[ast.expr], Value]) -> int:
+def integer(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> int:
     """Read an integer constant. Raises `Refusal`."""
     return _integer(constants(node), node)
 
 
-def _integer(value: Value, node: ast.expr) -> int:
+def _integer(value: Value, node: ExpressionNode) -> int:
     if not isinstance(value, Static) or not isinstance(value.value, int | SymbolicNumber):
-        raise Refusal("unsupported", f"{ast.unparse(node)[:40]} is no integer that is known before the run", node)
+        raise Refusal("unsupported", f"{shown(node)[:40]} is no integer that is known before the run", node)
     number: Any = value.value
     return number  # type: ignore[no-any-return]

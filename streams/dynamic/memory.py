@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from ..language import BITS
+from ...base.element_types import BITS
 from .errors import StepError
 from .functions import Refused
 from .tokens import Array, Tile

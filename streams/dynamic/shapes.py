@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import sympy
 from sympy.printing.str import StrPrinter
 
-from ..language import BITS
+from ...base.element_types import BITS
 from .errors import StepError
 
 Expression: TypeAlias = sympy.Expr

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..language import BITS
+from ...base.element_types import BITS
 from .errors import TokenError
 
 Array: TypeAlias = npt.NDArray[Any]

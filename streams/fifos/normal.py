@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ...base.errors import ProgramError
+from ...base.place import Place
 from ..sizing.least import Least, least
 from ..sizing.program import SizedProgram, TimeError
-from ..source import Place
 from ..timing.bytecode import TooLong
 from ..timing.timed import COUNTED, TOKENS, Late, Model, Stuck, TooManyTokens
 from ..tree import Beat, Body, Nodes, Repeat

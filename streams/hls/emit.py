@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
+from ...base.element_types import BITS
+from ...base.place import Place
 from ...isa.overlays.tasks.program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
-from ...isa.overlays.tasks.tree import Place
 from .ends import Port
 from .kinds import CPP, tile_type
 from .names import Names, identifier
@@ -307,8 +308,7 @@ def carried(stream: StreamArray) -> str:
 
 def tensor_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor in the memory that the region reads and writes."""
-    size = {"boolean": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "i64": 8, "u64": 8, "f64": 8}
-    return prod(tensor.type.shape) * size.get(tensor.type.dtype, 4)
+    return prod(tensor.type.shape) * -(-BITS[tensor.type.dtype] // 8)
 
 
 def _suffix(link: Link) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...base.element_types import NARROW
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
 from .kinds import (
@@ -124,7 +125,7 @@ class Ends(Variables):
             self._switch(chosen, ports, lambda port: f"{text} = {port}.read();")
         out = of_element(kind.dtype, kind.shape)
         if kind.shape:
-            if kind.dtype in ("f16", "bf16"):
+            if kind.dtype in NARROW:
                 text = f"rsn::convert_tile<{out.cpp}>({text})"
             value = Val(out, text, simple=atom)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
 from .indices import Index, indices, with_new_axes, without_new_axes
 from .kinds import (
@@ -54,7 +55,7 @@ class Expressions(Library):
             case t.Convert(kind, value):
                 made = self.value(value)
                 shape = () if isinstance(made, Items | Text) else made.kind.shape
-                return self.converted(made, t.ElementType(kind.dtype, shape))
+                return self.converted(made, ElementType(kind.dtype, shape))
             case t.External(name):
                 self.fail(f"{name} is a function of Python; use library kernels")
         self.fail(f"an expression of this kind ({type(node).__name__}) has no C++")

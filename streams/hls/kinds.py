@@ -13,24 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ...base.element_types import NARROW, SCALARS
 from ...isa.overlays.tasks.values import DTYPES, scalar
 
-LIMITS = {
-    "boolean": (0, 1),
-    **{f"i{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
-}
+LIMITS = {name: facts.limits for name, facts in SCALARS.items() if facts.integer}
 """The smallest and the largest value of each integer type."""
 
-CPP = {
-    "boolean": "bool",
-    **{f"i{bits}": f"std::int{bits}_t" for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": f"std::uint{bits}_t" for bits in (8, 16, 32, 64)},
-    "f16": "rsn::f16",
-    "bf16": "rsn::bf16",
-    "f32": "float",
-    "f64": "double",
-}
+CPP = {name: facts.cpp for name, facts in SCALARS.items()}
 """The C++ type of an element."""
 
 
@@ -71,7 +60,7 @@ def tile_type(dtype: str, shape: tuple[int, ...]) -> str:
     return f"rsn::Tile<{CPP[dtype]}, {', '.join(map(str, shape))}>"
 
 
-_NUMPY = {DTYPES[name].name: name for name in DTYPES if name not in ("f16", "bf16")}
+_NUMPY = {DTYPES[name].name: name for name in DTYPES if name not in NARROW}
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
@@ -117,7 +106,7 @@ def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tu
 def of_element(dtype: str, shape: tuple[int, ...] = ()) -> Kind:
     """The kind of a value that has become an element type, or of a tile with it."""
     if shape:
-        return Kind("f32" if dtype in ("f16", "bf16") else dtype, shape)
+        return Kind("f32" if dtype in NARROW else dtype, shape)
     if dtype in LIMITS:
         return BOOL if dtype == "boolean" else INT
     return F64 if dtype == "f64" else F32

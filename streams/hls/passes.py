@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...base.place import Place
 from ...isa.overlays.tasks import tree as t
 
 
@@ -44,12 +45,12 @@ def _children(node: Any) -> list[Any]:
     out: list[Any] = []
     for name in node.__dataclass_fields__:
         value = getattr(node, name)
-        todo = list(value) if isinstance(value, tuple) and not isinstance(value, t.Place) else [value]
+        todo = list(value) if isinstance(value, tuple) and not isinstance(value, Place) else [value]
         while todo:
             one = todo.pop(0)
             if isinstance(one, t.Statement | t.Expression):
                 out.append(one)
-            elif isinstance(one, tuple) and not isinstance(one, t.Place):
+            elif isinstance(one, tuple) and not isinstance(one, Place):
                 todo = [*one, *todo]
     return out
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, Task, TaskProgram
 from .ends import Ends
@@ -119,11 +120,11 @@ class Body(Ends):
         self.lines, self.alive, self.line = outer, True, line
         return made, after, alive
 
-    def _assign(self, names: tuple[str, ...], node: t.Expression, kind: t.ElementType | None) -> None:
+    def _assign(self, names: tuple[str, ...], node: t.Expression, kind: ElementType | None) -> None:
         value = self.value(node)
         if kind is not None:
             number = self.number(value)
-            value = self.converted(number, kind if kind.shape else t.ElementType(kind.dtype, number.kind.shape))
+            value = self.converted(number, kind if kind.shape else ElementType(kind.dtype, number.kind.shape))
         if len(names) == 1:
             self.bind(names[0], value, "" if kind is None or kind.shape else kind.dtype)
             return

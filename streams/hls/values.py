@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ...base.element_types import FLOATS, NARROW, ElementType
 from ...base.errors import ProgramError
-from ...isa.overlays.tasks import tree as t
+from ...base.place import Place
 from .kinds import (
     BOOL,
     CPP,
@@ -57,7 +58,7 @@ class Values:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.place = t.Place(1, 1)
+        self.place = Place(1, 1)
         self.env: dict[str, Value | Poison] = {}
         self.lines: list[str] = []
         self.draws = False
@@ -169,25 +170,25 @@ class Values:
                 return f"{compute}({value.text})" if value.width < 2 else f"rsn::convert<{compute}>({value.text})"
         return f"rsn::beside<{compute}>({value.text})"
 
-    def converted(self, given: Value, kind: t.ElementType) -> Val:
+    def converted(self, given: Value, kind: ElementType) -> Val:
         """A value as an element type: what a typed assignment and a put do."""
         value = self.number(given)
         if value.kind.shape != kind.shape:
             what = f"a tile of shape {value.kind.shape}" if value.kind.shape else "a number"
             self.fail(f"{what} where {kind.dtype}{list(kind.shape) or ''} is expected")
-        if value.adapted and kind.dtype not in ("f16", "bf16", "f32", "f64"):
+        if value.adapted and kind.dtype not in FLOATS:
             self.fail_adapted(value)
         out = of_element(kind.dtype, kind.shape)
         if kind.shape:
             value = self.held(value)
-            if kind.dtype in ("f16", "bf16"):
+            if kind.dtype in NARROW:
                 inner = f"rsn::convert_tile<{tile_type(kind.dtype, kind.shape)}>({value.text})"
                 return Val(out, f"rsn::convert_tile<{out.cpp}>({inner})", simple=False)
             if value.kind == out:
                 return value
             return Val(out, f"rsn::convert_tile<{out.cpp}>({value.text})", simple=False)
         text = self.scalar_converted(value, kind.dtype)
-        if kind.dtype in ("f16", "bf16"):
+        if kind.dtype in NARROW:
             text = f"float({text})"
         if not out.is_int:
             return replace(value, kind=out) if text == value.text else Val(out, text)
@@ -218,7 +219,7 @@ class Values:
     def element(self, text: str, dtype: str) -> Val:
         """An element of a tile, tensor or stream as a value."""
         kind = of_element(dtype)
-        if dtype in ("f16", "bf16"):
+        if dtype in NARROW:
             text = f"float({text})"
         if not kind.is_int:
             return Val(kind, text)

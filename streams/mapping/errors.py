@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...base.errors import RsnError
-from ..source import Diagnostic, Place, Source
+from ...base.place import Place
+from ..source import Diagnostic, Source
 
 CODES = {
     "name": "no such task instance, or it is named twice",

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..source import Place
-from ..tree import Beat, Body, Choice, ElementType, Instance, Node, Op, Region, Repeat, total
+from ...base.element_types import ElementType
+from ...base.place import Place
+from ..tree import Beat, Body, Choice, Instance, Node, Op, Region, Repeat, total
 from .computation import computation
 from .errors import MappingError
 from .tiles import Tile, bytes_of, tiles, used_names

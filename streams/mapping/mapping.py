@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..tree import ElementType
+from ...base.element_types import ElementType
 from .graph import Edge, MappingGraph
 from .machine import MeshDescription
 from .shots import Collocations, Shots, agree

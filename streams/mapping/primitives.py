@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ..source import Place
+from ...base.place import Place
 from .computation import computation
 from .errors import MappingError
 from .graph import operations

@@ -6,14 +6,27 @@ lies on the grid. The tile of an instance follows from its point of the grid.
 
 from __future__ import annotations
 
-import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from ..language import BITS
+from ...base.element_types import BITS, ElementType
 from ..layouts import parse
-from ..tree import ElementType, Instance, Parameter, TaskDecl
+from ..syntax.nodes import (
+    Branching,
+    ForLoop,
+    FunctionDefinition,
+    Identifier,
+    MetaArm,
+    MetaChain,
+    StatementNode,
+    Subscript,
+    SyntaxNode,
+    WhileLoop,
+    walk,
+)
+from ..tree import Instance, Parameter, TaskDecl
 
 
 @dataclass(frozen=True)
@@ -66,35 +79,26 @@ def used_names(task: TaskDecl) -> dict[tuple[int, int], tuple[frozenset[str], fr
     """Return for each statement of a task, by (line, column), the names it reads and those whose elements it writes. Of
     a loop or a branch: its head."""
     found = {}
-    for statement in ast.walk(task.body):
-        if not isinstance(statement, ast.stmt):
+    for statement in walk(task.body):
+        if not isinstance(statement, StatementNode):
             continue
-        parts: list[ast.AST] = [statement]
+        parts: Sequence[SyntaxNode] = (statement,)
         match statement:
-            case ast.If(test=test) | ast.While(test=test):
-                parts = [test]
-            case ast.For(iter=head, target=target):
-                parts = [head, target]
-            case ast.With(items=items):
-                parts = [item.context_expr for item in items]
-            case ast.FunctionDef():
+            case Branching(test=test) | WhileLoop(test=test):
+                parts = (test,)
+            case ForLoop(iterable=head, target=target):
+                parts = head, target
+            case MetaChain():
+                parts = statement.arms[0].heads
+            case FunctionDefinition() | MetaArm():
                 continue
-        nodes = [node for part in parts for node in ast.walk(part)]
-        stored = [_base(node) for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
-        augmented = isinstance(statement, ast.AugAssign)
-        writes = frozenset(name.id for name in stored if name is not None)
+        nodes = [node for part in parts for node in walk(part)]
+        roots = [node.root for node in nodes if isinstance(node, Subscript) and node.stored]
+        writes = frozenset(root.name for root in roots if isinstance(root, Identifier))
         reads = frozenset(
-            node.id
+            node.name
             for node in nodes
-            if isinstance(node, ast.Name)
-            and isinstance(node.ctx, ast.Load)
-            and (augmented or not any(node is name for name in stored))
+            if isinstance(node, Identifier) and not node.stored and not any(node is root for root in roots)
         )
-        found[statement.lineno, statement.col_offset] = reads, writes
+        found[statement.place[:2]] = reads, writes
     return found
-
-
-def _base(node: ast.expr) -> ast.Name | None:
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return node if isinstance(node, ast.Name) else None

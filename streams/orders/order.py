@@ -18,8 +18,8 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
+from ...base.element_types import BITS
 from ...base.errors import ProgramError
-from ..language import BITS
 
 
 @dataclass(frozen=True)

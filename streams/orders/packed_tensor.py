@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...base.element_types import BITS
 from ...base.errors import ProgramError
-from ..language import BITS
 
 Array = npt.NDArray[Any]
 

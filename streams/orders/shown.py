@@ -8,14 +8,15 @@ single elements of a tensor, show none: nothing is compared then.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ...base.errors import ProgramError
-from ..source import Place
+from ...base.place import Place
+from ..syntax.nodes import NOWHERE, ExpressionNode, Identifier, Infix, Literal, Prefix, Slicing, Subscript
 from .order import Axis, Order
 
+WHOLE = Slicing(NOWHERE, None, None, None)
 Nest = tuple[tuple[str, range], ...]
 """The loops around a statement, outermost first: the name of the index ("" if it has none) and what it goes through."""
 
@@ -46,12 +47,12 @@ def squeezed(order: Order) -> Order:
 
 
 def shown_order(
-    node: ast.Subscript, shape: tuple[int, ...], dtype: str, nest: Nest, known: Known, place: Place
+    node: Subscript, shape: tuple[int, ...], dtype: str, nest: Nest, known: Known, place: Place
 ) -> Shown | None:
     """Return the order in which a statement in loops goes through a tensor, None if it shows none. node: the slice.
     shape, dtype: of the tensor."""
-    parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
-    if len(parts) > len(shape) or any(isinstance(part, ast.Constant) and part.value in (None, ...) for part in parts):
+    parts = list(node.indices)
+    if len(parts) > len(shape) or any(isinstance(part, Literal) and part.value in (None, ...) for part in parts):
         return None
     names = [name for name, _ in nest if name]
     if len({*names}) < len(names):
@@ -60,7 +61,7 @@ def shown_order(
     steps, element, axes = [1] * len(nest), list[int](), list[Axis]()
     single = set[int]()
     for axis, whole in enumerate(shape):
-        part = parts[axis] if axis < len(parts) else ast.Slice()
+        part = parts[axis] if axis < len(parts) else WHOLE
         found = _begin(part, whole, levels, known)
         if found is None:
             return None
@@ -78,7 +79,7 @@ def shown_order(
             steps[loop] = max(1, steps[loop])
         if first < 0:
             return None
-        if not isinstance(part, ast.Slice):
+        if not isinstance(part, Slicing):
             single.add(axis)
         element.append(size)
         axes.append(Axis(loop))
@@ -92,13 +93,13 @@ def shown_order(
     return Shown(squeezed(order), tuple(at for at, axis in enumerate(kept) if axis in single), place)
 
 
-def _begin(part: ast.expr, whole: int, levels: dict[str, int], known: Known) -> tuple[Sum, int] | None:
+def _begin(part: ExpressionNode, whole: int, levels: dict[str, int], known: Known) -> tuple[Sum, int] | None:
     """Where an index or a slice of an axis begins, and its size."""
-    if not isinstance(part, ast.Slice):
+    if not isinstance(part, Slicing):
         at = _sum(part, levels, known)
         return None if at is None else (at, 1)
-    low = {"": 0} if part.lower is None else _sum(part.lower, levels, known)
-    high = {"": whole} if part.upper is None else _sum(part.upper, levels, known)
+    low = {"": 0} if part.low is None else _sum(part.low, levels, known)
+    high = {"": whole} if part.high is None else _sum(part.high, levels, known)
     if low is None or high is None or part.step is not None:
         return None
     size = _plus(high, low, -1)
@@ -107,28 +108,28 @@ def _begin(part: ast.expr, whole: int, levels: dict[str, int], known: Known) -> 
     return low, size.get("", 0)
 
 
-def _sum(node: ast.expr, levels: dict[str, int], known: Known) -> Sum | None:
+def _sum(node: ExpressionNode, levels: dict[str, int], known: Known) -> Sum | None:
     match node:
-        case ast.Constant(value=int(number)):
+        case Literal(value=int(number)):
             return {"": number}
-        case ast.Name(id=name):
+        case Identifier(name=name):
             if name in levels:
                 return {name: 1}
             number_of = known(name)
             return None if number_of is None else {"": number_of}
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
+        case Prefix(op="-", operand=operand):
             inner = _sum(operand, levels, known)
             return None if inner is None else {name: -factor for name, factor in inner.items()}
-        case ast.BinOp(left=left, op=op, right=right):
+        case Infix(left=left, op=op, right=right):
             a, b = _sum(left, levels, known), _sum(right, levels, known)
             if a is None or b is None:
                 return None
-            if isinstance(op, ast.Add | ast.Sub):
-                return _plus(a, b, 1 if isinstance(op, ast.Add) else -1)
-            if isinstance(op, ast.Mult) and (a.keys() <= {""} or b.keys() <= {""}):
+            if op in ("+", "-"):
+                return _plus(a, b, 1 if op == "+" else -1)
+            if op == "*" and (a.keys() <= {""} or b.keys() <= {""}):
                 once, times = (b, a) if a.keys() <= {""} else (a, b)
                 return {name: factor * times.get("", 0) for name, factor in once.items()}
-            if isinstance(op, ast.FloorDiv) and {*a, *b} <= {""} and b.get("", 0):
+            if op == "//" and {*a, *b} <= {""} and b.get("", 0):
                 return {"": a.get("", 0) // b[""]}
     return None
 

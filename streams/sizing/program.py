@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from ...base.element_types import BITS
 from ...base.errors import ProgramError
+from ...base.place import Place
 from ..beats import fire_together
-from ..language import BITS
 from ..run import Run, Unending
-from ..source import Place, Source
+from ..source import Source
 from ..timing.bytecode import LONGEST, TooLong
 from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, branches, outcomes
 from ..timing.timed import TOKENS, Late, Model, Stuck, Timing, TooManyTokens
@@ -89,8 +90,9 @@ class SizedProgram:
 
     def _error(self, place: Place, message: str) -> TimeError:
         lines = self.source.lines
-        caret = " " * place.column + "^" * max(1, min(place.end, len(lines[place.line - 1])) - place.column)
-        at = f"{self.source.file}:{place.line}:{place.column + 1}"
+        start, end = place.column - 1, min(place.end - 1, len(lines[place.line - 1]))
+        caret = " " * start + "^" * max(1, end - start)
+        at = f"{self.source.file}:{place.line}:{place.column}"
         return TimeError(f"{at}: error: {message}\n{lines[place.line - 1]}\n{caret}")
 
     @cached_property

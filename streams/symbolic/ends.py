@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 from itertools import pairwise, product
 
-from ..source import Place
+from ...base.place import Place
 from .domain import Domain, Undecided
 from .polynomial import ONE, ZERO, Polynomial
 from .tree import Body, Branch, Group, Item, Loop, Program, Step

@@ -8,7 +8,6 @@ is always one that the ordinary check refuses.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,6 +18,9 @@ from typing import Any
 from ...base.errors import RsnError
 from ..check import Report, check
 from ..source import Diagnostic
+from ..syntax.nodes import Compared, ExpressionNode, FunctionDefinition, Identifier, Literal, is_tuple, walk
+from ..syntax.parser import UnreadableError, parsed, parsed_expression
+from ..syntax.printer import shown
 from .domain import Domain, SplitIndex, SplitRests, SplitSizes, Undecided
 from .ends import Wrong, balanced, cells, joins, packed
 from .live import Liveness
@@ -108,7 +110,7 @@ class Proof:
 
 
 def _row(f: Diagnostic) -> dict[str, Any]:
-    place = {} if f.place is None else {"line": f.place.line, "column": f.place.column + 1}
+    place = {} if f.place is None else {"line": f.place.line, "column": f.place.column}
     return {"code": f.code, "message": f.message, "warning": f.warning, "notes": list(f.notes)} | place
 
 
@@ -125,11 +127,10 @@ def prove(text: str, file: str, domain: str, strict: bool = False, region: str |
 def bounds_of(domain: str) -> dict[str, Bound]:
     """Read a domain. Raises `DomainError`."""
     bounds: dict[str, Bound] = {}
-    try:
-        parsed = ast.parse(domain.strip().replace(" and ", ", "), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise DomainError(f"{domain!r} states no sizes; write for example 'n >= 1, m >= 2' or '2 <= n <= 64'") from None
-    for part in parsed.elts if isinstance(parsed, ast.Tuple) else [parsed]:
+    given = parsed_expression(domain.strip().replace(" and ", ", "))
+    if given is None:
+        raise DomainError(f"{domain!r} states no sizes; write for example 'n >= 1, m >= 2' or '2 <= n <= 64'")
+    for part in given.items if is_tuple(given) else (given,):
         for name, low, high in _comparisons(part, domain):
             before = bounds.get(name, Bound(-1))
             highs = [h for h in (before.high, high) if h is not None]
@@ -144,53 +145,41 @@ def bounds_of(domain: str) -> dict[str, Bound]:
     return bounds
 
 
-def _comparisons(node: ast.expr, domain: str) -> Iterator[tuple[str, int, int | None]]:
-    wrong = DomainError(f"{domain!r}: {ast.unparse(node)} is no bound of a size; write for example 'n >= 1'")
-    if not isinstance(node, ast.Compare):
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
+
+
+def _comparisons(node: ExpressionNode, domain: str) -> Iterator[tuple[str, int, int | None]]:
+    wrong = DomainError(f"{domain!r}: {shown(node)} is no bound of a size; write for example 'n >= 1'")
+    if not isinstance(node, Compared):
         raise wrong
-    parts = [node.left, *node.comparators]
+    parts = (node.left, *node.others)
     for left, op, right in zip(parts, node.ops, parts[1:], strict=False):
         a, b = _number(left), _number(right)
-        mirrored = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.Eq: ast.Eq}
-        kind: type[ast.cmpop] | None = type(op)
-        if isinstance(right, ast.Name) and a is not None:
-            name, value, kind = right.id, a, mirrored.get(kind)  # type: ignore[arg-type]
-        elif isinstance(left, ast.Name) and b is not None:
-            name, value = left.id, b
+        if isinstance(right, Identifier) and a is not None:
+            name, value, op = right.name, a, MIRRORED.get(op, op)
+        elif isinstance(left, Identifier) and b is not None:
+            name, value = left.name, b
         else:
             raise wrong
-        if kind is ast.GtE:
-            yield name, value, None
-        elif kind is ast.Gt:
-            yield name, value + 1, None
-        elif kind is ast.LtE:
-            yield name, -1, value
-        elif kind is ast.Lt:
-            yield name, -1, value - 1
-        elif kind is ast.Eq:
-            yield name, value, value
-        else:
+        bounds = {">=": (value, None), ">": (value + 1, None), "<=": (-1, value), "<": (-1, value - 1)}
+        bounds["=="] = value, value
+        if op not in bounds:
             raise wrong
+        yield name, *bounds[op]
 
 
-def _number(node: ast.expr) -> int | None:
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+def _number(node: ExpressionNode) -> int | None:
+    return node.value if isinstance(node, Literal) and type(node.value) is int else None
 
 
 def with_constants(text: str, sizes: Mapping[str, int]) -> str:
     """Return the text of a program with other values of constants; names that it does not declare are declared in its
     first line."""
-    values = constants(ast.parse(text))
+    values = constants(parsed(text))
     lines = text.split("\n")
-    spans = []
-    for name in sizes.keys() & values.keys():
-        node = values[name]
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        spans.append((node.lineno - 1, node.col_offset, node.end_lineno - 1, node.end_col_offset, sizes[name]))
-    for first, start, last, end, value in sorted(spans, reverse=True):
-        head, tail = lines[first].encode()[:start].decode(), lines[last].encode()[end:].decode()
-        lines[first : last + 1] = [f"{head}{value}{tail}", *[""] * (last - first)]
+    for name in sorted(sizes.keys() & values.keys(), key=lambda name: values[name].place, reverse=True):
+        line, first, end = values[name].place
+        lines[line - 1] = f"{lines[line - 1][: first - 1]}{sizes[name]}{lines[line - 1][end - 1 :]}"
     new = "".join(f"{name} = {value}; " for name, value in sizes.items() if name not in values)
     return new + "\n".join(lines)
 
@@ -208,7 +197,7 @@ class _Search:
         """Search. Raises `DomainError`."""
         try:
             self._named()
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except UnreadableError:
             report = check(self.text, self.file, self.strict, self.region)
             return Proof("counterexample", self.domain, report=report, reason="the file cannot be read")
         widths = [None if bound.high is None else bound.high - bound.low + 1 for bound in self.bounds.values()]
@@ -232,13 +221,13 @@ class _Search:
     # -- points -------------------------------------------------------------------------------------------------------
 
     def _named(self) -> None:
-        tree = ast.parse(self.text)
+        tree = parsed(self.text)
         given = constants(tree)
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        inner = {id(node) for s in tree.body if isinstance(s, ast.FunctionDef) for node in ast.walk(s)}
-        bound = {node.id for node in names if not isinstance(node.ctx, ast.Load) and id(node) not in inner}
+        names = frozenset[str]().union(*(statement.facts.names for statement in tree))
+        plain = [s for s in tree if not isinstance(s, FunctionDefinition) or s.coroutine]
+        bound = {node.name for s in plain for node in walk(s) if isinstance(node, Identifier) and node.stored}
         for name in self.names:
-            if name not in {node.id for node in names}:
+            if name not in names:
                 raise DomainError(f"{self.file} has no size {name}; a size is a constant at its top, as {name} = 8")
             if name in bound and (name not in given or _number(given[name]) is None):
                 raise DomainError(f"{self.file}: {name} is no size: it is not one plain number at the top of the file")

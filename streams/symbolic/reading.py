@@ -8,12 +8,12 @@ symbolic size are read in the same way.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
 
+from ...base.element_types import ElementType
 from ..declarations import Declared
 from ..elaborate import Elaborator, Exit, _EndsByData
 from ..expressions import Context, Reading
@@ -21,8 +21,26 @@ from ..kernels import Operand
 from ..paths import State
 from ..reader import declare
 from ..source import Source
-from ..syntax import names_in, touches
-from ..tree import ElementType, Instance, StreamDecl, TaskDecl
+from ..syntax.nodes import (
+    Assignment,
+    Block,
+    Collection,
+    Declaration,
+    ExpressionNode,
+    Identifier,
+    Invocation,
+    Jump,
+    Literal,
+    Returning,
+    StatementNode,
+    Subscript,
+    SyntaxNode,
+    is_tuple,
+    walk,
+)
+from ..syntax.parser import parsed
+from ..syntax.printer import shown as written_as
+from ..tree import Instance, StreamDecl, TaskDecl
 from ..values import Data, Static, SymbolicNumber, Value
 from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
 from .polynomial import ONE, ZERO, Polynomial
@@ -54,7 +72,7 @@ def read(
     of the domain. region: as for `reader.read`. Mistakes are in the findings of the source. Raises splits and
     `Undecided`."""
     source = Source(text, file)
-    tree = ast.parse(text)
+    tree = parsed(source.text)
     values = {name: number(form, domain) for name, form in sizes.items()}
     declared = Declared(Reading(source, SymbolicNodes(iter(domain.fresh, ""))))
     given = constants(tree)
@@ -72,39 +90,47 @@ def read(
     return Program(streams, tuple(groups)), source
 
 
-def constants(tree: ast.Module) -> dict[str, ast.expr]:
+def constants(tree: Block) -> dict[str, ExpressionNode]:
     """Return the names that the top of a file gives a value once, with that value."""
-    found: dict[str, ast.expr] = {}
+    found: dict[str, ExpressionNode] = {}
     twice: set[str] = set()
-    for target, value in (pair for statement in tree.body for pair in _assigned(statement)):
-        if isinstance(target, ast.Name):
-            twice |= {target.id} & found.keys()
-            found[target.id] = value
+    for target, value in (pair for statement in tree for pair in _assigned(statement)):
+        if isinstance(target, Identifier):
+            twice |= {target.name} & found.keys()
+            found[target.name] = value
     return {name: value for name, value in found.items() if name not in twice}
 
 
-def _assigned(statement: ast.stmt) -> list[tuple[ast.expr, ast.expr]]:
+def _assigned(statement: StatementNode) -> list[tuple[ExpressionNode, ExpressionNode]]:
     """What a statement assigns, with the values: of `M, N = 4, 8` both."""
     match statement:
-        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(names) == len(values):
-            return list(zip(names, values, strict=True))
-        case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
+        case Assignment() if statement.pairs is not None:
+            return statement.pairs
+        case Assignment(targets=(target,), value=value, augmented=False):
+            return [(target, value)]
+        case Declaration(target=target, value=ExpressionNode() as value):
             return [(target, value)]
     return []
 
 
-def with_sizes(tree: ast.Module, values: Mapping[str, Any]) -> ast.Module:
+def with_sizes(tree: Block, values: Mapping[str, Any]) -> Block:
     """Return a tree in which constants have other values."""
-    for statement in tree.body:
-        for target, value in _assigned(statement):
-            if isinstance(target, ast.Name) and target.id in values:
-                made = ast.copy_location(ast.Constant(values[target.id]), value)
-                assert isinstance(statement, ast.Assign | ast.AnnAssign)
-                if statement.value is value:
-                    statement.value = made
-                elif isinstance(statement.value, ast.Tuple):
-                    statement.value.elts = [made if part is value else part for part in statement.value.elts]
-    return tree
+    return tuple(_with_sizes(statement, values) for statement in tree)
+
+
+def _with_sizes(statement: StatementNode, values: Mapping[str, Any]) -> StatementNode:
+    if not isinstance(statement, Assignment | Declaration) or statement.value is None:
+        return statement
+    made = {
+        value: Literal(value.place, values[target.name])
+        for target, value in _assigned(statement)
+        if isinstance(target, Identifier) and target.name in values
+    }
+    whole = statement.value
+    if isinstance(statement, Assignment) and statement.pairs is not None and is_tuple(whole):
+        items = tuple(made.get(item, item) for item in whole.items)
+        return Assignment(statement.place, statement.targets, Collection(whole.place, whole.form, items))
+    return replace(statement, value=made[whole]) if whole in made else statement
 
 
 class Ranges:
@@ -226,7 +252,7 @@ class SymbolicElaborator(Elaborator):
     ) -> None:
         super().__init__(context, task, name, tid)  # type: ignore[arg-type]
         self.domain, self.all_streams = domain, streams
-        self.node: ast.AST = task.body
+        self.node: SyntaxNode = task.body
 
     def instance(self) -> Instance:
         """Read the body of the task, as the ordinary reader does."""
@@ -236,19 +262,17 @@ class SymbolicElaborator(Elaborator):
             text = str(why)
             raise Undecided(text if text.startswith("line ") else f"{self._at(self.node)}: {text}") from None
 
-    def eval(self, node: ast.expr) -> Value:
+    def eval(self, node: ExpressionNode) -> Value:
         """Evaluate an expression."""
         self.node = node
         return super().eval(node)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def _index(self, stream: StreamDecl, base: ast.expr) -> Any:
+    def _index(self, stream: StreamDecl, base: ExpressionNode) -> Any:
         if stream.name not in self.all_streams:
             raise Undecided(f"a region is given {stream.name}, a part of an array of streams")
-        parts: list[ast.expr] = []
-        if isinstance(base, ast.Subscript):
-            parts = list(base.slice.elts) if isinstance(base.slice, ast.Tuple) else [base.slice]
+        parts = base.indices if isinstance(base, Subscript) else ()
         if len(parts) != len(stream.shape):
             self._bad_index(base, f"{len(parts)} indices of {stream.name}, which has {len(stream.shape)} axes")
             return None
@@ -256,7 +280,7 @@ class SymbolicElaborator(Elaborator):
         for part in parts:
             value = self.data(part)
             if not isinstance(value, Static) or not isinstance(value.value, int | SymbolicNumber):
-                self._bad_index(part, f"the index {ast.unparse(part)[:40]} is not known before the run")
+                self._bad_index(part, f"the index {written_as(part)[:40]} is not known before the run")
                 return None
             index.append(value.value)  # type: ignore[arg-type]
         shown = tuple(map(str, index))
@@ -266,7 +290,7 @@ class SymbolicElaborator(Elaborator):
             return None
         return Element(stream.name, tuple(map(form_of, index)), shown)
 
-    def operand(self, node: ast.expr, value: Value) -> Operand:
+    def operand(self, node: ExpressionNode, value: Value) -> Operand:
         """Return a value as kernels see it, if its shape is known."""
         kind = value.type if isinstance(value, Data) else None
         if kind is not None and any(isinstance(size, Number) for size in kind.shape):
@@ -274,7 +298,7 @@ class SymbolicElaborator(Elaborator):
         return super().operand(node, value)
 
     def exchange(
-        self, op: str, axes: Sequence[int], kind: ElementType | None, node: ast.AST, *, inserted: bool
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: SyntaxNode, *, inserted: bool
     ) -> None:
         """Record the tokens of an all-reduce: of these nothing is proved."""
         raise Undecided(f"{self._at(node)}: an all-reduce, of which nothing is proved")
@@ -282,31 +306,31 @@ class SymbolicElaborator(Elaborator):
     def _stream_name(self, number: Any) -> str:
         return str(number)
 
-    def take_cycles(self, node: ast.Call) -> Value:
+    def take_cycles(self, node: Invocation) -> Value:
         """`cycles(n)`, n at least 0 for every size."""
-        if len(node.args) == 1 and not node.keywords:
-            value = self.data(node.args[0])
+        if len(node.arguments) == 1 and not node.named:
+            value = self.data(node.arguments[0])
             if isinstance(value, Static) and isinstance(value.value, Number):
                 if not value.value >= 0:
-                    self.fail(node.args[0], "cycles takes a whole number that is known before the run, 0 or more")
+                    self.fail(node.arguments[0], "cycles takes a whole number that is known before the run, 0 or more")
                 return Data()
         return super().take_cycles(node)
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
-    def _counted(self, node: ast.stmt, target: ast.expr | None, call: ast.Call, body: list[ast.stmt]) -> Exit:
-        name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if name not in ("range", "grid", "meta_for") or call.keywords or not call.args:
+    def _counted(self, node: StatementNode, target: ExpressionNode | None, call: Invocation, body: Block) -> Exit:
+        name = call.function.name if isinstance(call.function, Identifier) else ""
+        if name not in ("range", "grid", "meta_for") or call.named or not call.arguments:
             return super()._counted(node, target, call, body)
-        if any(touches([argument]) for argument in call.args):
+        if any(argument.facts.touches for argument in call.arguments):
             return super()._counted(node, target, call, body)
-        bounds = [self.data(argument) for argument in call.args]
+        bounds = [self.data(argument) for argument in call.arguments]
         known = [bound.value for bound in bounds if isinstance(bound, Static)]
         whole = all(isinstance(bound, int | Number) for bound in known)
         if len(known) < len(bounds) or not whole or (name != "grid" and len(known) > 3):
             return super()._counted(node, target, call, body)
         if all(isinstance(bound, int) for bound in known):
-            decides = target is not None and bool(names_in(target) & self.deciding)
+            decides = target is not None and bool(target.facts.names & self.deciding)
             trips = prod(known) if name == "grid" else len(range(*known)) if 0 not in known[2:] else 0
             if not decides or trips <= UNROLLED:
                 return super()._counted(node, target, call, body)
@@ -322,8 +346,8 @@ class SymbolicElaborator(Elaborator):
             self.fail(call, f"{name} takes integers, and a step other than 0")
         return self._symbolic(node, target, [(start, step, self._trips_of(start, stop, step))], body)
 
-    def _at(self, node: ast.AST) -> str:
-        return f"line {getattr(node, 'lineno', 0)}"
+    def _at(self, node: SyntaxNode) -> str:
+        return f"line {node.place.line}"
 
     def _trips_of(self, start: Any, stop: Any, step: int) -> Polynomial:
         span = stop - start if step > 0 else start - stop
@@ -331,10 +355,10 @@ class SymbolicElaborator(Elaborator):
 
     def _symbolic(
         self,
-        node: ast.stmt,
-        target: ast.expr | None,
+        node: StatementNode,
+        target: ExpressionNode | None,
         levels: Sequence[tuple[Any, int, Polynomial]],
-        body: list[ast.stmt],
+        body: Block,
     ) -> Exit:
         """A loop, or a nest over a grid. levels: first index, step, and trips of each level, outer ones first."""
         self.end_beat()
@@ -344,7 +368,7 @@ class SymbolicElaborator(Elaborator):
             how = self._level(node, target, levels, [], body)
             return how if how is Exit.RETURN else Exit.NONE
         except _EndsByData:
-            if touches(body):
+            if any(part.facts.touches for part in body):
                 raise
             self.ops = outer
             self.restore(start)
@@ -354,11 +378,11 @@ class SymbolicElaborator(Elaborator):
 
     def _level(
         self,
-        node: ast.stmt,
-        target: ast.expr | None,
+        node: StatementNode,
+        target: ExpressionNode | None,
         levels: Sequence[tuple[Any, int, Polynomial]],
         chosen: list[Any],
-        body: list[ast.stmt],
+        body: Block,
     ) -> Exit:
         if len(chosen) == len(levels):
             self.context.step(node)
@@ -369,7 +393,7 @@ class SymbolicElaborator(Elaborator):
             self.prune()
             return how
         start, step, count = levels[len(chosen)]
-        without = names_in(target) if target is not None else set[str]()
+        without = target.facts.names if target is not None else frozenset[str]()
         without = without | (set_before_read(body) & self.deciding)
         ranges = Ranges(self.domain, f"{self._at(node)}: this loop")
         ranges.begin(count)
@@ -482,23 +506,23 @@ def written(chunk: Chunk) -> Body:
     return (Loop(name, times, body),) if name else body
 
 
-def set_before_read(body: Sequence[ast.stmt]) -> set[str]:
+def set_before_read(body: Block) -> set[str]:
     """Return the variables that every iteration sets before it reads them."""
     read: set[str] = set()
     found: set[str] = set()
     for statement in body:
-        targets: list[ast.expr] = []
-        value: ast.AST = statement
-        if isinstance(statement, ast.Assign):
+        targets: Sequence[ExpressionNode] = ()
+        value: SyntaxNode = statement
+        if isinstance(statement, Assignment) and not statement.augmented:
             targets, value = statement.targets, statement.value
-        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            targets, value = [statement.target], statement.value
-        read |= names_in(value)
+        elif isinstance(statement, Declaration) and statement.value is not None:
+            targets, value = (statement.target,), statement.value
+        read |= value.facts.names
         for target in targets:
-            if isinstance(target, ast.Name | ast.Tuple):
-                found |= names_in(target) - read
+            if isinstance(target, Identifier) or is_tuple(target):
+                found |= target.facts.names - read
             else:
-                read |= names_in(target)
-        if any(isinstance(part, ast.Continue | ast.Break | ast.Return) for part in ast.walk(statement)):
+                read |= target.facts.names
+        if any(isinstance(part, Jump | Returning) for part in walk(statement)):
             break
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..source import Place
+from ...base.place import Place
 from ..tree import Nodes, StreamDecl
 from .polynomial import Polynomial
 

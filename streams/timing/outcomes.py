@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from ..source import Place
+from ...base.place import Place
 from ..tree import Beat, Body, Choice, Node, Nodes, Repeat, same
 
 OUTCOMES = 64

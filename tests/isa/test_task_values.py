@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.element_types import ElementType
 from rsn.base.errors import ProgramError
 from rsn.isa.overlays.tasks.kernels import KERNELS
-from rsn.isa.overlays.tasks.tree import ElementType
 from rsn.isa.overlays.tasks.values import DTYPES, convert, from_words, words_of
 
 INTEGERS = [name for name in DTYPES if name[0] in "iu"]

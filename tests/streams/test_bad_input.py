@@ -61,7 +61,7 @@ def test_finding_and_place(text: str, code: str, at: tuple[int, int] | None) -> 
     assert (first.code, report.code) == (code, code), str(report)
     if at is not None:
         assert first.place is not None
-        assert first.place[:2] == at
+        assert first.place[:2] == (at[0], at[1] + 1)
         assert "^" in str(report)
 
 

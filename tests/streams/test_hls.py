@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rsn.base.element_types import ElementType
 from rsn.base.errors import BoardError, DeadlockError, ProgramError
 from rsn.host.native_tasks import NativeRegion, from_memory, run_native, to_memory
 from rsn.host.tasks import run_tasks
@@ -20,7 +21,6 @@ from rsn.hw.versal.csim.build import compiler
 from rsn.hw.versal.csim.tasks import build_regions
 from rsn.isa.overlays.tasks.overlay import uops_of
 from rsn.isa.overlays.tasks.program import TaskProgram
-from rsn.isa.overlays.tasks.tree import ElementType
 from rsn.isa.overlays.tasks.values import convert
 from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, task_program

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rsn.base.element_types import ElementType
 from rsn.streams.check import check
 from rsn.streams.reader import read
-from rsn.streams.tree import ElementType
 
 HEAD = "from rsn.streams import *\n"
 TENSORS = HEAD + "A: f32[64, 32]\nB: f32[32, 64]\n"
@@ -59,7 +59,7 @@ def test_parameters_of_a_task(annotation: str, layout: str | None) -> None:
     a, b = task.parameters
     assert (a.name, a.tensor, a.type, a.layout) == ("a", region.tensors[0], ElementType("f32", (64, 32)), layout)
     assert (b.name, b.tensor, b.type, b.layout) == ("b", region.tensors[1], ElementType("f32", (32, 64)), None)
-    assert (a.place.line, a.place.column, b.place.column) == (9, 9, 9 + len(annotation) + 2)
+    assert (a.place.line, a.place.column, b.place.column) == (9, 10, 10 + len(annotation) + 2)
 
 
 @pytest.mark.parametrize(

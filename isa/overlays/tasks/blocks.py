@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ....base.element_types import ElementType
 from ....base.errors import ProgramError
+from ....base.place import Place
 from .expressions import Value, Variables, converted, is_unknown, value_of, within
 from .tree import (
     Assign,
     Cycles,
-    ElementType,
     Expression,
     External,
     For,
@@ -29,7 +30,6 @@ from .tree import (
     Kernel,
     Leave,
     Name,
-    Place,
     Put,
     Read,
     Select,

@@ -13,10 +13,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from ....base.element_types import ElementType
 from ....base.errors import ProgramError
+from ....base.place import Place
 from .kernels import KERNELS
 from .operators import BINARY, UNARY
-from .tree import NODES, ElementType, Expression, Kernel, Place, Statement
+from .tree import NODES, Expression, Kernel, Statement
 from .values import DTYPES
 
 DEEPEST = 100
@@ -30,7 +32,7 @@ def encoded(node: Any) -> Any:
     if isinstance(node, bool | int | float | str):
         return node
     if isinstance(node, Place):
-        return list(node)
+        return [node.line, node.column]
     if isinstance(node, tuple):
         return [encoded(item) for item in node]
     if isinstance(node, ElementType):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ....base.element_types import ElementType
 from ....base.errors import ProgramError
 from .kernels import KERNELS
 from .operators import BINARY, UNARY
@@ -15,7 +16,6 @@ from .tree import (
     Binary,
     Constant,
     Convert,
-    ElementType,
     Expression,
     External,
     Group,

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ....base import operators
+
 LARGEST_SHIFT = 64
 """Limit of the places by which a number is shifted, and of an integer exponent."""
 
@@ -63,31 +65,11 @@ def _bounded(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     return function(a, b)
 
 
+_BOUNDED = {"**": _power, "<<": _shift}
+
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": exact(operator.add),
-    "-": exact(operator.sub),
-    "*": exact(operator.mul),
-    "/": exact(operator.truediv),
-    "//": exact(operator.floordiv),
-    "%": exact(operator.mod),
-    "**": exact(_power),
-    "<<": exact(_shift),
-    ">>": exact(operator.rshift),
-    "&": _of_integers(operator.and_),
-    "|": _of_integers(operator.or_),
-    "^": _of_integers(operator.xor),
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "in": lambda a, b: a in b,
-    "not in": lambda a, b: a not in b,
+    **operators.BINARY,
+    **{symbol: exact(_BOUNDED.get(symbol, operators.BINARY[symbol])) for symbol in operators.EXACT},
+    **{symbol: _of_integers(operators.BINARY[symbol]) for symbol in operators.BITWISE},
 }
-UNARY: dict[str, Callable[[Any], Any]] = {
-    "-": lambda x: -wide(x),
-    "+": lambda x: +wide(x),
-    "~": operator.invert,
-    "not": operator.not_,
-}
+UNARY: dict[str, Callable[[Any], Any]] = {**operators.UNARY, "-": lambda x: -wide(x), "+": lambda x: +wide(x)}

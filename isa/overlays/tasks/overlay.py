@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
+from ....base.element_types import ElementType
 from ....base.errors import ProgramError
+from ....base.place import Place
 from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.token_type import TokenType
 from ...layout import Layout
@@ -33,7 +35,7 @@ from ...program import Buffer, Role, UnpackedProgram
 from ...program import Place as Line
 from .codec import encoded, statements, toml
 from .program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
-from .tree import ElementType, External, Get, Place, Put, Statement, nodes
+from .tree import External, Get, Put, Statement, nodes
 from .unit import BANK, CYCLE, Part, Prepared, RunShot, TaskUnit, transfers
 from .values import DTYPES
 

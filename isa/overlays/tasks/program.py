@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from .tree import ElementType, Place, Statement
+from ....base.element_types import ElementType
+from ....base.place import Place
+from .tree import Statement
 from .values import WORDS
 
 

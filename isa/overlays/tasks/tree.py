@@ -8,23 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Place(NamedTuple):
-    """Where a statement stands in the file of its task. line, column: counted from 1."""
-
-    line: int
-    column: int
-
-
-@dataclass(frozen=True)
-class ElementType:
-    """The type of a value: dtype, such as `i8` or `f32`, and shape, empty for a scalar."""
-
-    dtype: str
-    shape: tuple[int, ...] = ()
-
+from ....base.element_types import ElementType
+from ....base.place import Place
 
 # -- expressions ------------------------------------------------------------------------------------------------------
 

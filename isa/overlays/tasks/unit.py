@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ....base.element_types import ElementType
 from ....base.errors import ProgramError, UndecidedError
+from ....base.place import Place
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.unit import Unit
@@ -35,7 +37,6 @@ from .blocks import (
 )
 from .expressions import Value, Variables
 from .program import Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
-from .tree import ElementType, Place
 from .values import UNKNOWN, WORDS, ByData, convert, from_words, words_of
 
 if TYPE_CHECKING:

@@ -13,18 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....base.element_types import SCALARS, ElementType
 from ....base.errors import ProgramError
-from .tree import ElementType
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "boolean": np.dtype(np.bool_),
-    **{f"i{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
-    "f16": np.dtype(np.float32),
-    "bf16": np.dtype(np.float32),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-}
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(facts.kept) for name, facts in SCALARS.items()}
 """How a run keeps the values of each element type."""
 
 WORDS = {name: 2 if dtype.itemsize == 8 else 1 for name, dtype in DTYPES.items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from ...language import BITS
+from ....base.element_types import BITS
 from ..errors import StepError
 from ..expansions import Expansion
 from ..functions import Cost, Function, Refused

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ...language import BITS
+from ....base.element_types import BITS
 from ..functions import Refused
 from ..memory import Tensor
 from ..requests import Get, Keep, Kernel, OffChip, Peek, Put, Request

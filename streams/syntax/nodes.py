@@ -1,0 +1,572 @@
+"""The tree of a stream program: what its file says, with the place of every part.
+
+A file is parsed once (`parser`); checks, proofs, timing, machines and mappings are visitors of the same tree. Nodes are
+equal only to themselves; `alike` compares what they say. `kind` is what Python's grammar calls a node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from inspect import get_annotations
+from typing import Any, ClassVar, NamedTuple, TypeGuard
+
+from ...base.place import Place
+
+NOWHERE = Place(1, 1)
+"""The place of nodes that no file holds."""
+
+META = ("meta_if", "meta_elif", "meta_else", "meta_for")
+
+ENDS = ("put", "get")
+"""Methods of streams."""
+
+ARITHMETIC = frozenset(("add", "sub", "mul", "div", "neg"))
+"""The kernels of which an operator may be one."""
+
+
+class Facts(NamedTuple):
+    """What a node holds, itself included. names: that it uses or assigns. assigned: variables of which it assigns all,
+    or a part. calls: functions, methods and kernels. touches: it has a put, a get or a collective. ends_beat: a branch
+    with it ends a beat before and behind it, whatever kernels cost. size: how many nodes it is."""
+
+    names: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
+    calls: frozenset[str] = frozenset()
+    touches: bool = False
+    ends_beat: bool = False
+    size: int = 1
+
+
+@dataclass(eq=False)
+class SyntaxNode:
+    """A part of a program. place: in its file."""
+
+    place: Place
+    _facts: Facts | None = field(default=None, init=False, repr=False)
+    kind: ClassVar[str] = ""
+    parts: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        hints = get_annotations(cls)
+        cls.parts = tuple(name for name, hint in hints.items() if "ClassVar" not in hint) or cls.parts
+
+    @property
+    def children(self) -> Iterator[SyntaxNode]:
+        """The nodes directly below, in the order of the file."""
+        for name in self.parts:
+            part = getattr(self, name)
+            if isinstance(part, SyntaxNode):
+                yield part
+            elif type(part) is tuple:
+                yield from (item for item in part if isinstance(item, SyntaxNode))
+
+    @property
+    def facts(self) -> Facts:
+        """What is below it. It is found once."""
+        if self._facts is None:
+            for node in reversed([*walk(self)]):  # what a node holds comes before it
+                if node._facts is None:
+                    node._facts = node._found([child._facts or Facts() for child in node.children])
+            assert self._facts is not None
+        return self._facts
+
+    def _found(self, below: list[Facts]) -> Facts:
+        if len(below) == 1:
+            return below[0]._replace(size=below[0].size + 1)
+        return Facts(
+            _union([facts.names for facts in below]),
+            _union([facts.assigned for facts in below]),
+            _union([facts.calls for facts in below]),
+            any(facts.touches for facts in below),
+            any(facts.ends_beat for facts in below),
+            1 + sum(facts.size for facts in below),
+        )
+
+
+def _union(sets: list[frozenset[str]]) -> frozenset[str]:
+    held = [names for names in sets if names]
+    return held[0] if len(held) == 1 else frozenset[str]().union(*held)
+
+
+def walk(node: SyntaxNode) -> Iterator[SyntaxNode]:
+    """A node and all nodes below it, those that are nearer first."""
+    todo = deque([node])
+    while todo:
+        found = todo.popleft()
+        todo.extend(found.children)
+        yield found
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two trees say the same, wherever they stand."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, SyntaxNode):
+        return type(a) is type(b) and all(alike(getattr(a, part), getattr(b, part)) for part in a.parts)
+    return type(a) is type(b) and (a == b or a != a)
+
+
+# -- expressions ------------------------------------------------------------------------------------------------------
+
+
+class ExpressionNode(SyntaxNode):
+    """A node that has a value."""
+
+
+@dataclass(eq=False)
+class Literal(ExpressionNode):
+    """A number, a Boolean, a text, `None` or `...`; a size of a proof is one, too."""
+
+    value: Any
+    kind: ClassVar[str] = "Constant"
+
+
+@dataclass(eq=False)
+class Identifier(ExpressionNode):
+    """A name. stored: it is assigned here."""
+
+    name: str
+    stored: bool = False
+    kind: ClassVar[str] = "Name"
+
+    def _found(self, below: list[Facts]) -> Facts:
+        one = frozenset((self.name,))
+        return Facts(one, one if self.stored else frozenset(), touches=self.name == "allreduce")
+
+
+@dataclass(eq=False)
+class Await(ExpressionNode):
+    """`await value`."""
+
+    value: ExpressionNode
+    kind: ClassVar[str] = "Await"
+
+
+@dataclass(eq=False)
+class Prefix(ExpressionNode):
+    """`-x`, `+x`, `~x`, `not x`."""
+
+    op: str
+    operand: ExpressionNode
+    kind: ClassVar[str] = "UnaryOp"
+
+    def _found(self, below: list[Facts]) -> Facts:
+        found = super()._found(below)
+        return found._replace(calls=found.calls | ARITHMETIC)
+
+
+@dataclass(eq=False)
+class Infix(ExpressionNode):
+    """`left op right` of arithmetic, bits and matrix products."""
+
+    left: ExpressionNode
+    op: str
+    right: ExpressionNode
+    kind: ClassVar[str] = "BinOp"
+
+    def _found(self, below: list[Facts]) -> Facts:
+        found = super()._found(below)
+        return found._replace(calls=found.calls | ARITHMETIC | ({"matmul"} if self.op == "@" else set()))
+
+
+@dataclass(eq=False)
+class Compared(ExpressionNode):
+    """`left op other op other ...`."""
+
+    left: ExpressionNode
+    ops: tuple[str, ...]
+    others: tuple[ExpressionNode, ...]
+    kind: ClassVar[str] = "Compare"
+
+
+@dataclass(eq=False)
+class Logical(ExpressionNode):
+    """`a and b and ...`, `a or b or ...`."""
+
+    op: str
+    values: tuple[ExpressionNode, ...]
+    kind: ClassVar[str] = "BoolOp"
+
+
+@dataclass(eq=False)
+class Conditional(ExpressionNode):
+    """`body if test else orelse`."""
+
+    test: ExpressionNode
+    body: ExpressionNode
+    orelse: ExpressionNode
+    kind: ClassVar[str] = "IfExp"
+
+
+@dataclass(eq=False)
+class Collection(ExpressionNode):
+    """A tuple, a list or a set. form: which, as Python's grammar calls it."""
+
+    form: str
+    items: tuple[ExpressionNode, ...]
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """What Python's grammar calls it."""
+        return self.form
+
+
+@dataclass(eq=False)
+class Slicing(ExpressionNode):
+    """`low:high:step`; None for what is left out."""
+
+    low: ExpressionNode | None
+    high: ExpressionNode | None
+    step: ExpressionNode | None
+    kind: ClassVar[str] = "Slice"
+
+
+@dataclass(eq=False)
+class Subscript(ExpressionNode):
+    """`base[index]`. stored: it is assigned here."""
+
+    base: ExpressionNode
+    index: ExpressionNode
+    stored: bool = False
+    kind: ClassVar[str] = "Subscript"
+
+    @property
+    def indices(self) -> tuple[ExpressionNode, ...]:
+        """What stands between the brackets, item by item."""
+        whole = isinstance(self.index, Collection) and self.index.form == "Tuple"
+        return self.index.items if whole else (self.index,)  # type: ignore[attr-defined]
+
+    @property
+    def root(self) -> ExpressionNode:
+        """What is subscripted first: `x` of `x[i][j]`."""
+        base = self.base
+        while isinstance(base, Subscript):
+            base = base.base
+        return base
+
+    def _found(self, below: list[Facts]) -> Facts:
+        found, root = super()._found(below), self.root
+        named = self.stored and isinstance(root, Identifier)
+        return found._replace(assigned=found.assigned | {root.name}) if named else found  # type: ignore[attr-defined]
+
+
+@dataclass(eq=False)
+class Attribute(ExpressionNode):
+    """`base.name`."""
+
+    base: ExpressionNode
+    name: str
+    kind: ClassVar[str] = "Attribute"
+
+    def _found(self, below: list[Facts]) -> Facts:
+        found, end = super()._found(below), self.name in ENDS
+        touches = found.touches or end or self.name == "allreduce"
+        return found._replace(touches=touches, ends_beat=found.ends_beat or end)
+
+
+@dataclass(eq=False)
+class NamedArgument(SyntaxNode):
+    """`name=value` of a call; no name for `**value`."""
+
+    name: str | None
+    value: ExpressionNode
+    kind: ClassVar[str] = "keyword"
+
+
+@dataclass(eq=False)
+class Invocation(ExpressionNode):
+    """`function(arguments, ..., name=value, ...)`."""
+
+    function: ExpressionNode
+    arguments: tuple[ExpressionNode, ...]
+    named: tuple[NamedArgument, ...] = ()
+    kind: ClassVar[str] = "Call"
+
+    @property
+    def called(self) -> str:
+        """The name of the function, "" for what is no plain name."""
+        return self.function.name if isinstance(self.function, Identifier) else ""
+
+    @property
+    def keywords(self) -> dict[str | None, ExpressionNode]:
+        """The named arguments."""
+        return {argument.name: argument.value for argument in self.named}
+
+    def _found(self, below: list[Facts]) -> Facts:
+        found = super()._found(below)
+        if not isinstance(self.function, Identifier | Attribute):
+            return found
+        name = self.function.name
+        return found._replace(calls=found.calls | {name}, ends_beat=found.ends_beat or name == "cycles")
+
+
+@dataclass(eq=False)
+class Starred(ExpressionNode):
+    """`*value`."""
+
+    value: ExpressionNode
+    kind: ClassVar[str] = "Starred"
+
+
+@dataclass(eq=False)
+class Foreign(ExpressionNode):
+    """An expression of Python that the language has no rules for. form: what Python's grammar calls it. text: as Python
+    writes it. own: names that it binds itself. inside: the expressions in it."""
+
+    form: str
+    text: str
+    own: tuple[str, ...]
+    inside: tuple[SyntaxNode, ...]
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """What Python's grammar calls it."""
+        return self.form
+
+
+# -- statements -------------------------------------------------------------------------------------------------------
+
+
+class StatementNode(SyntaxNode):
+    """A node that does something."""
+
+
+Block = tuple[StatementNode, ...]
+
+
+@dataclass(eq=False)
+class Evaluation(StatementNode):
+    """An expression as a statement."""
+
+    value: ExpressionNode
+    kind: ClassVar[str] = "Expr"
+
+
+@dataclass(eq=False)
+class Assignment(StatementNode):
+    """`target = target = value`. augmented: it is written as `target op= value`; then the value here is the result of
+    the operator, an `Infix`."""
+
+    targets: tuple[ExpressionNode, ...]
+    value: ExpressionNode
+    augmented: bool = False
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """What Python's grammar calls it."""
+        return "AugAssign" if self.augmented else "Assign"
+
+    @property
+    def pairs(self) -> list[tuple[ExpressionNode, ExpressionNode]] | None:
+        """Targets and values of `a, b = x, y`; None for another form."""
+        match self.targets, self.value:
+            case (Collection(form="Tuple", items=names),), Collection(form="Tuple", items=values) if len(names) == len(
+                values
+            ):
+                return list(zip(names, values, strict=True))
+        return None
+
+
+@dataclass(eq=False)
+class Declaration(StatementNode):
+    """`target: annotation = value`; no value if it is only declared."""
+
+    target: ExpressionNode
+    annotation: ExpressionNode
+    value: ExpressionNode | None
+    kind: ClassVar[str] = "AnnAssign"
+
+
+class _Loop(StatementNode):
+    def _found(self, below: list[Facts]) -> Facts:
+        return super()._found(below)._replace(ends_beat=True)
+
+
+@dataclass(eq=False)
+class ForLoop(_Loop):
+    """`for target in iterable`. made: no file holds it, it is part of a `grid`."""
+
+    target: ExpressionNode
+    iterable: ExpressionNode
+    body: Block
+    orelse: Block = ()
+    made: bool = False
+    kind: ClassVar[str] = "For"
+
+    @property
+    def unrolled(self) -> bool:
+        """Whether it is repeated before the run."""
+        return isinstance(self.iterable, Invocation) and self.iterable.called == "meta_for"
+
+
+@dataclass(eq=False)
+class WhileLoop(_Loop):
+    """`while test`."""
+
+    test: ExpressionNode
+    body: Block
+    orelse: Block = ()
+    kind: ClassVar[str] = "While"
+
+
+@dataclass(eq=False)
+class Branching(StatementNode):
+    """`if test`."""
+
+    test: ExpressionNode
+    body: Block
+    orelse: Block
+    kind: ClassVar[str] = "If"
+
+
+@dataclass(eq=False)
+class MetaArm(StatementNode):
+    """`with heads[0] as targets[0], ...`. name: of the meta function that the only head calls, "" for any other."""
+
+    name: str
+    heads: tuple[ExpressionNode, ...]
+    targets: tuple[ExpressionNode | None, ...]
+    body: Block
+    kind: ClassVar[str] = "With"
+
+    @property
+    def target(self) -> ExpressionNode | None:
+        """What the first head is bound to."""
+        return self.targets[0]
+
+    @property
+    def unrolled(self) -> bool:
+        """Whether it is a loop that is repeated before the run."""
+        return self.name == "meta_for"
+
+    @property
+    def call(self) -> Invocation:
+        """The call of the meta function."""
+        assert isinstance(self.heads[0], Invocation)
+        return self.heads[0]
+
+
+@dataclass(eq=False)
+class MetaChain(StatementNode):
+    """`with meta_if`, and the `meta_elif` and `meta_else` behind it; or one other `with`."""
+
+    arms: tuple[MetaArm, ...]
+    kind: ClassVar[str] = "With"
+
+
+@dataclass(eq=False)
+class Skip(StatementNode):
+    """`pass`."""
+
+    kind: ClassVar[str] = "Pass"
+
+
+class _Leaving(StatementNode):
+    def _found(self, below: list[Facts]) -> Facts:
+        return super()._found(below)._replace(ends_beat=True)
+
+
+@dataclass(eq=False)
+class Jump(_Leaving):
+    """`break`, `continue`. how: which."""
+
+    how: str
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """What Python's grammar calls it."""
+        return self.how.capitalize()
+
+
+@dataclass(eq=False)
+class Returning(_Leaving):
+    """`return value`."""
+
+    value: ExpressionNode | None
+    kind: ClassVar[str] = "Return"
+
+
+@dataclass(eq=False)
+class Assertion(StatementNode):
+    """`assert test, message`."""
+
+    test: ExpressionNode
+    message: ExpressionNode | None
+    kind: ClassVar[str] = "Assert"
+
+
+@dataclass(eq=False)
+class ImportNames(StatementNode):
+    """`from module import name as other` (aliases), or `import name as other`, where module is None."""
+
+    module: str | None
+    aliases: tuple[tuple[str, str | None], ...]
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """What Python's grammar calls it."""
+        return "Import" if self.module is None else "ImportFrom"
+
+
+@dataclass(eq=False)
+class FormalParameter(SyntaxNode):
+    """A parameter of a function. form: as Python's grammar names it: posonlyargs, args, vararg, kwonlyargs, kwarg."""
+
+    name: str
+    form: str
+    annotation: ExpressionNode | None
+    default: ExpressionNode | None
+    kind: ClassVar[str] = "arg"
+
+
+@dataclass(eq=False)
+class FunctionDefinition(StatementNode):
+    """A function, or with `coroutine` an `async` one."""
+
+    name: str
+    parameters: tuple[FormalParameter, ...]
+    body: Block
+    decorators: tuple[ExpressionNode, ...]
+    returns: ExpressionNode | None
+    coroutine: bool = False
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """What Python's grammar calls it."""
+        return "AsyncFunctionDef" if self.coroutine else "FunctionDef"
+
+
+@dataclass(eq=False)
+class ForeignStatement(StatementNode):
+    """A statement of Python that the language does not have. form: what Python's grammar calls it. text: as Python
+    writes it. inside: what is in it."""
+
+    form: str
+    text: str
+    inside: tuple[SyntaxNode, ...]
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """What Python's grammar calls it."""
+        return self.form
+
+
+@dataclass(eq=False)
+class TooDeep(StatementNode):
+    """A statement that is nested too deeply to be read."""
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+
+
+def is_tuple(node: SyntaxNode | None) -> TypeGuard[Collection]:
+    """Whether a node is a tuple."""
+    return isinstance(node, Collection) and node.form == "Tuple"
+
+
+def is_listed(node: SyntaxNode | None) -> TypeGuard[Collection]:
+    """Whether a node is a tuple or a list."""
+    return isinstance(node, Collection) and node.form != "Set"
