@@ -1,8 +1,9 @@
 # make demo       set up .venv and run the main example
-# make test       set up .venv, lint, check types, run the tests: 4 minutes on two cores
-# make test-long  the tests that make test leaves out, and more cases of those that it tries some of: 9 minutes
-# make test-full  all cases of properties, of which make test-long tries a quarter, or a tenth of drawn programs, and
-#                 all spellings of all families of transformers: 20 minutes
+# make test       set up .venv, lint, check types, run the tests but the long ones
+# make test-long  the tests that make test leaves out, and more cases of those that it tries some of. Both in one go,
+#                 as .ci/run does: make test RSN_TESTS=long
+# make test-full  all cases of properties, of which make test-long tries a tenth, and all spellings of all families of
+#                 transformers. How long each takes: docs/contributing.md
 # make lint       the linter and the type-checker alone
 # make generate   write what follows from tables and programs: headers in hw/versal, docs/isa.md, docs/pictures
 # make board-bundle
@@ -17,18 +18,20 @@
 #
 # A step of the set-up is done once and leaves a stamp in .venv; it is done again when its versions change.
 
+BIN := .venv/bin
 # The first of these that is new enough; or say make PYTHON=/path/to/python3.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# The tests of a file run in one process, which makes once what they share.
+# The tests of a file run in one process, which makes once what they share; tests/conftest.py says which files are cut,
+# and which are first. pytest-xdist would put those with the most tests first.
 PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest tests --no-loadscope-reorder
 FUZZ_SECONDS ?= 60
 TYPES := MYPYPATH=.typing .venv/bin/mypy -p rsn
 
 # pip's own progress, where somebody looks at a terminal.
 QUIET := $(shell test -t 2 || echo --quiet)
 
-BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(QUIET)
 
 # What a step of the set-up does and about how long it takes, before it runs. Most targets take one step more than demo.
@@ -49,19 +52,22 @@ demo: .venv/demo.stamp
 # Tests start many processes; without bytecode on disk, each would compile the package anew.
 test test-long test-full: export PYTHONDONTWRITEBYTECODE =
 
+# RSN_TESTS=long: with those of make test-long, in one session. A property then runs once, with the cases of that.
+TESTS := $(if $(filter long,$(RSN_TESTS)),not full,not long)
+test: export RSN_TESTS := $(RSN_TESTS)
+
 # The type-checker would leave a core idle; so it runs beside the tests. What it finds is printed after them.
 test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	found=$$(mktemp); $(TYPES) >$$found 2>&1 & types=$$!; \
-		$(BIN)/python -m pytest tests -m "not long" $(PYTEST_ARGS); tests=$$?; \
+		$(PYTEST) -m "$(TESTS)" $(PYTEST_ARGS); tests=$$?; \
 		wait $$types; types=$$?; cat $$found; rm -f $$found; exit $$((tests | types))
 
-# The files that take longest are first (tests/conftest.py); pytest-xdist would put those with the most tests first.
 test-long: .venv/dev.stamp
-	RSN_TESTS=long $(BIN)/python -m pytest tests -m "long and not full" --no-loadscope-reorder $(PYTEST_ARGS)
+	RSN_TESTS=long $(PYTEST) -m "long and not full" $(PYTEST_ARGS)
 
 test-full: .venv/dev.stamp
-	RSN_TESTS=full $(BIN)/python -m pytest tests -m full $(PYTEST_ARGS)
+	RSN_TESTS=full $(PYTEST) -m full $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

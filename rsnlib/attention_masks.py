@@ -16,7 +16,6 @@ from .capture import arguments, dtype_of, packet, shape_of
 from .mask import FORBIDDEN, HIDDEN, PLAIN, Pattern, key_spans, pattern_of
 from .values import AbstractState, is_host, unsupported
 from .view import View
-from .view_rules import IDENTITIES
 
 aten = torch.ops.aten
 
@@ -88,8 +87,6 @@ def _terms(values: AbstractState, mask: Node) -> list[Node]:
     """Divide a mask into terms whose sum it is, so that constant terms are separate from those of the arguments. A
     `where` of a condition between a constant and a hiding number gives two terms: the condition and the constant.
     Guards (`score_masks`) are left out: rows that see no key are padding here."""
-    while packet(mask) in IDENTITIES and dtype_of(mask) == dtype_of(mask.all_input_nodes[0]):
-        mask = mask.all_input_nodes[0]
     if _is_guard(mask):
         return _terms(values, arguments(mask)["other"])
     if packet(mask) is aten.where:

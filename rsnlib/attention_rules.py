@@ -32,8 +32,8 @@ def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def filled(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of masked_fill and where. Those that hide keys are masks that are added (`score_masks`)."""
-    given = (a["self"], a.get("value", a.get("other")))
+    """Rule of where. Those that hide keys are masks that are added (`score_masks`)."""
+    given = (a["self"], a["other"])
     scores = next((x for x in given if isinstance(x, Node) and isinstance(values.of[x], PartialAttention)), None)
     if scores is None:
         return f"{op_name(node)} is not an operation of the machine"

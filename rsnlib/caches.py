@@ -113,7 +113,7 @@ def moved_up(graph: Rewriter, node: Node) -> Node | None:
         return None
     row = (*shape[:2], 1, shape[3])
     if shape[0] == 1 and shape_of(new) == row[1:]:
-        new = graph.insert(node, aten.unsqueeze.default, new, 0, origin=source)
+        new = graph.insert(node, aten.reshape.default, new, list(row), origin=source)
     return graph.insert(node, ROLL_IN.default, cache, new, origin=node) if shape_of(new) == row else None
 
 

@@ -1,4 +1,7 @@
-"""Capture a module with torch.export, and query the captured graph: names, shapes, arguments, values."""
+"""Export a module with torch.export, and query the exported graph: names, shapes, arguments, values.
+
+`normal_form.capture` brings the graph to its normal form; what captures a module calls that.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,8 @@ UNTAGGED = frozenset({"feature_dropout", "feature_alpha_dropout", "rrelu", "bino
 """Operators that draw random numbers although torch does not tag them so."""
 COMMON = "rsn_common"
 """Key in a graph's meta: `results_in_common`."""
+SPELLED = "rsn_spelled"
+"""Key in a node's meta: the full name of the operator in the user's model, if the normal form has another one."""
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -104,8 +109,8 @@ def _check_argument(name: str, x: Any) -> None:
         raise TensorError(f"{label} is empty, shape {tuple(x.shape)}: a program needs at least one row")
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """Capture a module checked by `module_of`, with its operators undecomposed and none in place.
+def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """Export a module checked by `module_of`, with its operators undecomposed and none in place.
 
     args, kwargs: example arguments; their shapes become those of the graph. Raises UnsupportedError if torch cannot
     capture the module or it changes its own state, and TensorError for operands that are not float32.
@@ -415,8 +420,18 @@ class Constants:
         self._values = lifted(program)
         self._nodes = set(self._values)
         for node in program.graph.nodes:
-            if node.op == "call_function" and not draws(node) and all(x in self._nodes for x in node.all_input_nodes):
-                self._nodes.add(node)
+            self.note(node)
+
+    def note(self, node: Node) -> bool:
+        """Look at an operator whose operands were looked at. Returns whether it is one of these nodes."""
+        if node.op == "call_function" and not draws(node) and all(x in self._nodes for x in node.all_input_nodes):
+            self._nodes.add(node)
+        return node in self._nodes
+
+    def add(self, node: Node, value: torch.Tensor) -> None:
+        """Add a node with its value."""
+        self._nodes.add(node)
+        self._values[node] = value
 
     def __contains__(self, x: object) -> bool:
         return isinstance(x, Node) and x in self._nodes
@@ -437,8 +452,16 @@ def packet(node: Node) -> Any:
 
 
 def op_name(node: Node) -> str:
-    """The operator's full name, such as aten.gelu.default."""
-    return str(node.target) if isinstance(node.target, OpOverload) else node.target.__name__
+    """The operator's full name in the user's model, such as aten.gelu.default."""
+    spelled: str | None = node.meta.get(SPELLED)
+    return spelled or (str(node.target) if isinstance(node.target, OpOverload) else node.target.__name__)
+
+
+def short_name(node: Node) -> str:
+    """The operator's name in the user's model without its overload, such as gelu."""
+    spelled: str | None = node.meta.get(SPELLED)
+    name: str = packet(node).__name__ if spelled is None else spelled.split(".")[-2]
+    return name
 
 
 def module_path(node: Node) -> str:

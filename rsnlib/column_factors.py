@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import torch
 from torch.fx import Node
 
-from .capture import arguments, dtype_of, packet, shape_of
+from .capture import dtype_of, packet, shape_of
 from .rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -32,8 +31,6 @@ def column_factors(graph: Rewriter, node: Node) -> Node | None:
 def _with_factors(graph: Rewriter, node: Node, x: Node, factors: Node) -> Node | None:
     shape = list(shape_of(node))
     columns = shape[-1] if shape else 0
-    kept: Any = {aten.reshape, aten.view, aten._unsafe_view, aten.unflatten, aten.flatten, aten.clone, aten.dropout}
-    kept |= {aten.alias, aten.contiguous, aten.detach, aten.squeeze, aten.unsqueeze}
     vectors: list[Node] = []
     while x not in graph.products and graph.is_sole(x):
         if packet(x) is aten.add and not x.kwargs and len(x.args) == 2:
@@ -42,7 +39,7 @@ def _with_factors(graph: Rewriter, node: Node, x: Node, factors: Node) -> Node |
                 return None
             vectors.append(terms[1])
             x = terms[0]
-        elif packet(x) in kept and not arguments(x).get("train"):
+        elif packet(x) is aten.reshape:
             x = x.all_input_nodes[0]
         else:
             return None
@@ -54,7 +51,7 @@ def _with_factors(graph: Rewriter, node: Node, x: Node, factors: Node) -> Node |
     if not _is_vector(graph, factors, columns) or {dtype_of(x), dtype_of(node)} != {torch.float32}:
         return None
     vector = graph.insert(node, aten.reshape.default, factors, [columns])
-    each = graph.insert(node, aten.unsqueeze.default, vector, 1)
+    each = graph.insert(node, aten.reshape.default, vector, [columns, 1])
     weight = graph.insert(node, aten.mul.Tensor, graph.weight(node, product), each)
     bias = product.bias
     for other in vectors:

@@ -102,5 +102,5 @@ def gathered_rows(graph: Rewriter, node: Node, windows: Windows) -> Node | None:
     x = graph.insert(node, aten.reshape.default, x, [-1, shape_of(x)[-n - 1], *one, *shape_of(x)[-n:]])
     kernel, dilation, stride = ([*one, *setting] for setting in (windows.kernel, windows.dilation, windows.stride))
     x = graph.insert(node, aten.im2col.default, x, kernel, dilation, [0, 0], stride)
-    x = graph.insert(node, aten.transpose.int, x, -2, -1)
+    x = graph.insert(node, aten.permute.default, x, [0, 2, 1])
     return graph.insert(node, aten.reshape.default, x, [*leading, *shape_of(x)[1:]])

@@ -36,14 +36,13 @@ from torch.utils import _pytree as pytree
 from ..base.errors import ScheduleError, TensorError, UnsupportedError
 from ..scheduler.graph import Gemm, Layer, LayerGraph, Output
 from ..scheduler.pack import ListTooLong
-from .capture import Environment, Interface, arguments, draws, is_static, lifted, module_path, packet, run, site
+from .capture import Environment, Interface, arguments, draws, is_static, lifted, module_path, run, site
 from .experts.replace import ExpertsPlan
 from .flops import FlopCounter
 from .ideas import with_ideas
 from .partition import Traced
 from .passes import USUAL, Passes
 from .rewrites import rewrite
-from .rules import CHECKS
 from .summary import Work
 from .trace import DRAWS, NOTHING, NoProductError, captured, interpret, trace
 from .values import AbstractState, RefusedError, WrongTypeError
@@ -333,7 +332,7 @@ class _Cut:
         """The operators that depend on arguments, in order. The parts of a list follow it directly, because only
         tensors can cross a cut."""
         for node in _operators(self.program):
-            if not self.values.is_constant(node) and packet(node) not in CHECKS and not _is_part(node):
+            if not self.values.is_constant(node) and not _is_part(node):
                 yield node
                 yield from filter(_is_part, node.users)
 
@@ -454,7 +453,7 @@ def _takes(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 def _gives(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The live-outs of a subgraph: values that operators outside of it read."""
     inner = set(nodes)
-    return tuple(node for node in nodes if any(x not in inner and packet(x) not in CHECKS for x in node.users))
+    return tuple(node for node in nodes if any(x not in inner for x in node.users))
 
 
 def _constants(cut: _Cut, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

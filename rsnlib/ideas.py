@@ -38,12 +38,12 @@ BY_OPERATOR = {
     **dict.fromkeys((aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu), RECURRENCE),
     **dict.fromkeys((aten.conv1d, aten.conv2d, aten.conv3d, aten.convolution), CONVOLUTION),
 }
-PRODUCTS = {aten.linear, aten.addmm, aten.mm, aten.matmul, aten.bmm, aten.baddbmm, aten.einsum}
-JOINS = {aten.cat, aten.concat, aten.stack}
-REPEATS = {aten.expand, aten.repeat, aten.repeat_interleave}
+PRODUCTS = {aten.linear, aten.matmul, aten.bmm, aten.baddbmm, aten.einsum}
+JOINS = {aten.cat, aten.stack}
+REPEATS = {aten.expand, aten.repeat}
 CACHE_WRITES = {aten.index_copy, aten.index_put, aten.slice_scatter, aten.scatter}
-CHOICES = {aten.topk, aten.nonzero, aten.argmax, aten.sort, aten.argsort}
-PARTS = {aten.slice, aten.select, aten.narrow}
+CHOICES = {aten.topk, aten.nonzero, aten.argmax, aten.sort}
+PARTS = {aten.slice, aten.select}
 WINDOW_RANK = 6
 """Rank of a tensor that is cut into windows: two counts and two sizes of windows besides batch and columns."""
 
@@ -104,7 +104,7 @@ class _Graph:
     def _operands(node: Node) -> list[Node]:
         """The two factors of a product."""
         inputs: list[Node] = node.all_input_nodes
-        return inputs[1:] if packet(node) in (aten.baddbmm, aten.addmm) else inputs[:2]
+        return inputs[1:] if packet(node) is aten.baddbmm else inputs[:2]
 
     def behind(self, node: Node, stop: Callable[[Node], bool] | None = None) -> Iterator[Node]:
         """The node and the nodes that it depends on, back to and including the nodes for which `stop` is true (default:
@@ -249,7 +249,7 @@ def _is_part(node: Node) -> bool:
 
 
 def _is_softmax(node: Node) -> bool:
-    return packet(node) in (aten.softmax, aten._softmax)
+    return packet(node) is aten.softmax
 
 
 def _is_attention(node: Node) -> bool:

@@ -9,26 +9,10 @@ from torch.fx import Node
 
 from .capture import arguments, dtype_of, is_static, packet, shape_of
 from .rewriter import Rewriter
-from .view_rules import IDENTITIES
 
 aten = torch.ops.aten
 
 NORMS = {aten.rms_norm, aten.layer_norm}
-
-
-def is_identity(node: Node) -> bool:
-    """Whether an operator changes nothing."""
-    if packet(node) not in IDENTITIES:
-        return False
-    a, x = arguments(node), node.all_input_nodes[0]
-    return (shape_of(x), dtype_of(x)) == (shape_of(node), dtype_of(node)) and not (a.get("train") and a.get("p"))
-
-
-def origin(node: Node) -> Node:
-    """The node behind operators that change nothing, such as conversions to the same type."""
-    while is_identity(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def norms(graph: Rewriter, node: Node) -> Node | None:
@@ -75,17 +59,14 @@ def _with_vector(graph: Rewriter, node: Node) -> Node | None:
     for x, vector in (node.args[:2], node.args[1::-1]):
         if not isinstance(x, Node) or not isinstance(vector, Node) or vector not in graph.constants:
             continue
-        norm = x
-        while is_identity(norm) and graph.is_sole(norm):
-            norm = norm.all_input_nodes[0]
-        if packet(norm) not in NORMS or not graph.is_sole(norm) or dtype_of(vector) != torch.float32:
+        if packet(x) not in NORMS or not graph.is_sole(x) or dtype_of(vector) != torch.float32:
             continue
-        a = arguments(norm)
+        a = arguments(x)
         if list(a["normalized_shape"]) != columns or not _is_vector(vector, columns[0]):
             continue
         if list(shape_of(vector)) != columns:
             vector = graph.insert(node, aten.reshape.default, vector, columns)
-        is_rms, scales = packet(norm) is aten.rms_norm, packet(node) is aten.mul
+        is_rms, scales = packet(x) is aten.rms_norm, packet(node) is aten.mul
         if (a["weight"] is not None and scales) or a.get("bias") is not None or (is_rms and not scales):
             continue
         if is_rms:
@@ -111,7 +92,6 @@ def number(graph: Rewriter, x: Any) -> float | None:
 
 def _under_root(graph: Rewriter, node: Node, *, inverse: bool) -> Node | None:
     """t, if a node is sqrt(t), or with `inverse` 1 / sqrt(t)."""
-    node = origin(node)
     op, args = packet(node), node.args
     if op is aten.pow and number(graph, args[1]) == (-0.5 if inverse else 0.5):
         return args[0] if isinstance(args[0], Node) else None
@@ -119,8 +99,6 @@ def _under_root(graph: Rewriter, node: Node, *, inverse: bool) -> Node | None:
         return args[0] if op is aten.sqrt and isinstance(args[0], Node) else None
     if op is aten.rsqrt:
         return args[0] if isinstance(args[0], Node) else None
-    if op is aten.reciprocal and isinstance(args[0], Node):
-        return _under_root(graph, args[0], inverse=False)
     if op is aten.div and not node.kwargs and number(graph, args[0]) == 1 and isinstance(args[1], Node):
         return _under_root(graph, args[1], inverse=False)
     return None
@@ -128,13 +106,12 @@ def _under_root(graph: Rewriter, node: Node, *, inverse: bool) -> Node | None:
 
 def _with_eps(graph: Rewriter, total: Node) -> tuple[Node, float] | None:
     """(t, eps), if a node is t + eps."""
-    total = origin(total)
     if packet(total) is not aten.add or total.kwargs:
         return None
     for x, y in (total.args[:2], total.args[1::-1]):
         eps = number(graph, y)
         if eps is not None and eps > 0 and isinstance(x, Node) and x not in graph.constants:
-            return origin(x), eps
+            return x, eps
     return None
 
 
@@ -145,29 +122,29 @@ def _is_last(dim: Any, x: Node) -> bool:
 
 def _kept(node: Node) -> tuple[Node, bool]:
     """The node before a last dimension of 1 was inserted, and whether it was."""
-    if packet(node) is aten.unsqueeze and _is_last(node.args[1], node):
-        return origin(node.args[0]), True
+    if packet(node) is aten.reshape and shape_of(node) == (*shape_of(node.all_input_nodes[0]), 1):
+        return node.all_input_nodes[0], True
     return node, False
 
 
 def _meaned(graph: Rewriter | None, node: Node) -> Node | None:
     """x, if a node is the mean of x over its last dimension, which is kept with size 1."""
-    node, inserted = _kept(origin(node))
+    node, inserted = _kept(node)
     count = None
     if graph is not None and packet(node) in (aten.div, aten.mul) and isinstance(node.args[0], Node):
         count = number(graph, node.args[1])
         count = count if count is None or packet(node) is aten.div else 1 / count
-        node = origin(node.args[0])
+        node = node.args[0]
         if packet(node) is not aten.sum:
             return None
     if packet(node) is not (aten.mean if count is None else aten.sum):
         return None
     a = arguments(node)
-    x = a["self"]
+    x: Node = a["self"]
     plain = _is_last(a.get("dim"), x) and bool(a.get("keepdim")) != inserted and a.get("dtype") in (None, dtype_of(x))
     if not plain or (count is not None and abs(count / shape_of(x)[-1] - 1) > 1e-12):
         return None
-    return origin(x)
+    return x
 
 
 def _is_mean_square(graph: Rewriter, node: Node, x: Node) -> bool:
@@ -175,22 +152,21 @@ def _is_mean_square(graph: Rewriter, node: Node, x: Node) -> bool:
     square = _meaned(graph, node)
     if square is None:
         return False
-    if (packet(square) is aten.pow and number(graph, square.args[1]) == 2) or packet(square) is aten.square:
+    if packet(square) is aten.pow and number(graph, square.args[1]) == 2:
         bases = square.args[:1]
     else:
         bases = square.args[:2] if packet(square) is aten.mul else ()
-    return bool(bases) and all(isinstance(base, Node) and origin(base) is origin(x) for base in bases)
+    return bool(bases) and all(base is x for base in bases)
 
 
 def _centred(node: Node) -> Node | None:
     """x, if a node is x - mean(x)."""
-    node = origin(node)
     if packet(node) is not aten.sub or arguments(node)["alpha"] != 1:
         return None
     x, mean = node.args[:2]
-    if not isinstance(x, Node) or not isinstance(mean, Node) or _meaned(None, mean) is not origin(x):
+    if not isinstance(x, Node) or not isinstance(mean, Node) or _meaned(None, mean) is not x:
         return None
-    return origin(x)
+    return x
 
 
 def _is_variance(node: Node, x: Node) -> bool:
@@ -200,4 +176,4 @@ def _is_variance(node: Node, x: Node) -> bool:
         return False
     a = arguments(node)
     biased = a["correction"] == 0 if "correction" in a else a.get("unbiased") is False
-    return biased and _is_last(a.get("dim"), x) and bool(a.get("keepdim")) != inserted and origin(a["self"]) is x
+    return biased and _is_last(a.get("dim"), x) and bool(a.get("keepdim")) != inserted and a["self"] is x

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.fx.node import map_arg
 
-from .capture import Environment, arguments, draws, dtype_of, is_empty, is_static, lifted, packet, run, shape_of
-from .rules import CHECKS
+from .capture import SPELLED, Constants, arguments, dtype_of, is_empty, is_static, packet, shape_of
+from .normal_form.passes import Editor
 
 aten = torch.ops.aten
 
@@ -57,7 +55,12 @@ def _digest(x: torch.Tensor) -> bytes:
     return hashlib.blake2b(flat.view(torch.uint8).numpy() if x.numel() else b"").digest()
 
 
-class Rewriter:
+def _place(node: Node) -> dict[str, Any]:
+    """The meta of a node without what it computes."""
+    return {key: x for key, x in node.meta.items() if key not in ("val", SPELLED)}
+
+
+class Rewriter(Editor):
     """A captured graph and what is known of its nodes; both are updated with each rewrite.
 
     constants: nodes that depend on no argument. products: products that the machine may compute, if it has their rows.
@@ -66,14 +69,12 @@ class Rewriter:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(program.graph)
         self.program = program
-        self.graph = program.graph
-        self.constants: set[Node] = set(lifted(program))
+        self.constants = Constants(program)
         self.products: dict[Node, Product] = {}
         self.computed: set[Node] = set()
-        self._mode = detect_fake_mode([x.meta["val"] for x in self.graph.nodes if "val" in x.meta])
         self._gone: set[Node] = set()
-        self._values: Environment = lifted(program)
         self._read: dict[Node, torch.Tensor] = {}
         self.memo: dict[Any, Any] = {}
         """What rewrites keep for later nodes."""
@@ -82,15 +83,13 @@ class Rewriter:
 
     def _note(self, node: Node) -> None:
         """Record what is known of a node; its operands must be recorded already."""
-        inputs = node.all_input_nodes
-        if node.op == "call_function" and not draws(node) and all(x in self.constants for x in inputs):
-            self.constants.add(node)
+        if self.constants.note(node):
             return
         product = self._product(node)
         if product is not None:
             self.products[node] = product
         attention = packet(node) is aten.scaled_dot_product_attention
-        if product is not None or attention or any(x in self.computed for x in inputs):
+        if product is not None or attention or any(x in self.computed for x in node.all_input_nodes):
             self.computed.add(node)
 
     def _product(self, node: Node) -> Product | None:
@@ -99,10 +98,8 @@ class Rewriter:
             return None
         if op is aten.linear:
             found = Product(node, a["input"], a["weight"], a["bias"], True)
-        elif op is aten.addmm and a["beta"] == a["alpha"] == 1:
-            found = Product(node, a["mat1"], a["mat2"], a["self"], False)
-        elif op in (aten.mm, aten.matmul):
-            found = Product(node, a["self"], a["mat2" if op is aten.mm else "other"], None, False)
+        elif op is aten.matmul:
+            found = Product(node, a["self"], a["other"], None, False)
         else:
             return None
         floats = all(dtype_of(x) == torch.float32 for x in (node, found.x, found.weight))
@@ -112,12 +109,8 @@ class Rewriter:
 
     def insert(self, at: Node, target: Any, *args: Any, origin: Node | None = None, **kwargs: Any) -> Node:
         """Insert an operator before `at`. origin: the node whose module path it gets; None takes that of `at`."""
-        with self.graph.inserting_before(at):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta = {key: value for key, value in (origin or at).meta.items() if key != "val"}
-        with self._mode, torch.no_grad():
-            values = map_arg((args, kwargs), lambda x: x.meta["val"])
-            node.meta["val"] = target(*values[0], **values[1])
+        node = super().insert(at, target, *args, **kwargs)
+        node.meta = {**_place(origin or at), "val": node.meta["val"]}
         self._note(node)
         return node
 
@@ -127,43 +120,27 @@ class Rewriter:
         return Premise.of(self._read.values())
 
     def value(self, node: Node) -> torch.Tensor:
-        """The value of a node of `constants`."""
-        self._note_read(node)
-        stack = [node]
-        while stack:
-            missing = [x for x in stack[-1].all_input_nodes if x not in self._values]
-            if stack[-1] in self._values:
-                stack.pop()
-            elif missing:
-                stack += missing
-            else:
-                run([stack.pop()], self._values)
-        tensor: torch.Tensor = self._values[node]
-        return tensor
-
-    def _note_read(self, node: Node) -> None:
-        """Record the weights and constants on which a node depends."""
+        """The value of a node of `constants`. Records the weights and constants on which it depends."""
         seen, stack = {node}, [node]
         while stack:
             x = stack.pop()
-            if not x.all_input_nodes and isinstance(self._values.get(x), torch.Tensor):
-                self._read[x] = self._values[x]
+            if x.op != "call_function" and isinstance(found := self.constants.value(x), torch.Tensor):
+                self._read[x] = found
             stack += [y for y in x.all_input_nodes if y not in seen]
             seen.update(x.all_input_nodes)
+        return self.constants.value(node)
 
     def constant(self, at: Node, value: torch.Tensor) -> Node:
         """Insert a constant before `at`."""
-        name, root = f"rsn_constant_{len(self._values)}", self.program.graph_module
+        name, root = f"rsn_constant_{len(self.graph.nodes)}", self.program.graph_module
         while hasattr(root, name):
             name += "_"
         setattr(root, name, value)
         with self.graph.inserting_before(at):
             node = self.graph.create_node("get_attr", name)  # get_attr would look for it in another module
-        node.meta = {key: x for key, x in at.meta.items() if key != "val"}
         with self._mode:
-            node.meta["val"] = self._mode.from_tensor(value, static_shapes=True)
-        self.constants.add(node)
-        self._values[node] = value
+            node.meta = {**_place(at), "val": self._mode.from_tensor(value, static_shapes=True)}
+        self.constants.add(node, value)
         return node
 
     def put(self, new: Node, old: Node) -> None:
@@ -180,10 +157,8 @@ class Rewriter:
         stack = [old]
         while stack:
             node = stack.pop()
-            if node in self._gone or node.op != "call_function" or self.users(node):
+            if node in self._gone or node.op != "call_function" or node.users:
                 continue
-            for check in list(node.users):
-                self._erase(check)
             stack.extend(node.all_input_nodes)
             self._erase(node)
 
@@ -196,13 +171,9 @@ class Rewriter:
         return (x for x in list(self.graph.nodes) if x.op == "call_function" and x not in self._gone)
 
     @staticmethod
-    def users(node: Node) -> list[Node]:
-        """The nodes that use a node's result, without runtime checks."""
-        return [x for x in node.users if packet(x) not in CHECKS]
-
-    def is_sole(self, node: Node) -> bool:
+    def is_sole(node: Node) -> bool:
         """Whether exactly one node uses a node's result."""
-        return len(self.users(node)) == 1
+        return len(node.users) == 1
 
     def weight(self, at: Node, product: Product, spans: Sequence[tuple[int, int]] = ()) -> Node:
         """Insert nodes for the weight (N, K) of a product. spans: ranges of the operand's columns to keep; empty keeps
@@ -213,7 +184,7 @@ class Rewriter:
         weight = pieces[0] if pieces else product.weight
         if len(pieces) > 1:
             weight = self.insert(at, aten.cat.default, pieces, axis, origin=origin)
-        return weight if product.transposed else self.insert(at, aten.t.default, weight, origin=origin)
+        return weight if product.transposed else self.insert(at, aten.permute.default, weight, [1, 0], origin=origin)
 
 
 Rewrite = Callable[[Rewriter, Node], Node | None]

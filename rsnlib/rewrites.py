@@ -7,7 +7,6 @@ from, and their shape and type.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import prod
@@ -22,20 +21,18 @@ from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
 from .column_factors import column_factors
 from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
 from .einsums import einsums
-from .layers import Source
-from .norm_spellings import is_identity, norms, number, origin
+from .norm_spellings import norms, number
 from .rewriter import Premise, Product, Rewrite, Rewriter
 from .rotary import rotations
-from .row_moves import JOINS, moved_rows, same_rows
+from .row_moves import moved_rows, same_rows
 from .rules import RULES
 from .score_masks import score_masks
-from .values import AbstractState, Value
 from .view import View
-from .view_rules import VIEWS
+from .view_rules import SAME, VIEWS, seen
 
 aten = torch.ops.aten
 
-MATRIX_PRODUCTS = {aten.linear, aten.addmm, aten.mm, aten.matmul}
+MATRIX_PRODUCTS = {aten.linear, aten.matmul}
 CLOSING = {
     aten.layer_norm,
     aten.rms_norm,
@@ -44,34 +41,27 @@ CLOSING = {
     aten.silu,
 }  # after these, nothing more can be added to a product
 CURVED = {aten.erf, aten.tanh, aten.sigmoid}
-LIKE = {aten.full_like: None, aten.zeros_like: 0, aten.ones_like: 1}
-"""Operators that use only the shape and type of their operand, with the value of the result; None: an argument."""
 ELEMENTWISE = {*CURVED, aten.mul, aten.div, aten.add, aten.pow}
 """Of which activations are written."""
-BETWEEN = {aten.add, aten.sub, aten.mul, aten.div, aten.masked_fill, aten.where}
+BETWEEN = {aten.add, aten.sub, aten.mul, aten.div, aten.where}
 """What may be between the products of an attention, with factors and masks."""
 
 
 # -- a tensor's type and shape
 
 
-def likes(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite type_as(x, y), expand_as(x, y) and full_like(y), which use only the type or shape of y, into operators
-    without y.
+def aliases(graph: Rewriter, node: Node) -> Node | None:
+    """Remove slices of the whole tensor."""
+    return node.all_input_nodes[0] if packet(node) is aten.alias else None
 
-    Example: position embeddings are converted to the type of an activation y of the machine; without y the host can
-    compute them. Not applied if the shape depends on data.
-    """
-    op, a = packet(node), arguments(node)
-    if op not in (aten.type_as, aten.expand_as, *LIKE) or not is_static(node):
+
+def likes(graph: Rewriter, node: Node) -> Node | None:
+    """Rewrite full_like(y), which uses only the shape of y, into an operator without y, so that the host can compute it
+    before the machine computes y. Not applied if the shape depends on data."""
+    if packet(node) is not aten.full_like or not is_static(node):
         return None
-    if op in LIKE:
-        value = a["fill_value"] if LIKE[op] is None else LIKE[op]
-        return graph.insert(node, aten.full.default, list(shape_of(node)), value, dtype=dtype_of(node))
-    x: Node = a["self"]
-    if op is aten.expand_as:
-        return graph.insert(node, aten.expand.default, x, list(shape_of(node)))
-    return x if dtype_of(x) == dtype_of(node) else graph.insert(node, aten.to.dtype, x, dtype_of(node))
+    value = arguments(node)["fill_value"]
+    return graph.insert(node, aten.full.default, list(shape_of(node)), value, dtype=dtype_of(node))
 
 
 def joins(graph: Rewriter, node: Node) -> Node | None:
@@ -79,7 +69,7 @@ def joins(graph: Rewriter, node: Node) -> Node | None:
 
     Not applied if no part has elements, or if parts have several types, which determine the type of the result.
     """
-    if packet(node) not in JOINS or not is_static(node) or is_empty(node):
+    if packet(node) is not aten.cat or not is_static(node) or is_empty(node):
         return None
     a = arguments(node)
     parts = [x for x in a["tensors"] if not is_empty(x)]
@@ -115,16 +105,17 @@ def patches(graph: Rewriter, node: Node) -> Node | None:
     rows = patch_rows(graph, node, windows) if windows.is_patches else gathered_rows(graph, node, windows)
     if rows is None:
         return None
-    matrix = graph.insert(node, aten.flatten.using_ints, weight, 1)
+    matrix = graph.insert(node, aten.reshape.default, weight, [shape_of(weight)[0], -1])
     y = graph.insert(node, aten.linear.default, rows, matrix, bias)
-    y = graph.insert(node, aten.transpose.int, y, -2, -1)
+    dims = len(shape_of(y))
+    y = graph.insert(node, aten.permute.default, y, [*range(dims - 2), dims - 1, dims - 2])
     return graph.insert(node, aten.reshape.default, y, list(shape_of(node)))
 
 
 def _goes_on(graph: Rewriter, node: Node, is_open: bool = True) -> bool:
     """Whether the machine could run all users of a product's result, up to the next products. is_open: a bias or a
     residual can still be added."""
-    users = graph.users(node)
+    users = list(node.users)
     final = _activated(graph, node) if is_open else None
     if final is not None:
         return _goes_on(graph, final, False)
@@ -136,11 +127,11 @@ def _activated(graph: Rewriter, node: Node) -> Node | None:
     parts: dict[Node, None] = {node: None}
     grown = True
     while grown:
-        users = {user: None for x in parts for user in graph.users(x) if packet(user) in ELEMENTWISE}
+        users = {user: None for x in parts for user in x.users if packet(user) in ELEMENTWISE}
         new = [x for x in users if x not in parts and all(y in parts or not shape_of(y) for y in x.all_input_nodes)]
         parts |= dict.fromkeys(new)
         grown = bool(new)
-    ends = [x for x in parts if any(user not in parts for user in graph.users(x))]
+    ends = [x for x in parts if any(user not in parts for user in x.users)]
     return ends[0] if len(ends) == 1 and any(packet(x) in CURVED for x in parts) else None
 
 
@@ -148,17 +139,17 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
     op = packet(user)
     if user.op == "output" or op in MATRIX_PRODUCTS or op is aten.scaled_dot_product_attention:
         return True
-    if op in VIEWS and op is not operator.getitem:
+    if op in VIEWS:
         return _goes_on(graph, user, is_open)
     others = [x for x in user.all_input_nodes if x is not node]
     if op is aten.add and any(x in graph.computed for x in others):
         return True  # a residual
     if op is aten.add and not is_open:  # a pass over the sum
         return _goes_on(graph, user)
-    if op in JOINS and is_open and is_sole and any(x in graph.computed for x in others):
+    if op is aten.cat and is_open and is_sole and any(x in graph.computed for x in others):
         parts = [x for x in user.all_input_nodes if x in graph.computed]
         return same_rows(parts) is not None and _goes_on(graph, user)
-    if op is aten.add or op in JOINS:
+    if op is aten.add or op is aten.cat:
         return is_open and is_sole and not any(x in graph.computed for x in others) and _goes_on(graph, user)
     return (is_open or op is aten.layer_norm) and op in CLOSING and _goes_on(graph, user, False)
 
@@ -173,22 +164,22 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     with need_weights=True. The batch follows from the product that the queries, or the keys, come from. Not applied
     with any other operator between the two products.
     """
-    if packet(node) is not aten.bmm or is_empty(node) or packet(origin(node.args[0])) is not aten.softmax:
+    if packet(node) is not aten.bmm or is_empty(node) or packet(node.args[0]) is not aten.softmax:
         return None
-    soft = origin(node.args[0])
+    soft = node.args[0]
     a = arguments(soft)
     if a["dim"] not in (-1, 2) or a["dtype"] not in (None, torch.float32):
         return None
     between: list[tuple[Node, Node]] = []
     """Operators, each with its operand on the way to the scores."""
-    x, bias = origin(a["self"]), None
+    x, bias = a["self"], None
     while packet(x) in BETWEEN:
         scores = [y for y in x.args if isinstance(y, Node) and y in graph.computed]
         is_twice = packet(x) is aten.add and scores[1:] == scores[:1]
         if (len(scores) != 1 and not is_twice) or x.kwargs:
             return None
         between.append((x, scores[0]))
-        x = origin(scores[0])
+        x = scores[0]
     a = arguments(x)
     if packet(x) is aten.baddbmm and a["beta"] == a["alpha"] == 1:
         q, k, bias = a["batch1"], a["batch2"], a["self"]
@@ -242,7 +233,7 @@ def rows(graph: Rewriter, node: Node) -> Node | None:
     product's operand, because rows cannot be added there; if other operators than views are between product and cat; if
     the product's result has other users; or if the machine could not process the result further.
     """
-    if packet(node) not in JOINS or not is_static(node):
+    if packet(node) is not aten.cat or not is_static(node):
         return None
     parts, axis, ndim = arguments(node)["tensors"], arguments(node)["dim"], len(shape_of(node))
     same = all(len(shape_of(x)) == ndim and dtype_of(x) == torch.float32 for x in parts)
@@ -263,7 +254,7 @@ def rows(graph: Rewriter, node: Node) -> Node | None:
     if product.bias is not None:
         bias = graph.insert(node, aten.expand.default, product.bias, list(shape), origin=origin)
     else:
-        bias = graph.insert(node, aten.zeros.default, list(shape), dtype=torch.float32, origin=origin)
+        bias = graph.insert(node, aten.full.default, list(shape), 0, dtype=torch.float32, origin=origin)
     residual = graph.insert(node, aten.cat.default, [*parts[:at], bias, *parts[at + 1 :]], axis)
     return graph.insert(node, aten.add.Tensor, y, residual)
 
@@ -282,15 +273,13 @@ def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
     product = graph.products.get(chain[-1])
     if product is None or not all(map(graph.is_sole, chain)) or shape_of(node)[-1] != product.width:
         return None
-    values, view = AbstractState(graph.program), View.dense(shape_of(product.node))
-    values.of[product.node] = Value(Source("", "", product.width, view), view)
+    view = View.dense(shape_of(product.node))
     for x in reversed(chain[:-1]):
-        shown = VIEWS[packet(x)](values, x, arguments(x))
-        if not isinstance(shown, Value):
+        shown = view if packet(x) in SAME else seen(view, x)
+        if isinstance(shown, str):
             return None
-        values.of[x] = shown
-    final = values.of[node]
-    return product if isinstance(final, Value) and final.view == View.dense(shape_of(node)) else None
+        view = shown
+    return product if view == View.dense(shape_of(node)) else None
 
 
 # -- factors of scores
@@ -342,16 +331,14 @@ def _unscaled(graph: Rewriter, node: Node) -> tuple[list[Node], Node, float] | N
 def host_sums(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite (x @ W + g) + h, with g and h from the host, into x @ W + (g + h), because a product takes one residual.
 
-    Example: class tokens (`rows`) and then position embeddings are added. Views of the product, and dropout in eval
-    mode, may be between. Not applied if x @ W + g has other users, or if g or h is a constant vector, which becomes
-    part of the product's bias anyway.
+    Example: class tokens (`rows`) and then position embeddings are added. Views of the product may be between.
+    Not applied if x @ W + g has other users, or if g or h is a constant vector, which becomes part of the product's
+    bias anyway.
     """
     outer = _host_sum(graph, node)
     if outer is None:
         return None
     inside = outer[0]
-    while is_identity(inside) and graph.is_sole(inside):
-        inside = inside.all_input_nodes[0]
     inner = _host_sum(graph, inside)
     if inner is None or not graph.is_sole(inside) or shape_of(inside) != shape_of(node):
         return None
@@ -394,8 +381,8 @@ def columns(graph: Rewriter, node: Node) -> Node | None:
     product = graph.products.get(node)
     if product is None:
         return None
-    joined = origin(product.x)
-    if packet(joined) not in JOINS or arguments(joined)["dim"] % len(shape_of(node)) != len(shape_of(node)) - 1:
+    joined = product.x
+    if packet(joined) is not aten.cat or arguments(joined)["dim"] % len(shape_of(node)) != len(shape_of(node)) - 1:
         return None
     parts = arguments(joined)["tensors"]
     count = prod(shape_of(node)[:-1])
@@ -460,6 +447,7 @@ def _is_possible(graph: Rewriter, node: Node) -> bool:
 
 
 REWRITES: tuple[Rewrite, ...] = (
+    aliases,
     likes,
     joins,
     norms,

@@ -8,7 +8,6 @@ becomes one operator, `rsn::rotate`.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,21 +20,19 @@ from torch.fx.node import map_arg
 from .capture import arguments, dtype_of, is_static, packet, run, shape_of
 from .rewriter import Rewriter
 from .rotate import ROLL_IN, ROTATE, rotate
-from .view_rules import IDENTITIES, VIEWS
+from .view_rules import VIEWS
 
 aten = torch.ops.aten
 
 LINEAR = {
     *VIEWS,
-    *(aten.neg, aten.sub, aten.add, aten.mul, aten.div, aten.cat, aten.concat, aten.concatenate, aten.stack, aten.roll),
-    *(aten.flip, aten.index_select, aten.index, aten.gather, aten.repeat, aten.view_as_complex, aten.view_as_real),
-    *(aten.complex, aten.real, aten.imag, aten.einsum, aten.matmul, aten.mm, aten.bmm, aten.linear, aten.hstack),
-    *(aten.slice_scatter, aten.select_scatter, aten.addcmul, aten.zeros_like, aten.narrow, aten.rsub, aten.conj),
-    *(aten.resolve_conj, aten.tensor_split, aten.unsafe_split, aten.unsafe_chunk, aten.reshape_as, aten.view_as),
+    *(aten.neg, aten.sub, aten.add, aten.mul, aten.div, aten.cat, aten.stack, aten.roll, aten.flip, aten.index_select),
+    *(aten.index, aten.gather, aten.repeat, aten.view_as_complex, aten.view_as_real, aten.complex, aten.real),
+    *(aten.imag, aten.einsum, aten.matmul, aten.bmm, aten.linear, aten.hstack, aten.slice_scatter, aten.select_scatter),
+    *(aten.addcmul, aten.full_like, aten.conj, aten.resolve_conj),
 }
 """Operators that are linear in one operand if the others are constants. A wrong one costs time only: the result is
 checked with samples."""
-COPIES = {*IDENTITIES, aten.expand, aten.repeat_interleave}
 MAX_OPERATORS = 64
 """Largest number of operators of rotary positions that are looked at."""
 CLOSE = 1e-5
@@ -90,7 +87,7 @@ def _turned(graph: Rewriter, at: Node, operand: Node, by_call: bool) -> Node | N
                 found = graph.insert(at, view.target, *args, origin=view, **view.kwargs)
                 x = view
             return found
-        if x not in graph.computed or not (packet(x) in VIEWS and packet(x) is not operator.getitem):
+        if x not in graph.computed or packet(x) not in VIEWS:
             return None
         views.append(x)
         if len(x.all_input_nodes) != 1:
@@ -138,7 +135,7 @@ def _rotation(graph: Rewriter, at: Node, node: Node, by_call: bool) -> Node | No
             own, partner = graph.memo["nodes", key]
             return graph.insert(at, ROTATE.default, start, own, partner, list(found.partners), origin=node)
         if found is not None and found.is_nothing:
-            if all(packet(x) in VIEWS or packet(x) in IDENTITIES for x in operators):
+            if all(packet(x) in VIEWS for x in operators):
                 continue
             return start  # the positions of one row, the first
         if found is not None:

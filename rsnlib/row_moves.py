@@ -13,8 +13,6 @@ from .rewriter import Rewriter
 
 aten = torch.ops.aten
 
-JOINS = {aten.cat, aten.concat, aten.concatenate}
-
 
 def sliced(node: Node) -> Node | None:
     """The tensor of which a node is a range of rows; None if it is no slice of the last dimension but one."""
@@ -38,7 +36,7 @@ def moved_rows(graph: Rewriter, node: Node) -> Node | None:
     -2) @ W + cat([h[:, :1], tokens, h[:, 1:]], -2). Not applied if a part is no range of rows of that product, or x or
     h is computed by the machine.
     """
-    if packet(node) not in JOINS or not is_static(node):
+    if packet(node) is not aten.cat or not is_static(node):
         return None
     parts, dims = arguments(node)["tensors"], len(shape_of(node))
     if dims < 2 or arguments(node)["dim"] % dims != dims - 2 or any(dtype_of(x) != torch.float32 for x in parts):
@@ -57,7 +55,7 @@ def moved_rows(graph: Rewriter, node: Node) -> Node | None:
     if list(shape_of(product)) != shape or len(shape_of(found.x)) != len(shape):
         return None
     terms = [term for term in (added, found.bias) if term is not None]
-    total = terms[0] if terms else graph.insert(node, aten.zeros.default, shape, dtype=torch.float32, origin=product)
+    total = terms[0] if terms else graph.insert(node, aten.full.default, shape, 0, dtype=torch.float32, origin=product)
     if len(terms) > 1:
         total = graph.insert(node, aten.add.Tensor, *terms)
     if list(shape_of(total)) != shape:
@@ -71,7 +69,7 @@ def moved_rows(graph: Rewriter, node: Node) -> Node | None:
             sums.append(graph.insert(node, aten.slice.Tensor, total, *range_))
         else:
             none = [*shape_of(part)[:-1], shape_of(found.x)[-1]]
-            rows.append(graph.insert(node, aten.zeros.default, none, dtype=torch.float32, origin=product))
+            rows.append(graph.insert(node, aten.full.default, none, 0, dtype=torch.float32, origin=product))
             sums.append(part)
     x = graph.insert(node, aten.cat.default, rows, dims - 2, origin=product)
     y = graph.insert(node, aten.linear.default, x, graph.weight(node, found), origin=product)

@@ -52,16 +52,9 @@ def linear(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return product(values, node, a["input"], a["weight"], a["bias"], transposed=True)
 
 
-def addmm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of addmm: a bias plus a product with a constant weight (K, N)."""
-    if a["beta"] != 1 or a["alpha"] != 1:
-        return "addmm is supported with beta = alpha = 1 only"
-    return product(values, node, a["mat1"], a["mat2"], a["self"], transposed=False)
-
-
 def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of matmul: a product with a constant weight (K, N), or the first or second product of an attention."""
-    x, y = a["self"], a["mat2"] if "mat2" in a else a["other"]
+    x, y = a["self"], a["other"]
     left, right = values.of[x], values.of[y]
     if isinstance(left, PartialAttention) and left.normal:
         return attend(values, node, left.q, left.k, right, left.scale, left.masks, cap=left.cap)
@@ -300,7 +293,7 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     product becomes its factor, or its scale after an activation. A factor that is not constant is accepted only as part
     of an activation that is written with several operators, such as x * sigmoid(x)."""
     x, y = a["self"], a["other"]
-    division = op_name(node).startswith("aten.div")
+    division = packet(node) is aten.div
     if not division and values.number(y) is None:
         x, y = y, x
     factor = values.number(y)
@@ -374,8 +367,6 @@ def tanh(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.linear: linear,
-    aten.addmm: addmm,
-    aten.mm: matmul,
     aten.matmul: matmul,
     aten.relu: activation(lambda a: Activation.RELU),
     aten.silu: activation(lambda a: Activation.SILU),
@@ -392,7 +383,6 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
     ROTATE: rotate,
     aten.index_copy: index_copy,
     ROLL_IN: roll_in,
-    aten.masked_fill: filled,
     aten.where: filled,
     aten.softmax: softmax,
     aten.scaled_dot_product_attention: scaled_dot_product_attention,
@@ -402,18 +392,10 @@ RULES: dict[Any, LoweringPattern] = VIEWS | {
 
 # Operators that must not run on the host after the machine has started.
 PRODUCTS = {
-    *(aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.einsum, aten.bilinear),
+    *(aten.linear, aten.matmul, aten.bmm, aten.baddbmm, aten.einsum, aten.bilinear),
     *(aten.tensordot, aten.inner, aten.linalg_matmul, aten.scaled_dot_product_attention),
     *(aten.conv1d, aten.conv2d, aten.conv3d, aten.convolution, aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu),
 }
 
-LEFT_AND_WEIGHT = {
-    aten.linear: ("input", "weight"),
-    aten.addmm: ("mat1", "mat2"),
-    aten.mm: ("self", "mat2"),
-    aten.matmul: ("self", "other"),
-}
+LEFT_AND_WEIGHT = {aten.linear: ("input", "weight"), aten.matmul: ("self", "other")}
 """Arguments of products that may have a constant weight."""
-
-# Runtime checks that torch.export inserts. They always hold, because shapes and types are static.
-CHECKS = {aten._assert_tensor_metadata, aten._assert_async, aten._assert_scalar}

@@ -17,7 +17,6 @@ from torch.fx import Node
 
 from .capture import arguments, draws, dtype_of, is_empty, is_static, packet, shape_of
 from .mask import FORBIDDEN, HIDDEN
-from .norm_spellings import origin
 from .rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -81,17 +80,17 @@ def score_masks(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite the operators between the scores of an attention and their softmax into factors of the scores, and one
     mask that is added to them.
 
-    The operators may be masked_fill and where with a number of -1e4 or less; additions and subtractions of tensors of
+    The operators may be a choice (where) of a number of -1e4 or less; additions and subtractions of tensors of
     the host; factors, also behind a mask; a mask of 0 and 1 that is multiplied, if an addition behind it hides what
     becomes 0; and the subtraction of the largest score of a row. Weights that become 0 behind the softmax, where they
-    are NaN or where the only masked_fill has hidden them, are those of a row that sees no key. Not applied if there is
+    are NaN or where the only choice has hidden them, are those of a row that sees no key. Not applied if there is
     any other operator among them, or to one constant mask that is added.
     """
     zeroed = _zeroed(node)
-    soft = node if zeroed is None else origin(zeroed.weights)
+    soft = node if zeroed is None else zeroed.weights
     if packet(soft) is not aten.softmax or not is_static(soft) or is_empty(soft):
         return None
-    if zeroed is None and any(_zeroed(user) is not None for user in graph.users(soft)):
+    if zeroed is None and any(_zeroed(user) is not None for user in soft.users):
         return None  # they come later
     a = arguments(soft)
     if a["dim"] not in (-1, len(shape_of(soft)) - 1) or dtype_of(a["self"]) != torch.float32:
@@ -231,15 +230,14 @@ def _zeroed(node: Node) -> _Zeroed | None:
     a = arguments(node)
     if packet(node) is aten.nan_to_num and not a["nan"]:
         return _Zeroed(a["self"], None)
-    if packet(node) is aten.masked_fill and a["value"] == 0:
-        return _Zeroed(a["self"], a["mask"])
+    if packet(node) is aten.where and not isinstance(a.get("self"), Node) and a.get("self") == 0:
+        return _Zeroed(a["other"], a["condition"])
     return None
 
 
 def _steps(graph: Rewriter, x: Node) -> Iterator[_Step]:
     """The operators before a node that may be between scores and softmax, the last one first."""
     while True:
-        x = origin(x)
         step = _step(graph, x)
         if step is None or dtype_of(x) != torch.float32 or shape_of(step.scores) != shape_of(x):
             return
@@ -249,10 +247,6 @@ def _steps(graph: Rewriter, x: Node) -> Iterator[_Step]:
 
 def _step(graph: Rewriter, x: Node) -> _Step | None:
     op, a = packet(x), arguments(x)
-    if op is aten.masked_fill:
-        value = _number(graph, a["value"])
-        fits = _is_of_host(graph, a["mask"]) and value is not None and a["self"] in graph.computed
-        return _Filled(a["self"], x, a["mask"], True, value) if fits and value is not None else None
     if op is aten.where:
         return _chosen(graph, x)
     if op is aten.sub and _is_largest(a["other"], a["self"]):
@@ -326,22 +320,20 @@ def _is_largest(x: Any, scores: Any) -> bool:
     """Whether a tensor is the largest score of each row."""
     if not isinstance(x, Node) or not isinstance(scores, Node):
         return False
-    x = origin(x)
     if packet(x) not in LARGEST and x.args and isinstance(x.args[0], Node) and x.args[1:] == (0,):
         x = x.args[0]  # the first result of max
     a = arguments(x)
     if packet(x) not in LARGEST or not a.get("keepdim"):
         return False
     axes = a["dim"] if isinstance(a["dim"], list | tuple) else [a["dim"]]
-    return list(axes) in ([-1], [len(shape_of(scores)) - 1]) and origin(a["self"]) is origin(scores)
+    return list(axes) in ([-1], [len(shape_of(scores)) - 1]) and a["self"] is scores
 
 
 def _are_scores(graph: Rewriter, x: Node) -> bool:
     """Whether a tensor is the product of queries and keys, perhaps scaled or with a soft cap."""
-    x = origin(x)
     while packet(x) in (aten.mul, aten.div, aten.tanh):
         computed = [y for y in x.all_input_nodes if y in graph.computed]
         if len(computed) != 1:
             return False
-        x = origin(computed[0])
+        x = computed[0]
     return packet(x) is aten.matmul and x not in graph.products and len(shape_of(x)) == 4

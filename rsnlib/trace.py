@@ -28,7 +28,6 @@ from .capture import (
     Environment,
     Interface,
     arguments,
-    capture,
     draws,
     dtype_of,
     fitting,
@@ -41,6 +40,7 @@ from .capture import (
     packet,
     run,
     shape_of,
+    short_name,
     site,
 )
 from .experts.choice import EXECUTOR
@@ -51,14 +51,14 @@ from .host_part import HostPart, RotaryTable
 from .ideas import ROTARY, ideas, with_ideas
 from .layers import Base, LayerBuilder, Source
 from .mask import PLAIN, Pattern, attended_keys, pattern_of
-from .norm_spellings import origin
+from .normal_form.capture import capture
 from .partition import Placement, Traced
 from .passes import USUAL, Passes
 from .pointwise import Pointwise
 from .rewriter import Premise
 from .rewrites import BETWEEN, rewrite
 from .rotate import ROLL_IN
-from .rules import CHECKS, PRODUCTS
+from .rules import PRODUCTS
 from .values import Abstract, AbstractState, HostSuffix, PartialAttention, RefusedError, Value, is_host, unsupported
 from .view_rules import VIEWS
 
@@ -140,7 +140,7 @@ def _trace(
             if isinstance(error, RefusedError) and ideas(program, error.node):
                 rewritten = _with_ideas(error, program)
             if isinstance(error, RefusedError) and any(
-                packet(origin(x)) is SOFTMAX for x in error.node.all_input_nodes
+                packet(x) is SOFTMAX for x in error.node.all_input_nodes
             ):
                 weighted = error
         # The rewrites made something else impossible: try the graph as it was captured.
@@ -288,7 +288,7 @@ class _Tracer:
         self.refused: list[tuple[Node, str]] = []
         self.empty: list[str] = []
         for node in program.graph.nodes:
-            if node.op == "call_function" and packet(node) not in CHECKS:
+            if node.op == "call_function":
                 self.values.of[node] = self._visit(node)
             elif node.op in ("placeholder", "get_attr"):
                 self.values.of[node] = self.values.root(node)
@@ -308,7 +308,7 @@ class _Tracer:
         elif rule is not None and not any(isinstance(x, HostSuffix) for x in inputs):
             made: object = rule(self.values, node, arguments(node))
             if not isinstance(
-                made, str | Value | PartialAttention | Pointwise | HostSuffix | list
+                made, str | Value | PartialAttention | Pointwise | HostSuffix
             ):  # a wrong rule of the user
                 raise TypeError(f"the rule for {op_name(node)} returned {type(made).__name__}, not a value or a reason")
             if isinstance(made, Value | Pointwise) and made.base not in self.values.layers:
@@ -365,7 +365,7 @@ class _Tracer:
             value = self.values.of[x]
             if isinstance(value, Pointwise):
                 self._spill(value)
-            if isinstance(value, PartialAttention | list) and not is_host(value):
+            if isinstance(value, PartialAttention):
                 raise unsupported(x, "the host needs its result, but it exists only inside the machine")
             if isinstance(value, Value) and not is_host(value):
                 if isinstance(value.base, Gemm) and value.base.into is not None:
@@ -403,7 +403,7 @@ class _Tracer:
                 "machine",
                 "the experts that rows select: programs of each call, not timed here",
             )
-        self.placements[node] = Placement(module_path(node), packet(node).__name__, where, why, node)
+        self.placements[node] = Placement(module_path(node), short_name(node), where, why, node)
 
     def partition(self) -> Traced:
         """The network and the host part; of the operators before the machine only those that are needed. Raises

@@ -62,14 +62,12 @@ class HostSuffix:
     why: str
 
 
-Abstract = Value | PartialAttention | Pointwise | HostSuffix | list[Value]
-"""The abstract value of a node; a list for an operator with several results."""
+Abstract = Value | PartialAttention | Pointwise | HostSuffix
+"""The abstract value of a node."""
 
 
 def is_host(value: Abstract) -> bool:
     """Whether PyTorch computes the tensor before the machine starts."""
-    if isinstance(value, list):
-        return all(map(is_host, value))
     return isinstance(value, Value) and isinstance(value.base, Source)
 
 
@@ -156,8 +154,8 @@ class AbstractState:
                 continue
             if op in (aten.scaled_dot_product_attention, aten.softmax) and len(shape) == 4:
                 return shape[0], shape[2]
-            if op in (aten.linear, aten.mm, aten.addmm, aten.matmul):
-                x, weight = node.args[1:3] if op is aten.addmm else node.args[:2]
+            if op in (aten.linear, aten.matmul):
+                x, weight = node.args[:2]
                 if self.is_constant(weight) and not self.is_constant(x) and len(shape_of(x)) > 1:
                     products.append(shape_of(x)[:-1])
         if not products:

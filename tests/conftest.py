@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -60,13 +61,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 LONGEST = ("test_docs.py", "programs/test_serve_ray.py", "test_families_text.py", "test_dynamo.py")
-"""The files whose long tests take most time, from the longest on. They are first, so that no process is left alone with
-one of them at the end."""
+"""The files whose tests take most time, from the longest on. They are first, so that no process is left alone with one
+of them at the end."""
+CUT = ("test_docs.py", "test_families_text.py")
+"""Files that take minutes, of which each test is given to a process on its own: these share little."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {ROOT / "tests" / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadfile`, where that is asked for, but for the files in CUT."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return nodeid if file.removeprefix("tests/") in CUT else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

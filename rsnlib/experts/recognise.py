@@ -20,20 +20,12 @@ import torch
 from torch.fx import Node
 
 from ..capture import arguments, dtype_of, packet, shape_of
+from ..view_rules import SAME
 
 aten = torch.ops.aten
 
-RESHAPES = {
-    aten.view,
-    aten.reshape,
-    aten.unsqueeze,
-    aten.squeeze,
-    aten.flatten,
-    aten.contiguous,
-    aten.alias,
-    aten.clone,
-}
-"""Operators that keep the order of the elements."""
+RESHAPES = {*SAME, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten}
+"""Operators that keep the order of the elements; the last three of sizes that depend on data."""
 GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 """Products (S, K) x (E, K, N) of rows in groups, one group for each matrix, by the ends of the groups."""
 
@@ -102,8 +94,7 @@ def same(x: Any) -> Node:
     node = _node(x)
     while True:
         a = arguments(node)
-        is_cast = packet(node) in (aten.to, aten._to_copy) and dtype_of(node) == dtype_of(_node(a["self"]))
-        if not (is_cast or (packet(node) in RESHAPES and shape_of(node))):
+        if packet(node) not in RESHAPES or not shape_of(node) or dtype_of(node) != dtype_of(_node(a["self"])):
             return node
         node = _node(a["self"])
 
@@ -149,18 +140,6 @@ def _activation(node: Node) -> tuple[str, Node]:
 
 def _span(node: Node) -> tuple[Node, int, int]:
     """A tensor of which a node has the columns first to end."""
-    if node.target is operator.getitem and packet(_node(node.args[0])) in (
-        aten.split,
-        aten.chunk,
-        aten.split_with_sizes,
-    ):
-        cut = _node(node.args[0])
-        a = arguments(cut)
-        whole = _node(a["self"])
-        _need(a["dim"] in (-1, len(shape_of(whole)) - 1))
-        widths = [int(part.shape[-1]) for part in cut.meta["val"]]
-        place = int(node.args[1])
-        return whole, sum(widths[:place]), sum(widths[: place + 1])
     if packet(node) is aten.slice:
         a = arguments(node)
         whole = _node(a["self"])
@@ -268,7 +247,7 @@ def _batched(node: Node, size: int) -> tuple[Node, Node, bool, Node]:
     is_row = packet(left) is not aten.index  # x @ W, not W @ x
     matrix, vector = (right, left) if is_row else (left, right)
     transposed = is_row
-    if packet(matrix) in (aten.transpose, aten.mT) and _swaps(matrix):
+    if _swaps(matrix):
         matrix, transposed = _node(arguments(matrix)["self"]), not transposed
     _need(shape_of(vector)[0] == size and shape_of(vector)[1 if is_row else 2] == 1)
     weight, indices = _indexed(matrix)
@@ -277,20 +256,15 @@ def _batched(node: Node, size: int) -> tuple[Node, Node, bool, Node]:
 
 
 def _swaps(node: Node) -> bool:
-    """Whether a transposition swaps the last two of three dimensions."""
-    a = arguments(node)
-    return packet(node) is aten.mT or {a["dim0"] % 3, a["dim1"] % 3} == {1, 2}
+    """Whether an operator swaps the last two of three dimensions."""
+    return packet(node) is aten.permute and arguments(node)["dims"] == [0, 2, 1]
 
 
 def _repeated(rows: Node, each: int) -> Node:
     """The tensor whose rows are each repeated so often."""
-    a = arguments(rows)
-    if packet(rows) is aten.repeat_interleave:
-        _need(a.get("repeats") == each and a["dim"] == 0)
-        return _node(a["self"])
     _need(packet(rows) is aten.expand and len(shape_of(rows)) == 3)
-    x = _node(a["self"])
-    _need(shape_of(rows)[1] == each and shape_of(x)[1:2] == (1,) and packet(x) is aten.unsqueeze)
+    x = _node(arguments(rows)["self"])
+    _need(shape_of(rows)[1] == each and shape_of(x)[1:2] == (1,) and packet(x) is aten.reshape)
     return _node(arguments(x)["self"])
 
 
@@ -300,7 +274,7 @@ def _in_groups(node: Node, ids: Node) -> tuple[Node, Node, bool]:
     _need(schema is not None and schema.name in GROUPED)
     rows, weight, ends = (_node(x) for x in list(arguments(node).values())[:3])
     transposed = True
-    if packet(weight) in (aten.transpose, aten.mT) and _swaps(weight):
+    if _swaps(weight):
         weight, transposed = _node(arguments(weight)["self"]), False
     given = list(arguments(node).values())[3:]
     _need(len(shape_of(weight)) == 3 and all(x is None for x in given))
@@ -316,7 +290,7 @@ def _counts(node: Node, experts: int) -> Node:
     if packet(node) is aten.histc:
         _need((a["bins"], a["min"], a["max"]) == (experts, 0, experts - 1))
         of = _node(a["self"])
-        while packet(of) in (aten.to, aten._to_copy):
+        while packet(of) is aten._to_copy:
             of = _node(arguments(of)["self"])
     elif packet(node) is aten.bincount:
         _need(a["minlength"] == experts and a["weights"] is None)
@@ -333,12 +307,8 @@ def _counts(node: Node, experts: int) -> Node:
 
 def _sorted(order: Node) -> Node:
     """The numbers that a permutation sorts in ascending order."""
-    if order.target is operator.getitem and order.args[1] == 1:
-        order = _node(order.args[0])
-        _need(packet(order) is aten.sort)
-    else:
-        _need(packet(order) is aten.argsort)
-    a = arguments(order)
+    _need(order.target is operator.getitem and order.args[1] == 1 and packet(_node(order.args[0])) is aten.sort)
+    a = arguments(_node(order.args[0]))
     _need(a["dim"] in (0, -1) and not a["descending"] and len(shape_of(_node(a["self"]))) == 1)
     return same(a["self"])
 
@@ -346,10 +316,9 @@ def _sorted(order: Node) -> Node:
 def _inverse_of(node: Node, size: int) -> Node:
     """The permutation whose inverse a node is."""
     node = same(node)
+    if node.target is operator.getitem:
+        return _sorted(node)
     a = arguments(node)
-    if packet(node) is aten.argsort:
-        _need(not a["descending"])
-        return same(a["self"])
     _need(packet(node) is aten.index_put and not a["accumulate"] and len(a["indices"]) == 1)
     values = same(a["values"])
     counted = arguments(values)
@@ -368,8 +337,7 @@ def _gathered(rows: Node, order: Node, each: int) -> Node:
 
 def _token_of(node: Node, each: int) -> Node:
     a = arguments(node)
-    is_floor = packet(node) is aten.floor_divide or (packet(node) is aten.div and a.get("rounding_mode") == "floor")
-    _need(is_floor and a["other"] == each)
+    _need(packet(node) is aten.div and a.get("rounding_mode") == "floor" and a["other"] == each)
     return same(a["self"])
 
 
@@ -400,8 +368,7 @@ def _looped(node: Node) -> Layer:
         _need(a["dim"] == 0 and a["alpha"] == 1)
         turns.append(_turn(same(a["index"]), same(a["source"])))
         at = same(a["self"])
-    zeros = packet(at) in (aten.zeros_like, aten.zeros, aten.new_zeros)
-    zeros |= packet(at) in (aten.full, aten.full_like) and arguments(at)["fill_value"] == 0
+    zeros = packet(at) in (aten.full, aten.full_like) and arguments(at)["fill_value"] == 0
     _need(zeros and bool(turns) and sorted(t.expert for t in turns) == list(range(len(turns))))
     turns.sort(key=lambda t: t.expert)
     first = turns[0]

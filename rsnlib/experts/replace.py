@@ -65,30 +65,9 @@ def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
             "experts: the module has no layer of experts that is known; docs/experts.md tells which ones are"
         )
     if found:
-        _drop_checks(program)
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
     return found
-
-
-def _drop_checks(program: ExportedProgram) -> None:
-    """Remove the checks of how many rows each expert of a loop has, which nothing uses any more."""
-    live: set[Node] = set()
-    stack = [program.graph.output_node()]
-    while stack:
-        new = set(stack.pop().all_input_nodes) - live
-        live |= new
-        stack += new
-    for node in program.graph.find_nodes(op="call_function", target=aten._assert_scalar.default):
-        behind = set(node.all_input_nodes)
-        stack = list(behind)
-        while stack:
-            new = set(stack.pop().all_input_nodes) - behind
-            behind |= new
-            stack += new
-        sizes = [x for x in behind if packet(x) is aten.sym_size]
-        if sizes and all(x.all_input_nodes[0] not in live for x in sizes):
-            program.graph.erase_node(node)
 
 
 def is_plain(graph: Rewriter, layer: Layer) -> bool:
@@ -127,7 +106,7 @@ def _static(graph: Rewriter, layer: Layer) -> Node:
     at = layer.node
     index, shares = _selectors(graph, layer)
     if is_chosen_here(layer):
-        none = graph.insert(at, aten.new_zeros.default, shares, [layer.tokens, layer.experts])
+        none = graph.insert(at, aten.full.default, [layer.tokens, layer.experts], 0, dtype=torch.float32)
         share = graph.insert(at, aten.scatter_add.default, none, 1, index, shares)
     else:
         share = graph.insert(at, torch.ops.rsn.expert_weights.default, index, shares, layer.experts)
@@ -138,7 +117,7 @@ def _static(graph: Rewriter, layer: Layer) -> Node:
         gated = graph.insert(at, aten.mul.Tensor, _activated(graph, layer, gate), up)
         results.append(graph.insert(at, aten.linear.default, gated, _of_one(graph, layer, layer.down, expert)))
     each = graph.insert(at, aten.stack.default, results, 1)
-    column = graph.insert(at, aten.unsqueeze.default, share, -1)
+    column = graph.insert(at, aten.reshape.default, share, [layer.tokens, layer.experts, 1])
     chosen = graph.insert(at, aten.ne.Scalar, column, 0)
     kept = graph.insert(at, aten.where.ScalarOther, chosen, each, 0.0)
     return graph.insert(at, aten.sum.dim_IntList, graph.insert(at, aten.mul.Tensor, kept, column), [1])
@@ -170,7 +149,7 @@ def _of_one(graph: Rewriter, layer: Layer, columns: Columns, expert: int) -> Nod
     else:
         matrix = graph.insert(at, aten.select.int, columns.weight, 0, expert)
     if columns.transposed:
-        matrix = graph.insert(at, aten.t.default, matrix)
+        matrix = graph.insert(at, aten.permute.default, matrix, [1, 0])
     return _kept(graph, at, matrix, columns, 0)
 
 

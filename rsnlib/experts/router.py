@@ -15,7 +15,8 @@ from torch.fx import Node
 
 from ...base.errors import UnsupportedError
 from ...scheduler.graph import TOP
-from ..capture import Interface, arguments, capture, fitting, module_of, module_path, packet, shape_of
+from ..capture import Interface, arguments, fitting, module_of, module_path, packet, shape_of
+from ..normal_form.capture import capture
 from ..rewriter import Rewriter
 from .library import in_groups
 from .recognise import Layer, find, same

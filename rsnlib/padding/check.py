@@ -15,9 +15,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..capture import Constants, arguments, dtype_of, is_static, packet, shape_of, site
-from ..rules import CHECKS
-from .elementwise import CASTS, elementwise, is_elementwise, is_masked_put, masked_put
-from .moves import MOVES, expand, full, getitem, narrow, part_or_whole, regroup, repeat, select, slice_, split
+from .elementwise import CASTS, elementwise, is_elementwise
+from .moves import MOVES, expand, full, getitem, part_or_whole, regroup, repeat, select, slice_
 from .products import PRODUCING
 from .reductions import REDUCING
 from .state import Atom, Axis, Fill, Mixed, MixedError, State, number, plain, size_of
@@ -108,7 +107,7 @@ class Walk:
         self._masks = {x for x, is_mask in zip(large.arguments, large.masks, strict=True) if is_mask}
         given = dict(zip(large.arguments, large.sizes, strict=True))
         for node in large.program.graph.nodes:
-            if node.op == "output" or packet(node) in CHECKS:
+            if node.op == "output":
                 continue
             if node in given:
                 self.states[node] = self._argument(node, given[node])
@@ -203,15 +202,13 @@ class Walk:
         """The state of an operator's result, with its finiteness."""
         if node.target is operator.getitem:
             return getitem(self, node, {})
-        used = node.all_input_nodes
-        if packet(node) in SHAPE_ALONE:
-            used = used[:0] if SHAPE_ALONE[packet(node)] is full else used[:1]
+        used = [] if packet(node) is aten.full_like else node.all_input_nodes
         flat = [part for x in used for part in _parts(self.states[x])]
         for part in flat:
             if part.mixed is not None:
                 return self._mixed(node, part.mixed)
         made = self._made(node, flat)
-        if is_elementwise(node) or is_masked_put(node) or packet(node) in FINITE_RESULTS:
+        if is_elementwise(node) or packet(node) in FINITE_RESULTS:
             return made
         mask = arguments(node).get("attn_mask")
         finite = all(part.is_finite for x in used if x is not mask for part in _parts(self.states[x]))
@@ -225,8 +222,6 @@ class Walk:
         if is_elementwise(node):
             self.no_sizes(node)
             return elementwise(node, {x: self.of(x) for x in node.all_input_nodes})
-        if is_masked_put(node):
-            return masked_put(node, {x: self.of(x) for x in node.all_input_nodes})
         rule = RULES.get(packet(node))
         if rule is not None:
             try:
@@ -331,17 +326,11 @@ def _parts(state: State | list[State]) -> list[State]:
     return state if isinstance(state, list) else [state]
 
 
-SHAPE_ALONE: dict[Any, Any] = {
-    **{op: full for op, rule in MOVES.items() if rule is full},
-    **dict.fromkeys((aten.expand_as, aten.view_as, aten.reshape_as), regroup),
-    aten.type_as: elementwise,
-}
-"""Operators that use only the shape or type of their last operand; those of rule `full`, of their only operand."""
-FREE_OF_SIZES = {regroup, expand, slice_, narrow, select, full, repeat, split}
+FREE_OF_SIZES = {regroup, expand, slice_, select, full, repeat}
 """Rules that handle arguments that depend on the size themselves."""
 FINITE_RESULTS = {
-    *(aten.softmax, aten._softmax, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin),
-    *(aten.any, aten.all, aten.count_nonzero, aten.isin, *(op for op, rule in MOVES.items() if rule is full)),
+    *(aten.softmax, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin, aten.any, aten.all),
+    *(aten.count_nonzero, aten.isin, aten.full_like),
 }
 """Operators whose results are finite even if elements are hidden by -inf, unless all of a line is hidden."""
 
@@ -398,7 +387,7 @@ def _fill_of(value: torch.Tensor) -> Fill:
 
 def _paired(small: ExportedProgram, large: ExportedProgram) -> dict[Node, Node]:
     """The corresponding node of the smaller graph, by node of the larger. Raises `FillingError` if they differ."""
-    lists = [[x for x in program.graph.nodes if packet(x) not in CHECKS] for program in (large, small)]
+    lists = [list(program.graph.nodes) for program in (large, small)]
     pairs: dict[Node, Node] = {}
     for node, other in zip(*lists, strict=False):
         same = (node.op, node.target) == (other.op, other.target) or node.op == other.op != "call_function"

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..capture import arguments, dtype_of, packet, shape_of
+from ..capture import arguments, dtype_of, packet
 from ..mask import HIDDEN
+from ..normal_form.operators import OPERATORS, Kind
 from .state import Atom, Axis, Fill, State, along, broadcast
 
 aten = torch.ops.aten
@@ -19,44 +20,20 @@ aten = torch.ops.aten
 Bounds = tuple[float, float]
 """Lower and upper bound of all elements of a tensor."""
 
-CASTS = {aten.to, aten._to_copy, aten.type_as, aten.alias, aten.clone, aten.contiguous, aten.detach, aten.dropout}
+CASTS = {op for op, kind in OPERATORS.items() if kind is Kind.COPY} | {aten.alias, aten.detach}
 """Operators that keep the numbers, perhaps with another type."""
-SAME_AS = {
-    aten.multiply: aten.mul,
-    aten.subtract: aten.sub,
-    aten.divide: aten.div,
-    aten.true_divide: aten.div,
-    aten.absolute: aten.abs,
-    aten.negative: aten.neg,
-    aten.clip: aten.clamp,
-    aten.fix: aten.trunc,
-    aten.greater: aten.gt,
-    aten.greater_equal: aten.ge,
-    aten.less: aten.lt,
-    aten.less_equal: aten.le,
-    aten.not_equal: aten.ne,
-    aten.max: aten.maximum,
-    aten.min: aten.minimum,
-    aten.special_expit: aten.sigmoid,
-}
-"""Aliases of operators; aten.max and aten.min only with two tensors."""
-ALSO = {
-    *(aten.__and__, aten.__or__, aten.__xor__, aten.masked_fill, aten.where, aten.square, aten.isfinite, aten.isnan),
-    *(aten.floor_divide, aten.log_sigmoid, aten.logical_and, aten.logical_or, *SAME_AS),
-}
-"""Elementwise operators that PyTorch does not tag as pointwise."""
 NOT = {aten.equal, aten.frexp}
 """Operators tagged as pointwise that are not supported here: one bool for all elements, or two results."""
 FINITE = {
-    *(aten.add, aten.sub, aten.rsub, aten.mul, aten.neg, aten.abs, aten.square, aten.sign, aten.lerp, aten.addcmul),
+    *(aten.add, aten.sub, aten.mul, aten.neg, aten.abs, aten.sign, aten.lerp, aten.addcmul),
     *(aten.relu, aten.gelu, aten.silu, aten.sigmoid, aten.tanh, aten.erf, aten.elu, aten.selu, aten.celu, aten.mish),
     *(aten.leaky_relu, aten.hardtanh, aten.relu6, aten.softplus, aten.hardswish, aten.hardsigmoid, aten.threshold),
     *(aten.sin, aten.cos, aten.atan, aten.floor, aten.ceil, aten.round, aten.trunc, aten.log_sigmoid),
-    *(aten.clamp, aten.clamp_min, aten.clamp_max, aten.maximum, aten.minimum, aten.where, aten.masked_fill, *CASTS),
+    *(aten.clamp, aten.maximum, aten.minimum, aten.where, *CASTS),
 }
 """Operators whose results are finite if their operands are, apart from overflows."""
-AND = {aten.bitwise_and, aten.logical_and, aten.__and__}
-OR = {aten.bitwise_or, aten.logical_or, aten.__or__}
+AND = {aten.bitwise_and, aten.logical_and}
+OR = {aten.bitwise_or, aten.logical_or}
 EXP_OVERFLOWS = 80.0
 """exp of more than this may overflow float32."""
 
@@ -64,23 +41,8 @@ EXP_OVERFLOWS = 80.0
 def is_elementwise(node: Node) -> bool:
     """Whether an operator computes each element from elements at the same position."""
     op = packet(node)
-    if op in NOT or (op in (aten.max, aten.min) and "other" not in arguments(node)):
-        return False
-    return op in CASTS or op in ALSO or torch.Tag.pointwise in getattr(node.target, "tags", ())
-
-
-def is_masked_put(node: Node) -> bool:
-    """Whether an operator is x[mask] = number, which chooses for each element."""
-    a = arguments(node)
-    if packet(node) is not aten.index_put or a["accumulate"] or len(a["indices"]) != 1:
-        return False
-    mask, value = a["indices"][0], a["values"]
-    return dtype_of(mask) == torch.bool and shape_of(value) == ()
-
-
-def kind_of(node: Node) -> Any:
-    """The operator, with aliases resolved."""
-    return SAME_AS.get(packet(node), packet(node))
+    is_known = op in CASTS or OPERATORS.get(op) is Kind.POINTWISE
+    return is_known or (op not in NOT and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 
 
 @dataclass(frozen=True)
@@ -99,35 +61,9 @@ class _Operator:
         return Fill(copies=True, value=float(x), finite=isfinite(x)) if isinstance(x, int | float) else Fill()
 
 
-def masked_put(node: Node, states: Mapping[Node, State]) -> State:
-    """The state of x[mask] = number, which is like aten.where, but the mask may lack the last dimensions. Raises
-    `MixedError`."""
-    a = arguments(node)
-    x, mask, value = a["self"], a["indices"][0], a["values"]
-    missing = len(states[x].axes) - len(states[mask].axes)
-    shaped = replace(states[mask], axes=(*states[mask].axes, *((),) * missing))
-    given = {mask: shaped, value: states[value], x: states[x]}
-
-    def chosen(x: State, y: State) -> tuple[float, float]:
-        return min(x.low, y.low), max(x.high, y.high)
-
-    axes = []
-    for own in broadcast(list(given.values()), len(states[x].axes)):
-        shown = next((axis for axis in own if axis), ())
-        atoms = []
-        for place, atom in enumerate(shown):
-            fills = [along(s, axis, atom, place) for s, axis in zip(given.values(), own, strict=True)]
-            made = _chosen(*fills)
-            made = replace(made, copies=all(fill.copies for fill in fills), shared=False)
-            atoms.append(replace(atom, fill=made, ahead=None) if atom.dim is not None else atom)
-        axes.append(tuple(atoms))
-    low, high = chosen(states[x], states[value])
-    return State(tuple(axes), low, high, finite=states[x].is_finite and states[value].is_finite)
-
-
 def elementwise(node: Node, states: Mapping[Node, State]) -> State:
     """The state of an elementwise operator's result. states: of its operands. Raises `MixedError`."""
-    if kind_of(node) in CASTS:
+    if packet(node) in CASTS:
         first = node.all_input_nodes[0]
         states = {first: states[first]}
     ndim = max(len(state.axes) for state in states.values())
@@ -152,7 +88,7 @@ def elementwise(node: Node, states: Mapping[Node, State]) -> State:
         )
     everywhere = _filled(_Operator(node, {x: _varying(state) for x, state in states.items()}, bounds))
     result = State(tuple(made), low, high, everywhere.value, everywhere.finite, _indexes(node, states))
-    if kind_of(node) in CASTS:
+    if packet(node) in CASTS:
         result = replace(result, counts=next(iter(states.values())).counts)
     return _with_ahead(node, states, axes, result, bounds)
 
@@ -194,13 +130,13 @@ def _varying(state: State) -> Fill:
 def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
     """State.indexes of the result: a cast keeps indices of valid positions, and so does a clamp at 0; a count of valid
     positions minus 1 is the index of the last."""
-    kind, a = kind_of(node), arguments(node)
+    kind, a = packet(node), arguments(node)
     if kind in CASTS:
         return next(iter(states.values())).indexes
     x = states.get(a.get("self"))
     if x is None or len(states) != 1:
         return None
-    if kind in (aten.clamp, aten.clamp_min, aten.relu) and not a.get("min") and a.get("max") is None:
+    if kind in (aten.clamp, aten.relu) and not a.get("min") and a.get("max") is None:
         return x.indexes
     change = {aten.sub: a.get("other"), aten.add: -a["other"] if isinstance(a.get("other"), int) else None}.get(kind)
     return x.counts if change == 1 and a.get("alpha", 1) == 1 else None
@@ -208,7 +144,7 @@ def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
 
 def _filled(op: _Operator) -> Fill:
     """What is known of the operator's result, from what is known of its operands."""
-    fills, kind = op.fills.values(), kind_of(op.node)
+    fills, kind = op.fills.values(), packet(op.node)
     copies = all(fill.copies for fill in fills)
     may_be_nan = any(fill.may_be_nan for fill in fills)
     dtype = dtype_of(op.node)
@@ -231,9 +167,9 @@ def _filled(op: _Operator) -> Fill:
 def _is_shared(op: _Operator, kind: Any) -> bool:
     """Fill.shared of the result: a sum or a product of such operands has it, and a choice whose condition is equal at
     the last valid position."""
-    if kind not in (aten.add, aten.sub, aten.mul, aten.neg, aten.masked_fill, aten.where, *CASTS):
+    if kind not in (aten.add, aten.sub, aten.mul, aten.neg, aten.where, *CASTS):
         return False
-    condition = arguments(op.node).get({aten.where: "condition", aten.masked_fill: "mask"}.get(kind, ""))
+    condition = arguments(op.node).get("condition")
     return all(fill.copies if x is condition else fill.is_as_finite for x, fill in op.fills.items())
 
 
@@ -300,10 +236,6 @@ def _chosen(condition: Fill, yes: Fill, no: Fill) -> Fill:
 
 def _where(op: _Operator, a: dict[str, Any]) -> Fill | None:
     return _chosen(op.fill(a["condition"]), op.fill(a["self"]), op.fill(a["other"]))
-
-
-def _masked_fill(op: _Operator, a: dict[str, Any]) -> Fill | None:
-    return _chosen(op.fill(a["mask"]), op.fill(a["value"]), op.fill(a["self"]))
 
 
 def sum_of(x: Fill, y: Fill) -> Fill | None:
@@ -373,7 +305,6 @@ _KNOWN: dict[Any, Known] = {
     **dict.fromkeys(AND, _and),
     **dict.fromkeys(OR, _or),
     aten.where: _where,
-    aten.masked_fill: _masked_fill,
     aten.add: _add,
     aten.sub: _sub,
     **dict.fromkeys(CASTS, _same),
@@ -385,7 +316,7 @@ _KNOWN: dict[Any, Known] = {
 
 def _is_finite_here(op: _Operator) -> bool:
     """Whether the operands of an operator with poles or overflow are within bounds that keep its result finite."""
-    kind, a = kind_of(op.node), arguments(op.node)
+    kind, a = packet(op.node), arguments(op.node)
 
     def bounds(name: str) -> Bounds:
         return _bounds_of(a[name], op.bounds)
@@ -410,13 +341,13 @@ def _bounds_of(x: Any, bounds: Mapping[Node, Bounds]) -> Bounds:
     return (float(x), float(x)) if isinstance(x, int | float) else (-inf, inf)
 
 
-NON_NEGATIVE = {aten.relu, aten.relu6, aten.abs, aten.exp, aten.square, aten.sqrt, aten.rsqrt, aten.softplus}
+NON_NEGATIVE = {aten.relu, aten.relu6, aten.abs, aten.exp, aten.sqrt, aten.rsqrt, aten.softplus}
 SHARES = {aten.sigmoid, aten.hardsigmoid}
 
 
 def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
     """Bounds of the operator's result."""
-    kind, a = kind_of(node), arguments(node)
+    kind, a = packet(node), arguments(node)
 
     def of(name: str) -> Bounds:
         return _bounds_of(a[name], bounds)
@@ -434,9 +365,6 @@ def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
     if kind in (aten.add, aten.sub) and a["alpha"] == 1:
         (low, high), (less, more) = of("self"), of("other")
         return _ordered(low + less, high + more) if kind is aten.add else _ordered(low - more, high - less)
-    if kind is aten.rsub and a["alpha"] == 1:
-        (low, high), (less, more) = of("other"), of("self")
-        return _ordered(low - more, high - less)
     if kind is aten.neg:
         low, high = of("self")
         return -high, -low
@@ -449,10 +377,10 @@ def _bounds(node: Node, bounds: Mapping[Node, Bounds]) -> Bounds:
         corners = [x * y for x in (low, high) for y in (less, more)]
         corners = [0.0 if isnan(c) else c for c in corners]  # 0 times an infinite bound
         return min(corners), max(corners)
-    if kind in (aten.where, aten.masked_fill):
-        (low, high), (less, more) = of("self"), of("other" if kind is aten.where else "value")
+    if kind is aten.where:
+        (low, high), (less, more) = of("self"), of("other")
         return min(low, less), max(high, more)
-    if kind in (aten.clamp, aten.clamp_min, aten.clamp_max):
+    if kind is aten.clamp:
         low, high = of("self")
         for name, choose in (("min", max), ("max", min)):
             if a.get(name) is not None:

@@ -12,7 +12,8 @@ import torch
 from torch.fx import Node
 
 from ..capture import arguments, dtype_of, packet, shape_of
-from .state import Atom, Axis, Fill, Mixed, MixedError, State, broadcast, is_plain, plain, refilled, size_of, tidy
+from ..normal_form.passes import CHUNKS
+from .state import Atom, Axis, Fill, MixedError, State, broadcast, is_plain, plain, refilled, size_of, tidy
 
 if TYPE_CHECKING:
     from .check import Walk
@@ -27,7 +28,7 @@ may change a valid element, or if what the operator does depends on the size."""
 
 
 def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of reshapes. They keep the order of the elements. Raises `MixedError` if a dynamic dimension is split."""
+    """Rule of reshape, which keeps the order of the elements. Raises `MixedError` if a dynamic dimension is split."""
     state = walk.of(node.all_input_nodes[0])
     if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # a view of the same bits as another type
         state = State(refilled(state.axes, Fill(finite=False)), finite=False)
@@ -53,12 +54,9 @@ def _dim_of(atoms: Iterable[Atom]) -> int:
 
 
 def permute(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of operators that reorder dimensions."""
-    state = walk.of(node.all_input_nodes[0])
-    # Run the operator on a meta tensor and read the order off its strides, so that every spelling is covered.
-    probe = torch.empty((2,) * len(state.axes), device="meta")
-    strides = node.target(probe, *node.args[1:], **node.kwargs).stride()
-    return replace(state, axes=tuple(state.axes[probe.stride().index(s)] for s in strides))
+    """Rule of permute: the dimensions in another order."""
+    state = walk.of(a["self"])
+    return replace(state, axes=tuple(state.axes[i] for i in a["dims"]))
 
 
 def expand(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -107,15 +105,17 @@ def _sole(axis: Axis, action: str) -> Atom:
 
 
 def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of slice: a range of positions is taken. It must begin at a fixed position, and end at a fixed position or
-    at a fixed distance from the end."""
+    """Rule of slice: a range of positions is taken. It must begin at a fixed position, and end at a fixed position, at
+    a fixed distance from the end, or where the first of some equal parts ends."""
+    state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
+    if CHUNKS in node.meta and not is_plain(state.axes[at]):
+        atom = _sole(state.axes[at], "it splits")
+        if a["start"]:
+            raise MixedError(_dim_of([atom]), "the positions of its parts, except the first, depend on the size")
+        fill = Fill(finite=atom.fill.finite)
+        first = Atom(shape_of(node)[at], atom.dim, atom.offset, fill, every=node.meta[CHUNKS])
+        return replace(state, axes=_with(state.axes, at, (first,)))
     return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["end"]), walk.small(node, "start", "end"), a["step"])
-
-
-def narrow(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of narrow: like `slice_`, with a length instead of an end."""
-    begin, length = walk.small(node, "start", "length")
-    return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["start"] + a["length"]), (begin, begin + length), 1)
 
 
 def part_or_whole(walk: Walk, node: Node, small: Node) -> State:
@@ -178,35 +178,6 @@ def _without(axes: tuple[Axis, ...], at: int) -> tuple[Axis, ...]:
 def _unrelated(axis: Axis, gone: Axis) -> Axis:
     dims = {atom.dim for atom in gone}
     return tuple(replace(atom, ahead=None) if atom.dim in dims else atom for atom in axis)
-
-
-def split(walk: Walk, node: Node, a: dict[str, Any]) -> list[State]:
-    """Rule of split, chunk and unbind: a dimension is divided into ranges, one result each."""
-    state, shape = walk.of(a["self"]), shape_of(a["self"])
-    at = a["dim"] % len(shape)
-    if not is_plain(state.axes[at]):
-        return _first_part(walk, node, state, at)
-    if walk.differs(node):
-        walk.no_sizes(node)
-    parts = []
-    for part in node.meta["val"]:
-        if part.ndim == len(shape):
-            parts.append(replace(state, axes=_with(state.axes, at, plain(part.shape[at]))))
-        else:  # unbind drops the dimension
-            parts.append(replace(state, axes=_without(state.axes, at)))
-    return parts
-
-
-def _first_part(walk: Walk, node: Node, state: State, at: int) -> list[State]:
-    """Split a dynamic dimension: only the first part begins at a position that does not depend on the size."""
-    why = Mixed(node, "the positions of its parts, except the first, depend on the size", _dim_of(state.axes[at]))
-    if packet(node) is not aten.chunk:
-        raise MixedError(why.dim, "it splits a dynamic dimension")
-    atom, count = _sole(state.axes[at], "it splits"), node.args[1]
-    assert isinstance(count, int)
-    first = Atom(node.meta["val"][0].shape[at], atom.dim, atom.offset, Fill(finite=atom.fill.finite), every=count)
-    others = [State((), mixed=why) for _ in node.meta["val"][1:]]
-    return [replace(state, axes=_with(state.axes, at, (first,))), *others]
 
 
 def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -275,25 +246,13 @@ def _common(fills: Sequence[Fill]) -> Fill:
 
 
 def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of repeat and tile: along each dimension, the whole tensor follows itself several times (a b a b)."""
+    """Rule of repeat: along each dimension, the whole tensor follows itself several times (a b a b)."""
     state = walk.of(a["self"])
-    counts = list(a["repeats"] if "repeats" in a else a["dims"])
     if walk.differs(node):
         raise MixedError(next(iter(state.dims), 0), "how often it repeats depends on the size")
-    missing = len(shape_of(node)) - len(state.axes)
-    axes = (*((),) * missing, *state.axes)
-    counts = [1] * (len(axes) - len(counts)) + counts
-    return replace(state, axes=tuple(tidy((*plain(n), *axis)) for n, axis in zip(counts, axes, strict=True)))
-
-
-def repeat_interleave(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of repeat_interleave: along one dimension, each position is repeated in place (a a b b). The number of
-    repeats must be an integer that does not depend on the size."""
-    state, count, dim = walk.of(a["self"]), a["repeats"], a["dim"]
-    if not isinstance(count, int) or dim is None or walk.differs(node):
-        raise MixedError(next(iter(state.dims), 0), "its number of repeats is unknown or depends on the size")
-    at = dim % len(state.axes)
-    return replace(state, axes=_with(state.axes, at, tidy((*state.axes[at], *plain(count)))))
+    axes = (*((),) * (len(shape_of(node)) - len(state.axes)), *state.axes)
+    pairs = zip(a["repeats"], axes, strict=True)
+    return replace(state, axes=tuple(tidy((*plain(n), *axis)) for n, axis in pairs))
 
 
 def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -326,15 +285,13 @@ def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 def full(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of operators that make a tensor filled with one number. Of an operand they use at most the shape."""
-    name = packet(node).__name__
-    value = a.get("fill_value", 1 if "ones" in name else 0)
+    """Rule of full_like: a tensor filled with one number. Of the operand it uses the shape."""
+    value = a["fill_value"]
     if not isinstance(value, int | float) or walk.differs(node, "fill_value"):
         raise MixedError(0, "what it fills with depends on the size")
     value = float(torch.full((), value, dtype=dtype_of(node)))  # rounded to the type
-    like = walk.of(node.all_input_nodes[0])
-    has_its_shape = like.mixed is None and shape_of(node) == shape_of(node.all_input_nodes[0])
-    axes = like.axes if has_its_shape and packet(node).__name__.endswith("_like") else walk.shaped(node)
+    like = walk.states[a["self"]]
+    axes = like.axes if isinstance(like, State) and like.mixed is None else walk.shaped(node)
     return State(refilled(axes, Fill(copies=True, value=value, finite=isfinite(value))), value, value, value)
 
 
@@ -475,27 +432,19 @@ def one_hot(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 
 
 MOVES: dict[Any, PaddingRule] = {
-    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.flatten, aten.unflatten), regroup),
-    **dict.fromkeys((aten.unsqueeze, aten.squeeze, aten.view_as, aten.reshape_as), regroup),
-    **dict.fromkeys((aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.mT), permute),
-    **dict.fromkeys((aten.numpy_T, aten.moveaxis, aten.swapdims, aten.adjoint, aten.mH), permute),
-    **dict.fromkeys((aten.chunk, aten.split, aten.split_with_sizes, aten.unbind, aten.tensor_split), split),
-    **dict.fromkeys((aten.cat, aten.concat, aten.concatenate), cat),
-    **dict.fromkeys((aten.zeros_like, aten.ones_like, aten.full_like), full),
-    **dict.fromkeys((aten.new_zeros, aten.new_ones, aten.new_full), full),
-    **dict.fromkeys((aten.repeat, aten.tile), repeat),
+    **dict.fromkeys((aten.reshape, aten.view), regroup),
     **dict.fromkeys((aten.pad, aten.constant_pad_nd), pad),
     **dict.fromkeys((aten.gather, aten.take_along_dim), gather),
+    aten.permute: permute,
     aten.expand: expand,
-    aten.expand_as: expand,
-    aten.isin: isin,
-    aten.one_hot: one_hot,
-    aten.broadcast_to: expand,
     aten.select: select,
     aten.slice: slice_,
-    aten.narrow: narrow,
+    aten.cat: cat,
     aten.stack: stack,
-    aten.repeat_interleave: repeat_interleave,
+    aten.repeat: repeat,
+    aten.full_like: full,
+    aten.isin: isin,
+    aten.one_hot: one_hot,
     aten.embedding: embedding,
     aten.index: index,
     aten.index_select: index_select,

@@ -121,9 +121,7 @@ def _hidden_by(total: State, own: Atom, added: Atom) -> Atom:
 
 def matmul(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """Rule of products of matrices, batches of matrices, and vectors."""
-    names = [name for name in ("self", "other", "mat2", "vec", "vec2", "tensor") if isinstance(a.get(name), Node)]
-    x, y = (walk.of(a[name]) for name in names[:2])
-    return _matrices(walk, x, y)
+    return _matrices(walk, walk.of(a["self"]), walk.of(a["other"] if "other" in a else a["mat2"]))
 
 
 def _matrices(walk: Walk, x: State, y: State) -> State:
@@ -137,12 +135,6 @@ def _matrices(walk: Walk, x: State, y: State) -> State:
     return contracted(walk, [(x, left), (y, right)], result)
 
 
-def outer(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of outer: each element of a vector times each of another."""
-    x, y = walk.of(a["self"]), walk.of(a["vec2"])
-    return contracted(walk, [(x, ["m"]), (y, ["n"])], ["m", "n"])
-
-
 def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """Rule of linear: x @ weight^T + bias."""
     x, weight = walk.of(a["input"]), walk.of(a["weight"])
@@ -152,10 +144,9 @@ def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return _plus(made, None if a["bias"] is None else walk.of(a["bias"]))
 
 
-def addmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of addmm and baddbmm: a tensor plus a product of matrices."""
-    x, y = walk.of(a.get("mat1", a.get("batch1"))), walk.of(a.get("mat2", a.get("batch2")))
-    made = _plus(_matrices(walk, x, y), walk.of(a["self"]))
+def baddbmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    """Rule of baddbmm: a tensor plus products of matrices."""
+    made = _plus(_matrices(walk, walk.of(a["batch1"]), walk.of(a["batch2"])), walk.of(a["self"]))
     if (a["beta"], a["alpha"]) != (1, 1):
         return replace(made, axes=refilled(made.axes))
     return made
@@ -268,9 +259,8 @@ def _each(setting: Any, i: int) -> int:
 
 
 PRODUCING: dict[Any, PaddingRule] = {
-    **dict.fromkeys((aten.matmul, aten.mm, aten.bmm, aten.mv, aten.dot), matmul),
-    **dict.fromkeys((aten.addmm, aten.baddbmm), addmm),
-    **dict.fromkeys((aten.outer, aten.ger), outer),
+    **dict.fromkeys((aten.matmul, aten.bmm), matmul),
+    aten.baddbmm: baddbmm,
     **dict.fromkeys((aten.conv1d, aten.conv2d, aten.conv3d), convolution),
     aten.linear: linear,
     aten.einsum: einsum,

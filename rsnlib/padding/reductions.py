@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..capture import dtype_of, packet, shape_of
 from ..mask import HIDDEN
-from .state import HIDES, Atom, Axis, Fill, Mixed, MixedError, State, broadcast, is_plain, plain, refilled
+from .state import HIDES, Atom, Axis, Fill, Mixed, MixedError, State, is_plain, plain, refilled
 
 if TYPE_CHECKING:
     from .check import Walk
@@ -60,7 +60,7 @@ def _is_hidden_key(fill: Fill, state: State) -> bool:
     return fill.top <= HIDDEN
 
 
-SUMS = {aten.sum, aten.nansum, aten.count_nonzero, aten.linalg_vector_norm, aten.norm}
+SUMS = {aten.sum, aten.nansum, aten.count_nonzero, aten.linalg_vector_norm}
 HIGHEST = {aten.amax, aten.max, aten.argmax}
 LOWEST = {aten.amin, aten.min, aten.argmin}
 NEUTRAL: dict[Any, Neutral] = {
@@ -84,7 +84,7 @@ REDUCTIONS = {
     *(aten.mode, aten.quantile, aten.nanquantile, aten.aminmax),
 }
 INDEX_ALONE = {aten.argmax, aten.argmin}
-NO_RESULT_BELOW_0 = {aten.count_nonzero, aten.linalg_vector_norm, aten.norm, aten.var, aten.std, *INDEX_ALONE}
+NO_RESULT_BELOW_0 = {aten.count_nonzero, aten.linalg_vector_norm, aten.var, aten.std, *INDEX_ALONE}
 
 
 def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
@@ -95,10 +95,8 @@ def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     gone = _axes(a, len(state.axes))
     walk.no_sizes(node)
     neutral, alike = NEUTRAL.get(kind), kind in ALIKE
-    if kind in (aten.linalg_vector_norm, aten.norm):
-        order = a.get("ord", a.get("p"))
-        neutral = neutral if order is None or order == "fro" or float(order) >= 0 else None
-        alike = order == inf
+    if kind is aten.linalg_vector_norm:
+        neutral, alike = neutral if float(a["ord"]) >= 0 else None, a["ord"] == inf
     lost: set[int] = set()
     for at in gone:
         for atom in state.axes[at]:
@@ -232,7 +230,7 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """Rule of softmax and log_softmax: padded positions of a line must be hidden by a large negative number."""
     state = walk.of(a["self"])
     at = a["dim"] % len(state.axes)
-    is_log = packet(node) in (aten.log_softmax, aten._log_softmax)
+    is_log = packet(node) is aten.log_softmax
     neutral = _is_hidden_key if len(state.axes) == 4 and not is_log else _is_hidden
     lost: set[int] = set()
     for atom in state.axes[at]:
@@ -269,12 +267,8 @@ def _sees_a_number(keys: Axis) -> bool:
     return ahead.others.finite and (ahead.finite or ahead.value == -inf)
 
 
-STABLE = {aten.sort, aten.argsort}
-"""Sorts that keep the order of equal elements on a CPU, so that valid ones come first."""
-
-
 def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Rule of sort, argsort, topk and kthvalue: padding must be sorted behind all valid elements, or be copies of one
+    """Rule of sort, topk and kthvalue: padding must be sorted behind all valid elements, or be copies of one
     if only one element is taken."""
     kind, state = packet(node), walk.of(a["self"])
     at = a["dim"] % len(state.axes)
@@ -291,7 +285,7 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
         if len(axis) > 1 or not (neutral or copies):
             raise MixedError(atom.dim, _nothing_hides(walk, atom.dim))
         beyond = atom.fill.top <= HIDES if down else atom.fill.bottom >= -HIDES
-        if not (one and beyond and not copies) and not (kind in STABLE and atom.fill.value is not None):
+        if not (one and beyond and not copies) and not (kind is aten.sort and atom.fill.value is not None):
             tied = Mixed(node, f"among equal elements, its indices may select padded {walk.rows(atom.dim)}", atom.dim)
         indexes = atom.dim if atom.offset == 0 else None
         if a.get("k"):
@@ -301,34 +295,23 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     elif kind is aten.kthvalue:
         axes[at : at + 1] = [()] if a["keepdim"] else []
     values = State(tuple(axes), state.low, state.high)
-    index = State(tuple(axes), 0.0, indexes=indexes, mixed=tied)
-    return index if kind is aten.argsort else [values, index]
+    return [values, State(tuple(axes), 0.0, indexes=indexes, mixed=tied)]
 
 
-def norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of layer_norm and rms_norm: the last dimensions, over which they normalise, must have static sizes."""
-    state, count = walk.of(a["input"]), len(a["normalized_shape"])
-    for axis in state.axes[len(state.axes) - count :]:
-        _check_plain(axis, "it normalises over padding")
-    return State(refilled(state.axes))
+def static(axes: Callable[[int, dict[str, Any]], Iterable[int]], why: str) -> PaddingRule:
+    """Make the rule of operators that compute each line, or window, from the same line of the operand. The lines must
+    have a static size; the result's may be another. axes: of the lines, by the number of axes and the operator's
+    arguments. why: the reason of a refusal."""
 
+    def rule(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+        state = walk.of(a.get("self", a.get("input")))
+        made = list(refilled(state.axes))
+        for at in axes(len(made), a):
+            _check_plain(state.axes[at], why)
+            made[at] = plain(shape_of(node)[at])
+        return State(tuple(made))
 
-def channels(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of group_norm and instance_norm: all dimensions except the first (batch) must have static sizes."""
-    state = walk.of(a["input"])
-    for axis in state.axes[1:]:
-        _check_plain(axis, "it normalises over padding")
-    return State(refilled(state.axes))
-
-
-def batch_norm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of batch_norm: with stored statistics it multiplies each channel by a factor and adds a shift. With
-    statistics of the batch, no size may be dynamic."""
-    state = walk.of(a["input"])
-    if a.get("training") or a.get("use_input_stats"):
-        for dim in state.dims:
-            raise MixedError(dim, "it normalises over the batch, padding included")
-    return State(refilled(state.axes))
+    return rule
 
 
 def _check_plain(axis: Axis, why: str) -> None:
@@ -337,46 +320,15 @@ def _check_plain(axis: Axis, why: str) -> None:
             raise MixedError(atom.dim, why)
 
 
-def prelu(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of prelu: elementwise, with a slope for each channel."""
-    return State(refilled(walk.of(a["self"]).axes))
+def _given_axes(ndim: int, a: dict[str, Any]) -> list[int]:
+    """The axes that an operator names; all if it names none."""
+    return _axes({"dim": a.get("dim", a.get("dims", a.get("axis")))}, ndim)
 
 
-# -- along a static dimension
+LINES = static(_given_axes, "it includes padding")
 
 
-def lines(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of operators that compute each line from the same line of the operand. The lines must have a static size;
-    the result's may be another."""
-    x = a.get("self", a.get("input"))
-    state = walk.of(x)
-    walk.no_sizes(node)
-    given = a.get("dim", a.get("dims", a.get("axis")))
-    if given is None or (isinstance(given, list | tuple) and not given):
-        gone = list(range(len(state.axes)))
-    else:
-        gone = [d % len(state.axes) for d in ([given] if isinstance(given, int) else given)]
-    for at in gone:
-        _check_plain(state.axes[at], "it includes padding")
-    shape = shape_of(node)
-    axes = [plain(shape[i]) if i in gone else axis for i, axis in enumerate(refilled(state.axes))]
-    return State(tuple(axes))
-
-
-def windows(count: int) -> PaddingRule:
-    """Make the rule of operators with windows over the last `count` dimensions, such as pooling and interpolation.
-    Those dimensions must have static sizes."""
-
-    def rule(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-        state = walk.of(a["self"] if "self" in a else a["input"])
-        for axis in state.axes[-count:]:
-            _check_plain(axis, "its windows include padding")
-        return State((*refilled(state.axes[:-count]), *(plain(n) for n in shape_of(node)[-count:])))
-
-    return rule
-
-
-def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def roll(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     """Rule of roll: lines are rotated. A dynamic dimension may be rotated by 1 only, and only if its padding is copies
     of the last valid element."""
     state = walk.of(a["self"])
@@ -387,23 +339,7 @@ def roll(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         axes = list(refilled(state.axes))
         axes[at] = (_unsure(axes[at][0]),)
         return State(tuple(axes), state.low, state.high)
-    return lines(walk, node, a)
-
-
-def difference(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of diff: each element is replaced by the difference to its neighbour, `n` times; each time makes a line
-    shorter by one."""
-    state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
-    if is_plain(state.axes[at]) or a.get("prepend") is not None or a.get("append") is not None or a["n"] < 0:
-        return lines(walk, node, a)
-    axis = state.axes[at]
-    atom = axis[0]
-    if len(axis) > 1 or atom.every > 1:
-        raise MixedError(next(iter(state.dims)), "it takes differences along several flattened dimensions")
-    walk.needs(atom, a["n"] + 1)
-    axes = list(refilled(state.axes))
-    axes[at] = (Atom(atom.size - a["n"], atom.dim, atom.offset - a["n"], Fill(finite=state.is_finite)),)
-    return State(tuple(axes))
+    return LINES(walk, node, a)
 
 
 def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -424,26 +360,6 @@ def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         if len(rows) == len(columns) == 1 and rows[0].place == columns[0].place and rows[0].dim is not None:
             axes[-1] = (replace(columns[0], ahead=Fill(value=0.0)),)
     return State(tuple(axes), min(state.low, 0.0), max(state.high, 0.0))
-
-
-def similarity(walk: Walk, node: Node, a: dict[str, Any]) -> State:
-    """Rule of cosine_similarity and pairwise_distance: two lines become one number. The lines must have a static
-    size."""
-    x, y = (a[name] for name in a if name in ("x1", "x2"))
-    states = [walk.of(x), walk.of(y)]
-    ndim = max(len(state.axes) for state in states)
-    at = a.get("dim", -1) % ndim
-    axes: list[Axis] = []
-    for own in broadcast(states, ndim):
-        copies = all(atom.fill.copies for axis in own for atom in axis if atom.dim is not None)
-        finite = all(atom.fill.finite for axis in own for atom in axis if atom.dim is not None)
-        axes.append(refilled([next((axis for axis in own if axis), ())], Fill(copies, finite=finite))[0])
-    _check_plain(axes[at], "it compares padding")
-    if a.get("keepdim"):
-        axes[at] = ()
-    else:
-        del axes[at]
-    return State(tuple(axes))
 
 
 def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
@@ -469,6 +385,10 @@ def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return State(tuple(axes))
 
 
+def _windows(count: int) -> PaddingRule:
+    return static(lambda n, a: range(n - count, n), "its windows include padding")
+
+
 def _shared(ops: Iterable[Any], rule: PaddingRule) -> dict[Any, PaddingRule]:
     return dict.fromkeys(ops, rule)
 
@@ -476,21 +396,22 @@ def _shared(ops: Iterable[Any], rule: PaddingRule) -> dict[Any, PaddingRule]:
 REDUCING: dict[Any, PaddingRule] = {
     **_shared(REDUCTIONS, reduction),
     **_shared(SCANS, scan),
-    **_shared((aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax), softmax),
-    **_shared((aten.sort, aten.argsort, aten.topk, aten.kthvalue), sort),
-    **_shared((aten.layer_norm, aten.rms_norm), norm),
-    **_shared((aten.group_norm, aten.instance_norm), channels),
-    **_shared((aten.flip, aten.glu), lines),
-    **_shared((aten.max_pool1d, aten.avg_pool1d, aten.adaptive_avg_pool1d), windows(1)),
-    **_shared((aten.max_pool2d, aten.avg_pool2d, aten.adaptive_avg_pool2d), windows(2)),
-    **_shared((aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d), windows(2)),
-    **_shared((aten.cosine_similarity, aten.pairwise_distance), similarity),
+    **_shared((aten.softmax, aten.log_softmax), softmax),
+    **_shared((aten.sort, aten.topk, aten.kthvalue), sort),
+    **_shared(
+        (aten.layer_norm, aten.rms_norm),
+        static(lambda n, a: range(n - len(a["normalized_shape"]), n), "it normalises over padding"),
+    ),
+    **_shared((aten.group_norm, aten.instance_norm), static(lambda n, a: range(1, n), "it normalises over padding")),
+    **_shared((aten.flip, aten.glu), LINES),
+    **_shared((aten.max_pool1d, aten.avg_pool1d, aten.adaptive_avg_pool1d), _windows(1)),
+    **_shared((aten.max_pool2d, aten.avg_pool2d, aten.adaptive_avg_pool2d), _windows(2)),
+    **_shared((aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d), _windows(2)),
     **_shared((aten.tril, aten.triu), triangle),
     **_shared((aten.scatter, aten.scatter_add, aten.scatter_reduce), scatter),
-    aten.batch_norm: batch_norm,
-    aten.prelu: prelu,
-    aten._prelu_kernel: prelu,
-    aten.diff: difference,
+    aten.batch_norm: static(
+        lambda n, a: range(n) if a["training"] else (), "it normalises over the batch, padding included"
+    ),
     aten.roll: roll,
 }
 """The rule of each operator that reads whole lines."""

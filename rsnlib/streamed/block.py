@@ -24,10 +24,11 @@ from ...streams.dataflow.graph import Dataflow
 from ...streams.fifos.normal import fast_depths, normal_depths
 from ...streams.reader import read
 from ...streams.sizing.program import SizedProgram
-from ..capture import Interface, capture, fitting, lifted, module_of
+from ..capture import Interface, fitting, lifted, module_of
 from ..layers import identifier
 from ..norm_spellings import norms
-from ..rewrites import joins, likes, rewrite
+from ..normal_form.capture import capture
+from ..rewrites import aliases, joins, likes, rewrite
 from ..rotary import constant_rotations
 from .attention import NEVER, flat_matrices
 from .carrying import Carrying
@@ -39,7 +40,7 @@ from .reading import Block, Reader
 from .rules import RULES
 from .showing import Shown
 
-REWRITES = (likes, joins, norms, constant_rotations)
+REWRITES = (aliases, likes, joins, norms, constant_rotations)
 """Rewrites of the captured graph that kernels profit from: norms and rotary positions in one spelling."""
 
 

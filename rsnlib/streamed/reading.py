@@ -36,9 +36,6 @@ from ..capture import (
 )
 from ..changes import Numbers
 from ..layers import identifier
-from ..norm_spellings import origin
-from ..row_moves import JOINS
-from ..rules import CHECKS
 from ..view import View
 from ..view_rules import VIEWS
 from .names import RESERVED
@@ -46,6 +43,7 @@ from .operators import Array, FromHost, Graph, Operator, Positions, reachable
 from .pointwise import fused
 from .showing import Part, Shown, is_matrix, part_of
 
+aten = torch.ops.aten
 MODULES = ("linear", "layernorm", "rmsnorm")
 """Operators that most models have modules for, so that their paths say what they are."""
 
@@ -71,7 +69,7 @@ class Missing:
     why: str
 
 
-Value = Shown | Host | Missing | list[Any]
+Value = Shown | Host | Missing
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +142,7 @@ class Reader:
         for node in self.program.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.of[node] = Host(node, node in self.interface.arguments)
-            elif node.op == "call_function" and packet(node) not in CHECKS:
+            elif node.op == "call_function":
                 self.of[node] = self._read(node)
         results = {}
         for node in self.interface.result.all_input_nodes:
@@ -153,8 +151,6 @@ class Reader:
                 results[node] = value
             elif isinstance(value, Missing):
                 raise UnsupportedError(value.why)
-            elif isinstance(value, list):
-                raise UnsupportedError(f"{site(node)}: its result is a list of tensors; return the tensors")
         if not results:
             sites = [site(node) for node in self.of if node.op == "call_function"]
             found = f"; it has {', '.join(sites[:5])}{', ...' * (len(sites) > 5)}" if sites else ""
@@ -199,7 +195,7 @@ class Reader:
         from_host = all(isinstance(self.of.get(x), Host) for x in node.all_input_nodes)
         rule = self.rules.get(packet(node))
         missing = next((value for x in node.all_input_nodes if isinstance(value := self.of[x], Missing)), None)
-        if missing is not None and packet(node) not in JOINS:
+        if missing is not None and packet(node) is not aten.cat:
             return missing
         try:
             if not from_host and is_empty(node):
@@ -277,7 +273,6 @@ class Reader:
         its own last dimension. masks: it is added to scores, or tells with Booleans which of them count."""
         if dtype_of(node) != torch.float32 and not (masks and dtype_of(node) == torch.bool):
             raise Refused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
-        node = origin(node)
         if view is None or shape is None:
             sizes = shape_of(node)
             view, shape = View.dense(sizes), (1, prod(sizes[:-1]), sizes[-1] if sizes else 1)
@@ -294,8 +289,7 @@ class Reader:
         value = self.of[node]
         if isinstance(value, Shown):
             return value
-        if not isinstance(value, Host):
-            raise Refused(f"{node.name} is a list of tensors")
+        assert isinstance(value, Host)
         return Shown(self.memory(node), View.dense(shape_of(node)))
 
     def whole(self, part: Part) -> Operator:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite, prod
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import Node
 
-from ..capture import arguments, dtype_of, packet, shape_of, site
+from ..capture import arguments, dtype_of, packet, shape_of, short_name, site
 from ..rotate import ROTATE
-from ..row_moves import JOINS
-from ..values import AbstractState
-from ..values import Value as Viewed
 from ..view import View, merge
-from ..view_rules import VIEWS
+from ..view_rules import SAME, VIEWS, seen
 from . import pointwise as p
 from .attention import attend, flat_matrices, joined_rows, replaced_rows, scores_of
 from .operators import Array, Operator
@@ -36,24 +32,13 @@ def view(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     value = reader.of[x]
     if isinstance(value, Host):
         return None
-    of = {x: _viewed(value)}
-    made = VIEWS[packet(node)](cast(AbstractState, SimpleNamespace(of=of)), node, a)
+    assert isinstance(value, Shown)
+    if dtype_of(node) != dtype_of(x):
+        raise Refused(f"it converts from {dtype_of(x)} to {dtype_of(node)}; kernels compute in float32")
+    made = value.view if packet(node) in SAME else seen(value.view, node)
     if isinstance(made, str):
         raise Refused(made)
-    return _shown(made)
-
-
-def _viewed(value: Value) -> Any:
-    if isinstance(value, list):
-        return [_viewed(x) for x in value]
-    assert isinstance(value, Shown)
-    return Viewed(cast(Any, value.operator), value.view)
-
-
-def _shown(made: Any) -> Value:
-    if isinstance(made, list):
-        return [_shown(x) for x in made]
-    return Shown(made.base, made.view)
+    return Shown(value.operator, made)
 
 
 # -- products
@@ -66,16 +51,9 @@ def linear(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     return _product(reader, node, a["input"], reader.array(a["weight"]).T, a["bias"])
 
 
-def addmm(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
-    """bias + x @ weight."""
-    if a["beta"] != 1 or a["alpha"] != 1 or a["mat2"] not in reader.constants:
-        raise Refused("it has factors, or a weight that depends on the arguments")
-    return _product(reader, node, a["mat1"], reader.array(a["mat2"]), a["self"])
-
-
 def matmul(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     """A product with a constant matrix, or of an attention's operands."""
-    x, y = (a[name] for name in (("self", "other") if packet(node) is aten.matmul else ("self", "mat2")))
+    x, y = node.all_input_nodes[0], node.all_input_nodes[-1]
     if all(isinstance(reader.of[z], Host) and not reader.of[z].given for z in (x, y)):  # type: ignore[union-attr]
         return None
     if y in reader.constants and len(shape_of(y)) == 2:
@@ -246,7 +224,7 @@ def elementwise(
         else:
             leaf = _table(reader, x, part, first, operands, vectors)
         leaves.append(leaf)
-    name = reader.name(node, packet(node).__name__)
+    name = reader.name(node, short_name(node))
     made = p.pointwise(name, operands, make(leaves), vectors, site(node))
     return Shown(made, part.view)
 
@@ -372,7 +350,6 @@ UNARY: dict[Any, Callable[[p.Expression], p.Expression]] = {
     aten.sqrt: lambda x: p.call("sqrt", x),
     aten.rsqrt: lambda x: p.call("/", 1.0, p.call("sqrt", x)),
     aten.neg: lambda x: p.call("-", x),
-    aten.square: lambda x: p.call("*", x, x),
     aten.sigmoid: p.sigmoid,
 }
 
@@ -380,11 +357,9 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(VIEWS, view),
     **{op: unary(make) for op, make in UNARY.items()},
     aten.linear: linear,
-    aten.addmm: addmm,
-    **dict.fromkeys((aten.matmul, aten.mm, aten.bmm), matmul),
+    **dict.fromkeys((aten.matmul, aten.bmm), matmul),
     aten.scaled_dot_product_attention: sdpa,
     aten.softmax: softmax,
-    aten._softmax: softmax,
     **dict.fromkeys((aten.layer_norm, aten.rms_norm), norm),
     ROTATE: rotary,
     aten.gelu: gelu,
@@ -393,7 +368,7 @@ RULES: dict[Any, Rule] = {
     aten.sub: binary("-"),
     aten.mul: binary("*"),
     aten.div: binary("/"),
-    **dict.fromkeys(JOINS, cat),
+    aten.cat: cat,
     aten.index_copy: index_copy,
     aten.index_put: index_put,
 }

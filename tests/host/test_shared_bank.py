@@ -191,6 +191,7 @@ def test_models_that_share_little_stay_apart() -> None:
         assert bank(a).size == bank(b).size
 
 
+@pytest.mark.long
 def test_threads_while_programs_join_and_weights_change() -> None:
     parts, x = layers(5), torch.randn(1, 6, C)
     orders = [[0, 1, 2], [2, 1], [1, 0], [3, 0, 2]]

@@ -16,7 +16,7 @@ import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.padding_check import Filling  # noqa: E402
 from rsn.rsnlib.shapes import Arguments  # noqa: E402
-from rsn.tests.effort import cases, in_full  # noqa: E402
+from rsn.tests.effort import cases, in_full, thinned  # noqa: E402
 from rsn.tests.padding import chains  # noqa: E402
 from rsn.tests.padding.heads import HEADS, draw, tried  # noqa: E402
 
@@ -144,7 +144,7 @@ SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
 
 @pytest.mark.parametrize(
     "made",
-    [
+    thinned([
         lambda m, y, mask, ids: attention(y, mask),
         lambda m, y, mask, ids: attention(y, None, is_causal=True),
         lambda m, y, mask, ids: eager(y, causal(y.shape[1])),
@@ -182,7 +182,7 @@ SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
         lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids.argmax(1)] + m.words(ids)[:, 0],
         lambda m, y, mask, ids: torch.einsum("bld,bl->bd", y, mask.float()),
         lambda m, y, mask, ids: y.transpose(0, 1).flip(2).roll(1, 2).transpose(0, 1).diff(dim=2),
-    ],
+    ], 2),
 )
 def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
     check(made, SIZES)

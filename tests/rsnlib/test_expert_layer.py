@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.isa.overlays.moe import moe  # noqa: E402
-from rsn.tests.effort import sampled  # noqa: E402
+from rsn.tests.effort import long, sampled  # noqa: E402
 from rsn.tests.rsnlib.expert_layers import Loop, assert_equal, block  # noqa: E402
 
 HOWS = ("static", "patched", "sequenced")
@@ -71,8 +71,8 @@ def test_other_spellings(spelling: str, how: str) -> None:
     ("spelling", "message"),
     [
         ("bias", "its logits are not known"),
-        ("sigmoid", "its router is not known"),
-        ("eps", "its router is not known"),
+        long("sigmoid", "its router is not known"),
+        long("eps", "its router is not known"),
         ("residual", "does more than to choose experts"),
     ],
 )
@@ -86,6 +86,7 @@ def test_a_module_without_experts() -> None:
         rsn.ExpertLayer.of(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),), machine=SMALL)
 
 
+@pytest.mark.long
 def test_more_rows_than_declared() -> None:
     torch.manual_seed(0)
     module, x = Routed("chosen").eval(), torch.randn(20, 64)

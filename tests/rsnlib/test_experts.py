@@ -234,6 +234,7 @@ def test_files(tmp_path: Any) -> None:
         compiled.save(tmp_path / "layer.rsnmodel")
 
 
+@pytest.mark.long
 def test_selectors_in_another_order() -> None:
     """A loop over transposed selectors gathers rows by their second dimension: another function."""
 

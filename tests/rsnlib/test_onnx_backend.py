@@ -19,7 +19,6 @@ from onnx import helper, numpy_helper  # noqa: E402 - onnx first: it may be miss
 from rsn.base.errors import RsnError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.onnx_module import OnnxModule, tensor_of  # noqa: E402
 from rsn.rsnlib.onnx_operators.table import TABLE  # noqa: E402
-from rsn.tests.effort import LONG, in_both  # noqa: E402
 
 TYPES = "strings, and numbers of less than 8 bits or of 8 with a point"
 REASONS = {
@@ -106,21 +105,20 @@ def outcome(case: Any) -> str:
 
 @cache
 def outcomes() -> dict[str, str]:
-    """What each case of supported operators gives; in a quick run, one of ten."""
+    """What each case of supported operators gives."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.case.node import collect_testcases
 
         found = [x for x in collect_testcases(None) if x.model is not None and operators(x.model) <= set(TABLE)]
-        chosen = found if LONG else found[::10]
-        return {x.name: outcome(x) for x in chosen}
+        return {x.name: outcome(x) for x in found}
 
 
 def operators(model: Any) -> set[tuple[str, str]]:
     return {("" if node.domain == "ai.onnx" else node.domain, node.op_type) for node in model.graph.node}
 
 
-@in_both
+@pytest.mark.long
 def test_cases_of_operators_are_right_or_refused() -> None:
     wrong = {name: said for name, said in outcomes().items() if said != "right" and not said.startswith("refused: ")}
     assert wrong == {}

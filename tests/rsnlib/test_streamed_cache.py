@@ -102,6 +102,7 @@ def test_logits_of_a_model() -> None:
         one.step(tokens[:, :1], torch.tensor(16))
 
 
+@pytest.mark.long
 def test_only_new_rows_are_stored() -> None:
     state = caches("gpt2", batch=2)
     made = made_for(Fixed([block("gpt2", **BLOCKS["gpt2"])]), torch.randn(2, 1, 32), state)

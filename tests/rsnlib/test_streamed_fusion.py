@@ -61,6 +61,7 @@ def test_groups_of_a_graph_from_pytorch() -> None:
         fuse(space, max(space.own_bytes) - 1)
 
 
+@pytest.mark.long
 def test_a_buffer_is_filled_while_the_one_before_is_read(tmp_path: Path) -> None:
     """Two buffers instead of one: a row of tiles comes from one product while the next product reads the one before."""
     torch.manual_seed(0)

@@ -257,6 +257,7 @@ def test_which_calls_are_verified() -> None:
             assert len(calls) == count, (verify, number)
 
 
+@pytest.mark.long
 def test_the_model_is_kept_until_a_call_has_passed() -> None:
     compiled = rsn.compile(chain(), (x(1, 8, 64),))
     gone = weakref.ref(compiled._recipe.followed.original)  # type: ignore[union-attr]
@@ -298,6 +299,7 @@ def test_a_model_that_amplifies_rounding_passes() -> None:
     assert (out - expected).abs().max() > 1e-4 * expected.abs().max()
 
 
+@pytest.mark.long
 def test_a_decoder_is_verified() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 50}
     torch.manual_seed(0)

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsn.isa.overlays import XNN
-from rsn.isa.work import LengthField, Multiply, Part
+from rsn.isa.work import LengthField, Part
 from rsn.scheduler.attention_steps import Keys, RowBlock, Slot, parts_of, runs, slots_of, softmax_of
 from rsn.scheduler.binder import Binder
 from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
-from rsn.scheduler.op_counts import _ops
 from rsn.scheduler.schedule import PAPER
 from rsn.scheduler.tile import TILE, tile
 from rsn.tests.effort import examples
@@ -135,14 +134,3 @@ def test_rows_of_a_group_share_slots(heads: int, kv_heads: int) -> None:
         sizes = [sum(map(len, slot.rows)) for slot in slots_of(s, att) if slot.kv_head == kv_head]
         assert sizes[:-1] == [4] * (len(sizes) - 1)
         assert sum(sizes) == 3 * heads // kv_heads
-
-
-@given(st.integers(1, 100_000), st.integers(0, 6))
-def test_ops_count_all_products_within_their_fields(count: int, depth: int) -> None:
-    """depth: of a sum; 0 for products one by one. There is hardly more than one set-up for all that one counts."""
-    limits = {"row_groups": 15, "rows": 3, "columns": 7, "depth": 127}
-    one = Multiply(depth=depth, sums=True) if depth else Multiply()
-    ops = [*_ops(one, count, limits)]
-    assert all(1 <= getattr(op, name) <= most for op in ops for name, most in limits.items())
-    assert sum(op.row_groups * op.rows * op.columns * (1 if depth else op.depth) for op in ops) == count
-    assert sum(op.row_groups for op in ops) <= count // (21 if depth else 2667) + 4

@@ -97,6 +97,7 @@ def test_a_share_of_weights_asks_for_p3_and_says_where_weights_lie() -> None:
     assert shares[0.5] < shares[0.75] < shares[1.0] == 1
 
 
+@pytest.mark.long
 def test_trail_and_lag_move_the_interleaving() -> None:
     of = network(2, 384, 512, 8)
     orders = set()
@@ -107,6 +108,7 @@ def test_trail_and_lag_move_the_interleaving() -> None:
     assert len(orders) == 6
 
 
+@pytest.mark.long
 def test_fewer_buffers_take_no_less_time() -> None:
     of = network(6, 512, 512, 8)
     usual_ms = milliseconds(of)

@@ -55,7 +55,7 @@ def rows(network: LayerGraph, rng: np.random.Generator) -> np.ndarray:
         (1, 384, "P3", True),
         pytest.param(1, 128, "P3", True, marks=pytest.mark.long),
         pytest.param(3, 300, "P3", True, marks=pytest.mark.long),  # a panel for each sequence
-        (2, 300, "R6", True),
+        pytest.param(2, 300, "R6", True, marks=pytest.mark.long),
         pytest.param(2, 384, "R6", True, marks=pytest.mark.long),
         (4, 200, "P3", False),
         pytest.param(5, 130, "R6", True, marks=pytest.mark.long),

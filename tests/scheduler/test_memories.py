@@ -58,7 +58,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(**knobs)
 
 
-@examples(40, quick=5)
+@examples(40, quick=3)
 @given(
     overlays(),
     schedules(),
@@ -83,6 +83,7 @@ def test_any_memories_compute_the_same(
     assert error(y, reference(network, x)) < 1e-5
 
 
+@pytest.mark.long
 def test_more_slots_and_rows_are_faster_and_pass_all_checks() -> None:
     wide = overlay_of({"MemA": {"slots": 4}, "MemB0": {"rows": 256}, "MemB1": {"rows": 256}})
     network = Maker().encoder(6, 512, 1024, 16, 4096)

@@ -77,6 +77,7 @@ def assert_recorded(network: LayerGraph, schedule: Schedule, program: Program) -
                     assert any(name.startswith(layer.path) for layer in layers)
 
 
+@pytest.mark.long
 @examples(30, quick=10, phases=UNSHRUNK)
 @given(
     seq=st.integers(1, 300) | st.sampled_from([128, 384, 640]),

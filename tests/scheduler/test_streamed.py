@@ -93,6 +93,7 @@ def test_both_pairs_have_the_same_to_do(heads: int) -> None:
     assert (odd[0], odd[2], odd[4], odd[5]) == (4 * heads, 2 * heads, 6 * heads, 3 * heads)
 
 
+@pytest.mark.long
 def test_it_is_quicker() -> None:
     network = attention(8, 384, 16)
     runs = {}

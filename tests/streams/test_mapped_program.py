@@ -77,7 +77,7 @@ def test_a_bundle_shares_one_stream_of_the_machine() -> None:
 def test_chains_of_random_programs_give_equal_values() -> None:
     random = Random(21)
     mapped_ones = 0
-    for number in range(cases(200, 12)):
+    for number in range(cases(200, 6)):
         kind = random.choice(["i8", "f32"])
         floats = kind == "f32"
         text = HEAD.format(kind=kind) + BODIES.format(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import le
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from rsn.tests.tuning.valley import Valley
 from rsn.tuning.page import page
 from rsn.tuning.problem import Choice, Knob, Outcome, Problem
 from rsn.tuning.study import Result, Trial, tune
-from rsn.tuning.workers import workers
+from rsn.tuning.workers import InThisProcess, workers
 
 pytest.importorskip("optuna")
 
@@ -121,6 +123,65 @@ def test_neighbours_of_the_best_are_tried(tmp_path: Path, goals: tuple[str, ...]
             assert trial.choice not in [t.choice for t in result.trials[:first]]
     with pytest.raises(StudyError, match="it has neighbours True, not None; give another file"):
         tune(problem, 20, seed=1, file=file)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A cost of many knobs, of which few matter, so that many choices cost the same."""
+
+    name: str = "plain"
+    goals: tuple[str, ...] = ("cost",)
+    knobs: tuple[Knob, ...] = tuple(Knob(name, tuple(range(8))) for name in "abcdef")
+    start: tuple[Choice, ...] = (dict.fromkeys("abcdef", 4),)
+
+    def evaluate(self, choice: Choice) -> Outcome:
+        return Outcome((float(choice["a"]) // 2, float(choice["b"]) // 4)[: len(self.goals)])
+
+
+class Rounds:
+    """Evaluates in this process, and keeps how many choices it is given at a time."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.given: list[int] = []
+        self._in_process = InThisProcess(problem)
+
+    def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
+        self.given.append(len(choices))
+        return self._in_process.evaluate(choices)
+
+
+@pytest.mark.parametrize(("trials", "rounds"), [(1, 1), (5, 1), (6, 2), (11, 3)])
+def test_trials_are_rounded_up_to_whole_rounds(trials: int, rounds: int) -> None:
+    counted, seen = Rounds(Plain()), list[Trial]()
+    result = tune(Plain(), trials, together=5, workers=counted, observe=seen.append)
+    assert counted.given == [5] * rounds
+    assert seen == [*result.trials]
+    assert [trial.number for trial in result.trials] == [*range(5 * rounds)]
+
+
+def test_a_round_has_one_choice_of_optuna_beside_its_neighbours() -> None:
+    """Of six knobs a neighbour of the best, or of a mixture of two, differs from both in two at most."""
+    problem = Plain()
+    result = tune(problem, 40, together=4, seed=5, neighbours=True)
+    others = []
+    for first in range(4, 40, 4):
+        best = [trial.choice for trial in result_of_first(result, first)]
+        for trial in result.trials[first : first + 4]:
+            own = [sum(trial.choice[k] not in (x[k], y[k]) for k in "abcdef") for x in best for y in best]
+            others.append(min(own) > 2)
+        assert others[-4:-1] == [False] * 3
+    assert any(others)
+
+
+@pytest.mark.parametrize("goals", [("cost",), ("cost", "other")])
+def test_of_equal_choices_the_first_is_the_best(goals: tuple[str, ...]) -> None:
+    """Not none of them, as if they beat each other, and not all."""
+    result = tune(Plain(goals=goals), 40)
+    costs = [trial.outcome.costs for trial in result.trials]
+    assert len(set(costs)) < len(costs)
+    unbeaten = sorted({trial.outcome.costs for trial in result_of_first(result, 40)})
+    assert [trial.outcome.costs for trial in result.best] == unbeaten
+    assert [trial.number for trial in result.best] == [costs.index(x) for x in unbeaten]
 
 
 def result_of_first(result: Result, count: int) -> list[Trial]:

@@ -179,6 +179,7 @@ def test_check_finds_that_streams_have_no_room() -> None:
     assert all(finding.startswith("too many streams go from column") for finding in found)
 
 
+@pytest.mark.long
 def test_readme_shows_what_lies_in_a_tile(root: Path) -> None:
     text = (root / "hw/versal/README.md").read_text(encoding="utf-8")
     _, tiles = check_places.parts(graph())

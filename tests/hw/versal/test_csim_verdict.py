@@ -155,6 +155,7 @@ def test_another_machines_program_is_refused() -> None:
         native().run(deeper, example("fig10").banks())
 
 
+@pytest.mark.long
 def test_runs_side_by_side_and_one_after_the_other() -> None:
     """Nothing is shared: four at once, some of which stop in a deadlock."""
     good = example("gemm768")
