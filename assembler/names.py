@@ -162,7 +162,8 @@ class Names:
         if isinstance(value, Buffer):
             if units is None:
                 raise Mistake(s.token_span(token), f"{name} is a buffer; only addr= takes the address of one")
-            return self.reached(value, token, units).offset
+            self.require_reach(value, token, units)
+            return value.offset
         if value is not None:
             raise Mistake(s.token_span(token), f"{name} stands for {listing(u.name for u in value)}, not for a number")
         if name in self.parameters:
@@ -196,13 +197,12 @@ class Names:
             raise Mistake(s.token_span(token), f"no buffer is called {name}", *did_you_mean(name, self.buffers), known)
         return self.buffers[name]
 
-    def reached(self, buffer: Buffer, token: Token, units: tuple[UnitSpec, ...]) -> Buffer:
-        """Return the buffer. Raises `Mistake`, at the token, if one of the units cannot access its memory bank."""
+    def require_reach(self, buffer: Buffer, token: Token, units: tuple[UnitSpec, ...]) -> None:
+        """Raise `Mistake`, at the token, if one of the units cannot access the memory bank of a buffer."""
         for unit in units:
             if unit.bank != buffer.bank:
                 reach = f"{unit.name} reaches {unit.bank}" if unit.bank else f"{unit.name} reaches no memory"
                 raise Mistake(s.token_span(token), f"{buffer.name} lies in {buffer.bank}; {reach}")
-        return buffer
 
     # -- units ----------------------------------------------------------------------------------------------------
 

@@ -37,9 +37,9 @@ def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> P
         return _assemble(Text(text, file), overlays)
 
 
-def parse_file(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program | UnpackedProgram:
+def parse_file(path: str | Path) -> Program | UnpackedProgram:
     """Assemble a file as `parse`. Raises `SourceError`, or `OSError` if the file cannot be read."""
-    return parse(read_text(path), str(path), overlays)
+    return parse(read_text(path), str(path))
 
 
 def read_text(path: str | Path) -> str:

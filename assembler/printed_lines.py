@@ -91,7 +91,7 @@ class Words:
         return self.append(other.row())
 
     def row(self, body: tuple[TextRow, ...] | None = None) -> TextRow:
-        """Return the finished row."""
+        """Return the words as a row. body: the rows in its braces; None for no braces."""
         return TextRow(tuple(self.parts), tuple(self.numbers), body)
 
 

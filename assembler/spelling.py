@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Container
 
 from ..isa.fields import Field, Record
 
@@ -51,10 +50,9 @@ def spelling(record: type[Record]) -> Spelling:
     return _KNOWN[record]
 
 
-def quoted(name: str, taken: Container[str] = ()) -> str:
-    """Write a name as source text: in quotes if it is no plain name, a keyword, or one of `taken`."""
-    plain = NAME.fullmatch(name) and name not in KEYWORDS and name not in taken
-    return name if plain else f'"{letters(name)}"'
+def quoted(name: str) -> str:
+    """Write a name as source text: in quotes if it is no plain name, or a keyword."""
+    return name if NAME.fullmatch(name) and name not in KEYWORDS else f'"{letters(name)}"'
 
 
 def letters(name: str) -> str:

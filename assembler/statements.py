@@ -171,7 +171,7 @@ class _Mop:
         elif f is not None:
             raise Mistake(s.token_span(word.name), f"{name} needs a value: {name}=...")
         elif self.spelling.sliced and self.names.is_buffer(word.name):
-            self._chunks(whole_buffer(self._reach(word.name)), word)
+            self._chunks(whole_buffer(self._reached(word.name)), word)
         else:
             raise self._unknown(name, s.token_span(word.name), self.spelling.flags, "flags")
 
@@ -229,13 +229,16 @@ class _Mop:
         self.clamped.append(Clamped(name, f.name, base, cap))
         return Patch(0, 0, f.name, base, cap).value(parameter.default)
 
-    def _reach(self, token: Token) -> Buffer:
-        return self.names.reached(self.names.buffer(token), token, self.site.units)
+    def _reached(self, token: Token) -> Buffer:
+        """The buffer that a token names. Raises `Mistake` if the units cannot access it."""
+        buffer = self.names.buffer(token)
+        self.names.require_reach(buffer, token, self.site.units)
+        return buffer
 
     def _slice(self, word: s.Slice) -> None:
         if not self.spelling.sliced:
             raise Mistake(s.span(word), f"{self.type.NAME} takes no buffer")
-        buffer = self._reach(word.name)
+        buffer = self._reached(word.name)
         bounds = []
         for sub in word.subs:
             if not sub.bounds:

@@ -67,7 +67,12 @@ class SourceError(RsnError):
 
 
 class ProgramError(RsnError):
-    """A well-formed program that the machine must not load, or that it cannot finish."""
+    """A well-formed program that the machine must not load, or that it cannot finish.
+
+    left: if a run ends with words in streams, the payloads that each of these streams holds, by its name.
+    """
+
+    left: Mapping[str, Sequence[Any]] = {}
 
 
 class DeadlockError(ProgramError):
@@ -89,14 +94,6 @@ class DeadlockError(ProgramError):
 
     def __str__(self) -> str:
         return str(self.report)
-
-
-class LeftoverError(ProgramError):
-    """A run ends with words in streams. words: the payloads that each of these streams holds, by its name."""
-
-    def __init__(self, message: str, words: Mapping[str, Sequence[Any]]) -> None:
-        super().__init__(message)
-        self.words = words
 
 
 class CycleError(ProgramError):

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Drop what compiled code writes to stdout in a `with` block. Everything of this process goes there meanwhile: for
-    short calls of commands that print their results later."""
+    """Drop what compiled code writes to stdout in a `with` block. All output of the process is dropped meanwhile, that
+    of other threads too: use it for short calls."""
     sys.stdout.flush()
     try:
         kept = os.dup(1)

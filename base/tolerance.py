@@ -5,7 +5,7 @@ from __future__ import annotations
 BOUND = 1e-4
 """Largest allowed difference from PyTorch, relative to the largest magnitude in the tensor."""
 FEW_LAYERS, BOUND_OF_FEW = 4, 1e-5
-"""Networks of so many layers of a transformer, or fewer, differ less."""
+"""Up to how many layers of a transformer a network must keep the second bound."""
 
 
 def bound_of(layers: int) -> float:

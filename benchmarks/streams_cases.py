@@ -80,7 +80,7 @@ def cycles(text: str, rates: Rates = NO_RATES, depth: int | None = None) -> int:
     depths, packing = stream_depths(region)
     if depth is not None:
         depths = dict.fromkeys(depths, depth)
-    bodies = fire_together([instance.body for instance in region.instances], depths, packing).bodies
+    bodies = fire_together([instance.beats for instance in region.instances], depths, packing).bodies
     result = Model(bodies, packing).run(depths)
     assert isinstance(result, Timing)
     return result.latency

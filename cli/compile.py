@@ -32,8 +32,7 @@ from ..scheduler.bounds import bounds
 from ..streams.placing.devices import DEVICES, device_named
 from .options import JSON, STREAMS, Count, File, Options, option, refuse, with_options
 from .progress import stepping
-from .shown import counted
-from .stream_programs import Named, is_region, machine_program
+from .stream_programs import Named, counted, is_region, machine_program
 from .stream_programs import stream_program as stream_program_named
 
 if TYPE_CHECKING:

@@ -45,11 +45,11 @@ def depths_command(program: str, runs: int, chosen: Sequence[str], kernels: Path
     if named is None:
         raise click.UsageError(f"{program} is no stream program: FILE.py or FILE.py:REGION")
     rates = NO_RATES if kernels is None else read_rates(kernels)
-    report = report_on(read_file(named.file, named.region, rates=rates))
+    report = report_on(read_file(named.file, named.region, timed=True, rates=rates))
     if any(f.code != "depth" and not f.warning for f in report.findings):
         show(report, 10, as_json)
         raise SystemExit(1)
-    sized = SizedProgram(report.region, read_file(named.file, named.region, timed=True, rates=rates), runs)
+    sized = SizedProgram(report.region, runs)
     depths = _chosen(sized, chosen)
     with working(TIMING):
         found = sizes(sized, depths)

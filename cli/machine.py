@@ -69,7 +69,7 @@ def _show_deviations(deviations: Sequence[Deviation]) -> None:
 
 
 def _facts(row: ResourceUse, error: float | None) -> dict[str, Any]:
-    """error: of the estimate; None if not known."""
+    """Return the use of a resource for --json. error: of the estimate, relative; None if not known."""
     shown = {"needed": row.needed, "available": row.capacity.amount, **picked(row, "share", "estimate")}
     shown |= {"error": error, **picked(row.capacity, "published", "post_route", "remark", "unit", "source")}
     return shown | {"parts": row.parts}

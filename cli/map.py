@@ -38,8 +38,7 @@ from ..streams.reader import read_file
 from ..streams.tree import Region
 from .options import JSON, Count, File, Options, option, refuse, with_options
 from .progress import working
-from .shown import counted
-from .stream_programs import Named, show, stream_program
+from .stream_programs import Named, counted, show, stream_program
 
 MESHES, XNN = "only with a mesh", "only with --onto xnn"
 """Kinds of options."""
@@ -80,7 +79,7 @@ def map_command(program: str, options: MapOptions) -> None:
     named = stream_program(program)
     if named is None:
         raise click.UsageError(f"{program}: a stream program is a file FILE.py, or FILE.py:REGION")
-    region = read_file(named.file, named.region)
+    region = read_file(named.file, named.region, timed=True)
     if options.machine in OVERLAYS:
         refuse(MESHES)
         _onto_overlay(region, options)
@@ -158,7 +157,7 @@ def _mapped(
     named: Named, region: Region, machine: MeshDescription, options: MapOptions
 ) -> tuple[dict[str, Any], list[str], Mapped]:
     """Map a program; return the facts, the lines to print, and the mapping."""
-    graph = mapping_graph(region, read_file(named.file, named.region, timed=True))
+    graph = mapping_graph(region)
     mapped = Mapped.start(graph)
     for text in options.chains:
         pair = _names(text)

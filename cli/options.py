@@ -78,8 +78,8 @@ def with_options(group: type[Options]) -> Callable[[_Command], _Command]:
         for name, kind in reversed(group.__annotations__.items()):
             declared: _Declared = getattr(group, name)
             flags = declared.flags or ("--" + name.replace("_", "-"),)
-            how = {"is_flag": kind == "bool", "multiple": kind.endswith("...]")}
-            how |= {"type": TYPES.get(kind.removesuffix(" | None"))} | declared.settings
+            how = {"type": TYPES.get(kind.removesuffix(" | None"))} | declared.settings
+            how |= {"is_flag": True} if kind == "bool" else {"multiple": True} if kind.endswith("...]") else {}
             made = click.option(*flags, name, cls=_Option, **how)(made)
         decorated: _Command = made
         return decorated

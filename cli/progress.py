@@ -98,6 +98,7 @@ class _Bar:
         self._timer.start()
 
     def share(self, share: float) -> None:
+        """Show how much is done, 0 to 1."""
         self._progress.update(self._task, total=1.0, completed=share)
 
     def relabel(self, label: str) -> None:
@@ -106,10 +107,12 @@ class _Bar:
         self._task = self._progress.add_task(label, total=None)
 
     def line(self, text: str) -> None:
+        """Print a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
+        """Hide the bar in a `with` block."""
         with self._lock:
             self._is_hidden = True
             self._stop()
@@ -121,6 +124,7 @@ class _Bar:
                 self._start()
 
     def close(self) -> None:
+        """Remove the bar."""
         self._timer.cancel()
         self._timer.join()
         self._stop()

@@ -14,7 +14,7 @@ import click
 from ..scheduler.best import schedule_named
 from .options import Setting
 from .progress import working
-from .published.rows import FAR, PERHAPS_NOTE, UNTIMED, PublishedRow, calibrated_parameters, rows_of
+from .published.rows import FAR, NOTES, PERHAPS_NOTE, PublishedRow, calibrated_parameters, rows_of
 from .published.step import STEP, claims, findings, measure, step_rows, step_summary
 
 TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11", "fig9")
@@ -125,7 +125,7 @@ def _show_summary(rows: Sequence[PublishedRow]) -> None:
         click.echo(f"  {'timed, the worst':<30} {worst['error_pct']:+5.1f} %  ({worst['table']}, {worst['row']})")
     if facts["rows"]["timed"] < len(rows):
         click.echo("\nnot among the timed rows:")
-        for pattern, reason in UNTIMED.items():
+        for pattern, reason in NOTES.untimed.items():
             left_out = [row for row in rows if fnmatch(row.key, pattern)]
             if left_out:
                 what = left_out[0].row if len(left_out) == 1 else f"{len(left_out)} rows"

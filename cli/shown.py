@@ -1,4 +1,4 @@
-"""How commands show what they found: tables, attributes as JSON, numbers of things."""
+"""How commands show what they found: tables, and attributes as JSON."""
 
 from __future__ import annotations
 
@@ -22,8 +22,3 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) ->
 def picked(thing: object, *names: str) -> dict[str, Any]:
     """Return some attributes by name."""
     return {name: getattr(thing, name) for name in names}
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things as text: `1 unit`, `2 units`."""
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -19,7 +19,6 @@ from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Diagnostic, Source
 from ..streams.symbolic.forall import Proof, prove
 from ..streams.syntax.nodes import FunctionDefinition
-from .shown import counted
 
 
 class Named(NamedTuple):
@@ -51,7 +50,7 @@ def machine_program(named: Named, execute: bool, kernels: str | None) -> Program
     """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
     kernels: path of a file with the rates of library kernels. Raises `SourceError` with the findings."""
     rates = NO_RATES if kernels is None else read_rates(Path(kernels))
-    report = report_on(read_file(named.file, named.region, rates=rates))
+    report = report_on(read_file(named.file, named.region, timed=True, rates=rates))
     return pack(build(report, execute))
 
 
@@ -73,6 +72,11 @@ def show(report: Report, most: int, as_json: bool) -> bool:
         streams, instances = _streams(report), len(region.instances)
         click.echo(f"{name}: ok, {counted(streams, 'stream')}, {counted(instances, 'task instance')}")
     return ok
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things as text: `1 unit`, `2 units`."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def prove_file(named: Named, domain: str, strict: bool) -> Proof:

@@ -86,7 +86,7 @@ class Expansion:
     def __post_init__(self) -> None:
         self._numbers: dict[Any, int] = {}
         overlay = self.program.overlay
-        parts: dict[str, list[tuple[Ints, Ints, int]]] = {u.name: [] for u in overlay.units}
+        parts: dict[str, list[tuple[Ints, Ints, int]]] = {u.name: [(_NONE, _NONE, 0)] for u in overlay.units}
         mops: dict[tuple[Record, int], tuple[Ints, Ints]] = {}
         for number, packet in enumerate(self.program.packets):
             header = packet.header
@@ -94,20 +94,16 @@ class Expansion:
                 continue
             units = overlay.selected(header.opcode, header.mask)
             if units:
-                kinds, shifts = self._packet(packet, overlay.by_opcode[header.opcode], mops)
+                expanded = self._packet(packet, overlay.by_opcode[header.opcode], mops)
                 for u in units:
-                    parts[u.name].append((kinds, shifts, number))
+                    parts[u.name].append((*expanded, number))
         for u in overlay.units:
             if u.kind in overlay.preloaded:
                 self.sequences[u.name] = self._listed(u, overlay.preloaded[u.kind])
                 continue
-            pieces = parts[u.name]
-            self.sequences[u.name] = UopSequence(
-                u,
-                np.concatenate([k for k, _, _ in pieces]) if pieces else _NONE,
-                np.repeat([n for _, _, n in pieces], [len(k) for k, _, _ in pieces]) if pieces else _NONE,
-                np.concatenate([s for _, s, _ in pieces]) if pieces else _NONE,
-            )
+            kinds, shifts, numbers = zip(*parts[u.name], strict=True)
+            origins: Ints = np.repeat(numbers, [len(k) for k in kinds])
+            self.sequences[u.name] = UopSequence(u, np.concatenate(kinds), origins, np.concatenate(shifts))
 
     def _listed(self, unit: UnitSpec, held: OpList) -> UopSequence:
         """The uOPs of a unit with an op list."""

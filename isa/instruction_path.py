@@ -19,11 +19,10 @@ from ..base.errors import ProgramError
 from ..machine.balance import UopTable
 from ..machine.description import Machine, UnitSpec
 from ..machine.executor import ProcessNetwork
-from ..machine.kernel_traces import UntraceableError
 from ..machine.plan import Plan
 from ..machine.steps import NEVER, Channel, Issue, Step, Steps
 from ..machine.traces import MAX_UOPS as MAX_TRACED
-from ..machine.traces import Items, TraceTable, UnitTraces
+from ..machine.traces import Items, TraceTable, UnitTraces, UntraceableError
 from ..machine.workload import MAX_UOPS, Workload
 from .expansion import Expansion, preloaded_uops, uop_upper_bound
 from .fields import Record

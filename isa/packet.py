@@ -61,6 +61,14 @@ class Packet:
         return 1 + sum(m.WORDS for m in self.mops)
 
 
+def terminators(overlay: Overlay) -> list[Packet]:
+    """Return the packets that end all decoders, in the overlay's order. Alone they are the smallest complete image."""
+    kinds = [(overlay.format_of(kind).opcode, overlay.by_kind[kind]) for kind in overlay.terminators]
+    return [
+        Packet.terminator(opcode, sum(1 << u.index for u in units) if len(units) > 1 else 0) for opcode, units in kinds
+    ]
+
+
 def encode_image(packets: Sequence[Packet]) -> Words:
     """Return the image: number of packet words, number of packets, then the packets back to back (contract 1).
 

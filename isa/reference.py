@@ -1,4 +1,4 @@
-"""Makes the reference of overlays, as Markdown, from their tables and `reference.md.j2`."""
+"""The reference of overlays, as Markdown: their tables in the template `reference.md.j2`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from importlib.resources import files
 from textwrap import dedent, fill
 from types import ModuleType
 
-import jinja2
 import numpy as np
 
 from ..base.errors import ProgramError
@@ -25,11 +24,9 @@ WIDTH = 120
 
 def reference(overlays: Mapping[Overlay, ModuleType]) -> str:
     """Return the reference of some overlays, each with the module whose docstring introduces it. One that extends
-    another comes behind that."""
-    by_name = {overlay.name: overlay for overlay in overlays}
-    extensions = [(overlay, by_name[overlay.extends]) for overlay in overlays if overlay.extends]
-    for overlay, base in extensions:
-        _require_extension(overlay, base)
+    another comes behind that. Raises `ProgramError` for one that does more than to add opcodes and change rates."""
+    import jinja2
+
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.globals |= {
         "about": about,
@@ -46,13 +43,14 @@ def reference(overlays: Mapping[Overlay, ModuleType]) -> str:
         "unit_rows": _units,
     }
     template = environment.from_string((files(__package__) / "reference.md.j2").read_text(encoding="utf-8"))
-    text = template.render(
-        made_by=MADE_BY,
-        header=Header,
-        overlays=[(o, inspect.getdoc(module) or "") for o, module in overlays.items() if not o.extends],
-        extensions=extensions,
-    )
-    return text.rstrip() + "\n"
+    by_name = {overlay.name: overlay for overlay in overlays}
+    sections = []
+    for overlay, module in overlays.items():
+        base = by_name[overlay.extends] if overlay.extends else None
+        if base is not None:
+            _require_extension(overlay, base)
+        sections.append((overlay, base, inspect.getdoc(module) or ""))
+    return template.render(made_by=MADE_BY, header=Header, sections=sections).rstrip() + "\n"
 
 
 def _require_extension(overlay: Overlay, base: Overlay) -> None:

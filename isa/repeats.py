@@ -78,8 +78,7 @@ class OpList:
         """Return the index of each executed op's entry. Raises as `runs`."""
         if self.repeat is None:
             return np.arange(len(entries))
-        parts = [np.tile(np.arange(part.start, part.stop), times) for part, times in self.runs(entries)]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return np.concatenate([np.tile(np.arange(part.start, part.stop), times) for part, times in self.runs(entries)])
 
     def unrolled(self, entries: Sequence[Any]) -> Sequence[Any]:
         """Return the ops that a list executes. Raises as `runs`."""

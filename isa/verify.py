@@ -291,12 +291,6 @@ def _alone(program: Program, packet: Packet) -> Expansion:
     return Expansion(dataclasses.replace(program, packets=(packet,), preloaded={}, parameters=(), places=()))
 
 
-def _values(p: Parameter, patch: Patch) -> list[int]:
-    """The values that a patched field can have; only the lowest and highest if there are too many."""
-    low, high = patch.value(p.low), patch.value(p.high)
-    return list(range(low, high + 1)) if high - low < MAX_VALUES else [low, high]
-
-
 def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patch) -> Iterator[Finding]:
     """R04: off-chip accesses outside of buffers at any value of a parameter. Two parameters in a mOP are an error."""
     overlay = program.overlay
@@ -313,7 +307,7 @@ def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patc
         text = f"{patch.field} of packet {patch.packet} changes addresses and has too many values to check"
         yield Finding("R04", text, where, help=f"at most {MAX_VALUES} values, and one parameter in an operation")
         return
-    for value in _values(p, patch):
+    for value in range(patch.value(p.low), patch.value(p.high) + 1):
         packet = _patched(program, patch, value)
         if uop_upper_bound(packet, overlay) > MAX_UOPS:
             yield Finding("P01", f"with {p.name} at its limit the program has too many uOPs", where)

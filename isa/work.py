@@ -224,9 +224,9 @@ class Rotation(NamedTuple):
 class Store(NamedTuple):
     """Drain the first rows x columns elements of a slot to off-chip memory.
 
-    activation: the operation, such as "gelu_erf" or "identity", that is applied to all before. gate: its result times
-    the `columns` columns behind. norm: is applied next. statistics: instead of that, the mean and variance that it
-    takes follow the elements. rotation: is applied last.
+    In this order: activation: an operation, such as "gelu_erf" or "identity", that is applied to all elements. gate:
+    its result is multiplied by the `columns` columns behind. norm: is applied. statistics: the norm is not applied; its
+    mean and variance of each row are stored behind the elements. rotation: is applied.
     """
 
     rows: int
@@ -260,8 +260,8 @@ class Multiply(NamedTuple):
 
     half_depth, half_columns: tiles have half of K, or half of the columns. sums: the unit adds over K and emits one
     tile for each result, one result after the other; otherwise it emits all products, and for each tile of K those of
-    the whole block. bias: it first takes a vector that it adds. scaled: it emits
-    tiles of its left operand times a vector before the products. load_scale: it first takes that vector.
+    the whole block. bias: it first takes a vector that it adds. scaled: before the products it emits tiles of its left
+    operand times a vector. load_scale: it first takes that vector.
     """
 
     row_groups: int = 1

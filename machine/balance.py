@@ -1,6 +1,6 @@
 """Compares the words sent and received on every stream, without running the network.
 
-The kernels of each unit are traced alone (`kernel_traces`), and the words of their traces are counted. A kernel depends
+The kernels of each unit are traced alone (`traces`), and the words of their traces are counted. A kernel depends
 only on its uOP and on the unit's registers, so uOPs of equal `effect_key` are stepped once.
 """
 
@@ -18,8 +18,8 @@ from ..base.deadlock_report import Imbalance
 from ..base.finding import Finding
 from .description import FREE, Machine
 from .event_log import StepSignature
-from .kernel_traces import Fork, KernelTraces, KeyedKernels, UntraceableError
 from .steps import Channel, Step
+from .traces import Fork, KernelTraces, KeyedKernels, UntraceableError
 from .wiring import Wiring
 
 MAX_STEPS = 4_000_000
@@ -143,12 +143,23 @@ class _Words(KernelTraces):
         """The traces of a unit's uOPs. Raises `UntraceableError`."""
         kernels = KeyedKernels(self, self.wiring.units[name])
         kinds = table.kinds[name].tolist() if name in table.kinds else []
+        known: dict[int, int] = {}
+        traces: list[int] = []
         try:
-            return np.array([kernels.kernel(table.uops[kind])[0] for kind in kinds], np.int64)
+            for kind in kinds:
+                trace = known.get(kind)
+                if trace is None:
+                    trace, changes = kernels.kernel(table.uops[kind])
+                    if changes:  # the state, of which effect keys are made
+                        known.clear()
+                    else:
+                        known[kind] = trace
+                traces.append(trace)
         except UntraceableError:
             raise
         except Exception as e:  # kernels may be user code, and they get no data here
             raise UntraceableError(f"the kernel of {name} fails without data: {e!r}") from e
+        return np.array(traces, np.int64)
 
     def moved(self) -> list[Counter[tuple[int, int]]]:
         """The words that each trace puts on and gets from streams, by index of the stream and PUT or GET."""

@@ -23,11 +23,12 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-from ..base.errors import DeadlockError, LeftoverError
+from ..base.errors import DeadlockError, ProgramError
 from .deadlock import explain
 from .description import Machine
 from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, EventLog, StepSignature
 from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps, joined
+from .unit import draining
 from .wiring import Wiring
 from .workload import UopLists, Workload
 
@@ -122,11 +123,6 @@ class Progress:
     def busy(self) -> float:
         """Seconds in which the process did not wait."""
         return self.task.busy
-
-
-def draining(unit: str) -> str:
-    """Return the name of the process that drains the slots of a unit whose halves are apart."""
-    return f"{unit} drain"
 
 
 def unit_processes(machine: Machine) -> dict[str, str]:
@@ -270,7 +266,7 @@ class ProcessNetwork(Wiring):
     def run(self) -> float:
         """Run to the end and return the latency in seconds.
 
-        Raises `DeadlockError` with the wait-for report, or `LeftoverError` if words are left in streams.
+        Raises `DeadlockError` with the wait-for report, or `ProgramError` if words are left in streams.
         """
         return self.run_from(self._tasks)
 
@@ -365,15 +361,16 @@ class ProcessNetwork(Wiring):
     def settle(self, alive: Collection[Task]) -> None:
         """Raise unless the run is complete. alive: the processes that have not ended; none of them can move.
 
-        Raises `DeadlockError` if there are any, `LeftoverError` if words are left in streams.
+        Raises `DeadlockError` if there are any, `ProgramError` if words are left in streams.
         """
         if alive:
             raise DeadlockError(explain(self, alive))
         left = [c for c in self._channels.values() if c.filled]
         if left:
             rows = "\n".join(f"  {self._leftover(c)}" for c in left)
-            text = f"the program ends with data left in streams (more sent than received)\n{rows}"
-            raise LeftoverError(text, {c.name: [payload for _, payload, *_ in c.tokens] for c in left})
+            error = ProgramError(f"the program ends with data left in streams (more sent than received)\n{rows}")
+            error.left = {c.name: [payload for _, payload, *_ in c.tokens] for c in left}
+            raise error
 
     def _leftover(self, channel: Channel) -> str:
         unit, number, issue = channel.last

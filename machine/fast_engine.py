@@ -29,8 +29,7 @@ from .executor import Task
 from .list_scheduling import ListSchedulingProblem, job_tables
 from .steps import NEVER, Issue, Step, Steps
 from .timing import Timing
-from .kernel_traces import MAX_WORDS
-from .traces import RATE, Floats, Ints, Traces
+from .traces import MAX_WORDS, RATE, Floats, Ints, Traces
 
 
 def run_traces(

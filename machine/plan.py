@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+from ..base.garbage import gc_disabled
 from .description import Machine
 from .executor import ProcessNetwork
 from .fast_engine import run_traces
 from .jit import available, loads
-from .kernel_traces import UntraceableError
 from .timing import Timing
-from .traces import Traces, trace_workload
+from .traces import Traces, TraceTable, UntraceableError
 from .workload import Workload
 
 NUMBA_MIN_FIRINGS = 100_000
@@ -22,6 +22,26 @@ NUMBA_MIN_FIRINGS = 100_000
 long as 150,000 firings in Python; the limit is lower because a process often runs a second program."""
 
 M = TypeVar("M", bound=Machine)
+
+
+@gc_disabled()
+def trace_workload(
+    machine: Machine,
+    workload: Workload | Mapping[str, Iterable[Any]],
+    *,
+    where: Callable[[str, int], str] | None = None,
+) -> Traces:
+    """Trace the workload that `ProcessNetwork` with the same arguments would run. Raises `UntraceableError`."""
+    net = ProcessNetwork(machine, workload, where=where)
+    table = TraceTable(net)
+    try:
+        lists = net.workload.trace(table)
+        return table.finish([lists[name] for name in net.progress])
+    except UntraceableError:
+        raise
+    except Exception as e:
+        # A kernel, a uOP or a stream is at fault. Only a run shows whether that point is reached.
+        raise UntraceableError(f"{type(e).__name__}: {e}") from e
 
 
 class Plan(Generic[M]):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .event_log import CriticalPath, EventLog
-from .executor import ProcessNetwork, draining
+from .executor import ProcessNetwork
+from .unit import draining
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,11 @@ Halves = tuple[Steps | None, Steps | None]
 """The steps of a uOP in two parts: what fills a slot of a memory, and what drains one. None: it has no such part."""
 
 
+def draining(unit: str) -> str:
+    """Return the name of the process that drains the slots of a unit whose halves are apart."""
+    return f"{unit} drain"
+
+
 class Unit:
     """A functional unit: its kernel, and the state that is kept between kernels. Subclass it to define a unit.
 
@@ -80,7 +85,7 @@ class Unit:
     def effect_key(self, uop: Any) -> Hashable | None:
         """Return a key such that uOPs of this unit with equal keys take the same steps; None if there is no such key.
 
-        Steps are compared without data and addresses. `kernel_traces` steps the kernel once per key, and once per uOP
+        Steps are compared without data and addresses. `traces` steps the kernel once per key, and once per uOP
         where the key is None. None is always correct. It must be returned for a uOP that changes state on which the
         steps of later uOPs depend; the keys of those later uOPs must contain that state.
         """

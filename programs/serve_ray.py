@@ -82,9 +82,12 @@ POLL_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class Settings:
-    """models: files, by name; the first is loaded before a replica is ready, the others at their first request. boards:
+    """What is served, and where.
+
+    models: files, by name; the first is loaded before a replica is ready, the others at their first request. boards:
     one for each replica. least: replicas that run without load, None for all. timeout_s: the most seconds for a
-    request. serving: how requests queue in a replica."""
+    request. serving: how requests queue in a replica.
+    """
 
     models: Mapping[str, str]
     boards: Sequence[Any] = ("sim",)

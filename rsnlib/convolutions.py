@@ -47,10 +47,10 @@ class Windows:
 
 
 def windows_of(node: Node) -> Windows | None:
-    """The windows of a convolution without groups; None for any other operator."""
+    """The windows of a convolution; None for any other operator."""
     n = CONVOLUTIONS.get(packet(node), 0)
     a = arguments(node)
-    if not n or a["groups"] != 1:
+    if not n:
         return None
     kernel = tuple(shape_of(a["weight"])[2:])
     stride, dilation = _each(a["stride"], n), _each(a["dilation"], n)

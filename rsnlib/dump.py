@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..assembler.printer import show
+from ..base.deferred import deferred
 from ..base.errors import require_torch
+
+if TYPE_CHECKING:
+    from .normal_form import text as graph_text
+else:
+    graph_text = deferred("rsn.rsnlib.normal_form.text")
 
 
 def _graph(program: Any) -> str:
-    text: str = program.graph_module.print_readable(print_output=False)
-    return text
+    return graph_text.show(program.graph)
 
 
 def _show(made: Any) -> str:

@@ -90,9 +90,9 @@ def patches(graph: Rewriter, node: Node) -> Node | None:
     products could not run on it; and on results of the machine, unless each patch is one position.
     """
     windows = windows_of(node) if packet(node) in CONVOLUTIONS and is_static(node) and not is_empty(node) else None
-    if windows is None:
-        return None
     a = arguments(node)
+    if windows is None or a["groups"] != 1:
+        return None
     x, weight, bias = a["input"], a["weight"], a["bias"]
     constant = weight in graph.constants and (bias is None or bias in graph.constants) and x not in graph.constants
     if not constant or any(dtype_of(v) != torch.float32 for v in (node, x, weight)):

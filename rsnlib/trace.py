@@ -139,9 +139,7 @@ def _trace(
         except (UnsupportedError, TensorError) as error:
             if isinstance(error, RefusedError) and ideas(program, error.node):
                 rewritten = _with_ideas(error, program)
-            if isinstance(error, RefusedError) and any(
-                packet(x) is SOFTMAX for x in error.node.all_input_nodes
-            ):
+            if isinstance(error, RefusedError) and any(packet(x) is SOFTMAX for x in error.node.all_input_nodes):
                 weighted = error
         # The rewrites made something else impossible: try the graph as it was captured.
         program, interface, environment = found = _fixed(captured(model, example_inputs, passes.experts), fixed)

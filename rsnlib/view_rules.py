@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 MIXES = "it mixes rows and columns so that they cannot be separated again"
 """The reason for refusing a view that is no view of rows and columns."""
-SAME = {aten.alias, aten.detach, aten.clone, aten.contiguous, aten._to_copy}
+SAME = (aten.alias, aten.detach, aten.clone, aten.contiguous, aten._to_copy)
 """Operators that change nothing, unless they convert to another type."""
 
 

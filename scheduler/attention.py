@@ -6,8 +6,9 @@ slot is one step of the pipeline: Q K^T of a slot runs beside P V of the slot be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_COLS
@@ -51,18 +52,37 @@ def bind_attention(s: Binder, att: AttentionLayer) -> None:
     """Bind attention by mapping type D: Q K^T on the grid of scores, softmax in its results, P V on the product units
     behind them, pipelined over slots (section 4.3). Raises `UnsupportedError` like `check`."""
     check(s, att)
-    slots = slots_of(s, att)
-    before: Slot | None = None
+
+    def begin(slot: Slot, tile: TileAccesses) -> None:
+        slot.tile = tile
+        bind_slot_scores(s, att, slot, tile)
+
+    pipelined(s, slots_of(s, att), begin, lambda slot, made, tile: bind_slot_values(s, att, slot, tile))
+
+
+Step = TypeVar("Step")
+
+
+def pipelined(
+    s: Binder,
+    steps: Iterable[Step],
+    begin: Callable[[Step, TileAccesses], None],
+    end: Callable[[Step, TileAccesses, TileAccesses], None],
+) -> None:
+    """Append the steps of an attention, P V of each (`end`) beside Q K^T of the next one (`begin`).
+
+    begin: gets the step and the accesses beside it. end: the step, the accesses of its begin, and those beside it.
+    """
     first = len(s.tiles)
-    for slot in [*slots, None]:  # P V of a slot runs beside Q K^T of the next one
+    before: tuple[Step, TileAccesses] | None = None
+    for step in [*steps, None]:
         tile = TileAccesses(lag=STORE_LAG)
         s.tiles.append(tile)
-        if slot is not None:
-            slot.tile = tile
-            bind_slot_scores(s, att, slot, tile)
+        if step is not None:
+            begin(step, tile)
         if before is not None:
-            bind_slot_values(s, att, before, tile)
-        before = slot
+            end(*before, tile)
+        before = None if step is None else (step, tile)
     hurry(s.tiles[first:])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..isa.layout import BLOCK_COLS
 from ..isa.work import Load, Multiply, Receive, Send, Store
-from .attention import STORE_LAG, check, halved, hurry, load_values, score_op, softmax_of
+from .attention import check, halved, load_values, pipelined, score_op, softmax_of
 from .binder import Binder
 from .graph import AttentionLayer
 from .grid import most
@@ -41,19 +41,14 @@ def bind_streamed(s: Binder, att: AttentionLayer) -> None:
     batch, heads = range(s.net.batch), range(att.heads)
     rows: list[Row] = [(b, h, r) for b in batch for h in heads for r in range(BLOCKS)]
     slots = [rows[i : i + 2] for i in range(0, len(rows), 2)]
-    first = len(s.tiles)
-    before: Sequence[Row] = ()
-    made: TileAccesses | None = None
-    for slot in [*slots, ()]:  # P V of a slot runs beside Q K^T of the next one
-        tile = TileAccesses(lag=STORE_LAG)
-        s.tiles.append(tile)
-        _scores(s, att, slot, tile)
-        if made is not None:
-            _values(s, att, before, tile, made)
-        before, made = slot, tile
+    pipelined(
+        s,
+        slots,
+        lambda slot, tile: _scores(s, att, slot, tile),
+        lambda slot, made, tile: _values(s, att, slot, tile, made),
+    )
     for i in range(2):
         _value_ops(s, i, sum(1 for slot in slots if i < len(slot)))
-    hurry(s.tiles[first:])
 
 
 def _begun(slot: Sequence[Row]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, UNIT
 from ..isa.work import Access, Load, Multiply, Part, Receive, RowStore, Send, Store
 from . import attention_bias
-from .attention import STORE_LAG, hurry
+from .attention import pipelined
 from .attention_steps import Keys, RowBlock, Slot, at_once, runs, slots_of, softmax_of
 from .binder import Binder
 from .graph import AttentionLayer
@@ -55,23 +55,16 @@ class _Bound:
 def bind_in_parts(s: Binder, att: AttentionLayer) -> None:
     """Bind attention by mapping type E. Raises `UnsupportedError` like `check_in_parts`."""
     check_in_parts(s, att)
-    first = len(s.tiles)
     bound = _Bound(s, att, s.columns[att.q].pitch, attention_bias.is_added(att))
-    before: tuple[Slot, Keys, TileAccesses] | None = None
-    for slot in slots_of(s, att):
-        for keys, part in slot.steps:
-            tile = TileAccesses(lag=STORE_LAG)
-            s.tiles.append(tile)
-            _scores(bound, slot, keys, part, tile)
-            if before is not None:
-                _values(bound, *before, tile)
-            before = (slot, keys, tile) if part in (Part.ALL, Part.APPLY) else None
-    tile = TileAccesses(lag=STORE_LAG)
-    s.tiles.append(tile)
-    assert before is not None
-    _values(bound, *before, tile)
+
+    def end(step: tuple[Slot, Keys, Part], made: TileAccesses, tile: TileAccesses) -> None:
+        slot, keys, part = step
+        if part in (Part.ALL, Part.APPLY):
+            _values(bound, slot, keys, made, tile)
+
+    steps = [(slot, keys, part) for slot in slots_of(s, att) for keys, part in slot.steps]
+    pipelined(s, steps, lambda step, tile: _scores(bound, *step, tile), end)
     bound.counts.flush(s)
-    hurry(s.tiles[first:])
 
 
 def check_in_parts(s: Binder, att: AttentionLayer) -> None:

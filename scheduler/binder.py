@@ -110,7 +110,7 @@ class Binder:
         self.passed: set[str] = set()
         """Activations with a pass that makes their statistics."""
         self.held: dict[str, object] = {}
-        """What a unit has besides its slots: a left memory the statistics of rows, a memory of results a table."""
+        """Extra contents by unit: row statistics in a left memory, a rotation table in a memory of results."""
 
     def turn(self, unit: str, fill: Fill | None, drain: Drain | None) -> None:
         """Append a piece of work to a memory."""

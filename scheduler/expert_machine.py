@@ -150,7 +150,7 @@ class MoePrograms:
     # -- programs
 
     def _buffers(self, pairs: int, parts: int = 0) -> list[Buffer]:
-        """pairs: results for each token. parts: whose shares come from the host."""
+        """Place the buffers of a program. pairs: results for each token. parts: whose shares come from the host."""
         s = self.sizes
         weights = Buffer("weights", "weights", 0, (self.weight_elements,), Layout.LINEAR, Role.WEIGHT)
         rows = [
@@ -163,7 +163,7 @@ class MoePrograms:
         return list(place_buffers([weights, *rows[: len(rows) if parts else -1]], self.overlay.address_unit))
 
     def _program(self, packets: Iterable[Packet], dense: bool = False, parts: int = 0, unused: str = "") -> Program:
-        """unused: an output that the program does not make."""
+        """A program of these packets and the terminators. unused: an output that it does not make."""
         s = self.sizes
         ends = [Packet.terminator(self.overlay.by_format[name].opcode) for name in self.overlay.terminators]
         buffers = self._buffers(s.experts if dense else s.each, parts)
@@ -191,7 +191,7 @@ class MoePrograms:
 
     @cached_property
     def token_parts(self) -> list[Part]:
-        """The tiles of tokens."""
+        """The tokens as parts of at most a tile of rows each."""
         tokens, tile = self.sizes.tokens, self.tile_rows
         return [Part(0, tuple(range(i, min(i + tile, tokens)))) for i in range(0, tokens, tile)]
 
@@ -239,7 +239,7 @@ class MoePrograms:
         return self._program([*packets, *self._combine(at, self.sizes.each)], parts=len(parts), unused="logits")
 
     def sequenced(self) -> Program:
-        """Seq issues the parts."""
+        """The program in which Route chooses experts, and Seq issues their parts."""
         at = self._at()
         packets = [*self._router(at), *self._one(*self.expert_lines(at, 2))]
         packets += [*self._choose(at, dense=False), *self._one(Run(each=self.sizes.each))]

@@ -75,7 +75,7 @@ class Rotary:
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal tables."""
+        """A digest of the table: equal tables have equal keys."""
         numbers = np.ascontiguousarray(self.own).tobytes() + b";" + self.partner.tobytes()
         return sha256(numbers + (self.source or "").encode()).hexdigest()
 

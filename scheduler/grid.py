@@ -44,7 +44,7 @@ class PlacedGemms:
     """The products of a segment with their weights placed.
 
     groups: the column tiles of one MME op each, and the vectors (previous-layer weights, bias) that the op loads.
-    passes: over operands whose statistics nobody else makes, before the products.
+    passes: before the products, over those operands whose statistics no product makes at its store.
     """
 
     gemms: Sequence[Gemm]
@@ -192,7 +192,7 @@ def _check(s: Binder, gemm: Gemm, y: Columns) -> None:
 
 
 def _result(s: Binder) -> UnitSpec:
-    """The memory of results that stands for all of the grid."""
+    """The memory of results at (0, 0), whose capabilities all of the grid have."""
     return s.overlay.by_unit[s.grid.results[0][0]]
 
 

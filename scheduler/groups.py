@@ -100,9 +100,11 @@ class _Chosen:
                     self._of.setdefault(layer.y, (i, pattern))
 
     def index(self, layer: Gemm | AttentionLayer) -> int | None:
+        """The number of the entry that applies to a layer; None if there is none."""
         return self._of[layer.y][0] if layer.y in self._of else None
 
     def of(self, group: Group) -> Segment | None:
+        """The entry that applies to a segment; None if there is none."""
         at = self.index(_layers(group)[0])
         return None if at is None else self._segments[at]
 

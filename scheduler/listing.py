@@ -25,8 +25,8 @@ from ..machine.description import UnitSpec
 from ..machine.fast_engine import run_traces
 from ..machine.jit import engine
 from ..machine.list_scheduling import ListSchedulingProblem
+from ..machine.plan import trace_workload
 from ..machine.timing import Timing
-from ..machine.traces import trace_workload
 from .chain import instructions, seconds_of
 from .order import TileAccesses
 from .schedule import DramPolicy

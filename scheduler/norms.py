@@ -89,6 +89,7 @@ class _Moving:
         self._taken = {*network.inputs, *self._made}
 
     def network(self) -> LayerGraph:
+        """The network with its norms moved."""
         sources: dict[str, _Source] = {}
         layers: list[Layer] = []
         for layer in self._network.layers:

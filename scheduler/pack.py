@@ -23,7 +23,7 @@ from ..base.errors import DeadlockError, ProgramError, UnsupportedError
 from ..isa.fields import Record
 from ..isa.instruction_path import plan_of
 from ..isa.overlay import InstructionFormat, Overlay
-from ..isa.packet import MAX_WINDOW, Header, Packet
+from ..isa.packet import MAX_WINDOW, Header, Packet, terminators
 from ..isa.program import Patch, Place, Program, Segment, UnpackedProgram
 from ..machine.jit import machine_code
 from ..machine.plan import execute
@@ -51,6 +51,7 @@ class _Piece:
     """Fields of its first mOP that depend on a run-time parameter: parameter, field, base, cap."""
 
     def same(self, other: _Piece) -> bool:
+        """Whether two units can share one packet for both pieces."""
         return (self.form, self.reuse, self.mops, self.patches) == (other.form, other.reuse, other.mops, other.patches)
 
 
@@ -111,7 +112,7 @@ def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:
 
 
 def check_lists(kernels: UnpackedProgram) -> None:
-    """Raises `ListTooLong`."""
+    """Raise `ListTooLong` if a unit has more ops than its list holds."""
     for unit, ops in kernels.preloaded.items():
         capacity = kernels.overlay.preloaded[kernels.overlay.by_unit[unit].kind].longest
         if len(ops) > capacity:
@@ -426,10 +427,7 @@ def _assemble(kernels: UnpackedProgram, pieces: dict[str, list[_Piece]], starts:
             heads[u] += 1
             if heads[u] < len(pieces[u]):
                 heapq.heappush(heap, (starts[u][pieces[u][heads[u]].first], u))
-    for kind in overlay.terminators:
-        units = overlay.by_kind[kind]
-        mask = 0 if len(units) == 1 else sum(1 << u.index for u in units)
-        packets.append(Packet(Header(opcode=overlay.format_of(kind).opcode, mask=mask, last=1)))
+    packets += terminators(overlay)
     parameters = tuple(replace(p, patches=tuple(patched.get(p.name, ()))) for p in kernels.parameters)
     preloaded = {u.name: kernels.preloaded.get(u.name, ()) for k in overlay.preloaded for u in overlay.by_kind[k]}
     return Program(

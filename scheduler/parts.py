@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Tiles with equal ones can be computed by one op."""
+        """Grid columns in use, and column blocks in each. One op can compute tiles of equal shapes."""
         return self.halves, self.acc_b
 
     @property

@@ -10,11 +10,11 @@ from ..base.errors import ProgramError
 from .language import Layout
 from .orders.order import Order
 from .source import Refusal
-from .syntax.nodes import Attribute, ExpressionNode, Identifier, Infix, Invocation, Literal, Subscript, is_tuple
+from .syntax import nodes as syn
 from .syntax.parser import parsed_expression
 from .values import Static, Value, element_type, integer, sizes
 
-Evaluate = Callable[[ExpressionNode], Value]
+Evaluate = Callable[[syn.ExpressionNode], Value]
 """Evaluates an expression at the top of a region. Raises `Refusal`."""
 
 
@@ -36,9 +36,9 @@ class TensorType(NamedTuple):
     layout: str | None
 
 
-def unquoted(node: ExpressionNode) -> ExpressionNode:
+def unquoted(node: syn.ExpressionNode) -> syn.ExpressionNode:
     """Return the expression that a string holds, with the string's place; other nodes as they are."""
-    if not (isinstance(node, Literal) and isinstance(node.value, str)):
+    if not (isinstance(node, syn.Literal) and isinstance(node.value, str)):
         return node
     inner = parsed_expression(node.value, node.place)
     if inner is None:
@@ -46,34 +46,34 @@ def unquoted(node: ExpressionNode) -> ExpressionNode:
     return inner
 
 
-def last_name(node: ExpressionNode) -> str:
+def last_name(node: syn.ExpressionNode) -> str:
     """Return the name of what is called, subscripted or named: `Stream` for `Stream[i32, 4][3]` and `x.Stream`."""
-    while isinstance(node, Subscript | Invocation):
-        node = node.base if isinstance(node, Subscript) else node.function
-    return node.name if isinstance(node, Attribute | Identifier) else ""
+    while isinstance(node, syn.Subscript | syn.Invocation):
+        node = node.base if isinstance(node, syn.Subscript) else node.function
+    return node.name if isinstance(node, syn.Attribute | syn.Identifier) else ""
 
 
-def is_stream(node: ExpressionNode) -> bool:
+def is_stream(node: syn.ExpressionNode) -> bool:
     """Whether an expression is meant to be the type of a stream."""
     return last_name(_parted(node)[0]) == "Stream"
 
 
-def _parted(node: ExpressionNode) -> tuple[ExpressionNode, ExpressionNode | None]:
+def _parted(node: syn.ExpressionNode) -> tuple[syn.ExpressionNode, syn.ExpressionNode | None]:
     """Return a type, and what `@` or `Annotated` adds to it."""
-    if isinstance(node, Infix) and node.op == "@":
+    if isinstance(node, syn.Infix) and node.op == "@":
         return node.left, node.right
-    parts = node.index.items if isinstance(node, Subscript) and is_tuple(node.index) else ()
+    parts = node.index.items if isinstance(node, syn.Subscript) and syn.is_tuple(node.index) else ()
     return (unquoted(parts[0]), parts[1]) if len(parts) == 2 and last_name(node) == "Annotated" else (node, None)
 
 
-def stream_type(node: ExpressionNode, constants: Evaluate) -> StreamType:
+def stream_type(node: syn.ExpressionNode, constants: Evaluate) -> StreamType:
     """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order. Raises `Refusal`."""
     shape: tuple[int, ...] = ()
     node, added = _parted(node)
-    if isinstance(node, Subscript) and isinstance(node.base, Subscript):
+    if isinstance(node, syn.Subscript) and isinstance(node.base, syn.Subscript):
         shape = sizes(node.index, constants)
         node = node.base
-    if not (isinstance(node, Subscript) and isinstance(node.base, Identifier) and is_stream(node)):
+    if not (isinstance(node, syn.Subscript) and isinstance(node.base, syn.Identifier) and is_stream(node)):
         raise Refusal(
             "unsupported", "this is no type of a stream", node, "from rsn.streams import *; s: Stream[i32, 4]"
         )
@@ -86,9 +86,9 @@ def stream_type(node: ExpressionNode, constants: Evaluate) -> StreamType:
     return StreamType(kind, depth, packing, shape, None if added is None else _order(added, kind, constants))
 
 
-def _order(node: ExpressionNode, kind: ElementType, constants: Evaluate) -> Order:
+def _order(node: syn.ExpressionNode, kind: ElementType, constants: Evaluate) -> Order:
     """Read `Order("...")`, or a constant that is one. kind: of the stream, whose dtype the text need not repeat."""
-    if not (isinstance(node, Invocation) and node.called == "Order"):
+    if not (isinstance(node, syn.Invocation) and node.called == "Order"):
         form = 'an order is written as Order("4x2 [4,2]*[2,4] (d1,d0)")'
         raise Refusal("unsupported", "this is no order of a stream", node, form)
     value = constants(node.arguments[0]) if len(node.arguments) == 1 and not node.named else None
@@ -105,16 +105,16 @@ def _order(node: ExpressionNode, kind: ElementType, constants: Evaluate) -> Orde
     return order
 
 
-def tensor_type(node: ExpressionNode, constants: Evaluate) -> TensorType:
+def tensor_type(node: syn.ExpressionNode, constants: Evaluate) -> TensorType:
     """Read the annotation of a tensor or of a parameter: an element type, alone, with `@ Layout(...)`, or in
     `Annotated[..., Layout(...)]`. An annotation by names of other modules, or by Python's own types, states nothing.
     Raises `Refusal`."""
     node = unquoted(node)
     kind, layout = node, None
-    if isinstance(node, Infix) and node.op == "@":
+    if isinstance(node, syn.Infix) and node.op == "@":
         kind, layout = node.left, node.right
-    elif isinstance(node, Subscript) and last_name(node) == "Annotated":
-        parts = node.index.items if is_tuple(node.index) else ()
+    elif isinstance(node, syn.Subscript) and last_name(node) == "Annotated":
+        parts = node.index.items if syn.is_tuple(node.index) else ()
         if len(parts) != 2:
             form = 'Annotated[f32[8, 8], Layout("S0R")]'
             raise Refusal("unsupported", f"Annotated takes a type and a layout: {form}", node)
@@ -125,15 +125,15 @@ def tensor_type(node: ExpressionNode, constants: Evaluate) -> TensorType:
     return TensorType(element_type(kind, constants), text)
 
 
-def _layout(node: ExpressionNode, constants: Evaluate) -> str:
-    if isinstance(node, Invocation) and node.called == "Layout":
+def _layout(node: syn.ExpressionNode, constants: Evaluate) -> str:
+    if isinstance(node, syn.Invocation) and node.called == "Layout":
         given = [*node.arguments, *(k.value for k in node.named if k.name == "labels")]
         if len(given) == 1 and len(node.arguments) + len(node.named) == 1:
             value = constants(given[0])
             if isinstance(value, Static) and isinstance(value.value, str):
                 return value.value
     try:
-        named = constants(node) if isinstance(node, Identifier) else None
+        named = constants(node) if isinstance(node, syn.Identifier) else None
     except Refusal:
         named = None
     if isinstance(named, Static) and isinstance(named.value, Layout):
@@ -141,12 +141,12 @@ def _layout(node: ExpressionNode, constants: Evaluate) -> str:
     raise Refusal("unsupported", "this is no layout", node, 'a layout is written as Layout("S0R")')
 
 
-def _is_foreign(node: ExpressionNode, constants: Evaluate) -> bool:
+def _is_foreign(node: syn.ExpressionNode, constants: Evaluate) -> bool:
     """Whether a type is Python's own, or comes from another module."""
-    while isinstance(node, Subscript | Attribute):
+    while isinstance(node, syn.Subscript | syn.Attribute):
         node = node.base
-    if isinstance(node, Literal) and node.value is None:
+    if isinstance(node, syn.Literal) and node.value is None:
         return True
-    if not isinstance(node, Identifier) or node.name in BITS:
+    if not isinstance(node, syn.Identifier) or node.name in BITS:
         return False
     return node.name in ("int", "float", "bool", "object") or not isinstance(constants(node), Static)

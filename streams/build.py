@@ -23,11 +23,11 @@ from .beats import Together, fire_together, stream_depths
 from .check import Report
 from .layouts import parse
 from .lower import lowered_task
-from .reader import read_source
+from .reader import beats_of
 from .source import Diagnostic, Refusal, Source
-from .syntax.nodes import Assignment, ForeignStatement, FunctionDefinition, ImportNames, StatementNode
+from .syntax import nodes as syn
 from .syntax.parser import executable
-from .tree import Body, Region, TaskDecl
+from .tree import Region, TaskDecl
 
 
 class Refused(SourceError):
@@ -73,12 +73,12 @@ def executed(source: Source) -> Mapping[str, Any]:
     return names
 
 
-def _is_plain(node: StatementNode) -> bool:
-    if isinstance(node, FunctionDefinition) and not node.coroutine:
+def _is_plain(node: syn.StatementNode) -> bool:
+    if isinstance(node, syn.FunctionDefinition) and not node.coroutine:
         return not any(last_name(d) in ("task", "region") for d in node.decorators)
-    if isinstance(node, Assignment) and not node.augmented:
+    if isinstance(node, syn.Assignment) and not node.augmented:
         return not is_stream(node.value)
-    return isinstance(node, ImportNames) or (isinstance(node, ForeignStatement) and node.form == "ClassDef")
+    return isinstance(node, syn.ImportNames) or (isinstance(node, syn.ForeignStatement) and node.form == "ClassDef")
 
 
 def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> tasks.TaskProgram:
@@ -118,15 +118,8 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         tuple(made),
         units,
         tuple(links),
-        apart=apart(fire_together(timed_bodies(region), *stream_depths(region)), ends),
+        apart=apart(fire_together(beats_of(region), *stream_depths(region)), ends),
     )
-
-
-def timed_bodies(region: Region) -> list[Body]:
-    """The bodies of a region's instances in beats."""
-    source = Source(region.source.text, region.source.file)
-    timed = read_source(source, region.name or None, timed=True, rates=region.rates)
-    return [instance.body for instance in timed.instances]
 
 
 def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[Place, ...]], ...]:

@@ -12,32 +12,7 @@ from ..base.element_types import BITS, ElementType
 from .annotations import StreamType, is_stream, last_name, stream_type, tensor_type, unquoted
 from .expressions import STEPS, Context, Expressions, Reading
 from .source import Refusal
-from .syntax.nodes import (
-    Assertion,
-    Assignment,
-    Attribute,
-    Block,
-    Branching,
-    Compared,
-    Declaration,
-    Evaluation,
-    ExpressionNode,
-    FormalParameter,
-    FunctionDefinition,
-    Identifier,
-    ImportNames,
-    Invocation,
-    Literal,
-    Skip,
-    Starred,
-    StatementNode,
-    Subscript,
-    SyntaxNode,
-    TooDeep,
-    is_listed,
-    is_tuple,
-    walk,
-)
+from .syntax import nodes as syn
 from .syntax.printer import shown
 from .tree import Parameter, StreamDecl, TaskDecl, TensorDecl
 from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, sizes
@@ -68,7 +43,7 @@ class Declared:
 class RegionDecl:
     """A region function, and the scope in which it stands."""
 
-    body: FunctionDefinition
+    body: syn.FunctionDefinition
     scope: Scope
 
 
@@ -82,7 +57,7 @@ class Scope:
         declared: Declared,
         outer: Scope | None = None,
         prefix: str = "",
-        active: tuple[FunctionDefinition, ...] = (),
+        active: tuple[syn.FunctionDefinition, ...] = (),
         wanted: frozenset[str] | None = None,
     ) -> None:
         self.declared, self.prefix, self.active, self.wanted = declared, prefix, active, wanted
@@ -91,12 +66,12 @@ class Scope:
         self.tensors: dict[str, TensorDecl] = dict(outer.tensors) if outer else {}
         self.constants: dict[str, Value] = dict(outer.constants) if outer else {}
         self.tasks: dict[str, TaskDecl] = dict(outer.tasks) if outer else {}
-        self.functions: dict[str, FunctionDefinition] = dict(outer.functions) if outer else {}
+        self.functions: dict[str, syn.FunctionDefinition] = dict(outer.functions) if outer else {}
         self.regions: dict[str, RegionDecl] = dict(outer.regions) if outer else {}
         self.own: set[str] = set()
         self.calls: dict[str, int] = {}
         self._uses: dict[str, bool] = {}
-        self._opaque: list[ExpressionNode] = []
+        self._opaque: list[syn.ExpressionNode] = []
         reading = declared.reading
         self.context = Context(
             reading, self.streams, self.constants, self.tasks, self._uses, self.regions, self.tensors
@@ -104,7 +79,7 @@ class Scope:
 
     # -- statements --------------------------------------------------------------------------------------------------
 
-    def read(self, statements: Block) -> None:
+    def read(self, statements: syn.Block) -> None:
         """Read declarations. Mistakes are added to the source."""
         for statement in statements:
             self.guard(self._declare, statement)
@@ -114,7 +89,7 @@ class Scope:
             self.guard(self._hidden_stream, expression)
         self._uses.update(self._users())
 
-    def guard(self, action: Callable[..., None], node: StatementNode | ExpressionNode) -> None:
+    def guard(self, action: Callable[..., None], node: syn.StatementNode | syn.ExpressionNode) -> None:
         """Do something with a node; a mistake is added to the source."""
         try:
             action(node)
@@ -123,14 +98,16 @@ class Scope:
         except RecursionError:
             self.source.add("limit", "this is nested too deeply", node.place)
 
-    def _declare(self, statement: StatementNode) -> None:
+    def _declare(self, statement: syn.StatementNode) -> None:
         match statement:
-            case Evaluation(value=Literal()) | Skip():
+            case syn.Evaluation(value=syn.Literal()) | syn.Skip():
                 pass
-            case Evaluation(value=Invocation(function=Identifier(name=name)) as call) if name in self.regions:
+            case syn.Evaluation(value=syn.Invocation(function=syn.Identifier(name=name)) as call) if (
+                name in self.regions
+            ):
                 if self.wanted is None:
                     self.call(self.regions[name], name, call)
-            case ImportNames(module=module, aliases=aliases):
+            case syn.ImportNames(module=module, aliases=aliases):
                 for name, other in aliases:
                     if module is None:
                         self._constant((other or name).split(".")[0], Data(), statement)
@@ -138,22 +115,22 @@ class Scope:
                         self._constant(other or name, Data(), statement)
                     elif other not in (None, name):
                         self._fail(statement, "names of the language keep their names: from rsn.streams import *")
-            case TooDeep():
+            case syn.TooDeep():
                 raise RecursionError
-            case Declaration(target=Identifier(name=name), annotation=annotation, value=None):
+            case syn.Declaration(target=syn.Identifier(name=name), annotation=annotation, value=None):
                 self._annotated(name, unquoted(annotation), statement)
-            case Declaration(target=Identifier() as target, value=ExpressionNode() as value):
+            case syn.Declaration(target=syn.Identifier() as target, value=syn.ExpressionNode() as value):
                 self._assign(target, value, statement)
-            case Assignment(targets=(target,), value=value, augmented=False):
+            case syn.Assignment(targets=(target,), value=value, augmented=False):
                 self._assign(target, value, statement)
             case (
-                Branching(test=Compared(left=Identifier(name="__name__")))
-                | Branching(test=Identifier(name="TYPE_CHECKING"))
+                syn.Branching(test=syn.Compared(left=syn.Identifier(name="__name__")))
+                | syn.Branching(test=syn.Identifier(name="TYPE_CHECKING"))
             ):
                 pass  # what runs if the file is run, and what only type-checkers see
-            case FunctionDefinition():
+            case syn.FunctionDefinition():
                 self._function(statement)
-            case Assertion(test=test):
+            case syn.Assertion(test=test):
                 if isinstance(self.evaluate(test), Data):
                     self._fail(test, "this condition is not known before the run")
                 Expressions(self.context, "the region", ()).held(statement)
@@ -164,15 +141,15 @@ class Scope:
                     "a region holds streams, tensors, constants, tasks, functions and calls of regions",
                 )
 
-    def _fail(self, node: SyntaxNode, what: str, *notes: str) -> NoReturn:
+    def _fail(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
         raise Refusal("unsupported", what, node, *notes)
 
-    def evaluate(self, node: ExpressionNode) -> Value:
+    def evaluate(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression at the top of the region. Raises `Refusal`."""
-        for part in walk(node):
-            if isinstance(part, Identifier) and part.name == "get_tid":
+        for part in syn.walk(node):
+            if isinstance(part, syn.Identifier) and part.name == "get_tid":
                 self._fail(part, "get_tid stands in a task only")
-            if isinstance(part, Identifier | Attribute) and is_stream(part):
+            if isinstance(part, syn.Identifier | syn.Attribute) and is_stream(part):
                 self._fail(
                     part, "a stream is declared by a name of its own", "s: Stream[i32, 4], or s = Stream[i32, 4][8]"
                 )
@@ -182,7 +159,7 @@ class Scope:
             self._fail(node, "put and get stand in tasks only")
         return value
 
-    def _name(self, name: str, node: SyntaxNode) -> None:
+    def _name(self, name: str, node: syn.SyntaxNode) -> None:
         """Declare a name; it hides the same name of an outer region."""
         known = (self.streams, self.tensors, self.tasks, self.functions, self.regions)
         if name in self.own and any(name in kind for kind in known):
@@ -191,11 +168,11 @@ class Scope:
             kind.pop(name, None)
         self.own.add(name)
 
-    def _constant(self, name: str, value: Value, node: SyntaxNode) -> None:
+    def _constant(self, name: str, value: Value, node: syn.SyntaxNode) -> None:
         self._name(name, node)
         self.constants[name] = value
 
-    def _annotated(self, name: str, annotation: ExpressionNode, statement: StatementNode) -> None:
+    def _annotated(self, name: str, annotation: syn.ExpressionNode, statement: syn.StatementNode) -> None:
         if is_stream(annotation):
             self._stream(name, annotation, statement)
             return
@@ -208,26 +185,26 @@ class Scope:
             self._fail(annotation, "a layout stands at the parameter of a task", f"{name} is the whole tensor")
         self._tensor(name, TensorDecl(self.prefix + name, kind.type, statement.place), statement)
 
-    def _tensor(self, name: str, tensor: TensorDecl, node: SyntaxNode) -> None:
+    def _tensor(self, name: str, tensor: TensorDecl, node: syn.SyntaxNode) -> None:
         self._name(name, node)
         self.tensors[name] = tensor
         if self.wanted is None or name in self.wanted:
             self.declared.tensors.append(tensor)
 
-    def _assign(self, target: ExpressionNode, value: ExpressionNode, statement: StatementNode) -> None:
-        if is_tuple(target) and is_tuple(value) and len(target.items) == len(value.items):
+    def _assign(self, target: syn.ExpressionNode, value: syn.ExpressionNode, statement: syn.StatementNode) -> None:
+        if syn.is_tuple(target) and syn.is_tuple(value) and len(target.items) == len(value.items):
             for part, its in zip(target.items, value.items, strict=True):
                 self._assign(part, its, statement)
             return
-        if is_tuple(target) and all(isinstance(part, Identifier) for part in target.items):
+        if syn.is_tuple(target) and all(isinstance(part, syn.Identifier) for part in target.items):
             found = self.evaluate(value)
             known = found.value if isinstance(found, Static) else None
             if not isinstance(known, tuple) or len(known) != len(target.items):
                 self._fail(value, f"{len(target.items)} names for what is no tuple of as many values")
             for part, its in zip(target.items, known or (), strict=True):
-                self._constant(part.name if isinstance(part, Identifier) else "", Static(its), statement)
+                self._constant(part.name if isinstance(part, syn.Identifier) else "", Static(its), statement)
             return
-        if not isinstance(target, Identifier):
+        if not isinstance(target, syn.Identifier):
             self._fail(target, "only names are assigned at the top of a region")
         if is_stream(value):
             self._stream(target.name, value, statement)
@@ -239,24 +216,24 @@ class Scope:
                 self._opaque.append(value)
             self._constant(target.name, found, statement)
 
-    def _is_type(self, node: ExpressionNode) -> bool:
+    def _is_type(self, node: syn.ExpressionNode) -> bool:
         """Whether an expression names an element type: `f32[4, 4]`, or a constant that is one."""
-        node = node.root if isinstance(node, Subscript) else node
-        if not isinstance(node, Identifier):
+        node = node.root if isinstance(node, syn.Subscript) else node
+        if not isinstance(node, syn.Identifier):
             return False
         known = self.constants.get(node.name)
         return (
             node.name in BITS if known is None else isinstance(known, Static) and isinstance(known.value, ElementType)
         )
 
-    def _hidden_stream(self, expression: ExpressionNode) -> None:
-        for part in walk(expression):
-            if isinstance(part, Identifier) and part.name in self.streams:
+    def _hidden_stream(self, expression: syn.ExpressionNode) -> None:
+        for part in syn.walk(expression):
+            if isinstance(part, syn.Identifier) and part.name in self.streams:
                 self._fail(part, f"{part.name} is a stream: only tasks use it")
 
     # -- streams and tasks -------------------------------------------------------------------------------------------
 
-    def _stream(self, name: str, annotation: ExpressionNode, statement: StatementNode) -> None:
+    def _stream(self, name: str, annotation: syn.ExpressionNode, statement: syn.StatementNode) -> None:
         self._name(name, statement)
         kind = stream_type(annotation, self.evaluate)
         if self.wanted is not None and name not in self.wanted:
@@ -279,28 +256,28 @@ class Scope:
         self.declared.streams.append(stream)
         self.declared.size = first + size
 
-    def _function(self, node: FunctionDefinition) -> None:
+    def _function(self, node: syn.FunctionDefinition) -> None:
         self._name(node.name, node)
         kinds = {last_name(d): d for d in node.decorators if last_name(d) in ("task", "region")}
         for decorator in kinds.values():
-            function = decorator.function if isinstance(decorator, Invocation) else decorator
-            if not isinstance(function, Identifier):
+            function = decorator.function if isinstance(decorator, syn.Invocation) else decorator
+            if not isinstance(function, syn.Identifier):
                 self._fail(decorator, f"{last_name(decorator)} stands alone: from rsn.streams import *")
         if "task" in kinds:
             self._task(node, kinds["task"])
         elif "region" in kinds:
             self._region(node, kinds["region"])
         else:
-            for part in walk(node):
-                if isinstance(part, FunctionDefinition) and any(last_name(d) == "task" for d in part.decorators):
+            for part in syn.walk(node):
+                if isinstance(part, syn.FunctionDefinition) and any(last_name(d) == "task" for d in part.decorators):
                     self._fail(node, f"{node.name} declares tasks, so it is a region: @region() above it")
             self.functions[node.name] = node
 
-    def _task(self, node: FunctionDefinition, call: ExpressionNode) -> None:
-        keywords = call.keywords if isinstance(call, Invocation) else {}
+    def _task(self, node: syn.FunctionDefinition, call: syn.ExpressionNode) -> None:
+        keywords = call.keywords if isinstance(call, syn.Invocation) else {}
         if "mapping" not in keywords:
             raise Refusal("unsupported", "a task states its grid: @task(mapping=[1])", call)
-        extra = isinstance(call, Invocation) and call.arguments
+        extra = isinstance(call, syn.Invocation) and call.arguments
         if keywords.keys() - {"mapping", "args"} or len(node.decorators) > 1 or extra:
             raise Refusal("unsupported", "a task has mapping= and args=, and no other decorators", call)
         grid = keywords["mapping"]
@@ -315,20 +292,20 @@ class Scope:
         if self.wanted is None:
             self.declared.tasks.append((task, self))
 
-    def _parameters(self, node: FunctionDefinition, listed: ExpressionNode | None) -> tuple[Parameter, ...]:
+    def _parameters(self, node: syn.FunctionDefinition, listed: syn.ExpressionNode | None) -> tuple[Parameter, ...]:
         names = node.parameters
         if any(name.form != "args" or name.default is not None for name in names):
             raise Refusal("unsupported", "a task has plain parameters only, one for each tensor of args=", node)
-        if listed is not None and not is_listed(listed):
+        if listed is not None and not syn.is_listed(listed):
             raise Refusal("unsupported", "args= is a list of tensors: args=[A, B]", listed)
-        given: list[ExpressionNode | None] = [*listed.items] if listed is not None else [None] * len(names)
+        given: list[syn.ExpressionNode | None] = [*listed.items] if listed is not None else [None] * len(names)
         if len(given) != len(names):
             count = f"{len(names)} parameter{'s' * (len(names) != 1)}"
             message = f"{node.name} has {count}, and args= has {len(given)} tensor{'s' * (len(given) != 1)}"
             raise Refusal("unsupported", message, listed)
         return tuple(self._parameter(name, value) for name, value in zip(names, given, strict=True))
 
-    def _parameter(self, argument: FormalParameter, value: ExpressionNode | None) -> Parameter:
+    def _parameter(self, argument: syn.FormalParameter, value: syn.ExpressionNode | None) -> Parameter:
         tensor = None if value is None else self._tensor_of(value)
         note = argument.annotation
         place = argument.place if note is None else note.place
@@ -341,14 +318,14 @@ class Scope:
             kind = tensor.type
         return Parameter(argument.name, tensor, kind, layout, place)
 
-    def _tensor_of(self, node: ExpressionNode) -> TensorDecl:
-        if isinstance(node, Identifier) and node.name in self.tensors:
+    def _tensor_of(self, node: syn.ExpressionNode) -> TensorDecl:
+        if isinstance(node, syn.Identifier) and node.name in self.tensors:
             return self.tensors[node.name]
         text = shown(node)[:40]
         close = get_close_matches(text, self.tensors, n=1, cutoff=0.6)
         notes = [f"did you mean {name}?" for name in close] or [f"declare it at the top: {text}: f32[64, 64]"]
         raise Refusal(
-            "unsupported", f"{text} is no tensor of this region", node, *notes[: isinstance(node, Identifier)]
+            "unsupported", f"{text} is no tensor of this region", node, *notes[: isinstance(node, syn.Identifier)]
         )
 
     # -- functions and regions ---------------------------------------------------------------------------------------
@@ -371,16 +348,18 @@ class Scope:
                 todo += callers.get(name, ())
         return users
 
-    def _region(self, node: FunctionDefinition, decorator: ExpressionNode) -> None:
+    def _region(self, node: syn.FunctionDefinition, decorator: syn.ExpressionNode) -> None:
         if node.coroutine:
             raise Refusal("unsupported", "a region is no coroutine: def", node)
-        if len(node.decorators) > 1 or (isinstance(decorator, Invocation) and (decorator.arguments or decorator.named)):
+        if len(node.decorators) > 1 or (
+            isinstance(decorator, syn.Invocation) and (decorator.arguments or decorator.named)
+        ):
             raise Refusal("unsupported", "region takes no arguments, and no other decorators", decorator)
         if any(p.form in ("vararg", "kwarg") for p in node.parameters):
             raise Refusal("unsupported", "a region has named parameters only", node)
         self.regions[node.name] = RegionDecl(node, self)
 
-    def call(self, region: RegionDecl, name: str, call: Invocation | None) -> None:
+    def call(self, region: RegionDecl, name: str, call: syn.Invocation | None) -> None:
         """Declare what a region holds, with the arguments of a call. call: None for the region itself, with its
         defaults. Raises `Refusal`."""
         body, node = region.body, call or region.body
@@ -405,18 +384,18 @@ class Scope:
                 inner.missing(parameter, name, call)
         inner.read(body.body)
 
-    def bind(self, parameter: FormalParameter, value: ExpressionNode, scope: Scope) -> None:
+    def bind(self, parameter: syn.FormalParameter, value: syn.ExpressionNode, scope: Scope) -> None:
         """Bind a parameter of the region to an argument: a static value, a stream, a part of an array of streams, or a
         tensor. scope: where the argument is written. Raises `Refusal`."""
         name, note = parameter.name, None if parameter.annotation is None else unquoted(parameter.annotation)
-        base = value.base if isinstance(value, Subscript) else value
-        if isinstance(base, Identifier) and base.name in scope.streams:
+        base = value.base if isinstance(value, syn.Subscript) else value
+        if isinstance(base, syn.Identifier) and base.name in scope.streams:
             stream = scope.part(scope.streams[base.name], value)
             if note is not None:
                 self._agree(name, stream, note, value)
             self._name(name, parameter)
             self.streams[name] = stream
-        elif isinstance(value, Identifier) and value.name in scope.tensors:
+        elif isinstance(value, syn.Identifier) and value.name in scope.tensors:
             tensor = scope.tensors[value.name]
             stated = None if note is None or is_stream(note) else tensor_type(note, self.evaluate).type
             if note is not None and stated != tensor.type:
@@ -427,14 +406,14 @@ class Scope:
         else:
             found = scope.evaluate(value)
             kinds = {"int": int | SymbolicNumber, "float": int | float, "bool": bool, "str": str}
-            wanted = note.name if isinstance(note, Identifier) else shown(note)[:40] if note is not None else ""
+            wanted = note.name if isinstance(note, syn.Identifier) else shown(note)[:40] if note is not None else ""
             if not isinstance(found, Static):
                 raise Refusal("unsupported", f"the argument {name} is not known before the run", value)
             if wanted and not (wanted in kinds and isinstance(found.value, kinds[wanted])) and wanted != "tuple":
                 raise Refusal("type", f"{name} is {wanted}, but the argument is {found.value!r}"[:200], value)
             self._constant(name, found, parameter)
 
-    def missing(self, parameter: FormalParameter, name: str, call: Invocation | None) -> None:
+    def missing(self, parameter: syn.FormalParameter, name: str, call: syn.Invocation | None) -> None:
         """A parameter without an argument: a tensor is an argument of the region that is read; anything else is a
         mistake. Raises `Refusal`."""
         if call is not None:
@@ -449,9 +428,9 @@ class Scope:
             raise Refusal("unsupported", message, parameter)
         self._tensor(parameter.name, TensorDecl(parameter.name, kind.type, parameter.place), parameter)
 
-    def part(self, stream: StreamDecl, node: ExpressionNode) -> StreamDecl:
+    def part(self, stream: StreamDecl, node: syn.ExpressionNode) -> StreamDecl:
         """Return the streams of an array that leading indices select. Raises `Refusal`."""
-        if not isinstance(node, Subscript):
+        if not isinstance(node, syn.Subscript):
             return stream
         parts = node.indices
         index = [integer(part, self.evaluate) for part in parts]
@@ -464,7 +443,7 @@ class Scope:
             first += i * prod(rest)
         return replace(stream, name=f"{stream.name}[{','.join(map(str, index))}]", shape=rest, first=first)
 
-    def _agree(self, name: str, stream: StreamDecl, note: ExpressionNode, value: ExpressionNode) -> None:
+    def _agree(self, name: str, stream: StreamDecl, note: syn.ExpressionNode, value: syn.ExpressionNode) -> None:
         if not is_stream(note):
             raise Refusal("type", f"{name} is {shown(note)[:40]}, but {stream.name} is a stream", value)
         kind = stream_type(note, self.evaluate)
@@ -475,11 +454,13 @@ class Scope:
                 raise Refusal("type", message, value)
 
 
-def _given(parameters: Sequence[FormalParameter], name: str, call: Invocation) -> Mapping[str, ExpressionNode]:
+def _given(
+    parameters: Sequence[syn.FormalParameter], name: str, call: syn.Invocation
+) -> Mapping[str, syn.ExpressionNode]:
     """Return the arguments of a call by name. Raises `Refusal`."""
     ordered = [p.name for p in parameters if p.form in ("posonlyargs", "args")]
     known = {p.name for p in parameters if p.form != "posonlyargs"}
-    if any(isinstance(a, Starred) for a in call.arguments) or any(k.name is None for k in call.named):
+    if any(isinstance(a, syn.Starred) for a in call.arguments) or any(k.name is None for k in call.named):
         raise Refusal("unsupported", "a region is called with plain arguments", call)
     if len(call.arguments) > len(ordered):
         raise Refusal("unsupported", f"{name} takes {len(ordered)} arguments, not {len(call.arguments)}", call)
@@ -496,9 +477,9 @@ def _text(value: object) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) and not hasattr(value, "dtype") else str(value)
 
 
-def names_below(statements: Block, region: str) -> frozenset[str]:
+def names_below(statements: syn.Block, region: str) -> frozenset[str]:
     """Return the names in a function of a file, and in the functions of the file that it may call."""
-    functions = {node.name: node for node in statements if isinstance(node, FunctionDefinition)}
+    functions = {node.name: node for node in statements if isinstance(node, syn.FunctionDefinition)}
     found: set[str] = set()
     todo, seen = [region], set[str]()
     while todo:

@@ -6,43 +6,17 @@ variables as it found them; all further ones are like it, however many there are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import chain
 from math import prod
 
-from .expressions import Context
+from .expressions import EMPTY, Context, Written
 from .paths import Paths, State
 from .source import Refusal
+from .syntax import nodes as syn
 from .syntax.control import Grid, Pieces, deciding, deciding_parts, leaves, nested, pieces
-from .syntax.nodes import (
-    Assertion,
-    Assignment,
-    Attribute,
-    Block,
-    Branching,
-    Declaration,
-    Evaluation,
-    ExpressionNode,
-    ForLoop,
-    Identifier,
-    Infix,
-    Invocation,
-    Jump,
-    Literal,
-    MetaArm,
-    MetaChain,
-    Returning,
-    Skip,
-    StatementNode,
-    Subscript,
-    TooDeep,
-    WhileLoop,
-    is_listed,
-    is_tuple,
-)
-from .tree import Body, Instance, Node, TaskDecl
+from .tree import Instance, TaskDecl
 from .values import Data, Static, Value, compute, distribution_of, type_of
 
 TRIPS = 1 << 40
@@ -93,11 +67,12 @@ class Elaborator(Paths):
         if whole:
             self.unread(set(self.pending))
         shown = {end: order for end, order in self.shown.items() if order is not None}
-        return Instance(self.name, self.task, self.tid, tuple(self.ops), whole, frozenset(self.ran), shown)
+        ops, beats = self.closed()
+        return Instance(self.name, self.task, self.tid, ops, whole, frozenset(self.ran), shown, beats)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def block(self, statements: Block, tail: Block = ()) -> Exit:
+    def block(self, statements: syn.Block, tail: syn.Block = ()) -> Exit:
         """Read statements up to the first that leaves the block. tail: what follows the block, up to the end of the
         innermost loop around it, or of the task."""
         k = 0
@@ -105,9 +80,9 @@ class Elaborator(Paths):
             statement = statements[k]
             self.context.step(statement)
             self.ran.add(statement.place[:2])
-            if isinstance(statement, Branching):
+            if isinstance(statement, syn.Branching):
                 how = self._if_statement(statement, (*statements[k + 1 :], *tail))
-            elif isinstance(statement, MetaChain):
+            elif isinstance(statement, syn.MetaChain):
                 how = self._meta(statement, (*statements[k + 1 :], *tail))
             else:
                 how = self._statement(statement)
@@ -116,47 +91,47 @@ class Elaborator(Paths):
             k += 1
         return Exit.NONE
 
-    def _statement(self, statement: StatementNode) -> Exit:
+    def _statement(self, statement: syn.StatementNode) -> Exit:
         match statement:
-            case Evaluation(value=value):
+            case syn.Evaluation(value=value):
                 self.eval(value)
-            case Assignment():
+            case syn.Assignment():
                 self._assign(statement)
-            case Declaration():
+            case syn.Declaration():
                 made = self.annotated(statement)
                 self._bind(statement.target, made, statement.value or statement.target)
-            case ForLoop():
+            case syn.ForLoop():
                 return self._for(statement)
-            case WhileLoop():
+            case syn.WhileLoop():
                 return self._while(statement)
-            case Skip():
+            case syn.Skip():
                 pass
-            case Jump(how=how):
+            case syn.Jump(how=how):
                 if not self._loops:
                     raise Refusal("syntax", "break and continue stand in a loop", statement)
                 return Exit.CONTINUE if how == "continue" else Exit.BREAK
-            case Returning():
+            case syn.Returning():
                 if statement.value is not None:
                     self.returned(statement.value)
                 return Exit.RETURN
-            case Assertion():
+            case syn.Assertion():
                 self.held(statement)
-            case TooDeep():
+            case syn.TooDeep():
                 raise RecursionError
             case _:
                 self.fail(statement, f"a task has no statement of this kind ({statement.kind})")
         return Exit.NONE
 
-    def _assign(self, node: Assignment) -> None:
+    def _assign(self, node: syn.Assignment) -> None:
         if node.pairs is not None:
             values = [self.eval(part) for _, part in node.pairs]
             for value, (name, part) in zip(values, node.pairs, strict=True):
                 self._bind(name, value, part)
             return
         target, source = node.targets[0], node.value
-        if node.augmented and not isinstance(target, Identifier):
-            assert isinstance(source, Infix)
-            if not isinstance(target, Subscript) or self._stream_of(target) is not None:
+        if node.augmented and not isinstance(target, syn.Identifier):
+            assert isinstance(source, syn.Infix)
+            if not isinstance(target, syn.Subscript) or self._stream_of(target) is not None:
                 self.data(source.right)
                 self._bind(target, Data())
                 return
@@ -164,9 +139,9 @@ class Elaborator(Paths):
         for target in node.targets:
             self._bind(target, value, source)
 
-    def _bind(self, target: ExpressionNode, value: Value, source: ExpressionNode | None = None) -> None:
+    def _bind(self, target: syn.ExpressionNode, value: Value, source: syn.ExpressionNode | None = None) -> None:
         """Assign a value. source: the expression that it comes from, None for the index of a loop."""
-        if isinstance(target, Identifier):
+        if isinstance(target, syn.Identifier):
             if target.name in self.context.streams:
                 self.fail(target, f"{target.name} is a stream; it cannot be assigned")
             if isinstance(value, Static) and target.name not in self.deciding:
@@ -175,18 +150,18 @@ class Elaborator(Paths):
                     dist = replace(dist, number=None)  # it may differ in the next iteration
                 value = Data(type_of(value), dist=dist)
             self.env[target.name] = value
-        elif is_listed(target):
+        elif syn.is_listed(target):
             known = value.value if isinstance(value, Static) else None
             if isinstance(known, tuple) and len(known) != len(target.items):
                 self.fail(target, f"{len(target.items)} names for {len(known)} values")
             self.read(value)
             for k, part in enumerate(target.items):
                 self._bind(part, Static(known[k]) if isinstance(known, tuple) else Data(), source)
-        elif isinstance(target, Subscript):
+        elif isinstance(target, syn.Subscript):
             if self._stream_of(target) is not None:
                 self.fail(target, "a stream cannot be assigned; use put")
             self.store(target, value, target if source is None else source)
-        elif isinstance(target, Attribute):
+        elif isinstance(target, syn.Attribute):
             self.data(target.base)
             self.read(value)
         else:
@@ -194,7 +169,7 @@ class Elaborator(Paths):
 
     # -- branches ----------------------------------------------------------------------------------------------------
 
-    def _if_statement(self, node: Branching, rest: Block) -> Exit:
+    def _if_statement(self, node: syn.Branching, rest: syn.Block) -> Exit:
         """Read a branch. rest: what follows it up to the end of the loop. Where data decides whether that is run, each
         arm takes its own copy of it."""
         test = self.data(node.test)
@@ -218,43 +193,44 @@ class Elaborator(Paths):
                     raise _EndsByData("join", f"{self.name}: data decides whether the loop ends here", node)
             elif how[0] is not how[1] or how[0] is Exit.NONE:
                 how = [Exit.CONTINUE, Exit.CONTINUE]
-        self.ops += self.context.nodes.choice(bodies, node.test.place)
+        self.resume((self.ops, self.beats), self.chosen(bodies, node.test.place))
         self.merge(*states)
         self.localise((node,))
         return how[0] if how[0] is how[1] else Exit.NONE
 
-    def _divides(self, body: Block) -> bool:
+    def _divides(self, body: syn.Block) -> bool:
         rates = self.context.reading.rates.keys()
         found = (statement.facts for statement in body)
         return any(facts.ends_beat or not rates.isdisjoint(facts.calls) for facts in found)
 
     def _arms(
-        self, arms: tuple[Block, Block], tail: Block
-    ) -> tuple[list[Exit], list[Body], tuple[State, State], State]:
-        outer, start, born = self.ops, self.save(), self._futures
-        how, bodies, states = list[Exit](), list[Body](), list[State]()
+        self, arms: tuple[syn.Block, syn.Block], tail: syn.Block
+    ) -> tuple[list[Exit], list[Written], tuple[State, State], State]:
+        outer, start, born = self.begin(), self.save(), self._futures
+        how, bodies, states = list[Exit](), list[Written](), list[State]()
         self._branches += 1
         for arm in arms:
             pending = {n: replace(f) for n, f in start.pending.items()}
             self.env, self.pending, self.tokens = dict(start.env), pending, dict(start.tokens)
-            self.ops = []
+            self.ops, self.beats = [], []
             how.append(self.block(arm, tail))
             if self._divides(arm):
                 self.end_beat()
-            bodies.append(tuple(self.ops))
+            bodies.append(self.closed())
             states.append(State(self.env, self.pending, self.tokens))
         self._branches -= 1
-        self.ops, self.before = outer, born
+        self.resume(outer)
+        self.before = born
         return how, bodies, (states[0], states[1]), start
 
-    def _meta(self, chain: MetaChain, rest: Block) -> Exit:
+    def _meta(self, chain: syn.MetaChain, rest: syn.Block) -> Exit:
         """`with meta_if`, then any number of meta_elif and at most one meta_else; or one `with meta_for`."""
         how = self._meta_arm(chain.arms, rest)
         if any(self.varies(head) for arm in chain.arms for head in arm.heads):
             self.localise((chain,))
         return how
 
-    def _meta_arm(self, arms: tuple[MetaArm, ...], rest: Block) -> Exit:
+    def _meta_arm(self, arms: tuple[syn.MetaArm, ...], rest: syn.Block) -> Exit:
         for statement in arms:
             name = statement.name
             if not name:
@@ -277,21 +253,23 @@ class Elaborator(Paths):
 
     # -- loops -------------------------------------------------------------------------------------------------------
 
-    def _for(self, node: ForLoop) -> Exit:
+    def _for(self, node: syn.ForLoop) -> Exit:
         if not node.unrolled:
             self.end_beat()
         if node.orelse:
             self.fail(node.orelse[0], "a loop with else is not supported")
         call = node.iterable
-        if isinstance(call, Invocation) and isinstance(call.function, Identifier):
+        if isinstance(call, syn.Invocation) and isinstance(call.function, syn.Identifier):
             return self._counted(node, node.target, call, node.body)
         values = self.data(call)
         if isinstance(values, Static) and isinstance(values.value, tuple):
             return self._static(node, node.target, [Static(v) for v in values.value], node.body)
         return self._by_data(node, node.target, node.body)
 
-    def _counted(self, node: StatementNode, target: ExpressionNode | None, call: Invocation, body: Block) -> Exit:
-        name = call.function.name if isinstance(call.function, Identifier) else ""
+    def _counted(
+        self, node: syn.StatementNode, target: syn.ExpressionNode | None, call: syn.Invocation, body: syn.Block
+    ) -> Exit:
+        name = call.function.name if isinstance(call.function, syn.Identifier) else ""
         if name not in ("range", "grid", "meta_for"):
             values = None if call.facts.touches else self._iterated(call)
             if values is not None:
@@ -315,7 +293,7 @@ class Elaborator(Paths):
             return self._static(node, target, range(*known), body)
         if len(known) == 1:
             return self._static(node, target, range(known[0]), body)
-        if is_tuple(target) and len(target.items) == len(known) and target.facts.names & self.deciding:
+        if syn.is_tuple(target) and len(target.items) == len(known) and target.facts.names & self.deciding:
             inner = self.context.nests.get((node, *known))
             if inner is None:
                 inner = self.context.nests.setdefault((node, *known), nested(target, known, body, node))
@@ -324,10 +302,12 @@ class Elaborator(Paths):
                 return self._static(node, target.items[0], range(known[0]), inner)
         return self._static(node, target, Grid(known, count), body)
 
-    def _iterated(self, node: ExpressionNode) -> range | list[Static] | None:
+    def _iterated(self, node: syn.ExpressionNode) -> range | list[Static] | None:
         """What `range`, or `reversed`, `enumerate` or `zip` of static values goes through; None if it is not known."""
-        if not isinstance(node, Invocation) or not isinstance(node.function, Identifier):
-            values = self.eval(node) if isinstance(node, Identifier | Literal) or is_listed(node) else Data()
+        if not isinstance(node, syn.Invocation) or not isinstance(node.function, syn.Identifier):
+            values = (
+                self.eval(node) if isinstance(node, syn.Identifier | syn.Literal) or syn.is_listed(node) else Data()
+            )
             its = values.value if isinstance(values, Static) else None
             return [Static(value) for value in its] if isinstance(its, tuple) else None
         name = node.function.name
@@ -362,24 +342,34 @@ class Elaborator(Paths):
         return [Static(row) for row in zip(*columns, strict=True)]
 
     def _static(
-        self, node: StatementNode, target: ExpressionNode | None, values: range | Grid | list[Static], body: Block
+        self,
+        node: syn.StatementNode,
+        target: syn.ExpressionNode | None,
+        values: range | Grid | list[Static],
+        body: syn.Block,
     ) -> Exit:
         """A loop with known trips."""
-        outer, start = self.ops, self.save()
+        outer, start = (self.ops, self.beats), self.save()
         self.ran.add((*node.place[:2], len(values)))
         self._loops += 1
         around = self.nest, self.bound, self.entered
         self.enter(target, values)
         try:
             how = self._trips(node, target, values, body)
-            head = node.iterable if isinstance(node, ForLoop) else node.heads[0] if isinstance(node, MetaArm) else None
+            head = (
+                node.iterable
+                if isinstance(node, syn.ForLoop)
+                else node.heads[0]
+                if isinstance(node, syn.MetaArm)
+                else None
+            )
             if head is not None and self.varies(head):
                 self.localise(body)
             return how
         except _EndsByData:
             if any(part.facts.touches for part in body):
                 raise
-            self.ops = outer
+            self.resume(outer)
             self.restore(start)
         finally:
             self._loops -= 1
@@ -387,15 +377,18 @@ class Elaborator(Paths):
         return self._by_data(node, target, body)
 
     def _trips(
-        self, node: StatementNode, target: ExpressionNode | None, values: range | Grid | list[Static], body: Block
+        self,
+        node: syn.StatementNode,
+        target: syn.ExpressionNode | None,
+        values: range | Grid | list[Static],
+        body: syn.Block,
     ) -> Exit:
         names = target.facts.names if target is not None else frozenset[str]()
-        unrolled = isinstance(node, ForLoop | MetaArm) and node.unrolled
-        if unrolled and self.context.reading.timed:
-            return self._unrolled(target, values, body)
-        outer, iterations = self.ops, list[tuple[int, Body]]()
+        unrolled = isinstance(node, syn.ForLoop | syn.MetaArm) and node.unrolled
+        straight = unrolled and self.context.reading.timed  # its beats are those of one straight run of statements
+        outer, iterations = (self.ops, self.beats), list[tuple[int, Written]]()
         how, k = Exit.NONE, 0
-        plan = self._plan(node, target, names, values, body)
+        plan = None if straight else self._plan(node, target, names, values, body)
         period, ends = plan or Pieces(0, (len(values),))
         first, end, before = 0, 0, object()
         while k < len(values):
@@ -405,10 +398,13 @@ class Elaborator(Paths):
             self.context.step(node)
             self._bind_index(target, values[k])
             self.ops = []
+            if not straight:
+                self.beats = []
             how = self.block(body)
-            self.end_beat()
+            if not straight:
+                self.end_beat()
             self.prune()
-            iterations.append((1, tuple(self.ops)))
+            iterations.append((1, Written(tuple(self.ops), () if straight else tuple(self.beats))))
             k += 1
             if how in (Exit.BREAK, Exit.RETURN):
                 break
@@ -416,36 +412,27 @@ class Elaborator(Paths):
                 after = self.key(names)
                 if after == before and end - k >= period:
                     times = (end - k) // period
-                    once = sum((operations for _, operations in iterations[-period:]), ())
-                    iterations[-period:] = [(times + 1, once)]
+                    period_of = [one for _, one in iterations[-period:]]
+                    once = sum((one.ops for one in period_of), ()), sum((one.beats for one in period_of), ())
+                    iterations[-period:] = [(times + 1, Written(*once))]
                     k += times * period
                     self._bind_index(target, values[k - 1])
                 before = after
-        self.ops = [*outer, *self.context.nodes.loop(iterations)]
+        self.resume((outer[0], self.beats if straight else outer[1]), self.looped(iterations))
         return how if how is Exit.RETURN else Exit.NONE
-
-    def _unrolled(self, target: ExpressionNode | None, values: range | Grid | list[Static], body: Block) -> Exit:
-        """A loop that is unrolled before the run: its iterations are one straight run of statements."""
-        for k in range(len(values)):
-            self.context.step(body[0])
-            self._bind_index(target, values[k])
-            how = self.block(body)
-            if how in (Exit.BREAK, Exit.RETURN):
-                return how if how is Exit.RETURN else Exit.NONE
-        return Exit.NONE
 
     def _plan(
         self,
-        node: StatementNode,
-        target: ExpressionNode | None,
+        node: syn.StatementNode,
+        target: syn.ExpressionNode | None,
         names: frozenset[str],
         values: range | Grid | list[Static],
-        body: Block,
+        body: syn.Block,
     ) -> Pieces | None:
         """How a loop is stepped; None if each of its iterations is read."""
         if not names & self.deciding:
             return Pieces(1, (len(values),))
-        if not isinstance(target, Identifier) or not isinstance(values, range) or len(values) < 2:
+        if not isinstance(target, syn.Identifier) or not isinstance(values, range) or len(values) < 2:
             return None
         parts = self.context.loops.get(node)
         if parts is None:
@@ -458,47 +445,47 @@ class Elaborator(Paths):
 
         return pieces(target.name, values, parts, known)
 
-    def _bind_index(self, target: ExpressionNode | None, value: int | Static) -> None:
+    def _bind_index(self, target: syn.ExpressionNode | None, value: int | Static) -> None:
         if target is not None:
             self._bind(target, value if isinstance(value, Static) else Static(value))
             self.bind_indices()
 
-    def _while(self, node: WhileLoop) -> Exit:
+    def _while(self, node: syn.WhileLoop) -> Exit:
         if node.orelse:
             self.fail(node.orelse[0], "a loop with else is not supported")
-        outer, start = self.ops, self.save()
+        outer, start = (self.ops, self.beats), self.save()
         self._loops += 1
         try:
             return self._rounds(node)
         except _EndsByData:
             if node.facts.touches:
                 raise
-            self.ops = outer
+            self.resume(outer)
             self.restore(start)
         finally:
             self._loops -= 1
-        return self._by_data(node, None, (Evaluation(node.test.place, node.test), *node.body))
+        return self._by_data(node, None, (syn.Evaluation(node.test.place, node.test), *node.body))
 
-    def _rounds(self, node: WhileLoop) -> Exit:
+    def _rounds(self, node: syn.WhileLoop) -> Exit:
         self.end_beat()
-        outer, iterations = self.ops, list[tuple[int, Body]]()
+        outer, iterations = (self.ops, self.beats), list[tuple[int, Written]]()
         before: object = None
         how = Exit.NONE
         while True:
             self.context.step(node)
-            self.ops = []
+            self.ops, self.beats = [], []
             test = self.data(node.test)
             self.end_beat()
             if isinstance(test, Data):
-                head = self.ops
-                self.ops = [*outer, *self.context.nodes.loop(iterations)]
-                again = Evaluation(node.test.place, node.test)
+                head = self.closed()
+                self.resume(outer, self.looped(iterations))
+                again = syn.Evaluation(node.test.place, node.test)
                 return self._by_data(node, None, (*node.body, again), head)
             if not test.value:
                 break
             how = self.block(node.body)
             self.end_beat()
-            iterations.append((1, tuple(self.ops)))
+            iterations.append((1, self.closed()))
             self.prune()
             if how in (Exit.BREAK, Exit.RETURN):
                 break
@@ -506,27 +493,28 @@ class Elaborator(Paths):
             if after == before:
                 raise Refusal("limit", "this loop never ends", node)
             before = after
-        self.ops = [*outer, *self.context.nodes.loop(iterations)]
+        self.resume(outer, self.looped(iterations))
         return how if how is Exit.RETURN else Exit.NONE
 
     def _by_data(
-        self, node: StatementNode, target: ExpressionNode | None, body: Block, head: Sequence[Node] = ()
+        self, node: syn.StatementNode, target: syn.ExpressionNode | None, body: syn.Block, head: Written = EMPTY
     ) -> Exit:
         """A loop whose end depends on data: any number of iterations, so its body must leave every stream as it is.
         head: the operations of its first test."""
-        outer = [*self.ops, *head]
+        self.resume((self.ops, self.beats), head)
+        outer = self.begin()
         self._branches += 1
         self._loops += 1
         self._loose += 1
         for _ in range(len(self.env) + 3):
             start, born = self.save(), self._futures
             key = self.key()
-            self.ops = []
+            self.ops, self.beats = [], []
             if target is not None:
                 self._bind(target, Data())
             self.block(body)
             self.end_beat()
-            if self.ops:
+            if self.beats:
                 self.context.reading.by_data.append(node.place)
             touched = sorted({self._stream_name(s) for n in self.ops for s, _, _ in n.needs})
             if touched:
@@ -547,11 +535,10 @@ class Elaborator(Paths):
         self._branches -= 1
         self._loops -= 1
         self._loose -= 1
-        self.ops = outer
+        self.resume(outer)
         return Exit.NONE
 
     def _stream_name(self, number: int) -> str:
         made = (d for c in self.context.reading.collectives.values() for d in (c.inward, c.outward))
         known = chain(self.context.streams.values(), made)
-        decl = next(d for d in known if d.first <= number < d.first + d.size)
-        return decl.element(number - decl.first)
+        return next(self.element(d, number) for d in known if d.first <= number < d.first + d.size)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum
 from operator import itemgetter
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..base.element_types import BITS, ElementType
 from ..base.operators import UNARY
@@ -16,31 +16,8 @@ from ..base.place import Place
 from .language import LIBRARY, Layout
 from .orders.shown import Shown
 from .source import Refusal, Source
+from .syntax import nodes as syn
 from .syntax.control import Deciding
-from .syntax.nodes import (
-    Assertion,
-    Attribute,
-    Await,
-    Block,
-    Collection,
-    Compared,
-    Conditional,
-    ExpressionNode,
-    Foreign,
-    FunctionDefinition,
-    Identifier,
-    Infix,
-    Invocation,
-    Literal,
-    Logical,
-    Prefix,
-    Slicing,
-    Starred,
-    StatementNode,
-    Subscript,
-    SyntaxNode,
-    walk,
-)
 from .syntax.printer import shown
 from .tree import Body, Collective, Node, Nodes, Op, StreamDecl, TaskDecl
 from .values import (
@@ -70,8 +47,8 @@ STEPS = 1_000_000
 
 @dataclass
 class Reading:
-    """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, with the cycles
-    that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
+    """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, too, with the
+    cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
     operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
     and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; costs: by task
     and place, the cycles of a kernel."""
@@ -107,11 +84,11 @@ class Context:
     functions: Mapping[str, bool]
     regions: Container[str] = frozenset()
     tensors: Container[str] = frozenset()
-    decisive: dict[FunctionDefinition, frozenset[str]] = field(default_factory=dict)
-    loops: dict[StatementNode, Deciding] = field(default_factory=dict)
-    nests: dict[tuple[object, ...], Block] = field(default_factory=dict)
-    varying: dict[FunctionDefinition, frozenset[str]] = field(default_factory=dict)
-    varies: dict[SyntaxNode, bool] = field(default_factory=dict)
+    decisive: dict[syn.FunctionDefinition, frozenset[str]] = field(default_factory=dict)
+    loops: dict[syn.StatementNode, Deciding] = field(default_factory=dict)
+    nests: dict[tuple[object, ...], syn.Block] = field(default_factory=dict)
+    varying: dict[syn.FunctionDefinition, frozenset[str]] = field(default_factory=dict)
+    varies: dict[syn.SyntaxNode, bool] = field(default_factory=dict)
     orders: dict[tuple[object, ...], Shown | None] = field(default_factory=dict)
 
     @property
@@ -124,7 +101,7 @@ class Context:
         """Makes the nodes of trees."""
         return self.reading.nodes
 
-    def step(self, node: SyntaxNode, count: int = 1) -> None:
+    def step(self, node: syn.SyntaxNode, count: int = 1) -> None:
         """Count steps. Raises `Refusal` beyond `STEPS`."""
         self.reading.steps += count
         if self.reading.steps > STEPS:
@@ -139,6 +116,18 @@ class Future:
     stream: str
     used: int = 0
     number: int = -1
+
+
+class Written(NamedTuple):
+    """A body: its puts and gets one by one, and in beats. There are no beats if the reading is not timed."""
+
+    ops: Body
+    beats: Body
+
+
+EMPTY = Written((), ())
+Around = tuple[list[Node], list[Node]]
+"""What was read before a body: puts and gets, and beats."""
 
 
 class Taken(IntEnum):
@@ -161,6 +150,7 @@ class Expressions:
         self.context, self.name, self.tid = context, name, tid
         self.env: dict[str, Value] = {}
         self.ops: list[Node] = []
+        self.beats: list[Node] = []
         self.pending: dict[int, Future] = {}
         self.tokens: dict[int, tuple[Taken, Future]] = {}
         self._futures = 0
@@ -175,8 +165,8 @@ class Expressions:
 
     def record(self, op: Op) -> None:
         """Append a put or a get."""
+        self.ops.append(op)
         if not self.context.reading.timed:
-            self.ops.append(op)
             return
         again = any(op.stream == other.stream or (other.put and not op.put) for other in self._beat)
         if again or (self._cycles and not op.put):
@@ -188,10 +178,10 @@ class Expressions:
         if self._beat or self._cycles:
             place = self._beat[0].place if self._beat else self._since
             assert place is not None
-            self.ops.append(self.context.nodes.beat(tuple(self._beat), self._cycles or 1, place))
+            self.beats.append(self.context.nodes.beat(tuple(self._beat), self._cycles or 1, place))
             self._beat, self._cycles, self._since = [], 0, None
 
-    def take_cycles(self, node: Invocation) -> Value:
+    def take_cycles(self, node: syn.Invocation) -> Value:
         """`cycles(n)`: the beat takes n cycles, which are added to those stated before in the same beat."""
         if len(node.arguments) != 1 or node.named:
             self.fail(node, "cycles takes one number")
@@ -207,9 +197,35 @@ class Expressions:
             self._cycles += count
             self._since = self._since or place
 
+    def begin(self) -> Around:
+        """Begin a body of its own; return what was read around it."""
+        around = self.ops, self.beats
+        self.ops, self.beats = [], []
+        return around
+
+    def closed(self) -> Written:
+        """The body that was read."""
+        return Written(tuple(self.ops), tuple(self.beats))
+
+    def resume(self, around: Around, made: Written = EMPTY) -> None:
+        """Go on behind a body. around: what `begin` returned."""
+        self.ops, self.beats = [*around[0], *made.ops], [*around[1], *made.beats]
+
+    def chosen(self, arms: Sequence[Written], place: Place) -> Written:
+        """A branch on data."""
+        nodes = self.context.nodes
+        beats = nodes.choice([arm.beats for arm in arms], place) if self.context.reading.timed else ()
+        return Written(nodes.choice([arm.ops for arm in arms], place), beats)
+
+    def looped(self, iterations: Sequence[tuple[int, Written]]) -> Written:
+        """The body of all iterations of a loop. iterations: (times, what one of them is)."""
+        nodes = self.context.nodes
+        beats = nodes.loop([(times, one.beats) for times, one in iterations]) if self.context.reading.timed else ()
+        return Written(nodes.loop([(times, one.ops) for times, one in iterations]), beats)
+
     # -- variables and futures ---------------------------------------------------------------------------------------
 
-    def read(self, value: Value, node: SyntaxNode | None = None, how: Taken = Taken.READ) -> None:
+    def read(self, value: Value, node: syn.SyntaxNode | None = None, how: Taken = Taken.READ) -> None:
         """Take the tokens of a value: its futures are used on this path. node: where.
 
         The compiler awaits a future where it is first read. From then on it is a value: it may be read again, but not
@@ -226,68 +242,68 @@ class Expressions:
                 self._twice(node, known, before)
             self.tokens[number] = max(how, before or how), known
 
-    def _twice(self, node: SyntaxNode, future: Future, before: Taken) -> None:
+    def _twice(self, node: syn.SyntaxNode, future: Future, before: Taken) -> None:
         what = "uses" if before is Taken.DROPPED else "awaits"
         first = {Taken.READ: "it was read", Taken.AWAITED: "it was awaited", Taken.DROPPED: "it was dropped"}[before]
         message = f"{self.name} {what} what it gets from {future.stream} in line {future.place.line}, after {first}"
         note = "one get is one token: await it once, and keep the value"
         self.context.source.add("future", message, node.place, note, subject=self.name)
 
-    def data(self, node: ExpressionNode) -> Value:
+    def data(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression and read it."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
-    def fail(self, node: SyntaxNode, what: str, *notes: str) -> NoReturn:
+    def fail(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
         raise Refusal("unsupported", what, node, *notes)
 
-    def held(self, node: Assertion) -> None:
+    def held(self, node: syn.Assertion) -> None:
         """`assert`: a condition that is known before the run holds. Raises `Refusal` if it does not."""
         test = self.data(node.test)
         if isinstance(test, Data) or test.value:
             return
         known = {name: self.env.get(name, self.context.constants.get(name)) for name in sorted(node.test.facts.names)}
         values = ", ".join(f"{name} = {v.value}" for name, v in known.items() if isinstance(v, Static))
-        said = [str(node.message.value)] if isinstance(node.message, Literal) else []
+        said = [str(node.message.value)] if isinstance(node.message, syn.Literal) else []
         raise Refusal("assert", "this does not hold" + f": {values}" * bool(values), node.test, *said)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
-    def eval(self, node: ExpressionNode) -> Value:
+    def eval(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression. Raises `Refusal`."""
         self.context.step(node)
         match node:
-            case Literal():
+            case syn.Literal():
                 literal = node.value
                 return Static(literal) if isinstance(literal, bool | int | float | str | SymbolicNumber) else Data()
-            case Identifier():
+            case syn.Identifier():
                 return self._name(node)
-            case Invocation():
+            case syn.Invocation():
                 return self._call(node)
-            case Infix():
+            case syn.Infix():
                 return self._binary(node)
-            case Prefix():
+            case syn.Prefix():
                 value = self.data(node.operand)
                 if isinstance(value, Static):
                     return compute(UNARY[node.op], [value.value], node)
                 return Data(BOOLEAN if node.op == "not" else type_of(value))
-            case Compared():
+            case syn.Compared():
                 return self._compare(node)
-            case Logical():
+            case syn.Logical():
                 return self._boolean(node)
-            case Conditional():
+            case syn.Conditional():
                 return self._if(node)
-            case Collection():
+            case syn.Collection():
                 return self._collection(node)
-            case Subscript():
+            case syn.Subscript():
                 return self._subscript(node)
-            case Attribute():
+            case syn.Attribute():
                 self.data(node.base)
                 return Data()
-            case Await():
+            case syn.Await():
                 value = self.eval(node.value)
-                given = isinstance(value, Data) and (value.futures or isinstance(node.value, Invocation))
+                given = isinstance(value, Data) and (value.futures or isinstance(node.value, syn.Invocation))
                 if not given:
                     self.fail(node, "await takes the result of a get")
                 self.read(value, node, Taken.AWAITED)
@@ -295,7 +311,7 @@ class Expressions:
             case _:
                 return self._opaque(node)
 
-    def _name(self, node: Identifier) -> Value:
+    def _name(self, node: syn.Identifier) -> Value:
         if node.name in self.env:
             return self.env[node.name]
         if node.name in self.context.constants:
@@ -314,13 +330,13 @@ class Expressions:
         close = get_close_matches(node.name, known, n=1, cutoff=0.7)
         self.fail(node, f"the name {node.name} is not known here", *(f"did you mean {name}?" for name in close))
 
-    def _binary(self, node: Infix) -> Value:
+    def _binary(self, node: syn.Infix) -> Value:
         a, b = self.data(node.left), self.data(node.right)
         if isinstance(a, Static) and isinstance(b, Static) and node.op in OPERATORS:
             return compute(OPERATORS[node.op], [a.value, b.value], node)
         return Data(None if node.op == "@" else joined(type_of(a), type_of(b)))
 
-    def _compare(self, node: Compared) -> Value:
+    def _compare(self, node: syn.Compared) -> Value:
         values = [self.data(part) for part in (node.left, *node.others)]
         if not all(isinstance(value, Static) for value in values):
             return Data(BOOLEAN)
@@ -328,7 +344,7 @@ class Expressions:
         results = [compute(OPERATORS[op], [known[k], known[k + 1]], node).value for k, op in enumerate(node.ops)]
         return Static(all(results))
 
-    def _boolean(self, node: Logical) -> Value:
+    def _boolean(self, node: syn.Logical) -> Value:
         """`and`, `or`: a static operand may decide; otherwise the others are evaluated on some paths only."""
         decides = node.op == "or"
         unknown: list[Value] = []
@@ -344,72 +360,72 @@ class Expressions:
                 return value
         return Data(BOOLEAN) if unknown else Static(not decides)
 
-    def _if(self, node: Conditional) -> Value:
+    def _if(self, node: syn.Conditional) -> Value:
         test = self.data(node.test)
         if isinstance(test, Static):
             return self.eval(node.body if test.value else node.orelse)
         if node.facts.touches:
             self.end_beat()
-        outer, arms, values = self.ops, list[Body](), list[Value]()
+        outer, arms, values = self.begin(), list[Written](), list[Value]()
         start, after = self.tokens, dict(self.tokens)
         self._branches += 1
         for part in (node.body, node.orelse):
-            self.ops, self.tokens = [], dict(start)
+            self.ops, self.beats, self.tokens = [], [], dict(start)
             values.append(self.data(part))
             if part.facts.touches:
                 self.end_beat()
-            arms.append(tuple(self.ops))
+            arms.append(self.closed())
             after = either(after, self.tokens)
         self._branches -= 1
         self.tokens = after
-        self.ops = [*outer, *self.context.nodes.choice(arms, node.test.place)]
+        self.resume(outer, self.chosen(arms, node.test.place))
         return Data(joined(type_of(values[0]), type_of(values[1])))
 
-    def _collection(self, node: Collection) -> Value:
+    def _collection(self, node: syn.Collection) -> Value:
         values = [self.data(part) for part in node.items]
         if len(values) > ELEMENTS:
             raise Refusal("limit", f"more than {ELEMENTS} elements", node)
         known = [value.value for value in values if isinstance(value, Static)]
         return Static(tuple(known)) if len(known) == len(values) else Data()
 
-    def _subscript(self, node: Subscript) -> Value:
+    def _subscript(self, node: syn.Subscript) -> Value:
         base, index = self.data(node.base), self.data(node.index)
         if isinstance(base, Static) and isinstance(base.value, tuple) and isinstance(index, Static):
             return compute(lambda a, b: a[b], [base.value, index.value], node)
         shape = base.type.shape if isinstance(base, Data) and base.type else ()
         parts = node.indices
-        if shape and len(parts) == len(shape) and not any(isinstance(part, Slicing) for part in parts):
+        if shape and len(parts) == len(shape) and not any(isinstance(part, syn.Slicing) for part in parts):
             assert isinstance(base, Data)
             assert base.type is not None
             return Data(ElementType(base.type.dtype))
         return Data()
 
-    def _opaque(self, node: ExpressionNode) -> Value:
+    def _opaque(self, node: syn.ExpressionNode) -> Value:
         """An expression without rules here: it reads every variable that it names, and must not touch a stream."""
-        own = node.own if isinstance(node, Foreign) else ()
-        for part in walk(node):
+        own = node.own if isinstance(node, syn.Foreign) else ()
+        for part in syn.walk(node):
             self.context.step(part)
-            if isinstance(part, Identifier):
+            if isinstance(part, syn.Identifier):
                 if part.name in self.context.streams:
                     self.fail(node, f"a stream in {_kind(node)}; write a loop with put and get")
                 if part.name in self.env:
                     self.read(self.env[part.name])
                 elif part.name not in own:
                     self._name(part)
-            elif isinstance(part, Await) or (isinstance(part, Foreign) and part.form in REFUSED):
+            elif isinstance(part, syn.Await) or (isinstance(part, syn.Foreign) and part.form in REFUSED):
                 self.fail(part, f"{_kind(part)} is not supported in a task")
         return Data()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def _call(self, node: Invocation) -> Value:
-        if isinstance(node.function, Attribute):
+    def _call(self, node: syn.Invocation) -> Value:
+        if isinstance(node.function, syn.Attribute):
             stream = self._stream_of(node.function.base)
             if stream is not None:
                 return self._end(node, node.function.name, stream, node.function.base)
             self.data(node.function.base)
             return self._arguments(node)
-        if not isinstance(node.function, Identifier):
+        if not isinstance(node.function, syn.Identifier):
             self.data(node.function)
             return self._arguments(node)
         name = node.function.name
@@ -428,7 +444,7 @@ class Expressions:
         if name == "drop":
             value = self._arguments(node)
             for argument in node.arguments:
-                if isinstance(argument, Identifier) and argument.name in self.env:
+                if isinstance(argument, syn.Identifier) and argument.name in self.env:
                     self.read(self.env[argument.name], None, Taken.DROPPED)
             return value
         if name == "tile":
@@ -451,7 +467,7 @@ class Expressions:
         self._misspelt(node.function)
         return self._arguments(node)
 
-    def _misspelt(self, node: Identifier) -> None:
+    def _misspelt(self, node: syn.Identifier) -> None:
         """Fail for a function that nothing defines, and whose name is nearly that of one: functions that are not known
         read their arguments."""
         if (
@@ -465,38 +481,38 @@ class Expressions:
         if close:
             self.fail(node, f"there is no function {node.name}", f"did you mean {close[0]}?")
 
-    def _arguments(self, node: Invocation) -> Value:
+    def _arguments(self, node: syn.Invocation) -> Value:
         """Read all arguments of an opaque call; its result is data."""
         for argument in node.arguments:
-            self.data(argument.value if isinstance(argument, Starred) else argument)
+            self.data(argument.value if isinstance(argument, syn.Starred) else argument)
         for named in node.named:
             self.data(named.value)
         return Data()
 
-    def _layout(self, node: Invocation) -> Value:
+    def _layout(self, node: syn.Invocation) -> Value:
         value = self.data(node.arguments[0]) if len(node.arguments) == 1 and not node.named else None
         if not isinstance(value, Static) or not isinstance(value.value, str):
             self.fail(node, 'a layout is written as Layout("S0R")')
         return Static(Layout(value.value))
 
-    def _tile(self, node: Invocation) -> Value:
+    def _tile(self, node: syn.Invocation) -> Value:
         if not node.arguments or node.named:
             self.fail(node, "tile takes an element type and sizes: tile(f32, 4, 4)")
         base = element_type(node.arguments[0], self.eval)
         return Data(ElementType(base.dtype, base.shape + tuple(positive(a, self.eval) for a in node.arguments[1:])))
 
-    def _stream_of(self, node: ExpressionNode) -> StreamDecl | None:
-        base = node.base if isinstance(node, Subscript) else node
-        if not isinstance(base, Identifier) or base.name in self.env:
+    def _stream_of(self, node: syn.ExpressionNode) -> StreamDecl | None:
+        base = node.base if isinstance(node, syn.Subscript) else node
+        if not isinstance(base, syn.Identifier) or base.name in self.env:
             return None
         return self.context.streams.get(base.name)
 
-    def _end(self, node: Invocation, method: str, stream: StreamDecl, base: ExpressionNode) -> Value:
+    def _end(self, node: syn.Invocation, method: str, stream: StreamDecl, base: syn.ExpressionNode) -> Value:
         """A put or a get."""
         wanted = {"put": 1, "get": 0}.get(method)
         if wanted is None:
             self.fail(node, f"streams have put and get, not {method}")
-        if len(node.arguments) != wanted or node.named or any(isinstance(a, Starred) for a in node.arguments):
+        if len(node.arguments) != wanted or node.named or any(isinstance(a, syn.Starred) for a in node.arguments):
             self.fail(node, "put takes one value" if wanted else "get takes no arguments")
         value = self.data(node.arguments[0]) if wanted else None
         number = self._index(stream, base)
@@ -515,14 +531,14 @@ class Expressions:
             self.shows(number, True, node.arguments[0], node)
             return Data()
         self._futures += 1
-        self.pending[self._futures] = Future(place, stream.element(number - stream.first), number=number)
+        self.pending[self._futures] = Future(place, self.element(stream, number), number=number)
         return Data(stream.type, frozenset((self._futures,)))
 
-    def shows(self, stream: int, put: bool, part: ExpressionNode, at: SyntaxNode) -> None:
+    def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
         """Take the order in which an end of a stream goes through a tensor, if it shows one. part: what is put, or
         where what was got is stored. at: the put or the store."""
 
-    def _index(self, stream: StreamDecl, base: ExpressionNode) -> int | None:
+    def _index(self, stream: StreamDecl, base: syn.ExpressionNode) -> int | None:
         """Return the number of a stream, or None after a finding: its index is wrong."""
         parts = list(_parts(base))
         if len(parts) != len(stream.shape):
@@ -544,7 +560,11 @@ class Expressions:
             return None
         return stream.first + number
 
-    def _bad_index(self, node: SyntaxNode, message: str) -> None:
+    def element(self, stream: StreamDecl, number: int) -> str:
+        """The name of an element of an array of streams by its number."""
+        return stream.element(number - stream.first)
+
+    def _bad_index(self, node: syn.SyntaxNode, message: str) -> None:
         source = self.context.source
         source.add("index", message, node.place, f"in the instance {self.name}", subject=self.name)
 
@@ -556,12 +576,12 @@ def either(
     return {number: max((x for x in (a.get(number), b.get(number)) if x), key=itemgetter(0)) for number in {**a, **b}}
 
 
-def _parts(base: ExpressionNode) -> Iterator[ExpressionNode]:
-    if isinstance(base, Subscript):
+def _parts(base: syn.ExpressionNode) -> Iterator[syn.ExpressionNode]:
+    if isinstance(base, syn.Subscript):
         yield from base.indices
 
 
-def _kind(node: SyntaxNode) -> str:
+def _kind(node: syn.SyntaxNode) -> str:
     """What a node is, in words: ListComp -> a list comp."""
     name = "".join(f" {c.lower()}" if c.isupper() else c for c in node.kind).strip()
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..isa.overlays.tasks.kernels import LibraryKernel
 from . import layouts
-from .kernels import Kernel, Operand
+from .kernels import Operand
 from .layouts import NONE, Pending
 from .source import Refusal
 from .syntax.nodes import Attribute, Identifier, Invocation, Subscript
 from .syntax.parser import parsed_expression
 
 
-def pending_of(kernel: Kernel, operands: Sequence[Operand]) -> Pending:
+def pending_of(kernel: LibraryKernel, operands: Sequence[Operand]) -> Pending:
     """Return what is pending in the result because it was in an operand. Raises `Refusal` where the kernel does not
     commute with it."""
     owing = [k for k, operand in enumerate(operands) if operand.dist.pending]
@@ -27,7 +28,7 @@ def pending_of(kernel: Kernel, operands: Sequence[Operand]) -> Pending:
     return (_sum if op == "+" else _maximum)(kernel, operands, owing, rest)
 
 
-def _sum(kernel: Kernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
+def _sum(kernel: LibraryKernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
     first = operands[owing[0]]
     if kernel.jointly:
         full = [operand for operand in rest if operand.dist.number != 0]
@@ -51,7 +52,7 @@ def _sum(kernel: Kernel, operands: Sequence[Operand], owing: list[int], rest: li
     return first.dist.pending
 
 
-def _maximum(kernel: Kernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
+def _maximum(kernel: LibraryKernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
     first = operands[owing[0]]
     if any(k not in kernel.increasing for k in owing):
         raise _unpaid(first, f"{kernel.name} does not keep the order of the elements of {first.text}")
@@ -70,7 +71,7 @@ def _maximum(kernel: Kernel, operands: Sequence[Operand], owing: list[int], rest
     return found
 
 
-def _alike(kernel: Kernel, owing: Operand, rest: Sequence[Operand]) -> None:
+def _alike(kernel: LibraryKernel, owing: Operand, rest: Sequence[Operand]) -> None:
     """The other operands must be equal copies along the mesh axes of the reduction."""
     for other in rest:
         cut = {axis for axis in other.dist.labels or () if axis is not None}

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from ..base.element_types import FLOATS, ElementType
+from ..isa.overlays.tasks.kernels import LibraryKernel
 from . import layouts
-from .kernels import Call, Kernel, Operand, Shape
+from .kernels import Call, Operand, Shape
 from .layouts import LOCAL, NONE, Distribution, Labels, Pending
 from .source import Refusal
 from .values import FLOAT, INT, joined
 
 
-def element(kernel: Kernel, operands: Sequence[Operand]) -> str | None:
+def element(kernel: LibraryKernel, operands: Sequence[Operand]) -> str | None:
     """Return the element type of the result, None if it is unknown. Raises `Refusal` if tiles of one type meet
     elements of another one."""
     found: ElementType | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base.element_types import ElementType
+from ..isa.overlays.tasks.kernels import LibraryKernel, no_kernel
 from . import layouts
 from .kernel_pending import collective, pending_of
 from .kernel_shapes import RULES, axis_of, broadcast, element
-from .kernels import KERNELS, Call, Kernel, Operand, Options, Shape
+from .kernels import KERNELS, Call, Operand, Options, Shape
 from .layouts import Distribution
 from .source import Refusal
 from .values import accepts
@@ -36,7 +37,7 @@ def apply(name: str, operands: Sequence[Operand], mesh: Sequence[int], options: 
 
 def concat(operands: Sequence[Operand], axis: object, mesh: Sequence[int]) -> Operand:
     """Return tiles joined along an axis. Raises `Refusal`."""
-    kernel = Kernel("concat", "concat", tuple(f"x{k}" for k in range(len(operands))), jointly=True)
+    kernel = LibraryKernel("concat", no_kernel, "concat", tuple(f"x{k}" for k in range(len(operands))), jointly=True)
     dtype = element(kernel, operands)
     if dtype is None or any(operand.type is None for operand in operands):
         return Operand(None)

@@ -12,7 +12,7 @@ from .expressions import Taken
 from .kernels import ALIASES, KERNELS
 from .layouts import LOCAL
 from .source import Refusal
-from .syntax.nodes import Attribute, Collection, ExpressionNode, Identifier, Invocation, Starred, SyntaxNode, is_listed
+from .syntax import nodes as syn
 from .syntax.printer import short
 from .tiles import TileExpressions
 from .tree import Collective
@@ -39,14 +39,14 @@ class Library(TileExpressions):
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def _call(self, node: Invocation) -> Value:
+    def _call(self, node: syn.Invocation) -> Value:
         match node.function:
-            case Attribute(base=Identifier(name=module), name=name) if self._is_module(module):
+            case syn.Attribute(base=syn.Identifier(name=module), name=name) if self._is_module(module):
                 if name in ALIASES:
                     return self._library(ALIASES[name], node, node.arguments)
                 if name in FILLED and node.arguments:
                     return self._array(node, FILLED[name])
-            case Attribute(base=base, name=name) if self._is_value(base):
+            case syn.Attribute(base=base, name=name) if self._is_value(base):
                 if name == "allreduce":
                     return self._allreduce(node, [base, *node.arguments])
                 if name in METHODS:
@@ -54,7 +54,7 @@ class Library(TileExpressions):
                 if name == "copy" and not node.arguments:
                     value = self.taken(base)
                     return replace(value, tensor="") if isinstance(value, Data) else value
-            case Identifier(name=name) if not self._shadowed(name):
+            case syn.Identifier(name=name) if not self._shadowed(name):
                 if name in KERNELS and name != "arithmetic":
                     return self._library(name, node, node.arguments)
                 special = {"allreduce": self._allreduce, "concat": self._concat}.get(name)
@@ -71,9 +71,9 @@ class Library(TileExpressions):
                     return self._converted(name, node.arguments[0])
         return super()._call(node)
 
-    def _converted(self, dtype: str, node: ExpressionNode) -> Value:
+    def _converted(self, dtype: str, node: syn.ExpressionNode) -> Value:
         """`f32(x)`: a complete value with another element type."""
-        value = self.data(node.value if isinstance(node, Starred) else node)
+        value = self.data(node.value if isinstance(node, syn.Starred) else node)
         kind = type_of(value)
         shape = kind.shape if kind is not None else ()
         return Data(ElementType(dtype, shape), dist=self.operand(node, value).dist)
@@ -83,13 +83,13 @@ class Library(TileExpressions):
             name in self.context.constants
         )
 
-    def _is_value(self, node: ExpressionNode) -> bool:
-        return self._stream_of(node) is None and (not isinstance(node, Identifier) or node.name in self.env)
+    def _is_value(self, node: syn.ExpressionNode) -> bool:
+        return self._stream_of(node) is None and (not isinstance(node, syn.Identifier) or node.name in self.env)
 
     def _is_module(self, name: str) -> bool:
         return name in MODULES and name not in self.env and isinstance(self.context.constants.get(name), Data)
 
-    def _library(self, name: str, node: Invocation, arguments: Sequence[ExpressionNode]) -> Value:
+    def _library(self, name: str, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode]) -> Value:
         """A kernel of the library by name."""
         if name == "concat":
             return self._concat(node, arguments)
@@ -98,7 +98,7 @@ class Library(TileExpressions):
         nodes, rest = list(arguments[:count]), list(arguments[count:])
         options: dict[str, object] = {}
         if name in ("transpose", "reshape") and len(rest) > 1:
-            rest = [Collection(node.place, "Tuple", tuple(rest))]
+            rest = [syn.Collection(node.place, "Tuple", tuple(rest))]
         named = node.keywords
         for operand in kernel.operands[len(nodes) :]:
             if operand in named:
@@ -108,29 +108,29 @@ class Library(TileExpressions):
         for option in kernel.options:
             if option in named and option not in options:
                 options[option] = self._known(named.pop(option), name)
-        starred = any(isinstance(argument, Starred) for argument in arguments)
+        starred = any(isinstance(argument, syn.Starred) for argument in arguments)
         if named or starred or len(rest) > len(kernel.options) or len(nodes) < count - kernel.optional:
             takes = ", ".join([*kernel.operands, *kernel.options])
             self.fail(node, f"{name} takes ({takes})")
         return self.kernel(name, nodes, node, options)
 
-    def _known(self, node: ExpressionNode, name: str) -> object:
+    def _known(self, node: syn.ExpressionNode, name: str) -> object:
         value = self.data(node)
         if not isinstance(value, Static):
             self.fail(node, f"{name}: {short(node)} is not known before the run")
         return value.value
 
-    def _concat(self, node: Invocation, arguments: Sequence[ExpressionNode]) -> Value:
+    def _concat(self, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode]) -> Value:
         parts = list(arguments)
         axis: object = 0
-        if parts and is_listed(parts[0]):
+        if parts and syn.is_listed(parts[0]):
             if len(parts) == 2:
                 axis = self._known(parts[1], "concat")
             parts = list(parts[0].items) if len(parts) <= 2 else []
         named = node.keywords
         if "axis" in named:
             axis = self._known(named.pop("axis"), "concat")
-        if not parts or named or any(isinstance(part, Starred) for part in parts):
+        if not parts or named or any(isinstance(part, syn.Starred) for part in parts):
             self.fail(node, "concat takes (x, y, ..., axis=0)")
         operands = [self.operand(part, self.taken(part)) for part in parts]
         try:
@@ -140,14 +140,14 @@ class Library(TileExpressions):
             return Data()
         return Data(result.type, dist=result.dist)
 
-    def _filled(self, node: Invocation, name: str) -> Value:
+    def _filled(self, node: syn.Invocation, name: str) -> Value:
         """`zeros(T, shape...)` and `full(T, value, shape...)`: the same number everywhere."""
         first = 1 if name == "zeros" else 2
         sizes = node.arguments[first:]
-        if len(node.arguments) < first or node.named or any(isinstance(a, Starred) for a in node.arguments):
+        if len(node.arguments) < first or node.named or any(isinstance(a, syn.Starred) for a in node.arguments):
             self.fail(node, f"{name} takes {'(T, shape...)' if first == 1 else '(T, value, shape...)'}")
         base = element_type(node.arguments[0], self.eval)
-        if len(sizes) == 1 and is_listed(sizes[0]):
+        if len(sizes) == 1 and syn.is_listed(sizes[0]):
             sizes = sizes[0].items
         shape = tuple(positive(size, self.eval) for size in sizes)
         number: Value = Static(0) if first == 1 else self.data(node.arguments[1])
@@ -157,7 +157,7 @@ class Library(TileExpressions):
         dist = layouts.constant(0) if first == 1 else self.operand(node.arguments[1], number).dist
         return Data(ElementType(base.dtype, base.shape + shape), dist=dist if dist.uniform else LOCAL)
 
-    def _array(self, node: Invocation, number: int | None) -> Value:
+    def _array(self, node: syn.Invocation, number: int | None) -> Value:
         """`np.zeros(shape, dtype)`, `np.ones`, `np.full(shape, value, dtype)`. A dtype that is not stated
         fits any."""
         shape, *rest = (self.data(argument) for argument in node.arguments)
@@ -167,7 +167,13 @@ class Library(TileExpressions):
             stated = node.arguments[position]
         for argument in node.named:
             self.data(argument.value)
-        name = stated.name if isinstance(stated, Attribute) else stated.name if isinstance(stated, Identifier) else ""
+        name = (
+            stated.name
+            if isinstance(stated, syn.Attribute)
+            else stated.name
+            if isinstance(stated, syn.Identifier)
+            else ""
+        )
         sizes = shape.value if isinstance(shape, Static) else None
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         dtype = DTYPES.get(name, name if name in BITS else None)
@@ -180,7 +186,7 @@ class Library(TileExpressions):
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    def _allreduce(self, node: Invocation, arguments: Sequence[ExpressionNode]) -> Value:
+    def _allreduce(self, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode]) -> Value:
         """`x.allreduce(op, axes)`."""
         named = node.keywords
         rest = list(arguments[1:])
@@ -216,7 +222,7 @@ class Library(TileExpressions):
         return Data(result.type, dist=result.dist)
 
     def exchange(
-        self, op: str, axes: Sequence[int], kind: ElementType | None, node: SyntaxNode, *, inserted: bool
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> None:
         """Record the tokens of an all-reduce, on streams of its own: the first instance of a group gets a value of each
         of the others, and puts the result to each of them. So an instance that does not take part is found as any

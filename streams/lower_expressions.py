@@ -16,26 +16,7 @@ from ..isa.overlays.tasks.kernels import KERNELS
 from .kernels import ALIASES
 from .library import METHODS, MODULES
 from .source import Refusal, Source
-from .syntax.nodes import (
-    META,
-    Attribute,
-    Await,
-    Collection,
-    Compared,
-    Conditional,
-    ExpressionNode,
-    Identifier,
-    Infix,
-    Invocation,
-    Literal,
-    Logical,
-    Prefix,
-    Slicing,
-    Starred,
-    Subscript,
-    SyntaxNode,
-    is_listed,
-)
+from .syntax import nodes as syn
 from .syntax.printer import shown
 from .tree import Collective, Region, StreamDecl, TaskDecl
 from .values import Static, Value, element_type
@@ -74,7 +55,7 @@ class LoweredExpressions:
         self.count = 0
         self.at = Place(1, 1)
 
-    def refuse(self, node: SyntaxNode, what: str, *notes: str) -> NoReturn:
+    def refuse(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
         raise Refusal("unsupported", f"{self.name}: {what}", node, *notes)
 
     def kept(self, place: Place, value: t.Expression) -> t.Expression:
@@ -91,54 +72,54 @@ class LoweredExpressions:
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
-    def value(self, node: ExpressionNode) -> t.Expression:
+    def value(self, node: syn.ExpressionNode) -> t.Expression:
         """Lower an expression; its gets, and the cycles of its kernels, are appended to the statements."""
         made = self._value(node)
         costs = self.context.reading.costs.get((self.name, node.place), set())
         if len(costs) > 1:
             few, many = min(costs), max(costs)
             self.refuse(node, f"this takes {few} cycles here and {many} there; state them", "cycles(n)")
-        if costs and isinstance(node, Invocation | Infix | Prefix):
+        if costs and isinstance(node, syn.Invocation | syn.Infix | syn.Prefix):
             self.out.append(t.Cycles(node.place.start, t.Constant(min(costs))))
         return made
 
-    def _value(self, node: ExpressionNode) -> t.Expression:
+    def _value(self, node: syn.ExpressionNode) -> t.Expression:
         match node:
-            case Literal(value=bool() | int() | float() | str() as value):
+            case syn.Literal(value=bool() | int() | float() | str() as value):
                 return t.Constant(value)
-            case Literal(value=None):
+            case syn.Literal(value=None):
                 return t.Kernel("none", ())
-            case Identifier(name=name):
+            case syn.Identifier(name=name):
                 return self._name(node, name)
-            case Await(value=value):
+            case syn.Await(value=value):
                 return self.value(value)
-            case Prefix(op=op, operand=operand):
+            case syn.Prefix(op=op, operand=operand):
                 return t.Unary(op, self.value(operand))
-            case Infix(left=left, op="@", right=right):
+            case syn.Infix(left=left, op="@", right=right):
                 return t.Kernel("matmul", self.in_order(left, right))
-            case Infix(left=left, op=op, right=right):
+            case syn.Infix(left=left, op=op, right=right):
                 return t.Binary(op, *self.in_order(left, right))
-            case Compared(left=left, ops=ops, others=others):
+            case syn.Compared(left=left, ops=ops, others=others):
                 return self._compare(left, ops, others)
-            case Logical(op=op, values=values):
+            case syn.Logical(op=op, values=values):
                 made = self.value(values[-1])
                 for part in reversed(values[:-1]):
                     first = self.value(part)
                     made = t.Select(first, made, first) if op == "and" else t.Select(first, first, made)
                 return made
-            case Conditional(test=test, body=body, orelse=orelse):
+            case syn.Conditional(test=test, body=body, orelse=orelse):
                 return self._if(node, test, body, orelse)
-            case Collection(items=parts):
+            case syn.Collection(items=parts):
                 return t.Group(self.in_order(*parts))
-            case Slicing(low=low, high=high, step=step):
+            case syn.Slicing(low=low, high=high, step=step):
                 return t.Span(*(None if part is None else self.value(part) for part in (low, high, step)))
-            case Subscript(base=base, index=index):
+            case syn.Subscript(base=base, index=index):
                 return t.Item(*self.in_order(base, index))
-            case Invocation():
+            case syn.Invocation():
                 return self._call(node)
-            case Attribute(base=base, name="T"):
+            case syn.Attribute(base=base, name="T"):
                 return t.Kernel("transpose", (self.value(base),))
-            case Attribute(base=base, name="shape" | "ndim" as what):
+            case syn.Attribute(base=base, name="shape" | "ndim" as what):
                 known = self.context.reading.shapes.get((self.name, node.place))
                 if known is None:
                     return t.Kernel(what, (self.value(base),))
@@ -146,7 +127,7 @@ class LoweredExpressions:
                 return t.Group(tuple(map(t.Constant, sizes))) if isinstance(sizes, tuple) else t.Constant(sizes)
         self.refuse(node, f"a machine has no expression of this kind ({node.kind})")
 
-    def _name(self, node: Identifier, name: str) -> t.Expression:
+    def _name(self, node: syn.Identifier, name: str) -> t.Expression:
         value = self.constants.get(name)
         if isinstance(value, Static) and isinstance(value.value, bool | int | float | str):
             return t.Constant(value.value)
@@ -156,12 +137,14 @@ class LoweredExpressions:
             return t.Group(tuple(map(t.Constant, value.value)))
         return t.Name(name)
 
-    def in_order(self, *parts: ExpressionNode) -> tuple[t.Expression, ...]:
+    def in_order(self, *parts: syn.ExpressionNode) -> tuple[t.Expression, ...]:
         """Lower operands. What an operand reads is read before the gets of the operands behind it: variables do not
         change in between, so that only the gets need an order, which they keep."""
         return tuple(map(self.value, parts))
 
-    def _compare(self, left: ExpressionNode, ops: Sequence[str], others: Sequence[ExpressionNode]) -> t.Expression:
+    def _compare(
+        self, left: syn.ExpressionNode, ops: Sequence[str], others: Sequence[syn.ExpressionNode]
+    ) -> t.Expression:
         values = self.in_order(left, *others)
         parts = [t.Binary(SAME.get(op, op), values[k], values[k + 1]) for k, op in enumerate(ops)]
         made: t.Expression = parts[-1]
@@ -170,7 +153,7 @@ class LoweredExpressions:
         return made
 
     def _if(
-        self, node: Conditional, test: ExpressionNode, body: ExpressionNode, orelse: ExpressionNode
+        self, node: syn.Conditional, test: syn.ExpressionNode, body: syn.ExpressionNode, orelse: syn.ExpressionNode
     ) -> t.Expression:
         chosen = self.value(test)
         outer, arms, values = self.out, list[tuple[t.Statement, ...]](), list[t.Expression]()
@@ -186,7 +169,7 @@ class LoweredExpressions:
         self.out.append(t.If(place, chosen, one, other))
         return t.Name(name)
 
-    def _call(self, node: Invocation) -> t.Expression:
+    def _call(self, node: syn.Invocation) -> t.Expression:
         stream = self.stream(node)
         if stream is not None:
             if stream[1] != "get":
@@ -194,10 +177,10 @@ class LoweredExpressions:
             index, name = self.index_of(stream, node), self.fresh()
             self.out.append(t.Get(node.place.start, name, stream[0], index))
             return t.Name(name)
-        if isinstance(node.function, Attribute):
+        if isinstance(node.function, syn.Attribute):
             return self._method(node, node.function)
         name = node.called
-        if name in META or name in ("put", "get"):
+        if name in syn.META or name in ("put", "get"):
             self.refuse(node, f"{name} stands in a for or with statement only")
         if name == "get_tid":
             return t.Name("get_tid()")
@@ -218,15 +201,15 @@ class LoweredExpressions:
             return self._kernel(name, node, node.arguments)
         return self._opaque(node, shown(node.function))
 
-    def _made(self, name: str, node: Invocation) -> t.Expression:
+    def _made(self, name: str, node: syn.Invocation) -> t.Expression:
         """A new tile: `zeros(f32, 4, 4)`, `full(f32, 1.5, 4, 4)`."""
         kind = element_type(
             node.arguments[0],
-            lambda part: self.constants.get(part.name if isinstance(part, Identifier) else "", Static(0)),
+            lambda part: self.constants.get(part.name if isinstance(part, syn.Identifier) else "", Static(0)),
         )
         first = 2 if name == "full" else 1
         sizes = node.arguments[first:]
-        if len(sizes) == 1 and is_listed(sizes[0]):
+        if len(sizes) == 1 and syn.is_listed(sizes[0]):
             sizes = sizes[0].items
         value = self.value(node.arguments[1]) if name == "full" else t.Constant(0)
         shape = (*map(t.Constant, kind.shape), *self.in_order(*sizes))
@@ -235,7 +218,7 @@ class LoweredExpressions:
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    def collected(self, node: ExpressionNode, value: t.Expression, inserted: bool) -> t.Expression:
+    def collected(self, node: syn.ExpressionNode, value: t.Expression, inserted: bool) -> t.Expression:
         """A value after the all-reduces that stand at a node."""
         at = node.place
         for c in sorted((c for c in self.collectives if c.place == at and c.inserted == inserted), key=_operator):
@@ -277,10 +260,10 @@ class LoweredExpressions:
         ]
         return t.Name(name)
 
-    def _method(self, node: Invocation, method: Attribute) -> t.Expression:
+    def _method(self, node: syn.Invocation, method: syn.Attribute) -> t.Expression:
         base = method.base
         if (
-            isinstance(base, Identifier)
+            isinstance(base, syn.Identifier)
             and base.name in MODULES
             and base.name not in self.names
             and method.name in ALIASES
@@ -288,14 +271,14 @@ class LoweredExpressions:
             return self._kernel(ALIASES[method.name], node, node.arguments)
         if method.name == "allreduce":
             return self.collected(node, self.value(base), inserted=False)
-        if method.name in METHODS and not (isinstance(base, Identifier) and base.name in MODULES):
+        if method.name in METHODS and not (isinstance(base, syn.Identifier) and base.name in MODULES):
             return self._kernel(METHODS[method.name], node, [base, *node.arguments])
         if method.name == "copy" and not node.arguments and not node.named:
             return self.value(base)
-        root: ExpressionNode = method.base
-        while isinstance(root, Attribute):
+        root: syn.ExpressionNode = method.base
+        while isinstance(root, syn.Attribute):
             root = root.base
-        if isinstance(root, Identifier):
+        if isinstance(root, syn.Identifier):
             known = self.constants.get(root.name)
             if known is not None and not isinstance(known, Static):
                 return self._opaque(node, shown(method))
@@ -305,19 +288,19 @@ class LoweredExpressions:
         arguments = self.in_order(method.base, *node.arguments)
         return t.External(method.name, _Method(method.name), arguments, named)
 
-    def _kernel(self, name: str, node: Invocation, arguments: Sequence[ExpressionNode]) -> t.Expression:
+    def _kernel(self, name: str, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode]) -> t.Expression:
         """A library kernel."""
-        if any(isinstance(a, Starred) for a in arguments):
+        if any(isinstance(a, syn.Starred) for a in arguments):
             self.refuse(node, "a machine has no arguments with a star")
         named = tuple((k.name or "", self.value(k.value)) for k in node.named)
         return t.Kernel(name, self.in_order(*arguments), named)
 
-    def _arguments(self, node: Invocation) -> tuple[t.Expression, ...]:
-        if any(isinstance(a, Starred) for a in node.arguments):
+    def _arguments(self, node: syn.Invocation) -> tuple[t.Expression, ...]:
+        if any(isinstance(a, syn.Starred) for a in node.arguments):
             self.refuse(node, "a machine has no arguments with a star")
         return self.in_order(*node.arguments)
 
-    def _opaque(self, node: ExpressionNode, name: str) -> t.Expression:
+    def _opaque(self, node: syn.ExpressionNode, name: str) -> t.Expression:
         """A function that is not of the language: it is executed if the file may be, and refused otherwise."""
         if self.externals is None:
             self.refuse(node, f"{name} is no operation of a machine", RUNS_HERE)
@@ -326,20 +309,20 @@ class LoweredExpressions:
         except (KeyError, AttributeError):
             file = self.source.file
             self.refuse(node, f"there is no {name} to run", f"define or import it in {file}")
-        if not isinstance(node, Invocation):
+        if not isinstance(node, syn.Invocation):
             return t.External(name, lambda: function, ())
         named = tuple((k.name or "", self.value(k.value)) for k in node.named)
         return t.External(name, function, self._arguments(node), named)
 
     # -- streams and types -------------------------------------------------------------------------------------------
 
-    def stream(self, node: Invocation) -> tuple[str, str, tuple[int, ...]] | None:
+    def stream(self, node: syn.Invocation) -> tuple[str, str, tuple[int, ...]] | None:
         """The array of streams, the method of a put or a get, and the indices before those that are written."""
-        if not isinstance(node.function, Attribute):
+        if not isinstance(node.function, syn.Attribute):
             return None
         base = node.function.base
-        base = base.base if isinstance(base, Subscript) else base
-        if isinstance(base, Identifier) and base.name in self.streams and node.function.name in ("put", "get"):
+        base = base.base if isinstance(base, syn.Subscript) else base
+        if isinstance(base, syn.Identifier) and base.name in self.streams and node.function.name in ("put", "get"):
             array, before = self._root(base.name)
             return array, node.function.name, before
         return None
@@ -353,20 +336,20 @@ class LoweredExpressions:
             self.roots[name] = root.name, index[: len(root.shape) - len(part.shape)]
         return self.roots[name]
 
-    def index_of(self, stream: tuple[str, str, tuple[int, ...]], node: Invocation) -> tuple[t.Expression, ...]:
-        assert isinstance(node.function, Attribute)
+    def index_of(self, stream: tuple[str, str, tuple[int, ...]], node: syn.Invocation) -> tuple[t.Expression, ...]:
+        assert isinstance(node.function, syn.Attribute)
         base = node.function.base
-        parts = base.indices if isinstance(base, Subscript) else ()
+        parts = base.indices if isinstance(base, syn.Subscript) else ()
         return (*map(t.Constant, stream[2]), *self.in_order(*parts))
 
     def _scalar_type(self, name: str) -> ElementType | None:
         return ElementType(name) if name in BITS else None
 
-    def type_of(self, annotation: ExpressionNode) -> ElementType | None:
-        def constant(node: ExpressionNode) -> Value:
-            if isinstance(node, Literal):
+    def type_of(self, annotation: syn.ExpressionNode) -> ElementType | None:
+        def constant(node: syn.ExpressionNode) -> Value:
+            if isinstance(node, syn.Literal):
                 return Static(node.value)
-            return self.constants.get(node.name, Static(None)) if isinstance(node, Identifier) else Static(None)
+            return self.constants.get(node.name, Static(None)) if isinstance(node, syn.Identifier) else Static(None)
 
         return element_type(annotation, constant)
 

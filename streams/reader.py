@@ -19,7 +19,7 @@ from .expressions import STEPS, Reading
 from .source import Source
 from .syntax.nodes import Block
 from .syntax.parser import UnreadableError, parsed
-from .tree import Instance, Region
+from .tree import Body, Instance, Region
 from .values import Value
 
 Rates = Mapping[str, float]
@@ -35,7 +35,7 @@ def read(
 ) -> Region:
     """Read a program. file: its name in findings. region: one function with `@region()` of the file, its parameters at
     their defaults; None for the file itself. A file without tasks of its own that holds a single region is that region.
-    timed: the operations of instances are in beats, with cycles. rates: of library kernels. Mistakes are in
+    timed: the operations of instances are also given in beats, with cycles. rates: of library kernels. Mistakes are in
     `source.findings` of the result."""
     return read_source(Source(text, file), region, timed, rates)
 
@@ -101,7 +101,16 @@ def read_source(source: Source, region: str | None = None, timed: bool = False, 
         tuple(declared.reading.by_data),
         collectives,
         rates,
+        timed,
     )
+
+
+def beats_of(region: Region) -> list[Body]:
+    """The bodies of a region's instances in beats. A region that was not read with them is read again."""
+    if not region.timed:
+        source = Source(region.source.text, region.source.file)
+        region = read_source(source, region.name or None, timed=True, rates=region.rates)
+    return [instance.beats for instance in region.instances]
 
 
 def declare(

@@ -16,8 +16,8 @@ from .layouts import Distribution
 from .library import Library
 from .orders.shown import Shown, shown_order
 from .source import Refusal
+from .syntax import nodes as syn
 from .syntax.control import Grid
-from .syntax.nodes import Block, Declaration, ExpressionNode, ForLoop, Identifier, Subscript, SyntaxNode, is_listed
 from .syntax.printer import short, shown
 from .tree import Parameter, TaskDecl
 from .values import Data, Static, Value, distribution_of, type_of
@@ -50,7 +50,7 @@ class Stores(Library):
         kind = ElementType(parameter.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
         return Data(kind, dist=Distribution(labels), tensor=parameter.name)
 
-    def annotated(self, statement: Declaration) -> Data:
+    def annotated(self, statement: syn.Declaration) -> Data:
         """Return the value of `x: f32[4, 4] = value`. A layout states what the shards of all instances are together."""
         stated = tensor_type(statement.annotation, self.eval)
         value: Value = Data() if statement.value is None else self.eval(statement.value)
@@ -73,7 +73,7 @@ class Stores(Library):
         futures = value.futures if isinstance(value, Data) else frozenset[int]()
         return Data(type_of(value) if kind is None else kind, futures, dist)
 
-    def _fits(self, statement: Declaration, dist: Distribution, kind: ElementType, value: Value) -> None:
+    def _fits(self, statement: syn.Declaration, dist: Distribution, kind: ElementType, value: Value) -> None:
         """Check that a value has the type that its variable states."""
         if statement.value is None:
             return
@@ -83,7 +83,7 @@ class Stores(Library):
         except Refusal as r:
             self.report(r, statement.value)
 
-    def returned(self, source: ExpressionNode) -> None:
+    def returned(self, source: syn.ExpressionNode) -> None:
         """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
         value = self.taken(source)
         operand, note = self.operand(source, value), self.task.body.returns
@@ -106,21 +106,21 @@ class Stores(Library):
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def shows(self, stream: int, put: bool, part: ExpressionNode, at: SyntaxNode) -> None:
+    def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
         """Take the order that an end of a stream shows; none if two of its statements show different ones."""
         found, known = None, self.shown.get((stream, put), self)
         if known is None:
             return
-        base = part.base if isinstance(part, Subscript) else None
-        held = self.shards.get(base.name) if isinstance(base, Identifier) else None
-        if isinstance(part, Subscript) and held is not None and self.env.get(held.tensor) is held and held.type:
+        base = part.base if isinstance(part, syn.Subscript) else None
+        held = self.shards.get(base.name) if isinstance(base, syn.Identifier) else None
+        if isinstance(part, syn.Subscript) and held is not None and self.env.get(held.tensor) is held and held.type:
             found = self._order(part, held.type, at)
         self.shown[stream, put] = found if known is self or known == found else None
 
-    def enter(self, target: ExpressionNode | None, values: range | Grid | Sequence[Static]) -> None:
+    def enter(self, target: syn.ExpressionNode | None, values: range | Grid | Sequence[Static]) -> None:
         """Add a loop to those around the statements that follow."""
-        parts = target.items if is_listed(target) else [target]
-        names = [part.name if isinstance(part, Identifier) else "" for part in parts]
+        parts = target.items if syn.is_listed(target) else [target]
+        names = [part.name if isinstance(part, syn.Identifier) else "" for part in parts]
         if isinstance(values, Grid):
             ranges = [range(size) for size in values.sizes]
             names = names if len(names) == len(ranges) else [""] * len(ranges)
@@ -136,7 +136,7 @@ class Stores(Library):
         depth = len(self.nest) - self.entered
         self.bound = (*self.bound[:depth], *(self.env.get(name) for name, _ in self.nest[depth:]))
 
-    def _order(self, part: Subscript, kind: ElementType, at: SyntaxNode) -> Shown | None:
+    def _order(self, part: syn.Subscript, kind: ElementType, at: syn.SyntaxNode) -> Shown | None:
         for (name, _), bound in zip(self.nest, self.bound, strict=True):
             if name and self.env.get(name) is not bound:
                 return None  # the body has given the index another value
@@ -155,7 +155,7 @@ class Stores(Library):
 
     # -- stores ------------------------------------------------------------------------------------------------------
 
-    def store(self, target: Subscript, value: Value, source: ExpressionNode) -> None:
+    def store(self, target: syn.Subscript, value: Value, source: syn.ExpressionNode) -> None:
         """`target = source`, for a part of a tensor or of a tile in a variable."""
         base = self.taken(target.base)
         if not isinstance(base, Data):
@@ -170,14 +170,14 @@ class Stores(Library):
             stored(into, operand, self.mesh)
             if base.tensor:
                 self.settled(operand, base.tensor, into.text, source)
-            elif isinstance(target.base, Identifier):
+            elif isinstance(target.base, syn.Identifier):
                 self.env[target.base.name] = replace(base, dist=self._overwritten(base, part, into, operand))
             elif operand.dist.pending:
                 raise Refusal("pending", f"{operand.text} is stored in part, before it is complete", None)
         except Refusal as r:
             self.report(r, source)
 
-    def settled(self, operand: Operand, tensor: str, what: str, source: ExpressionNode) -> None:
+    def settled(self, operand: Operand, tensor: str, what: str, source: syn.ExpressionNode) -> None:
         """A value that is stored in a tensor, or returned, must be complete; a layout may ask to complete it."""
         pending = operand.dist.pending
         if not pending:
@@ -224,14 +224,14 @@ class Stores(Library):
 
     # -- variables and control ---------------------------------------------------------------------------------------
 
-    def localise(self, node: Block) -> None:
+    def localise(self, node: syn.Block) -> None:
         """After statements that some instances run and others do not: variables that they assign are local."""
         # Loops that stand for a grid are made here; what they hold are statements of the body.
         todo = [*node]
         names: set[str] = set()
         while todo:
             statement = todo.pop()
-            if isinstance(statement, ForLoop) and statement.made:
+            if isinstance(statement, syn.ForLoop) and statement.made:
                 todo += statement.body
             else:
                 names |= statement.facts.assigned

@@ -20,8 +20,8 @@ from .kernels import Operand, Options
 from .layouts import LOCAL, Distribution
 from .orders.shown import Nest
 from .source import Refusal
+from .syntax import nodes as syn
 from .syntax.control import varying
-from .syntax.nodes import Attribute, ExpressionNode, Identifier, Infix, Literal, Prefix, Slicing, Subscript, SyntaxNode
 from .syntax.printer import short, shown
 from .tree import TaskDecl
 from .values import OPERATORS, Data, Static, Value, compute, type_of
@@ -50,27 +50,27 @@ class TileExpressions(Expressions):
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def report(self, refusal: Refusal, node: SyntaxNode) -> None:
+    def report(self, refusal: Refusal, node: syn.SyntaxNode) -> None:
         """Add a refusal as a finding at a node; the reading goes on."""
         place = refusal.place or node.place
         self.context.source.add(refusal.code, refusal.message, place, *refusal.notes, subject=self.task.name)
 
-    def varies(self, node: SyntaxNode) -> bool:
+    def varies(self, node: syn.SyntaxNode) -> bool:
         """Whether static parts of an expression differ between instances."""
-        if isinstance(node, Identifier | Literal):
-            return isinstance(node, Identifier) and node.name in self.varying
+        if isinstance(node, syn.Identifier | syn.Literal):
+            return isinstance(node, syn.Identifier) and node.name in self.varying
         known = self.context.varies.get(node)
         if known is None:
             known = self.context.varies.setdefault(node, not self.varying.isdisjoint(node.facts.names))
         return known
 
-    def taken(self, node: ExpressionNode) -> Value:
+    def taken(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression and take its tokens; it may be a partial value."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
-    def data(self, node: ExpressionNode) -> Value:
+    def data(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression and read it: it must be complete."""
         value = self.taken(node)
         if isinstance(value, Data) and value.dist.pending:
@@ -78,13 +78,13 @@ class TileExpressions(Expressions):
             return replace(value, dist=LOCAL)
         return value
 
-    def incomplete(self, operand: Operand, node: SyntaxNode, what: str) -> None:
+    def incomplete(self, operand: Operand, node: syn.SyntaxNode, what: str) -> None:
         pending = operand.dist.pending
         message = f"{what}, and its {layouts.described(pending)} is pending"
         note = f"complete it: {collective(operand.text, pending)}"
         self.report(Refusal("pending", message, None, note), node)
 
-    def operand(self, node: ExpressionNode, value: Value) -> Operand:
+    def operand(self, node: syn.ExpressionNode, value: Value) -> Operand:
         """Return a value as kernels see it."""
         text = short(node)
         if isinstance(value, Data):
@@ -93,7 +93,7 @@ class TileExpressions(Expressions):
         return Operand(type_of(value), LOCAL if self.varies(node) else layouts.constant(number), text)
 
     def kernel(
-        self, name: str, nodes: Sequence[ExpressionNode], at: SyntaxNode, options: Options | None = None
+        self, name: str, nodes: Sequence[syn.ExpressionNode], at: syn.SyntaxNode, options: Options | None = None
     ) -> Value:
         values = [self.taken(node) for node in nodes]
         return self._applied(name, nodes, values, at, options)
@@ -101,9 +101,9 @@ class TileExpressions(Expressions):
     def _applied(
         self,
         name: str,
-        nodes: Sequence[ExpressionNode],
+        nodes: Sequence[syn.ExpressionNode],
         values: Sequence[Value],
-        at: SyntaxNode,
+        at: syn.SyntaxNode,
         options: Options | None = None,
     ) -> Value:
         operands = [self.operand(node, value) for node, value in zip(nodes, values, strict=True)]
@@ -115,7 +115,7 @@ class TileExpressions(Expressions):
         self._spend(name, operands, result, at)
         return Data(result.type, dist=result.dist)
 
-    def _spend(self, name: str, operands: Sequence[Operand], result: Operand, at: SyntaxNode) -> None:
+    def _spend(self, name: str, operands: Sequence[Operand], result: Operand, at: syn.SyntaxNode) -> None:
         """Take the cycles that a kernel needs: multiply-adds of a product, or else the most elements that one of its
         tiles has, by its rate."""
         reading, place = self.context.reading, at.place
@@ -132,21 +132,21 @@ class TileExpressions(Expressions):
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
-    def eval(self, node: ExpressionNode) -> Value:
+    def eval(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression. Raises `Refusal`."""
-        if not isinstance(node, Prefix | Attribute):
+        if not isinstance(node, syn.Prefix | syn.Attribute):
             return super().eval(node)
         match node:
-            case Prefix(op="-"):
+            case syn.Prefix(op="-"):
                 self.context.step(node)
                 value = self.taken(node.operand)
                 if isinstance(value, Data):
                     return self._applied("neg", [node.operand], [value], node)
                 return compute(UNARY["-"], [value.value], node)
-            case Attribute(name="T"):
+            case syn.Attribute(name="T"):
                 self.context.step(node)
                 return self.kernel("transpose", [node.base], node)
-            case Attribute(name="shape" | "ndim" as what):
+            case syn.Attribute(name="shape" | "ndim" as what):
                 self.context.step(node)
                 value = self.taken(node.base)
                 if isinstance(value, Data) and value.type is not None:
@@ -158,13 +158,13 @@ class TileExpressions(Expressions):
                 return Data()
         return super().eval(node)
 
-    def _binary(self, node: Infix) -> Value:
+    def _binary(self, node: syn.Infix) -> Value:
         a, b = self.taken(node.left), self.taken(node.right)
         if isinstance(a, Static) and isinstance(b, Static) and node.op in OPERATORS:
             return compute(OPERATORS[node.op], [a.value, b.value], node)
         return self._applied(KERNEL_OF.get(node.op, "arithmetic"), [node.left, node.right], [a, b], node)
 
-    def _subscript(self, node: Subscript) -> Value:
+    def _subscript(self, node: syn.Subscript) -> Value:
         base = self.taken(node.base)
         if isinstance(base, Static):
             index = self.data(node.index)
@@ -173,7 +173,7 @@ class TileExpressions(Expressions):
             return Data()
         return self.select(base, node)
 
-    def _opaque(self, node: ExpressionNode) -> Value:
+    def _opaque(self, node: syn.ExpressionNode) -> Value:
         value = super()._opaque(node)
         for name in sorted(node.facts.names & self.env.keys()):
             held = self.env[name]
@@ -183,7 +183,7 @@ class TileExpressions(Expressions):
 
     # -- slices ------------------------------------------------------------------------------------------------------
 
-    def select(self, base: Data, node: Subscript) -> Data:
+    def select(self, base: Data, node: syn.Subscript) -> Data:
         """Return a part of a tile or of a tensor."""
         parts = list(node.indices)
         unknown = Data(None, dist=layouts.localised(base.dist), tensor=base.tensor)
@@ -192,11 +192,13 @@ class TileExpressions(Expressions):
                 self._position(part)
             return unknown
         shape, labels = base.type.shape, base.dist.labels
-        dots = [k for k, part in enumerate(parts) if isinstance(part, Literal) and part.value is ...]
-        taking = sum(not (isinstance(part, Literal) and part.value in (None, ...)) for part in parts)
+        dots = [k for k, part in enumerate(parts) if isinstance(part, syn.Literal) and part.value is ...]
+        taking = sum(not (isinstance(part, syn.Literal) and part.value in (None, ...)) for part in parts)
         if len(dots) == 1:
-            parts[dots[0] : dots[0] + 1] = [Slicing(node.place, None, None, None) for _ in range(len(shape) - taking)]
-        if not shape and len(parts) == 1 and isinstance(parts[0], Slicing) and shown(parts[0]) == ":":
+            parts[dots[0] : dots[0] + 1] = [
+                syn.Slicing(node.place, None, None, None) for _ in range(len(shape) - taking)
+            ]
+        if not shape and len(parts) == 1 and isinstance(parts[0], syn.Slicing) and shown(parts[0]) == ":":
             parts = []  # the whole of a tensor without axes
             taking = 0
         if taking > len(shape) or len(dots) > 1:
@@ -204,11 +206,11 @@ class TileExpressions(Expressions):
         out: list[tuple[int, int | None]] = []
         local, axis = base.dist.local, 0
         for part in parts:
-            if isinstance(part, Literal) and part.value is None:
+            if isinstance(part, syn.Literal) and part.value is None:
                 out.append((1, None))
                 continue
             label = labels[axis] if labels is not None else None
-            if isinstance(part, Slicing):
+            if isinstance(part, syn.Slicing):
                 size, same = self._slice(part, shape[axis], node)
                 if size is None:
                     return unknown
@@ -231,9 +233,9 @@ class TileExpressions(Expressions):
         dist = Distribution(None if local else tuple(label for _, label in out), base.dist.pending)
         return Data(kind, dist=dist, tensor=base.tensor)
 
-    def _position(self, part: ExpressionNode) -> tuple[Value, bool]:
+    def _position(self, part: syn.ExpressionNode) -> tuple[Value, bool]:
         """Evaluate an index, and say whether all instances have the same one."""
-        if isinstance(part, Slicing):
+        if isinstance(part, syn.Slicing):
             for bound in (part.low, part.high, part.step):
                 if bound is not None:
                     self.data(bound)
@@ -243,13 +245,13 @@ class TileExpressions(Expressions):
             return value, not self.varies(part)
         return value, value.dist.uniform or (value.dist.labels == () and not value.dist.pending)
 
-    def _inside(self, value: Static, size: int, part: ExpressionNode, node: Subscript) -> None:
+    def _inside(self, value: Static, size: int, part: syn.ExpressionNode, node: syn.Subscript) -> None:
         if not isinstance(value.value, int) or not -size <= value.value < size:
             message = f"{short(node)}: the index {value.value} is outside an axis of size {size}"
             note = "a parameter is the shard of its instance: indices count from its first element"
             self.report(Refusal("index", message, None, note), part)
 
-    def _all_inside(self, part: ExpressionNode, size: int, node: Subscript) -> None:
+    def _all_inside(self, part: syn.ExpressionNode, size: int, node: syn.Subscript) -> None:
         """Report an index of loops around it that leaves its axis in one of their iterations. Where data decide whether
         it is read, nothing is said."""
         terms = self._terms(part)
@@ -267,7 +269,7 @@ class TileExpressions(Expressions):
                 self.report(Refusal("index", message, None), part)
                 return
 
-    def _slice(self, part: Slicing, size: int, node: Subscript) -> tuple[int | None, bool]:
+    def _slice(self, part: syn.Slicing, size: int, node: syn.Subscript) -> tuple[int | None, bool]:
         """Return the size of a slice (None if it is unknown), and whether all instances have the same bounds."""
         bounds: list[int | None] = []
         known = same = True
@@ -295,22 +297,22 @@ class TileExpressions(Expressions):
                 return max(0, rest.get("", 0)), same
         return None, same
 
-    def _terms(self, node: ExpressionNode) -> dict[str, int]:
+    def _terms(self, node: syn.ExpressionNode) -> dict[str, int]:
         """Write an index as a sum: factors of terms that are not static, and a constant under ""."""
         match node:
-            case Literal(value=int(number)):
+            case syn.Literal(value=int(number)):
                 return {"": number}
-            case Identifier(name=name):
+            case syn.Identifier(name=name):
                 value = self.env.get(name, self.context.constants.get(name))
                 if isinstance(value, Static) and isinstance(value.value, int):
                     return {"": value.value}
-            case Prefix(op="-", operand=inner):
+            case syn.Prefix(op="-", operand=inner):
                 return {key: -count for key, count in self._terms(inner).items()}
-            case Infix(op="+" | "-"):
+            case syn.Infix(op="+" | "-"):
                 a, b = self._terms(node.left), self._terms(node.right)
                 sign = 1 if node.op == "+" else -1
                 return {key: a.get(key, 0) + sign * b.get(key, 0) for key in a.keys() | b.keys()}
-            case Infix(op="*"):
+            case syn.Infix(op="*"):
                 a, b = self._terms(node.left), self._terms(node.right)
                 for x, y in ((a, b), (b, a)):
                     if x.keys() <= {""}:

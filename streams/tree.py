@@ -266,7 +266,8 @@ def same(a: Body, b: Body) -> bool:
 class Instance:
     """A task instance with its operations. whole: they are all of them; otherwise a mistake ended the reading. ran: the
     statements that it runs, each as (line, column), and of loops with known trips also (line, column, trips). orders:
-    of the ends of streams that show one, by stream and whether it is put on."""
+    of the ends of streams that show one, by stream and whether it is put on. beats: the operations in beats, if the
+    reading is timed."""
 
     name: str
     task: TaskDecl
@@ -275,6 +276,7 @@ class Instance:
     whole: bool
     ran: frozenset[tuple[int, ...]] = frozenset()
     orders: Mapping[tuple[int, bool], Shown] = field(default_factory=dict, compare=False)
+    beats: Body = ()
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,8 @@ class Region:
     """A region that is read: its streams, its task instances, its arguments, and the source with what the reader found.
     Streams and tasks of the regions that it calls are among them. name: of the function, "" for a whole file. contexts:
     the names that each task sees, by its name. by_data: loops that take time, and whose trips data decides; found if
-    the reading is timed. collectives: their streams are the last ones of `streams`. rates: of library kernels."""
+    the reading is timed. collectives: their streams are the last ones of `streams`. rates: of library kernels.
+    timed: instances have their beats."""
 
     source: Source
     streams: tuple[StreamDecl, ...]
@@ -294,6 +297,7 @@ class Region:
     by_data: tuple[Place, ...] = ()
     collectives: tuple[Collective, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
+    timed: bool = False
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices."""

@@ -11,7 +11,7 @@ from ..base.element_types import BITS, ElementType
 from ..base.operators import BINARY
 from .layouts import LOCAL, Distribution, constant
 from .source import Refusal
-from .syntax.nodes import ExpressionNode, Identifier, Infix, Literal, Subscript, SyntaxNode, is_listed
+from .syntax import nodes as syn
 from .syntax.printer import shown
 
 LARGEST = 1 << 64
@@ -73,9 +73,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Functions of Python that are computed before the run if their arguments are static."""
 
 
-def compute(function: Callable[..., Any], arguments: list[Any], node: SyntaxNode) -> Static:
+def compute(function: Callable[..., Any], arguments: list[Any], node: syn.SyntaxNode) -> Static:
     """Apply an operator to static values. Raises `Refusal` if it fails, or if an integer exceeds `LARGEST`."""
-    bad = isinstance(node, Infix) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
+    bad = isinstance(node, syn.Infix) and not all(isinstance(a, int | float | SymbolicNumber) for a in arguments)
     if function in (operator.pow, operator.lshift) and not any(isinstance(a, float) for a in arguments):
         shortest = -64 if function is operator.pow and isinstance(arguments[0], int) else 0
         bad = bad or not shortest <= arguments[1] <= 64 or abs(arguments[0]) > LARGEST
@@ -132,27 +132,27 @@ def accepts(stream: ElementType, value: ElementType | None) -> bool:
     return value == INT or (value == FLOAT and "f" in stream.dtype)
 
 
-def element_type(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> ElementType:
+def element_type(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> ElementType:
     """Read a type, such as `i32` or `f32[4, 4]`. constants: evaluates sizes. Raises `Refusal`."""
-    if isinstance(node, Infix) and node.op == "@":
+    if isinstance(node, syn.Infix) and node.op == "@":
         return element_type(node.left, constants)
-    if isinstance(node, Identifier):
+    if isinstance(node, syn.Identifier):
         if node.name in BITS:
             return ElementType(node.name)
         named = constants(node)
         if isinstance(named, Static) and isinstance(named.value, ElementType):
             return named.value
-    if isinstance(node, Literal) and node.value in BITS:
+    if isinstance(node, syn.Literal) and node.value in BITS:
         return ElementType(str(node.value))
-    if isinstance(node, Subscript):
+    if isinstance(node, syn.Subscript):
         base = element_type(node.base, constants)
         return ElementType(base.dtype, base.shape + sizes(node.index, constants))
     raise Refusal("unsupported", f"{shown(node)[:40]} is no element type", node, f"types: {', '.join(BITS)}")
 
 
-def sizes(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> tuple[int, ...]:
+def sizes(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> tuple[int, ...]:
     """Read positive sizes: one, several separated by commas, or a constant that is a tuple. Raises `Refusal`."""
-    if is_listed(node):
+    if syn.is_listed(node):
         return tuple(positive(part, constants) for part in node.items)
     value = constants(node)
     known = value.value if isinstance(value, Static) else None
@@ -163,24 +163,24 @@ def sizes(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) ->
     )
 
 
-def positive(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> int:
+def positive(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> int:
     """Read a positive constant. Raises `Refusal`."""
     return _positive(constants(node), node)
 
 
-def _positive(value: Value, node: ExpressionNode) -> int:
+def _positive(value: Value, node: syn.ExpressionNode) -> int:
     number = _integer(value, node)
     if number < 1:
         raise Refusal("unsupported", f"a size of {number}; it must be at least 1", node)
     return number
 
 
-def integer(node: ExpressionNode, constants: Callable[[ExpressionNode], Value]) -> int:
+def integer(node: syn.ExpressionNode, constants: Callable[[syn.ExpressionNode], Value]) -> int:
     """Read an integer constant. Raises `Refusal`."""
     return _integer(constants(node), node)
 
 
-def _integer(value: Value, node: ExpressionNode) -> int:
+def _integer(value: Value, node: syn.ExpressionNode) -> int:
     if not isinstance(value, Static) or not isinstance(value.value, int | SymbolicNumber):
         raise Refusal("unsupported", f"{shown(node)[:40]} is no integer that is known before the run", node)
     number: Any = value.value

@@ -3,7 +3,8 @@
 A test, or a case of one, that is marked `long` is left to `make test-long`, which sets RSN_TESTS=long. A property with
 many cases runs in both: it says how many cases it has in full, and how many a quick run tries. `make test-long` tries a
 tenth of them, but no fewer than `make test`; a property of which it would try no more is left out there. `make
-test-full` (RSN_TESTS=full) tries all, and the cases that are marked `full`.
+test-full` (RSN_TESTS=full) tries all, and the cases that are marked `full`. With RSN_TESTS=long, `make test` runs what
+`make test-long` does, too, as .ci/run has it: a property then runs once, with the cases of that.
 """
 
 from __future__ import annotations

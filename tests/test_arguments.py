@@ -65,7 +65,7 @@ def family(model: Any) -> Any:
     return rsn.compile(model, tokens(), dynamic_shapes=SHAPES)
 
 
-either = pytest.mark.parametrize("make", [compiled, family])
+either = pytest.mark.parametrize("make", [compiled, long(family)])
 
 
 @pytest.fixture(scope="module", params=[compiled, family])

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import UnsupportedError  # noqa: E402
-from rsn.tests.effort import long, sampled  # noqa: E402
+from rsn.tests.effort import long, sampled, thinned  # noqa: E402
 
 SIZES = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 128}
 WORDS = {"vocab_size": 100}
@@ -159,7 +159,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", thinned(HEADS, 3))
 def test_task(name: str) -> None:
     """What stands on an encoder runs on the machine where it has a row for each word."""
     torch.manual_seed(0)

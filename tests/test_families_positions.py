@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.host.generation.decoder import Decoder  # noqa: E402
-from rsn.tests.effort import sampled  # noqa: E402
+from rsn.tests.effort import full, long, sampled  # noqa: E402
 
 WORDS = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
@@ -38,8 +38,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("Olmo3ForCausalLM", DECODER | GROUPS),
     "llama": ("LlamaForCausalLM", DECODER),
 }
-QUICK = {"gpt-j", "qwen3"}
-OVERLAYS = ("xnn", "xnn2")
+QUICK = {"gpt-j"}
+OFTEN = {"gpt-j", "qwen3", "olmo3", "llama"}
+"""Families that the long tests try in all ways; the others in one, and in all in `make test-full`."""
 ROWS = 12
 
 
@@ -69,8 +70,13 @@ def assert_close(got: Any, wanted: Any) -> None:
     assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-@pytest.mark.parametrize("family", sampled(FAMILIES, QUICK))
+@pytest.mark.parametrize(
+    ("family", "overlay"),
+    [
+        *((pytest.param if family in QUICK else long)(family, "xnn") for family in FAMILIES),
+        *((long if family in OFTEN else full)(family, "xnn2") for family in FAMILIES),
+    ],
+)
 def test_positions_from_arguments(family: str, overlay: str) -> None:
     """From 3 on in the example; others in later calls, where the machine takes them, and else an error."""
     model = made(family)
@@ -95,7 +101,8 @@ def test_positions_from_arguments(family: str, overlay: str) -> None:
                 assert_close(captured(**each).logits, model(**each).logits)
 
 
-@pytest.mark.parametrize("family", sampled(FAMILIES, {"qwen3"}))
+@pytest.mark.long
+@pytest.mark.parametrize("family", sampled(FAMILIES, OFTEN, full))
 def test_generation(family: str) -> None:
     """Tokens of `generate` with a static cache, and logits in slots of a decoder."""
     model = made(family)

@@ -141,6 +141,7 @@ def test_a_family_answers_all_sizes(family: tuple[Any, Path], sizes: tuple[int, 
     assert answer["more"]["first"].shape == (sizes[0], C)
 
 
+@pytest.mark.long
 def test_a_family_with_padding_on_the_left_answers_batches_between_those_of_its_programs(tmp_path: Path) -> None:
     """Their first rows are parameters of a program, so that a request is as large as its program."""
 
@@ -307,6 +308,7 @@ def test_a_fresh_process_without_the_code_of_the_model(
     assert ran.stdout.splitlines() == (theirs if imported else ours)
 
 
+@pytest.mark.long
 def test_requests_of_all_sizes_share_runs(family: tuple[Any, Path]) -> None:
     made, path = family
     asked, rig = [given(1 + i % 3, 1 + (7 * i) % 24) for i in range(40)], Rig()

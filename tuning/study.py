@@ -127,18 +127,15 @@ def _made(trials: Sequence[optuna.trial.FrozenTrial]) -> tuple[Trial, ...]:
 
 
 def _best(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Those that no other one beats in every goal, by their first cost; of equal ones the first."""
+    """The trials with costs of which no other one is as good in every goal, by their first cost; of equal ones the
+    first."""
     best: list[Trial] = []
-    for trial in sorted(
-        (trial for trial in trials if trial.outcome.costs), key=lambda trial: (trial.outcome.costs, trial.number)
-    ):
-        if not any(_beats(other.outcome.costs, trial.outcome.costs) for other in best):
+    able = (trial for trial in trials if trial.outcome.costs)
+    for trial in sorted(able, key=lambda trial: (trial.outcome.costs, trial.number)):
+        costs = trial.outcome.costs
+        if not any(all(a <= b for a, b in zip(other.outcome.costs, costs, strict=True)) for other in best):
             best.append(trial)
     return tuple(best)
-
-
-def _beats(a: Sequence[float], b: Sequence[float]) -> bool:
-    return all(x <= y for x, y in zip(a, b, strict=True))
 
 
 def _opened(problem: Problem, seed: int, together: int, file: Path | None, neighbours: bool) -> optuna.Study:

@@ -1,7 +1,7 @@
 """The linear program of StreamTensor as printed (equations 3 to 5): a row for every path between any two kernels.
 
-It is here to compare with `starts.schedule`. The number of rows is exponential in the graph, and its solutions need not
-be schedules: two paths between the same kernels may get different sums of delays.
+It is here to compare with `rsn.streams.fifos.starts.schedule`. The number of rows is exponential in the graph, and its
+solutions need not be schedules: two paths between the same kernels may get different sums of delays.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class _Counted:
         self.kept = min(tiled.overlay.memory_of(unit).slots for unit in tiled.grid.left) * TILE
 
     def layers(self) -> dict[str, dict[str, int]]:
+        """The bytes of each layer, by the name of its result and by bank."""
         banks = Banks.of(self.t.overlay)
         out: dict[str, dict[str, int]] = {}
         for layer in self.network.layers:

@@ -73,8 +73,9 @@ def encoder_products(rows: int) -> LayerGraph:
 
 
 @cache
-def segment(name: str, batch: int = 6, seq: int = 512) -> LayerGraph:
-    """Return a part of an encoder layer by its name in Table 9."""
+def segment(name: str) -> LayerGraph:
+    """Return a part of an encoder layer by its name in Table 9, for 6 sequences of 512 rows."""
+    batch, seq = 6, 512
     qkv, attention, dense_ff = (_encoder_layers("x")[part] for part in (slice(0, 3), slice(3, 4), slice(4, 7)))
     parts: dict[str, tuple[dict[str, int], list[Layer]]] = {
         "key": ({"x": HIDDEN}, qkv[:1]),

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from functools import cache, cached_property
 from importlib import resources
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from ...hw.sim.machine import launch_seconds
 from ...isa.instruction_path import plan_of
@@ -45,46 +45,12 @@ COMPUTE = tuple(name for name, rate in XNN_BASE.rates.items() if rate.cause in _
 @dataclass(frozen=True)
 class Fit:
     """What was fitted on a row. constants: of the model; empty if only the units of the row were inferred from it.
-    certain: whether it is recorded that the row was used."""
+    certain: whether it is recorded that the row was used. how: it was used."""
 
     constants: tuple[str, ...] = ()
     certain: bool = True
+    how: str = "fitted on it"
 
-
-_GEMMS = Fit(("mme_setup_us", "launch_us"))
-_NORM = Fit(("norm_us",))
-_ENCODER = Fit(("norm_us", "offchip_uop"))
-_PERHAPS = Fit(("norm_us",), certain=False)
-_GROUP = Fit(("offchip_uop",), certain=False)
-_UNITS = Fit()
-CALIBRATION: dict[str, Fit] = {
-    "table3.?.inf_flops": _UNITS,
-    "table3.?.mm?_inf_bw": _UNITS,
-    "table3.?.inf_bw": _UNITS,
-    "table3.?.final": _UNITS,
-    "table6.rsn_xnn.3072": _GEMMS,
-    "table6.rsn_xnn.6144": _GEMMS,
-    "table9.qkv.together": _GROUP,
-    "table9.attention.pipelined": _GROUP,
-    "table9.dense.*": _NORM,
-    "table9.ff2.*": _NORM,
-    "table9.dense_ff.*": _NORM,
-    "table9.encoder.final": _ENCODER,
-    "table7.rsn_xnn.BERT": _ENCODER,  # the same measurement
-    "fig18.tasks_per_s_b6": _ENCODER,  # the same measurement
-    "table10.vck190.1": _PERHAPS,
-    "table10.vck190.8": _PERHAPS,
-    "table11.factor.1": _PERHAPS,  # the same measurement as B=8 of Table 10
-}
-"""Which rows calibrated which constants, by key or pattern; the last pattern that fits counts. All other rows are
-predicted.
-
-It is recorded that the off-chip set-up was fitted on "encoder rows", and the time of a LayerNorm on "Table 9 and L =
-384 rows", without saying which rows; of Table 9 it can only be those with a LayerNorm. A row that may be among them is
-not called a prediction. B = 2 and B = 4 of Table 10 are not among them, and must never be: see `UPLOAD`. The times of
-Table 3 are no predictions either: its units, and that it takes one rate for both products, were inferred from its own
-numbers (`Roofline.published`).
-"""
 
 PERHAPS_NOTE = (
     "perhaps fitted on: the off-chip set-up was fitted on rows of the encoder, and the time of a LayerNorm on rows of "
@@ -92,65 +58,39 @@ PERHAPS_NOTE = (
 )
 OWN_PACKING = "of our program: packed tighter than the authors'"
 """Note on rows that count instructions."""
-UPLOAD = (
-    "the published time leaves out about 5 ms: an upload of op lists behind the start of the kernel; never fitted on"
-)
-"""Note on B = 2 and B = 4 of Table 10."""
-
-KNOWN: dict[str, str] = {
-    "table7.rsn_xnn.VIT": "with opcode 8, whose softmax subtracts maxima: the base overlay takes 256 rows or more",
-    "table9.attention_mm?.*": "in which order the published products go when they are apart is not known",
-    "table10.vck190.1": "the published host runs Q, K and V one after the other, without interleaving; that it does so "
-    "with the other layers of 384 rows is inferred from this row: with Q, K and V alone it would be {bound}",
-    "table10.vck190.2": UPLOAD,
-    "table10.vck190.4": UPLOAD,
-    "table11.factor.?*": "as in section 5.7, it is the amount of data that changes, in words on chip too",
-}
-"""What is known of a published row, independently of the model, by key or pattern. {bound} stands for the row's
-`bound`."""
-
-EXPLAINED: dict[str, str] = {
-    "table6.rsn_xnn.1024": "perhaps padding: our tiles are of 768 and 256 rows, two whole ones would make it {bound}",
-    "table7.rsn_xnn.NCF": "how the published host pads narrow products is not known; to 1024 columns and back: {bound}",
-    "fig18.latency_b1": "perhaps padding: we cut 512 rows to size, products of 768 rows would make it {bound}",
-    "table10.vck190.1": "another order: that of the published host is --schedule published",
-    "table10.dram_gb_b8": "perhaps another GB: of 1000 MiB, as Table 3 seems to have it, {bound}",
-    "table11.factor.0.5": "published below the time that DDR alone takes for these accesses: {bound}",
-    "table11.inf_bw_no_setup": "looks like a formula: the products alone take an MME {bound}",
-    "table11.inf_compute": "looks like a formula: published below the time that DDR alone takes, {bound}",
-    "instructions.*": "counts of our program, not of the authors'; no time follows from them",
-}
-"""The explanation of a row whose error is beyond `FAR`, by key or pattern. {bound} stands for the row's `bound`. That
-the authors' programs have whole tiles is not published; the machine works in whole tiles unless the program makes them
-smaller."""
-
-UNTIMED: dict[str, str] = {
-    "table3.*": "an estimate by formula",
-    "table7.rsn_xnn.NCF": "how the published host pads narrow products is not known",
-    "table9.attention_mm?.*": "the order of the two products apart is not known",
-    "table10.dram_gb_b8": "an amount of data, not a time",
-    "table11.factor.0.5": "below the time that DDR alone takes",
-    "table11.inf_*": "looks like a formula",
-    "instructions.*": "counts of instructions",
-}
-"""Rows, by key or pattern, whose error does not show how exact the modelled times are, and why. The errors of all other
-rows, the timed rows, do."""
-
 FAR = 6.0
 """Percent of error beyond which a row gets an explanation, or the remark that there is none."""
 
-NOT_REPRODUCED: dict[str, str] = {
-    "table6.charm.*": "another accelerator's",
-    "table6.aie.*": "given to the model: its engine rates",
-    "table7.charm.*": "another accelerator's",
-    "table10.T4.*": "a GPU's; shown beside",
-    "table10.V100.*": "a GPU's; shown beside",
-    "table10.A100.*": "a GPU's; shown beside",
-    "table10.L4.*": "a GPU's; shown beside",
-    "table10.*_w_b8": "power is not modelled",
-    "charm_shapes.*": "given to the model: shapes of layers",
-}
-"""Published numbers without a row, by key or pattern, and why."""
+
+@dataclass(frozen=True)
+class Notes:
+    """What is said of the published numbers of a paper, in `notes.toml`, by key or pattern. fits: what was fitted on a
+    row; the last pattern counts. explained: of rows whose error is beyond `FAR`. not_reproduced: of numbers without a
+    row."""
+
+    fits: dict[str, Fit]
+    known: Mapping[str, str]
+    explained: Mapping[str, str]
+    untimed: Mapping[str, str]
+    not_reproduced: Mapping[str, str]
+
+    @staticmethod
+    def of(name: str, how: str = "fitted on it") -> Notes:
+        """The notes on a paper. how: rows were used."""
+        tables = read_toml("notes.toml")[name]
+        fits = {pattern: Fit(tuple(found), True, how) for pattern, found in tables["fitted"].items()}
+        perhaps = tables.get("perhaps_fitted", {})
+        fits |= {pattern: Fit(tuple(found), False, how) for pattern, found in perhaps.items()}
+        texts = (tables.get(of, {}) for of in ("known", "explained", "untimed", "not_reproduced"))
+        return Notes(fits, *texts)
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """Return the tables of a file of this folder."""
+    return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+NOTES = Notes.of("paper")
 
 
 @cache
@@ -162,7 +102,7 @@ def published() -> dict[str, Any]:
 @cache
 def paper() -> dict[str, Any]:
     """Return the published numbers by table."""
-    return tomllib.loads(resources.files(__package__).joinpath("paper.toml").read_text(encoding="utf-8"))
+    return read_toml("paper.toml")
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -179,8 +119,10 @@ class PublishedRow:
     """A published number and the modelled one.
 
     table, row: names for the output. key: of the published number in `paper.toml`. model: the modelled value, in
-    `unit`; unit: of both values. bound: a value, as text, that is inserted into the texts of `KNOWN` and `EXPLAINED`.
+    `unit`; unit: of both values. bound: a value, as text, that is inserted into its notes.
     """
+
+    NOTES: ClassVar = NOTES
 
     table: str
     row: str
@@ -203,8 +145,7 @@ class PublishedRow:
     @cached_property
     def fit(self) -> Fit | None:
         """What was fitted on this row; None for a prediction."""
-        found = [fit for pattern, fit in CALIBRATION.items() if fnmatch(self.key, pattern)]
-        return found[-1] if found else None
+        return next((fit for pattern, fit in reversed(self.NOTES.fits.items()) if fnmatch(self.key, pattern)), None)
 
     @property
     def kind(self) -> str:
@@ -218,19 +159,24 @@ class PublishedRow:
 
     @property
     def explanation(self) -> str:
-        """The text of `EXPLAINED` on the row: why its error is larger than `FAR` percent; "" if there is none."""
-        return next((t.format(bound=self.bound) for p, t in EXPLAINED.items() if fnmatch(self.key, p)), "")
+        """The note on the row that says why its error is larger than `FAR` percent; "" if there is none."""
+        return self._noted(self.NOTES.explained)
 
     @property
     def known(self) -> str:
-        """The row's note, and the text of `KNOWN` on it."""
-        found = next((t.format(bound=self.bound) for p, t in KNOWN.items() if fnmatch(self.key, p)), "")
-        return "; ".join(filter(None, (self.note, found)))
+        """The row's own note, and what is known of it."""
+        return "; ".join(filter(None, (self.note, self._noted(self.NOTES.known))))
 
     @property
     def untimed(self) -> str:
-        """Why the row's error does not show how exact the modelled times are, from `UNTIMED`; "" if it does."""
-        return next((reason for p, reason in UNTIMED.items() if fnmatch(self.key, p)), "")
+        """Why the row's error does not show how exact the modelled times are; "" if it does."""
+        return self._noted(self.NOTES.untimed)
+
+    def _noted(self, notes: Mapping[str, str]) -> str:
+        """The first note whose pattern fits the row's key, "" if there is none."""
+        return next(
+            (text.format(bound=self.bound) for pattern, text in notes.items() if fnmatch(self.key, pattern)), ""
+        )
 
     @property
     def timed(self) -> bool:
@@ -241,10 +187,9 @@ class PublishedRow:
     @property
     def fitted(self) -> str:
         """The constants of the model that were fitted on the row, as text; "" if there are none."""
-        constants = ", ".join(self.fit.constants) if self.fit is not None else ""
-        return f"{'fitted on it' if self.fit and self.fit.certain else 'perhaps fitted on it'}: {constants}" * bool(
-            constants
-        )
+        if self.fit is None or not self.fit.constants:
+            return ""
+        return f"{'' if self.fit.certain else 'perhaps '}{self.fit.how}: {', '.join(self.fit.constants)}"
 
     @property
     def notes(self) -> str:
@@ -566,6 +511,6 @@ def rows_of(
     return out
 
 
-def calibrated_parameters(overlay: Overlay = XNN_BASE) -> list[str]:
+def calibrated_parameters() -> list[str]:
     """Return the names of the rates that were fitted on published rows."""
-    return [name for name, rate in overlay.rates.items() if rate.calibrated]
+    return [name for name, rate in XNN_BASE.rates.items() if rate.calibrated]

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache, cached_property
-from importlib import resources
+from functools import cache
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, ClassVar
 
 from ...streams.dynamic.programs.figures import (
     COMPUTE_REGIONS,
@@ -30,12 +28,14 @@ from ...streams.dynamic.programs.figures import (
     pareto_improvement,
     points,
 )
-from .rows import Fit, PublishedRow, leaves
+from .rows import Notes, PublishedRow, leaves, read_toml
 
 STEP = "step"
 """The name of the table."""
 
 MB = 1e6
+IN_MB = {"mb": 1.0, "kb": 1e3 / MB, "bytes": 1 / MB}
+"""Units of published amounts."""
 
 UNITS_OF_A_REGION = 5
 """gate, up, SiLU, product, down."""
@@ -46,53 +46,20 @@ UNITS_BESIDE = 129
 OTHER_FIGURES = {"fig9": "fig19", "fig10": "fig20", "fig12": "fig13", "fig8": "fig8"}
 """The figure with traffic and memory of the points of one with cycles."""
 
-_WAVES = (
-    "not explained: up to 83 experts share the memory at first, and those with most rows go on alone; in which order "
-    "the authors' memory serves loaders is not published"
-)
-_LATENCY = "a tile of keys takes 80 cycles here, some 85 there: 64 accesses, and the latency of the load"
-_QUEUES = "how many requests a region holds is not published: here 1; see the findings"
-
-EXPLAINED: dict[str, str] = {
-    "fig10.qwen.*.cycles": _WAVES,
-    "fig10.mixtral.tile_16.cycles": "not explained; which row goes to which expert is not published",
-    "fig15.*_cycles": _LATENCY,
-    "notebook.*_cycles": _LATENCY,
-    "fig14.*": _QUEUES,
-    "fig21.*": _QUEUES,
-    "claims.pid.fig10_qwen": "of the cycles of dynamic tiles",
-    "claims.*.equal_compute": "published with 6400 operations a cycle for dynamic tiles and 4096 for static ones",
-    "claims.*.same_accounting": "published without the loaders of experts without rows, for dynamic tiles only",
-}
-"""Why a row's error is large, by key or pattern."""
-
-CHOSEN: dict[str, Fit] = {
-    "fig8.*.cycles": Fit(("that products read and write through memory units",)),
-    "fig14.*": Fit(("requests that a region holds",)),
-    "fig21.*": Fit(("requests that a region holds",)),
-    "fig21.b16.*": Fit(("requests that a region holds", "which batches of 16 are low and high")),
-    "notebook.*.interleaved_cycles": Fit(("requests that a region holds",)),
-}
-"""What is not published, and was chosen with rows in view, by key or pattern; the last pattern that fits counts. These
-rows are no predictions."""
-
-NOT_REPRODUCED: dict[str, str] = {
-    "fig8.*.hdl_cycles": "of hardware whose sources are not to be had",
-    "fig12.*.utilisation_pct": "7/3 of operations over cycles and allocated operations: see the findings",
-}
-"""Published numbers without a row, by key or pattern, and why."""
+NOTES = Notes.of("step", how="chosen with it in view")
 
 
 @cache
 def published() -> Mapping[str, Any]:
     """All published numbers by key."""
-    text = resources.files(__package__).joinpath("step.toml").read_text(encoding="utf-8")
-    return leaves(tomllib.loads(text))
+    return leaves(read_toml("step.toml"))
 
 
 @dataclass(frozen=True)
 class StepRow(PublishedRow):
     """A row. scale: the factor that brings the published number to the row's unit."""
+
+    NOTES: ClassVar = NOTES
 
     scale: float = 1.0
 
@@ -103,25 +70,8 @@ class StepRow(PublishedRow):
 
     @property
     def quantity(self) -> str:
-        """cycles, traffic, memory, or another one: the last word of the row."""
+        """What the row is about: "cycles", "traffic", "memory", or another last word of its name."""
         return self.row.split()[-1]
-
-    @cached_property
-    def fit(self) -> Fit | None:
-        """What was chosen with this row in view; None for a prediction."""
-        return next((fit for pattern, fit in reversed(CHOSEN.items()) if fnmatch(self.key, pattern)), None)
-
-    @property
-    def fitted(self) -> str:
-        return f"chosen with it in view: {', '.join(self.fit.constants)}" if self.fit is not None else ""
-
-    @property
-    def explanation(self) -> str:
-        return next((text for pattern, text in EXPLAINED.items() if fnmatch(self.key, pattern)), "")
-
-    @property
-    def known(self) -> str:
-        return self.note
 
     @property
     def untimed(self) -> str:
@@ -163,7 +113,7 @@ def step_rows(measured: Mapping[str, PointResult]) -> list[StepRow]:
     made: list[StepRow] = []
     for key in published():
         owner, _, quantity = key.rpartition(".")
-        if owner.startswith("claims") or any(fnmatch(key, pattern) for pattern in NOT_REPRODUCED):
+        if owner.startswith("claims") or any(fnmatch(key, pattern) for pattern in NOTES.not_reproduced):
             continue
         if row := _attention_row(key, owner, quantity, measured):
             made.append(row)
@@ -200,21 +150,14 @@ def _ratio(measured: Mapping[str, PointResult], batch: str, dispatch: str) -> fl
 
 def _row(key: str, owner: str, quantity: str, one: PointResult) -> StepRow:
     name = owner.replace(".", " ").replace("_", " ")
-    match quantity:
-        case "cycles":
-            return StepRow(STEP, f"{name} cycles", key, one.cycles, "cycles")
-        case "traffic_mb":
-            return StepRow(STEP, f"{name} traffic", key, one.traffic / MB, "MB")
-        case "traffic_bytes":
-            return StepRow(STEP, f"{name} traffic", key, one.traffic / MB, "MB", scale=1 / MB)
-        case "memory_bytes":
-            return StepRow(STEP, f"{name} memory", key, one.memory / MB, "MB", scale=1 / MB)
-        case "memory_kb":
-            return StepRow(STEP, f"{name} memory", key, one.memory / MB, "MB", scale=1e3 / MB)
-        case "bandwidth_pct":
-            return StepRow(
-                STEP, f"{name} bandwidth", key, 100 * one.moved / one.cycles / (HBM.access * HBM.channels), "%"
-            )
+    if quantity == "cycles":
+        return StepRow(STEP, f"{name} cycles", key, one.cycles, "cycles")
+    if quantity == "bandwidth_pct":
+        share = 100 * one.moved / one.cycles / (HBM.access * HBM.channels)
+        return StepRow(STEP, f"{name} bandwidth", key, share, "%")
+    what, _, unit = quantity.partition("_")
+    if what in ("traffic", "memory") and unit in IN_MB:
+        return StepRow(STEP, f"{name} {what}", key, getattr(one, what) / MB, "MB", scale=IN_MB[unit])
     raise ValueError(f"{key}: no such quantity")
 
 
@@ -242,7 +185,7 @@ class _Beside(StepRow):
 
     @property
     def explanation(self) -> str:
-        return EXPLAINED[f"claims.*.{self.what}"]
+        return NOTES.explained[f"claims.*.{self.what}"]
 
 
 def _beside(name: str, key: str, what: str, how: str, value: float) -> StepRow:

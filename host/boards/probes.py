@@ -11,7 +11,7 @@ import numpy as np
 from ...isa.layout import BLOCK, UNIT, block, unblock
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn.formats import Ddr, Lpddr, MemA, MemB, MemC, MeshA, MeshB, Mme
-from ...isa.packet import Packet
+from ...isa.packet import Packet, terminators
 from ...isa.program import Array, Buffer, Program, Role
 from ...isa.versal.tiles import BEATS, TILE
 
@@ -20,16 +20,6 @@ ROWS, DEPTH, COLUMNS = 3 * TILE, TILE, 2 * TILE
 
 TILES = 2 * BLOCK
 """Elements of a tile of 128 by 128: two blocks."""
-
-
-def terminators(overlay: Overlay) -> list[Packet]:
-    """Return the packets that end every decoder: the smallest image that a kernel completes."""
-    out = []
-    for kind in overlay.terminators:
-        units = overlay.by_kind[kind]
-        mask = sum(1 << u.index for u in units) if len(units) > 1 else 0
-        out.append(Packet.terminator(overlay.format_of(kind).opcode, mask))
-    return out
 
 
 def operands() -> tuple[Array, Array]:

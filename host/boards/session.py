@@ -17,12 +17,12 @@ import numpy as np
 
 from ...base.errors import StateLost
 from ...isa.layout import padded
-from ...isa.packet import Words, encode_image
+from ...isa.packet import Words, encode_image, terminators
 from ...isa.program import Program
 from .device import BoardBusy, BoardLost, BoardMismatch, BoardTimeout, Device, Facts
 from .lock import DeviceLock
 from .match import match_xclbin
-from .probes import terminators, trial_inputs, trial_program, wrong
+from .probes import trial_inputs, trial_program, wrong
 from .profile import INSTRUCTIONS, Profile
 from .stamp import Stamp
 from .tiles import parameters

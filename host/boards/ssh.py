@@ -128,8 +128,9 @@ class SshBoard(Board):
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
         self._program, self._weights = program, weights
         self._checksums = {b.name: checksum(weights[b.name]) for b in program.with_role(Role.WEIGHT)}
+        self._drop()
         with self._dropping():
-            self._connected(program, reconnect=True)
+            self._connected(program)
 
     def run(
         self, words: Words, inputs: Mapping[str, Array], *, progress: Callable[[float], None] | None = None
@@ -160,10 +161,8 @@ class SshBoard(Board):
         self._program, self._weights = None, {}
         self._drop()
 
-    def _connected(self, program: Program, *, reconnect: bool = False) -> _Link:
-        """Return the connection, with the program loaded at its other end. reconnect: drop an open connection first."""
-        if reconnect:
-            self._drop()
+    def _connected(self, program: Program) -> _Link:
+        """Return the connection, with the program loaded at its other end."""
         if self._link is None:
             self._link = link = _Link(self._ssh, self.target)
             link.greet()

@@ -92,7 +92,11 @@ class XrtBoard(Board):
         """Write what a run needs in memory: the inputs, and the image if it has changed."""
         for name, flat in inputs.items():
             self._write(program, program.buffer(name), flat)
-        self._write_image(words)
+        image = words.tobytes()
+        if image != self._image:
+            self._image = b""
+            self._session.device.write(self._held[INSTRUCTIONS].handle, 0, np.ascontiguousarray(words))
+            self._image = image
 
     # -- memory of the device
 
@@ -164,13 +168,6 @@ class XrtBoard(Board):
         if came != flat.nbytes:
             raise BoardError(f"{buffer.name}: the device returned {came} of {flat.nbytes} bytes; run it again")
         return flat
-
-    def _write_image(self, words: Words) -> None:
-        image = words.tobytes()
-        if image != self._image:
-            self._image = b""
-            self._session.device.write(self._held[INSTRUCTIONS].handle, 0, np.ascontiguousarray(words))
-            self._image = image
 
 
 def _copying(size: int) -> float | None:

@@ -315,8 +315,8 @@ class Decoder(Closing):
                 )
 
     def _static_cache(self, batch: int, rows: int | None = None, *, capacity: int | None = None) -> Any:
-        """A cache for some sequences. rows: of its sliding layers; None: as many as a row of theirs sees. capacity: of
-        the others; None: that of this decoder."""
+        """A cache for some sequences. rows: of the layers with a sliding window; None: as many as the window has.
+        capacity: rows of the other layers; None: that of this decoder."""
         import torch
         from transformers.cache_utils import StaticCache
 
@@ -357,8 +357,8 @@ class Decoder(Closing):
 
 
 def _behind(logits: Any, tokens: int) -> Any:
-    """The logits behind a number of tokens: the only ones, or those of their row, of a model that knows no
-    `logits_to_keep`."""
+    """The logits behind the first `tokens` tokens: the only row, or theirs, if the model ignores `logits_to_keep` and
+    returns a row for each token."""
     return logits[0, -1 if logits.shape[1] == 1 else tokens - 1]
 
 

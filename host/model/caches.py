@@ -53,8 +53,11 @@ class Caches:
     def _turned(
         self, kind: int, environment: dict[Node, Any], spans: KeySpans | None, brought: dict[str, Array]
     ) -> dict[str, int]:
-        """Where caches of a kind take the new row, of which the host's copies move up: in place of the oldest one, if
-        all rows count. If not, the machine needs them in the host's order: they are brought with their rows moved up.
+        """Choose the row that the new token takes in the caches of one kind, which have as many rows as a window.
+
+        In the host's copies all rows move up by one for it. The board's copies need not move: while all rows count, the
+        new row replaces the oldest one. Otherwise their order matters, and they are brought again, with their rows
+        moved up.
         """
         names = [name for name, of in self._host.rings.items() if of == kind]
         count = self._host.seq_of(names[0])

@@ -171,7 +171,8 @@ class Compiled(CompiledModule):
             parameters = {} if spans is None else spans.parameters()
             # Constant masks without padding before their rows are no reason for a parameter.
             parameters = {name: value for name, value in parameters.items() if value or name in known}
-            inputs = _shaped(inputs, self._built.program)
+            buffer = self._built.program.buffer  # in whose view the rows of sequences may lie together
+            inputs = {name: x.reshape(buffer(name).view or x.shape) for name, x in inputs.items()}
             try:
                 brought, turned = self._caches.missing(state, spans)
                 result = self._runner.run(inputs | brought, parameters | turned)
@@ -420,11 +421,6 @@ class Compiled(CompiledModule):
         self._turn = threading.RLock()
         if self._recipe is not None:
             self._recipe.followed.forget()
-
-
-def _shaped(inputs: Mapping[str, Any], program: Program) -> dict[str, Any]:
-    """Inputs in the shapes of a program, in which the rows of sequences may lie together."""
-    return {name: x.reshape(program.buffer(name).view or x.shape) for name, x in inputs.items()}
 
 
 def modelled_layers(program: Program, network: LayerGraph, machine: Machine | None = None) -> Modelled:

@@ -26,7 +26,7 @@ from ..serving import ALONE, Serving
 from ..serving.arguments import Argument
 from ..serving.family import Member
 from ..serving.server import Asked, Server
-from .file import Part, Saved, read
+from .file import Saved, read
 from .module import BoardModule
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ class Loaded(BoardModule):
         part = self._saved.parts[number]
         with _typed():
             inputs, spans, state = part.host.prologue(*(args if padding is None else ()), **call.given)
-        n = self._sequences(part, call)
+        # The network's other sequences are padding, copies of the last one. They need not run if requests may have
+        # fewer sequences than a program.
+        n = part.host.batch if self._batch is None else call.asked[self._batch]
         named = {} if spans is None else spans.parameters(n)
 
         def finish(outputs: Mapping[str, Any]) -> Any:
@@ -216,11 +218,6 @@ class Loaded(BoardModule):
     def _signature(self) -> Signature:
         padding = self._saved.padding
         return self._saved.parts[0].host.interface.signature if padding is None else padding.arguments.signature
-
-    def _sequences(self, part: Part, call: Fitted) -> int:
-        """Return how many of the network's sequences belong to the call. The others are padding, copies of the last
-        one, and need not run if requests may have fewer sequences than a program."""
-        return part.host.batch if self._batch is None else call.asked[self._batch]
 
     @cached_property
     def _batch(self) -> int | None:

@@ -56,7 +56,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "stream_options": (None,),
 }
-"""Fields that are known but not supported: the values that say so."""
+"""Fields that this server does not support, each with the values that ask for nothing."""
 
 
 class RequestError(RsnError, ValueError):
@@ -78,8 +78,8 @@ class Asked:
 
 
 LONGEST = 64
-"""Characters of a token, at least, with which the longest prompt is estimated: words that a tokenizer does not know,
-and white space, are longer than any token of its vocabulary."""
+"""The longest prompt, in characters, is estimated with at least so many of them a token: a word that the tokenizer does
+not know, or white space, may be one token, and longer than any of the vocabulary."""
 
 
 def parsed(

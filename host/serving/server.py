@@ -78,6 +78,7 @@ class Server(Closing):
         run = self._runners[asked.group].submit(asked.inputs, asked.parameters, timeout=timeout, wait=wait)
 
         def finish(result: Result) -> None:
+            """Compute the answer from what the machine computed. Takes time: in a thread of the pool."""
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(asked.finish(result.outputs))
@@ -85,6 +86,7 @@ class Server(Closing):
                     answer.set_exception(e)
 
         def ended(run: Future[Result]) -> None:
+            """Give the answer the end that the run had: cancelled, an error, or a result."""
             if run.cancelled():
                 answer.cancel()
                 answer.set_running_or_notify_cancel()

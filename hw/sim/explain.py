@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...base.durations import unit_of
+from ...isa.instruction_path import uop_fifo
 from ...isa.overlay import Overlay
 from ...isa.program import Segment
 from ...isa.segments import StoredBuffer, have_uops, stored_buffers
@@ -168,7 +169,7 @@ def _units(overlay: Overlay, machine: Machine) -> dict[str, UnitTime]:
     for u in overlay.units:
         empty = sum(done.waits[s.name][0] for s in overlay.streams if s.dst == u.name)
         full = sum(done.waits[s.name][1] for s in overlay.streams if s.src == u.name)
-        instructions = done.waits.get(f"uOP FIFO of {u.name}", (0.0, 0.0))[0]
+        instructions = done.waits.get(uop_fifo(u.name), (0.0, 0.0))[0]
         out[u.name] = UnitTime(u.kind, done.unit_busy(u.name), empty, full, instructions)
     return out
 

@@ -12,7 +12,6 @@ import hashlib
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -62,13 +61,14 @@ def page(machine: Machine, title: str) -> str:
     )
     unit, scale = _clock(explanation.latency_s)
 
-    def t(seconds: float, digits: int = 3) -> Markup:
-        return _number(seconds, f"{seconds * scale:,.{digits}f}")
-
-    def clock(seconds: float) -> str:
-        return f"{seconds * scale:,.3f} {unit}"
-
-    environment.filters |= {"t": t, "clock": clock, "pct": _percent, "mb": _megabytes, "n": _whole, "num": _rounded}
+    environment.filters |= {
+        "t": lambda seconds: _number(seconds, f"{seconds * scale:,.3f}"),
+        "clock": lambda seconds: f"{seconds * scale:,.3f} {unit}",
+        "pct": lambda share: f"{100 * share:.1f} %",
+        "mb": _megabytes,
+        "n": _whole,
+        "num": lambda value, digits: _number(value, f"{value:,.{digits}f}"),
+    }
     facts = _Facts(machine, explanation, timeline, slots)
     return environment.get_template("report.html.j2").render(
         title=title,
@@ -116,17 +116,6 @@ def _bar(pieces: Sequence[tuple[str, str, float]], whole: float) -> list[Part]:
         out.append(Part(name, slot, share, at, amount))
         at += share
     return out
-
-
-@dataclass(frozen=True)
-class Group:
-    """A row of the table of segments: one segment, or several with similar names. count: how many. seconds: in all."""
-
-    name: str
-    count: int
-    seconds: float
-    bar: list[Part]
-    mostly: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,19 +175,16 @@ class _Facts:
 
     def _causes_legend(self) -> list[Part]:
         """Return legend entries for the causes that any unit spent time on."""
-        spent: Counter[str] = Counter()
-        for track in self.timeline.tracks:
-            for cause, seconds in zip(self.timeline.causes, track.parts.sum(axis=0).tolist(), strict=True):
-                spent[cause] += seconds
-        return [
-            Part(c, self.slots[c], None) for c in self.timeline.causes if spent[c] > 0 or c in self.explanation.causes
-        ]
+        causes = self.timeline.causes
+        spent = sum((track.parts.sum(axis=0) for track in self.timeline.tracks), np.zeros(len(causes)))
+        shown = [c for c, s in zip(causes, spent.tolist(), strict=True) if s > 0 or c in self.explanation.causes]
+        return [Part(c, self.slots[c], None) for c in shown]
 
     # -- critical path --------------------------------------------------------------------------------------------
 
-    def _groups(self, grouped: bool) -> list[Group]:
-        """Return the rows of the table of segments. grouped: whether segments whose names differ only in numbers share
-        a row."""
+    def _groups(self, grouped: bool) -> list[tuple[str, int, float, list[tuple[str, str, float]], str]]:
+        """Return the rows of the table of segments: name, number of segments, seconds, causes as pieces of a bar, and
+        the largest causes. grouped: whether segments whose names differ only in numbers share a row."""
         found: dict[str, list[SegmentTime]] = {}
         for i, s in enumerate(self.explanation.segments):
             # names may repeat: without grouping every segment is a row
@@ -209,10 +195,8 @@ class _Facts:
             seconds = sum(s.end - s.start for s in group)
             most = [f"{c} {100 * x / seconds:.0f} %" for c, x in [*total.items()][:3] if seconds]
             pieces = [(c, self.slots[c], total[c]) for c in self.explanation.causes if c in total]
-            name = key if grouped else group[0].name
-            rows.append((name, len(group), seconds, pieces, ", ".join(most)))
-        longest = max((r[2] for r in rows), default=0.0)
-        return [Group(name, times, s, _bar(pieces, longest), mostly) for name, times, s, pieces, mostly in rows]
+            rows.append((key if grouped else group[0].name, len(group), seconds, pieces, ", ".join(most)))
+        return rows
 
     # -- units ----------------------------------------------------------------------------------------------------
 
@@ -313,6 +297,10 @@ class Mark:
     anchor: str = "start"
 
 
+PLOT: dict[str, float] = {"left": 50.0, "right": 556.0, "top": 18.0, "bottom": 250.0, "width": 560, "height": 290}
+"""The edges of a panel's plot and the panel's size, in pixels."""
+
+
 def _panels(roof: Roofline | None) -> list[dict[str, Any]]:
     """Return the template's values for one panel per port; all panels have the same scale of FLOP per second."""
     if roof is None:
@@ -330,7 +318,7 @@ def _panel(
 
     ceiling: the port's bytes per second. points: the segments and the program. low, high: scale in GFLOP per second.
     """
-    left, right, top, bottom, width, height = 50.0, 556.0, 18.0, 250.0, 560, 290
+    left, right, top, bottom = (PLOT[edge] for edge in ("left", "right", "top", "bottom"))
     inside = [p for p in points if p.bytes[port]]
     ridge = roof.peak / ceiling
     across = [p.intensity(port) for p in inside] + [ridge]
@@ -367,14 +355,9 @@ def _panel(
         limit = min(roof.peak, ceiling * whole.intensity(port))
         drop = (x(whole.intensity(port)), y(whole.speed / 1e9), y(limit / 1e9))
     return {
+        **PLOT,
         "port": port,
         "ceiling": ceiling,
-        "left": left,
-        "right": right,
-        "top": top,
-        "bottom": bottom,
-        "width": width,
-        "height": height,
         "x_ticks": [(x(v), f"{v:,g}") for v in _ticks(first, last)],
         "y_ticks": [(y(v), f"{v:,g}") for v in _ticks(low, high)],
         "roof": roofed(roof.peak),
@@ -449,14 +432,6 @@ def _number(value: float, text: str) -> Markup:
 
 def _whole(value: int) -> Markup:
     return Markup('<data value="{}">{}</data>').format(int(value), f"{value:,}")
-
-
-def _rounded(value: float, digits: int) -> Markup:
-    return _number(value, f"{value:,.{digits}f}")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _megabytes(size: int) -> Markup:

@@ -27,7 +27,7 @@ from ...isa.overlay import Overlay
 from ...isa.versal.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
 from ...isa.versal.tiles import BEAT, BEATS
 from . import check_places, pragmas
-from .csim.build import FLAGS, MACHINES, MachineSources, compiled, compiler
+from .csim.build import ELSEWHERE, FLAGS, MACHINES, MachineSources, compiled, compiler
 from .csim.machine import MADE_FOR
 from .sources import GENERATED, sources
 
@@ -70,8 +70,8 @@ class Sources:
         return f"pl/{KERNEL}.cpp" if self.machine == "xnn" else f"{self.machine}/{KERNEL}.cpp"
 
     @property
-    def files(self) -> MachineSources:
-        """Which files there are."""
+    def machine_sources(self) -> MachineSources:
+        """Which files are for HLS, for the AI Engine, for the native run."""
         return MACHINES[self.machine]
 
     def text(self, name: str) -> str:
@@ -105,9 +105,9 @@ class Sources:
             source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"
             source.write_text(PORTS, encoding="utf-8")
             flags = [f for f in FLAGS if f != "-O3"]
-            flags += [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}", *self.files.flags]
+            flags += [f"-I{self.root}", f"-I{self.root / 'csim' / 'include'}", *self.machine_sources.flags]
             try:
-                parts = [str(compiled(self.root / p, flags)) for p in (*self.files.graph, "csim/machine.cpp")]
+                parts = [str(compiled(self.root / p, flags)) for p in (*self.machine_sources.graph, "csim/machine.cpp")]
             except BoardError as e:
                 raise RsnError(f"the graph does not compile:\n{e}") from e
             command = [compiler(), *flags, str(source), *parts, "-o", str(program)]
@@ -236,8 +236,8 @@ def streams(s: Sources) -> Findings:
 
 def hls_files(s: Sources) -> Findings:
     """hls.cfg lists exactly the source files of the kernel"""
-    config = s.files.hls_cfg
-    files = {os.path.relpath(path, s.root) for pattern in s.files.kernel for path in s.root.glob(pattern)}
+    config = s.machine_sources.hls_cfg
+    files = {os.path.relpath(path, s.root) for pattern in s.machine_sources.kernel for path in s.root.glob(pattern)}
     listed = {os.path.normpath(Path(config).parent / name) for name in s.config("syn.file", config)}
     for name in sorted(files ^ listed):
         yield f"{name} is {f'not in {config}' if name in files else f'in {config}, but does not exist'}"
@@ -267,7 +267,10 @@ def main(root: Path | None, machine: str) -> None:
 
     [default of ROOT: the sources of this installation]
     """
-    all_of = Sources(root or sources(), machine)
+    try:
+        all_of = Sources(root or sources(), machine)
+    except OSError as e:
+        raise click.ClickException(f"{e}; {ELSEWHERE}") from e
     wrong = 0
     for check in CHECKS:
         try:

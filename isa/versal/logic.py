@@ -65,6 +65,7 @@ def block_rams(width: int, depth: int) -> int:
 
 
 def ultra_rams(width: int, depth: int) -> int:
+    """Blocks of 288 Kbit (72 bit by 4096 words) for a memory of so many words of `width` bits."""
     return ceil(width / 72) * ceil(depth / 4096)
 
 
@@ -165,14 +166,15 @@ TILES_PER_MME = 64
 
 
 def axi_ports() -> Iterator[Need]:
-    """The adapters of the AXI ports."""
+    """What the adapters of the kernel's AXI ports take."""
     for where, count in PORTS.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
 
 
 def instruction_streams(overlay: Overlay, which: int = 1) -> Iterator[Need]:
-    """The streams of mOPs and uOPs. which: bits that say which of a unit's formats one has."""
+    """LUTs of the streams of mOPs and uOPs in front of all decoders and units. which: bits in each that say which of
+    the unit's formats it has."""
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loop:
-    """ii: cycles from one round to the next. fill: from the beginning of a round to its end. doc: the item, and what is
-    done to it. rounds: to an item; with more than one, each takes a part of it."""
+    """A loop of the C++ sources. ii: cycles from one round to the next. fill: from the beginning of a round to its end.
+    doc: the item, and what is done to it. rounds: to an item; with more than one, each takes a part of it."""
 
     ii: int
     fill: int
@@ -22,7 +22,7 @@ class Loop:
     rounds: int = 1
 
     def cycles(self, items: int) -> int:
-        """Cycles for so many items."""
+        """Cycles that the loop takes for so many items; 0 for none."""
         return items * self.rounds * self.ii + self.fill if items else 0
 
 

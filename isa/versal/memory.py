@@ -7,7 +7,7 @@ from ...machine.description import Memory, UnitSpec
 
 
 def memory_of(unit: UnitSpec) -> Memory:
-    """The memory of a Mem. Raises `ProgramError` if it has none."""
+    """The memory of a unit. Raises `ProgramError` if it has none."""
     if unit.memory is None:
         raise ProgramError(f"{unit.name}: a {unit.kind} needs a memory")
     return unit.memory

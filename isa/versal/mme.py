@@ -67,7 +67,7 @@ class TileSum:
         self.total: Array | None = None
 
     def add(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> None:
-        """Take n pairs of tiles."""
+        """Take n pairs of tiles, (128, 128) float32 each; a: left operands, b: right ones."""
         for x, y in zip(a, b, strict=True):
             more = self.product(x, y, self.full_k, self.full_n)
             if self.total is not None:
@@ -76,7 +76,7 @@ class TileSum:
                 self.total = more if self.bias is None else more + self.bias
 
     def emit(self, a: Array, b: Array) -> tuple[Array]:
-        """Take the last pair of tiles. Returns the sum."""
+        """Take the last pair of tiles. Returns the sum, (128, 128) float32."""
         self.add(1, [a], [b])
         assert self.total is not None
         return (self.total,)

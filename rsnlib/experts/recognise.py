@@ -24,8 +24,8 @@ from ..view_rules import SAME
 
 aten = torch.ops.aten
 
-RESHAPES = {*SAME, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten}
-"""Operators that keep the order of the elements; the last three of sizes that depend on data."""
+RESHAPES = {*SAME, aten.reshape, aten.view, aten.unsqueeze, aten.squeeze, aten.flatten, aten.to, aten.dropout}
+"""Operators that keep the order of the elements; from `view` on, where sizes depend on data."""
 GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 """Products (S, K) x (E, K, N) of rows in groups, one group for each matrix, by the ends of the groups."""
 

@@ -1,7 +1,7 @@
 """Passes from the graph that torch.export makes to the normal form. Each changes a graph in place.
 
-An operator gets another name, or becomes several, where PyTorch computes the same bits either way; `cosine_similarity`
-and the like become what PyTorch composes them of. What an operator was in the user's model stays in its meta
+An operator gets another name, or becomes several that compute the same bits, such as PyTorch itself composes it of.
+Only an `addmm` with factors may round otherwise. What an operator was in the user's model stays in its meta
 (`capture.SPELLED`), for messages.
 """
 
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture import SPELLED, arguments, dtype_of, is_static, op_name, packet, shape_of
-from .operators import OPERATORS, REMOVED, VIEWS, check_form, is_exempt, named
+from .operators import OPERATORS, VIEWS, named
 
 aten = torch.ops.aten
 CHUNKS = "rsn_chunks"
@@ -84,13 +84,43 @@ def respell(node: Node, target: Any, *args: Any, **kwargs: Any) -> None:
     node.target, node.args, node.kwargs = target, args, kwargs
 
 
+class NormalFormError(Exception):
+    """A pass has left an operator that it should have replaced: a mistake in the pass."""
+
+
+def is_exempt(node: Node) -> bool:
+    """Whether passes may leave an operator: sizes depend on data, bits become numbers of another type, elements become
+    conjugate, a tensor tells how often each position is repeated, or dropout drops."""
+    op, a = packet(node), arguments(node)
+    if not all(map(is_static, (node, *node.all_input_nodes))):
+        parts = node.meta["val"]  # of a dimension of known size
+        return not isinstance(parts, list | tuple) or not all(isinstance(x.shape[a["dim"]], int) for x in parts)
+    if op is aten.repeat_interleave:
+        return not isinstance(a.get("repeats"), int)
+    if op in (aten.adjoint, aten.mH):
+        return bool((dtype_of(node) or torch.bool).is_complex)
+    return node.target is aten.view.dtype or bool(a.get("train") and a.get("p"))
+
+
+def check_form(graph: Graph, after: str = "copies") -> None:
+    """Check that no operator occurs that the passes up to `after` remove. Raises `NormalFormError`."""
+    passes = list(REMOVED)
+    gone: set[Any] = set().union(*(REMOVED[name] for name in passes[: passes.index(after) + 1]))
+    for node in graph.nodes:
+        if packet(node) in gone and not is_exempt(node):
+            raise NormalFormError(f"{node.name}: {op_name(node)} behind the pass {after}")
+
+
 # -- checks
+
+CHECKS = set(named("_assert_async _assert_scalar _assert_tensor_metadata"))
+
 
 
 def checks(graph: Editor) -> None:
     """Remove the checks that torch.export inserts. They always hold, because shapes and types are static."""
     for node in graph.graph.nodes:
-        if packet(node) in REMOVED["checks"]:
+        if packet(node) in CHECKS:
             graph.graph.erase_node(node)
 
 
@@ -208,10 +238,7 @@ ALIASES: dict[Any, Any] = dict(
             "__and__ __or__ __xor__ absolute clip concat concatenate divide fix greater greater_equal less less_equal "
             "multiply negative not_equal special_expit subtract true_divide"
         ),
-        named(
-            "bitwise_and bitwise_or bitwise_xor abs clamp cat cat div trunc gt ge lt le "
-            "mul neg ne sigmoid sub div"
-        ),
+        named("bitwise_and bitwise_or bitwise_xor abs clamp cat cat div trunc gt ge lt le mul neg ne sigmoid sub div"),
         strict=True,
     )
 )
@@ -222,12 +249,8 @@ Spelling = tuple[Any, tuple[Any, ...]] | tuple[Any, tuple[Any, ...], dict[str, A
 
 
 def _shaped(target: Any) -> Callable[[Node, dict[str, Any]], Spelling]:
-    """An operator that takes the shape of its result; sizes that depend on data stay the arguments that they are."""
-
-    def spelled(node: Node, a: dict[str, Any]) -> Spelling:
-        return target, (a["self"], list(shape_of(node)) if is_static(node) else a.get("size", a.get("shape")))
-
-    return spelled
+    """An operator that takes the shape of its result."""
+    return lambda node, a: (target, (a["self"], list(shape_of(node))))
 
 
 def _permuted(node: Node, a: dict[str, Any]) -> Spelling:
@@ -389,7 +412,15 @@ PASSES: dict[str, Callable[[Editor], None]] = {
     "spellings": spellings,
     "copies": copies,
 }
-"""The passes in their order, as in `REMOVED`."""
+"""The passes in their order."""
+REMOVED: dict[str, set[Any]] = {
+    "checks": CHECKS,
+    "decompositions": set(DECOMPOSITIONS) - set(OPERATORS),
+    "spellings": {*ALIASES, *SPELLINGS} - set(OPERATORS),
+    "copies": set(),
+}
+"""By pass the operators that do not occur behind it. The last one leaves copies where the memory of a result, or of an
+operand of another operator, depends on them."""
 
 
 def normalise(graph: Graph) -> None:

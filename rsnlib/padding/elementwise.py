@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..capture import arguments, dtype_of, packet
 from ..mask import HIDDEN
-from ..normal_form.operators import OPERATORS, Kind
+from ..normal_form.operators import OPERATORS, OperatorKind
 from .state import Atom, Axis, Fill, State, along, broadcast
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 Bounds = tuple[float, float]
 """Lower and upper bound of all elements of a tensor."""
 
-CASTS = {op for op, kind in OPERATORS.items() if kind is Kind.COPY} | {aten.alias, aten.detach}
+CASTS = {op for op, kind in OPERATORS.items() if kind is OperatorKind.COPY} | {aten.alias, aten.detach}
 """Operators that keep the numbers, perhaps with another type."""
 NOT = {aten.equal, aten.frexp}
 """Operators tagged as pointwise that are not supported here: one bool for all elements, or two results."""
@@ -41,7 +41,7 @@ EXP_OVERFLOWS = 80.0
 def is_elementwise(node: Node) -> bool:
     """Whether an operator computes each element from elements at the same position."""
     op = packet(node)
-    is_known = op in CASTS or OPERATORS.get(op) is Kind.POINTWISE
+    is_known = op in CASTS or OPERATORS.get(op) is OperatorKind.POINTWISE
     return is_known or (op not in NOT and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 
 

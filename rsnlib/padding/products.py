@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,10 @@ import torch
 from torch.fx import Node
 
 from ..capture import dtype_of, shape_of
+from ..convolutions import CONVOLUTIONS, windows_of
 from ..mask import HIDDEN
 from .elementwise import sum_of
+from .moves import PaddingRule
 from .state import Atom, Axis, Fill, MixedError, State, is_plain, plain, refilled
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-PaddingRule = Callable[["Walk", Node, dict[str, Any]], State]
 Labels = Sequence[Any]
 """A label for each axis of an operand, as in torch.einsum."""
 
@@ -225,22 +226,20 @@ def _hides(fill: Fill, truths: bool) -> bool:
 
 def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     """Rule of convolutions: each position of the result reads a window of positions."""
-    state, weight, shape = walk.of(a["input"]), a["weight"], shape_of(node)
-    spatial = len(shape) - 2
+    state, shape, windows = walk.of(a["input"]), shape_of(node), windows_of(node)
+    assert windows is not None
     axes = list(refilled(state.axes))
-    if not is_plain(state.axes[1]) or walk.of(weight).dims or a.get("transposed"):
+    if not is_plain(state.axes[1]) or walk.of(a["weight"]).dims:
         _refuse(state, "it includes padding")
     axes[1] = plain(shape[1])
-    for i in range(spatial):
+    for i, step in enumerate(windows.stride):
         axis = state.axes[2 + i]
         if is_plain(axis):
             axes[2 + i] = plain(shape[2 + i])
             continue
-        atom, kernel = axis[0], shape_of(weight)[2 + i]
-        padding = a["padding"]
-        step, gap = (_each(a[name], i) for name in ("stride", "dilation"))
-        reach = gap * (kernel - 1)
-        width = 0 if padding == "valid" else reach if padding == "same" else 2 * _each(padding, i)
+        atom = axis[0]
+        reach = windows.dilation[i] * (windows.kernel[i] - 1)
+        width = windows.before[i] + windows.after[i]
         if len(axis) > 1 or step != 1 or atom.every > 1:
             raise MixedError(atom.dim or 0, "its stride over a dynamic dimension is more than 1")
         if width and atom.fill.value != 0:
@@ -252,16 +251,10 @@ def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return State(tuple(axes))
 
 
-def _each(setting: Any, i: int) -> int:
-    """A convolution's setting for one of its dimensions."""
-    many = list(setting) if isinstance(setting, list | tuple) else [setting]
-    return int(many[i] if len(many) > 1 else many[0])
-
-
 PRODUCING: dict[Any, PaddingRule] = {
     **dict.fromkeys((aten.matmul, aten.bmm), matmul),
     aten.baddbmm: baddbmm,
-    **dict.fromkeys((aten.conv1d, aten.conv2d, aten.conv3d), convolution),
+    **dict.fromkeys(CONVOLUTIONS, convolution),
     aten.linear: linear,
     aten.einsum: einsum,
     aten.scaled_dot_product_attention: attention,

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from ..capture import dtype_of, packet, shape_of
 from ..mask import HIDDEN
+from .moves import Made, PaddingRule
 from .state import HIDES, Atom, Axis, Fill, Mixed, MixedError, State, is_plain, plain, refilled
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-Made = State | list[State]
-PaddingRule = Callable[["Walk", Node, dict[str, Any]], Made]
-"""A padding rule: called with the walk, an operator, and the operator's arguments by name. It returns what is known of
-the result, a `State` or one per result: which positions are padding, and what they hold. Raises `MixedError` if padding
-may change a valid element, or if what the operator does depends on the size."""
 Neutral = Callable[[Fill, State], bool]
 """Whether padding does not affect the reduction of a line, given what is known of the padding and of the tensor."""
 

@@ -210,7 +210,7 @@ class _Steps:
 def _depths(sized: SizedProgram, loads: set[str], prefetch: int) -> dict[int, int]:
     """Depths of the streams of loads, in proportion to what they load; other streams are endless."""
     of: dict[int, int] = {}
-    for instance in sized.untimed.instances:
+    for instance in sized.region.instances:
         if instance.task.name in loads:
             of |= {s: n for node in instance.body for s, put, n in node.needs if put}
     bits = {s: group.bits for group in sized.groups.values() for s in group.elements}

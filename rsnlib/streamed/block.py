@@ -19,7 +19,7 @@ from ...hw.sim.tasks import run_on_tensors
 from ...isa.program import Program
 from ...scheduler.pack import pack
 from ...streams.build import build
-from ...streams.check import Report, check
+from ...streams.check import Report, report_on
 from ...streams.dataflow.graph import Dataflow
 from ...streams.fifos.normal import fast_depths, normal_depths
 from ...streams.reader import read
@@ -83,8 +83,7 @@ class Streamed:
 
     def sized(self, executions: int = 1) -> SizedProgram:
         """The program, ready to be tried with other depths. executions: how many, back to back, are timed."""
-        timed = read(self.text, self.report.region.source.file, timed=True)
-        return SizedProgram(self.report.region, timed, executions)
+        return SizedProgram(self.report.region, executions)
 
     def with_normal_depths(self) -> Streamed:
         """The same program with the least depths with which no task waits for a free slot, as `normal_depths` measures
@@ -100,7 +99,7 @@ class Streamed:
     @cached_property
     def report(self) -> Report:
         """The program, checked."""
-        return check(self.text, f"{self.name}.py")
+        return report_on(read(self.text, f"{self.name}.py", timed=True))
 
     @cached_property
     def machine(self) -> Program:

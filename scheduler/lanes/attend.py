@@ -131,6 +131,8 @@ class Attend:
         ]
 
     def emit(self) -> None:
+        """Emit all rounds, and the slices of the output projection behind them. Raises `UnsupportedError` if keys or
+        values do not fit."""
         self.keys(0)
         self.queries(0)
         for _ in self.beside:
@@ -161,6 +163,8 @@ class Attend:
     # -- queries, and what the results become
 
     def queries(self, r: int) -> None:
+        """Compute the queries of round r, and keep them in T of the even lane of each pair. Beyond the last round:
+        nothing."""
         if r >= self.rounds:
             return
         made = self.rows.column(self.panel, self.a.q, r, self.bank, self.norm)

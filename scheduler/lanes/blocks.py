@@ -79,7 +79,8 @@ class Mask:
 
 @dataclass(frozen=True)
 class Attention:
-    """Heads of `pitch` columns. stored: where keys and values are stored; None keeps them on chip."""
+    """An attention of `heads` query heads and `kv_heads` heads of keys and values, `pitch` columns from one to the
+    next. q, k, v: the projections. stored: where keys and values lie in DDR; None: they stay on chip."""
 
     q: Product
     k: Product
@@ -92,17 +93,17 @@ class Attention:
 
     @property
     def each(self) -> int:
-        """Heads of a column tile."""
+        """Heads that a column tile has."""
         return TILE // self.pitch
 
     @property
     def groups(self) -> int:
-        """Query heads of a key head."""
+        """Query heads that share a head of keys."""
         return self.heads // self.kv_heads
 
     @property
     def blocks(self) -> int:
-        """128x64 blocks of the keys of 128 rows."""
+        """128x64 blocks that a head of keys has for 128 rows."""
         return self.pitch // (TILE // 2)
 
 
@@ -117,7 +118,7 @@ class RowTile:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Rows of each sequence."""
+    """The sequences of a network. rows: of each."""
 
     rows: tuple[int, ...]
 
@@ -127,12 +128,12 @@ class Sequences:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first row tile of each sequence."""
+        """The first row tile of each sequence, in the activations."""
         return tuple(sum(self.tiles(s) for s in range(seq)) for seq in range(len(self.rows)))
 
     @cached_property
     def all(self) -> tuple[RowTile, ...]:
-        """All row tiles."""
+        """The row tiles of all sequences, in order."""
         return tuple(RowTile(s, i, self.starts[s] + i) for s in range(len(self.rows)) for i in range(self.tiles(s)))
 
 
@@ -149,12 +150,12 @@ class Panel:
 
     @property
     def mask(self) -> int:
-        """The same, as bits."""
+        """The lanes that have rows, as bits."""
         return (1 << len(self.tiles)) - 1
 
     @cached_property
     def seqs(self) -> tuple[int, ...]:
-        """Its sequences, in order."""
+        """The numbers of its sequences, in order."""
         return tuple(sorted({t.seq for t in self.tiles}))
 
     def pairs(self, odd: int) -> list[tuple[int, RowTile]]:

@@ -49,7 +49,8 @@ from .plan import Banks, Compute, Keys, Load, Planner, Step
 
 
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
-    """How the columns of each activation are stored. Raises `UnsupportedError` for heads that no tile holds."""
+    """How the columns of each activation are stored, by its name. Raises `UnsupportedError` for heads that no tile
+    holds."""
     return _columns(projected(network), overlay)
 
 
@@ -70,7 +71,8 @@ def _columns(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
 
 
 class Lowering:
-    """Lowers one network."""
+    """Lowers one network in one mode. Raises `ScheduleError` for a schedule that does not apply, `UnsupportedError` for
+    what the lanes cannot compute."""
 
     def __init__(self, network: LayerGraph, overlay: Overlay, schedule: Schedule, mode: Mode) -> None:
         if replace(schedule, lanes=USUAL_LANES) not in (Schedule(), Schedule(interleave=Interleave.STRICT)):
@@ -389,7 +391,7 @@ class Lowering:
 
     @staticmethod
     def _left(step: Step) -> int | None:
-        """The bank that is free behind a step."""
+        """The bank of X that is free when a step ends; None if none is."""
         if isinstance(step, Keys):
             return 1 - step.bank
         if isinstance(step, Compute):
@@ -400,7 +402,7 @@ class Lowering:
         return None
 
     def _free(self, plans: Sequence[tuple[Panel, list[Step]]]) -> int:
-        """The bank for the first load of the next visit."""
+        """The bank into which the next visit loads first."""
         left = self._left(plans[-1][1][-1]) if plans else 0
         return left or 0
 
@@ -415,7 +417,7 @@ class Lowering:
         return not is_feed or self.rows.stages(panel, self._matrix(load.name).columns)
 
     def _early(self, panel: Panel, load: Load, step: Step) -> tuple[Iterator[None], Iterator[None]]:
-        """What brings an activation beside a step: beside its slices, and between its last ones."""
+        """Emitters of a load that goes beside a step: one for beside its slices, one for between its last ones."""
         matrix = self._matrix(load.name)
         width = self.columns[load.name].end
         if isinstance(step, Compute) and isinstance(step.op, Feed):
@@ -578,5 +580,5 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
 
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
-    """Check that a network can be lowered. Raises like `lower`."""
+    """Raise what `lower` would raise, without emitting anything."""
     best(network, overlay, schedule)

@@ -31,8 +31,8 @@ class Half(NamedTuple):
 
 class Mode:
     """A way to share rows and columns among lanes. halves: parts of the columns. rows: row tiles of a panel. hidden:
-    first slots of activated tiles in T of an even and an odd lane. ring: slots of probabilities, in T of an odd lane;
-    staging: of rows on their way from DDR to X, there as well."""
+    the first slot of activated tiles in T, of an even and of an odd lane. ring: slots of T of an odd lane for
+    probabilities. staging: slots of T of an odd lane for rows that come from DDR and go to X."""
 
     def __init__(self, name: str, halves: int, lanes: RowLanes, knobs: LaneKnobs) -> None:
         self.name, self.halves, self.lane, self.knobs = name, halves, lanes, knobs
@@ -67,7 +67,7 @@ class Mode:
         return self.lane.columns * self.halves
 
     def split(self, columns: int) -> list[range]:
-        """The column tiles of each half."""
+        """The column tiles that each half computes, of so many."""
         first = -(-columns // self.halves)
         return [range(first)] + ([range(first, columns)] if self.halves > 1 else [])
 
@@ -80,7 +80,7 @@ class Mode:
         return row if self.halves == 1 else 2 * row + half
 
     def lanes(self, panel: Panel) -> range:
-        """Lanes that compute."""
+        """The lanes that compute for a panel."""
         return range(len(panel.tiles) * self.halves)
 
     def result(self, r: int, pair: int, place: int) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class Mode:
         return 2 * pair + 1, self.ring + 2 * at + place
 
     def tile(self, panel: Panel, lane: int) -> RowTile:
-        """The row tile of a lane."""
+        """The row tile of a panel that a lane computes."""
         return panel.tiles[lane // self.halves]
 
     def of_halves(self, panel: Panel) -> list[Half]:
@@ -107,5 +107,5 @@ class Mode:
 
 
 def modes_of(lanes: RowLanes, knobs: LaneKnobs) -> tuple[Mode, Mode]:
-    """R6, and P3."""
+    """The two modes, R6 and P3, of an overlay's lanes with these knobs."""
     return Mode("R6", 1, lanes, knobs), Mode("P3", 2, lanes, knobs)

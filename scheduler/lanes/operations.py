@@ -76,7 +76,7 @@ class Copy(Operation):
 
 
 def row_norm(norm: Norm | None) -> RowNorm | None:
-    """The norm that a read port of X applies."""
+    """A norm of the network, as a read port of X applies it; None for none."""
     return None if norm is None else RowNorm(norm.eps, norm.rms)
 
 
@@ -123,7 +123,8 @@ def _is_sum(gemm: Gemm) -> bool:
 
 
 class Matched:
-    """The operations of a network, which is `projected`. overlay: its name."""
+    """The operations of a network, which is `projected`. overlay: the name that refusals say. Raises `UnsupportedError`
+    naming the layer."""
 
     def __init__(self, network: LayerGraph, mode: Mode, overlay: str) -> None:
         self.net, self.mode, self.overlay = network, mode, overlay
@@ -155,7 +156,7 @@ class Matched:
         self.norms[op.y] = row_norm(last.norm) if isinstance(last, Gemm) and not last.in_heads else None
 
     def operand(self, name: str, norm: Norm | None = None) -> Operand:
-        """How an activation is read. norm: that the layer itself applies to it."""
+        """An activation as an operation reads it. norm: the one that the layer itself applies to it."""
         if name in self.views:
             found = self.views[name]
         else:

@@ -16,8 +16,8 @@ from ...isa.work import Access
 from ...machine.fast_engine import run_traces
 from ...machine.jit import engine
 from ...machine.list_scheduling import ListSchedulingProblem
+from ...machine.plan import trace_workload
 from ...machine.timing import Timing
-from ...machine.traces import trace_workload
 from ..listing import Job, needs_of
 from ..pack import Starts, issued, starts_of
 from ..schedule import DramPolicy

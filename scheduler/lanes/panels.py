@@ -56,7 +56,7 @@ class Weights(NamedTuple):
 
     @property
     def to(self) -> Weight:
-        """Where they go."""
+        """The weight unit that they go to: W0 for the first half of the lanes, W1 for the second."""
         return Weight.W1 if self.half.number else Weight.W0
 
     @property
@@ -77,7 +77,7 @@ class Rows:
         self._table: dict[int, int] = {}
         """The address of the table that Post of each lane holds."""
         self._alone: set[tuple[int, int]] = set()
-        """Banks of X whose statistics the lanes of a pair have not joined yet, by lane."""
+        """(lane, bank) pairs whose statistics still miss those of the other lane."""
         self._storing: set[int] = set()
         """Banks of X that are stored, and not written since."""
 
@@ -197,7 +197,7 @@ class Rows:
                     self.e.join_statistics(lane, bank, empty=not own)
 
     def slots(self, bank: int, at: int, count: int) -> range:
-        """Slots of a bank of X."""
+        """The numbers of `count` slots of X from column tile `at` of a bank on."""
         first = bank * self.mode.lane.columns + at
         return range(first, first + count)
 
@@ -292,7 +292,7 @@ class Rows:
         return made
 
     def functions(self, panel: Panel, p: Product, made: Sequence[tuple[Half, int]], to: Callable[[int], int]) -> None:
-        """Post of the lanes that made a column tile applies the functions of a product. to: the target, by lane."""
+        """Let Post of the lanes that made a column tile apply the functions of a product. to: the target, by lane."""
         for half, _ in made:
             if p.head is not None and p.head.gains is not None:
                 self.e.load(Weight.GAINS, p.head.gains, TILE, lanes=half.mask)
@@ -532,13 +532,13 @@ def _rows_of(lane: int) -> TileTarget:
 
 
 def panels_of(sequences: Sequences, size: int) -> list[Panel]:
-    """All row tiles in panels."""
+    """The row tiles of all sequences, cut into panels of `size` or, the last one, fewer."""
     tiles = sequences.all
     return [Panel(tiles[i : i + size]) for i in range(0, len(tiles), size)]
 
 
 def shared(panels: list[Panel]) -> Iterator[list[Panel]]:
-    """Panels in groups that no sequence joins."""
+    """The panels in groups. Two neighbours that have rows of one sequence are in one group."""
     group: list[Panel] = []
     for panel, after in zip(panels, [*panels[1:], None], strict=True):
         group.append(panel)

@@ -22,8 +22,8 @@ class Load(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """An operation. bank, norm: of x, and what it is sent with. to: the bank of the result, None for DDR. stored:
-    whether the result is stored as well."""
+    """An operation on a panel. bank, norm: of x, and what it is sent with. residual: what is added. to: the bank of the
+    result, None for DDR. stored: whether the result is stored as well."""
 
     op: Operation
     bank: int
@@ -45,7 +45,8 @@ Step = Load | Compute | Keys
 
 
 class Held(NamedTuple):
-    """What a bank holds. loaded: it comes from DDR; what has a norm of its own was stored with it."""
+    """The activation that a bank of X holds. loaded: it came from DDR, where one with a norm of its own is stored
+    normalised."""
 
     name: str
     loaded: bool
@@ -56,10 +57,8 @@ Banks = list[Held | None]
 
 
 class Planner:
-    """Which activation lies in which bank, and which ones have to be stored.
-
-    norms: that of each activation that is computed. cut: in front of each attention.
-    """
+    """Which activation lies in which bank of X, and which ones have to be stored. norms: by activation, the norm of its
+    own. cut: a section ends in front of each attention."""
 
     def __init__(
         self,
@@ -103,12 +102,13 @@ class Planner:
         return steps
 
     def _norm(self, operand: Operand, held: Held | None) -> RowNorm | None:
-        """What an operand is sent with."""
+        """The norm that X applies when it sends this operand; None if the stored rows are already normalised."""
         assert held is not None
         return None if held.loaded and self.norms.get(operand.name) is not None else operand.norm
 
     def _bring(self, name: str, banks: Banks, steps: list[Step], keep: tuple[str, ...]) -> int:
-        """The bank of an activation, which is loaded if X does not have it."""
+        """The bank that has an activation, which is loaded if none has it. keep: activations that must not be
+        overwritten."""
         for bank, held in enumerate(banks):
             if held is not None and held.name == name:
                 return bank

@@ -21,7 +21,7 @@ from typing import Any
 import sympy
 
 from ...base.deadlock_report import Deadlock
-from ...base.errors import DeadlockError, LeftoverError
+from ...base.errors import DeadlockError, ProgramError
 from ...machine.dynamic import DynamicNetwork, DynamicRun, Ports
 from ...machine.off_chip import OffChipMemory
 from ...machine.steps import Step, Steps
@@ -149,8 +149,10 @@ def run(
         engine = network.run()
     except DeadlockError as error:
         raise StuckError(list(network.waiting(error.report))) from None
-    except LeftoverError as error:
-        raise network.left_over(error.words) from None
+    except ProgramError as error:
+        if not error.left:
+            raise
+        raise network.left_over(error.left) from None
     return Run(**network.results(engine))
 
 

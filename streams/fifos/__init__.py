@@ -1,1 +1,1 @@
-"""Depths of FIFOs from the times of kernels: equations, start times, paths, and measured programs."""
+"""Depths of FIFOs from the times of kernels: equations, start times, and measured programs."""

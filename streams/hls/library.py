@@ -89,7 +89,7 @@ class Library(Operators):
     def _bound_kernel(self, name: str, given: list[Value], named: dict[str, Value]) -> Value:
         """A kernel of the library with its operands and options in their places."""
         try:
-            bound = signature(KERNELS[name]).bind(*given, **named).arguments
+            bound = signature(KERNELS[name].compute).bind(*given, **named).arguments
         except TypeError as e:
             self.fail(f"{name}: {e}")
         options: dict[str, Any] = {}

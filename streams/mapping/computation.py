@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..syntax.nodes import (
-    Attribute,
-    Block,
-    Branching,
-    ForLoop,
-    Identifier,
-    MetaChain,
-    Skip,
-    SyntaxNode,
-    WhileLoop,
-    walk,
-)
+from ..syntax import nodes as syn
 from ..tree import TaskDecl
 
 Ran = frozenset[tuple[int, ...]]
@@ -28,25 +17,28 @@ def computation(task: TaskDecl, ran: Ran) -> tuple[str, ...]:
     with known trips hold their number. Tasks that differ in these names only have equal results.
     """
     local = {parameter.name for parameter in task.body.parameters}
-    local |= {node.name for node in walk(task.body) if isinstance(node, Identifier) and node.stored}
+    local |= {node.name for node in syn.walk(task.body) if isinstance(node, syn.Identifier) and node.stored}
     names: dict[str, str] = {}
     trips = {at[:2]: at[2] for at in sorted(ran) if len(at) == 3}
 
-    def written(body: Block) -> Iterator[str]:
+    def written(body: syn.Block) -> Iterator[str]:
         for node in body:
             at = node.place[:2]
-            if at not in ran or isinstance(node, Skip):
+            if at not in ran or isinstance(node, syn.Skip):
                 continue
             match node:
-                case MetaChain(arms=arms):
+                case syn.MetaChain(arms=arms):
                     yield from written(arms[0].body)
                     if at in trips:
                         yield f"loop {trips[at]}"
-                case ForLoop(target=target, iterable=head, body=inner):
+                case syn.ForLoop(target=target, iterable=head, body=inner):
                     yield f"for {show(target)} in {trips.get(at) or show(head)}"
                     yield from written(inner)
                     yield "end"
-                case Branching(test=test, body=inner, orelse=other) | WhileLoop(test=test, body=inner, orelse=other):
+                case (
+                    syn.Branching(test=test, body=inner, orelse=other)
+                    | syn.WhileLoop(test=test, body=inner, orelse=other)
+                ):
                     yield f"{node.kind} {show(test)}"
                     yield from written(inner)
                     yield "else"
@@ -57,11 +49,11 @@ def computation(task: TaskDecl, ran: Ran) -> tuple[str, ...]:
 
     def show(node: object) -> str:
         match node:
-            case Attribute(name="put" | "get" as which):
+            case syn.Attribute(name="put" | "get" as which):
                 return which
-            case Identifier(name=name):
+            case syn.Identifier(name=name):
                 return names.setdefault(name, f"v{len(names)}") if name in local else name
-            case SyntaxNode():
+            case syn.SyntaxNode():
                 return f"({node.kind} {' '.join(show(getattr(node, part)) for part in node.parts)})"
             case tuple():
                 return f"[{', '.join(map(show, node))}]"

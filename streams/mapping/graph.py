@@ -98,9 +98,9 @@ class MappingGraph:
         return found
 
 
-def mapping_graph(region: Region, timed: Region | None = None, exchanges: frozenset[int] = frozenset()) -> MappingGraph:
-    """Build the graph of a program that `report_on` finds well-typed. timed: the same program, read in beats; without
-    it each put or get counts as one cycle."""
+def mapping_graph(region: Region) -> MappingGraph:
+    """Build the graph of a program that `report_on` finds well-typed. A put or a get counts as one cycle if the program
+    was not read in beats."""
     kernels: dict[object, int] = {}
     nodes: list[VirtualNode] = []
     idle: list[str] = []
@@ -108,7 +108,7 @@ def mapping_graph(region: Region, timed: Region | None = None, exchanges: frozen
     written: dict[tuple[str, frozenset[tuple[int, ...]]], int] = {}
     bound = {task.name: used_names(task) for task in region.tasks if task.parameters}
     ends: dict[tuple[int, bool], tuple[int, int]] = {}
-    for k, instance in enumerate(region.instances):
+    for instance in region.instances:
         used = bound.get(instance.task.name)
         moved: list[Tile] = []
         if used is not None:
@@ -132,7 +132,7 @@ def mapping_graph(region: Region, timed: Region | None = None, exchanges: frozen
         number = len(nodes)
         for s, put, n in total(instance.body)[0]:
             ends[s, put] = number, n
-        work = cycles(timed.instances[k].body if timed is not None else instance.body)
+        work = cycles(instance.beats if region.timed else instance.body)
         listed = tuple((s, puts[s]) for s in order)
         nodes.append(VirtualNode(number, instance, kernel, listed, tuple(moved), work))
     arrays = [array for found in region.collectives for array in (found.inward, found.outward)]

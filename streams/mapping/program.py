@@ -12,7 +12,8 @@ from typing import Any
 
 from ...isa.overlays.tasks.program import Link, Shot, TaskProgram
 from ..beats import fire_together
-from ..build import apart, task_program, timed_bodies, unit_names
+from ..build import apart, task_program, unit_names
+from ..reader import beats_of
 from ..tree import Body
 from .errors import MappingError
 from .mapping import Mapped
@@ -41,7 +42,7 @@ def mapped_program(mapped: Mapped, externals: Mapping[str, Any] | None = None) -
         links.append(Link(declared.name, index, source, sink, depth, label))
         names[stream], depths[number], packing[number] = number, depth, edge.packing
         ends[number, True], ends[number, False] = source, sink
-    bodies = dict(zip((i.name for i in graph.region.instances), timed_bodies(graph.region), strict=True))
+    bodies = dict(zip((i.name for i in graph.region.instances), beats_of(graph.region), strict=True))
     nodes: list[Body] = []
     for group in mapped.groups:
         shots = [graph.nodes[shot].name for shot in group.shots]

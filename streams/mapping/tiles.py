@@ -13,19 +13,7 @@ from math import prod
 
 from ...base.element_types import BITS, ElementType
 from ..layouts import parse
-from ..syntax.nodes import (
-    Branching,
-    ForLoop,
-    FunctionDefinition,
-    Identifier,
-    MetaArm,
-    MetaChain,
-    StatementNode,
-    Subscript,
-    SyntaxNode,
-    WhileLoop,
-    walk,
-)
+from ..syntax import nodes as syn
 from ..tree import Instance, Parameter, TaskDecl
 
 
@@ -79,26 +67,26 @@ def used_names(task: TaskDecl) -> dict[tuple[int, int], tuple[frozenset[str], fr
     """Return for each statement of a task, by (line, column), the names it reads and those whose elements it writes. Of
     a loop or a branch: its head."""
     found = {}
-    for statement in walk(task.body):
-        if not isinstance(statement, StatementNode):
+    for statement in syn.walk(task.body):
+        if not isinstance(statement, syn.StatementNode):
             continue
-        parts: Sequence[SyntaxNode] = (statement,)
+        parts: Sequence[syn.SyntaxNode] = (statement,)
         match statement:
-            case Branching(test=test) | WhileLoop(test=test):
+            case syn.Branching(test=test) | syn.WhileLoop(test=test):
                 parts = (test,)
-            case ForLoop(iterable=head, target=target):
+            case syn.ForLoop(iterable=head, target=target):
                 parts = head, target
-            case MetaChain():
+            case syn.MetaChain():
                 parts = statement.arms[0].heads
-            case FunctionDefinition() | MetaArm():
+            case syn.FunctionDefinition() | syn.MetaArm():
                 continue
-        nodes = [node for part in parts for node in walk(part)]
-        roots = [node.root for node in nodes if isinstance(node, Subscript) and node.stored]
-        writes = frozenset(root.name for root in roots if isinstance(root, Identifier))
+        nodes = [node for part in parts for node in syn.walk(part)]
+        roots = [node.root for node in nodes if isinstance(node, syn.Subscript) and node.stored]
+        writes = frozenset(root.name for root in roots if isinstance(root, syn.Identifier))
         reads = frozenset(
             node.name
             for node in nodes
-            if isinstance(node, Identifier) and not node.stored and not any(node is root for root in roots)
+            if isinstance(node, syn.Identifier) and not node.stored and not any(node is root for root in roots)
         )
         found[statement.place[:2]] = reads, writes
     return found

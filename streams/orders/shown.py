@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ...base.errors import ProgramError
 from ...base.place import Place
-from ..syntax.nodes import NOWHERE, ExpressionNode, Identifier, Infix, Literal, Prefix, Slicing, Subscript
+from ..syntax import nodes as syn
 from .order import Axis, Order
 
-WHOLE = Slicing(NOWHERE, None, None, None)
+WHOLE = syn.Slicing(syn.NOWHERE, None, None, None)
 Nest = tuple[tuple[str, range], ...]
 """The loops around a statement, outermost first: the name of the index ("" if it has none) and what it goes through."""
 
@@ -47,12 +47,12 @@ def squeezed(order: Order) -> Order:
 
 
 def shown_order(
-    node: Subscript, shape: tuple[int, ...], dtype: str, nest: Nest, known: Known, place: Place
+    node: syn.Subscript, shape: tuple[int, ...], dtype: str, nest: Nest, known: Known, place: Place
 ) -> Shown | None:
     """Return the order in which a statement in loops goes through a tensor, None if it shows none. node: the slice.
     shape, dtype: of the tensor."""
     parts = list(node.indices)
-    if len(parts) > len(shape) or any(isinstance(part, Literal) and part.value in (None, ...) for part in parts):
+    if len(parts) > len(shape) or any(isinstance(part, syn.Literal) and part.value in (None, ...) for part in parts):
         return None
     names = [name for name, _ in nest if name]
     if len({*names}) < len(names):
@@ -79,7 +79,7 @@ def shown_order(
             steps[loop] = max(1, steps[loop])
         if first < 0:
             return None
-        if not isinstance(part, Slicing):
+        if not isinstance(part, syn.Slicing):
             single.add(axis)
         element.append(size)
         axes.append(Axis(loop))
@@ -93,9 +93,9 @@ def shown_order(
     return Shown(squeezed(order), tuple(at for at, axis in enumerate(kept) if axis in single), place)
 
 
-def _begin(part: ExpressionNode, whole: int, levels: dict[str, int], known: Known) -> tuple[Sum, int] | None:
+def _begin(part: syn.ExpressionNode, whole: int, levels: dict[str, int], known: Known) -> tuple[Sum, int] | None:
     """Where an index or a slice of an axis begins, and its size."""
-    if not isinstance(part, Slicing):
+    if not isinstance(part, syn.Slicing):
         at = _sum(part, levels, known)
         return None if at is None else (at, 1)
     low = {"": 0} if part.low is None else _sum(part.low, levels, known)
@@ -108,19 +108,19 @@ def _begin(part: ExpressionNode, whole: int, levels: dict[str, int], known: Know
     return low, size.get("", 0)
 
 
-def _sum(node: ExpressionNode, levels: dict[str, int], known: Known) -> Sum | None:
+def _sum(node: syn.ExpressionNode, levels: dict[str, int], known: Known) -> Sum | None:
     match node:
-        case Literal(value=int(number)):
+        case syn.Literal(value=int(number)):
             return {"": number}
-        case Identifier(name=name):
+        case syn.Identifier(name=name):
             if name in levels:
                 return {name: 1}
             number_of = known(name)
             return None if number_of is None else {"": number_of}
-        case Prefix(op="-", operand=operand):
+        case syn.Prefix(op="-", operand=operand):
             inner = _sum(operand, levels, known)
             return None if inner is None else {name: -factor for name, factor in inner.items()}
-        case Infix(left=left, op=op, right=right):
+        case syn.Infix(left=left, op=op, right=right):
             a, b = _sum(left, levels, known), _sum(right, levels, known)
             if a is None or b is None:
                 return None

@@ -79,13 +79,13 @@ class Times:
 class SizedProgram:
     """A program of which the check finds nothing wrong, but for depths.
 
-    untimed, timed: the regions of both readings. executions: how many, back to back, are timed.
+    region: read in beats. executions: how many, back to back, are timed.
     """
 
-    def __init__(self, untimed: Region, timed: Region, executions: int = 3) -> None:
-        self.untimed, self.timed, self.executions = untimed, timed, executions
-        self.source: Source = timed.source
-        self.bodies = [instance.body for instance in timed.instances]
+    def __init__(self, region: Region, executions: int = 3) -> None:
+        self.region, self.executions = region, executions
+        self.source: Source = region.source
+        self.bodies = [instance.beats for instance in region.instances]
         self._made: list[Model] = []
 
     def _error(self, place: Place, message: str) -> TimeError:
@@ -99,13 +99,13 @@ class SizedProgram:
     def groups(self) -> dict[str, Group]:
         """The declared streams that have ends, by name."""
         tokens: dict[int, int] = {}
-        for instance in self.untimed.instances:
+        for instance in self.region.instances:
             for node in instance.body:
                 for s, put, n in node.needs:
                     if put:
                         tokens[s] = tokens.get(s, 0) + n
         groups: dict[str, Group] = {}
-        for decl in self.untimed.streams:
+        for decl in self.region.streams:
             elements = tuple(s for s in sorted(tokens) if decl.first <= s < decl.first + decl.size)
             if elements:
                 bits = BITS[decl.type.dtype] * prod(decl.type.shape)
@@ -135,7 +135,7 @@ class SizedProgram:
     def waits(self, depths: Mapping[str, int]) -> Mapping[int, tuple[int, bool]]:
         """Run with these depths, one operation after another: for each instance that waits for ever, in the first
         outcome of the data in which one does, the stream, and whether it waits to put. Raises `TimeError`."""
-        bodies = [instance.body for instance in self.untimed.instances]
+        bodies = [instance.body for instance in self.region.instances]
         numbers = self.of_streams(depths)
         try:
             if self._sequence is not None:  # no branches on data: the compiled loop
@@ -151,7 +151,7 @@ class SizedProgram:
     @cached_property
     def _sequence(self) -> Model | None:
         """The operations one after another; None if data decides between any."""
-        bodies = [instance.body for instance in self.untimed.instances]
+        bodies = [instance.body for instance in self.region.instances]
         if any(branches(body) for body in bodies):
             return None
         try:
@@ -178,7 +178,7 @@ class SizedProgram:
             stream, put = waits[k]
             k = (self._readers if put else self._writers)[stream]
         cycle = [waits[i] for i in path[path.index(k) :]]
-        return frozenset(self.untimed.stream(stream)[0].name for stream, put in cycle if put)
+        return frozenset(self.region.stream(stream)[0].name for stream, put in cycle if put)
 
     @cached_property
     def _writers(self) -> dict[int, int]:
@@ -189,7 +189,7 @@ class SizedProgram:
         return self._ends(False)
 
     def _ends(self, side: bool) -> dict[int, int]:
-        bodies = (instance.body for instance in self.untimed.instances)
+        bodies = (instance.body for instance in self.region.instances)
         return {s: k for k, body in enumerate(bodies) for node in body for s, put, _ in node.needs if put is side}
 
     def walked(self) -> int:
@@ -201,8 +201,8 @@ class SizedProgram:
     @cached_property
     def outcomes(self) -> Outcomes:
         """The outcomes of branches on data. Raises `TimeError`."""
-        if self.timed.by_data:
-            raise self._error(self.timed.by_data[0], "data decides how often this loop runs, and it takes time")
+        if self.region.by_data:
+            raise self._error(self.region.by_data[0], "data decides how often this loop runs, and it takes time")
         return self._outcomes(tuple(self.bodies))
 
     def _outcomes(self, bodies: tuple[Body, ...]) -> Outcomes:

@@ -18,7 +18,7 @@ from typing import Any
 from ...base.errors import RsnError
 from ..check import Report, check
 from ..source import Diagnostic
-from ..syntax.nodes import Compared, ExpressionNode, FunctionDefinition, Identifier, Literal, is_tuple, walk
+from ..syntax import nodes as syn
 from ..syntax.parser import UnreadableError, parsed, parsed_expression
 from ..syntax.printer import shown
 from .domain import Domain, SplitIndex, SplitRests, SplitSizes, Undecided
@@ -130,7 +130,7 @@ def bounds_of(domain: str) -> dict[str, Bound]:
     given = parsed_expression(domain.strip().replace(" and ", ", "))
     if given is None:
         raise DomainError(f"{domain!r} states no sizes; write for example 'n >= 1, m >= 2' or '2 <= n <= 64'")
-    for part in given.items if is_tuple(given) else (given,):
+    for part in given.items if syn.is_tuple(given) else (given,):
         for name, low, high in _comparisons(part, domain):
             before = bounds.get(name, Bound(-1))
             highs = [h for h in (before.high, high) if h is not None]
@@ -148,16 +148,16 @@ def bounds_of(domain: str) -> dict[str, Bound]:
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 
 
-def _comparisons(node: ExpressionNode, domain: str) -> Iterator[tuple[str, int, int | None]]:
+def _comparisons(node: syn.ExpressionNode, domain: str) -> Iterator[tuple[str, int, int | None]]:
     wrong = DomainError(f"{domain!r}: {shown(node)} is no bound of a size; write for example 'n >= 1'")
-    if not isinstance(node, Compared):
+    if not isinstance(node, syn.Compared):
         raise wrong
     parts = (node.left, *node.others)
     for left, op, right in zip(parts, node.ops, parts[1:], strict=False):
         a, b = _number(left), _number(right)
-        if isinstance(right, Identifier) and a is not None:
+        if isinstance(right, syn.Identifier) and a is not None:
             name, value, op = right.name, a, MIRRORED.get(op, op)
-        elif isinstance(left, Identifier) and b is not None:
+        elif isinstance(left, syn.Identifier) and b is not None:
             name, value = left.name, b
         else:
             raise wrong
@@ -168,8 +168,8 @@ def _comparisons(node: ExpressionNode, domain: str) -> Iterator[tuple[str, int, 
         yield name, *bounds[op]
 
 
-def _number(node: ExpressionNode) -> int | None:
-    return node.value if isinstance(node, Literal) and type(node.value) is int else None
+def _number(node: syn.ExpressionNode) -> int | None:
+    return node.value if isinstance(node, syn.Literal) and type(node.value) is int else None
 
 
 def with_constants(text: str, sizes: Mapping[str, int]) -> str:
@@ -224,8 +224,8 @@ class _Search:
         tree = parsed(self.text)
         given = constants(tree)
         names = frozenset[str]().union(*(statement.facts.names for statement in tree))
-        plain = [s for s in tree if not isinstance(s, FunctionDefinition) or s.coroutine]
-        bound = {node.name for s in plain for node in walk(s) if isinstance(node, Identifier) and node.stored}
+        plain = [s for s in tree if not isinstance(s, syn.FunctionDefinition) or s.coroutine]
+        bound = {node.name for s in plain for node in syn.walk(s) if isinstance(node, syn.Identifier) and node.stored}
         for name in self.names:
             if name not in names:
                 raise DomainError(f"{self.file} has no size {name}; a size is a constant at its top, as {name} = 8")

@@ -21,23 +21,7 @@ from ..kernels import Operand
 from ..paths import State
 from ..reader import declare
 from ..source import Source
-from ..syntax.nodes import (
-    Assignment,
-    Block,
-    Collection,
-    Declaration,
-    ExpressionNode,
-    Identifier,
-    Invocation,
-    Jump,
-    Literal,
-    Returning,
-    StatementNode,
-    Subscript,
-    SyntaxNode,
-    is_tuple,
-    walk,
-)
+from ..syntax import nodes as syn
 from ..syntax.parser import parsed
 from ..syntax.printer import shown as written_as
 from ..tree import Instance, StreamDecl, TaskDecl
@@ -90,46 +74,46 @@ def read(
     return Program(streams, tuple(groups)), source
 
 
-def constants(tree: Block) -> dict[str, ExpressionNode]:
+def constants(tree: syn.Block) -> dict[str, syn.ExpressionNode]:
     """Return the names that the top of a file gives a value once, with that value."""
-    found: dict[str, ExpressionNode] = {}
+    found: dict[str, syn.ExpressionNode] = {}
     twice: set[str] = set()
     for target, value in (pair for statement in tree for pair in _assigned(statement)):
-        if isinstance(target, Identifier):
+        if isinstance(target, syn.Identifier):
             twice |= {target.name} & found.keys()
             found[target.name] = value
     return {name: value for name, value in found.items() if name not in twice}
 
 
-def _assigned(statement: StatementNode) -> list[tuple[ExpressionNode, ExpressionNode]]:
+def _assigned(statement: syn.StatementNode) -> list[tuple[syn.ExpressionNode, syn.ExpressionNode]]:
     """What a statement assigns, with the values: of `M, N = 4, 8` both."""
     match statement:
-        case Assignment() if statement.pairs is not None:
+        case syn.Assignment() if statement.pairs is not None:
             return statement.pairs
-        case Assignment(targets=(target,), value=value, augmented=False):
+        case syn.Assignment(targets=(target,), value=value, augmented=False):
             return [(target, value)]
-        case Declaration(target=target, value=ExpressionNode() as value):
+        case syn.Declaration(target=target, value=syn.ExpressionNode() as value):
             return [(target, value)]
     return []
 
 
-def with_sizes(tree: Block, values: Mapping[str, Any]) -> Block:
+def with_sizes(tree: syn.Block, values: Mapping[str, Any]) -> syn.Block:
     """Return a tree in which constants have other values."""
     return tuple(_with_sizes(statement, values) for statement in tree)
 
 
-def _with_sizes(statement: StatementNode, values: Mapping[str, Any]) -> StatementNode:
-    if not isinstance(statement, Assignment | Declaration) or statement.value is None:
+def _with_sizes(statement: syn.StatementNode, values: Mapping[str, Any]) -> syn.StatementNode:
+    if not isinstance(statement, syn.Assignment | syn.Declaration) or statement.value is None:
         return statement
     made = {
-        value: Literal(value.place, values[target.name])
+        value: syn.Literal(value.place, values[target.name])
         for target, value in _assigned(statement)
-        if isinstance(target, Identifier) and target.name in values
+        if isinstance(target, syn.Identifier) and target.name in values
     }
     whole = statement.value
-    if isinstance(statement, Assignment) and statement.pairs is not None and is_tuple(whole):
+    if isinstance(statement, syn.Assignment) and statement.pairs is not None and syn.is_tuple(whole):
         items = tuple(made.get(item, item) for item in whole.items)
-        return Assignment(statement.place, statement.targets, Collection(whole.place, whole.form, items))
+        return syn.Assignment(statement.place, statement.targets, syn.Collection(whole.place, whole.form, items))
     return replace(statement, value=made[whole]) if whole in made else statement
 
 
@@ -252,7 +236,7 @@ class SymbolicElaborator(Elaborator):
     ) -> None:
         super().__init__(context, task, name, tid)  # type: ignore[arg-type]
         self.domain, self.all_streams = domain, streams
-        self.node: SyntaxNode = task.body
+        self.node: syn.SyntaxNode = task.body
 
     def instance(self) -> Instance:
         """Read the body of the task, as the ordinary reader does."""
@@ -262,17 +246,17 @@ class SymbolicElaborator(Elaborator):
             text = str(why)
             raise Undecided(text if text.startswith("line ") else f"{self._at(self.node)}: {text}") from None
 
-    def eval(self, node: ExpressionNode) -> Value:
+    def eval(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression."""
         self.node = node
         return super().eval(node)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def _index(self, stream: StreamDecl, base: ExpressionNode) -> Any:
+    def _index(self, stream: StreamDecl, base: syn.ExpressionNode) -> Any:
         if stream.name not in self.all_streams:
             raise Undecided(f"a region is given {stream.name}, a part of an array of streams")
-        parts = base.indices if isinstance(base, Subscript) else ()
+        parts = base.indices if isinstance(base, syn.Subscript) else ()
         if len(parts) != len(stream.shape):
             self._bad_index(base, f"{len(parts)} indices of {stream.name}, which has {len(stream.shape)} axes")
             return None
@@ -290,7 +274,7 @@ class SymbolicElaborator(Elaborator):
             return None
         return Element(stream.name, tuple(map(form_of, index)), shown)
 
-    def operand(self, node: ExpressionNode, value: Value) -> Operand:
+    def operand(self, node: syn.ExpressionNode, value: Value) -> Operand:
         """Return a value as kernels see it, if its shape is known."""
         kind = value.type if isinstance(value, Data) else None
         if kind is not None and any(isinstance(size, Number) for size in kind.shape):
@@ -298,15 +282,19 @@ class SymbolicElaborator(Elaborator):
         return super().operand(node, value)
 
     def exchange(
-        self, op: str, axes: Sequence[int], kind: ElementType | None, node: SyntaxNode, *, inserted: bool
+        self, op: str, axes: Sequence[int], kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> None:
         """Record the tokens of an all-reduce: of these nothing is proved."""
         raise Undecided(f"{self._at(node)}: an all-reduce, of which nothing is proved")
 
+    def element(self, stream: StreamDecl, number: Any) -> str:
+        """The name of an element; here its number is an `Element`."""
+        return str(number)
+
     def _stream_name(self, number: Any) -> str:
         return str(number)
 
-    def take_cycles(self, node: Invocation) -> Value:
+    def take_cycles(self, node: syn.Invocation) -> Value:
         """`cycles(n)`, n at least 0 for every size."""
         if len(node.arguments) == 1 and not node.named:
             value = self.data(node.arguments[0])
@@ -318,8 +306,10 @@ class SymbolicElaborator(Elaborator):
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
-    def _counted(self, node: StatementNode, target: ExpressionNode | None, call: Invocation, body: Block) -> Exit:
-        name = call.function.name if isinstance(call.function, Identifier) else ""
+    def _counted(
+        self, node: syn.StatementNode, target: syn.ExpressionNode | None, call: syn.Invocation, body: syn.Block
+    ) -> Exit:
+        name = call.function.name if isinstance(call.function, syn.Identifier) else ""
         if name not in ("range", "grid", "meta_for") or call.named or not call.arguments:
             return super()._counted(node, target, call, body)
         if any(argument.facts.touches for argument in call.arguments):
@@ -346,7 +336,7 @@ class SymbolicElaborator(Elaborator):
             self.fail(call, f"{name} takes integers, and a step other than 0")
         return self._symbolic(node, target, [(start, step, self._trips_of(start, stop, step))], body)
 
-    def _at(self, node: SyntaxNode) -> str:
+    def _at(self, node: syn.SyntaxNode) -> str:
         return f"line {node.place.line}"
 
     def _trips_of(self, start: Any, stop: Any, step: int) -> Polynomial:
@@ -355,10 +345,10 @@ class SymbolicElaborator(Elaborator):
 
     def _symbolic(
         self,
-        node: StatementNode,
-        target: ExpressionNode | None,
+        node: syn.StatementNode,
+        target: syn.ExpressionNode | None,
         levels: Sequence[tuple[Any, int, Polynomial]],
-        body: Block,
+        body: syn.Block,
     ) -> Exit:
         """A loop, or a nest over a grid. levels: first index, step, and trips of each level, outer ones first."""
         self.end_beat()
@@ -378,11 +368,11 @@ class SymbolicElaborator(Elaborator):
 
     def _level(
         self,
-        node: StatementNode,
-        target: ExpressionNode | None,
+        node: syn.StatementNode,
+        target: syn.ExpressionNode | None,
         levels: Sequence[tuple[Any, int, Polynomial]],
         chosen: list[Any],
-        body: Block,
+        body: syn.Block,
     ) -> Exit:
         if len(chosen) == len(levels):
             self.context.step(node)
@@ -506,23 +496,23 @@ def written(chunk: Chunk) -> Body:
     return (Loop(name, times, body),) if name else body
 
 
-def set_before_read(body: Block) -> set[str]:
+def set_before_read(body: syn.Block) -> set[str]:
     """Return the variables that every iteration sets before it reads them."""
     read: set[str] = set()
     found: set[str] = set()
     for statement in body:
-        targets: Sequence[ExpressionNode] = ()
-        value: SyntaxNode = statement
-        if isinstance(statement, Assignment) and not statement.augmented:
+        targets: Sequence[syn.ExpressionNode] = ()
+        value: syn.SyntaxNode = statement
+        if isinstance(statement, syn.Assignment) and not statement.augmented:
             targets, value = statement.targets, statement.value
-        elif isinstance(statement, Declaration) and statement.value is not None:
+        elif isinstance(statement, syn.Declaration) and statement.value is not None:
             targets, value = (statement.target,), statement.value
         read |= value.facts.names
         for target in targets:
-            if isinstance(target, Identifier) or is_tuple(target):
+            if isinstance(target, syn.Identifier) or syn.is_tuple(target):
                 found |= target.facts.names - read
             else:
                 read |= target.facts.names
-        if any(isinstance(part, Jump | Returning) for part in walk(statement)):
+        if any(isinstance(part, syn.Jump | syn.Returning) for part in syn.walk(statement)):
             break
     return found

@@ -13,18 +13,15 @@ from .polynomial import Polynomial
 
 @dataclass(frozen=True)
 class Element:
-    """An element of an array of streams; no index for a single stream. It stands where the reader has the number of a
-    stream: the number less that of the first one, taken apart by the sizes of the array, gives the indices again."""
+    """An element of an array of streams, where the reader of one size has its number; no index for a single stream.
+    shown: the index as findings write it."""
 
     name: str
     index: tuple[Polynomial, ...]
     shown: tuple[str, ...] = ()
 
-    def __sub__(self, first: object) -> Element:
-        return self
-
-    def __divmod__(self, size: object) -> tuple[Element, str]:
-        return Element(self.name, self.index, self.shown[:-1]), self.shown[-1]
+    def __str__(self) -> str:
+        return self.name + (f"[{','.join(self.shown)}]" if self.shown else "")
 
 
 @dataclass(frozen=True)

@@ -8,31 +8,7 @@ from math import gcd, lcm
 from typing import NamedTuple
 
 from ..values import Static
-from .nodes import (
-    Assignment,
-    Block,
-    Branching,
-    Collection,
-    Compared,
-    Conditional,
-    Declaration,
-    ExpressionNode,
-    ForLoop,
-    FunctionDefinition,
-    Identifier,
-    Infix,
-    Invocation,
-    Jump,
-    Literal,
-    MetaArm,
-    MetaChain,
-    Prefix,
-    StatementNode,
-    Subscript,
-    SyntaxNode,
-    WhileLoop,
-    walk,
-)
+from . import nodes as syn
 
 LONGEST = 1 << 12
 """The longest period of a loop index, in iterations, that is made use of."""
@@ -55,38 +31,43 @@ class Grid:
         return Static(tuple(reversed(point)))
 
 
-def deciding(body: FunctionDefinition, streams: Container[str]) -> frozenset[str]:
+def deciding(body: syn.FunctionDefinition, streams: Container[str]) -> frozenset[str]:
     """Return the variables that conditions, trips and indices of streams depend on, directly or through others."""
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
-    for node in walk(body):
+    for node in syn.walk(body):
         match node:
-            case Branching(test=part) | WhileLoop(test=part) | Conditional(test=part) | ForLoop(iterable=part):
+            case (
+                syn.Branching(test=part)
+                | syn.WhileLoop(test=part)
+                | syn.Conditional(test=part)
+                | syn.ForLoop(iterable=part)
+            ):
                 found |= part.facts.names
-            case MetaArm(heads=heads):
+            case syn.MetaArm(heads=heads):
                 found |= {name for head in heads for name in head.facts.names}
-            case Subscript(base=Identifier(name=name), index=part) if name in streams:
+            case syn.Subscript(base=syn.Identifier(name=name), index=part) if name in streams:
                 found |= part.facts.names
-            case Invocation(function=Identifier(name="tile" | "cycles")):
+            case syn.Invocation(function=syn.Identifier(name="tile" | "cycles")):
                 found |= node.facts.names
-            case Assignment(targets=targets, value=value):
+            case syn.Assignment(targets=targets, value=value):
                 flows.append((frozenset[str]().union(*(t.facts.names for t in targets)), value.facts.names))
-            case Declaration(target=target, value=ExpressionNode() as value):
+            case syn.Declaration(target=target, value=syn.ExpressionNode() as value):
                 flows.append((target.facts.names, value.facts.names))
     return _reached(found, flows)
 
 
-def varying(body: FunctionDefinition) -> frozenset[str]:
+def varying(body: syn.FunctionDefinition) -> frozenset[str]:
     """Return the variables whose static values depend on the point of the instance, directly, through others, or
     because it decides which of their assignments is run; `get_tid` is among them."""
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
-    for node in walk(body):
+    for node in syn.walk(body):
         match node:
-            case Assignment(value=source) | Declaration(value=ExpressionNode() as source):
+            case syn.Assignment(value=source) | syn.Declaration(value=syn.ExpressionNode() as source):
                 flows.append((node.facts.assigned, source.facts.names))
-            case ForLoop(iterable=source) | Branching(test=source) | WhileLoop(test=source):
+            case syn.ForLoop(iterable=source) | syn.Branching(test=source) | syn.WhileLoop(test=source):
                 flows.append((node.facts.assigned, source.facts.names))
-            case MetaChain(arms=arms):
+            case syn.MetaChain(arms=arms):
                 heads = [head.facts.names for arm in arms if arm.name for head in arm.heads]
                 flows.append((node.facts.assigned, frozenset[str]().union(*heads)))
     return _reached({"get_tid"}, [(sources, targets) for targets, sources in flows])
@@ -108,29 +89,34 @@ class Deciding(NamedTuple):
     """What decides in the body of a loop. parts: conditions, trips, indices of streams, sizes of tiles, and values of
     variables that such depend on. stored: names that the body assigns."""
 
-    parts: tuple[ExpressionNode, ...]
+    parts: tuple[syn.ExpressionNode, ...]
     stored: frozenset[str]
 
 
-def deciding_parts(body: Block, decisive: Container[str], streams: Container[str]) -> Deciding:
+def deciding_parts(body: syn.Block, decisive: Container[str], streams: Container[str]) -> Deciding:
     """Collect what decides in a body."""
-    parts: list[ExpressionNode] = []
+    parts: list[syn.ExpressionNode] = []
     stored: set[str] = set()
-    for node in (part for statement in body for part in walk(statement)):
+    for node in (part for statement in body for part in syn.walk(statement)):
         match node:
-            case Branching(test=part) | WhileLoop(test=part) | Conditional(test=part) | ForLoop(iterable=part):
+            case (
+                syn.Branching(test=part)
+                | syn.WhileLoop(test=part)
+                | syn.Conditional(test=part)
+                | syn.ForLoop(iterable=part)
+            ):
                 parts.append(part)
-            case MetaArm(heads=heads):
+            case syn.MetaArm(heads=heads):
                 parts += heads
-            case Subscript(base=Identifier(name=base), index=part) if base in streams:
+            case syn.Subscript(base=syn.Identifier(name=base), index=part) if base in streams:
                 parts.append(part)
-            case Invocation(function=Identifier(name="tile" | "cycles")):
+            case syn.Invocation(function=syn.Identifier(name="tile" | "cycles")):
                 parts += node.arguments
-            case Assignment() | Declaration() if node.value is not None:
-                targets = node.targets if isinstance(node, Assignment) else (node.target,)
+            case syn.Assignment() | syn.Declaration() if node.value is not None:
+                targets = node.targets if isinstance(node, syn.Assignment) else (node.target,)
                 if any(t in decisive for target in targets for t in target.facts.names):
                     parts.append(node.value)
-            case Identifier(name=name, stored=True):
+            case syn.Identifier(name=name, stored=True):
                 stored.add(name)
     return Deciding(tuple(parts), frozenset(stored))
 
@@ -167,25 +153,25 @@ class _Index:
         self.period = 1
         self.cuts: set[int] = set()
 
-    def decides(self, node: SyntaxNode) -> bool:
+    def decides(self, node: syn.SyntaxNode) -> bool:
         """Add what an expression depends on; return whether it is periodic between cuts."""
         match node:
-            case Identifier():
+            case syn.Identifier():
                 return node.name != self.name
-            case Infix(op="%" | "&") if self._remainder(node):
+            case syn.Infix(op="%" | "&") if self._remainder(node):
                 return True
-            case Compared():
+            case syn.Compared():
                 sides = [node.left, *node.others]
                 return all(self._compared(a, b) for a, b in pairwise(sides))
         return all(map(self.decides, node.children))
 
-    def _remainder(self, node: Infix) -> bool:
+    def _remainder(self, node: syn.Infix) -> bool:
         """`x % m` or `x & (2**n - 1)`, where x is linear in the index, or a quotient of such by a constant."""
         modulus, value = self._constant(node.right), node.left
         divisor: int | None = 1
         if node.op == "&":
             modulus = modulus + 1 if modulus is not None and modulus & (modulus + 1) == 0 else None
-        if isinstance(value, Infix) and value.op == "//":
+        if isinstance(value, syn.Infix) and value.op == "//":
             divisor, value = self._constant(value.right), value.left
         line = self._line(value)
         if modulus is None or divisor is None or line is None or modulus * divisor <= 0:
@@ -193,12 +179,12 @@ class _Index:
         self.period = lcm(self.period, modulus * divisor // gcd(line[0], modulus * divisor))
         return True
 
-    def _compared(self, a: ExpressionNode, b: ExpressionNode) -> bool:
-        others = b.items if isinstance(b, Collection) else (b,)
+    def _compared(self, a: syn.ExpressionNode, b: syn.ExpressionNode) -> bool:
+        others = b.items if isinstance(b, syn.Collection) else (b,)
         line = self._line(a)
         if line is None:
             return self.decides(a) and self.decides(b)
-        values = self.known(b.name) if isinstance(b, Identifier) else None
+        values = self.known(b.name) if isinstance(b, syn.Identifier) else None
         if isinstance(values, tuple) and all(isinstance(v, int) for v in values):
             lines: list[tuple[int, int] | None] = [(0, v) for v in values]
         else:
@@ -211,22 +197,22 @@ class _Index:
                 self.cuts |= {rest // slope, rest // slope + 1}
         return True
 
-    def _constant(self, node: ExpressionNode) -> int | None:
+    def _constant(self, node: syn.ExpressionNode) -> int | None:
         line = self._line(node)
         return line[1] if line is not None and line[0] == 0 else None
 
-    def _line(self, node: ExpressionNode) -> tuple[int, int] | None:
+    def _line(self, node: syn.ExpressionNode) -> tuple[int, int] | None:
         """Return (a, b) if an expression is a * index + b."""
         match node:
-            case Literal(value=int(number)):
+            case syn.Literal(value=int(number)):
                 return 0, number
-            case Identifier(name=name):
+            case syn.Identifier(name=name):
                 value = self.known(name)
                 return (1, 0) if name == self.name else (0, value) if isinstance(value, int) else None
-            case Prefix(op="-", operand=operand):
+            case syn.Prefix(op="-", operand=operand):
                 line = self._line(operand)
                 return None if line is None else (-line[0], -line[1])
-            case Infix(left=left, op="+" | "-" | "*" as op, right=right):
+            case syn.Infix(left=left, op="+" | "-" | "*" as op, right=right):
                 a, b = self._line(left), self._line(right)
                 if a is None or b is None:
                     return None
@@ -234,29 +220,29 @@ class _Index:
                     return (a[0] * b[1] + b[0] * a[1], a[1] * b[1]) if 0 in (a[0], b[0]) else None
                 sign = 1 if op == "+" else -1
                 return a[0] + sign * b[0], a[1] + sign * b[1]
-            case Infix(left=left, op="//" | "%" as op, right=right):
+            case syn.Infix(left=left, op="//" | "%" as op, right=right):
                 dividend, divisor = self._constant(left), self._constant(right)
                 if dividend is not None and divisor:
                     return 0, dividend // divisor if op == "//" else dividend % divisor
         return None
 
 
-def leaves(body: Block) -> bool:
+def leaves(body: syn.Block) -> bool:
     """Whether a body holds a `break` of the loop around it."""
-    todo: list[SyntaxNode] = [*body]
+    todo: list[syn.SyntaxNode] = [*body]
     while todo:
         node = todo.pop()
-        if isinstance(node, Jump) and node.how == "break":
+        if isinstance(node, syn.Jump) and node.how == "break":
             return True
-        if not isinstance(node, ForLoop | WhileLoop):
+        if not isinstance(node, syn.ForLoop | syn.WhileLoop):
             todo += node.children
     return False
 
 
-def nested(target: Collection, sizes: Sequence[int], body: Block, at: StatementNode) -> Block:
+def nested(target: syn.Collection, sizes: Sequence[int], body: syn.Block, at: syn.StatementNode) -> syn.Block:
     """Return `for i, j in grid(a, b)` without its outermost loop, as loops inside one another."""
     place = at.place
     for part, size in list(zip(target.items, sizes, strict=True))[:0:-1]:
-        call = Invocation(place, Identifier(place, "range"), (Literal(place, size),))
-        body = (ForLoop(place, part, call, body, made=True),)
+        call = syn.Invocation(place, syn.Identifier(place, "range"), (syn.Literal(place, size),))
+        body = (syn.ForLoop(place, part, call, body, made=True),)
     return body

@@ -1,7 +1,7 @@
 """The tree of a stream program: what its file says, with the place of every part.
 
 A file is parsed once (`parser`); checks, proofs, timing, machines and mappings are visitors of the same tree. Nodes are
-equal only to themselves; `alike` compares what they say. `kind` is what Python's grammar calls a node.
+equal only to themselves; `alike` compares what they say.
 """
 
 from __future__ import annotations
@@ -26,6 +26,35 @@ ARITHMETIC = frozenset(("add", "sub", "mul", "div", "neg"))
 """The kernels of which an operator may be one."""
 
 
+KINDS = {
+    "Literal": "Constant",
+    "Identifier": "Name",
+    "Prefix": "UnaryOp",
+    "Infix": "BinOp",
+    "Compared": "Compare",
+    "Logical": "BoolOp",
+    "Conditional": "IfExp",
+    "Slicing": "Slice",
+    "Invocation": "Call",
+    "NamedArgument": "keyword",
+    "Evaluation": "Expr",
+    "Assignment": "Assign",
+    "Declaration": "AnnAssign",
+    "ForLoop": "For",
+    "WhileLoop": "While",
+    "Branching": "If",
+    "MetaArm": "With",
+    "MetaChain": "With",
+    "Skip": "Pass",
+    "Returning": "Return",
+    "Assertion": "Assert",
+    "ImportNames": "ImportFrom",
+    "FormalParameter": "arg",
+    "FunctionDefinition": "FunctionDef",
+}
+"""What Python's grammar calls nodes that have another name here."""
+
+
 class Facts(NamedTuple):
     """What a node holds, itself included. names: that it uses or assigns. assigned: variables of which it assigns all,
     or a part. calls: functions, methods and kernels. touches: it has a put, a get or a collective. ends_beat: a branch
@@ -45,7 +74,6 @@ class SyntaxNode:
 
     place: Place
     _facts: Facts | None = field(default=None, init=False, repr=False)
-    kind: ClassVar[str] = ""
     parts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -69,21 +97,49 @@ class SyntaxNode:
         if self._facts is None:
             for node in reversed([*walk(self)]):  # what a node holds comes before it
                 if node._facts is None:
-                    node._facts = node._found([child._facts or Facts() for child in node.children])
+                    node._facts = _facts_of(node, [child._facts or Facts() for child in node.children])
             assert self._facts is not None
         return self._facts
 
-    def _found(self, below: list[Facts]) -> Facts:
-        if len(below) == 1:
-            return below[0]._replace(size=below[0].size + 1)
-        return Facts(
-            _union([facts.names for facts in below]),
-            _union([facts.assigned for facts in below]),
-            _union([facts.calls for facts in below]),
-            any(facts.touches for facts in below),
-            any(facts.ends_beat for facts in below),
-            1 + sum(facts.size for facts in below),
-        )
+    @property
+    def kind(self) -> str:
+        """What Python's grammar calls it."""
+        match self:
+            case Collection(form=form) | Foreign(form=form) | ForeignStatement(form=form):
+                return form
+            case Jump(how=how):
+                return how.capitalize()
+            case Assignment(augmented=True):
+                return "AugAssign"
+            case FunctionDefinition(coroutine=True):
+                return "AsyncFunctionDef"
+            case ImportNames(module=None):
+                return "Import"
+        return KINDS.get(type(self).__name__, type(self).__name__)
+
+
+def _facts_of(node: SyntaxNode, below: list[Facts]) -> Facts:
+    """What a node holds. below: what its children hold."""
+    names, assigned = _union([facts.names for facts in below]), _union([facts.assigned for facts in below])
+    calls = _union([facts.calls for facts in below])
+    touches, ends_beat = any(facts.touches for facts in below), any(facts.ends_beat for facts in below)
+    match node:
+        case Identifier(name=name, stored=stored):
+            names = frozenset((name,))
+            assigned, touches = names if stored else assigned, name == "allreduce"
+        case Subscript(stored=True, root=Identifier(name=name)):
+            assigned |= {name}
+        case Attribute(name=name):
+            ends_beat = ends_beat or name in ENDS
+            touches = touches or name in ENDS or name == "allreduce"
+        case Prefix() | Infix():
+            calls |= ARITHMETIC | ({"matmul"} if node.op == "@" else set())
+        case Invocation(function=Identifier(name=name) | Attribute(name=name)):
+            calls |= {name}
+            ends_beat = ends_beat or name == "cycles"
+        case ForLoop() | WhileLoop() | Jump() | Returning():
+            ends_beat = True
+    return Facts(names, assigned, calls, touches, ends_beat, 1 + sum(facts.size for facts in below))
 
 
 def _union(sets: list[frozenset[str]]) -> frozenset[str]:
@@ -121,7 +177,6 @@ class Literal(ExpressionNode):
     """A number, a Boolean, a text, `None` or `...`; a size of a proof is one, too."""
 
     value: Any
-    kind: ClassVar[str] = "Constant"
 
 
 @dataclass(eq=False)
@@ -130,11 +185,6 @@ class Identifier(ExpressionNode):
 
     name: str
     stored: bool = False
-    kind: ClassVar[str] = "Name"
-
-    def _found(self, below: list[Facts]) -> Facts:
-        one = frozenset((self.name,))
-        return Facts(one, one if self.stored else frozenset(), touches=self.name == "allreduce")
 
 
 @dataclass(eq=False)
@@ -142,7 +192,6 @@ class Await(ExpressionNode):
     """`await value`."""
 
     value: ExpressionNode
-    kind: ClassVar[str] = "Await"
 
 
 @dataclass(eq=False)
@@ -151,11 +200,6 @@ class Prefix(ExpressionNode):
 
     op: str
     operand: ExpressionNode
-    kind: ClassVar[str] = "UnaryOp"
-
-    def _found(self, below: list[Facts]) -> Facts:
-        found = super()._found(below)
-        return found._replace(calls=found.calls | ARITHMETIC)
 
 
 @dataclass(eq=False)
@@ -165,11 +209,6 @@ class Infix(ExpressionNode):
     left: ExpressionNode
     op: str
     right: ExpressionNode
-    kind: ClassVar[str] = "BinOp"
-
-    def _found(self, below: list[Facts]) -> Facts:
-        found = super()._found(below)
-        return found._replace(calls=found.calls | ARITHMETIC | ({"matmul"} if self.op == "@" else set()))
 
 
 @dataclass(eq=False)
@@ -179,7 +218,6 @@ class Compared(ExpressionNode):
     left: ExpressionNode
     ops: tuple[str, ...]
     others: tuple[ExpressionNode, ...]
-    kind: ClassVar[str] = "Compare"
 
 
 @dataclass(eq=False)
@@ -188,7 +226,6 @@ class Logical(ExpressionNode):
 
     op: str
     values: tuple[ExpressionNode, ...]
-    kind: ClassVar[str] = "BoolOp"
 
 
 @dataclass(eq=False)
@@ -198,7 +235,6 @@ class Conditional(ExpressionNode):
     test: ExpressionNode
     body: ExpressionNode
     orelse: ExpressionNode
-    kind: ClassVar[str] = "IfExp"
 
 
 @dataclass(eq=False)
@@ -208,11 +244,6 @@ class Collection(ExpressionNode):
     form: str
     items: tuple[ExpressionNode, ...]
 
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """What Python's grammar calls it."""
-        return self.form
-
 
 @dataclass(eq=False)
 class Slicing(ExpressionNode):
@@ -221,7 +252,6 @@ class Slicing(ExpressionNode):
     low: ExpressionNode | None
     high: ExpressionNode | None
     step: ExpressionNode | None
-    kind: ClassVar[str] = "Slice"
 
 
 @dataclass(eq=False)
@@ -231,7 +261,6 @@ class Subscript(ExpressionNode):
     base: ExpressionNode
     index: ExpressionNode
     stored: bool = False
-    kind: ClassVar[str] = "Subscript"
 
     @property
     def indices(self) -> tuple[ExpressionNode, ...]:
@@ -247,11 +276,6 @@ class Subscript(ExpressionNode):
             base = base.base
         return base
 
-    def _found(self, below: list[Facts]) -> Facts:
-        found, root = super()._found(below), self.root
-        named = self.stored and isinstance(root, Identifier)
-        return found._replace(assigned=found.assigned | {root.name}) if named else found  # type: ignore[attr-defined]
-
 
 @dataclass(eq=False)
 class Attribute(ExpressionNode):
@@ -259,12 +283,6 @@ class Attribute(ExpressionNode):
 
     base: ExpressionNode
     name: str
-    kind: ClassVar[str] = "Attribute"
-
-    def _found(self, below: list[Facts]) -> Facts:
-        found, end = super()._found(below), self.name in ENDS
-        touches = found.touches or end or self.name == "allreduce"
-        return found._replace(touches=touches, ends_beat=found.ends_beat or end)
 
 
 @dataclass(eq=False)
@@ -273,7 +291,6 @@ class NamedArgument(SyntaxNode):
 
     name: str | None
     value: ExpressionNode
-    kind: ClassVar[str] = "keyword"
 
 
 @dataclass(eq=False)
@@ -283,7 +300,6 @@ class Invocation(ExpressionNode):
     function: ExpressionNode
     arguments: tuple[ExpressionNode, ...]
     named: tuple[NamedArgument, ...] = ()
-    kind: ClassVar[str] = "Call"
 
     @property
     def called(self) -> str:
@@ -295,20 +311,12 @@ class Invocation(ExpressionNode):
         """The named arguments."""
         return {argument.name: argument.value for argument in self.named}
 
-    def _found(self, below: list[Facts]) -> Facts:
-        found = super()._found(below)
-        if not isinstance(self.function, Identifier | Attribute):
-            return found
-        name = self.function.name
-        return found._replace(calls=found.calls | {name}, ends_beat=found.ends_beat or name == "cycles")
-
 
 @dataclass(eq=False)
 class Starred(ExpressionNode):
     """`*value`."""
 
     value: ExpressionNode
-    kind: ClassVar[str] = "Starred"
 
 
 @dataclass(eq=False)
@@ -320,11 +328,6 @@ class Foreign(ExpressionNode):
     text: str
     own: tuple[str, ...]
     inside: tuple[SyntaxNode, ...]
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """What Python's grammar calls it."""
-        return self.form
 
 
 # -- statements -------------------------------------------------------------------------------------------------------
@@ -342,7 +345,6 @@ class Evaluation(StatementNode):
     """An expression as a statement."""
 
     value: ExpressionNode
-    kind: ClassVar[str] = "Expr"
 
 
 @dataclass(eq=False)
@@ -353,11 +355,6 @@ class Assignment(StatementNode):
     targets: tuple[ExpressionNode, ...]
     value: ExpressionNode
     augmented: bool = False
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """What Python's grammar calls it."""
-        return "AugAssign" if self.augmented else "Assign"
 
     @property
     def pairs(self) -> list[tuple[ExpressionNode, ExpressionNode]] | None:
@@ -377,16 +374,10 @@ class Declaration(StatementNode):
     target: ExpressionNode
     annotation: ExpressionNode
     value: ExpressionNode | None
-    kind: ClassVar[str] = "AnnAssign"
-
-
-class _Loop(StatementNode):
-    def _found(self, below: list[Facts]) -> Facts:
-        return super()._found(below)._replace(ends_beat=True)
 
 
 @dataclass(eq=False)
-class ForLoop(_Loop):
+class ForLoop(StatementNode):
     """`for target in iterable`. made: no file holds it, it is part of a `grid`."""
 
     target: ExpressionNode
@@ -394,7 +385,6 @@ class ForLoop(_Loop):
     body: Block
     orelse: Block = ()
     made: bool = False
-    kind: ClassVar[str] = "For"
 
     @property
     def unrolled(self) -> bool:
@@ -403,13 +393,12 @@ class ForLoop(_Loop):
 
 
 @dataclass(eq=False)
-class WhileLoop(_Loop):
+class WhileLoop(StatementNode):
     """`while test`."""
 
     test: ExpressionNode
     body: Block
     orelse: Block = ()
-    kind: ClassVar[str] = "While"
 
 
 @dataclass(eq=False)
@@ -419,7 +408,6 @@ class Branching(StatementNode):
     test: ExpressionNode
     body: Block
     orelse: Block
-    kind: ClassVar[str] = "If"
 
 
 @dataclass(eq=False)
@@ -430,7 +418,6 @@ class MetaArm(StatementNode):
     heads: tuple[ExpressionNode, ...]
     targets: tuple[ExpressionNode | None, ...]
     body: Block
-    kind: ClassVar[str] = "With"
 
     @property
     def target(self) -> ExpressionNode | None:
@@ -454,39 +441,25 @@ class MetaChain(StatementNode):
     """`with meta_if`, and the `meta_elif` and `meta_else` behind it; or one other `with`."""
 
     arms: tuple[MetaArm, ...]
-    kind: ClassVar[str] = "With"
 
 
 @dataclass(eq=False)
 class Skip(StatementNode):
     """`pass`."""
 
-    kind: ClassVar[str] = "Pass"
-
-
-class _Leaving(StatementNode):
-    def _found(self, below: list[Facts]) -> Facts:
-        return super()._found(below)._replace(ends_beat=True)
-
 
 @dataclass(eq=False)
-class Jump(_Leaving):
+class Jump(StatementNode):
     """`break`, `continue`. how: which."""
 
     how: str
 
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """What Python's grammar calls it."""
-        return self.how.capitalize()
-
 
 @dataclass(eq=False)
-class Returning(_Leaving):
+class Returning(StatementNode):
     """`return value`."""
 
     value: ExpressionNode | None
-    kind: ClassVar[str] = "Return"
 
 
 @dataclass(eq=False)
@@ -495,7 +468,6 @@ class Assertion(StatementNode):
 
     test: ExpressionNode
     message: ExpressionNode | None
-    kind: ClassVar[str] = "Assert"
 
 
 @dataclass(eq=False)
@@ -504,11 +476,6 @@ class ImportNames(StatementNode):
 
     module: str | None
     aliases: tuple[tuple[str, str | None], ...]
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """What Python's grammar calls it."""
-        return "Import" if self.module is None else "ImportFrom"
 
 
 @dataclass(eq=False)
@@ -519,7 +486,6 @@ class FormalParameter(SyntaxNode):
     form: str
     annotation: ExpressionNode | None
     default: ExpressionNode | None
-    kind: ClassVar[str] = "arg"
 
 
 @dataclass(eq=False)
@@ -533,11 +499,6 @@ class FunctionDefinition(StatementNode):
     returns: ExpressionNode | None
     coroutine: bool = False
 
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """What Python's grammar calls it."""
-        return "AsyncFunctionDef" if self.coroutine else "FunctionDef"
-
 
 @dataclass(eq=False)
 class ForeignStatement(StatementNode):
@@ -547,11 +508,6 @@ class ForeignStatement(StatementNode):
     form: str
     text: str
     inside: tuple[SyntaxNode, ...]
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """What Python's grammar calls it."""
-        return self.form
 
 
 @dataclass(eq=False)

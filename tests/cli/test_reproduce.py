@@ -47,7 +47,7 @@ def test_tables_of_the_command_are_those_that_exist() -> None:
 def test_every_published_number_has_a_row_or_a_reason_to_have_none(made: list[rows.PublishedRow]) -> None:
     keys = [row.key for row in made]
     assert len(keys) == len(set(keys))
-    left_out = {key for key in rows.published() if any(fnmatch(key, p) for p in rows.NOT_REPRODUCED)}
+    left_out = {key for key in rows.published() if any(fnmatch(key, p) for p in rows.NOTES.not_reproduced)}
     assert set(keys) | left_out == set(rows.published())
     assert not set(keys) & left_out
 
@@ -56,9 +56,9 @@ def test_every_published_number_has_a_row_or_a_reason_to_have_none(made: list[ro
 def test_no_pattern_is_left_over(made: list[rows.PublishedRow]) -> None:
     """Of what calibrated the model, of what is explained, of what is not reproduced."""
     keys = [row.key for row in made]
-    for pattern in (*rows.CALIBRATION, *rows.EXPLAINED, *rows.KNOWN, *rows.UNTIMED):
+    for pattern in (*rows.NOTES.fits, *rows.NOTES.explained, *rows.NOTES.known, *rows.NOTES.untimed):
         assert any(fnmatch(key, pattern) for key in keys), pattern
-    for pattern in rows.NOT_REPRODUCED:
+    for pattern in rows.NOTES.not_reproduced:
         assert any(fnmatch(key, pattern) for key in rows.published()), pattern
 
 
@@ -86,7 +86,7 @@ def test_what_calibrated_the_model(made: list[rows.PublishedRow]) -> None:
     fitted = rows.calibrated_parameters()
     assert fitted == [name for name, rate in XNN_BASE.rates.items() if rate.calibrated]
     assert len(fitted) <= 12
-    assert {name for fit in rows.CALIBRATION.values() for name in fit.constants} == set(fitted)
+    assert {name for fit in rows.NOTES.fits.values() for name in fit.constants} == set(fitted)
     kinds = {row.key: row.kind for row in made}
     assert kinds["table6.rsn_xnn.1024"] == "predicted"
     assert kinds["table6.rsn_xnn.6144"] == "calibrated"

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from rsn.cli import reproduce
 from rsn.cli.main import main
 from rsn.cli.published.step import (
-    CHOSEN,
-    EXPLAINED,
-    NOT_REPRODUCED,
+    NOTES,
     claims,
     findings,
     measure,
@@ -111,7 +109,7 @@ def test_every_published_point_has_a_row_or_a_reason_to_have_none() -> None:
     assert len(keys) == len(set(keys))
     others = {key for key in published() if key not in keys}
     assert others == {
-        key for key in published() if key.startswith("claims") or any(fnmatch(key, one) for one in NOT_REPRODUCED)
+        key for key in published() if key.startswith("claims") or any(fnmatch(key, one) for one in NOTES.not_reproduced)
     }
     counted = Counter(row.quantity for row in rows)
     assert (counted["traffic"], counted["memory"], counted["cycles"]) == (41, 26 + 6, 91)
@@ -121,7 +119,7 @@ def test_every_published_point_has_a_row_or_a_reason_to_have_none() -> None:
 def test_no_explanation_is_left_over() -> None:
     everything = {point.key: PointResult(1, 1, 1, 1, 1, False) for point in points()}
     names = [row.key for row in (*step_rows(everything), *claims(everything))]
-    patterns = [*CHOSEN, *(pattern for pattern in EXPLAINED if not pattern.startswith("claims.*"))]
+    patterns = [*NOTES.fits, *(pattern for pattern in NOTES.explained if not pattern.startswith("claims.*"))]
     assert all(any(fnmatch(name, pattern) for name in names) for pattern in patterns)
 
 

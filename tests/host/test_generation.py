@@ -44,7 +44,7 @@ from rsn.host.generation import Decoder, Generation, Sampling, Stream
 from rsn.host.generation.batching import Event
 from rsn.host.serving.health import State
 from rsn.host.serving.policy import QueueFull
-from rsn.tests.effort import examples, full, sampled
+from rsn.tests.effort import examples, full, long, sampled
 from rsn.tests.test_generate import END, OF_GEMMA, SIZES, TOKENS, made
 
 Array = npt.NDArray[np.float32]
@@ -324,6 +324,7 @@ def test_tokens_of_requests_that_join_and_leave(name: str) -> None:
     assert got == [answer(model, prompt, n) for prompt, n in zip(prompts, counts, strict=True)]
 
 
+@pytest.mark.long
 def test_prompts_and_steps_share_the_weights_of_a_board() -> None:
     """All programs have the same bank of weights, little larger than that of the step alone; the board has it once."""
     with Decoder(made("Llama"), slots=2, capacity=40) as decoder:
@@ -414,8 +415,8 @@ def decode_beside_pytorch(model: Any, seed: int, rounds: int, capacity: int, boa
 @pytest.mark.parametrize(
     ("name", "window"),
     [("Mistral", 8)]
-    + [pytest.param("Gemma 3", w, marks=pytest.mark.long) for w in (1, 5, 16, 29, 30, 31)]
-    + [pytest.param(name, w, marks=pytest.mark.long) for name in WINDOWED for w in (7, 4096)],
+    + [(long if w in (1, 5, 30) else full)("Gemma 3", w) for w in (1, 5, 16, 29, 30, 31)]
+    + [(long if w == 7 else full)(name, w) for name in WINDOWED for w in (7, 4096)],
 )
 def test_sliding_windows(name: str, window: int) -> None:
     """Prompts and steps beyond the window, windows up to the capacity and longer."""
@@ -540,6 +541,7 @@ def test_sizes_that_are_no_numbers(sizes: dict[str, Any]) -> None:
         Decoder(made("Llama"), **sizes)
 
 
+@pytest.mark.long
 def test_slots_and_tokens_that_there_are_not() -> None:
     with Decoder(made("Llama"), slots=2, capacity=20) as decoder:
         decoder.prefill(0, [1, 2, 3])

@@ -20,7 +20,7 @@ from rsn.host.model.shared_bank import SharedBank
 from rsn.host.runner import Runner
 from rsn.rsnlib.pipeline import Pipeline
 from rsn.scheduler.shared_weights import WeightLibrary
-from rsn.tests.effort import examples
+from rsn.tests.effort import examples, long
 from rsn.tests.test_generate import assert_same, fresh, generated, made, on_machine
 
 C = 128
@@ -58,7 +58,7 @@ def bank(compiled: Any) -> Any:
     return board._memories.banks["lpddr"]
 
 
-@pytest.mark.parametrize("overlay", ["xnn", "xnn2"])
+@pytest.mark.parametrize("overlay", ["xnn", long("xnn2")])
 @examples(60, quick=8)
 @given(
     chosen=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=2, max_size=4),

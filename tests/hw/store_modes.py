@@ -3,13 +3,14 @@ should store, by numpy in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scipy.special import erf
 
 from rsn.hw.sim.dataflow import Dataflow
 from rsn.isa.expansion import Expansion
@@ -21,7 +22,6 @@ from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.overlays.xnn.checks import rules
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
-from rsn.isa.versal.functions import activation
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.plan import execute
 
@@ -203,8 +203,18 @@ class Halves:
         return out
 
 
+ACTIVATIONS: tuple[Callable[[Array], Array], ...] = (
+    lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    lambda x: x / 2 * (1 + erf(x / np.sqrt(2))),
+    lambda x: np.maximum(x, 0),
+    lambda x: x / (1 + np.exp(-x)),
+    lambda x: x,
+)
+"""In float64, by the register: GELU with tanh, GELU, ReLU, SiLU, none."""
+
+
 def act(x: Array, which: int) -> Array:
-    return activation(x.astype(np.float32), which).astype(np.float64)
+    return ACTIVATIONS[which](x)
 
 
 def scaling(rows: int, cols: int, load: int = 0) -> f.Mme:

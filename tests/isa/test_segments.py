@@ -19,6 +19,7 @@ from rsn.isa.segments import StoredBuffer, stored_buffers
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.tests.effort import long
 
 
 def program(stores: Sequence[tuple[int, int]], buffers: Sequence[tuple[str, int, int]]) -> Program:
@@ -126,7 +127,7 @@ def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int
 
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT])
-@pytest.mark.parametrize("shape", [(3, 1, 64, 64, 1, 64), (2, 3, 100, 128, 2, 300), (4, 2, 384, 192, 3, 64)])
+@pytest.mark.parametrize("shape", [(3, 1, 64, 64, 1, 64), (2, 3, 100, 128, 2, 300), long((4, 2, 384, 192, 3, 64))])
 def test_those_of_a_stack_of_encoders_are_its_layers(
     shape: tuple[int, int, int, int, int, int], schedule: Schedule
 ) -> None:

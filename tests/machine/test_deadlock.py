@@ -28,8 +28,8 @@ from rsn.isa.program import UnpackedProgram
 from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
+from rsn.machine.plan import trace_workload
 from rsn.machine.steps import Burst, Channel, Par, Step, Steps
-from rsn.machine.traces import trace_workload
 from rsn.machine.unit import Unit
 from rsn.scheduler.pack import pack
 from rsn.tests.machine.toys import toy_overlay

@@ -35,11 +35,10 @@ from rsn.machine.event_log import EventLog
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
 from rsn.machine.jit import available
-from rsn.machine.kernel_traces import UntraceableError
-from rsn.machine.plan import Plan, execute
+from rsn.machine.plan import Plan, execute, trace_workload
 from rsn.machine.steps import Par, Step, Steps
 from rsn.machine.timing import Timing
-from rsn.machine.traces import trace_workload
+from rsn.machine.traces import UntraceableError
 from rsn.machine.unit import Unit
 from rsn.scheduler import pack
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm, Output

@@ -21,9 +21,9 @@ from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
 from rsn.machine.jit import available
 from rsn.machine.list_scheduling import ListSchedulingProblem
+from rsn.machine.plan import trace_workload
 from rsn.machine.steps import Step, Steps
 from rsn.machine.timing import Timing
-from rsn.machine.traces import trace_workload
 from rsn.machine.unit import Unit
 from rsn.tests import effort
 from rsn.tests.machine.toys import toy_overlay

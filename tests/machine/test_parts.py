@@ -13,8 +13,8 @@ from rsn.base.errors import DeadlockError
 from rsn.machine.description import Stream, UnitSpec
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
+from rsn.machine.plan import trace_workload
 from rsn.machine.steps import Burst, Step, Steps
-from rsn.machine.traces import trace_workload
 from rsn.machine.unit import Unit
 from rsn.tests.effort import examples
 from rsn.tests.machine.toys import toy_overlay

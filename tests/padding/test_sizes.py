@@ -15,7 +15,7 @@ import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.padding_check import Filling  # noqa: E402
 from rsn.rsnlib.shapes import Arguments  # noqa: E402
-from rsn.tests.effort import long  # noqa: E402
+from rsn.tests.effort import long, thinned  # noqa: E402
 
 C = 64
 
@@ -72,7 +72,7 @@ COMPILED = {"without the ends", "behind the second", "the first four", "one", "a
 """Those that must not be refused."""
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", thinned(SOME, 2))
 def test_models_that_need_some_rows(name: str) -> None:
     """They are refused, or right for all sizes that are not too small."""
     model, x = Of(SOME[name]).eval(), torch.randn(2, 16, C)

@@ -3,7 +3,8 @@
     python -m rsn.tests.rsnlib.structures --count 5000 --seed 0 [--way xnn2] [--processes 2]
     python -m rsn.tests.rsnlib.structures --seed 17 --count 1 --show
 
-A structure is a list of statements over values (batch, rows, columns). It follows from its seed alone; `shrunk` leaves
+A structure is a list of statements over values (batch, rows, columns): parts of networks, and operators of the normal
+form, all that its table has. It follows from its seed alone; `shrunk` leaves
 out statements as long as the result stays wrong. The sizes are small, and the values of order 1, so that no branch
 hides another.
 """
@@ -29,7 +30,9 @@ from torch import nn
 import rsn
 from rsn.base.errors import TensorError, UnsupportedError
 from rsn.host.model.compiled import Compiled
+from rsn.rsnlib.normal_form.operators import OPERATORS
 from rsn.rsnlib.pipeline import Pipeline
+from rsn.tests.rsnlib.drawers import drawer
 from rsn.tests.scheduler.toy_machines import Toy, toy
 
 HEAD = 16
@@ -42,6 +45,8 @@ TOY = "toy"
 WAYS = ("xnn-base", "xnn", "xnn2", TOY, "torch.compile", "torch.compile xnn2")
 """An overlay by its name, for `rsn.compile`; or the backend of torch.compile, with an overlay. `TOY` is a machine
 without patterns."""
+FORM: dict[str, Any] = {op.__name__: op for op in OPERATORS}
+"""The operators of the normal form by their names."""
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -129,7 +134,8 @@ class Drawn:
     def choices(self) -> list[Callable[[], object]]:
         each = [self.linear, self.linear, self.tied, self.activation, self.norm, self.norm, self.total, self.total]
         each += [self.total, self.twice, self.three, self.moved, self.gate, self.square, self.halves, self.joined]
-        return [*each, self.attention, self.attention, self.parallel, self.block, self.copied]
+        each += [self.attention, self.attention, self.parallel, self.block, self.copied, self.two_products]
+        return [*each, self.of_form, self.of_form, self.of_form, self.of_form]
 
     def value(self, width: int | None = None) -> str:
         """A value, mostly one of the last ones."""
@@ -174,6 +180,18 @@ class Drawn:
     def twice(self) -> str:
         x = self.value()
         return self.add("add", [x, x], self.widths[x], alpha=self.r.choice([1, 1, 3, 0.5]))
+
+    def two_products(self) -> str:
+        """A product whose residual is another one, of the same value or of another."""
+        x, width = self.value(), self.r.choice(WIDTHS)
+        terms = [self.linear(x, width), self.linear(x if self.r.random() < 0.5 else self.value(), width)]
+        return self.add("add", self.r.sample(terms, 2), width, alpha=self.r.choice([1, 1, -1, 0.5]))
+
+    def of_form(self) -> str:
+        """An operator of the normal form, of one value twice or of two. What has steps is taken from an argument."""
+        x = self.value()
+        y = x if self.r.random() < 0.3 else self.value(self.widths[x])
+        return self.add("form", [x, y, "x"], self.widths[x], name=self.r.choice(list(FORM)))
 
     def three(self) -> str:
         x = self.value()
@@ -267,7 +285,10 @@ class Network(nn.Module):
         self.structure = structure
         self.parts = nn.ModuleDict()
         widths = dict(structure.inputs)
+        self.drawers: dict[str, Any] = {}
         for s in structure.statements:
+            if s.op == "form":
+                self.drawers[s.target] = drawer(FORM[str(dict(s.settings)["name"])])
             settings, width = dict(s.settings), widths.get(s.operands[0], 0)
             torch.manual_seed(structure.seed * 1000 + int(s.target[1:]))  # whichever other statements there are
             part = self._part(s.op, width, settings, [widths[x] for x in s.operands])
@@ -363,6 +384,8 @@ class Network(nn.Module):
                 y = F.dropout(x, 0.1, training=self.training)
             case "contiguous":
                 y = x.contiguous()
+            case "form":
+                y = self.drawers[s.target](x, operands[1], operands[2].repeat(1, 1, 2)[..., : x.shape[-1]])
             case "attention":
                 y = self._attention(part, x, operands[1], mask if settings["masked"] else None, settings)
             case _:

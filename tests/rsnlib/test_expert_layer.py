@@ -73,7 +73,7 @@ def test_other_spellings(spelling: str, how: str) -> None:
         ("bias", "its logits are not known"),
         long("sigmoid", "its router is not known"),
         long("eps", "its router is not known"),
-        ("residual", "does more than to choose experts"),
+        long("residual", "does more than to choose experts"),
     ],
 )
 def test_refused_layers(spelling: str, message: str) -> None:
@@ -100,6 +100,7 @@ def test_more_rows_than_declared() -> None:
         rsn.ExpertLayer.of(module, (x,), machine=SMALL, how="dynamic")
 
 
+@pytest.mark.long
 def test_arguments_that_do_not_fit() -> None:
     layer = rsn.ExpertLayer.of(Routed("chosen").eval(), (torch.randn(20, 64),), machine=SMALL)
     for wrong in (torch.randn(21, 64), torch.randn(20, 64, dtype=torch.float64)):

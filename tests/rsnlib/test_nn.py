@@ -29,7 +29,7 @@ from rsn.nn import (
     validate,
 )
 from rsn.tests.bert_names import BERT_NAMES
-from rsn.tests.effort import examples, full
+from rsn.tests.effort import examples, full, long
 
 Randomised = Callable[..., Any]
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
@@ -143,7 +143,9 @@ def test_names_of_the_weights() -> None:
     assert names == [f"{path}.{part}" for path in paths for part in PARTS]
 
 
-@pytest.mark.parametrize(("norm", "causal"), [("post", False), ("pre", True), full("post", True), full("pre", False)])
+@pytest.mark.parametrize(
+    ("norm", "causal"), [("post", False), long("pre", True), full("post", True), full("pre", False)]
+)
 def test_gradients(norm: Any, causal: bool) -> None:
     torch.manual_seed(0)
     model = Encoder(2, 6, 2, 8, norm=norm, causal=causal, eps=1e-5).double().train()

@@ -13,14 +13,22 @@ from torch.fx import Graph, GraphModule, Interpreter  # noqa: E402 - torch first
 from torch.fx.node import map_arg  # noqa: E402
 
 from rsn.rsnlib.capture import exported, packet  # noqa: E402
-from rsn.rsnlib.normal_form.operators import OPERATORS, REMOVED, NormalFormError, check_form  # noqa: E402
-from rsn.rsnlib.normal_form.passes import PASSES, Editor, normalise  # noqa: E402
-from rsn.rsnlib.normal_form.text import read, show  # noqa: E402
+from rsn.rsnlib.normal_form.operators import OPERATORS  # noqa: E402
+from rsn.rsnlib.normal_form.passes import (  # noqa: E402
+    PASSES,
+    REMOVED,
+    Editor,
+    NormalFormError,
+    check_form,
+    normalise,
+)
+from rsn.rsnlib.normal_form.text import show  # noqa: E402
 from rsn.rsnlib.padding.check import RULES as PADDING  # noqa: E402
 from rsn.rsnlib.rules import RULES as LOWERING  # noqa: E402
 from rsn.rsnlib.streamed.rules import RULES as STREAMED  # noqa: E402
 from rsn.tests.effort import cases, in_both  # noqa: E402
 
+from .graph_text import read  # noqa: E402
 from .structures import Network, drawn  # noqa: E402
 
 aten = torch.ops.aten

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 from rsn.rsnlib.capture import exported, packet
-from rsn.rsnlib.normal_form.operators import OPERATORS, REMOVED
+from rsn.rsnlib.normal_form.operators import OPERATORS
+from rsn.rsnlib.normal_form.passes import REMOVED
 from rsn.rsnlib.rotate import ROLL_IN, ROTATE
 from rsn.rsnlib.rules import RULES
 from rsn.rsnlib.trace import trace

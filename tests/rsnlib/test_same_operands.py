@@ -12,7 +12,7 @@ from torch import nn
 
 import rsn
 from rsn.base.errors import UnsupportedError
-from rsn.tests.effort import sampled
+from rsn.tests.effort import full, long, sampled
 
 BATCH, SEQ, HEADS, DIM = 2, 20, 2, 32
 C = HEADS * DIM
@@ -130,7 +130,7 @@ def made(name: str, kind: str) -> Of:
     return Of(lambda m, x, y: OPERANDS[name](ATTENTIONS[kind], m, x, y)).eval()
 
 
-@pytest.mark.parametrize("case", sampled([*CASES], QUICK, lambda case: pytest.param(case, marks=pytest.mark.long)))
+@pytest.mark.parametrize("case", sampled([*CASES], QUICK, lambda case: (full if CASES.index(case) % 3 else long)(case)))
 @pytest.mark.parametrize("overlay", ["xnn", "xnn2"])
 def test_as_in_pytorch(overlay: str, case: tuple[str, str]) -> None:
     model, given = made(*case), (torch.randn(BATCH, SEQ, C), torch.randn(BATCH, SEQ, C))

@@ -17,6 +17,7 @@ from rsn.isa.overlays import find
 from rsn.scheduler.graph import Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER
+from rsn.tests.effort import thinned
 from rsn.tests.scheduler.networks import Maker
 
 OVERLAYS = ["xnn-base", "xnn", "xnn2"]
@@ -74,7 +75,7 @@ TWICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("twice", TWICE)
+@pytest.mark.parametrize("twice", thinned(TWICE, 2))
 def test_a_value_that_is_added_to_itself_counts_each_time(twice: str) -> None:
     def each(s: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([s.d(TWICE[twice](value(s, x))) for value in VALUES.values()], -1)

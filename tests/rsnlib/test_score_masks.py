@@ -154,7 +154,7 @@ def assert_right(compiled: Any, module: Masked, x: torch.Tensor, mask: torch.Ten
 
 
 @pytest.mark.parametrize("overlay", ["xnn", "xnn2"])
-@examples(600, 4, deadline=None)
+@examples(250, 4, deadline=None)
 @given(case=cases())
 def test_any_spelling(overlay: str, case: tuple[Masked, list[torch.Tensor], torch.Tensor]) -> None:
     module, masks, x = case
@@ -238,6 +238,7 @@ def test_masks_of_numbers_are_named_where_an_overlay_has_none(shape: tuple[int, 
         rsn.compile(module.eval(), (torch.randn(BATCH, SEQ, 64), mask), overlay="xnn2")
 
 
+@pytest.mark.long
 def test_rows_that_see_no_key() -> None:
     """They are as in PyTorch: the mean of the values, or 0 where PyTorch makes it so. NaN is refused."""
     mask, x = shown((BATCH, 1, SEQ, SEQ), "few", 0), torch.randn(BATCH, SEQ, 64)
@@ -283,6 +284,7 @@ class Decoder(nn.Module):
         return self.norms[2](x) @ self.words.weight.T
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlay", sampled(["xnn", "xnn2"], ["xnn2"]))
 def test_a_decoder_whose_mask_is_a_part_of_a_buffer(overlay: str) -> None:
     model, ids = Decoder().eval(), torch.randint(100, (2, 40))

@@ -51,7 +51,7 @@ def agrees(module: nn.Module, *inputs: torch.Tensor, knobs: Knobs = SMALL) -> An
 def has_times_of_its_tasks(made: Streamed) -> None:
     """Check the times of kernels with those that their tasks state."""
     region = read(made.text, timed=True)
-    traces = {task.task.name: alone(task.body).puts for task in region.instances}
+    traces = {task.task.name: alone(task.beats).puts for task in region.instances}
     for node in made.dataflow.nodes:
         # New rows of a cache go to a store of their own, before the result.
         ends = max((puts.end for puts in traces[node.name].values()), key=lambda ends: int(ends[-1]))

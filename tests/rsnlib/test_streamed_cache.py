@@ -136,7 +136,7 @@ def replaced(spelling: str) -> nn.Module:
     return Function(function)
 
 
-@pytest.mark.parametrize("spelling", ["index_copy", "index_put", "side by side"])
+@pytest.mark.parametrize("spelling", ["index_copy", long("index_put"), long("side by side")])
 def test_any_rows(spelling: str) -> None:
     shape = (2, 6, 8) if spelling == "side by side" else (2, 2, 6, 4)
     made = agrees(replaced(spelling), torch.randn(2, 3, 8), ROWS, torch.randn(shape), knobs=Knobs(rows=2, columns=3))

@@ -208,7 +208,7 @@ def test_models_pass(name: str) -> None:
     MODELS[name]()
 
 
-@pytest.mark.parametrize("mutant", thinned(MUTANTS, 5), ids=str)
+@pytest.mark.parametrize("mutant", thinned(MUTANTS, 10), ids=str)
 def test_mutants_are_noticed(mutant: Mutant) -> None:
     with mutant.injected(), pytest.raises((CompilerError, WrongResultError)):
         MODELS[mutant.model]()

@@ -135,7 +135,7 @@ def test_too_long_a_sequence_is_refused(kind: MappingType, rows: int) -> None:
         program(attention(1, rows), kind)
 
 
-@pytest.mark.parametrize("schedule", [PAPER, STRICT], ids=["paper", "strict"])
+@pytest.mark.parametrize("schedule", [PAPER, long(STRICT)], ids=["paper", "strict"])
 @pytest.mark.parametrize(("kind", "overlay", "seq"), [long(A, XNN_BASE, 256), long(B, XNN_BASE, 384), (B, XNN, 200)])
 def test_between_other_layers(kind: MappingType, overlay: Overlay, seq: int, schedule: Schedule) -> None:
     """No unit drains between them."""

@@ -30,7 +30,7 @@ from rsn.scheduler.lanes.lowering import best
 from rsn.scheduler.lanes.order import jobs
 from rsn.scheduler.lanes.panels import panels_of, shared
 from rsn.scheduler.schedule import PAPER
-from rsn.tests.effort import examples
+from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute, reference
 
@@ -154,7 +154,7 @@ def test_products_in_a_row(count: int) -> None:
 
 
 @pytest.mark.parametrize("rms", [False, True])
-@pytest.mark.parametrize(("batch", "seq", "mode"), [(1, 300, "P3"), (2, 300, "R6"), (3, 512, "R6")])
+@pytest.mark.parametrize(("batch", "seq", "mode"), [(1, 300, "P3"), (2, 300, "R6"), long(3, 512, "R6")])
 def test_rows_from_ddr_are_normalised(batch: int, seq: int, mode: str, rms: bool) -> None:
     """The first layer reads its input with a norm, and adds to the input without it."""
     maker = Maker()

@@ -69,7 +69,7 @@ def refusal(network: LayerGraph, target: Overlay, schedule: Schedule = PAPER) ->
 
 @pytest.mark.parametrize("bank", ["lpddr", "ddr"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", thinned(NETWORKS, 3))
+@pytest.mark.parametrize("name", thinned(NETWORKS, 6))
 def test_a_network_fits_in_what_its_program_spans_and_in_no_less(name: str, schedule: str, bank: str) -> None:
     network, chosen = NETWORKS[name], SCHEDULES[schedule]
     size = needed(network, chosen)[bank]

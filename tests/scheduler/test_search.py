@@ -22,7 +22,7 @@ from rsn.scheduler.build import build
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER, Interleave, Schedule
 from rsn.scheduler.search import Found, describe, first, price, sample, search
-from rsn.tests.effort import sampled
+from rsn.tests.effort import sampled, thinned
 
 from .networks import Maker, error, execute, reference
 from .test_memories import overlay_of
@@ -337,7 +337,7 @@ OTHERS: dict[str, Callable[[pytest.MonkeyPatch], tuple[LayerGraph, Any, int]]] =
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", thinned(OTHERS, 3))
 def test_another_one_is_searched_for(
     what: str, tmp_path: Path, searches: list[LayerGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

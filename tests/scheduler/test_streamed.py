@@ -19,6 +19,7 @@ from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import Interleave, Loops, Schedule
+from rsn.tests.effort import long
 
 from .networks import Maker, error, execute, reference
 from .test_pack import uops_from, uops_of
@@ -61,7 +62,7 @@ def test_any_number_of_heads_and_sequences(
     assert_computes(attention(batch, seq, heads, masked), XNN, Schedule(interleave=interleave, balance=True), lengths)
 
 
-@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 2), (3, 1), (3, 3), (2, 16)])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 2), long(3, 1), (3, 3), (2, 16)])
 def test_the_base_overlay(batch: int, heads: int) -> None:
     for interleave in (Interleave.INTERLEAVED, Interleave.LISTED):
         assert_computes(attention(batch, 384, heads), XNN_BASE, Schedule(interleave=interleave, balance=True))
@@ -128,6 +129,7 @@ def test_each_head_begins_once_and_stays_in_two_slots() -> None:
     assert [_in_turn(slot) for slot in slots[:3]] == [[[0, 1]], [[0], [1]], [[0, 1]]]
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(st.integers(1, 3), st.integers(1, 5), st.booleans(), st.integers(1, 2))
 def test_between_products_its_image_expands_to_the_kernels(batch: int, heads: int, masked: bool, layers: int) -> None:

@@ -14,7 +14,7 @@ TYPES = {8: "i8", 16: "i16", 32: "i32", 64: "i64", 128: "i32[4]"}
 
 
 def sized(text: str) -> SizedProgram:
-    return SizedProgram(read(text), read(text, timed=True), 1)
+    return SizedProgram(read(text, timed=True), 1)
 
 
 def beat(ops: Sequence[str], indent: str) -> list[str]:

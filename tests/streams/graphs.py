@@ -119,10 +119,10 @@ def flash(q: int, kv: int) -> str:
 @cache
 def graph_of(text: str) -> MappingGraph:
     """The graph of a program that the check accepts."""
-    region = read(text)
+    region = read(text, timed=True)
     report = report_on(region)
     assert not report.code, str(report)
-    return mapping_graph(region, read(text, timed=True))
+    return mapping_graph(region)
 
 
 def start(text: str) -> Mapped:

@@ -29,8 +29,8 @@ def test_times_of_a_task_are_measured_from_its_own_operations() -> None:
     for _ in range(10):
         graph = random_graph(random, most=4, one_source=True)
         program = sized(program_of(graph))
-        for k, instance in enumerate(program.timed.instances):
-            times = alone(instance.body)
+        for k, instance in enumerate(program.region.instances):
+            times = alone(instance.beats)
             for trace in times.puts.values():
                 assert trace.timing() == graph.timings[k]
             for trace in times.gets.values():
@@ -60,7 +60,7 @@ def write() -> None:
         drop(t.get())
 """
     program = sized(text)
-    times = alone(program.timed.instances[1].body)
+    times = alone(program.region.instances[1].beats)
     assert times.gets[0].begin.tolist() == [0, 2, 4, 6, 9, 11, 13, 15, 18, 20, 22, 24]
     assert times.gets[0].timing() is None
     assert times.puts[1].timing() == Timing(9, 9, 3)
@@ -92,9 +92,9 @@ def check_normal(text: str, counts: dict[str, int]) -> None:
     ends = {s: trace for time in measured for s, trace in time.gets.items()}
     for time in measured:
         for s, trace in time.puts.items():
-            assert soon.depths[program.timed.stream(s)[0].name] == max(1, peak(trace, ends[s]))
+            assert soon.depths[program.region.stream(s)[0].name] == max(1, peak(trace, ends[s]))
     one = {s: max(1, depth) for s, depth in (maxplus.run(bodies, {}, program.packing, 1) or ([], {}))[1].items()}
-    assert one == {s: soon.depths[program.timed.stream(s)[0].name] for s in one}
+    assert one == {s: soon.depths[program.region.stream(s)[0].name] for s in one}
     for name, depth in soon.depths.items():
         if depth > 1:
             less = Model(bodies, program.packing).run(program.of_streams({**soon.depths, name: depth - 1}))
@@ -232,7 +232,7 @@ def write() -> None:
     for r in range(2):
         drop(t.get())
 """
-    program = SizedProgram(read(text), read(text, timed=True), 3)
+    program = SizedProgram(read(text, timed=True), 3)
     endless = program.together({})
     assert endless is not None
     found = fast_depths(program)

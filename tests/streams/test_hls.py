@@ -24,7 +24,7 @@ from rsn.isa.overlays.tasks.program import TaskProgram
 from rsn.isa.overlays.tasks.values import convert
 from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, task_program
-from rsn.streams.check import check
+from rsn.streams.check import check, report_on
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.names import identifier
 from rsn.streams.hls.native import HEADERS, native_text
@@ -148,8 +148,8 @@ def pipelines() -> dict[str, str]:
 def mapped_programs() -> dict[str, TaskProgram]:
     """A program whose units run several task instances, on a stream that several elements share, or of the unit to
     itself."""
-    region, timed = check(FFN, "ffn.py").region, read(FFN, timed=True)
-    first = Mapped.start(mapping_graph(region, timed))
+    region = report_on(read(FFN, "ffn.py", timed=True)).region
+    first = Mapped.start(mapping_graph(region))
     together = bundle(first, [f"up[{j}]" for j in range(4)])
     return {"bundled": mapped_program(together), "alone": mapped_program(chain(together, "up[0]", "down"))}
 

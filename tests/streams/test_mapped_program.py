@@ -13,7 +13,7 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays.tasks.overlay import uops_of
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
-from rsn.streams.check import check
+from rsn.streams.check import report_on
 from rsn.streams.mapping.errors import MappingError
 from rsn.streams.mapping.graph import mapping_graph
 from rsn.streams.mapping.machine import mesh
@@ -51,9 +51,9 @@ def test_a_searched_mapping_gives_equal_bits(at_most: int) -> None:
     random = np.random.default_rng(0)
     shapes = {"X": (16, 16), "W1": (16, 64), "W2": (64, 16)}
     given = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    report = check(FFN)
+    report = report_on(read(FFN, timed=True))
     expected = run_tasks(pack(build(report)), given).outputs["Y"]
-    graph = mapping_graph(report.region, read(FFN, timed=True))
+    graph = mapping_graph(report.region)
     mapped = search(graph, at_most, mesh("mesh4x4")).mapped
     program = pack(uops_of(mapped_program(mapped)))
     assert len(program.overlay.units) <= at_most
@@ -64,8 +64,8 @@ def test_a_searched_mapping_gives_equal_bits(at_most: int) -> None:
 
 
 def test_a_bundle_shares_one_stream_of_the_machine() -> None:
-    report = check(FFN)
-    mapped = bundle(Mapped.start(mapping_graph(report.region, read(FFN, timed=True))), [f"up[{j}]" for j in range(4)])
+    report = report_on(read(FFN, timed=True))
+    mapped = bundle(Mapped.start(mapping_graph(report.region)), [f"up[{j}]" for j in range(4)])
     program = mapped_program(mapped)
     assert {link.label for link in program.links} == {
         "up[0]+3->down (hidden[0], hidden[1], hidden[2], ... 4 streams in turn)"
@@ -77,16 +77,16 @@ def test_a_bundle_shares_one_stream_of_the_machine() -> None:
 def test_chains_of_random_programs_give_equal_values() -> None:
     random = Random(21)
     mapped_ones = 0
-    for number in range(cases(200, 6)):
+    for number in range(cases(200, 12)):
         kind = random.choice(["i8", "f32"])
         floats = kind == "f32"
         text = HEAD.format(kind=kind) + BODIES.format(
             kind=kind, start="1", first=statements(random, floats), second=statements(random, floats)
         ).replace("KIND", kind)
-        report = check(text)
+        report = report_on(read(text, timed=True))
         x = np.random.default_rng(number).integers(-100, 100, 8).astype(np.float32 if floats else np.int8)
         expected = run_tasks(pack(build(report)), {"x": x}).outputs["y"]
-        mapped = Mapped.start(mapping_graph(report.region, read(text, timed=True)))
+        mapped = Mapped.start(mapping_graph(report.region))
         pairs = [("source", "middle[0]"), ("middle[0]", "middle[1]"), ("middle[1]", "sink")]
         try:
             for a, b in random.sample(pairs, random.randint(1, 3)):

@@ -34,7 +34,7 @@ LISTED = tomllib.loads((Path(__file__).parent / "listed.toml").read_text(encodin
 
 def sized(text: str, executions: int = 3) -> SizedProgram:
     assert check(text).code in ("", "depth"), text
-    return SizedProgram(read(text), read(text, timed=True), executions)
+    return SizedProgram(read(text, timed=True), executions)
 
 
 def found(text: str, executions: int = 3) -> Sizes:
@@ -314,7 +314,7 @@ def test_a_run_that_would_be_too_long_is_given_up_early(n: int, is_long: bool, m
     monkeypatch.setattr(limits, "MOVES", 6000)
     monkeypatch.setattr(limits, "LOOKED", 300)
     effort = Effort()
-    run = Run([x.body for x in program.untimed.instances], {0: 2, 1: n, 2: 2}, {}, effort)
+    run = Run([x.body for x in program.region.instances], {0: 2, 1: n, 2: 2}, {}, effort)
     before = effort.moves
     if is_long:
         with pytest.raises(Unending):

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.programs.streams.sizes import FOLDER
 from rsn.streams.syntax.nodes import Block, Foreign, SyntaxNode, TooDeep, alike, walk
 from rsn.streams.syntax.parser import UnreadableError, parsed, parsed_expression
 from rsn.streams.syntax.printer import printed, shown
 from rsn.tests.effort import cases
 from rsn.tests.streams.grammar import program
+from rsn.tests.streams.sizes import FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPRESSIONS = st.recursive(

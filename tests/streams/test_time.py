@@ -26,7 +26,7 @@ RATES: Rates = {"matmul": 64, "softmax": 4, "exp": 8, "add": 16}
 def evaluated(text: str, rates: Rates) -> int:
     region = read(text, timed=True, rates=rates)
     depths, packing = stream_depths(region)
-    bodies = fire_together([i.body for i in region.instances], depths, packing).bodies
+    bodies = fire_together([i.beats for i in region.instances], depths, packing).bodies
     timing = Model(bodies, packing).run(depths)
     assert isinstance(timing, Timing)
     return timing.latency

@@ -29,7 +29,7 @@ def timed(text: str) -> Region:
 
 def model(region: Region, executions: int = 1) -> Model:
     _, packing = stream_depths(region)
-    return Model([instance.body for instance in region.instances], packing, executions)
+    return Model([instance.beats for instance in region.instances], packing, executions)
 
 
 def ran(result: Timing | Stuck) -> Timing:
@@ -70,7 +70,7 @@ def test_random_programs_take_the_time_of_the_equations(seed: int) -> None:
         text, region = random_program(random)
         depths, packing = stream_depths(region)
         executions = random.randint(1, 4)
-        bodies = fire_together([i.body for i in region.instances], depths, packing).bodies
+        bodies = fire_together([i.beats for i in region.instances], depths, packing).bodies
         one = Model(bodies, packing, executions)
         for deep in (depths, {}, {s: d for s, d in depths.items() if random.random() < 0.5}):
             expected = maxplus.run(bodies, deep, packing, executions)
@@ -202,7 +202,7 @@ def test_a_beat_that_cannot_fire_at_once_is_taken_apart() -> None:
     for depth, places in ((1, [14]), (2, [])):
         region = timed(JOINED.format(s=depth))
         depths, packing = stream_depths(region)
-        one = fire_together([i.body for i in region.instances], depths, packing)
+        one = fire_together([i.beats for i in region.instances], depths, packing)
         assert one.live
         assert [beat.place.line for beat in one.apart] == places
         stuck = model(region).run(depths)
@@ -231,7 +231,7 @@ def b():
 def both(times: int, first: str, second: str) -> tuple[list[int], bool]:
     region = timed(BRANCH.format(times=times, first=first, second=second))
     depths, packing = stream_depths(region)
-    found = outcomes([i.body for i in region.instances])
+    found = outcomes([i.beats for i in region.instances])
     return [ran(Model(bodies, packing).run(depths)).latency for bodies in found.bodies], found.exact
 
 
@@ -267,5 +267,5 @@ def b():
             use(t.get())
 """
     with pytest.raises(ByDataError) as error:
-        outcomes([i.body for i in timed(text).instances])
+        outcomes([i.beats for i in timed(text).instances])
     assert error.value.place.line == 8

@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DRSN_CSIM"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unused-label", "-Wno-unknown-pragmas"),
 )
+ELSEWHERE = "set XDG_CACHE_HOME to build in another folder"
 INSTALL_HINT = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++), or name one in CXX"
 
 
@@ -104,15 +105,27 @@ def build(
         flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"]
     try:
         versal = versal or sources()
-        target = cache_folder() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
-        if not target.exists():
+    except OSError as e:
+        raise BoardError(f"board csim cannot be built: {e}; {ELSEWHERE}") from e
+    files = made_of.files(versal, program=program)
+    flags_of_files = [*flags, f"-I{versal / 'csim' / 'include'}"]
+    target = cache_folder() / _key(cxx, flags, versal) / ("rsn-csim" if program else "librsn_csim.so")
+    kept(target, lambda made: _compile(cxx, flags_of_files, files, made, shared=not program))
+    if not os.access(target, os.X_OK):
+        target.chmod(0o755)
+    return target
+
+
+def kept(target: Path, make: Callable[[Path], None], failed: str = "board csim cannot be built") -> Path:
+    """Return a file of the cache. make: writes it to a path, if it is not there. Raises `BoardError`, which begins with
+    `failed`, if it cannot be written."""
+    if not target.exists():
+        try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as made:
-                files = made_of.files(versal, program=program)
-                _compile(cxx, [*flags, f"-I{versal / 'csim' / 'include'}"], files, made, shared=not program)
-            target.chmod(0o755)
-    except OSError as e:
-        raise BoardError(f"board csim cannot be built: {e}; set XDG_CACHE_HOME to build in another folder") from e
+                make(made)
+        except OSError as e:
+            raise BoardError(f"{failed}: {e}; {ELSEWHERE}") from e
     return target
 
 
@@ -128,14 +141,7 @@ def compiled(source: Path, flags: Sequence[str]) -> Path:
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False).stdout
     key = hashlib.sha256(repr((version, options, done.stdout)).encode()).hexdigest()[:16]
     target = cache_folder() / "objects" / f"{key}.o"
-    if not target.exists():
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(target) as made:
-                _call([cxx, *flags, "-c", str(source), "-o", str(made)])
-        except OSError as e:
-            raise BoardError(f"board csim cannot be built: {e}; set XDG_CACHE_HOME to build in another folder") from e
-    return target
+    return kept(target, lambda made: call([cxx, *flags, "-c", str(source), "-o", str(made)]))
 
 
 def _key(cxx: str, flags: Sequence[str], versal: Path) -> str:
@@ -152,15 +158,16 @@ def _compile(cxx: str, flags: Sequence[str], sources: Sequence[Path], target: Pa
         objects = [str(Path(folder) / f"{i}.o") for i in range(len(sources))]
         commands = [[cxx, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_call, commands))
-        _call([cxx, *flags, *(["-shared"] if shared else []), *objects, "-o", str(target)])
+            list(pool.map(call, commands))
+        call([cxx, *flags, *(["-shared"] if shared else []), *objects, "-o", str(target)])
 
 
-def _call(command: Sequence[str]) -> None:
+def call(command: Sequence[str], what: str = "board csim") -> None:
+    """Run a compiler. Raises `BoardError` with the first lines that it says if it fails. what: is then not built."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         output = "\n".join((done.stderr or done.stdout).splitlines()[:20])
-        raise BoardError(f"board csim cannot be built: {' '.join(command)}\n{output}")
+        raise BoardError(f"{what} cannot be built: {' '.join(command)}\n{output}")
 
 
 def main() -> None:

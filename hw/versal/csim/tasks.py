@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....base.errors import BoardError
-from ....base.files import replacing
 from ..sources import VERSAL, cache_folder
-from .build import compiler
+from .build import call, compiler, kept
 
 FLAGS = ("-std=c++17", "-pthread", "-ffp-contract=off", "-DRSN_NATIVE", "-w")
 CSIM = VERSAL / "csim"
+PROGRAM = "the C++ of the program"
 SECONDS = 600.0
 """Limit of a run."""
 
@@ -55,7 +55,7 @@ def build_regions(text: str, headers: Sequence[Path], target: Path, optimize: st
     source.write_text(text, encoding="utf-8")
     folders = [f"-I{folder}" for folder in (CSIM / "include", CSIM, *headers)]
     command = [cxx, *FLAGS, optimize, *folders, str(source), str(_machine(cxx)), "-o", str(target)]
-    _call(command)
+    call(command, PROGRAM)
 
 
 def _machine(cxx: str) -> Path:
@@ -65,21 +65,8 @@ def _machine(cxx: str) -> Path:
     for name in ("machine.cpp", "machine.h"):
         h.update((CSIM / name).read_bytes())
     target = cache_folder() / f"tasks-{h.hexdigest()[:16]}" / "machine.o"
-    if not target.exists():
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(target) as made:
-                _call([cxx, *FLAGS, "-O2", "-c", str(CSIM / "machine.cpp"), "-o", str(made)])
-        except OSError as e:
-            raise BoardError(f"{target} cannot be written: {e}; set XDG_CACHE_HOME to build in another folder") from e
-    return target
-
-
-def _call(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        output = "\n".join((done.stderr or done.stdout).splitlines()[:20])
-        raise BoardError(f"the C++ of the program cannot be built: {' '.join(command)}\n{output}")
+    command = [cxx, *FLAGS, "-O2", "-c", str(CSIM / "machine.cpp"), "-o"]
+    return kept(target, lambda made: call([*command, str(made)], PROGRAM), f"{target} cannot be written")
 
 
 def run_region(

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from ....base.errors import TensorError
 from ....machine.description import UnitSpec
 from ....machine.executor import ProcessNetwork
-from ....machine.kernel_traces import UntraceableError
 from ....machine.steps import Channel, Issue, Step, Steps
-from ....machine.traces import Items, TraceTable
+from ....machine.traces import Items, TraceTable, UntraceableError
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record

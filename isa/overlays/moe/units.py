@@ -83,7 +83,7 @@ class RowsUnit(Sized):
     held: Array
 
     def sent(self, rows: int, depth: int, times: int) -> Steps:
-        """Send rows x (depth tiles), `times` times."""
+        """Send rows x (depth tiles of K) to Mac, `times` times."""
         sink, tile = self.sink("Mac"), self.tile
         words = rows * tile
         for _ in range(times):

@@ -6,8 +6,9 @@ to the last. `exp` is the polynomial below and not the host's, whose last bits d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -168,43 +169,160 @@ def _listed(items: tuple[Any, ...]) -> tuple[Any, ...]:
     return items[0] if len(items) == 1 and isinstance(items[0], tuple) else items
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {
-    "matmul": matmul,
-    "add": exact(lambda a, b: np.asarray(a) + b),
-    "sub": exact(lambda a, b: np.asarray(a) - b),
-    "mul": exact(lambda a, b: np.asarray(a) * b),
-    "div": exact(lambda a, b: np.asarray(a) / b),
-    "maximum": exact(np.maximum),
-    "minimum": exact(np.minimum),
-    "scale": exact(lambda x, c: np.asarray(x) * c),
-    "neg": lambda x: -wide(np.asarray(x)),
-    "transpose": lambda x, *axes: np.transpose(x, _listed(axes) or None),
-    "reshape": lambda x, *shape: np.asarray(x).reshape(_listed(shape)),
-    "shape": np.shape,
-    "ndim": np.ndim,
-    "relu": relu,
-    "gelu": gelu,
-    "silu": silu,
-    "tanh": tanh,
-    "banded": banded,
-    "exp": exp,
-    "sqrt": lambda x: np.sqrt(_float(x)),
-    "softmax": softmax,
-    "layernorm": layernorm,
-    "rmsnorm": rmsnorm,
-    "reduce_sum": lambda x, axis=None, keepdims=False: _reduced(x, axis, keepdims, total),
-    "reduce_max": lambda x, axis=None, keepdims=False: _reduced(x, axis, keepdims, lambda t, k: t.max(axis=k)),
-    "full": lambda dtype, value, *shape: _made(dtype, shape, value),
-    "concat": lambda *tiles, axis=0: np.concatenate(_listed(tiles), axis=int(axis)),
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "abs": lambda x: abs(wide(x)),
-    "max": max,
-    "min": min,
-    "len": len,
-    "none": lambda: None,
-    "use": lambda result, *values: result,
-    "data": lambda draw: draw(),
+@dataclass(frozen=True)
+class LibraryKernel:
+    """A library kernel: what it computes, and its contract.
+
+    compute: what it gives, in which order. rule: how the shape of the result follows (key of
+    `streams.kernel_shapes.RULES`); "" for a function with rules of its own. operands: names of the tiles; optional:
+    how many of the last ones may be left out. options: names of further arguments, known before the run, in order.
+    linear: operands in each of which it is linear if the others are complete. jointly: it is linear in all operands
+    together. increasing: operands in each of which it never decreases; `decreases`: with a negative constant as the
+    other operand it does. joins: it is the maximum itself. whole_rows: it needs the whole last axis. floats: it takes
+    floats only. reduces: the operator with which it combines elements of different shards.
+    """
+
+    name: str
+    compute: Callable[..., Any]
+    rule: str = ""
+    operands: tuple[str, ...] = ()
+    optional: int = 0
+    options: tuple[str, ...] = ()
+    linear: tuple[int, ...] = ()
+    jointly: bool = False
+    increasing: tuple[int, ...] = ()
+    decreases: bool = False
+    joins: bool = False
+    whole_rows: bool = False
+    floats: bool = False
+    reduces: str = ""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.compute(*arguments, **named)
+
+
+def no_kernel(*values: Any) -> NoReturn:
+    """What has a contract alone."""
+    raise ProgramError("this is no kernel of a machine")
+
+
+CONTRACTS = {
+    kernel.name: kernel
+    for kernel in (
+        LibraryKernel("matmul", matmul, "matmul", ("a", "b"), linear=(0, 1), reduces="+"),
+        LibraryKernel(
+            "add", exact(lambda a, b: np.asarray(a) + b), "elementwise", ("a", "b"), jointly=True, increasing=(0, 1)
+        ),
+        LibraryKernel(
+            "sub", exact(lambda a, b: np.asarray(a) - b), "elementwise", ("a", "b"), jointly=True, increasing=(0,)
+        ),
+        LibraryKernel(
+            "mul",
+            exact(lambda a, b: np.asarray(a) * b),
+            "elementwise",
+            ("a", "b"),
+            linear=(0, 1),
+            increasing=(0, 1),
+            decreases=True,
+        ),
+        LibraryKernel(
+            "scale",
+            exact(lambda x, c: np.asarray(x) * c),
+            "elementwise",
+            ("x", "c"),
+            linear=(0, 1),
+            increasing=(0, 1),
+            decreases=True,
+        ),
+        LibraryKernel(
+            "div",
+            exact(lambda a, b: np.asarray(a) / b),
+            "elementwise",
+            ("a", "b"),
+            linear=(0,),
+            increasing=(0,),
+            decreases=True,
+            floats=True,
+        ),
+        LibraryKernel("maximum", exact(np.maximum), "elementwise", ("a", "b"), increasing=(0, 1), joins=True),
+        LibraryKernel("arithmetic", no_kernel, "elementwise", ("a", "b")),  # operators that are no kernel
+        LibraryKernel("minimum", exact(np.minimum), "elementwise", ("a", "b"), increasing=(0, 1)),
+        LibraryKernel("neg", lambda x: -wide(np.asarray(x)), "elementwise", ("x",), linear=(0,)),
+        LibraryKernel("relu", relu, "elementwise", ("x",), increasing=(0,)),
+        LibraryKernel("exp", exp, "elementwise", ("x",), increasing=(0,), floats=True),
+        LibraryKernel("sqrt", lambda x: np.sqrt(_float(x)), "elementwise", ("x",), increasing=(0,), floats=True),
+        LibraryKernel("gelu", gelu, "elementwise", ("x",), floats=True),
+        LibraryKernel("silu", silu, "elementwise", ("x",), floats=True),
+        LibraryKernel("tanh", tanh, "elementwise", ("x",), increasing=(0,), floats=True),
+        LibraryKernel("banded", banded, "elementwise", ("x", "first", "last"), floats=True),
+        LibraryKernel("softmax", softmax, "rows", ("x",), whole_rows=True, floats=True),
+        LibraryKernel(
+            "layernorm",
+            layernorm,
+            "rows",
+            ("x", "gamma", "beta"),
+            optional=2,
+            options=("eps",),
+            whole_rows=True,
+            floats=True,
+        ),
+        LibraryKernel(
+            "rmsnorm", rmsnorm, "rows", ("x", "gamma"), optional=1, options=("eps",), whole_rows=True, floats=True
+        ),
+        LibraryKernel(
+            "transpose",
+            lambda x, *axes: np.transpose(x, _listed(axes) or None),
+            "transpose",
+            ("x",),
+            options=("axes",),
+            linear=(0,),
+            increasing=(0,),
+        ),
+        LibraryKernel(
+            "reshape",
+            lambda x, *shape: np.asarray(x).reshape(_listed(shape)),
+            "reshape",
+            ("x",),
+            options=("shape",),
+            linear=(0,),
+            increasing=(0,),
+        ),
+        LibraryKernel(
+            "reduce_sum",
+            lambda x, axis=None, keepdims=False: _reduced(x, axis, keepdims, total),
+            "reduce",
+            ("x",),
+            options=("axis", "keepdims"),
+            linear=(0,),
+            reduces="+",
+        ),
+        LibraryKernel(
+            "reduce_max",
+            lambda x, axis=None, keepdims=False: _reduced(x, axis, keepdims, lambda t, k: t.max(axis=k)),
+            "reduce",
+            ("x",),
+            options=("axis", "keepdims"),
+            increasing=(0,),
+            joins=True,
+            reduces="max",
+        ),
+        LibraryKernel("shape", np.shape),
+        LibraryKernel("ndim", np.ndim),
+        LibraryKernel("full", lambda dtype, value, *shape: _made(dtype, shape, value)),
+        LibraryKernel("concat", lambda *tiles, axis=0: np.concatenate(_listed(tiles), axis=int(axis))),
+        LibraryKernel("int", int),
+        LibraryKernel("float", float),
+        LibraryKernel("bool", bool),
+        LibraryKernel("abs", lambda x: abs(wide(x))),
+        LibraryKernel("max", max),
+        LibraryKernel("min", min),
+        LibraryKernel("len", len),
+        LibraryKernel("none", lambda: None),
+        LibraryKernel("use", lambda result, *values: result),
+        LibraryKernel("data", lambda draw: draw()),
+    )
 }
-"""The kernels by name."""
+"""All kernels, and functions that take no tiles, by name."""
+
+KERNELS = {name: kernel for name, kernel in CONTRACTS.items() if kernel.compute is not no_kernel}
+"""Those that a machine has."""

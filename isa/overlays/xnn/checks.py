@@ -25,7 +25,8 @@ from .row_statistics import QUARTER_WORDS
 
 
 def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
-    """Everything below. Where sends do not equal receives it is not known which tile goes where, so tiles are then not
+    """All findings about a program: of tiles and buffers, exchanges of neighbours, vectors, statistics of rows.
+    balanced: sends equal receives on every stream. Otherwise it is not known which tile goes where, so tiles are not
     followed beyond the Mem that sends them."""
     flow = Flow(expansion)
     yield from flow.findings(balanced)

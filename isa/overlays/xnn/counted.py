@@ -149,6 +149,8 @@ class CountedMem(Counted, RingUnit):
 
 
 class CountedMemA(CountedMem, MemAUnit):
+    """A MemA; its statistics of rows count as row tiles."""
+
     factors = CountedFactors
 
     @property
@@ -169,6 +171,8 @@ class CountedMemA(CountedMem, MemAUnit):
 
 
 class CountedMemB(CountedMem, MemBUnit):
+    """A MemB0 or MemB1 whose buffers count."""
+
     @property
     def state(self) -> Hashable:
         return self.registers, self.cur, *(b.held for b in self.buffers)
@@ -183,6 +187,8 @@ class CountedMemB(CountedMem, MemBUnit):
 
 
 class CountedMemB2(CountedMemB, MemB2Unit):
+    """A MemB2 whose buffers count."""
+
     def tiles(self, rows: int, cols: int) -> str:
         return f"{rows} row tiles" if cols == 1 else f"{rows}x{cols} tiles"
 
@@ -191,6 +197,8 @@ class CountedMemB2(CountedMemB, MemB2Unit):
 
 
 class CountedMemC(CountedMem, MemCUnit):
+    """A MemC whose buffers count, that of the table included."""
+
     tables: list[CountedBuffer]  # type: ignore[assignment]
     fill = "recv"
     softmax = CountedSoftmax
@@ -231,7 +239,8 @@ class CountedMemC(CountedMem, MemCUnit):
 
 
 class CountedVector:
-    """A bias or previous-layer weights in an MME, None where nothing has ever been loaded. loaded: by this very op."""
+    """A bias, or previous-layer weights, of an MME. tile: what it was loaded from; None if it never was. loaded: the op
+    that uses it has loaded it."""
 
     def __init__(self, unit: CountedMme, what: str, tile: Tile | None, loaded: bool) -> None:
         self.unit, self.what, self.tile = unit, what, tile
@@ -288,6 +297,7 @@ class CountedMme(Counted, MmeUnit):
         return Tile(a.rows, b.cols if full_n else min(b.cols, 64))
 
     def need_columns(self, a: Tile, depth: int) -> None:
+        """Report an A tile of which fewer than `depth` columns are valid."""
         if a.cols < depth:
             text = f"works in K = {depth} mode on an A tile with {a.cols} valid columns, {{sender}}"
             self.report(Problem("X05", text, f"load {depth} columns (dim2={depth}), or clear k128", sender=a.sender))
@@ -321,6 +331,6 @@ _COUNTED: dict[type[Unit], type[Unit]] = {
 
 
 def counted(overlay: Overlay) -> Overlay:
-    """The same machine, on tokens that carry counts."""
+    """The overlay with units that work on tokens which carry counts instead of numbers."""
     units = [dataclasses.replace(u, behaviour=_COUNTED.get(u.behaviour, u.behaviour)) for u in overlay.units]
     return dataclasses.replace(overlay, units=tuple(units))

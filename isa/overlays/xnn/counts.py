@@ -91,10 +91,12 @@ class Held(NamedTuple):
 
     @property
     def filled(self) -> bool:
+        """Whether there is anything valid in the buffer."""
         return bool(self.tiles or self.groups)
 
     @property
     def lost(self) -> bool:
+        """Whether what is in the buffer would be lost if it were filled again: nothing was sent or stored of it."""
         return self.filled and not self.used
 
 
@@ -168,7 +170,7 @@ class CountedBuffer(Buffer):
         self._keep(dict(self.held.tiles) | {(i, j): WHOLE for i in range(rows) for j in range(cols)})
 
     def _use(self, verb: str) -> bool:
-        """Before some of it leaves: whether it holds anything."""
+        """Note that some of the buffer leaves. Returns whether it holds anything; if not, that is reported."""
         if not self.held.filled:
             self.unfilled(verb)
         self.held = self.held._replace(used=True)
@@ -184,7 +186,7 @@ class CountedBuffer(Buffer):
         self.unit.report(Problem("X01", f"{verb}s a buffer that nothing has filled", way_out))
 
     def stale(self, what: str, has: str) -> None:
-        """Report that more is used than is valid."""
+        """Report that a uOP uses more than is valid. what: it does; has: what there is."""
         text = f"{what}; the buffer holds {has}, the rest is stale"
         self.unit.report(Problem("X03", text, "make the two sizes agree"))
 
@@ -270,7 +272,8 @@ class Counted(Unit):
 
     @property
     def state(self) -> Hashable:
-        """What later uOPs depend on: equal states take equal steps."""
+        """What later uOPs depend on, as one value: in equal states a uOP takes equal steps. Set it to return to a
+        state. Every subclass has its own."""
         raise NotImplementedError
 
     @state.setter

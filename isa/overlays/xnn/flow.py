@@ -37,6 +37,7 @@ class _Line(NamedTuple):
     """Which unit sent it, by position in the overlay: a Mesh hands on what others sent."""
 
     def at(self, where: Ints) -> _Line:
+        """The tiles at these positions of the stream, in this order."""
         return _Line(*(column[where] for column in self))
 
 

@@ -306,7 +306,7 @@ def lint_lpddr(mop: Lpddr) -> Iterator[str]:
         yield "a vector without destination goes to MemB1"
 
 
-def transfer(unit: UnitSpec, uop: Transfer | RowTransfer) -> BankAccess | None:
+def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
     """Return the off-chip access of a uOP; None if it makes none. Of kept rows it is all that lies between the first
     and the last that they may be."""
     if isinstance(uop, RowTransfer):
@@ -314,7 +314,7 @@ def transfer(unit: UnitSpec, uop: Transfer | RowTransfer) -> BankAccess | None:
             return None
         below = (uop.limit - 1) // BLOCK_ROWS * uop.pitch + (uop.chunks - 1) * uop.chunk_stride
         return BankAccess(str(unit.bank), uop.addr, below * UNIT + BLOCK, True, partial=True)
-    if uop.peer and uop.size:
+    if isinstance(uop, Transfer) and uop.peer and uop.size:
         return BankAccess(str(unit.bank), uop.addr, uop.size, uop.store)
     return None
 

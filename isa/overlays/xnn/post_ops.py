@@ -26,6 +26,8 @@ class Softmax:
         self.left = 0
 
     def begin(self) -> None:
+        """Take the scores, (rows, cols) float32, from the buffer; they are replaced in place. Multiplies them by
+        `scale`."""
         self.x = self.unit.buffers[self.side].x[: self.rows, : self.cols]
         if self.reg.scale != 1.0:
             self.x *= np.float32(self.reg.scale)
@@ -39,6 +41,7 @@ class Softmax:
             self.x[:] = np.float32(self.scores.cap) * (1 - np.float32(2) / (np.exp(y + y) + 1))
 
     def set_left(self, columns: int) -> None:
+        """Note how many columns the neighbour's part has; they come before those of the odd MemC of a pair."""
         self.left = columns if self.odd else 0
 
     def _valid(self) -> npt.NDArray[np.bool_] | None:
@@ -55,15 +58,18 @@ class Softmax:
         return valid
 
     def own_max(self) -> tuple[Array]:
+        """The largest valid score of each row, (rows,) float32, for the neighbour; -inf for a row without one."""
         valid = self._valid()
         x = self.x if valid is None else np.where(valid, self.x, -np.inf)
         self.top = x.max(axis=1, initial=-np.inf).astype(np.float32)
         return (self.top,)
 
     def other_max(self, top: Array) -> None:
+        """Take the neighbour's maxima, (rows,): both go on with the larger one."""
         self.top = np.maximum(self.top, top)
 
     def own_sum(self) -> tuple[Array]:
+        """Replace the scores by their exps. Returns the sum of each row, (rows,) float32, for the neighbour."""
         self._exp()
         return (self.total,)
 
@@ -82,9 +88,11 @@ class Softmax:
             self.total = self.x.sum(axis=1, dtype=np.float32)
 
     def other_sum(self, total: Array) -> None:
+        """Add the neighbour's sums, (rows,)."""
         self.total = self.total + total
 
     def finish(self) -> None:
+        """Multiply each row by the reciprocal of its sum: scores have become probabilities."""
         if self.reg.alone:
             self._exp()
         with np.errstate(invalid="ignore"):
@@ -154,20 +162,24 @@ class Norm:
         return self.unit.buffers[self.side].x[: self.rows, : min(self.reg.norm_cols, self.unit.size.columns)]
 
     def own_sum(self) -> tuple[Any]:
+        """The sum of each row, (rows,) float32, and the number of columns that it counts, for the neighbour."""
         part = self._part()
         self.sum, self.count = part.sum(axis=1, dtype=np.float32), part.shape[1]
         return ((self.sum, self.count),)
 
     def other_sum(self, token: Any) -> None:
+        """Take the neighbour's sums and its number of columns, and make the mean of each row."""
         total, count = token
         self.mean = ((self.sum + total) / np.float32(max(self.count + count, 1)))[:, None]
 
     def own_squares(self) -> tuple[Any]:
+        """The sum of squared deviations from the mean of each row, (rows,) float32, and the number of columns."""
         centred = self._part() - self.mean
         self.squares, self.count = np.square(centred).sum(axis=1, dtype=np.float32), centred.shape[1]
         return ((self.squares, self.count),)
 
     def other_squares(self, token: Any) -> None:
+        """Take the neighbour's squares and its number of columns, and make the variance of each row."""
         total, count = token
         self.columns = max(self.count + count, 1)
         self.variance = (self.squares + total) / np.float32(self.columns)
@@ -177,10 +189,12 @@ class Norm:
         return packed(self.mean[:, 0], self.variance, self.columns)
 
     def normalise(self, token: Any) -> None:
+        """Take the neighbour's squares, then replace the rows in the buffer by normalised ones."""
         self.other_squares(token)
         self.scale()
 
     def scale(self) -> None:
+        """Replace the rows in the buffer by (x - mean) / sqrt(variance + eps); columns behind `norm_cols` become 0."""
         part = self._part()
         part -= self.mean
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -83,6 +83,7 @@ FILL_ANYHOW_AND_SEND = (Work("load", "", writes=3), Work("send", "", reads=1))
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
+    """What the machine takes of the device: unit by unit, then streams, ports and the instruction path."""
     for unit in overlay.units:
         if unit.memory is not None:
             yield buffers(unit)
@@ -92,7 +93,8 @@ def needs(overlay: Overlay) -> Iterator[Need]:
 
 
 def buffers(unit: UnitSpec, ultra: bool | None = None) -> Need:
-    """The slots of a unit. ultra: in UltraRAM; None: if they are deep enough for it."""
+    """The RAM blocks of a unit's slots. ultra: UltraRAM, or block RAM; None: UltraRAM if they are deep enough for
+    it."""
     memory = memory_of(unit)
     width, depth = WORD_BITS // memory.banks, memory.rows * memory.columns // BEAT
     if ultra is None:
@@ -133,7 +135,7 @@ registers."""
 
 
 def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
-    """Of a MemC."""
+    """Whether a MemC computes softmax: only those that do exchange numbers of rows with a neighbour."""
     return any(s.src == unit.name and s.token is ROW_TOKEN for s in overlay.streams)
 
 
@@ -157,7 +159,7 @@ def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[Work]) -> Iterator[Ne
 
 
 def frame(overlay: Overlay, unit: UnitSpec) -> Need:
-    """The state of a unit, and its ports to MMEs or from them."""
+    """LUTs of a unit's state, and of its ports to or from MMEs."""
     of_unit = [s for s in overlay.streams if unit.name in (s.src, s.dst)]
     bits = sum(width_of(s) for s in of_unit if "MME" in (overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind))
     return Need("LUT", ceil(REGISTER_SLICE * bits) + UNIT, f"ports and state of {unit.kind}", True)
@@ -188,7 +190,7 @@ def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def mesh(overlay: Overlay, unit: UnitSpec, *, full: bool = False) -> Iterator[Need]:
-    """A destination chooses among those sources that have a route to it. full: among all of them."""
+    """LUTs of a Mesh: each destination chooses among the sources that have a route to it. full: among all sources."""
     sinks = [s.dst for s in overlay.streams if s.src == unit.name]
     sources = sum(s.dst == unit.name for s in overlay.streams)
     ways = [sources if full else sum(to == sink for _, to in unit.routes or ()) for sink in sinks]
@@ -214,8 +216,8 @@ def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def added(overlay: Overlay, base: Overlay) -> Mapping[str, Mapping[str, int]]:
-    """What an overlay needs more than the one that it extends: by capability, and by resource. A negative number is of
-    a resource that it needs less of."""
+    """What an overlay needs more than the one that it extends: by capability, and by resource. Negative: it needs
+    less."""
     found = {True: Counter[tuple[str, str]](), False: Counter[tuple[str, str]]()}
     for machine in (overlay, base):
         for need in needs(machine):

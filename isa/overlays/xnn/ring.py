@@ -137,7 +137,7 @@ class RingUnit(Unit):
 
 
 def nothing() -> Steps:
-    """No steps."""
+    """Steps that do nothing."""
     yield from ()
 
 

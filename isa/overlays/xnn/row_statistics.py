@@ -26,7 +26,8 @@ SPACING = QUARTER // TILE
 
 
 def packed(mean: Array, variance: Array, columns: int) -> Array:
-    """The quarter blocks of rows. mean, variance: (rows,). Returns (rows / 128, 2048)."""
+    """Return statistics of rows as they lie off chip, (rows / 128, 2048) float32. mean, variance: (rows,). columns:
+    over how many."""
     out = np.zeros((len(mean), SPACING), np.float32)
     out[:, 0], out[:, 1], out[:, 2] = mean, variance, columns
     return out.reshape(-1, QUARTER)

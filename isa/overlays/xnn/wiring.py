@@ -12,7 +12,7 @@ from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.resources import VC1902, Deviation
 from ...fields import Record
 from ...layout import UNIT, UNIT_BYTES
-from ...overlay import BankAccess, InstructionFormat, OpList, Overlay
+from ...overlay import InstructionFormat, OpList, Overlay
 from ...versal.memory import memory_of
 from ...versal.mme import MAX_OPS
 from ...versal.off_chip import addresses
@@ -167,11 +167,6 @@ def lint(mop: Any) -> Iterator[str]:
     return _LINT[type(mop)](mop) if type(mop) in _LINT else iter(())
 
 
-def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
-    """Return the off-chip access of a uOP; None if it makes none."""
-    return off_chip.transfer(unit, uop) if isinstance(uop, f.Transfer | f.RowTransfer) else None
-
-
 def refit(overlay: Overlay) -> Overlay:
     """Return an overlay with other sizes with the capabilities that it then has. Raises `ProgramError` for sizes that
     no field can say, for MMEs whose MemC has gone, and for MemCs whose neighbour has."""
@@ -246,7 +241,7 @@ XNN_BASE = Overlay(
     address_unit=UNIT,
     image_bytes=512 << 10,  # of the reference setup, contract section 4
     legal=legal,
-    transfer=transfer,
+    transfer=off_chip.transfer,
     flops=mme.flops,
     lint=lint,
     semantic_checks=rules,

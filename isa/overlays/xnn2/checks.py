@@ -28,8 +28,9 @@ HALVES = 2
 
 
 def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
-    """Everything below. balanced: sends equal receives on every stream, so that it is known which tile goes where. What
-    is wrong with the counts of tokens alone is not repeated: streams that do not balance have findings of their own."""
+    """All findings about a program: of the memories X, T, K and V, of joined statistics, heads, rotations, and halves
+    of tiles. balanced: sends equal receives on every stream, so that it is known which tile goes where. What is wrong
+    with the counts of tokens alone is not repeated: streams that do not balance have findings of their own."""
     for unit in expansion.overlay.by_kind["XIn"]:
         yield from Rows(expansion, unit.index).findings()
     for unit in expansion.overlay.by_kind["TIn"]:

@@ -1,11 +1,20 @@
-"""The loops of the units, as hw/versal/xnn2 states them to the HLS compiler."""
+"""What the loops of the units cost in cycles, as hw/versal/xnn2 states them to the HLS compiler, beside the rates.
+
+A loop of one round computes 32 elements a cycle. A loop of n rounds computes 32 / n elements a cycle, and has as many
+operators fewer. What is on the way to an MME or a Softmax must take one round: an MME takes a tile in 964 cycles, a
+Softmax gets one in 537. A result comes in 964 cycles at the earliest, and mostly after several products.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from ....machine.resources import Cost
+from ...overlay import Overlay
 from ...versal import loop as versal
 from ...versal.loop import Loop
+from ...versal.tiles import BEATS, BLOCK_WORDS, TILE
+from .scratch import GROUPS
 
 LOOPS: Mapping[str, Loop] = {
     **versal.LOOPS,
@@ -23,3 +32,41 @@ LOOPS: Mapping[str, Loop] = {
     "rotate": Loop(1, 50, "a beat, two elements a round: norm of a head, gains, rotation", rounds=16),
     "activation": Loop(1, 150, "a beat, two elements a round: activation, gate", rounds=16),
 }
+
+
+def costs(overlay: Overlay) -> Iterator[Cost]:
+    """Cycles of each kind of work by these loops, beside the time that the simulator charges."""
+    rate, clock_hz = overlay.seconds, overlay.clock_hz
+    loop = {name: x.cycles for name, x in LOOPS.items()}
+    statistics, combine = LOOPS["statistics"].rounds, LOOPS["combine"].rounds
+    beat = BEATS * rate["mesh_beat"]
+
+    def cost(what: str, cycles: int, simulated: float, remark: str = "") -> Cost:
+        return Cost(what, cycles, cycles / clock_hz, simulated, remark)
+
+    yield cost("X, T, K, V, W: send a tile", loop["send"](BEATS), beat)
+    yield cost("X, T: take a tile", loop["take"](BEATS), beat)
+    yield cost("T, K, V: take a 128x64 block", loop["take"](BLOCK_WORDS), BLOCK_WORDS * rate["mem_word"])
+    yield cost("MeshA, MeshB: a tile", loop["mesh"](BEATS), beat)
+    of_rows = loop["statistics"](BEATS + GROUPS) + loop["join"](TILE)
+    yield cost("X: take a tile, with statistics", of_rows, statistics * beat, "then rows are joined")
+    normalised = loop["factors"](TILE) + loop["send"](8 * BEATS)
+    yield cost("X: send eight tiles, normalised", normalised, TILE * rate["mem_word"] + 8 * beat)
+    yield cost("C: a tile, with bias or residual", loop["combine"](BEATS), combine * beat)
+    yield cost(
+        "Softmax: a tile",
+        loop["softmax"](BEATS + 2 * GROUPS),
+        BEATS * rate["softmax_beat"],
+        "the depth of the loop, once a head",
+    )
+    yield cost("Softmax: a tile, with soft cap", loop["softcap"](BEATS + 2 * GROUPS), BEATS * rate["softcap_beat"])
+    yield cost("T: send a head of four tiles of probabilities", loop["send"](4 * (BEATS + 2 * GROUPS)), 4 * beat)
+    yield cost("Post: activation of a tile", loop["activation"](BEATS), BEATS * rate["activation_beat"])
+    rotated = BEATS * rate["rotate_beat"]
+    yield cost("Post: rotation of a tile", loop["rotate"](BEATS), rotated)
+    sums = loop["head_sums"](BEATS) + loop["head_factors"](2 * TILE)
+    heads = 2 * sums + loop["rotate"](BEATS)
+    charged = 2 * LOOPS["head_sums"].rounds * beat + rotated
+    yield cost("Post: norm of heads of a tile", heads, charged, "factors of rows")
+    decode = overlay.format_of("MeshA").decode_cycles
+    yield cost("decoder: a uOP", 1, decode * rate["decode"], "units take longer for one than this")

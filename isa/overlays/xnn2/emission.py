@@ -150,8 +150,8 @@ class Emission:
         self._add(f"XOut{lane}", XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
 
     def _statistics(self, slot: int) -> int:
-        """What stands for the statistics of the bank of a slot, among the slots of X: tiles that they count write it,
-        norms read it."""
+        """The number, behind those of the slots of X, under which tokens are counted for the statistics of a slot's
+        bank: tiles that they count write it, norms read it."""
         return BANKS * self.columns + slot // self.columns
 
     def store_rows(
@@ -211,7 +211,7 @@ class Emission:
         self._add(writer_of(memory), KvIn(slot=first, tiles=1, source=lane, second=second, wait=wait))
 
     def _in_writer(self, memory: int, slot: int) -> int:
-        """A slot of a K or V, as its write port counts."""
+        """The number that the write port of a K or V has for a slot of one of its two memories."""
         assert self.overlay.lanes is not None
         return memory % OF_PORT * self.overlay.lanes.heads + slot
 
@@ -292,7 +292,8 @@ class Emission:
         self._add(unit, Soft(tiles=tiles, **fields))
 
     def _more(self, unit: str, record: Record, field: str) -> None:
-        """Add an instruction, or to the last one if that does the same."""
+        """Add an instruction; if the last one of the unit differs from it in `field` alone, add its number there
+        instead."""
         made = self.made[unit]
         if made:
             total = getattr(made[-1], field) + getattr(record, field)
@@ -302,12 +303,12 @@ class Emission:
         self._add(unit, record)
 
     def _add(self, unit: str, made: Any) -> None:
-        """Add an instruction, or products, for the segment that is begun."""
+        """Add an instruction, or products, for the segment that is being emitted."""
         self.made[unit].append(made)
         self.owners[unit].append({self.segment})
 
     def _change(self, unit: str, made: Any) -> None:
-        """Let the last instruction do something for the segment that is begun as well."""
+        """Replace the last instruction of a unit; it then serves the segment that is being emitted as well."""
         self.made[unit][-1] = made
         self.owners[unit][-1].add(self.segment)
 
@@ -386,12 +387,12 @@ def _peer(name: str) -> str:
 
 
 def _read(name: str) -> str:
-    """The read port of a memory; W is its own."""
+    """The read port of a memory, by the memory's name: `X0` has XOut0. W has no ports of its own."""
     return name if name[0] == "W" else f"{name[:-1]}Out{name[-1]}"
 
 
 def _norm(norm: RowNorm | None) -> dict[str, Any]:
-    """The fields of a read port of X for a norm."""
+    """The fields of XOut or XStore that say a norm; none for none."""
     return {} if norm is None else {"normalise": 1, "eps": norm.eps, "rms": int(norm.rms)}
 
 

@@ -22,7 +22,7 @@ from ....machine.description import Capability, Memory, Rate, Stream, UnitSpec, 
 from ....machine.resources import VC1902
 from ....machine.token_type import TokenType
 from ...fields import Record
-from ...lanes import RowLanes
+from ...lanes import RowLanes, Weight
 from ...layout import UNIT, UNIT_BYTES
 from ...overlay import InstructionFormat, OpList, Overlay, one_uop
 from ...versal.mme import HALF_MODES, MATMUL_SIZES, MAX_OPS
@@ -31,8 +31,7 @@ from ...versal.rates import ISSUING, MOVING
 from ...versal.tiles import BEAT, BEATS, BLOCK_TOKEN, BLOCK_WORDS, TILE
 from . import mesh, mme, off_chip, operands, results, rows, scratch
 from .checks import rules
-from .cycles import LOOPS
-from .loops import costs
+from .cycles import LOOPS, costs
 from .mesh import LaneMeshA, LaneMeshB, LaneMeshUnit, left_sources, right_sources
 from .mme import LaneMme, LaneMmeUnit, flops, repeat
 from .off_chip import DDR_SINKS, DDR_SOURCES, LaneBankUnit, LaneDdr, LaneLpddr
@@ -185,11 +184,6 @@ def _streams() -> tuple[Stream, ...]:
     return tuple(out)
 
 
-def transfer(unit: UnitSpec, uop: Any) -> Any:
-    """The off-chip access of a uOP; None if it makes none."""
-    return off_chip.transfer(unit, uop)
-
-
 _LEGAL: Mapping[type, Callable[[UnitSpec, Any], Iterator[str]]] = {
     off_chip.LaneTransfer: off_chip.legal,
     W: operands.legal_w,
@@ -210,18 +204,6 @@ _LEGAL_PORTS: Mapping[type, Callable[[UnitSpec, Any, int], Iterator[str]]] = {
     KvOut: operands.legal_kv_out,
 }
 """Of ports: they need the slots of their memory."""
-_LINT: Mapping[type, Callable[[Any], Iterator[str]]] = {
-    LaneLpddr: off_chip.lint_lpddr,
-    KvIn: operands.lint_kv_in,
-    XIn: rows.lint_in,
-    XOut: rows.lint_norm,
-    XStore: rows.lint_norm,
-    TIn: scratch.lint_in,
-    TOut: scratch.lint_out,
-    LaneMme: mme.lint,
-    Post: results.lint_post,
-    Soft: results.lint_soft,
-}
 
 
 def legal(lanes: RowLanes, unit: UnitSpec, uop: Any) -> Iterator[str]:
@@ -244,8 +226,34 @@ def slots_of(lanes: RowLanes, port: UnitSpec) -> int:
 
 
 def lint(mop: Any) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    return _LINT[type(mop)](mop) if type(mop) in _LINT else iter(())
+    """Yield warnings on fields of a mOP, or of an op of an MME, that the unit ignores."""
+    match mop:
+        case LaneLpddr(to=Weight.W0 | Weight.W1) if mop.lanes:
+            yield "weights go to W0 or W1; lanes is ignored"
+        case KvIn(source=operands.FROM_DDR) if mop.second:
+            yield "blocks from DDR come one by one; second is ignored"
+        case XIn(tiles=0) if mop.add or mop.statistics or mop.columns:
+            yield "takes no tiles; add, statistics and columns are ignored"
+        case XIn(statistics=0) if mop.columns:
+            yield "makes no statistics; columns is ignored"
+        case XOut() | XStore():
+            if mop.rms and not mop.normalise:
+                yield "does not normalise; rms is ignored"
+            if mop.normalise and not mop.tiles:
+                yield "sends no tiles; normalise is ignored"
+        case TIn(tiles=0) if mop.part:
+            yield "takes no tiles; part is ignored"
+        case TOut(tiles=0) if mop.part or mop.weights:
+            yield "sends no tiles; part and weights are ignored"
+        case LaneMme() if mop.length and mop != LaneMme(length=mop.length, times=mop.times):
+            yield "a repeat makes no results itself; all fields but length and times are ignored"
+        case Post(norm=0) if mop.rms or mop.columns:
+            yield "normalises no heads; rms and columns are ignored"
+        case Soft():
+            if mop.offset and not mop.causal:
+                yield "not causal; offset is ignored"
+            if mop.low and not mop.windowed:
+                yield "not windowed; low is ignored"
 
 
 def refit(overlay: Overlay) -> Overlay:
@@ -305,7 +313,7 @@ XNN2 = Overlay(
     max_bank_bytes=(LaneDdr.field("addr").bounds[1] + 1) * UNIT_BYTES,
     legal=partial(legal, _LANES),
     lint=lint,
-    transfer=transfer,
+    transfer=off_chip.transfer,
     semantic_checks=rules,
     flops=flops,
     lanes=_LANES,

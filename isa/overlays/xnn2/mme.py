@@ -88,9 +88,3 @@ def legal(unit: UnitSpec, op: LaneMme) -> Iterator[str]:
             yield f"{part}={results}, {part}_depth={depth}: a part has results and products, or neither"
     if op.k64 and op.n64:
         yield "K = 64 and N = 64 are two modes; there is none of both"
-
-
-def lint(op: LaneMme) -> Iterator[str]:
-    """Yield warnings on fields of an op that the unit ignores."""
-    if op.length and (op.first or op.first_depth or op.second or op.second_depth or op.k64 or op.n64):
-        yield "a repeat makes no results itself; all fields but length and times are ignored"

@@ -105,9 +105,3 @@ def legal(unit: UnitSpec, uop: LaneTransfer) -> Iterator[str]:
         yield "moves no elements"
     if uop.size % uop.piece:
         yield f"size {uop.size} is not a multiple of {uop.piece} elements"
-
-
-def lint_lpddr(mop: LaneLpddr) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if mop.lanes and mop.to in (Weight.W0, Weight.W1):
-        yield "weights go to W0 or W1; lanes is ignored"

@@ -232,9 +232,3 @@ def _without(unit: UnitSpec, lanes: int, have: range) -> Iterator[str]:
     missing = [i for i in range(LANES) if lanes >> i & 1 and i not in have]
     if missing:
         yield f"{unit.name} has no stream to lane {missing[0]}"
-
-
-def lint_kv_in(mop: KvIn) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if mop.second and mop.source == FROM_DDR:
-        yield "blocks from DDR come one by one; second is ignored"

@@ -28,7 +28,8 @@ Columns = Mapping[str, Ints]
 
 
 def fields_of(expansion: Expansion, unit: str, record: type[Record]) -> Columns:
-    """The fields of all uOPs of a unit, but numbers with a fraction."""
+    """The values of all uOPs of a unit by field, each an array as long as its program. Fields of real numbers are left
+    out."""
     distinct, of = np.unique(expansion.sequences[unit].kinds, return_inverse=True)
     uops = [expansion.uops[kind] for kind in distinct.tolist()]
     return {
@@ -61,7 +62,8 @@ class Written:
 
     @staticmethod
     def of(waits: Ints, tiles: Ints, cells: Ints, at: Ints) -> Written:
-        """cells, at: the writes in any order, cell and number of the tile."""
+        """Put writes in order. waits, tiles: by operation, what it waits for and how many tiles it writes. cells, at:
+        the writes in any order, as cell and number of the tile."""
         order = np.lexsort((at, cells))
         op = np.concatenate([[-1], spread(tiles)[0]])
         return Written(np.cumsum(waits), np.cumsum(tiles), op, cells[order], at[order])
@@ -73,11 +75,11 @@ class Written:
         return np.where(np.concatenate([self.cell, [-1]])[found] == cells, found, -1)
 
     def last_tile(self, cells: Ints, bounds: Ints) -> Ints:
-        """As `last`, the number of the tile; 0 if there is none."""
+        """For each cell, the number of the last tile up to a bound that was written to it; 0 if there is none."""
         return np.concatenate([self.tile, [0]])[self.last(cells, bounds)]
 
     def only(self, keep: Flags) -> Written:
-        """Without some of the writes."""
+        """The same without the writes for which `keep` is false."""
         return Written(self.waited, self.ends, self.op, self.cell[keep], self.tile[keep])
 
     def before(self, op: Ints) -> Ints:
@@ -128,7 +130,7 @@ class Told:
 
 
 class Memory(ABC):
-    """The two ports of a memory."""
+    """The two ports of a memory, and what is wrong with the order of their operations."""
 
     kind: str
     earlier = "uOPs before it"
@@ -174,7 +176,7 @@ class Memory(ABC):
         told.uops.add(uop)
 
     def place(self, unit: str, uop: int) -> str:
-        """A uOP that a message names besides that which it is about."""
+        """The words for a uOP that a message names besides the one that it is about."""
         return f"{unit} uOP {uop} ({self.x.where(unit, uop)})"
 
     # -- order of reads and writes
@@ -220,7 +222,7 @@ class Memory(ABC):
             self.report("Y02", self.writer, op, text, help, rule=port.name)
 
     def wait_longer(self, written: Written, port: Reads, uop: int, tile: int) -> str:
-        """How a read waits for a tile."""
+        """The help of a finding: how operation `uop` of a read port can wait for a tile."""
         return f"raise its `wait` by {tile - int(port.low[uop])}, or that of uOPs before it"
 
     def contradictions(self, written: Written, port: Reads) -> None:

@@ -120,7 +120,8 @@ class ReadPort(Unit):
 
 
 def send(sinks: Sequence[Channel], tiles: Sequence[Any], make: Any) -> Burst:
-    """The burst that sends tiles to all sinks. tiles: their places; make: gives the tile at a place."""
+    """The burst that sends tiles to all sinks at once. tiles: where they are; make: returns the tile, (128, 128)
+    float32, at such a place."""
     at = 0
 
     def some(n: int) -> tuple[list[Array], ...]:
@@ -154,7 +155,7 @@ def tile_by(
 
 def blocks_in(source: Channel, count: int, take: Any) -> Iterator[Step]:
     """The steps that take `count` blocks from off-chip memory. take: is called with the number of each block, and the
-    block."""
+    block, (128, 64) float32."""
     for number in range(count):
 
         def one(piece: Any, number: int = number) -> None:
@@ -164,7 +165,7 @@ def blocks_in(source: Channel, count: int, take: Any) -> Iterator[Step]:
 
 
 def blocks_out(sink: Channel, make: Any) -> Iterator[Step]:
-    """The steps that send a tile to off-chip memory. make: gives the tile."""
+    """The steps that send a tile to off-chip memory, as two blocks. make: returns the tile, (128, 128) float32."""
     for half in range(TILE_BLOCKS):
 
         def one(half: int = half) -> tuple[Array]:

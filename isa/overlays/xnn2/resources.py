@@ -107,6 +107,7 @@ HEAD_PORTS = (Work("take", "", writes=1), *OF_PORT * (Work("send", "", reads=1),
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
+    """What the machine takes of the device: unit by unit, then streams, ports and the instruction path."""
     for unit in overlay.units:
         if unit.kind in UNITS:
             yield from UNITS[unit.kind](unit)
@@ -258,7 +259,7 @@ def is_wide(stream: Stream) -> bool:
 
 
 def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """The multiplexers behind the streams to it, and its state."""
+    """LUTs of a unit's state, and of the multiplexers behind the streams to it."""
     sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
     inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
     yield Need("LUT", UNIT, "state of units", True)
@@ -268,7 +269,8 @@ def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
-    """The FIFO that a stream is."""
+    """What the FIFO of a stream takes: LUTs or block RAM, by its width and depth; of one to or from an MME, its
+    ports."""
     source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
     part = f"streams {source.kind}->{sink.kind}"
     if "MME" in (source.kind, sink.kind):

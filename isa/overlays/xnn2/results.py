@@ -223,6 +223,7 @@ class Head:
         self.total = np.zeros(TILE, np.float32)
 
     def add(self, n: int, tiles: Any) -> tuple[list[Weighted]]:
+        """Take the next n tiles of scores, (128, 128) float32 each. Returns their exps, with the maxima so far."""
         return ([self._weighted(tile) for tile in tiles],)
 
     def _weighted(self, tile: Array) -> Weighted:
@@ -248,6 +249,7 @@ class Head:
         return Weighted(out.reshape(TILE, TILE), tops)
 
     def end(self) -> tuple[Ended]:
+        """The last maximum and the sum of each row, (128,) float32 each; the maximum of a row without a key is 0."""
         return (Ended(np.where(np.isfinite(self.top), self.top, 0).astype(np.float32), self.total),)
 
 
@@ -291,17 +293,3 @@ def legal_soft(unit: UnitSpec, uop: Soft) -> Iterator[str]:
         yield f"{uop.keys} keys; {uop.tiles} tiles have {uop.tiles * TILE} columns"
     if uop.cap < 0:
         yield f"cap={uop.cap:g} must not be less than 0"
-
-
-def lint_post(mop: Post) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if not mop.norm and (mop.rms or mop.columns):
-        yield "normalises no heads; rms and columns are ignored"
-
-
-def lint_soft(mop: Soft) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if mop.offset and not mop.causal:
-        yield "not causal; offset is ignored"
-    if mop.low and not mop.windowed:
-        yield "not windowed; low is ignored"

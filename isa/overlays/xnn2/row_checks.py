@@ -34,7 +34,7 @@ class Rows(Memory):
         self.statistics(written, ports)
 
     def sums(self, written: Written) -> Ints:
-        """The writes that are added to, by the writes behind them."""
+        """The positions of the writes to which a later write adds. Reports writes that add to nothing."""
         (adds,) = np.nonzero(self.w["add"][written.op[written.tile]])
         onto = adds - 1
         empty = (onto < 0) | (written.cell[onto] != written.cell[adds])
@@ -45,6 +45,7 @@ class Rows(Memory):
         return np.asarray(onto[~empty])
 
     def sends(self, written: Written) -> Reads:
+        """The reads of XOut, an operation's slots each; none of operations that send nothing."""
         op, i = spread(np.where(self.r["times"] > 0, self.r["tiles"], 0))
         return reads_of(self.reader, written, self.r["wait"], op, self.r["slot"][op] + i)
 
@@ -122,7 +123,7 @@ class Rows(Memory):
         self.normalise(written, counted, store, uops[known], made, Joined(shares, joined, first[known]))
 
     def moving(self, written: Written, port: Reads, uops: Ints, made: Statistics, verb: str) -> Flags:
-        """Which operations use statistics while they may change; they are reported."""
+        """Whether each of these operations uses statistics while they may still change. Reports those."""
         low = made.count(port.low[uops])
         found: Flags = low != made.count(port.high[uops])
         for uop, first in zip(uops[found].tolist(), low[found].tolist(), strict=True):

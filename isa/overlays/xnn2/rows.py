@@ -290,19 +290,3 @@ def _banks(slot: int, tiles: int, slots: int, what: str) -> Iterator[str]:
     columns = slots // BANKS
     if tiles and slot // columns != (slot + tiles - 1) // columns:
         yield f"{what} slots {slot} to {slot + tiles - 1}, which lie in two banks; each has statistics of its own"
-
-
-def lint_in(mop: XIn) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if not mop.tiles and (mop.add or mop.statistics or mop.columns):
-        yield "takes no tiles; add, statistics and columns are ignored"
-    elif mop.columns and not mop.statistics:
-        yield "makes no statistics; columns is ignored"
-
-
-def lint_norm(mop: XOut | XStore) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if mop.rms and not mop.normalise:
-        yield "does not normalise; rms is ignored"
-    if mop.normalise and not mop.tiles:
-        yield "sends no tiles; normalise is ignored"

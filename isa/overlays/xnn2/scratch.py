@@ -199,15 +199,3 @@ def legal_out(unit: UnitSpec, uop: TOut, slots: int) -> Iterator[str]:
         yield "sends half tiles to X, which takes whole ones"
     if uop.weights and not unit.index & 1:
         yield f"{unit.name}, of an even lane, holds no probabilities"
-
-
-def lint_in(mop: TIn) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if mop.part and not mop.tiles:
-        yield "takes no tiles; part is ignored"
-
-
-def lint_out(mop: TOut) -> Iterator[str]:
-    """Yield warnings on fields of a mOP that the unit ignores."""
-    if not mop.tiles and (mop.part or mop.weights):
-        yield "sends no tiles; part and weights are ignored"

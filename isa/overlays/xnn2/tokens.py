@@ -21,7 +21,8 @@ ports.py)."""
 
 @dataclass
 class Slots:
-    """Tokens of one memory. Writes and reads must be added in an order in which they could be executed one by one."""
+    """The tokens between the two ports of one memory, counted. Writes and reads must be added in an order in which they
+    could be executed one by one."""
 
     written: int = 0
     """Tiles that were written so far."""
