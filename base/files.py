@@ -69,6 +69,13 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def cache_folder(name: str) -> Path:
+    """Return the folder of one of this user's caches: `rsn/NAME` in XDG_CACHE_HOME, or in ~/.cache. Raises
+    `RuntimeError` for a user without a home folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rsn" / name
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..host.boards.ssh_cache import default_folder
+from ..base.files import cache_folder
 from .checks import Check
 
 MEMINFO = Path("/proc/meminfo")
@@ -47,7 +47,7 @@ CMA = "add cma=512M to the kernel's boot arguments (docs/boards.md, step 7)"
 
 def disk() -> list[Check]:
     """Return the check of the disk that keeps weights."""
-    folder = default_folder()
+    folder = cache_folder("weights")
     what, purpose = "disk", f"weights, in {folder}"
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free

@@ -136,7 +136,7 @@ class Weights(_ByBuffer):
         buffer = self._buffers[name]
         with _opened(self._path) as file:
             tensor = file.get_tensor(name)
-        if name in self._checksums and self._checksums[name] != _checksum(tensor):
+        if name in self._checksums and self._checksums[name] != checksum(np.ascontiguousarray(tensor).data):
             raise TensorError(f"{self._path}: the checksum of {name!r} differs: the file is damaged; copy it again")
         try:
             return tensor if self._packed else pack(buffer, tensor)
@@ -194,8 +194,9 @@ class Images(_ByBuffer):
         return self._others[name]
 
 
-def _checksum(tensor: npt.NDArray[np.generic]) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(tensor).data, digest_size=16).hexdigest()
+def checksum(data: bytes | memoryview) -> str:
+    """Return the checksum that files of tensors and of models have: BLAKE2b of 16 bytes, in hexadecimal."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _read_checksums(path: str | os.PathLike[str], text: str) -> dict[str, Any]:
@@ -279,6 +280,6 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, 
         if target.suffix == ".npz":
             np.savez(temporary, **whole)  # type: ignore[arg-type]
         else:
-            checksums = json.dumps({n: _checksum(t) for n, t in whole.items()}) if packed else ""
+            checksums = json.dumps({n: checksum(t.data) for n, t in whole.items()}) if packed else ""
             metadata = {PACKED: "blocked 128x64", CHECKSUMS: checksums} if packed else None
             save_file(whole, temporary, metadata=metadata)

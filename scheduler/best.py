@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 
 from ..base.errors import ScheduleError
-from ..base.files import write_text
+from ..base.files import cache_folder, write_text
 from ..isa.overlay import Overlay
 from .graph import LayerGraph
 from .knobs import converted
@@ -133,9 +133,8 @@ def _key(network: LayerGraph, overlay: Overlay, seed: int) -> str:
 
 
 def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "rsn" / "schedules"
+        return cache_folder("schedules")
     except RuntimeError:  # a user without a home folder
         return Path(tempfile.gettempdir()) / "rsn" / "schedules"
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -39,67 +38,58 @@ PRODUCTS = ("matmul", "matmul_half_depth", "matmul_half_columns")
 
 
 @dataclass(frozen=True)
-class SegmentBound:
-    """Lower bounds of one segment. seconds: by resource. Other attributes as of `Segment`."""
+class _Bound:
+    """Lower bounds. seconds: by resource."""
 
-    name: str
-    kind: str
-    layers: tuple[str, ...]
-    seconds: Mapping[str, float]
+    seconds: dict[str, float]
 
     @property
     def binding(self) -> str:
         """The resource with the largest bound, "" if there is none."""
-        return _largest(self.seconds)
+        return max(self.seconds, key=self.seconds.__getitem__, default="")
 
     @property
     def bound_s(self) -> float:
-        """The largest bound in seconds."""
+        """The largest bound in seconds: nothing that does this work is faster."""
         return max(self.seconds.values(), default=0.0)
 
 
 @dataclass(frozen=True)
-class ProgramBound:
-    """Lower bounds of all segments. rates: names of the machine's rates that they follow from, in its order.
-    calibrated: those of them that were fitted to published latencies."""
+class SegmentBound(_Bound):
+    """Lower bounds of one segment. Other attributes as of `Segment`."""
+
+    name: str
+    kind: str
+    layers: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The bounds as values for JSON."""
+        facts = {"name": self.name, "kind": self.kind, "layers": self.layers, "seconds": self.seconds}
+        return facts | {"bound_s": self.bound_s, "binding": self.binding}
+
+
+@dataclass(frozen=True)
+class ProgramBound(_Bound):
+    """Lower bounds of all segments, and their sum by resource: segments may overlap, but each resource does one thing
+    at a time. rates: names of the machine's rates that they follow from, in its order. calibrated: those of them that
+    were fitted to published latencies."""
 
     segments: tuple[SegmentBound, ...]
     rates: tuple[str, ...]
     calibrated: tuple[str, ...]
 
-    @cached_property
-    def seconds(self) -> dict[str, float]:
-        """The sum over all segments by resource: segments may overlap, but each resource does one thing at a time."""
-        out: dict[str, float] = {}
-        for segment in self.segments:
-            for resource, seconds in segment.seconds.items():
-                out[resource] = out.get(resource, 0.0) + seconds
-        return out
-
-    @property
-    def binding(self) -> str:
-        """The resource with the largest sum, "" if there is none."""
-        return _largest(self.seconds)
-
-    @property
-    def bound_s(self) -> float:
-        """The largest sum in seconds: no program with these segments is faster."""
-        return max(self.seconds.values(), default=0.0)
-
     def as_json(self) -> dict[str, Any]:
         """The bounds as values for JSON."""
-        return {
-            "bound_s": self.bound_s,
-            "binding": self.binding,
-            "seconds": self.seconds,
-            "rates": self.rates,
-            "calibrated": self.calibrated,
-            "segments": [vars(s) | {"bound_s": s.bound_s, "binding": s.binding} for s in self.segments],
-        }
+        facts = {"bound_s": self.bound_s, "binding": self.binding, "seconds": self.seconds, "rates": self.rates}
+        return facts | {"calibrated": self.calibrated, "segments": [s.as_json() for s in self.segments]}
 
 
-def _largest(seconds: Mapping[str, float]) -> str:
-    return max(seconds, key=seconds.__getitem__, default="")
+def _summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The sum of seconds by resource."""
+    out: dict[str, float] = {}
+    for resource, seconds in pairs:
+        out[resource] = out.get(resource, 0.0) + seconds
+    return out
 
 
 def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = ()) -> ProgramBound:
@@ -117,10 +107,11 @@ def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = 
             if name not in layers:
                 raise ProgramError(f"segment {segment.name} computes {name}, which the network does not have")
     found = tuple(
-        SegmentBound(s.name, s.kind, s.layers, machine.seconds(_layers_of(s, overlay, layers))) for s in segments
+        SegmentBound(machine.seconds(_layers_of(s, overlay, layers)), s.name, s.kind, s.layers) for s in segments
     )
     rates = tuple(name for name in overlay.rates if name in machine.rates)
-    return ProgramBound(found, rates, tuple(name for name in rates if overlay.rates[name].calibrated))
+    whole = _summed(pair for segment in found for pair in segment.seconds.items())
+    return ProgramBound(whole, found, rates, tuple(name for name in rates if overlay.rates[name].calibrated))
 
 
 def _layers_of(segment: Segment, overlay: Overlay, layers: Mapping[str, Layer]) -> list[Layer]:
@@ -144,10 +135,8 @@ class _Resources:
 
     def seconds(self, layers: Sequence[Layer]) -> dict[str, float]:
         """Seconds of each resource for the layers of one segment."""
-        out: dict[str, float] = {}
-        for resource, seconds in (*self._computing(layers), *self._moving(layers)):
-            out[resource] = out.get(resource, 0.0) + seconds
-        return {resource: seconds for resource, seconds in out.items() if seconds}
+        found = _summed((*self._computing(layers), *self._moving(layers)))
+        return {resource: seconds for resource, seconds in found.items() if seconds}
 
     def _computing(self, layers: Iterable[Layer]) -> Iterator[tuple[str, float]]:
         for layer in layers:

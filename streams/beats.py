@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..isa.overlays.tasks.tree import last_cycles
 from .run import Run
 from .tree import Beat, Body, Choice, Node, Nodes, Region, Repeat, total
 
@@ -117,7 +118,7 @@ class _Taker:
         for beat in beats:
             *others, last = beat.ops
             alone = [self._nodes.beat((op,), 1, op.place) for op in others]
-            rest = max(1, beat.cycles - len(others))
+            rest = last_cycles(beat.cycles, len(others))
             self._made[beat] = (*alone, self._nodes.beat((last,), rest, last.place))
 
     def body(self, body: Body) -> Body:

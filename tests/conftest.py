@@ -60,7 +60,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if marked else None
 
 
-LONGEST = ("test_docs.py", "programs/test_serve_ray.py", "test_families_text.py", "test_dynamo.py")
+LONGEST = (
+    "test_docs.py",
+    "programs/test_serve_ray.py",
+    "test_families_text.py",
+    "test_dynamo.py",
+    "test_generate.py",
+    "host/test_generation.py",
+    "test_families_positions.py",
+    "test_writes.py",
+    "cli/test_raw_boards.py",
+)
 """The files whose tests take most time, from the longest on. They are first, so that no process is left alone with one
 of them at the end."""
 CUT = ("test_docs.py", "test_families_text.py")

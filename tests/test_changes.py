@@ -287,6 +287,7 @@ def test_a_failure_is_not_the_end() -> None:
         close(compiled(x), model(x))
 
 
+@pytest.mark.long
 def test_a_model_is_not_kept_alive() -> None:
     """Its weights have become the program's. What is gone changes no more."""
     model, x = Block().eval(), torch.randn(2, 5, C)

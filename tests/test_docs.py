@@ -49,11 +49,13 @@ LEARNED_FROM = [
 ]
 """Pages to type along with: no block of theirs goes untried."""
 LONG = {
+    "docs/dynamic-streams.md",
     "docs/experts.md",
     "docs/generation.md",
     "docs/getting-started.md",
     "docs/models.md",
     "docs/own-overlay.md",
+    "docs/ragged-decoding.md",
     "docs/rsnlib.md",
     "docs/serving.md",
     "docs/simulator.md",

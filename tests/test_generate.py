@@ -332,6 +332,7 @@ def test_a_model_that_writes_to_its_arguments_is_not_saved(tmp_path: Path) -> No
         compiled.save(tmp_path / "step.rsnmodel")
 
 
+@pytest.mark.long
 def test_a_static_cache_of_transformers() -> None:
     """Of a call with `rsn.compile`; the result has the cache that was given."""
     import rsn

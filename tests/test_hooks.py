@@ -106,7 +106,8 @@ def test_rsn_compile_follows_hooks(hook: Callable[[Any], Any]) -> None:
         assert agree(made, model, x)
 
 
-@pytest.mark.parametrize("backend", ["rsn", pytest.param("eager", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["rsn", "eager"])
 def test_which_hooks_torch_compile_follows(backend: str) -> None:
     """What the documentation says of torch.compile holds for its own backend, too."""
 

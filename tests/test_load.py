@@ -28,7 +28,7 @@ from rsn.base.errors import BoardError, ContainerError, TensorError, Unsupported
 from rsn.host.boards.sim import SimBoard  # noqa: E402
 from rsn.host.serving import QueueFull, RequestTimeout, State  # noqa: E402
 from rsn.isa.program import Role  # noqa: E402
-from rsn.tests.effort import cases, in_both, long, sampled  # noqa: E402
+from rsn.tests.effort import cases, in_both, long  # noqa: E402
 from rsn.tests.fuzz import models  # noqa: E402
 from rsn.tests.host.rigged import Rig  # noqa: E402
 
@@ -356,6 +356,7 @@ def test_a_server_cancels_times_out_and_refuses(tmp_path: Path) -> None:
         assert torch.equal(third.result(60), expected)
 
 
+@pytest.mark.long
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     class Own:
         def __init__(self, rows: Any) -> None:
@@ -490,7 +491,7 @@ def test_a_forked_process_opens_a_board_of_its_own(family: tuple[Any, Path]) -> 
         assert torch.equal(server.submit(**given(2, 9)).result(60)["rows"], expected)
 
 
-@pytest.mark.parametrize("dtype", sampled([torch.float16, torch.bfloat16], quick=[torch.bfloat16]))
+@pytest.mark.parametrize("dtype", [long(torch.float16), long(torch.bfloat16)])
 def test_half_precision(dtype: Any, tmp_path: Path) -> None:
     """Converted at the borders, as what was compiled does; a server takes float32, too."""
 

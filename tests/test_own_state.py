@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 import rsn  # noqa: E402
 from rsn.base.errors import UnsupportedError  # noqa: E402
 from rsn.host.model.torch_backend import Fallback  # noqa: E402
+from rsn.tests.effort import thinned  # noqa: E402
 
 
 class Stateful(nn.Module):
@@ -104,7 +105,7 @@ def same(made: Callable[..., Any], model: nn.Module, x: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("body", CHANGES)
+@pytest.mark.parametrize("body", thinned(CHANGES, 2))
 def test_changes_of_its_own_state(body: Callable[[Any, Any], Any]) -> None:
     inner, x = Stateful(body), torch.randn(2, 5, 24)
     model = nn.Sequential(inner).eval()
@@ -155,7 +156,7 @@ class Transformed(nn.Module):
         return self.transform(self.layer, x)
 
 
-@pytest.mark.parametrize("kind", MAPPED)
+@pytest.mark.parametrize("kind", thinned(MAPPED, 2))
 def test_transforms_that_consist_of_other_operators(kind: str) -> None:
     model, x = Transformed(MAPPED[kind]).eval(), torch.randn(2, 5, 24)
     same(torch.compile(model, backend="rsn"), model, x)

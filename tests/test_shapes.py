@@ -79,6 +79,7 @@ def test_by_position_and_without_optional_arguments() -> None:
         assert list(compiled.programs) == [(4,)]
 
 
+@pytest.mark.long
 def test_where_nothing_hides_what_is_filled_in() -> None:
     model = Classifier().eval()
     example = {"ids": inputs(2, 16)["ids"]}

@@ -15,6 +15,8 @@ from torch import nn  # noqa: E402 - torch first: it may be missing
 
 import rsn  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 
 class Block(nn.Module):
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import BoardError
-from ...base.files import replacing
+from ...base.files import cache_folder, replacing
 from ...isa.layout import Array
 
 MAX = 8 << 30
@@ -34,18 +34,12 @@ def is_checksum(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
-def default_folder() -> Path:
-    """Return the cache's folder: `rsn/weights` in XDG_CACHE_HOME, or in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rsn" / "weights"
-
-
 class WeightCache:
     """A folder with a file for each weight, named by its checksum. Several sessions may share it: files appear
     complete, and a file that another session removes stays readable to the one that has mapped it."""
 
     def __init__(self, folder: Path | None = None, most: int = MAX) -> None:
-        self.folder, self._most = folder or default_folder(), most
+        self.folder, self._most = folder or cache_folder("weights"), most
 
     def find(self, name: str, elements: int) -> Array | None:
         """Return the weight with this checksum, mapped; None if it is missing or damaged. The sender then sends it

@@ -9,7 +9,6 @@ Checksums detect a file that was altered or cut short.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ from ...base.version import __version__
 from ...isa.program import Program, Role, only_weights
 from ...rsnlib.call_padding import CallPadding, Cut, Factor, Sizes
 from ...rsnlib.shapes import Arguments, Batch, Dim, Length
-from ..tensors import Images, check_dtype
+from ..tensors import Images, check_dtype, checksum
 
 if TYPE_CHECKING:
     import torch
@@ -89,12 +88,12 @@ class _Tensors:
 
     def keep(self, what: str, tensor: torch.Tensor) -> str:
         tensor = tensor.detach().contiguous()
-        checksum = _checksum(tensor)
-        key = (tensor.dtype, tuple(tensor.shape), checksum)
+        found = _checksum(tensor)
+        key = (tensor.dtype, tuple(tensor.shape), found)
         if key not in self._names:
             name = f"{what}/{len(self.kept)}"
             self.kept[name] = tensor if tensor.nbytes == tensor.untyped_storage().nbytes() else tensor.clone()
-            self._names[key], self.checksums[name] = name, checksum
+            self._names[key], self.checksums[name] = name, found
         return self._names[key]
 
     def keep_array(self, what: str, array: np.ndarray[Any, Any]) -> str:
@@ -108,7 +107,7 @@ def _checksum(tensor: torch.Tensor) -> str:
 
     flat = tensor.reshape(-1)
     raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    return hashlib.blake2b(raw.data, digest_size=16).hexdigest()
+    return checksum(raw.data)
 
 
 def write(
@@ -131,13 +130,9 @@ def write(
     description["borders"] = None if borders is None else asdict(borders)
     description["checksums"] = tensors.checksums
     text = json.dumps(description, allow_nan=False)
-    metadata = {DESCRIPTION: text, CHECKSUM: _digest(text)}
+    metadata = {DESCRIPTION: text, CHECKSUM: checksum(text.encode())}
     with replacing(target) as temporary:
         save_file(tensors.kept, temporary, metadata=metadata)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _part(part: Part, tensors: _Tensors) -> Json:
@@ -215,7 +210,7 @@ def _opened(path: str | os.PathLike[str]) -> tuple[Json, Mapping[str, torch.Tens
                     "not a model but other tensors: compiled.save(path), with one argument, writes a model; packed "
                     "weights are for rsn.Runner"
                 )
-            if metadata.get(CHECKSUM) != _digest(metadata[DESCRIPTION]):
+            if metadata.get(CHECKSUM) != checksum(metadata[DESCRIPTION].encode()):
                 raise ContainerError("the checksum of its description differs: the file is damaged; copy it again")
             description = as_dict(json.loads(metadata[DESCRIPTION]))
             if description["format"] != FORMAT:

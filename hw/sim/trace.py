@@ -82,11 +82,6 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         file.write(f'\n],\n"displayTimeUnit":"ns",\n"otherData":{encode(picture.notes())}}}\n')
 
 
-def events(timeline: Timeline) -> Iterator[Event]:
-    """Yield the events of a run's trace, in the order of the file."""
-    return TraceEvents(timeline).events()
-
-
 @contextmanager
 def _opened(path: Path, compressed: bool) -> Iterator[IO[str]]:
     if not compressed:
@@ -246,8 +241,8 @@ class TraceEvents:
         self.process = {t.name: UNITS if t.name in units else INSTRUCTIONS for t in timeline.tracks}
 
     def events(self) -> Iterator[Event]:
-        """Yield all events. Slices come before the flows that start or end in them, because viewers keep the order of
-        simultaneous events."""
+        """Yield all events, in the order of the file. Slices come before the flows that start or end in them, because
+        viewers keep the order of simultaneous events."""
         yield from self._names()
         yield from self._work()
         yield from self.segments.events()

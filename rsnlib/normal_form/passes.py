@@ -90,13 +90,13 @@ class NormalFormError(Exception):
 
 def is_exempt(node: Node) -> bool:
     """Whether passes may leave an operator: sizes depend on data, bits become numbers of another type, elements become
-    conjugate, a tensor tells how often each position is repeated, or dropout drops."""
+    conjugate, a tensor tells how often each position is repeated or where a part begins, or dropout drops."""
     op, a = packet(node), arguments(node)
     if not all(map(is_static, (node, *node.all_input_nodes))):
         parts = node.meta["val"]  # of a dimension of known size
         return not isinstance(parts, list | tuple) or not all(isinstance(x.shape[a["dim"]], int) for x in parts)
-    if op is aten.repeat_interleave:
-        return not isinstance(a.get("repeats"), int)
+    if op in (aten.repeat_interleave, aten.narrow):
+        return not isinstance(a.get("repeats" if op is aten.repeat_interleave else "start"), int)
     if op in (aten.adjoint, aten.mH):
         return bool((dtype_of(node) or torch.bool).is_complex)
     return node.target is aten.view.dtype or bool(a.get("train") and a.get("p"))
@@ -149,11 +149,11 @@ def _argsort(graph: Editor, node: Node, a: dict[str, Any]) -> None:
 
 def _masked_fill(graph: Editor, node: Node, a: dict[str, Any]) -> None:
     x, value, dtype = a["self"], a["value"], dtype_of(node)
-    if isinstance(value, Node):
+    if node.target is aten.masked_fill.Tensor:
         if dtype_of(value) != dtype:
             value = graph.insert(node, aten._to_copy.default, value, dtype=dtype)
         respell(node, aten.where.self, a["mask"], value, x)
-    elif torch.result_type(x.meta["val"], value) == dtype:
+    elif isinstance(value, Node) or torch.result_type(x.meta["val"], value) == dtype:
         respell(node, aten.where.ScalarSelf, a["mask"], value, x)
     else:
         respell(node, aten.where.self, a["mask"], graph.insert(node, aten.full.default, [], value, dtype=dtype), x)
@@ -261,8 +261,6 @@ def _permuted(node: Node, a: dict[str, Any]) -> Spelling:
 
 
 def _narrowed(node: Node, a: dict[str, Any]) -> Spelling:
-    if not isinstance(a["start"], int):
-        return None
     begin = a["start"] + (shape_of(a["self"])[a["dim"]] if a["start"] < 0 else 0)
     return aten.slice.Tensor, (a["self"], a["dim"], begin, begin + a["length"])
 
@@ -298,8 +296,7 @@ def _product(node: Node, a: dict[str, Any]) -> Spelling:
 
 def _limits(name: str) -> Callable[[Node, dict[str, Any]], Spelling]:
     def spelled(node: Node, a: dict[str, Any]) -> Spelling:
-        of = aten.clamp.Tensor if isinstance(a[name], Node) else aten.clamp.default
-        return of, (a["self"],), {name: a[name]}
+        return getattr(aten.clamp, node.target._overloadname), (a["self"],), {name: a[name]}
 
     return spelled
 

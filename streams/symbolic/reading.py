@@ -114,7 +114,11 @@ def _with_sizes(statement: syn.StatementNode, values: Mapping[str, Any]) -> syn.
     if isinstance(statement, syn.Assignment) and statement.pairs is not None and syn.is_tuple(whole):
         items = tuple(made.get(item, item) for item in whole.items)
         return syn.Assignment(statement.place, statement.targets, syn.Collection(whole.place, whole.form, items))
-    return replace(statement, value=made[whole]) if whole in made else statement
+    if whole not in made:
+        return statement
+    if isinstance(statement, syn.Declaration):
+        return syn.Declaration(statement.place, statement.target, statement.annotation, made[whole])
+    return syn.Assignment(statement.place, statement.targets, made[whole])
 
 
 class Ranges:

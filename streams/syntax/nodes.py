@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from inspect import get_annotations
-from typing import Any, ClassVar, NamedTuple, TypeGuard
+from typing import Any, ClassVar, NamedTuple, TypeGuard, dataclass_transform
 
 from ...base.place import Place
 
@@ -68,18 +67,27 @@ class Facts(NamedTuple):
     size: int = 1
 
 
-@dataclass(eq=False)
-class SyntaxNode:
-    """A part of a program. place: in its file."""
+@dataclass_transform(eq_default=False)
+class Parts:
+    """Makes nodes from what their classes declare, in order. They are no dataclasses: to make forty of these would take
+    each command longer than to parse its file."""
 
-    place: Place
-    _facts: Facts | None = field(default=None, init=False, repr=False)
     parts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        hints = get_annotations(cls)
-        cls.parts = tuple(name for name, hint in hints.items() if "ClassVar" not in hint) or cls.parts
+        cls.parts = tuple(name for name in get_annotations(cls) if name != "place")
+
+    def __init__(self, place: Place, *values: Any, **named: Any) -> None:
+        self.place = place
+        self._facts: Facts | None = None
+        self.__dict__.update(zip(self.parts, values, strict=False), **named)
+
+
+class SyntaxNode(Parts):
+    """A part of a program. place: in its file. parts: the names of what else it is made of."""
+
+    place: Place
 
     @property
     def children(self) -> Iterator[SyntaxNode]:
@@ -172,14 +180,12 @@ class ExpressionNode(SyntaxNode):
     """A node that has a value."""
 
 
-@dataclass(eq=False)
 class Literal(ExpressionNode):
     """A number, a Boolean, a text, `None` or `...`; a size of a proof is one, too."""
 
     value: Any
 
 
-@dataclass(eq=False)
 class Identifier(ExpressionNode):
     """A name. stored: it is assigned here."""
 
@@ -187,14 +193,12 @@ class Identifier(ExpressionNode):
     stored: bool = False
 
 
-@dataclass(eq=False)
 class Await(ExpressionNode):
     """`await value`."""
 
     value: ExpressionNode
 
 
-@dataclass(eq=False)
 class Prefix(ExpressionNode):
     """`-x`, `+x`, `~x`, `not x`."""
 
@@ -202,7 +206,6 @@ class Prefix(ExpressionNode):
     operand: ExpressionNode
 
 
-@dataclass(eq=False)
 class Infix(ExpressionNode):
     """`left op right` of arithmetic, bits and matrix products."""
 
@@ -211,7 +214,6 @@ class Infix(ExpressionNode):
     right: ExpressionNode
 
 
-@dataclass(eq=False)
 class Compared(ExpressionNode):
     """`left op other op other ...`."""
 
@@ -220,7 +222,6 @@ class Compared(ExpressionNode):
     others: tuple[ExpressionNode, ...]
 
 
-@dataclass(eq=False)
 class Logical(ExpressionNode):
     """`a and b and ...`, `a or b or ...`."""
 
@@ -228,7 +229,6 @@ class Logical(ExpressionNode):
     values: tuple[ExpressionNode, ...]
 
 
-@dataclass(eq=False)
 class Conditional(ExpressionNode):
     """`body if test else orelse`."""
 
@@ -237,7 +237,6 @@ class Conditional(ExpressionNode):
     orelse: ExpressionNode
 
 
-@dataclass(eq=False)
 class Collection(ExpressionNode):
     """A tuple, a list or a set. form: which, as Python's grammar calls it."""
 
@@ -245,7 +244,6 @@ class Collection(ExpressionNode):
     items: tuple[ExpressionNode, ...]
 
 
-@dataclass(eq=False)
 class Slicing(ExpressionNode):
     """`low:high:step`; None for what is left out."""
 
@@ -254,7 +252,6 @@ class Slicing(ExpressionNode):
     step: ExpressionNode | None
 
 
-@dataclass(eq=False)
 class Subscript(ExpressionNode):
     """`base[index]`. stored: it is assigned here."""
 
@@ -277,7 +274,6 @@ class Subscript(ExpressionNode):
         return base
 
 
-@dataclass(eq=False)
 class Attribute(ExpressionNode):
     """`base.name`."""
 
@@ -285,7 +281,6 @@ class Attribute(ExpressionNode):
     name: str
 
 
-@dataclass(eq=False)
 class NamedArgument(SyntaxNode):
     """`name=value` of a call; no name for `**value`."""
 
@@ -293,7 +288,6 @@ class NamedArgument(SyntaxNode):
     value: ExpressionNode
 
 
-@dataclass(eq=False)
 class Invocation(ExpressionNode):
     """`function(arguments, ..., name=value, ...)`."""
 
@@ -312,14 +306,12 @@ class Invocation(ExpressionNode):
         return {argument.name: argument.value for argument in self.named}
 
 
-@dataclass(eq=False)
 class Starred(ExpressionNode):
     """`*value`."""
 
     value: ExpressionNode
 
 
-@dataclass(eq=False)
 class Foreign(ExpressionNode):
     """An expression of Python that the language has no rules for. form: what Python's grammar calls it. text: as Python
     writes it. own: names that it binds itself. inside: the expressions in it."""
@@ -340,14 +332,12 @@ class StatementNode(SyntaxNode):
 Block = tuple[StatementNode, ...]
 
 
-@dataclass(eq=False)
 class Evaluation(StatementNode):
     """An expression as a statement."""
 
     value: ExpressionNode
 
 
-@dataclass(eq=False)
 class Assignment(StatementNode):
     """`target = target = value`. augmented: it is written as `target op= value`; then the value here is the result of
     the operator, an `Infix`."""
@@ -367,7 +357,6 @@ class Assignment(StatementNode):
         return None
 
 
-@dataclass(eq=False)
 class Declaration(StatementNode):
     """`target: annotation = value`; no value if it is only declared."""
 
@@ -376,7 +365,6 @@ class Declaration(StatementNode):
     value: ExpressionNode | None
 
 
-@dataclass(eq=False)
 class ForLoop(StatementNode):
     """`for target in iterable`. made: no file holds it, it is part of a `grid`."""
 
@@ -392,7 +380,6 @@ class ForLoop(StatementNode):
         return isinstance(self.iterable, Invocation) and self.iterable.called == "meta_for"
 
 
-@dataclass(eq=False)
 class WhileLoop(StatementNode):
     """`while test`."""
 
@@ -401,7 +388,6 @@ class WhileLoop(StatementNode):
     orelse: Block = ()
 
 
-@dataclass(eq=False)
 class Branching(StatementNode):
     """`if test`."""
 
@@ -410,7 +396,6 @@ class Branching(StatementNode):
     orelse: Block
 
 
-@dataclass(eq=False)
 class MetaArm(StatementNode):
     """`with heads[0] as targets[0], ...`. name: of the meta function that the only head calls, "" for any other."""
 
@@ -436,33 +421,28 @@ class MetaArm(StatementNode):
         return self.heads[0]
 
 
-@dataclass(eq=False)
 class MetaChain(StatementNode):
     """`with meta_if`, and the `meta_elif` and `meta_else` behind it; or one other `with`."""
 
     arms: tuple[MetaArm, ...]
 
 
-@dataclass(eq=False)
 class Skip(StatementNode):
     """`pass`."""
 
 
-@dataclass(eq=False)
 class Jump(StatementNode):
     """`break`, `continue`. how: which."""
 
     how: str
 
 
-@dataclass(eq=False)
 class Returning(StatementNode):
     """`return value`."""
 
     value: ExpressionNode | None
 
 
-@dataclass(eq=False)
 class Assertion(StatementNode):
     """`assert test, message`."""
 
@@ -470,7 +450,6 @@ class Assertion(StatementNode):
     message: ExpressionNode | None
 
 
-@dataclass(eq=False)
 class ImportNames(StatementNode):
     """`from module import name as other` (aliases), or `import name as other`, where module is None."""
 
@@ -478,7 +457,6 @@ class ImportNames(StatementNode):
     aliases: tuple[tuple[str, str | None], ...]
 
 
-@dataclass(eq=False)
 class FormalParameter(SyntaxNode):
     """A parameter of a function. form: as Python's grammar names it: posonlyargs, args, vararg, kwonlyargs, kwarg."""
 
@@ -488,7 +466,6 @@ class FormalParameter(SyntaxNode):
     default: ExpressionNode | None
 
 
-@dataclass(eq=False)
 class FunctionDefinition(StatementNode):
     """A function, or with `coroutine` an `async` one."""
 
@@ -500,7 +477,6 @@ class FunctionDefinition(StatementNode):
     coroutine: bool = False
 
 
-@dataclass(eq=False)
 class ForeignStatement(StatementNode):
     """A statement of Python that the language does not have. form: what Python's grammar calls it. text: as Python
     writes it. inside: what is in it."""
@@ -510,7 +486,6 @@ class ForeignStatement(StatementNode):
     inside: tuple[SyntaxNode, ...]
 
 
-@dataclass(eq=False)
 class TooDeep(StatementNode):
     """A statement that is nested too deeply to be read."""
 

@@ -12,8 +12,9 @@ from rsn.assembler.printer import show
 from rsn.cli.main import main
 from rsn.isa.program import Program
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.long
+
 def test_an_encoder_layer_is_read_in_one_go(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "x.rsn"

@@ -10,6 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from rsn.cli.main import main
+from rsn.streams import reader
+from rsn.streams.elaborate import Elaborator
+from rsn.streams.tree import Instance
 
 PROGRAM = """import numpy as np
 from rsn.streams import *
@@ -131,3 +134,29 @@ def test_json(folder: Path) -> None:
     code, out = rsn("run", "p.py", "--timing-only", "--json")
     assert code == 0
     assert json.loads(out)["latency_s"] == pytest.approx(5 / 300e6)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("run", "p.py", "--inputs", "x.npz"), ("compile", "p.py", "-o", "p.rsn"), ("depths", "p.py"), ("map", "p.py")],
+)
+def test_a_command_parses_a_file_and_reads_its_instances_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    read: list[str] = []
+    texts: list[str] = []
+    instance, parsed = Elaborator.instance, reader.parsed
+
+    def counted(self: Elaborator) -> Instance:
+        read.append(self.name)
+        return instance(self)
+
+    def noted(text: str) -> object:
+        texts.append(text)
+        return parsed(text)
+
+    monkeypatch.setattr(Elaborator, "instance", counted)
+    monkeypatch.setattr(reader, "parsed", noted)
+    assert rsn(*command)[0] == 0
+    assert sorted(read) == ["sink", "source"]
+    assert len(texts) == 1

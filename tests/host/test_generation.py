@@ -451,6 +451,7 @@ def test_caches_of_other_kinds_are_refused() -> None:
         Decoder(Qwen3NextForCausalLM(recurrent).eval(), slots=1, capacity=24)
 
 
+@pytest.mark.long
 def test_errors_of_a_decoder() -> None:
     model = made("GPT-2")
     with pytest.raises(PositionError, match="300 tokens; the model has positions for 256"):

@@ -21,7 +21,7 @@ from rsn.base.durations import duration
 from rsn.hw.sim import trace
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.timeline import Timeline
-from rsn.hw.sim.trace import SEGMENTS, UNITS, Titles, TraceEvents, events, microseconds, round_up, write_trace
+from rsn.hw.sim.trace import SEGMENTS, UNITS, Titles, TraceEvents, microseconds, round_up, write_trace
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, UnpackedProgram
 from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
@@ -316,7 +316,7 @@ def area(own: list[Event]) -> float:
 
 
 def test_every_unit_that_worked_has_a_track(drawn: Timeline) -> None:
-    found = list(events(drawn))
+    found = list(TraceEvents(drawn).events())
     busy = {n for n, s in drawn.machine.timing.busy.items() if s > 0}
     shown = {e["tid"] for e in found if e["ph"] == "X" and e["pid"] != SEGMENTS}
     assert busy <= {name for tid, name in threads(found).items() if tid in shown} == {t.name for t in drawn.tracks}
@@ -324,7 +324,7 @@ def test_every_unit_that_worked_has_a_track(drawn: Timeline) -> None:
 
 def test_segments_are_slices_on_tracks_where_they_do_not_overlap(drawn: Timeline) -> None:
     segments = drawn.machine.program.segments
-    rows = [e for e in events(drawn) if e["ph"] == "X" and e["pid"] == SEGMENTS]
+    rows = [e for e in TraceEvents(drawn).events() if e["ph"] == "X" and e["pid"] == SEGMENTS]
     assert [(e["name"], e["args"]["kind"]) for e in rows] == [(s.name, s.kind) for s in segments]
     intervals = drawn.intervals(segments)
     assert [e["ts"] for e in rows] == pytest.approx([1e6 * start for start, _ in intervals], abs=1e-3)
@@ -335,7 +335,7 @@ def test_segments_are_slices_on_tracks_where_they_do_not_overlap(drawn: Timeline
 
 
 def test_a_slice_is_a_uop(drawn: Timeline) -> None:
-    found = [e for e in events(drawn) if e["ph"] in "XM"]
+    found = [e for e in TraceEvents(drawn).events() if e["ph"] in "XM"]
     names = threads(found)
     rows = {(names[e["tid"]], e["args"]["uop"]): e for e in found if e["ph"] == "X" and e["pid"] == UNITS}
     expansion = Titles(drawn.machine).expansion
@@ -356,7 +356,7 @@ def test_a_slice_is_a_uop(drawn: Timeline) -> None:
 
 
 def test_the_last_slice_ends_with_the_run(drawn: Timeline) -> None:
-    end = max(e["ts"] + e["dur"] for e in events(drawn) if e["ph"] == "X")
+    end = max(e["ts"] + e["dur"] for e in TraceEvents(drawn).events() if e["ph"] == "X")
     assert end == pytest.approx(drawn.seconds * 1e6, abs=6e-4)
 
 
@@ -395,7 +395,7 @@ def _phase(found: list[Event], ph: str) -> list[Event]:
 
 
 def test_flows_are_what_went_along_streams(drawn: Timeline) -> None:
-    found = list(events(drawn))
+    found = list(TraceEvents(drawn).events())
     names = threads(found)
     streams = {s.name: (s.src, s.dst) for s in drawn.machine.program.overlay.streams}
     shown: Counter[tuple[str, int, int]] = Counter()
@@ -413,14 +413,16 @@ def test_flows_leave_when_the_first_word_can_be_got(drawn: Timeline) -> None:
         for c in s.puts:
             at = round((end if s.needs_whole_token else start) * 1e9)
             ready[drawn.streams[c], int(number)] |= {at, at - 1}
-    found = list(events(drawn))
+    found = list(TraceEvents(drawn).events())
     for (stream, a, _, _), e in zip(arrows(found), _phase(found, "s"), strict=True):
         assert ns(e["ts"]) in ready[stream, a["args"]["uop"]]
 
 
 def test_bandwidth_adds_up_to_the_bytes_moved(drawn: Timeline) -> None:
     run = drawn.machine.run()
-    counters = {name: own for (pid, name), own in _counters(list(events(drawn))).items() if pid == trace.MEMORY}
+    counters = {
+        name: own for (pid, name), own in _counters(list(TraceEvents(drawn).events())).items() if pid == trace.MEMORY
+    }
     assert counters
     for name, own in counters.items():
         width = min(b["ts"] - a["ts"] for a, b in pairwise(own))
@@ -438,7 +440,7 @@ def program_rate(t: Timeline, name: str) -> float:
 def test_fill_is_that_of_the_streams(drawn: Timeline) -> None:
     overlay = drawn.machine.program.overlay
     depth = {s.name: s.depth for s in overlay.streams}
-    for (pid, name), own in _counters(list(events(drawn))).items():
+    for (pid, name), own in _counters(list(TraceEvents(drawn).events())).items():
         if pid == trace.MEMORY:
             continue
         path = overlay.mop_fifo_depth if name.startswith("mOP") else overlay.uop_fifo_depth
@@ -468,7 +470,7 @@ def test_the_format_of_what_was_drawn_together(drawn: Timeline, tmp_path: Path) 
 @pytest.mark.usefixtures("crowded")
 def test_slices_of_packets_hold_all_uops() -> None:
     t = timeline("encoder")
-    found = list(events(t))
+    found = list(TraceEvents(t).events())
     slices = [e for e in found if e["ph"] == "X" and e["pid"] == UNITS]
     names = threads(found)
     count: Counter[str] = Counter()
@@ -488,7 +490,7 @@ def test_slices_of_packets_hold_all_uops() -> None:
 def test_flows_left_are_those_waited_for() -> None:
     """They lead between slices between which words went, and where nobody waited there is none."""
     t = timeline("encoder")
-    found = list(events(t))
+    found = list(TraceEvents(t).events())
     origin = {(k.name, int(n)): int(o) for k in t.tracks for n, o in zip(k.number, k.origin, strict=True)}
     ends = {s.name: (s.src, s.dst) for s in t.machine.program.overlay.streams}
     went = {(s, origin[ends[s][0], a], origin[ends[s][1], b]) for s, a, b in sent(t)}
@@ -528,23 +530,25 @@ def test_a_program_that_does_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_names(name: str, title: str) -> None:
-    found = {e["name"] for e in events(timeline(name)) if e["ph"] == "X"}
+    found = {e["name"] for e in TraceEvents(timeline(name)).events() if e["ph"] == "X"}
     assert title in found, sorted(found)
 
 
 def test_shared_memory_has_one_name() -> None:
     """Buffers of the two layers lie in one place: what is loaded is what was stored there last."""
-    found = [e["name"] for e in events(timeline("encoder")) if e["ph"] == "X"]
+    found = [e["name"] for e in TraceEvents(timeline("encoder")).events() if e["ph"] == "X"]
     assert not [n for n in found if " or " in n]
 
 
 def settings(t: Timeline) -> Counter[str]:
-    return Counter(x for e in events(t) if e["ph"] == "X" for x in e["args"].get("before", "").split("; ") if x)
+    return Counter(
+        x for e in TraceEvents(t).events() if e["ph"] == "X" for x in e["args"].get("before", "").split("; ") if x
+    )
 
 
 def test_what_takes_no_time_is_told_with_what_follows() -> None:
     t = timeline("encoder")
-    assert all(e["dur"] > 0 for e in events(t) if e["ph"] == "X")
+    assert all(e["dur"] > 0 for e in TraceEvents(t).events() if e["ph"] == "X")
     still = sum(int((k.start == k.end).sum()) for k in t.tracks)
     assert sum(settings(t).values()) == still > 0
     assert "max_sub softmax_cols=128 norm_cols=128" in settings(t)
@@ -566,7 +570,7 @@ def test_compressed_or_not_it_is_the_same(tmp_path: Path) -> None:
     plain = (tmp_path / "a.json").read_bytes()
     assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == plain
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
-    assert json.load(io.BytesIO(plain))["traceEvents"] == list(events(t))
+    assert json.load(io.BytesIO(plain))["traceEvents"] == list(TraceEvents(t).events())
 
 
 def test_notes_say_what_was_run() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -289,9 +289,9 @@ def test_the_capacity_counts_words_of_the_list() -> None:
 def test_a_list_that_runs_too_many_ops_is_refused_before_it_is_unrolled() -> None:
     wide = listed()
     wide = replace(wide, preloaded={"FU2": OpList(Listed, 128, lambda op: (1, 1 << 50) if op.times else None)})
-    begun = perf_counter()
+    begun = process_time()
     assert [f.code for f in verify(program(wide, (A, Listed(times=1)), 3))] == ["P01"]
-    assert perf_counter() - begun < 1
+    assert process_time() - begun < 1
 
 
 # -- files
@@ -375,7 +375,7 @@ def test_a_fingerprint_tells_whether_lists_repeat() -> None:
 def test_a_hundred_thousand_ops_are_traced_as_fast_as_few() -> None:
     ops = [Listed(size=1, value=n % 7) for n in range(25)]
     p = program(listed(), [*ops, make_repeat(25, 3999)], 100_000)
-    begun = perf_counter()
+    begun = process_time()
     assert not [f for f in verify(p) if not f.warning]
     assert Machine(p).plan.traced
-    assert perf_counter() - begun < 5
+    assert process_time() - begun < 5

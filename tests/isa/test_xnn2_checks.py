@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rsn.base.errors import DeadlockError, ProgramError
+from rsn.base.errors import DeadlockError, FieldError, ProgramError
 from rsn.base.finding import Finding
 from rsn.isa.expansion import Expansion
 from rsn.isa.fields import Record
@@ -574,3 +574,16 @@ def test_a_token_less_is_found(name: str) -> None:
             tried += 1
             assert errors(changed(made, at, wait=mop.wait - 1))
     assert tried >= 8
+
+
+def test_formats_have_the_names_of_the_instructions() -> None:
+    """xnn has classes of these names; what users read says the name of the instruction, as there."""
+    assert [r.NAME for r in (LaneMme, LaneMeshA, LaneMeshB, LaneDdr, LaneLpddr)] == [
+        "Mme",
+        "MeshA",
+        "MeshB",
+        "Ddr",
+        "Lpddr",
+    ]
+    with pytest.raises(FieldError, match=r"^Mme\.first: 300 does not fit in 8 bits"):
+        LaneMme(first=300)

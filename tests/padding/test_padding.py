@@ -16,7 +16,7 @@ import rsn  # noqa: E402 - torch first: it may be missing
 from rsn.base.errors import TensorError, UnsupportedError  # noqa: E402
 from rsn.rsnlib.padding_check import Filling  # noqa: E402
 from rsn.rsnlib.shapes import Arguments  # noqa: E402
-from rsn.tests.effort import cases, in_full, thinned  # noqa: E402
+from rsn.tests.effort import cases, in_full, long, thinned  # noqa: E402
 from rsn.tests.padding import chains  # noqa: E402
 from rsn.tests.padding.heads import HEADS, draw, tried  # noqa: E402
 
@@ -190,7 +190,7 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     ("made", "why"),
-    [
+    [long(*case) if i % 2 else case for i, case in enumerate([
         (lambda m, y, mask, ids: attention(y, None), "scaled_dot_product_attention.*no mask hides them"),
         (lambda m, y, mask, ids: y.amax(1), "the length changes output 0: aten.amax.default .*no mask hides them"),
         (lambda m, y, mask, ids: (y, m.layer(y).argmax(1)), "the length changes output 1: aten.argmax"),
@@ -242,7 +242,7 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
             lambda m, y, mask, ids: torch.fft.fft(y, dim=1).real,
             "how its result depends on the sequences and on the rows is unknown",
         ),
-    ],
+    ])],
 )
 def test_what_may_not(made: Callable[..., Any], why: str) -> None:
     with pytest.raises(UnsupportedError, match=f"padding .*{why}.*exact=True"):

@@ -58,6 +58,7 @@ def test_a_layer_of_transformers(how: str) -> None:
             assert_equal(layer(hidden_states=other), module(other))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", sampled(HOWS, ["sequenced"]))
 @pytest.mark.parametrize("spelling", sampled(["all", "chosen"], ["chosen"]))
 def test_other_spellings(spelling: str, how: str) -> None:

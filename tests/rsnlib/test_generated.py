@@ -118,6 +118,7 @@ def test_knobs_that_are_given_stay() -> None:
     right(chosen, perceptron(), X)
 
 
+@pytest.mark.long
 def test_what_is_held_is_counted() -> None:
     # Sums, rows of the norm and vectors; a buffer of a row of tiles for each converter; streams.
     held = made().held

@@ -206,6 +206,22 @@ def test_there_is_a_case_for_each_spelling() -> None:
     assert lacking == {"_assert_async", "_assert_scalar", "scalar_tensor", "unsqueeze"} - names
 
 
+def test_numbers_and_sizes_that_data_decide() -> None:
+    """A number that a tensor tells is an argument as before; what has no size that is known stays as it is."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, m: Any) -> Any:
+            most = x.max().item()
+            return x.masked_fill(m, most).clamp_min(most), x.repeat_interleave(torch.tensor([1, 2]), 0).unsqueeze(0)
+
+    graph = exported(Model().eval(), (torch.randn(2, 3), torch.randn(2, 3) > 0), {}).graph
+    normalise(graph)
+    text = show(graph)
+    assert "aten.where.ScalarSelf(m, item, x)  # (aten.masked_fill.Scalar)" in text
+    assert "aten.clamp.default(masked_fill, min=item)" in text
+    assert "float32[1, u0, 3] = aten.unsqueeze.default(" in text
+
+
 GOLDEN = {
     "checks": (
         """\

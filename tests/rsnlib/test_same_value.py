@@ -103,7 +103,7 @@ AROUND: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("around", thinned(AROUND, 2))
 @pytest.mark.parametrize("overlay", OVERLAYS[1:])
 def test_what_stands_around_an_attention(around: str, overlay: str) -> None:
     agrees(AROUND[around], overlay)

@@ -516,6 +516,7 @@ def test_weights_are_those_of_the_time_of_tracing(call: Call, randomised: Random
     assert_close(got.pooler_output, expected.pooler_output)
 
 
+@pytest.mark.long
 def test_module_is_not_kept_alive(randomised: Randomised) -> None:
     model = randomised(Block())
     weight = weakref.ref(model.query.weight)

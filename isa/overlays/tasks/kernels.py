@@ -178,7 +178,7 @@ class LibraryKernel:
     how many of the last ones may be left out. options: names of further arguments, known before the run, in order.
     linear: operands in each of which it is linear if the others are complete. jointly: it is linear in all operands
     together. increasing: operands in each of which it never decreases; `decreases`: with a negative constant as the
-    other operand it does. joins: it is the maximum itself. whole_rows: it needs the whole last axis. floats: it takes
+    other operand it does. joins: it is the maximum itself. floats: it takes
     floats only. reduces: the operator with which it combines elements of different shards.
     """
 
@@ -193,7 +193,6 @@ class LibraryKernel:
     increasing: tuple[int, ...] = ()
     decreases: bool = False
     joins: bool = False
-    whole_rows: bool = False
     floats: bool = False
     reduces: str = ""
 
@@ -255,7 +254,7 @@ CONTRACTS = {
         LibraryKernel("silu", silu, "elementwise", ("x",), floats=True),
         LibraryKernel("tanh", tanh, "elementwise", ("x",), increasing=(0,), floats=True),
         LibraryKernel("banded", banded, "elementwise", ("x", "first", "last"), floats=True),
-        LibraryKernel("softmax", softmax, "rows", ("x",), whole_rows=True, floats=True),
+        LibraryKernel("softmax", softmax, "rows", ("x",), floats=True),
         LibraryKernel(
             "layernorm",
             layernorm,
@@ -263,12 +262,9 @@ CONTRACTS = {
             ("x", "gamma", "beta"),
             optional=2,
             options=("eps",),
-            whole_rows=True,
             floats=True,
         ),
-        LibraryKernel(
-            "rmsnorm", rmsnorm, "rows", ("x", "gamma"), optional=1, options=("eps",), whole_rows=True, floats=True
-        ),
+        LibraryKernel("rmsnorm", rmsnorm, "rows", ("x", "gamma"), optional=1, options=("eps",), floats=True),
         LibraryKernel(
             "transpose",
             lambda x, *axes: np.transpose(x, _listed(axes) or None),

@@ -234,6 +234,12 @@ def nodes(root: Any) -> Iterator[Any]:
             yield from nodes(getattr(root, f.name))
 
 
+def last_cycles(cycles: int, before: int) -> int:
+    """The cycles of the last piece of a beat that is taken apart. cycles: of the beat. before: the pieces before it,
+    each of which takes one."""
+    return max(1, cycles - before)
+
+
 def divides(body: tuple[Statement, ...]) -> bool:
     """Whether a branch with these statements ends a beat before and behind it: one that holds nothing but computation
     does not."""

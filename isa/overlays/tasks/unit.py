@@ -37,6 +37,7 @@ from .blocks import (
 )
 from .expressions import Value, Variables
 from .program import Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
+from .tree import last_cycles
 from .values import UNKNOWN, WORDS, ByData, convert, from_words, words_of
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ class _Frame:
             self._act(actions, ())
             self._reset()
             return
-        cost = max(1, self.cycles - self.pieces)
+        cost = last_cycles(self.cycles, self.pieces)
         if self.with_data:
             yield Step(
                 CYCLE, cost, gets=gets, puts=puts, needs_whole_token=True, do=lambda *tokens: self._act(actions, tokens)

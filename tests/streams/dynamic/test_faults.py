@@ -389,6 +389,33 @@ def test_a_stream_without_its_end_is_a_deadlock() -> None:
     ]
 
 
+def test_a_deadlock_says_what_each_operator_waits_for() -> None:
+    """At an input, at a full output, and where it chooses among inputs, also when one of them has ended."""
+    with Program() as program:
+        EagerMerge()(*(program.input(name, ["n"], ONE) for name in "ab"))
+        Zip()(program.input("c", ["m"], ONE), program.input("d", ["m"], ONE))
+    for given, waits in (("1", "inputs 0, 1 for input a or input b"), ("1 D", "inputs 1 for input b")):
+        with pytest.raises(StuckError) as stuck:
+            run(program, {"a": given, "b": "", "c": "1 2 3 D", "d": ""}, depths=2)
+        lines = [str(line).partition(": ")[2] for line in stuck.value.waiting]
+        assert lines == [
+            "input c waits at output 0 for Zip (2 of 2 tokens)",
+            f"EagerMerge waits at {waits} (no bound)",
+            "Zip waits at input 1 for input d (0 of 2 tokens)",
+        ]
+
+
+@RUNS
+def test_tokens_come_exactly_when_they_are_said_to(runs: Callable[..., Any]) -> None:
+    """Although sums of times are rounded."""
+    times = [0.1 + 0.7 * n / 3 for n in range(40)]
+    with Program() as program:
+        rows = program.input("a", ["n"], ONE)
+        program.output("same", rows)
+    tokens = [*[Tile.of([[1.0]])] * 39, DONE]
+    assert list(runs(program, {"a": Arrivals(tokens, times)}).times[rows]) == times
+
+
 @pytest.mark.parametrize(
     ("text", "position", "said"),
     [
