@@ -1,7 +1,7 @@
 """Bare wire images, made by other tools: the options and readers of all commands that take --raw, and how they are run.
 
-The files hold what the contract defines: the image, op lists as JSON (the index of an MME to its op words), and the
-contents of the memories as little-endian float32.
+The files hold the image (contract section 1), op lists as JSON (the index of an MME to its op words, contract section
+2), and the contents of the memories as little-endian float32 (contract section 3).
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _panel(title: str, front: Mapping[str, Any], left: float, wide: float) -> It
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, float]:
-    """From where to where an axis goes, and from mark to mark."""
+    """The first mark of an axis, the last one, and the distance between marks."""
     least, most = min(values), max(values)
     step = next(s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if (most - least) / s <= 8 or s == 100)
     first, last = floor(least / step + 1e-9), ceil(most / step - 1e-9)

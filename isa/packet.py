@@ -1,6 +1,6 @@
 """Packets of an instruction image (mOPs behind a one-word header): encoding, and expansion to uOPs.
 
-Source: contract section 1 (isa_xnn), paper section 3.3 and Fig. 8.
+Source: contract section 1, paper section 3.3 and Fig. 8.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 An RSN machine is a Kahn process network: a unit runs one kernel after another and blocks on empty or full streams. So
 results and times do not depend on the order in which units are stepped, and no event queue is needed. Each process
 keeps its own clock. A token carries the times at which its first and last word were written, a freed slot the time at
-which it was read; a firing starts at the latest time of all that it depends on. Source: paper section 3.1; design
-section 4.
+which it was read; a firing starts at the latest time of all that it depends on. Source: paper section 3.1,
+docs/time.md#what-time-means.
 
 A unit that chooses by arrival (`AnyOf`) has to know that no earlier word can come. It chooses when nothing else in the
 network can move, and of several such units only the one whose choice starts first (ties: the unit that is listed

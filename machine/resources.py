@@ -147,6 +147,6 @@ VC1902 = Device(
         "LUT": Capacity(899_840, "6-input tables", "AMD product table", 494_855, 518_255),
     },
 )
-"""The device of the VCK190, beside what the published implementation uses of it: by the paper (section 5) and by the
+"""The device of the VCK190, beside what the published implementation uses of it: by the paper, section 5, and by the
 post-route report of the published implementation (Vitis 2024.1, 260 MHz). For URAM and BRAM the paper prints 463 and
 967, which is what the device has; what is used are its 41 and 59 per cent."""

@@ -33,7 +33,7 @@ from .pipeline import Pipeline
 from .precision import in_float32
 
 USUAL = "usual"
-"""The value of a knob that the compiler chooses; of the mode, which a search always states, only outside of one."""
+"""The compiler chooses this knob. A search never leaves `mode` to it."""
 SCHEDULE_KNOBS = (
     Knob("mode", ("R6", "P3")),
     Knob("lag", (USUAL, 0, 1, 2, 3, 4, 5, 6, 8)),

@@ -6,7 +6,7 @@
 
 Each module is plain PyTorch, to train or to run anywhere. `rsn.compile` reads the PyTorch operators that they call, not
 their classes, so that they can be mixed with any other module. The machine fuses other operators into the matrix
-product before them (section 4.3): put an activation or a norm behind a `Linear`.
+product before them (paper section 4.3): put an activation or a norm behind a `Linear`.
 """
 
 from __future__ import annotations

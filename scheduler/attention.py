@@ -50,7 +50,7 @@ class Slot:
 
 def bind_attention(s: Binder, att: AttentionLayer) -> None:
     """Bind attention by mapping type D: Q K^T on the grid of scores, softmax in its results, P V on the product units
-    behind them, pipelined over slots (section 4.3). Raises `UnsupportedError` like `check`."""
+    behind them, pipelined over slots (paper section 4.3). Raises `UnsupportedError` like `check`."""
     check(s, att)
 
     def begin(slot: Slot, tile: TileAccesses) -> None:

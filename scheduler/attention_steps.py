@@ -34,7 +34,7 @@ class Keys(NamedTuple):
 
     @property
     def halves(self) -> tuple[Keys, Keys]:
-        """Those of the even and of the odd unit of a pair; the even one gets the odd block."""
+        """The key blocks of the even and of the odd unit of a pair; of an odd number the even unit gets one more."""
         even = -(-self.blocks // 2)
         return Keys(self.first, even), Keys(self.first + even, self.blocks - even)
 

@@ -23,7 +23,7 @@ class Interleave(Enum):
     STRICT = "strict"
     """Load, compute, store: the loads of a tile wait for the stores of the tile before."""
     INTERLEAVED = "interleaved"
-    """The stores of a tile go between the loads of the next tile, across segments too (section 4.4)."""
+    """The stores of a tile go between the loads of the next tile, across segments too (paper section 4.4)."""
     HARDWARE = "hardware"
     """Reads first, like a memory controller that does not know the application: a store is issued only when it delays
     no load."""
@@ -118,15 +118,15 @@ class Schedule(Tiles):
 
     tile_rows, tile_cols, mme_rows, mme_cols (see `Tiles`) hold for all products whose kind is not in `tiles`.
     interleave: how loads and stores share DDR. drain: kinds of segments whose stores end before the next segment loads;
-    all other segments overlap with the next (section 4.4), with Interleave.PUBLISHED within a group only. loops: order
-    of output tiles in products of one activation. whole_tiles: pad products to whole output tiles of 768 (or 384) rows
-    and 1024 columns, as the published host does (contract section 6); False cuts tiles to size. attention: mapping type
-    (section 2.2); None chooses by the roofline. heads_per_slot: maximum number of heads of one or two row blocks in a
-    pipeline slot. balance: run attention over three row blocks as a stream of row tiles (`attention_3_blocks`). tiles:
-    by kind of segment. rules: by kind of segment, for Interleave.LISTED; kinds without an entry have the default
-    `DramPolicy`. segments: by module path; these come before all entries by kind, and the first that matches a layer
-    applies. lanes: for overlays of row lanes, to which only `interleave` applies besides. Raises `ScheduleError` for
-    values out of range or that contradict each other.
+    all other segments overlap with the next (paper section 4.4), with Interleave.PUBLISHED within a group only. loops:
+    order of output tiles in products of one activation. whole_tiles: pad products to whole output tiles of 768 (or 384)
+    rows and 1024 columns, as the published host does (contract section 6); False cuts tiles to size. attention: mapping
+    type (paper section 2.2); None chooses by the roofline. heads_per_slot: maximum number of heads of one or two row
+    blocks in a pipeline slot. balance: run attention over three row blocks as a stream of row tiles
+    (`attention_3_blocks`). tiles: by kind of segment. rules: by kind of segment, for Interleave.LISTED; kinds without
+    an entry have the default `DramPolicy`. segments: by module path; these come before all entries by kind, and the
+    first that matches a layer applies. lanes: knobs of overlays of row lanes; there, `interleave` is the only other
+    knob with an effect. Raises `ScheduleError` for values out of range or that contradict each other.
     """
 
     interleave: Interleave = Interleave.INTERLEAVED

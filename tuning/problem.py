@@ -38,23 +38,27 @@ class Outcome:
 
 class Problem(Protocol):
     """Something to search. Other processes and machines get it by pickle; `evaluate` must give the same outcome for the
-    same choice wherever it runs.
-
-    name: what is searched, with all that its outcomes depend on; a study file belongs to one name. goals: names of the
-    costs, with units, such as "latency ms". start: choices to try first, such as the defaults.
-    """
+    same choice wherever it runs. A study file belongs to one name."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What is searched, with all that its outcomes depend on."""
+        ...
 
     @property
-    def goals(self) -> tuple[str, ...]: ...
+    def goals(self) -> tuple[str, ...]:
+        """The names of the costs, with units, such as "latency ms"."""
+        ...
 
     @property
-    def knobs(self) -> tuple[Knob, ...]: ...
+    def knobs(self) -> tuple[Knob, ...]:
+        """What a choice states a value of."""
+        ...
 
     @property
-    def start(self) -> tuple[Choice, ...]: ...
+    def start(self) -> tuple[Choice, ...]:
+        """The choices to try first, such as the defaults."""
+        ...
 
     def evaluate(self, choice: Choice) -> Outcome:
         """How good a choice is. An `RsnError` says that nothing can be built like this."""

@@ -29,6 +29,7 @@ class InThisProcess:
         self._problem = problem
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
+        """The outcomes in the order of the choices."""
         for index, choice in enumerate(choices):
             yield index, outcome(self._problem, choice)
 
@@ -40,6 +41,7 @@ class Processes:
         self._problem, self._pool = problem, pool
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
+        """The outcomes in the order in which they are ready. Raises what the evaluation of a choice raises."""
         running = {self._pool.submit(outcome, self._problem, choice): k for k, choice in enumerate(choices)}
         for done in as_completed(running):
             yield running[done], done.result()
@@ -57,6 +59,7 @@ class OnRay:
         self._outcome = ray.remote(outcome)
 
     def evaluate(self, choices: Sequence[Choice]) -> Iterator[tuple[int, Outcome]]:
+        """The outcomes in the order in which they are ready. Raises what the evaluation of a choice raises."""
         running = {self._outcome.remote(self._problem, choice): k for k, choice in enumerate(choices)}
         while running:
             ready, _ = self._ray.wait(list(running))

@@ -421,7 +421,7 @@ def table11(bench: Bench) -> Iterator[PublishedRow]:
 
 def _sweep(rates: Mapping[str, Rate], factor: float) -> dict[str, float]:
     """Return the rates for `factor` times the bandwidth. The paper changed the amount of data instead, and padded the
-    rest on chip (section 5.7): so words between an off-chip unit and a Mem take less time too."""
+    rest on chip (paper section 5.7): so words between an off-chip unit and a Mem take less time too."""
     return {bus: rates[bus].value * factor for bus in BANDWIDTHS} | {"mem_word": rates["mem_word"].value / factor}
 
 
@@ -438,7 +438,7 @@ def _busy_ms(bench: Bench, network: LayerGraph, unit: str, rates: tuple[str, ...
 
 
 def fig9(bench: Bench) -> Iterator[PublishedRow]:
-    """Yield Fig. 9 and section 5.1: instructions of an encoder layer."""
+    """Yield paper section 5.1 and Fig. 9: instructions of an encoder layer."""
     network = networks.encoder(6, 512)
     program = bench.program(network)
     sizes = count(program)

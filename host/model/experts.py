@@ -166,7 +166,7 @@ class PatchedExperts:
 
     @property
     def _seconds_per_byte(self) -> float:
-        """Of what the host moves: the memory of activations is the limit."""
+        """Seconds for each byte that the host moves: the memory of activations is the limit."""
         overlay, bank = self.programs.overlay, self.programs.bank
         loads = (u.capability("load") for u in overlay.units if u.bank == bank)
         rates = [c.rate for c in loads if c is not None and c.rate is not None]

@@ -1,8 +1,8 @@
 """Compute the data of a program without clocks, after a run without data has shown that the program ends, and when.
 
 The results of a Kahn process network depend neither on time nor on the depths of its streams, if these suffice. So the
-data may flow through deeper streams, many steps at once (`Burst`), without the instruction path. Source: design
-section 4.
+data may flow through deeper streams, many steps at once (`Burst`), without the instruction path. Source:
+docs/simulator.md#data-without-clocks.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Windows:
 
     @property
     def padding(self) -> list[int]:
-        """For `F.pad`."""
+        """The padding as `F.pad` takes it: the last axis first."""
         return [n for pair in reversed(list(zip(self.begin, self.end, strict=True))) for n in pair]
 
 

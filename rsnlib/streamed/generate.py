@@ -1,6 +1,6 @@
 """A machine for a PyTorch block, on a stated device: unrolled, fused, sized and placed, with its modelled time.
 
-This is what section 4.2 of the RSN paper does by hand: a datapath that follows from a network's segments. The steps, in
+This is what the RSN paper, section 4.2, does by hand: a datapath that follows from a network's segments. The steps, in
 order: tiles (`Knobs`), unrolling, groups of kernels within the memory on chip, depths of streams, memories, dies.
 """
 

@@ -180,8 +180,8 @@ def _of_heads(x: Operator, heads: int, sequences: int, tile: tuple[int, int], in
 
 
 def scores(x: Operator, knobs: Knobs, unit: int) -> Plan:
-    """For each head and row tile of queries all tiles of keys. The heads of a group read the same keys, one after the
-    other."""
+    """Scores: for each head and row tile of queries, a product with all tiles of keys. The heads of a group read the
+    same keys, one after the other."""
     queries, keys = x.operands[:2]
     heads, rows, columns = x.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]

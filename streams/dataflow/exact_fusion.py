@@ -1,7 +1,7 @@
 """The fusion that keeps most bytes on chip, proved: over all fusions without cycles, under the limit.
 
 Groups that can run one after the other are a chain of *ideals*: sets of nodes that hold all that their nodes read, from
-none to all; a group is what an ideal has more than the one before. So a shortest-path search over ideals is exact. A
+none to all; each group is the difference of two consecutive ideals. So a shortest-path search over ideals is exact. A
 transformer's graph is narrow and has few of them: 20 to 40 for each block. A graph of n nodes without streams has 2^n,
 so the search counts its steps and gives up beyond a number of them.
 

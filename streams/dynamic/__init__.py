@@ -1,7 +1,9 @@
 """Dynamic streams: programs of Streaming Tensor Programs (STeP), whose shapes and routes depend on data.
 
 `from rsn.streams.dynamic import *` brings the operators by their names in the paper, what they apply, and what builds,
-runs and measures a program.
+runs and measures a program. `tokens` are data and stops, `shapes` the dimensions of streams, `graph` programs,
+`metrics` what they move and hold. `operators/` has a file for each table of the paper, and `functions`, `updates` and
+`expansions` what higher-order operators apply.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Sizes:
         raise TokenError(f"{self._what} is {size} or more, and {self._known} by its type or before", position)
 
     def add(self, size: int, position: int) -> None:
-        """One more size. Raises `TokenError`."""
+        """Count one more size. Raises `TokenError` if the dimension cannot have it."""
         self.at_most(size, position)
         if self._known is None:
             if self._regular:
@@ -141,7 +141,7 @@ class Measured:
 
     @property
     def position(self) -> int:
-        """Of the last token, from 0."""
+        """The position of the last token, counted from 0."""
         return self.groups.position
 
     def see(self, token: Token) -> None:

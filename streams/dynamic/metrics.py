@@ -59,7 +59,7 @@ class Metrics:
         return self.flops / self.traffic
 
     def of(self, name: str) -> NodeMetrics:
-        """Those of an operator by its name in the program."""
+        """The metrics of an operator, by its name in the program."""
         return next(metrics for node, metrics in self.nodes.items() if node.name == name)
 
     def value(self, expression: Expression, values: Mapping[Any, Any] | Run) -> Expression:

@@ -44,7 +44,7 @@ class Variable:
 
     @property
     def width(self) -> int:
-        """Of the C++ integer that it is."""
+        """Which C++ integer it is, as `width` tells; 0 for what is no integer."""
         return 0 if self.kind != INT or self.dtype else width(self.low, self.high)
 
     @property

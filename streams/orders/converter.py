@@ -122,9 +122,9 @@ def buffer_as_printed(put: Order, get: Order) -> Shape:
 
 
 def buffer_as_described(put: Order, get: Order) -> Shape:
-    """The buffer as StreamTensor's text describes it (section 5.2.1): each data axis by itself has one token's size if
-    both sides drive it by the same loop, and by no loop inside one that they do not share. Loops of one trip count, and
-    loops that give tokens again are never shared: `converter` does better there."""
+    """The buffer as the text of StreamTensor, section 5.2.1, describes it: each data axis by itself has one token's
+    size if both sides drive it by the same loop, and by no loop inside one that they do not share. Loops of one trip
+    count, and loops that give tokens again are never shared: `converter` does better there."""
     _check_one_tensor(put, get)
     equal = {
         mine.loop: axis

@@ -1,4 +1,4 @@
-"""Every wire format against words computed by hand from the bit ranges of the contract (isa_xnn 1.1, 1.2, 2 and 7).
+"""Every wire format against words computed by hand from the bit ranges of contract sections 1.1, 1.2, 2 and 7.
 
 Each row is read in both directions: the text assembles to the words, and the words disassemble to the text.
 """

@@ -1,7 +1,7 @@
 """`rsn run --raw`: images that we did not make, on memories as a board would see them.
 
-The two images are put together word by word from the contract (`words`), so that they share nothing with our encoder,
-assembler or scheduler; numpy in float64 says what must come out.
+The two images are put together word by word from contract sections 1 and 2 (`words`), so that they share nothing with
+our encoder, assembler or scheduler; numpy in float64 says what must come out.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ def test_random_products(tmp_path_factory: pytest.TempPathFactory, case: Case) -
 
 @pytest.mark.parametrize("board", [long("csim"), "vck190@csim"])
 def test_padding_reaches_the_machine(board: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A board gets the words of the file, not ours: the C++ decoders see bits that the contract says they ignore."""
+    """A board gets the words of the file, not ours: the C++ decoders see bits that readers ignore (contract section
+    1.2)."""
     case = gemm()
     clean = after(case.write(tmp_path), board)
     packets = [list(p) for p in case.packets]

@@ -146,7 +146,7 @@ def test_timed_rows_are_all_but_these(made: list[rows.PublishedRow]) -> None:
 
 
 def test_less_data_is_moved_on_chip_too() -> None:
-    """As the paper had its bandwidths (section 5.7)."""
+    """As the paper had its bandwidths (paper section 5.7)."""
     rates = XNN_BASE.rates
     swept = XNN_BASE.with_rates(**rows._sweep(rates, 4)).seconds
     changed = {name: swept[name] / XNN_BASE.seconds[name] for name in rates}

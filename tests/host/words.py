@@ -1,4 +1,4 @@
-"""Images put together word by word from the contract (design/isa_xnn.md), without a line of our own encoder.
+"""Images put together word by word from the contract (docs/contract.md), without a line of our own encoder.
 
 What a board or another generator would make; whoever wants to know what an image looks like can read it here. A mOP is
 a list of words, an image a list of packets, a packet a list of words. Bit positions are written down where they are
@@ -143,7 +143,7 @@ B_ROUTES = ("B0>0", "B0>2", "B0>4", "B1>1", "B1>3", "B1>5", "B2>4", "B2>5")
 
 
 def mesh_a(tiles: int, *routes: str) -> Mop:
-    """Move `tiles` tiles along each of the routes, which are named as in the contract: source > MME."""
+    """Move `tiles` tiles along each of the routes, which are named as in contract section 1.2: source > MME."""
     return [tiles * TILE_BEATS, sum(1 << A_ROUTES.index(r) for r in routes)]
 
 

@@ -58,7 +58,7 @@ def flowed(e: Example, words: Any = None, order: Order | None = None) -> dict[st
 
 def check_same(one: dict[str, Array], other: dict[str, Array], within: float = 1e-5) -> None:
     """All of the memories, NaN included; `within` relative to the largest value. Products of several tiles at once may
-    be summed in another order than one by one (design section 5)."""
+    be summed in another order than one by one (contract section 8)."""
     assert one.keys() == other.keys()
     for bank, values in one.items():
         np.testing.assert_array_equal(np.isnan(values), np.isnan(other[bank]))

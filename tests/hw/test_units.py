@@ -1,4 +1,4 @@
-"""Each unit of the XNN overlay against the contract, fed uOP by uOP without an instruction path.
+"""Each unit of the XNN overlay against contract section 2, fed uOP by uOP without an instruction path.
 
 What a unit sends or stores is read back at the other end: a stub at DDR stores, a tile at the MME's input.
 """

@@ -1,4 +1,4 @@
-"""The blocked layout against the contract's formula."""
+"""The blocked layout against the formula of contract section 3."""
 
 import numpy as np
 import pytest

@@ -157,5 +157,6 @@ def execute(
 
 
 def error(y: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference relative to the largest magnitude (design section 5); of a result that is all zeros, alone."""
+    """Largest difference relative to the largest magnitude (contract section 8); of a result that is all zeros,
+    alone."""
     return float(np.abs(y - expected).max() / (np.abs(expected).max() or 1))

@@ -1,7 +1,7 @@
 // The block diagram: fetch and dispatcher, a decoder per unit, the units, and the streams between them.
 //
-// Depths are the contract's, in beats where it counts tiles: a writer may be in the middle of a tile here, where the
-// simulator moves whole tiles. That changes no verdict. A unit holds a single beat outside the streams, and whoever
+// Depths are those of contract section 2, in beats where it counts tiles: a writer may be in the middle of a tile here,
+// where the simulator moves whole tiles. That changes no verdict. A unit holds a single beat outside the streams, and whoever
 // waits for a tile, be it an MME, a MemC or the end of a uOP, waits for all of its 512 beats; so a network that stops
 // at one granularity stops at the other.
 // SPDX-License-Identifier: Apache-2.0

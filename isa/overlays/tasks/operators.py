@@ -41,7 +41,7 @@ def exact(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _of_integers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """As `exact`, but Booleans stay Booleans."""
+    """The function as `exact` makes it, but two Booleans give a Boolean."""
     wider = exact(function)
 
     def compute(a: Any, b: Any) -> Any:

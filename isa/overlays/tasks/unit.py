@@ -217,7 +217,8 @@ class _Frame:
         self.pieces = 0
 
     def _split(self) -> Steps:
-        """Fire what the beat holds; the beat goes on. Its pieces share its cycles, one each but the last."""
+        """Fire the operations so far as a piece of one cycle. The beat stays open; its last piece takes the remaining
+        cycles."""
         gone, cycles, pieces = [*self.gone, *self.gets, *self.puts], self.cycles, self.pieces + 1
         gone_puts = self.gone_puts or bool(self.puts)
         self.cycles = self.pieces = 0

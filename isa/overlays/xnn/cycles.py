@@ -91,7 +91,7 @@ def costs(overlay: Overlay) -> Iterator[Cost]:
 
 
 def _of_extensions(rate: Mapping[str, float]) -> Iterator[tuple[str, int, float, str]]:
-    """What opcodes 9 to 13 add: the work, its cycles, the seconds that the simulator charges, and why they differ."""
+    """What opcodes 9 to 14 add: the work, its cycles, the seconds that the simulator charges, and why they differ."""
     loop = {name: x.cycles for name, x in LOOPS.items()}
     square, whole, quarter = _walk(256, 256), _walk(256, 512), _walk(256, 128)
     rows = loop["exchange"](256)

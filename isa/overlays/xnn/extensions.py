@@ -1,4 +1,4 @@
-"""What each capability of opcodes 9 to 13 takes of the device, on top of the machine without it.
+"""What each capability of opcodes 9 to 14 takes of the device, on top of the machine without it.
 
 Counted as the rest in `resources.py`: what loops of hw/versal/pl compute, their accesses to buffers, arrays of numbers.
 """
@@ -96,7 +96,7 @@ EXTENSIONS = (
 
 
 def extended(overlay: Overlay) -> bool:
-    """Whether a machine has what opcodes 9 to 13 say."""
+    """Whether a machine has what opcodes 9 to 14 say."""
     return any(form.mop is MemCStore for form in overlay.formats)
 
 

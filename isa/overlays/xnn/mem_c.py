@@ -162,7 +162,7 @@ def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capab
 
 
 def _store_capabilities(memory: Memory) -> Iterator[Capability]:
-    """Of the registers of opcode 10. The columns of a head are those from a head to the next."""
+    """What opcode 10 adds to a store, as capabilities. The columns of a head are those from a head to the next."""
     widest = max((head for head in HEADS if head <= memory.columns), default=0)
     yield Capability("gate", Where.STORE, {"columns": (1, memory.columns // 2)}, "gelu_beat", BEAT)
     if widest:

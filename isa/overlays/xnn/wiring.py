@@ -224,7 +224,8 @@ def emit(unit: UnitSpec, items: Iterable[Item], *, registers: bool) -> Iterator[
 
 
 def _deviations() -> Iterator[Deviation]:
-    """Of the estimate, whose units and streams are always those of the base machine."""
+    """How far the estimate of resources is from the published figures; its units and streams are always those of the
+    base machine."""
     return deviations(XNN_BASE)
 
 

@@ -7,7 +7,7 @@
                                   C -> X; Softmax -> T; Post -> T, K, V, DDR
 
 X holds the rows of a lane: 128 rows, two banks of 1024 columns. T holds tiles that live for a short time. Source:
-design of the overlay `xnn2`; what is taken from XNN (MMEs, off-chip memories, clock) has XNN's rates.
+docs/xnn2.md; what is taken from XNN (MMEs, off-chip memories, clock) has XNN's rates.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def top(overlay: Overlay) -> str:
     memories = list(_memories())
     lines = [
         "// The block diagram: fetch and dispatcher, a decoder per unit, the units, memories and streams between them.",
-        "// Depths are the contract's, in beats where it counts words of tiles; what has no FIFO there has none here.",
+        "// Depths are the overlay's, in beats where it counts words of tiles; what has no FIFO there has none here.",
         f"// {MADE_BY}",
         "// SPDX-License-Identifier: Apache-2.0",
         '#include "../pl/dma_hls.h"',

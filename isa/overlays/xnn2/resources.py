@@ -146,7 +146,7 @@ def _rows_in(unit: UnitSpec) -> Iterator[Need]:
 
 
 def _rows_out(unit: UnitSpec) -> Iterator[Need]:
-    """With the factors of each row."""
+    """What a read port of X needs: memory for two factors of each row, and the loops that apply them."""
     yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
     yield from loops(ROWS_OUT)
 

@@ -79,7 +79,7 @@ class Statistics:
         self.squares = np.zeros(TILE, np.float32)
 
     def join(self, count: Any, mean: Array, squares: Array) -> None:
-        """Add those of other columns."""
+        """Add the statistics of other columns of the same rows."""
         total = self.count + np.float32(count)
         if total:
             share = np.float32(count) / total

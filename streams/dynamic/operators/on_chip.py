@@ -84,7 +84,7 @@ class Sizes:
         self._known: list[int | None] = [None] * (rank + 1)
 
     def element(self) -> None:
-        """One more element."""
+        """Count an element of the innermost group."""
         self._open[1] += 1
 
     def stop(self, stop: Stop, reader: Reader, rank: int) -> None:

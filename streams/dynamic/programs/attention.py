@@ -199,7 +199,7 @@ class _Builder:
         return free
 
     def _parts(self) -> DefinedExpansion:
-        """Of a job, the address of each of its tiles, and the rows in it that count."""
+        """The tiles of a job: the address of each, and how many of its rows count."""
         rows, tiles = self.heads.tile_rows, self.tiles
 
         def parts(job: tuple[Tile, Tile]) -> list[list[tuple[Tile, Tile]]]:
