@@ -27,7 +27,8 @@ from safetensors.torch import save_file
 
 import rsn
 from rsn.base.errors import ContainerError, RsnError
-from rsn.host.model.file import CHECKSUM, DESCRIPTION, _checksum, _digest
+from rsn.host.model.file import CHECKSUM, DESCRIPTION, _checksum
+from rsn.host.tensors import checksum
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 1 << 31, 1 << 63, 1 << 70, 0.5, 1e308, "", "*", "lpddr", "a.b", "__class__",
@@ -80,7 +81,7 @@ def seal(path: Path, description: Any, tensors: dict[str, Any]) -> None:
     if isinstance(description, dict) and isinstance(description.get("checksums"), dict):
         description["checksums"] = {name: _checksum(x) for name, x in tensors.items()}
     text = json.dumps(description)
-    save_file(tensors, path, metadata={DESCRIPTION: text, CHECKSUM: _digest(text)})
+    save_file(tensors, path, metadata={DESCRIPTION: text, CHECKSUM: checksum(text.encode())})
 
 
 def places(said: Any) -> Iterator[tuple[Any, Any]]:

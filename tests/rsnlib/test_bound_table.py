@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ from rsn.scheduler.schedule import Loops, Schedule
 
 
 def bound(*rows: tuple[str, dict[str, float]], calibrated: tuple[str, ...] = ()) -> ProgramBound:
-    return ProgramBound(tuple(SegmentBound(name, "", (), seconds) for name, seconds in rows), (), calibrated)
+    whole: Counter[str] = Counter()
+    for _, seconds in rows:
+        whole.update(seconds)  # type: ignore[arg-type]
+    return ProgramBound(whole, tuple(SegmentBound(seconds, name, "", ()) for name, seconds in rows), (), calibrated)
 
 
 def cells(line: str) -> list[str]:
