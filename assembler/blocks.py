@@ -8,8 +8,8 @@ from typing import Any
 from lark import Token
 
 from . import syntax as s
-from .diagnostic import Mistake, Report, Span, Text, did_you_mean, listing
-from .names import Names, Value
+from .diagnostic import ErrorReport, Mistake, SourceText, Span, did_you_mean, listing
+from .names import ScopedNames, Value
 
 UNROLLED = 1 << 20
 """Limit of loop iterations, calls, statements and packets that one text unrolls into. Far above any real image."""
@@ -26,10 +26,10 @@ class Blocks:
     A mistake ends the item in which it occurs; the walk goes on with the next item.
     """
 
-    def __init__(self, names: Names, report: Report) -> None:
+    def __init__(self, names: ScopedNames, report: ErrorReport) -> None:
         self.names = names
         self.report = report
-        self._blocks: dict[str, tuple[s.Block, Text]] = {}
+        self._blocks: dict[str, tuple[s.Block, SourceText]] = {}
         self._running: list[str] = []
         self._unrolled = 0
         self._least_of: dict[str, int] = {}
@@ -60,10 +60,10 @@ class Blocks:
         for item in body:
             try:
                 match item:
-                    case s.Loop():
+                    case s.TextLoop():
                         for _ in self._iterations(item, depth):
                             self.walk(item.body, visit, depth + 1, calls)
-                    case s.Call():
+                    case s.BlockCall():
                         if calls:
                             self._call(item, visit, depth)
                     case _:
@@ -88,11 +88,11 @@ class Blocks:
 
     def _least_item(self, item: Any) -> int:
         match item:
-            case s.Loop():
+            case s.TextLoop():
                 low, high = (0 if x is None else _plain(x) for x in (item.range.low, item.range.high))
                 known = low is not None and high is not None
                 return 1 + (max(0, high - low) * (1 + self._least(item.body)) if known else 0)  # type: ignore[operator]
-            case s.Call():
+            case s.BlockCall():
                 name = str(item.name)
                 if name in self._blocks and name not in self._least_of:
                     self._least_of[name] = 0  # of a block that calls itself, which is an error
@@ -100,11 +100,11 @@ class Blocks:
                 return self._least_of.get(name, 0)
             case s.Section():
                 return self._least(item.body)
-            case s.Mop() | s.Packet():
+            case s.Mop() | s.PacketBlock():
                 return 1
         return 0
 
-    def _iterations(self, loop: s.Loop, depth: int) -> Iterator[None]:
+    def _iterations(self, loop: s.TextLoop, depth: int) -> Iterator[None]:
         self._bound(loop.start, depth)
         self.spend(s.token_span(loop.start))  # a loop of 0 iterations takes time too
         bounds = loop.range
@@ -128,7 +128,7 @@ class Blocks:
         if depth >= NESTED:
             raise Mistake(s.token_span(token), f"more than {NESTED} loops and calls inside each other")
 
-    def _call(self, call: s.Call, visit: Visit, depth: int) -> None:
+    def _call(self, call: s.BlockCall, visit: Visit, depth: int) -> None:
         self._bound(call.name, depth)
         name = str(call.name)
         if name not in self._blocks:

@@ -29,7 +29,7 @@ from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
 from ..isa.overlays.file import made, text
 from ..isa.packet import Packet, Words
-from ..isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role, Segment
+from ..isa.program import Buffer, Layout, Parameter, Patch, Program, ProgramSegment, Role, SourceLine
 from .diagnostic import listing
 from .segment_section import SEGMENTS, decoded, encoded, segment_faults
 from .slices import GRAIN
@@ -275,7 +275,7 @@ def _parameter(p: Parameter, program: Program) -> dict[str, Any]:
 def _sources(program: Program) -> bytes:
     files: dict[str, int] = {}
 
-    def pairs(places: Sequence[Place]) -> bytes:
+    def pairs(places: Sequence[SourceLine]) -> bytes:
         rows = [(files.setdefault(p.file, len(files)), p.line) for p in places]
         return np.array(rows, "<u4").tobytes()
 
@@ -299,7 +299,7 @@ def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Progra
 @gc_disabled()
 def loads(data: bytes, name: str = "<bytes>", overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
     """Decode the bytes of a `.bin`. name: the file name in messages. Raises `ContainerError` if they are defective."""
-    return _Reader(data, name, overlays).program()
+    return _FileReader(data, name, overlays).program()
 
 
 def _told_apart(data: bytes) -> str:
@@ -313,7 +313,7 @@ def _told_apart(data: bytes) -> str:
     return "it begins with other bytes; read a bare wire image with --raw"
 
 
-class _Reader:
+class _FileReader:
     """Reads one file: first the checksums, then each section, then what must hold between sections."""
 
     def __init__(self, data: bytes, name: str, overlays: Mapping[str, Overlay]) -> None:
@@ -490,11 +490,11 @@ class _Reader:
                 return Patch(packet, mop, f.name, x.base, x.cap)
         self.fail(at, f"{what} are not an integer field, and parameters set only those")
 
-    def _places(self) -> tuple[tuple[Place, ...], dict[str, tuple[Place, ...]]]:
+    def _places(self) -> tuple[tuple[SourceLine, ...], dict[str, tuple[SourceLine, ...]]]:
         start, sources = self.starts[b"SRCM"], self.parsed[b"SRCM"]
-        known: dict[tuple[int, int], Place] = {}
+        known: dict[tuple[int, int], SourceLine] = {}
 
-        def places(blob: bytes) -> tuple[Place, ...]:
+        def places(blob: bytes) -> tuple[SourceLine, ...]:
             if len(blob) % 8:
                 self.fail(start, f"{len(blob)} bytes of the source map are not a whole number of (file, line) pairs")
             rows = []
@@ -504,13 +504,13 @@ class _Reader:
                     if file >= len(sources.files) or not line:
                         limits = f"it lists {len(sources.files)} files, and lines start at 1"
                         self.fail(start, f"the source map refers to line {line} of file {file}; {limits}")
-                    known[pair] = Place(sources.files[file], line)
+                    known[pair] = SourceLine(sources.files[file], line)
                 rows.append(known[pair])
             return tuple(rows)
 
         return places(sources.packets), {row.unit: places(row.places) for row in sources.ops}
 
-    def _segments(self) -> tuple[Segment, ...]:
+    def _segments(self) -> tuple[ProgramSegment, ...]:
         if SEGMENT_TAG not in self.parsed:
             return ()
         try:

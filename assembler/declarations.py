@@ -17,10 +17,10 @@ from lark import Token
 from ..base.errors import ProgramError
 from ..isa.overlay import Overlay
 from ..isa.overlays.file import SUFFIX, find, made
-from ..isa.program import Buffer, Layout, Parameter, Role, Segment, place_buffers
+from ..isa.program import Buffer, Layout, Parameter, ProgramSegment, Role, place_buffers
 from . import syntax as s
-from .diagnostic import Mistake, Report, Span, Text, did_you_mean, listing
-from .names import Names
+from .diagnostic import ErrorReport, Mistake, SourceText, Span, did_you_mean, listing
+from .names import ScopedNames
 from .slices import GRAIN
 
 
@@ -69,15 +69,15 @@ class Declarations:
     segments: by name, in the order of the text, without their uOPs.
     """
 
-    def __init__(self, names: Names, report: Report) -> None:
+    def __init__(self, names: ScopedNames, report: ErrorReport) -> None:
         self.names = names
         self.report = report
-        self.segments: dict[str, Segment] = {}
-        self._outputs: list[tuple[Text, Token, str]] = []
+        self.segments: dict[str, ProgramSegment] = {}
+        self._outputs: list[tuple[SourceText, Token, str]] = []
         """Text, token and name of each output of a segment."""
-        self._written: dict[str, tuple[Text, Token]] = {}
+        self._written: dict[str, tuple[SourceText, Token]] = {}
         """Text and token of each buffer's declaration, by buffer name."""
-        self._vectors: list[tuple[Text, s.Vector, str]] = []
+        self._vectors: list[tuple[SourceText, s.VectorOption, str]] = []
 
     def take_looped(self, item: s.Item) -> None:
         """Enter a declaration that stands in a loop. Raises `Mistake` for one that may not stand there."""
@@ -99,7 +99,7 @@ class Declarations:
                 self._buffer(item)
             case s.SegmentLine():
                 self._segment(item)
-            case s.Vector():
+            case s.VectorOption():
                 # Read in `finish`: the buffer may be declared below it.
                 self._vectors.append((self.report.text, item, self.names.name(item.buffer)))
 
@@ -145,13 +145,13 @@ class Declarations:
         seen = s.token_span(item.shape)
         for option in item.options:
             match option:
-                case s.At():
+                case s.AtOption():
                     offset = self.names.integer(option.value)
                     if not 0 <= offset < 1 << 48:
                         raise Mistake(s.span(option.value), f"address {offset} is out of range 0..2^48-1")
-                case s.View():
+                case s.ViewOption():
                     view, seen = _shape(option.shape), s.token_span(option.shape)
-                case s.Rows():
+                case s.RowsOption():
                     items = tuple(self.names.integer(n) for n in option.each)
                 case Token() if option in (x.value for x in Layout):
                     layout = Layout(str(option))
@@ -192,9 +192,9 @@ class Declarations:
                 named = zip(part.names, said[which], strict=True)
                 self._outputs += [(self.report.text, token, output) for token, output in named]
         (kind,) = said.get("kind", ("",))
-        self.segments[name] = Segment(name, said.get("layers", ()), kind, said.get("outputs", ()), {})
+        self.segments[name] = ProgramSegment(name, said.get("layers", ()), kind, said.get("outputs", ()), {})
 
-    def _vector(self, item: s.Vector, name: str) -> None:
+    def _vector(self, item: s.VectorOption, name: str) -> None:
         buffer = self.names.declared(name, item.buffer)
         values = _packed(item.numbers) if item.numbers.type == "PACKED" else _listed(item.numbers)
         columns = (buffer.view or buffer.shape)[-1]

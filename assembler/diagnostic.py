@@ -45,7 +45,7 @@ class Mistake(Exception):
         self.diagnostic = Diagnostic(span, message, notes)
 
 
-class Text:
+class SourceText:
     """A source text with its line starts. notes: printed with every error in it, such as where it is included."""
 
     def __init__(self, text: str, file: str, *notes: str) -> None:
@@ -88,22 +88,22 @@ def _around(line: str, column: int) -> tuple[str, int]:
     return before + shown + behind, column - start + len(before)
 
 
-class Report:
+class ErrorReport:
     """Collects the errors of one run, at most one per place in a text: a wrong line in a loop is reported once, for the
     first iteration that is wrong.
 
     text: the text that is being read, into which the spans of new errors are offsets.
     """
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: SourceText) -> None:
         self.text = text
         self._calls: tuple[str, ...] = ()
         self._order: dict[int, int] = {}
-        self._found: dict[tuple[int, Span], tuple[Text, Diagnostic]] = {}
+        self._found: dict[tuple[int, Span], tuple[SourceText, Diagnostic]] = {}
         self._added = 0
 
     @contextmanager
-    def inside(self, text: Text, *calls: str) -> Iterator[None]:
+    def inside(self, text: SourceText, *calls: str) -> Iterator[None]:
         """Context in which errors are reported as errors in `text`; a `Mistake` ends it, and is recorded. calls: notes
         that each of them gets, such as "called from FILE:LINE:COLUMN"; the notes of an enclosing `inside` follow
         them."""

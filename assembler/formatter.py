@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 
-from .diagnostic import Text
+from .diagnostic import SourceText
 from .printed_lines import INDENT
 from .printer import wrap
 from .syntax import read
@@ -31,7 +31,7 @@ def format_text(text: str, file: str) -> str:
 
     file: the file name in messages. Raises `SourceError` if the text does not follow the grammar.
     """
-    read(Text(text, file))
+    read(SourceText(text, file))
     rows: list[tuple[str, str]] = []  # code, comment
     depth = 0
     for line in _lines(text.replace("\r\n", "\n")):

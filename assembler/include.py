@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from . import syntax as s
-from .diagnostic import Mistake, Report, Text
+from .diagnostic import ErrorReport, Mistake, SourceText
 
 DEPTH = 16
 """Limit of texts that include each other in a chain."""
@@ -15,29 +15,29 @@ DEPTH = 16
 LONGEST = 16 << 20
 """Limit of an included text, in bytes."""
 
-Located = tuple[Text, s.Item]
+Located = tuple[SourceText, s.Item]
 Identity = tuple[int, int]
 
 
-def items(text: Text, tree: tuple[s.Item, ...], report: Report) -> list[Located]:
+def items(text: SourceText, tree: tuple[s.Item, ...], report: ErrorReport) -> list[Located]:
     """Return the items of a text, each with the text it stands in; an `include` is replaced by the items it includes.
 
     tree: the items of `text` itself. Mistakes go to the report.
     """
-    reader = _Reader(report)
+    reader = _IncludeReader(report)
     reader.read(text, tree, (_identity(text.file),))
     return reader.found
 
 
-class _Reader:
+class _IncludeReader:
     """Collects the items of a text and of the texts that it includes. found: each item with its text."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ErrorReport) -> None:
         self.report = report
         self.found: list[Located] = []
         self._seen: set[Identity] = set()
 
-    def read(self, text: Text, tree: tuple[s.Item, ...], chain: tuple[Identity | None, ...]) -> None:
+    def read(self, text: SourceText, tree: tuple[s.Item, ...], chain: tuple[Identity | None, ...]) -> None:
         """Append the items of a text to `found`. chain: files that include each other down to this text."""
         for item in tree:
             if not isinstance(item, s.Include):
@@ -50,7 +50,9 @@ class _Reader:
                 with self.report.inside(included[0]):
                     self.read(included[0], s.tree(included[0]), (*chain, included[1]))
 
-    def _open(self, text: Text, item: s.Include, chain: tuple[Identity | None, ...]) -> tuple[Text, Identity] | None:
+    def _open(
+        self, text: SourceText, item: s.Include, chain: tuple[Identity | None, ...]
+    ) -> tuple[SourceText, Identity] | None:
         """Read the file that an `include` names; None if it has been read before."""
         span = s.token_span(item.file)
         name = s.unquoted(item.file)
@@ -84,7 +86,7 @@ class _Reader:
         finally:
             os.close(handle)
         self._seen.add(identity)
-        return Text(source, str(path), f"included from {text.at(span[0])}", *text.notes), identity
+        return SourceText(source, str(path), f"included from {text.at(span[0])}", *text.notes), identity
 
 
 def _identity(file: str) -> Identity | None:

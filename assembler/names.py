@@ -31,7 +31,7 @@ class _Letters(str):
     """A literal part of a quoted name, as opposed to an expression in braces."""
 
 
-class Names:
+class ScopedNames:
     """The names of a text and their scopes.
 
     Constants, buffers and run-time parameters are global. Loop variables and block parameters are local: inside a block
@@ -81,9 +81,9 @@ class Names:
         """Return the value of a loop variable or block parameter; None if the token names none."""
         return self._local.get(str(token)) if token.type == "NAME" else None
 
-    def argument(self, e: s.Expr | s.Unit) -> Value:
+    def argument(self, e: s.Expr | s.UnitSelection) -> Value:
         """Evaluate an argument of a call in the current scope, which is the caller's."""
-        if isinstance(e, s.Unit):
+        if isinstance(e, s.UnitSelection):
             return self.units((e,))
         if isinstance(e, Token) and e.type in ("NAME", "STRING"):
             value = self.local(e)
@@ -206,7 +206,7 @@ class Names:
 
     # -- units ----------------------------------------------------------------------------------------------------
 
-    def units(self, refs: tuple[s.Unit, ...]) -> tuple[UnitSpec, ...]:
+    def units(self, refs: tuple[s.UnitSelection, ...]) -> tuple[UnitSpec, ...]:
         """Return the units of a list such as `MemC[0..2] MemC5`. Raises `Mistake` unless they are distinct and of one
         kind."""
         out: dict[str, UnitSpec] = {}
@@ -220,7 +220,7 @@ class Names:
                 out[unit.name] = unit
         return tuple(out.values())
 
-    def _unit(self, ref: s.Unit) -> Iterator[UnitSpec]:
+    def _unit(self, ref: s.UnitSelection) -> Iterator[UnitSpec]:
         name = str(ref.name)
         if ref.ranges is None:
             yield from self._plain(ref.name)
@@ -250,41 +250,41 @@ class Names:
             raise self.no_unit(str(token), s.token_span(token))
         return (self.overlay.by_unit[str(token)],)
 
-    def peer(self, word: s.To | s.Source) -> str:
+    def peer(self, word: s.To | s.SourceUnit) -> str:
         """Return the name of the unit behind an arrow. Raises `Mistake` if the word stands for several units."""
         if word.number is not None:
             index = s.Sub(word.number, "", word.number)
-            return self.units((s.Unit(word.unit, (index,), word.end),))[0].name
+            return self.units((s.UnitSelection(word.unit, (index,), word.end),))[0].name
         units = self._plain(word.unit)
         if len(units) != 1:
             raise Mistake(s.token_span(word.unit), f"{word.unit} stands for {len(units)} units; an arrow takes one")
         return units[0].name
 
-    def route_source(self, word: s.Word) -> s.Unit | None:
+    def route_source(self, word: s.Word) -> s.UnitSelection | None:
         """Return the unit that a word before an arrow names, as in `MemA0->MME1` and `MemA[k]->MME[2*k]`; None if it
         names no unit."""
         if isinstance(word, s.Slice) and str(word.name) in self.overlay.by_kind and not word.subs[0].bounds:
-            return s.Unit(word.name, word.subs, word.end)
+            return s.UnitSelection(word.name, word.subs, word.end)
         if isinstance(word, s.Bare) and word.name.type == "NAME":
             known = str(word.name) in self.overlay.by_unit or isinstance(self.local(word.name), tuple)
-            return s.Unit(word.name, None, word.name) if known else None
+            return s.UnitSelection(word.name, None, word.name) if known else None
         return None
 
-    def head(self, words: tuple[s.Unit | s.Word, ...]) -> tuple[s.Unit, ...]:
+    def head(self, words: tuple[s.UnitSelection | s.Word, ...]) -> tuple[s.UnitSelection, ...]:
         """Read the words of a section's head as units. Raises `Mistake` for a word that cannot be a unit."""
         out = []
         for word in words:
-            if isinstance(word, s.Unit):
+            if isinstance(word, s.UnitSelection):
                 out.append(word)
             elif isinstance(word, s.Bare) and word.name.type == "NAME":
-                out.append(s.Unit(word.name, None, word.name))
+                out.append(s.UnitSelection(word.name, None, word.name))
             elif isinstance(word, s.Slice) and word.name.type == "NAME" and not any(x.bounds for x in word.subs):
-                out.append(s.Unit(word.name, word.subs, word.end))
+                out.append(s.UnitSelection(word.name, word.subs, word.end))
             else:
                 raise Mistake(s.span(word), "a section begins with the names of its units")
         return tuple(out)
 
-    def driver(self, kind: str, ref: s.Unit) -> InstructionFormat:
+    def driver(self, kind: str, ref: s.UnitSelection) -> InstructionFormat:
         """Return the instruction format that drives units of a kind. Raises `Mistake`, at `ref`, if none does."""
         if all(f.config for f in self.overlay.formats if f.kind == kind):
             raise Mistake(s.span(ref), f"{kind} units take no instructions")

@@ -8,7 +8,7 @@ from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .printed_lines import NUMBER, Node, Slot, Sum, Variable, render, with_sums
+from .printed_lines import NUMBER, LineNode, LoopNumber, LoopVariable, NumberSlot, render, with_sums
 
 SMALLEST = 4
 """Minimum number of lines of a block's body."""
@@ -23,11 +23,11 @@ PARAMETERS = 6
 """Limit of parameters of a block, for the reader's sake."""
 
 
-class Name(NamedTuple):
+class BufferName(NamedTuple):
     """A buffer's name that does not depend on loops inside the outlined node, so that it can become a parameter."""
 
-    slot: Slot
-    sums: tuple[Sum, ...]
+    slot: NumberSlot
+    sums: tuple[LoopNumber, ...]
 
     @property
     def text(self) -> Hashable:
@@ -41,37 +41,37 @@ class Name(NamedTuple):
 
 
 @dataclass
-class Shape:
+class NodeShape:
     """The structure of a node, equal for nodes that can share a block, and what may differ between them.
 
     key: the structure. numbers: in order, without terms of loops inside the node. names: buffers' names, in order.
     """
 
     key: Hashable = ()
-    numbers: list[Sum] = field(default_factory=list)
-    names: list[Name] = field(default_factory=list)
+    numbers: list[LoopNumber] = field(default_factory=list)
+    names: list[BufferName] = field(default_factory=list)
 
 
-def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Container[str]) -> list[Node]:
+def outline(nodes: Sequence[LineNode], size: int, taken: Container[str], units: Container[str]) -> list[LineNode]:
     """Move repeated nodes into blocks, most lines saved first; return the blocks and leave calls in `nodes`.
 
     size: columns of a line. taken: names that parameters must not have. units: names of units; an argument of such a
     name is quoted, or it would be read as the unit.
     """
-    blocks: list[Node] = []
+    blocks: list[LineNode] = []
     count: Counter[str] = Counter()
     # Results of the last round. A node that became a call invalidates only those of the nodes around it.
-    shapes: dict[Node, Shape] = {}
-    outlines: dict[Node, int] = {}
+    shapes: dict[LineNode, NodeShape] = {}
+    outlines: dict[LineNode, int] = {}
     numbers: dict[Hashable, int] = {}
-    changed: set[Node] = set()
+    changed: set[LineNode] = set()
     while len(blocks) < BLOCKS:
         for node in nodes:
             _forget(node, changed, shapes, outlines)
-        similar: dict[int, list[Node]] = {}
+        similar: dict[int, list[LineNode]] = {}
         for node in nodes:
             _similar(node, outlines, numbers, similar)
-        classes: dict[Hashable, list[tuple[Node, Shape]]] = {}
+        classes: dict[Hashable, list[tuple[LineNode, NodeShape]]] = {}
         for node in (node for members in similar.values() if len(members) > 1 for node in members):
             if node not in shapes:
                 shapes[node] = _shape(node)
@@ -90,7 +90,7 @@ def outline(nodes: Sequence[Node], size: int, taken: Container[str], units: Cont
 
 
 def _similar(
-    node: Node, outlines: dict[Node, int], numbers: dict[Hashable, int], similar: dict[int, list[Node]]
+    node: LineNode, outlines: dict[LineNode, int], numbers: dict[Hashable, int], similar: dict[int, list[LineNode]]
 ) -> int:
     """Return the number of a node's outline: equal for nodes of one shape, and cheaper than `_shape`, as it is built
     bottom-up from the outlines of the children. similar: nodes with bodies, by outline; this node and those inside it
@@ -104,7 +104,7 @@ def _similar(
     return outlines[node]
 
 
-def _forget(node: Node, changed: Container[Node], *known: dict[Node, Any]) -> bool:
+def _forget(node: LineNode, changed: Container[LineNode], *known: dict[LineNode, Any]) -> bool:
     """Drop the cached results of nodes that changed or contain a changed one; return whether this node is one."""
     inside = [_forget(child, changed, *known) for child in node.children or ()]
     stale = node in changed or any(inside)
@@ -114,18 +114,18 @@ def _forget(node: Node, changed: Container[Node], *known: dict[Node, Any]) -> bo
     return stale
 
 
-def _saved(members: Sequence[tuple[Node, Shape]], size: int) -> int:
+def _saved(members: Sequence[tuple[LineNode, NodeShape]], size: int) -> int:
     """Return the number of lines that a block for these nodes saves; 0 if they are too short for one."""
     lines = len(members[0][0].lines(size))
     return (len(members) - 1) * lines - len(members) - 3 if lines >= SMALLEST else 0
 
 
-def _shape(root: Node) -> Shape:
+def _shape(root: LineNode) -> NodeShape:
     """Separate a node into its structure and the numbers and names that may differ between similar nodes."""
-    inside: dict[Variable | str, int] = {}
-    out = Shape()
+    inside: dict[LoopVariable | str, int] = {}
+    out = NodeShape()
 
-    def walk(node: Node) -> Hashable:
+    def walk(node: LineNode) -> Hashable:
         if node.loop is not None and node.variable is not None:
             inside[node.variable] = len(inside)
         parts: list[Hashable] = []
@@ -135,11 +135,11 @@ def _shape(root: Node) -> Shape:
                 continue
             inner = tuple(tuple((inside[v], n) for v, n in x.terms if v in inside) for x in sums)
             if part.named and not any(inner):
-                out.names.append(Name(part, tuple(sums)))
+                out.names.append(BufferName(part, tuple(sums)))
                 parts.append(part.what)
                 continue
             parts.append((part, inner))
-            out.numbers += [Sum(x.base, tuple(t for t in x.terms if t[0] not in inside)) for x in sums]
+            out.numbers += [LoopNumber(x.base, tuple(t for t in x.terms if t[0] not in inside)) for x in sums]
         children = None if node.children is None else tuple(map(walk, node.children))
         return node.loop, node.variable is None, node.inline, tuple(parts), children
 
@@ -148,13 +148,17 @@ def _shape(root: Node) -> Shape:
 
 
 def _block(
-    nodes: Sequence[Node], shapes: Sequence[Shape], count: Counter[str], taken: Container[str], units: Container[str]
-) -> Node | None:
+    nodes: Sequence[LineNode],
+    shapes: Sequence[NodeShape],
+    count: Counter[str],
+    taken: Container[str],
+    units: Container[str],
+) -> LineNode | None:
     """Make a block for nodes of one shape and turn them into calls of it; None if it needs too many parameters."""
     letters = iter([c for c in "abcdefgh" if c not in taken])
     others = iter([c for c in "xyzuvw" if c not in taken])
     parameters: list[str] = []
-    arguments: list[list[tuple[str | Slot, tuple[Sum, ...]]]] = [[] for _ in nodes]
+    arguments: list[list[tuple[str | NumberSlot, tuple[LoopNumber, ...]]]] = [[] for _ in nodes]
     columns = list(zip(*(s.numbers for s in shapes), strict=True))
     # Numbers that differ by the same amount in every node share a parameter.
     groups: dict[Hashable, list[int]] = {}
@@ -188,23 +192,23 @@ def _block(
             for row, x in zip(arguments, column_names, strict=True):
                 # Without quotes, a buffer with the name of a unit would be read as the unit.
                 quote = x.fixed and render([x.slot], x.sums) in units
-                row.append((Slot("quote" if quote else "name", x.slot.pieces), x.sums))
+                row.append((NumberSlot("quote" if quote else "name", x.slot.pieces), x.sums))
         names[k] = known[texts]
     stem = _stem(nodes[0])
     count[stem] += 1
     title = f"{stem}{count[stem]}"
     body = _generic(nodes[0], numbers, names)
     for node, row in zip(nodes, arguments, strict=True):
-        parts: list[str | Slot] = [f"{title}("]
-        sums: list[Sum] = []
+        parts: list[str | NumberSlot] = [f"{title}("]
+        sums: list[LoopNumber] = []
         for i, (part, values) in enumerate(row):
             parts += [", ", part] if i else [part]
             sums += values
         node.become((*parts, ")"), tuple(sums))
-    return Node((f"block {title}({', '.join(parameters)})",), (), [body], False)
+    return LineNode((f"block {title}({', '.join(parameters)})",), (), [body], False)
 
 
-def _stem(node: Node) -> str:
+def _stem(node: LineNode) -> str:
     """Return the stem of a block's name: the first word of its first line other than `packet`."""
     while node.loop is not None and node.children:
         node = node.children[0]
@@ -212,18 +216,18 @@ def _stem(node: Node) -> str:
     return found[0].lower() if found else "block"
 
 
-def _generic(root: Node, numbers: dict[int, tuple[str, int]], names: dict[int, str]) -> Node:
+def _generic(root: LineNode, numbers: dict[int, tuple[str, int]], names: dict[int, str]) -> LineNode:
     """Copy a node as a block's body: numbers and names become parameters. numbers: parameter and offset by the number's
     place; names: parameter by the name's place."""
-    inside: set[Variable | str] = set()
+    inside: set[LoopVariable | str] = set()
     at_number = at_name = 0
 
-    def copy(node: Node) -> Node:
+    def copy(node: LineNode) -> LineNode:
         nonlocal at_number, at_name
         if node.variable is not None:
             inside.add(node.variable)
-        parts: list[str | Slot] = []
-        sums: list[Sum] = []
+        parts: list[str | NumberSlot] = []
+        sums: list[LoopNumber] = []
         for part, mine in with_sums(node.parts, node.sums):
             if isinstance(part, str):
                 parts.append(part)
@@ -241,10 +245,10 @@ def _generic(root: Node, numbers: dict[int, tuple[str, int]], names: dict[int, s
                 terms = tuple(t for t in x.terms if t[0] in inside)
                 if at_number in numbers:
                     name, more = numbers[at_number]
-                    x = Sum(more, ((name, 1), *terms))
+                    x = LoopNumber(more, ((name, 1), *terms))
                 sums.append(x)
                 at_number += 1
         children = None if node.children is None else [copy(child) for child in node.children]
-        return Node(tuple(parts), tuple(sums), children, node.inline, node.loop, node.variable)
+        return LineNode(tuple(parts), tuple(sums), children, node.inline, node.loop, node.variable)
 
     return copy(root)

@@ -8,20 +8,20 @@ from lark import Token
 
 from ..isa import packet as wire
 from ..isa.overlay import InstructionFormat
-from ..isa.program import Patch, Place
+from ..isa.program import Patch, SourceLine
 from ..machine.description import UnitSpec
 from . import syntax as s
 from .blocks import Blocks
-from .diagnostic import Mistake, Report, Text, did_you_mean, listing
-from .names import Names
-from .statements import Line, Site, Statements, fitting
+from .diagnostic import ErrorReport, Mistake, SourceText, did_you_mean, listing
+from .names import ScopedNames
+from .statements import Site, Statements, UnrolledMop, fitting
 
 
 @dataclass(frozen=True)
 class _First:
     """Text and line of the first section, or of the first packet."""
 
-    text: Text
+    text: SourceText
     line: int
 
 
@@ -32,16 +32,16 @@ class Code:
     unit. first: the first section and the first packet, of which a text has only one.
     """
 
-    def __init__(self, names: Names, blocks: Blocks, report: Report) -> None:
+    def __init__(self, names: ScopedNames, blocks: Blocks, report: ErrorReport) -> None:
         self.names = names
         self.blocks = blocks
         self.report = report
         self.statements = Statements(names, report)
         self.packets: list[wire.Packet] = []
-        self.places: list[Place] = []
+        self.places: list[SourceLine] = []
         self.patches: dict[str, list[Patch]] = {}
-        self.kernels: dict[str, list[Line]] = {}
-        self.preloaded: dict[str, list[Line]] = {}
+        self.kernels: dict[str, list[UnrolledMop]] = {}
+        self.preloaded: dict[str, list[UnrolledMop]] = {}
         self.first: dict[str, _First] = {}
 
     def take(self, item: s.Item | s.Mop) -> None:
@@ -49,7 +49,7 @@ class Code:
         match item:
             case s.Section():
                 self._section(item)
-            case s.Packet():
+            case s.PacketBlock():
                 self._packet(item)
             case s.Nop():
                 self._either("packet", item.start)
@@ -67,9 +67,9 @@ class Code:
                 hint = "give every unit a section, or write every packet by hand, terminators included"
                 raise Mistake(s.token_span(token), "a text has either sections or packets, not both", note, hint)
 
-    def _lines(self, body: tuple[s.Statement, ...], site: Site) -> list[Line]:
+    def _lines(self, body: tuple[s.Statement, ...], site: Site) -> list[UnrolledMop]:
         """Read the body of a section or packet, unrolled."""
-        lines: list[Line] = []
+        lines: list[UnrolledMop] = []
 
         def visit(item: s.Item | s.Mop) -> None:
             if not isinstance(item, s.Mop):
@@ -104,7 +104,7 @@ class Code:
             if preloaded and total > held.longest:
                 raise Mistake(s.span(heads[0]), f"{unit.name} holds at most {held.longest} ops, not {total}")
 
-    def _packet(self, item: s.Packet) -> None:
+    def _packet(self, item: s.PacketBlock) -> None:
         self._either("packet", item.start)
         overlay = self.names.overlay
         form, units, named = self._addressed(item)
@@ -144,7 +144,7 @@ class Code:
         self.packets.append(packet)
         self.places.append(self.statements.place(start))
 
-    def _addressed(self, item: s.Packet) -> tuple[InstructionFormat, tuple[UnitSpec, ...], bool]:
+    def _addressed(self, item: s.PacketBlock) -> tuple[InstructionFormat, tuple[UnitSpec, ...], bool]:
         """Return the format of a packet, its units, and whether it names the units.
 
         It may name units (`MemA[0, 2]`), a format and units (`MemCConfig MemC0`), or a format alone, with mask=.

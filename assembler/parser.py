@@ -17,13 +17,13 @@ from ..base.errors import SourceError
 from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
-from ..isa.program import KernelPatch, Program, Segment, UnpackedProgram
+from ..isa.program import KernelPatch, Program, ProgramSegment, UnpackedProgram
 from . import declarations, include
 from . import syntax as s
 from .blocks import Blocks
 from .declarations import Declarations
-from .diagnostic import Report, Text
-from .names import Names
+from .diagnostic import ErrorReport, SourceText
+from .names import ScopedNames
 from .packets import Code
 
 
@@ -34,7 +34,7 @@ def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> P
     with all mistakes found.
     """
     with gc_disabled():
-        return _assemble(Text(text, file), overlays)
+        return _assemble(SourceText(text, file), overlays)
 
 
 def parse_file(path: str | Path) -> Program | UnpackedProgram:
@@ -50,12 +50,12 @@ def read_text(path: str | Path) -> str:
         raise SourceError(f"{path}: error: byte {e.start} is not UTF-8; is it a .rsn text?") from None
 
 
-def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | UnpackedProgram:
+def _assemble(text: SourceText, overlays: Mapping[str, Overlay]) -> Program | UnpackedProgram:
     """Read all declarations first, so that code may use a buffer declared below it; then the code, in its order."""
-    report = Report(text)
+    report = ErrorReport(text)
     tree = s.read(text)
     with report.inside(text):
-        names = Names(declarations.overlay(tree, text.file, overlays))
+        names = ScopedNames(declarations.overlay(tree, text.file, overlays))
     report.check()
     items = include.items(text, tree[1:], report)
     blocks = Blocks(names, report)
@@ -64,7 +64,7 @@ def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Unpacked
         with report.inside(where):
             if isinstance(item, s.Block):
                 blocks.walk((item,), blocks.declare)
-            elif not isinstance(item, s.Loop):
+            elif not isinstance(item, s.TextLoop):
                 blocks.walk((item,), declared.take, calls=False)
             elif _declares(item):
                 blocks.walk((item,), declared.take_looped, calls=False)
@@ -81,19 +81,19 @@ def _assemble(text: Text, overlays: Mapping[str, Overlay]) -> Program | Unpacked
     return _program(names, code, segments)
 
 
-def _declares(loop: s.Loop) -> bool:
+def _declares(loop: s.TextLoop) -> bool:
     """Return whether a loop contains a declaration. If not, it need not be unrolled for the declarations."""
     stack = [loop]
     while stack:
         for item in stack.pop().body:
             if isinstance(item, s.Declaration):
                 return True
-            if isinstance(item, s.Loop):
+            if isinstance(item, s.TextLoop):
                 stack.append(item)
     return False
 
 
-def _program(names: Names, code: Code, segments: tuple[Segment, ...]) -> Program:
+def _program(names: ScopedNames, code: Code, segments: tuple[ProgramSegment, ...]) -> Program:
     patches = {name: tuple(rows) for name, rows in code.patches.items()}
     parameters = [dataclasses.replace(p, patches=patches.get(p.name, ())) for p in names.parameters.values()]
     return Program(
@@ -108,7 +108,7 @@ def _program(names: Names, code: Code, segments: tuple[Segment, ...]) -> Program
     )
 
 
-def _kernels(names: Names, code: Code, segments: tuple[Segment, ...]) -> UnpackedProgram:
+def _kernels(names: ScopedNames, code: Code, segments: tuple[ProgramSegment, ...]) -> UnpackedProgram:
     patches: dict[str, list[KernelPatch]] = {}
     for unit, lines in code.kernels.items():
         for i, line in enumerate(lines):

@@ -20,7 +20,7 @@ NESTED = 32
 """Number of names for the variables of nested loops. Each loop at least halves the lines, so no image needs more."""
 
 
-class Slot(NamedTuple):
+class NumberSlot(NamedTuple):
     """A place for numbers in a line.
 
     what: the kind of place. "number" and "summand" (behind a sign) hold one number. "unit" and "label" hold the index
@@ -43,13 +43,13 @@ class Slot(NamedTuple):
         return self.what in ("name", "quote")
 
 
-NUMBER, SUMMAND = Slot("number"), Slot("summand")
+NUMBER, SUMMAND = NumberSlot("number"), NumberSlot("summand")
 
 
 class TextRow(NamedTuple):
     """A line of text, or with a body `parts { body }`; a body may be empty. numbers: those of all slots, in order."""
 
-    parts: tuple[str | Slot, ...]
+    parts: tuple[str | NumberSlot, ...]
     numbers: tuple[int, ...]
     body: tuple[TextRow, ...] | None = None
 
@@ -58,16 +58,16 @@ class Words:
     """Builds a `TextRow` word by word."""
 
     def __init__(self) -> None:
-        self.parts: list[str | Slot] = []
+        self.parts: list[str | NumberSlot] = []
         self.numbers: list[int] = []
 
-    def put(self, part: str | Slot, *numbers: int) -> Self:
+    def put(self, part: str | NumberSlot, *numbers: int) -> Self:
         """Add a word, after a space, with the numbers of its slot."""
         if self.parts:
             self.glue(" ")
         return self.glue(part, *numbers)
 
-    def glue(self, part: str | Slot, *numbers: int) -> Self:
+    def glue(self, part: str | NumberSlot, *numbers: int) -> Self:
         """Add to the last word, without a space."""
         last = self.parts[-1] if self.parts else None
         if isinstance(part, str) and isinstance(last, str):
@@ -98,23 +98,23 @@ class Words:
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
-def named(name: str, quote: bool = False) -> tuple[Slot | str, *tuple[int, ...]]:
+def named(name: str, quote: bool = False) -> tuple[NumberSlot | str, *tuple[int, ...]]:
     """Split a buffer's name into a slot and its numbers, the arguments of `Words.put`."""
     pieces = _DIGITS.split(name)
-    return Slot("quote" if quote else "name", tuple(pieces)), *map(int, _DIGITS.findall(name))
+    return NumberSlot("quote" if quote else "name", tuple(pieces)), *map(int, _DIGITS.findall(name))
 
 
-def label(name: str) -> tuple[Slot | str, *tuple[int, ...]]:
+def label(name: str) -> tuple[NumberSlot | str, *tuple[int, ...]]:
     """Split a run-time parameter's name (`len`, `len[3]` or quoted) into a slot and its numbers, for `Words.put`."""
     stem, bracket, rest = name.partition("[")
     digits = rest[:-1]
     if bracket and rest.endswith("]") and NAME.fullmatch(stem) and stem not in KEYWORDS and _DIGITS.fullmatch(digits):
-        return Slot("label", (stem,)), int(digits)
+        return NumberSlot("label", (stem,)), int(digits)
     part, *numbers = named(name)
-    return (part._replace(what="title") if isinstance(part, Slot) else part), *numbers
+    return (part._replace(what="title") if isinstance(part, NumberSlot) else part), *numbers
 
 
-class Variable:
+class LoopVariable:
     """The variable of a loop. It gets its name when the loop is rendered."""
 
     def __init__(self) -> None:
@@ -124,11 +124,11 @@ class Variable:
         return self.name
 
 
-class Sum(NamedTuple):
+class LoopNumber(NamedTuple):
     """A number that depends on loops: base + step * variable + ..., with terms as pairs (variable, step)."""
 
     base: int
-    terms: tuple[tuple[Variable | str, int], ...] = ()
+    terms: tuple[tuple[LoopVariable | str, int], ...] = ()
 
     def __str__(self) -> str:
         plus = [_times(v, step) for v, step in self.terms if step > 0]
@@ -138,13 +138,13 @@ class Sum(NamedTuple):
             out += f"{self.base:+d}" if out else str(self.base)
         return "-".join([out, *minus])
 
-    def plus(self, variable: Variable, step: int) -> Sum:
+    def plus(self, variable: LoopVariable, step: int) -> LoopNumber:
         """Add the term step * variable."""
-        return Sum(self.base, (*self.terms, (variable, step)))
+        return LoopNumber(self.base, (*self.terms, (variable, step)))
 
-    def sorted(self, order: Mapping[Variable | str, int]) -> Sum:
+    def sorted(self, order: Mapping[LoopVariable | str, int]) -> LoopNumber:
         """Sort the terms by the order of their variables."""
-        return Sum(self.base, tuple(sorted(self.terms, key=lambda term: order[term[0]])))
+        return LoopNumber(self.base, tuple(sorted(self.terms, key=lambda term: order[term[0]])))
 
     @property
     def plain(self) -> bool:
@@ -157,16 +157,18 @@ class Sum(NamedTuple):
         return self.base >= 0 if not self.terms else not self.base and len(self.terms) == 1 and self.terms[0][1] > 0
 
 
-def _times(variable: Variable | str, step: int) -> str:
+def _times(variable: LoopVariable | str, step: int) -> str:
     return f"{variable}" if step == 1 else f"{variable}*{step}"
 
 
-def render(parts: Sequence[str | Slot], sums: Sequence[Sum]) -> str:
+def render(parts: Sequence[str | NumberSlot], sums: Sequence[LoopNumber]) -> str:
     """Render a line: its parts with the numbers, or the expressions, of the slots in order."""
     return "".join(part if isinstance(part, str) else _filled(part, mine) for part, mine in with_sums(parts, sums))
 
 
-def with_sums(parts: Sequence[str | Slot], sums: Sequence[Sum]) -> Iterator[tuple[str | Slot, Sequence[Sum]]]:
+def with_sums(
+    parts: Sequence[str | NumberSlot], sums: Sequence[LoopNumber]
+) -> Iterator[tuple[str | NumberSlot, Sequence[LoopNumber]]]:
     """Yield the parts of a line, each slot with its own numbers of those of all slots in order; words have none."""
     at = 0
     for part in parts:
@@ -175,8 +177,8 @@ def with_sums(parts: Sequence[str | Slot], sums: Sequence[Sum]) -> Iterator[tupl
         at = end
 
 
-def _filled(slot: Slot, sums: Sequence[Sum]) -> str:
-    first = sums[0] if sums else Sum(0)
+def _filled(slot: NumberSlot, sums: Sequence[LoopNumber]) -> str:
+    first = sums[0] if sums else LoopNumber(0)
     match slot.what:
         case "number":
             return str(first)
@@ -198,7 +200,7 @@ def _filled(slot: Slot, sums: Sequence[Sum]) -> str:
 
 
 @dataclass(eq=False)
-class Node:
+class LineNode:
     """A line, a line with a body in braces, or a loop.
 
     sums: the numbers of the slots in parts. children: the body. inline: whether it may be written on one line. loop: of
@@ -206,19 +208,19 @@ class Node:
     number that `rolling` assigns to all nodes of the same shape; -1 while unset.
     """
 
-    parts: tuple[str | Slot, ...]
-    sums: tuple[Sum, ...]
-    children: list[Node] | None = None
+    parts: tuple[str | NumberSlot, ...]
+    sums: tuple[LoopNumber, ...]
+    children: list[LineNode] | None = None
     inline: bool = True
     loop: tuple[int, int] | None = None
-    variable: Variable | None = None
+    variable: LoopVariable | None = None
     shape: int = -1
 
     @classmethod
-    def of(cls, row: TextRow) -> Node:
+    def of(cls, row: TextRow) -> LineNode:
         """Convert a row, with its body."""
         children = None if row.body is None else [cls.of(x) for x in row.body]
-        return cls(row.parts, tuple([Sum(n) for n in row.numbers]), children)
+        return cls(row.parts, tuple([LoopNumber(n) for n in row.numbers]), children)
 
     @cached_property
     def bases(self) -> tuple[int, ...]:
@@ -231,14 +233,14 @@ class Node:
         """Whether a number in the node's own line depends on a loop variable."""
         return any(x.terms for x in self.sums)
 
-    def slots(self) -> Iterator[tuple[Slot, Sum]]:
+    def slots(self) -> Iterator[tuple[NumberSlot, LoopNumber]]:
         """Yield the slot and value of each number of the node and its body."""
-        slots = (part for part in self.parts if isinstance(part, Slot) for _ in range(part.numbers))
+        slots = (part for part in self.parts if isinstance(part, NumberSlot) for _ in range(part.numbers))
         yield from zip(slots, self.sums, strict=True)
         for child in self.children or ():
             yield from child.slots()
 
-    def looped(self, later: Node, variable: Variable) -> Node:
+    def looped(self, later: LineNode, variable: LoopVariable) -> LineNode:
         """Return a copy for the body of a loop, with numbers as expressions of the loop's variable, which begins at 0.
 
         later: the same node in the second round; each number grows by its difference.
@@ -248,9 +250,9 @@ class Node:
         children = None
         if self.children is not None and later.children is not None:
             children = [a.looped(b, variable) for a, b in zip(self.children, later.children, strict=True)]
-        return Node(self.parts, sums, children, self.inline, self.loop, self.variable)
+        return LineNode(self.parts, sums, children, self.inline, self.loop, self.variable)
 
-    def begin_at(self, variable: Variable, start: int) -> None:
+    def begin_at(self, variable: LoopVariable, start: int) -> None:
         """Let a variable begin at `start` instead of 0; the bases change so that all numbers stay the same."""
         self.sums = tuple(
             x._replace(base=x.base - start * sum(step for v, step in x.terms if v is variable)) for x in self.sums
@@ -258,7 +260,7 @@ class Node:
         for child in self.children or ():
             child.begin_at(variable, start)
 
-    def become(self, parts: tuple[str | Slot, ...], sums: tuple[Sum, ...]) -> None:
+    def become(self, parts: tuple[str | NumberSlot, ...], sums: tuple[LoopNumber, ...]) -> None:
         """Replace the node, in place, by a single line without body or loop."""
         self.parts, self.sums, self.children, self.loop, self.variable = parts, sums, None, None, None
 
@@ -288,7 +290,7 @@ class Node:
         return [f"{head} {{", *(INDENT + line for line in inner), "}"]
 
 
-def render_nodes(nodes: Sequence[Node], taken: Container[str], width: int) -> list[str]:
+def render_nodes(nodes: Sequence[LineNode], taken: Container[str], width: int) -> list[str]:
     """Render nodes as lines of text, `width` columns wide. taken: names that loop variables must not have."""
     names = (name for n in count() for name in ("ijklmn" if not n else (f"i{n}",)) if name not in taken)
     variables = list(islice(names, NESTED))

@@ -15,10 +15,10 @@ from ..isa.fields import Field, Record
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.overlays.file import lines
 from ..isa.packet import NOP, Header, Packet
-from ..isa.program import Buffer, Layout, Parameter, Patch, Program, Role, Segment
+from ..isa.program import Buffer, Layout, Parameter, Patch, Program, ProgramSegment, Role
 from ..machine.description import UnitSpec
 from .outline import outline
-from .printed_lines import INDENT, NUMBER, SUMMAND, Slot, TextRow, Words, label, named, render_nodes
+from .printed_lines import INDENT, NUMBER, SUMMAND, NumberSlot, TextRow, Words, label, named, render_nodes
 from .rolling import roll_loops
 from .slices import Chunks, bounds_of, whole_buffer
 from .spelling import NAME, Spelling, letters, quoted, spelling
@@ -40,7 +40,7 @@ def show(program: Program) -> str:
     (opcode 0) with other bits set, and numbers that are not finite.
     """
     with gc_disabled():
-        return _Printer(program).text()
+        return _ProgramPrinter(program).text()
 
 
 def shortest(value: float) -> str:
@@ -52,7 +52,7 @@ def shortest(value: float) -> str:
     return str(rounded)
 
 
-class _Printer:
+class _ProgramPrinter:
     """Prints one program."""
 
     def __init__(self, program: Program) -> None:
@@ -166,12 +166,12 @@ class _Printer:
         else:
             words.put(group(units))
 
-    def _unit(self, name: str) -> tuple[Slot | str, int] | tuple[str]:
+    def _unit(self, name: str) -> tuple[NumberSlot | str, int] | tuple[str]:
         """Return a slot and index for a unit named by kind and index (`MemA0`), else its name."""
         spec = self.overlay.by_unit.get(name)
         if spec is None or name != f"{spec.kind}{spec.index}":
             return (name,)
-        return Slot("unit", (spec.kind,)), spec.index
+        return NumberSlot("unit", (spec.kind,)), spec.index
 
     # -- statements -----------------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ def _overlay(overlay: Overlay) -> list[str]:
     return [f"overlay {quoted_overlay(overlay.name)} {{", *(INDENT + line for line in changes), "}"]
 
 
-def _segment(segment: Segment) -> str:
+def _segment(segment: ProgramSegment) -> str:
     """Write the declaration of a segment. It has no uOPs: they are found again when the text is assembled."""
     words = [f"segment {quoted(segment.name)}"]
     if segment.kind:

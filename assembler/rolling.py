@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .printed_lines import SHARING, Node, TextRow, Variable
+from .printed_lines import SHARING, LineNode, LoopVariable, TextRow
 
 SEARCHED = 1 << 26
 """Limit, per list, of pairs of nodes whose shapes are compared in search of a period."""
@@ -63,7 +63,7 @@ Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
-class Loop(NamedTuple):
+class RolledLoop(NamedTuple):
     """A loop in a list of nodes: `rounds` stretches of `period` nodes, from index `start` on."""
 
     start: int
@@ -91,14 +91,14 @@ class Candidate(NamedTuple):
     short: bool
 
 
-def roll_loops(rows: Sequence[TextRow], width: int, loop_cost: float = 1.0) -> list[Node]:
+def roll_loops(rows: Sequence[TextRow], width: int, loop_cost: float = 1.0) -> list[LineNode]:
     """Convert rows to nodes, with loops for repeated stretches.
 
     width: columns of a line. loop_cost: cost of a loop, in lines, in addition to those it has, so that loops replace
     only stretches that are long enough.
     """
     roller = _Roller(width, loop_cost)
-    nodes = roller.roll([Node.of(row) for row in rows], 0)
+    nodes = roller.roll([LineNode.of(row) for row in rows], 0)
     roller.roll_bodies(nodes)
     for node in nodes:
         _start(node, {})
@@ -112,17 +112,17 @@ class _Roller:
         self.width = width
         self.loop_cost = loop_cost
         self._shapes: dict[Hashable, int] = {}
-        self._found: dict[Hashable, list[Loop]] = {}
+        self._found: dict[Hashable, list[RolledLoop]] = {}
         self._costs: dict[Hashable, float] = {}
 
-    def roll(self, nodes: list[Node], braces: int = BRACES) -> list[Node]:
+    def roll(self, nodes: list[LineNode], braces: int = BRACES) -> list[LineNode]:
         """Roll the loops of a list; bodies of packets stay as they are. braces: lines saved if one loop covers the
         whole list, since it then fits on the line of the head."""
         while len(nodes) > 1 and self._line(nodes)[0] > self.width:
             loops = self._loops(nodes, braces)
             if not loops:
                 break
-            out: list[Node] = []
+            out: list[LineNode] = []
             at = 0
             for loop in loops:
                 out += nodes[at : loop.start]
@@ -132,7 +132,7 @@ class _Roller:
             nodes = out + nodes[at:]
         return nodes
 
-    def roll_bodies(self, nodes: Iterable[Node]) -> None:
+    def roll_bodies(self, nodes: Iterable[LineNode]) -> None:
         """Roll the bodies of packets, including packets in loops."""
         for node in nodes:
             if node.loop is not None:
@@ -140,16 +140,16 @@ class _Roller:
             elif node.children:
                 node.children = self.roll(node.children)
 
-    def _rolled(self, first: Sequence[Node], second: Sequence[Node], rounds: int) -> Node:
+    def _rolled(self, first: Sequence[LineNode], second: Sequence[LineNode], rounds: int) -> LineNode:
         """Make a loop from its first two rounds."""
-        variable = Variable()
+        variable = LoopVariable()
         grows = any(a != b for x, y in zip(first, second, strict=True) for a, b in zip(x.bases, y.bases, strict=True))
         body = [a.looped(b, variable) for a, b in zip(first, second, strict=True)] if grows else list(first)
-        return Node((), (), self.roll(body), loop=(rounds, 0), variable=variable if grows else None)
+        return LineNode((), (), self.roll(body), loop=(rounds, 0), variable=variable if grows else None)
 
     # -- which loops to take --------------------------------------------------------------------------------------
 
-    def _loops(self, nodes: Sequence[Node], braces: int) -> list[Loop]:
+    def _loops(self, nodes: Sequence[LineNode], braces: int) -> list[RolledLoop]:
         """Return the loops that save most lines, by start. braces: as in `roll`. Results for short lists are cached."""
         shapes = [self._shape(node) for node in nodes]
         key = (braces, _signature(shapes, nodes)) if len(nodes) <= REMEMBERED else None
@@ -160,24 +160,24 @@ class _Roller:
             self._found[key] = found
         return self._found[key]
 
-    def _best(self, nodes: Sequence[Node], shapes: Sequence[int], braces: int) -> list[Loop]:
+    def _best(self, nodes: Sequence[LineNode], shapes: Sequence[int], braces: int) -> list[RolledLoop]:
         """Select the non-overlapping loops that save most lines, by dynamic programming."""
         n = len(nodes)
         starts = self._candidates(nodes, shapes, braces)
         # From the back, for each node: the most lines that can be saved from it on, and the loop that begins there.
         saved = [0.0] * (n + 1)
-        chosen: list[Loop | None] = [None] * n
+        chosen: list[RolledLoop | None] = [None] * n
         for i in range(n - 1, -1, -1):
             saved[i] = saved[i + 1]
             for x in starts.get(i, ()):
                 for rounds in range(x.rounds, max(2, x.rounds - SHORTENED) - 1, -1):
-                    loop = Loop(i, x.period, rounds)
+                    loop = RolledLoop(i, x.period, rounds)
                     gain = rounds * x.each - x.price - (x.doubt if rounds == 2 else 0.0)
                     if x.short and rounds * x.period == n:
                         gain += braces
                     if gain > 0 and gain + saved[loop.end] > saved[i] - (1e-9 if chosen[i] is None else -1e-9):
                         saved[i], chosen[i] = gain + saved[loop.end], loop
-        out: list[Loop] = []
+        out: list[RolledLoop] = []
         i = 0
         while i < n:
             taken = chosen[i]
@@ -186,7 +186,7 @@ class _Roller:
             i = i + 1 if taken is None else taken.end
         return out
 
-    def _candidates(self, nodes: Sequence[Node], shapes: Sequence[int], braces: int) -> dict[int, list[Candidate]]:
+    def _candidates(self, nodes: Sequence[LineNode], shapes: Sequence[int], braces: int) -> dict[int, list[Candidate]]:
         """Find the loops that save lines, by the index of their first node."""
         n = len(nodes)
         kinds = np.array(shapes, np.int64)
@@ -245,7 +245,7 @@ class _Roller:
 
     # -- what nodes cost ------------------------------------------------------------------------------------------
 
-    def _line(self, body: Sequence[Node]) -> tuple[float, float]:
+    def _line(self, body: Sequence[LineNode]) -> tuple[float, float]:
         """Return columns and cost in lines of a body on one line; infinite columns if it needs several lines."""
         if len(body) == 1:
             return self._columns(body[0]), self._cost(body[0])
@@ -253,19 +253,19 @@ class _Roller:
             return float("inf"), 0.0
         return sum(self._columns(node) + 2 for node in body), 1 + JOINED * (len(body) - 1)
 
-    def _columns(self, node: Node) -> float:
+    def _columns(self, node: LineNode) -> float:
         """Return the columns of a node on one line; infinite if it needs several lines."""
         if node.children is None:
             return len(node.head())
         around = FOR if node.loop is not None else len(node.head()) + 5
         return around + (self._line(self._inside(node))[0] if node.children else 0)
 
-    def _inside(self, node: Node) -> list[Node]:
+    def _inside(self, node: LineNode) -> list[LineNode]:
         """Return the rolled body of a node."""
         children = node.children or []
         return children if node.loop is not None else self.roll(children)
 
-    def _cost(self, node: Node) -> float:
+    def _cost(self, node: LineNode) -> float:
         """Estimate the number of lines of a node."""
         if not node.children:
             return 1.0
@@ -283,14 +283,14 @@ class _Roller:
             self._costs[key] = cost
         return cost
 
-    def _shape(self, node: Node) -> int:
+    def _shape(self, node: LineNode) -> int:
         """Return the number of a node's shape."""
         if node.shape < 0:
             node.shape = self._shapes.setdefault(_key(node, {}), len(self._shapes))
         return node.shape
 
 
-def _key(node: Node, inside: dict[Variable | str, int]) -> Hashable:
+def _key(node: LineNode, inside: dict[LoopVariable | str, int]) -> Hashable:
     """Return a key that is equal for nodes of one shape: all but the numbers and the identity of variables inside.
 
     inside: numbers of the variables of the loops inside; those met are added.
@@ -303,7 +303,7 @@ def _key(node: Node, inside: dict[Variable | str, int]) -> Hashable:
     return node.parts, terms, large, node.loop, node.variable is None, body
 
 
-def _signature(shapes: Sequence[int], nodes: Sequence[Node]) -> Hashable:
+def _signature(shapes: Sequence[int], nodes: Sequence[LineNode]) -> Hashable:
     """Return a key of a list that determines its loops: the shapes, and numbers relative to the first of each shape."""
     first: dict[int, tuple[int, ...]] = {}
     out: list[Any] = []
@@ -346,7 +346,7 @@ def _runs(flags: Flags, least: int) -> Iterator[tuple[int, int]]:
             yield a, b
 
 
-def _start(node: Node, around: dict[Variable | str, int]) -> None:
+def _start(node: LineNode, around: dict[LoopVariable | str, int]) -> None:
     """Let each loop variable begin at the index of the first name or unit that it counts, else at 0, and sort the terms
     of sums by loop, outermost first. around: the variables of the loops around, numbered."""
     node.sums = tuple([x.sorted(around) if len(x.terms) > 1 else x for x in node.sums])

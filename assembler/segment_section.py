@@ -10,7 +10,7 @@ from typing import Any
 import construct as c
 import numpy as np
 
-from ..isa.program import Program, Segment
+from ..isa.program import Program, ProgramSegment
 
 _TEXT = c.PascalString(c.Int16ul, "utf8")
 _TEXTS = c.PrefixedArray(c.Int16ul, _TEXT)
@@ -39,7 +39,7 @@ def encoded(program: Program) -> bytes:
     return bytes(SEGMENTS.build({"segments": rows, "uops": uops}))
 
 
-def decoded(parsed: Any) -> tuple[Segment, ...]:
+def decoded(parsed: Any) -> tuple[ProgramSegment, ...]:
     """The segments of a parsed section. Raises `ValueError` with the reason if they cannot be told."""
     uops: list[dict[str, tuple[tuple[int, int], ...]]] = [{} for _ in parsed.segments]
     for row in parsed.uops:
@@ -50,7 +50,7 @@ def decoded(parsed: Any) -> tuple[Segment, ...]:
                 raise ValueError(f"{row.unit} refers to segment {segment}, but there are {len(uops)}")
             uops[segment][row.unit] = (*uops[segment].get(row.unit, ()), (first, end))
     return tuple(
-        Segment(row.name, tuple(row.layers), row.kind, tuple(row.outputs), of)
+        ProgramSegment(row.name, tuple(row.layers), row.kind, tuple(row.outputs), of)
         for row, of in zip(parsed.segments, uops, strict=True)
     )
 

@@ -10,11 +10,11 @@ from lark import Token
 
 from ..base.errors import FieldError
 from ..isa.fields import Field, Record
-from ..isa.program import Buffer, Patch, Place
+from ..isa.program import Buffer, Patch, SourceLine
 from ..machine.description import UnitSpec
 from . import syntax as s
-from .diagnostic import Mistake, Report, Span, did_you_mean, listing
-from .names import Names, Number
+from .diagnostic import ErrorReport, Mistake, Span, did_you_mean, listing
+from .names import Number, ScopedNames
 from .slices import Chunks, SliceError, cut, whole_buffer
 from .spelling import Spelling, spelling
 
@@ -45,30 +45,30 @@ class Clamped:
 
 
 @dataclass(frozen=True)
-class Line:
+class UnrolledMop:
     """One mOP of the unrolled text, the fields that run-time parameters set in it, and its source line."""
 
     record: Record
     clamped: tuple[Clamped, ...]
-    place: Place
+    place: SourceLine
 
 
 class Statements:
     """Reads statements as mOPs; their mistakes go to the report."""
 
-    def __init__(self, names: Names, report: Report) -> None:
+    def __init__(self, names: ScopedNames, report: ErrorReport) -> None:
         self.names = names
         self.report = report
-        self._places: dict[tuple[str, int], Place] = {}
+        self._places: dict[tuple[str, int], SourceLine] = {}
 
-    def place(self, token: Token) -> Place:
+    def place(self, token: Token) -> SourceLine:
         """Return the source line of a token; one object per line, because a program has very many."""
         key = self.report.text.file, s.line(token)
         if key not in self._places:
-            self._places[key] = Place(*key)
+            self._places[key] = SourceLine(*key)
         return self._places[key]
 
-    def read(self, words: tuple[s.Word, ...], site: Site) -> Line | None:
+    def read(self, words: tuple[s.Word, ...], site: Site) -> UnrolledMop | None:
         """Read the words of a statement as one mOP; None if they contain mistakes, which go to the report."""
         first = words[0]
         record, begin = site.record, 0
@@ -92,7 +92,7 @@ class Statements:
         if not sound:
             return None
         try:
-            return Line(mop.record(), tuple(mop.clamped), self.place(first[0]))
+            return UnrolledMop(mop.record(), tuple(mop.clamped), self.place(first[0]))
         except Mistake as e:
             self.report.add(e)
             return None
@@ -101,7 +101,7 @@ class Statements:
 class _Mop:
     """Collects the fields of one mOP from the words of its statement."""
 
-    def __init__(self, names: Names, site: Site, record: type[Record]) -> None:
+    def __init__(self, names: ScopedNames, site: Site, record: type[Record]) -> None:
         self.names = names
         self.site = site
         self.type = record
@@ -126,14 +126,14 @@ class _Mop:
         self.values[name] = value
         self.origin[name] = word
 
-    def route_source(self, word: s.Word) -> s.Unit | None:
+    def route_source(self, word: s.Word) -> s.UnitSelection | None:
         """Return the unit that a word before an arrow names: word and arrow are then one route, `MemA0->MME0`. None if
         the word is a field or names no unit: the arrow is then a word of its own, as in `load -> MemA0`."""
         if isinstance(word, s.Bare) and str(word.name) in self.spelling.fields:
             return None
         return self.names.route_source(word)
 
-    def route(self, source: s.Unit, following: s.To) -> None:
+    def route(self, source: s.UnitSelection, following: s.To) -> None:
         """Set the field of the route from `source` to the unit behind the arrow. Raises `Mistake` if there is none."""
         edge = self.names.peer(s.To(*_alone(source))), self.names.peer(following)
         if edge in self.spelling.routes:
@@ -152,11 +152,11 @@ class _Mop:
     def word(self, word: s.Word) -> None:
         """Set the fields that one word stands for. Raises `Mistake`."""
         match word:
-            case s.Setting():
+            case s.FieldSetting():
                 self._setting(word)
             case s.To():
                 self._peer(word, self.spelling.to, "send to", "sends to")
-            case s.Source():
+            case s.SourceUnit():
                 self._peer(word, self.spelling.source, "take from", "takes from")
             case s.Slice():
                 self._slice(word)
@@ -183,7 +183,7 @@ class _Mop:
         close = did_you_mean(name, [*known, *buffers])
         return Mistake(span, f"{self.type.NAME} has no {name}", *close, *notes)
 
-    def _peer(self, word: s.To | s.Source, peers: Mapping[str | None, Field], verb: str, verbs: str) -> None:
+    def _peer(self, word: s.To | s.SourceUnit, peers: Mapping[str | None, Field], verb: str, verbs: str) -> None:
         # Search by name first: a peer need not be one of the overlay's units.
         plain = word.number is None and self.names.local(word.unit) is None and str(word.unit) in peers
         name = str(word.unit) if plain else self.names.peer(word)
@@ -193,7 +193,7 @@ class _Mop:
         note = f"it {verbs} {listing(map(str, peers))}" if peers else f"it {verbs} no unit by name"
         raise Mistake(s.span(word), f"{self._who} cannot {verb} {name}", note)
 
-    def _setting(self, word: s.Setting) -> None:
+    def _setting(self, word: s.FieldSetting) -> None:
         name = word.name
         f = self.spelling.fields.get(name)
         if f is None:
@@ -264,7 +264,7 @@ class _Mop:
             raise Mistake(s.span(word), message)
 
 
-def _alone(unit: s.Unit) -> tuple[Token, s.Expr | None, Token]:
+def _alone(unit: s.UnitSelection) -> tuple[Token, s.Expr | None, Token]:
     """Convert a unit before an arrow to the fields of `syntax.To`. Raises `Mistake` if it is several units."""
     if unit.ranges is None:
         return unit.name, None, unit.end

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from .diagnostic import Mistake, Report, Span, Text
+from .diagnostic import ErrorReport, Mistake, SourceText, Span
 
 LIMIT = 1 << 63
 """Exclusive limit of the absolute value of numbers."""
 
 
-class Binary(NamedTuple):
+class BinaryExpression(NamedTuple):
     """`left op right`, op one of + - * / %."""
 
     left: Expr
@@ -35,7 +35,7 @@ class Negate(NamedTuple):
     operand: Expr
 
 
-Expr = Token | Binary | Negate
+Expr = Token | BinaryExpression | Negate
 """An expression; its leaves are tokens INT, REAL, NAME and STRING."""
 
 
@@ -73,7 +73,7 @@ class To(NamedTuple):
     end: Token
 
 
-class Source(NamedTuple):
+class SourceUnit(NamedTuple):
     """`<- MemC0` or `<- MemC[k]`."""
 
     unit: Token
@@ -81,7 +81,7 @@ class Source(NamedTuple):
     end: Token
 
 
-class Setting(NamedTuple):
+class FieldSetting(NamedTuple):
     """`dim1=128`; key is the token `dim1=`."""
 
     key: Token
@@ -123,7 +123,7 @@ class Slice(NamedTuple):
     end: Token
 
 
-Word = Bare | To | Source | Setting | Slice
+Word = Bare | To | SourceUnit | FieldSetting | Slice
 
 
 class Mop(NamedTuple):
@@ -132,11 +132,11 @@ class Mop(NamedTuple):
     words: tuple[Word, ...]
 
 
-class Call(NamedTuple):
+class BlockCall(NamedTuple):
     """A call of a block, `stream(x, MemA0, 8)`. Arguments are expressions, names and groups of units."""
 
     name: Token
-    arguments: tuple[Expr | Unit, ...]
+    arguments: tuple[Expr | UnitSelection, ...]
     end: Token
 
 
@@ -148,7 +148,7 @@ class Range(NamedTuple):
     high: Expr
 
 
-class Loop(NamedTuple):
+class TextLoop(NamedTuple):
     """A `for` loop. body: statements if it stands in a section or packet, else items."""
 
     start: Token
@@ -156,7 +156,7 @@ class Loop(NamedTuple):
     body: tuple[Any, ...]
 
 
-class Unit(NamedTuple):
+class UnitSelection(NamedTuple):
     """A unit or several: `MemA0` (ranges is None) or `MemC[0..2, 5]`."""
 
     name: Token
@@ -164,22 +164,22 @@ class Unit(NamedTuple):
     end: Token
 
 
-Statement = Mop | Call | Loop
+Statement = Mop | BlockCall | TextLoop
 
 
 class Section(NamedTuple):
     """The statements of some units. head: units; in a block the words before the brace, which must be units."""
 
-    head: tuple[Unit | Word, ...]
+    head: tuple[UnitSelection | Word, ...]
     body: tuple[Statement, ...]
 
 
-class Packet(NamedTuple):
+class PacketBlock(NamedTuple):
     """A packet, or with `last` (no body) a terminator."""
 
     start: Token
-    units: tuple[Unit, ...]
-    settings: tuple[Setting, ...]
+    units: tuple[UnitSelection, ...]
+    settings: tuple[FieldSetting, ...]
     body: tuple[Statement, ...]
     last: bool
 
@@ -220,19 +220,19 @@ class Param(NamedTuple):
     default: Expr
 
 
-class At(NamedTuple):
+class AtOption(NamedTuple):
     """Buffer option `at value`: its address, in address units."""
 
     value: Expr
 
 
-class View(NamedTuple):
+class ViewOption(NamedTuple):
     """Buffer option `view 2x128x64`: its shape as users see it."""
 
     shape: Token
 
 
-class Rows(NamedTuple):
+class RowsOption(NamedTuple):
     """Buffer option `rows 128, 100`: the rows of each item of the view."""
 
     each: tuple[Expr, ...]
@@ -244,10 +244,10 @@ class BufferLine(NamedTuple):
     name: Token
     bank: Token
     shape: Token
-    options: tuple[Token | At | View | Rows, ...]
+    options: tuple[Token | AtOption | ViewOption | RowsOption, ...]
 
 
-class Listed(NamedTuple):
+class SegmentPart(NamedTuple):
     """A part of a segment's declaration: `kind "..."`, `layers "...", ...` or `outputs x, y`. which: the word."""
 
     which: Token
@@ -258,10 +258,10 @@ class SegmentLine(NamedTuple):
     """`segment NAME parts`."""
 
     name: Token
-    parts: tuple[Listed, ...]
+    parts: tuple[SegmentPart, ...]
 
 
-class Vector(NamedTuple):
+class VectorOption(NamedTuple):
     """`scale x [...]` or `shift x f32"..."`; `which` is scale or shift, and the numbers are not yet parsed."""
 
     which: Token
@@ -278,19 +278,23 @@ class Block(NamedTuple):
     body: tuple[Any, ...]
 
 
-Declaration = OverlayName | Include | Const | Param | BufferLine | SegmentLine | Vector | Block
-Item = Declaration | Section | Packet | Nop | Loop | Call
+Declaration = OverlayName | Include | Const | Param | BufferLine | SegmentLine | VectorOption | Block
+Item = Declaration | Section | PacketBlock | Nop | TextLoop | BlockCall
 
 
-class _Builder(Transformer[Token, Any]):
+class _NodeBuilder(Transformer[Token, Any]):
     """Builds the nodes. Each attribute has the name of a rule in `rsn.lark`; the parser calls it with the tokens and
     nodes of that rule as soon as it reduces the rule, so that no other tree is built."""
 
     start = body = tuple
 
     # rules whose parts are the fields of a node, one by one
-    include, const, param, at, view, vector = (node._make for node in (Include, Const, Param, At, View, Vector))
-    nop, loop, bare, setting, binary, negate = (node._make for node in (Nop, Loop, Bare, Setting, Binary, Negate))
+    include, const, param, at, view, vector = (
+        node._make for node in (Include, Const, Param, AtOption, ViewOption, VectorOption)
+    )
+    nop, loop, bare, setting, binary, negate = (
+        node._make for node in (Nop, TextLoop, Bare, FieldSetting, BinaryExpression, Negate)
+    )
 
     def overlay(self, c: list[Any]) -> OverlayName:
         return OverlayName(c[0], tuple(c[1:]))
@@ -303,14 +307,14 @@ class _Builder(Transformer[Token, Any]):
 
     group = tag
 
-    def rows(self, c: list[Any]) -> Rows:
-        return Rows(tuple(c))
+    def rows(self, c: list[Any]) -> RowsOption:
+        return RowsOption(tuple(c))
 
     def segment(self, c: list[Any]) -> SegmentLine:
         return SegmentLine(c[0], tuple(c[1:]))
 
-    def kind(self, c: list[Any]) -> Listed:
-        return Listed(c[0], tuple(c[1:]))
+    def kind(self, c: list[Any]) -> SegmentPart:
+        return SegmentPart(c[0], tuple(c[1:]))
 
     layers = outputs = kind
 
@@ -319,14 +323,14 @@ class _Builder(Transformer[Token, Any]):
 
     units = section
 
-    def packet(self, c: list[Any]) -> Packet:
+    def packet(self, c: list[Any]) -> PacketBlock:
         return _packet(c[0], c[1:-1], c[-1], False)
 
-    def last(self, c: list[Any]) -> Packet:
+    def last(self, c: list[Any]) -> PacketBlock:
         return _packet(c[0], c[1:], (), True)
 
-    def unit(self, c: list[Any]) -> Unit:
-        return Unit(c[0], tuple(c[1:-1]) if len(c) > 1 else None, c[-1])
+    def unit(self, c: list[Any]) -> UnitSelection:
+        return UnitSelection(c[0], tuple(c[1:-1]) if len(c) > 1 else None, c[-1])
 
     group_of = unit
 
@@ -342,8 +346,8 @@ class _Builder(Transformer[Token, Any]):
     def extent(self, c: list[Any]) -> Sub:
         return Sub(c[0], ":+", c[1])
 
-    def repeat(self, c: list[Any]) -> Loop:
-        return Loop(c[0], c[1], tuple(c[2:]))
+    def repeat(self, c: list[Any]) -> TextLoop:
+        return TextLoop(c[0], c[1], tuple(c[2:]))
 
     again = repeat
 
@@ -351,8 +355,8 @@ class _Builder(Transformer[Token, Any]):
         close = next(i for i, x in enumerate(c) if isinstance(x, Token) and x.type == "RPAR")
         return Block(c[0], c[1], tuple(c[2:close]), tuple(c[close + 1 :]))
 
-    def call(self, c: list[Any]) -> Call:
-        return Call(c[0], tuple(c[1:-1]), c[-1])
+    def call(self, c: list[Any]) -> BlockCall:
+        return BlockCall(c[0], tuple(c[1:-1]), c[-1])
 
     def range(self, c: list[Any]) -> Range:
         return Range(*c) if len(c) == 3 else Range(None, None, c[0])
@@ -363,8 +367,8 @@ class _Builder(Transformer[Token, Any]):
     def to(self, c: list[Any]) -> To:
         return To(c[0], c[1] if len(c) > 1 else None, c[-1])
 
-    def source(self, c: list[Any]) -> Source:
-        return Source(c[0], c[1] if len(c) > 1 else None, c[-1])
+    def source(self, c: list[Any]) -> SourceUnit:
+        return SourceUnit(c[0], c[1] if len(c) > 1 else None, c[-1])
 
     def label(self, c: list[Any]) -> Label:
         return Label(c[0], c[1] if len(c) > 1 else None, c[-1])
@@ -377,9 +381,9 @@ class _Builder(Transformer[Token, Any]):
         return Clamp(c[0], c[1], sign, base, c[-3], c[-2], c[-1])
 
 
-def _packet(start: Token, head: list[Any], body: tuple[Mop | Loop, ...], last: bool) -> Packet:
-    units = tuple(x for x in head if isinstance(x, Unit))
-    return Packet(start, units, tuple(x for x in head if isinstance(x, Setting)), body, last)
+def _packet(start: Token, head: list[Any], body: tuple[Mop | TextLoop, ...], last: bool) -> PacketBlock:
+    units = tuple(x for x in head if isinstance(x, UnitSelection))
+    return PacketBlock(start, units, tuple(x for x in head if isinstance(x, FieldSetting)), body, last)
 
 
 def unquoted(token: Token) -> str:
@@ -445,14 +449,14 @@ def _parser() -> Lark:
         parser="lalr",
         lexer="contextual",
         start=["start", "expr"],
-        transformer=_Builder(),
+        transformer=_NodeBuilder(),
         maybe_placeholders=False,
     )
 
 
-def read(text: Text) -> tuple[Item, ...]:
+def read(text: SourceText) -> tuple[Item, ...]:
     """Parse a text to its items. Raises `SourceError` at the first place that does not follow the grammar."""
-    report = Report(text)
+    report = ErrorReport(text)
     items: tuple[Item, ...] = ()
     with report.inside(text):
         items = tree(text)
@@ -460,7 +464,7 @@ def read(text: Text) -> tuple[Item, ...]:
     return items
 
 
-def tree(text: Text) -> tuple[Item, ...]:
+def tree(text: SourceText) -> tuple[Item, ...]:
     """Parse a text to its items. Raises `Mistake` at the first place that does not follow the grammar."""
     try:
         return _parser().parse(text.text, start="start")  # type: ignore[return-value]
@@ -511,7 +515,7 @@ _SPELLED = {
 }
 
 
-def _explained(e: UnexpectedInput, text: Text) -> Mistake:
+def _explained(e: UnexpectedInput, text: SourceText) -> Mistake:
     """Make a mistake from lark's error, with the terminals in the words of the language."""
     literals = {t.name: repr(str(t.pattern.value)) for t in _parser().terminals if t.pattern.type == "str"}
     if isinstance(e, UnexpectedToken):

@@ -26,7 +26,7 @@ from rsn.scheduler.build import build
 from rsn.scheduler.schedule import PAPER
 
 
-class Row(NamedTuple):
+class MeasuredCommand(NamedTuple):
     """A command to measure. arguments: of `rsn`. target: CPU seconds, None for a row that is only for comparison."""
 
     title: str
@@ -34,13 +34,13 @@ class Row(NamedTuple):
     target: float | None
 
 
-def rows(folder: Path, compiles: bool) -> list[Row]:
+def rows(folder: Path, compiles: bool) -> list[MeasuredCommand]:
     """Make the commands, and the files that they read. compiles: with `rsn compile`."""
     out = folder / "out"
-    made: list[Row] = []
+    made: list[MeasuredCommand] = []
     if compiles:
         command = ["compile", "bert-large", "--batch", "8", "--seq", "384", "-o", str(out.with_suffix(".rsn"))]
-        made.append(Row("rsn compile bert-large, B = 8, L = 384", command, 10.0))
+        made.append(MeasuredCommand("rsn compile bert-large, B = 8, L = 384", command, 10.0))
     for layers in (1, 4, 24):
         program = build(encoder(8, 384, layers), XNN, PAPER).program
         binary, raw, text = (folder / f"{layers}.{kind}" for kind in ("bin", "raw", "rsn"))
@@ -49,13 +49,17 @@ def rows(folder: Path, compiles: bool) -> list[Row]:
         text.write_text(show(program), encoding="utf-8")
         target = {24: 3.0}.get(layers)
         many = f"{layers} layer{'s' * (layers > 1)}"
-        made.append(Row(f"rsn dis, {many}", ["dis", str(binary), "-o", str(out)], target))
-        made.append(Row(f"rsn dis --raw, {many}", ["dis", str(raw), "--raw", "--overlay", "xnn", "-o", str(out)], None))
+        made.append(MeasuredCommand(f"rsn dis, {many}", ["dis", str(binary), "-o", str(out)], target))
+        made.append(
+            MeasuredCommand(
+                f"rsn dis --raw, {many}", ["dis", str(raw), "--raw", "--overlay", "xnn", "-o", str(out)], None
+            )
+        )
     made += [
-        Row("rsn asm, 24 layers", ["asm", str(text), "-o", str(out)], 1.0),
-        Row("rsn run --timing-only, 24 layers", ["run", str(binary), "--timing-only"], 1.5),
-        Row("rsn check, 24 layers", ["check", str(binary)], 1.2),
-        Row("rsn --help", ["--help"], 0.2),
+        MeasuredCommand("rsn asm, 24 layers", ["asm", str(text), "-o", str(out)], 1.0),
+        MeasuredCommand("rsn run --timing-only, 24 layers", ["run", str(binary), "--timing-only"], 1.5),
+        MeasuredCommand("rsn check, 24 layers", ["check", str(binary)], 1.2),
+        MeasuredCommand("rsn --help", ["--help"], 0.2),
     ]
     return made
 

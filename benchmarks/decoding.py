@@ -30,7 +30,7 @@ ROWS = 512
 
 
 @dataclass(frozen=True)
-class Model:
+class DecoderModel:
     """A decoder. layers: how many it has. make: makes one with another number of layers."""
 
     name: str
@@ -53,7 +53,7 @@ def llama_1b(layers: int) -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=128256)).eval()
 
 
-MODELS = (Model("GPT-2 medium", 24, gpt2_medium), Model("Llama 3.2 1B", 16, llama_1b))
+MODELS = (DecoderModel("GPT-2 medium", 24, gpt2_medium), DecoderModel("Llama 3.2 1B", 16, llama_1b))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def programs(model: Any, batch: int, prompt: int) -> list[Timed]:
     return found
 
 
-def measured(model: Model, batch: int) -> dict[str, Any]:
+def measured(model: DecoderModel, batch: int) -> dict[str, Any]:
     """Milliseconds of a prompt and of a step, and what follows."""
     one, two = (programs(model.make(layers), batch, ROWS // 4) for layers in (1, 2))
     prompt, step = (a.of(model.layers, b) for a, b in zip(one, two, strict=True))
@@ -126,7 +126,7 @@ def measured(model: Model, batch: int) -> dict[str, Any]:
     }
 
 
-def on_host(model: Model, batch: int) -> dict[str, Any]:
+def on_host(model: DecoderModel, batch: int) -> dict[str, Any]:
     """Wall-clock seconds of a prompt and of a step on the simulator, of the model with all its layers. The machine
     computes all slots in each step, whether they have a sequence or not."""
     tokens = [1 + n for n in range(ROWS // 4)]

@@ -37,10 +37,10 @@ from rsn.isa.overlays.moe import moe
 from rsn.scheduler.build import build
 from rsn.scheduler.expert_machine import MoeSizes
 from rsn.scheduler.expert_programs import ExpertPrograms, ExpertSizes, counted
-from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 from rsn.streams.dynamic import RandomOffChipLoad, Rates, timed
-from rsn.streams.dynamic.programs.experts import Layer, mixture
+from rsn.streams.dynamic.programs.experts import ExpertLayerShape, mixture
 from rsn.tests.rsnlib.expert_layers import block
 
 LAYERS = {
@@ -51,7 +51,7 @@ SMALL = {"mixtral": {"width": 256, "inner": 896}, "qwen3": {"width": 256, "inner
 
 
 @dataclass(frozen=True)
-class Row:
+class ExpertTraffic:
     """A row of the table. weights, rows, host: MB of weights, of activations, and of what the host moves. passes: over
     the weights of an expert."""
 
@@ -86,7 +86,7 @@ HEAD = (
 )
 
 
-def row(of: Row, runs: list[Run], passes: int, host: int, host_s: float, bound: float) -> Row:
+def row(of: ExpertTraffic, runs: list[Run], passes: int, host: int, host_s: float, bound: float) -> ExpertTraffic:
     """A row with the figures of some runs."""
     moved = {name: sum(run.bytes[name] for run in runs) for name in runs[0].bytes}
     weights = moved.get("weights_read", 0) + moved.get("lpddr_read", 0)
@@ -102,7 +102,7 @@ def row(of: Row, runs: list[Run], passes: int, host: int, host_s: float, bound: 
     )
 
 
-def on_moe(of: Row, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) -> Iterator[Row]:
+def on_moe(of: ExpertTraffic, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) -> Iterator[ExpertTraffic]:
     """The machine with Seq."""
     for how in HOWS:
         layer = ExpertLayer(sizes, how=how, machine=machine)
@@ -115,14 +115,14 @@ def on_moe(of: Row, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) 
     yield as_streams(replace(of, machine="streams", how="dynamic", bound=bound), sizes, machine, chosen)
 
 
-def as_streams(of: Row, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) -> Row:
+def as_streams(of: ExpertTraffic, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) -> ExpertTraffic:
     """The layer as dynamic streams, all rows of an expert in one tile, experts in turn as their rows are complete. One
     memory has the bandwidth of the machine's weights, and each unit of products all of its multipliers."""
     s = sizes
     columns = next(size for size in (128, 32, 1) if s.inner % size == 0)
     cycle = Rates().access * machine.seconds["weights_read_gbs"]  # the time of an access
     made = mixture(
-        Layer(of.layer, s.width, s.inner, s.experts, s.each, columns),
+        ExpertLayerShape(of.layer, s.width, s.inner, s.experts, s.each, columns),
         chosen,
         None,
         regions=1,
@@ -141,7 +141,7 @@ def as_streams(of: Row, sizes: MoeSizes, machine: Overlay, chosen: list[list[int
     )
 
 
-def on_xnn(of: Row, sizes: MoeSizes, chosen: list[list[int]]) -> Iterator[Row]:
+def on_xnn(of: ExpertTraffic, sizes: MoeSizes, chosen: list[list[int]]) -> Iterator[ExpertTraffic]:
     """XNN: all experts in one program; or a program of the router, and those of the active experts."""
     overlay = find("xnn")
     s, seconds = sizes, overlay.seconds
@@ -149,7 +149,7 @@ def on_xnn(of: Row, sizes: MoeSizes, chosen: list[list[int]]) -> Iterator[Row]:
     weights = 4 * (s.width * s.experts + len(active) * 3 * s.width * s.inner)
     rows = 4 * s.tokens * s.width
     bound = max(weights * seconds["lpddr_read_gbs"], rows * (seconds["ddr_read_gbs"] + seconds["ddr_write_gbs"]))
-    one = ExpertSizes("experts", s.experts, s.width, s.inner, Activation(s.activation), s.tokens * s.each)
+    one = ExpertSizes("experts", s.experts, s.width, s.inner, ActivationFunction(s.activation), s.tokens * s.each)
     router = Gemm("gate", "x", "logits", np.zeros((s.width, s.experts), np.float32), np.zeros(s.experts, np.float32))
     alone = LayerGraph(1, s.tokens, {"x": s.width}, (Output("logits"),), (router,))
     for how in ("static", "patched"):
@@ -200,7 +200,7 @@ def differences(
     return index.tolist(), found
 
 
-def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, skew: float) -> Iterator[Row]:
+def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, skew: float) -> Iterator[ExpertTraffic]:
     """The rows of one layer."""
     dims = LAYERS[family] | (SMALL[family] if small else {})
     sizes = MoeSizes("experts", tokens, activation="silu", over_chosen=True, **dims)
@@ -212,7 +212,7 @@ def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, ske
         rng = np.random.default_rng(seed)
         liked = skew * rng.normal(size=sizes.experts) + rng.gumbel(size=(tokens, sizes.experts))
         chosen = np.argsort(-liked, axis=1)[:, : sizes.each].tolist()
-    of = Row(family, tokens, len({e for some in chosen for e in some}), "moe", "")
+    of = ExpertTraffic(family, tokens, len({e for some in chosen for e in some}), "moe", "")
     for made in (*on_moe(of, sizes, machine, chosen), *on_xnn(replace(of, machine="xnn"), sizes, chosen)):
         yield replace(made, difference=found.get((made.machine, made.how)))
 
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--skew", type=float, default=0.0, help="how unlike experts are liked: 0 is alike")
     parser.add_argument("--json", help="write the rows to this file")
     args = parser.parse_args()
-    rows: list[Row] = []
+    rows: list[ExpertTraffic] = []
     warnings.simplefilter("ignore")
     click.echo(HEAD)
     for family in args.layers:

@@ -37,7 +37,7 @@ from rsn.machine.plan import execute
 from rsn.rsnlib.graph_split import work_of
 from rsn.rsnlib.partition import Traced
 from rsn.rsnlib.pipeline import Pipeline
-from rsn.rsnlib.summary import Work
+from rsn.rsnlib.summary import ModuleWork
 from rsn.scheduler.best import Best, choose
 from rsn.scheduler.dram import Lowered
 from rsn.scheduler.lower import lower
@@ -52,7 +52,7 @@ ONE_LAYER = 3_000
 
 
 @dataclass(frozen=True)
-class Case:
+class FamilyModel:
     """A model of transformers. kind: the name of its class without Model. config: of the configuration. head: the
     suffix of the class, such as ForCausalLM. inputs: makes its keyword arguments."""
 
@@ -116,40 +116,42 @@ def encoder(hidden: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
 
 
 CAUSAL = "ForCausalLM"
-CASES: dict[str, Case] = {
-    "llama-3.2-1b": Case("Llama", decoder(2048, 32, 8, 8192, 128256, head_dim=64), tokens, CAUSAL),
-    "llama-2-7b": Case("Llama", decoder(4096, 32, 32, 11008, 32000), tokens, CAUSAL),
-    "qwen2.5-0.5b": Case("Qwen2", decoder(896, 14, 2, 4864, 151936), tokens, CAUSAL),
-    "qwen3-0.6b": Case("Qwen3", decoder(1024, 16, 8, 3072, 151936, head_dim=128), tokens, CAUSAL),
-    "gemma-2-2b": Case("Gemma2", decoder(2304, 8, 4, 9216, 256000, head_dim=256), tokens, CAUSAL),
-    "gemma-3-1b": Case("Gemma3", decoder(1152, 4, 1, 6912, 262144, head_dim=256), tokens, CAUSAL),
-    "mistral-7b": Case("Mistral", decoder(4096, 32, 8, 14336, 32000, head_dim=128), tokens, CAUSAL),
-    "phi-3-mini": Case("Phi3", decoder(3072, 32, 32, 8192, 32064), tokens, CAUSAL),
-    "modernbert-base": Case("ModernBert", encoder(768, 12, 1152, num_hidden_layers=3), tokens),
-    "nomicbert": Case("NomicBert", encoder(768, 12, 3072), tokens),
-    "eurobert-210m": Case("EuroBert", decoder(768, 12, 12, 3072, 128256), tokens),
-    "t5-v1.1-base": Case(
+CASES: dict[str, FamilyModel] = {
+    "llama-3.2-1b": FamilyModel("Llama", decoder(2048, 32, 8, 8192, 128256, head_dim=64), tokens, CAUSAL),
+    "llama-2-7b": FamilyModel("Llama", decoder(4096, 32, 32, 11008, 32000), tokens, CAUSAL),
+    "qwen2.5-0.5b": FamilyModel("Qwen2", decoder(896, 14, 2, 4864, 151936), tokens, CAUSAL),
+    "qwen3-0.6b": FamilyModel("Qwen3", decoder(1024, 16, 8, 3072, 151936, head_dim=128), tokens, CAUSAL),
+    "gemma-2-2b": FamilyModel("Gemma2", decoder(2304, 8, 4, 9216, 256000, head_dim=256), tokens, CAUSAL),
+    "gemma-3-1b": FamilyModel("Gemma3", decoder(1152, 4, 1, 6912, 262144, head_dim=256), tokens, CAUSAL),
+    "mistral-7b": FamilyModel("Mistral", decoder(4096, 32, 8, 14336, 32000, head_dim=128), tokens, CAUSAL),
+    "phi-3-mini": FamilyModel("Phi3", decoder(3072, 32, 32, 8192, 32064), tokens, CAUSAL),
+    "modernbert-base": FamilyModel("ModernBert", encoder(768, 12, 1152, num_hidden_layers=3), tokens),
+    "nomicbert": FamilyModel("NomicBert", encoder(768, 12, 3072), tokens),
+    "eurobert-210m": FamilyModel("EuroBert", decoder(768, 12, 12, 3072, 128256), tokens),
+    "t5-v1.1-base": FamilyModel(
         "T5",
         {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_heads": 12, "num_layers": 2, "feed_forward_proj": "gated-gelu"},
         tokens,
         "EncoderModel",
     ),
-    "mixtral-8x7b": Case("Mixtral", decoder(4096, 32, 8, 1024, 32000), tokens, CAUSAL),
-    "qwen3-30b-a3b": Case(
+    "mixtral-8x7b": FamilyModel("Mixtral", decoder(4096, 32, 8, 1024, 32000), tokens, CAUSAL),
+    "qwen3-30b-a3b": FamilyModel(
         "Qwen3Moe",
         decoder(2048, 32, 4, 6144, 151936, head_dim=128, num_experts=8, moe_intermediate_size=768),
         tokens,
         CAUSAL,
     ),
-    "dinov2-base": Case("Dinov2", {"num_hidden_layers": 2}, picture),
-    "dinov3-vit-b/16": Case("DINOv3ViT", encoder(768, 12, 3072), picture),
-    "siglip-so400m, image": Case("SiglipVision", encoder(1152, 16, 4304, image_size=384, patch_size=14), picture),
-    "siglip-so400m, text": Case(
+    "dinov2-base": FamilyModel("Dinov2", {"num_hidden_layers": 2}, picture),
+    "dinov3-vit-b/16": FamilyModel("DINOv3ViT", encoder(768, 12, 3072), picture),
+    "siglip-so400m, image": FamilyModel(
+        "SiglipVision", encoder(1152, 16, 4304, image_size=384, patch_size=14), picture
+    ),
+    "siglip-so400m, text": FamilyModel(
         "SiglipText",
         encoder(1152, 16, 4304, max_position_embeddings=64),
         lambda config: {"input_ids": torch.randint(5, 1000, (BATCH, 64))},
     ),
-    "whisper-small, encoder": Case(
+    "whisper-small, encoder": FamilyModel(
         "Whisper",
         {
             "d_model": 768,
@@ -161,8 +163,8 @@ CASES: dict[str, Case] = {
         sound,
         "ForAudioClassification",
     ),
-    "sam-vit-b": Case("SamVision", {"num_hidden_layers": 3, "global_attn_indexes": [2]}, picture),
-    "swin-tiny": Case("Swin", {"depths": [2, 2, 2, 2]}, picture),
+    "sam-vit-b": FamilyModel("SamVision", {"num_hidden_layers": 3, "global_attn_indexes": [2]}, picture),
+    "swin-tiny": FamilyModel("Swin", {"depths": [2, 2, 2, 2]}, picture),
 }
 
 
@@ -192,7 +194,7 @@ def product_s(op: Any, overlay: Overlay) -> float:
     return overlay.seconds[name] * int(op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b)
 
 
-def share(work: list[Work]) -> float:
+def share(work: list[ModuleWork]) -> float:
     """The part of the FLOPs on the machine."""
     return sum(x.flops for x in work if x.on_machine) / sum(x.flops for x in work)
 
@@ -209,7 +211,7 @@ def in_pieces(pipeline: Pipeline, model: nn.Module, inputs: dict[str, Any]) -> d
     return {"share": share(work), "pieces": sum(p.traced is not None for p in split.pieces)}
 
 
-def measured(case: Case, budget_s: float, values: bool) -> dict[str, Any]:
+def measured(case: FamilyModel, budget_s: float, values: bool) -> dict[str, Any]:
     """Measure one model. Returns the figures, or the reason for which it is refused."""
     model = case.model()
     inputs = case.inputs(model.config)

@@ -34,7 +34,7 @@ TILE = 128
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredModel:
     """A model. published: measured milliseconds. most: what the overlay is to reach, in milliseconds."""
 
     name: str
@@ -79,13 +79,13 @@ def llama(layers: int, seq: int) -> Callable[[], tuple[nn.Module, dict[str, Any]
 
 
 CASES = (
-    Case("encoder B=6 L=512", bert(1, 6, 512), 17.98, 13.5),
-    Case("24 layers B=8 L=384", bert(24, 8, 384), 444, 308),
-    Case("24 layers B=4 L=384", bert(24, 4, 384), 220, 154),
-    Case("24 layers B=2 L=384", bert(24, 2, 384), 122, 77.5),
-    Case("24 layers B=1 L=384", bert(24, 1, 384), 95, 39.5),
-    Case("Llama 1B layer L=384", llama(1, 384), None, 7.4),
-    Case("Llama 1B 4 layers L=384", llama(4, 384), None, 4 * 7.4),
+    MeasuredModel("encoder B=6 L=512", bert(1, 6, 512), 17.98, 13.5),
+    MeasuredModel("24 layers B=8 L=384", bert(24, 8, 384), 444, 308),
+    MeasuredModel("24 layers B=4 L=384", bert(24, 4, 384), 220, 154),
+    MeasuredModel("24 layers B=2 L=384", bert(24, 2, 384), 122, 77.5),
+    MeasuredModel("24 layers B=1 L=384", bert(24, 1, 384), 95, 39.5),
+    MeasuredModel("Llama 1B layer L=384", llama(1, 384), None, 7.4),
+    MeasuredModel("Llama 1B 4 layers L=384", llama(4, 384), None, 4 * 7.4),
 )
 
 
@@ -107,7 +107,7 @@ def bound(network: LayerGraph, overlay: Overlay) -> float:
     return total / mmes
 
 
-def measured(case: Case, overlay: Overlay) -> dict[str, Any]:
+def measured(case: MeasuredModel, overlay: Overlay) -> dict[str, Any]:
     """One case on one overlay."""
     module, example = case.make()
     pipeline = Pipeline.named(overlay.name)

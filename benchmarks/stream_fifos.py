@@ -28,10 +28,10 @@ from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.rsnlib.streamed import Knobs, streamed
 from rsn.streams.fifos.equations import NEXT_CYCLE, max_tokens
 from rsn.streams.fifos.normal import fast_depths, normal_depths, waiting
-from rsn.streams.fifos.starts import KernelGraph, Schedule, conservative, schedule
+from rsn.streams.fifos.starts import KernelGraph, StartTimes, conservative, schedule
 from rsn.streams.sizing.depths import sizes
 from rsn.streams.sizing.program import SizedProgram
-from rsn.streams.timing.timed import Model, Timing
+from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.rsnlib.scaled_blocks import SCALED
 from rsn.tests.rsnlib.streamed_blocks import block
 from rsn.tests.streams.fifo_programs import program_of, sized
@@ -81,7 +81,7 @@ def paths(options: Namespace) -> Iterator[str]:
 
 
 @dataclass
-class Row:
+class DepthMethod:
     """What one way to choose depths came to. latency: sum of the latencies relative to endless FIFOs; ended: programs
     that end."""
 
@@ -93,11 +93,13 @@ class Row:
     longest: float = 0.0
 
 
-def _try(row: Row, program: SizedProgram, depths: Mapping[str, int], starts: Mapping[int, int], endless: int) -> None:
+def _try(
+    row: DepthMethod, program: SizedProgram, depths: Mapping[str, int], starts: Mapping[int, int], endless: int
+) -> None:
     row.bits += program.bits(depths)
     (bodies,) = program.outcomes.bodies
-    found = Model(waiting(bodies, starts), program.packing).run(program.of_streams(depths))
-    if not isinstance(found, Timing):
+    found = TimedProgram(waiting(bodies, starts), program.packing).run(program.of_streams(depths))
+    if not isinstance(found, BeatTiming):
         # Some beats cannot fire at once with these depths; they are taken apart, if that helps.
         times = program.times(depths)
         if times is None:
@@ -118,7 +120,7 @@ def graphs(options: Namespace) -> Iterator[str]:
     """What each way to choose depths comes to."""
     count = options.graphs
     names = ("printed", "exact", "exact, engine", "conservative", "normal", "normal, later", "lowered", "fast", "safe")
-    rows = {name: Row() for name in names}
+    rows = {name: DepthMethod() for name in names}
     random = Random(11)
     tried = unproved = 0
     while tried < count:
@@ -130,12 +132,12 @@ def graphs(options: Namespace) -> Iterator[str]:
         times = program.together({})
         assert times is not None
         endless = times.latency
-        soon = Schedule(graph, graph.as_soon_as_possible())
+        soon = StartTimes(graph, graph.as_soon_as_possible())
         _try(rows["printed"], program, _named(soon.depths("paper")), {}, endless)
         _try(rows["exact"], program, _named(soon.depths()), {}, endless)
         _try(rows["exact, engine"], program, _named(soon.depths("exact", NEXT_CYCLE)), {}, endless)
         slowed: KernelGraph = conservative(graph)
-        slow = Schedule(slowed, slowed.as_soon_as_possible())
+        slow = StartTimes(slowed, slowed.as_soon_as_possible())
         _try(rows["conservative"], sized(program_of(slowed)), _named(slow.depths("exact", NEXT_CYCLE)), {}, endless)
         for name, later in (("normal", False), ("normal, later", True)):
             found = normal_depths(program, later)

@@ -23,13 +23,13 @@ import numpy as np
 
 from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.host.tasks import run_tasks
-from rsn.isa.overlays.tasks.unit import Part
+from rsn.isa.overlays.tasks.unit import TensorPart
 from rsn.scheduler.pack import pack
 from rsn.streams.beats import fire_together, stream_depths
 from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.streams.reader import NO_RATES, Rates, read
-from rsn.streams.timing.timed import Model, Timing
+from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.streams.sizes import program_text
 
 # -- lines ------------------------------------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ def cycles(text: str, rates: Rates = NO_RATES, depth: int | None = None) -> int:
     if depth is not None:
         depths = dict.fromkeys(depths, depth)
     bodies = fire_together([instance.beats for instance in region.instances], depths, packing).bodies
-    result = Model(bodies, packing).run(depths)
-    assert isinstance(result, Timing)
+    result = TimedProgram(bodies, packing).run(depths)
+    assert isinstance(result, BeatTiming)
     return result.latency
 
 
@@ -139,19 +139,19 @@ class Traffic:
 
     def of(self, text: str, shapes: Mapping[str, Sequence[int]]) -> int:
         """Run a program with data; return the bytes."""
-        load, store = Part.__getitem__, Part.__setitem__
+        load, store = TensorPart.__getitem__, TensorPart.__setitem__
 
-        def loaded(part: Part, index: Any) -> Any:
+        def loaded(part: TensorPart, index: Any) -> Any:
             value = load(part, index)
             self.elements += int(np.size(value))
             return value
 
-        def stored(part: Part, index: Any, value: Any) -> None:
+        def stored(part: TensorPart, index: Any, value: Any) -> None:
             self.elements += int(np.size(value))
             store(part, index, value)
 
         inputs = {name: np.ones(shape, np.float32) / prod(shape) for name, shape in shapes.items()}
-        with patch.object(Part, "__getitem__", loaded), patch.object(Part, "__setitem__", stored):
+        with patch.object(TensorPart, "__getitem__", loaded), patch.object(TensorPart, "__setitem__", stored):
             run_tasks(pack(build(check(text))), inputs)
         return WORD * self.elements
 

@@ -34,7 +34,7 @@ from rsn.isa.statistics import count
 from rsn.isa.verify import smallest_depth
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.jit import available
-from rsn.machine.plan import Plan
+from rsn.machine.plan import TimedWorkload
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
@@ -76,7 +76,7 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
     simulate(pack(kernels))  # loads the engine, and caches its code for the child process
     packing, program = timed_cpu(lambda: pack(kernels))
     decoding, packets = timed_cpu(lambda: decode_image(program.image, XNN_BASE))
-    tracing, plan = timed_cpu(lambda: Plan(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded)))
+    tracing, plan = timed_cpu(lambda: TimedWorkload(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded)))
     other = XNN_BASE.with_rates(ddr_read_gbs=42, ddr_write_gbs=47)
     latency = plan.run().latency
     result: dict[str, Any] = {

@@ -19,7 +19,7 @@ from ..base.files import check_target as check_file
 from ..base.files import write_text
 from ..base.garbage import gc_frozen
 from ..host.model.compiled import modelled_layers
-from ..host.model.file import SUFFIX, Part, write
+from ..host.model.file import SUFFIX, ModelVariant, write
 from ..host.tensors import check_target, save_tensors
 from ..isa.overlays import find
 from ..isa.program import Role
@@ -255,7 +255,7 @@ def _for_overlay(spec: str, options: CompileOptions) -> Made:
         if weights is not None:
             save_tensors(weights, built.weights, packed=True)
         if host is not None:
-            write(output, [Part((), built.program, built.weights, host)], None, borders)
+            write(output, [ModelVariant((), built.program, built.weights, host)], None, borders)
         else:
             write_text(output, show(built.program))
         if schedule_out is not None:

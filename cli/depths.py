@@ -12,7 +12,7 @@ import click
 from ..streams.check import report_on
 from ..streams.rates import read_rates
 from ..streams.reader import NO_RATES, read_file
-from ..streams.sizing.depths import Sizes, Step, sizes
+from ..streams.sizing.depths import DepthPoint, KnownDepths, sizes
 from ..streams.sizing.least import Least
 from ..streams.sizing.program import SizedProgram, Times
 from .progress import TIMING, working
@@ -77,7 +77,7 @@ def _chosen(program: SizedProgram, chosen: Sequence[str]) -> dict[str, int]:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def facts(found: Sizes) -> dict[str, Any]:
+def facts(found: KnownDepths) -> dict[str, Any]:
     """Return everything as JSON values. Depths are in elements, sizes in bits, times in clock cycles."""
     program = found.program
     return {
@@ -95,7 +95,7 @@ def facts(found: Sizes) -> dict[str, Any]:
     }
 
 
-def _stream(found: Sizes, name: str) -> dict[str, Any]:
+def _stream(found: KnownDepths, name: str) -> dict[str, Any]:
     group = found.program.groups[name]
     runs = found.at_declared.runs if found.at_declared else ()
     row: dict[str, Any] = {"name": name, "streams": len(group.elements), "declared": found.declared[name]}
@@ -123,14 +123,14 @@ def _lines(times: Times) -> list[int]:
     return sorted({place.line for place in times.apart})
 
 
-def _is_safe(found: Sizes) -> bool:
+def _is_safe(found: KnownDepths) -> bool:
     return found.program.live(found.declared)
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def _show(named: Named, found: Sizes, chosen: set[str]) -> None:
+def _show(named: Named, found: KnownDepths, chosen: set[str]) -> None:
     program = found.program
     region = f":{named.region}" if named.region else ""
     if not program.groups:
@@ -176,7 +176,7 @@ def _row(what: str, bits: int | None, times: Times) -> list[str]:
     return [what, "" if bits is None else str(bits), str(times.latency), _cell(times.interval)]
 
 
-def _deeper(step: Step, before: Step | None) -> list[str]:
+def _deeper(step: DepthPoint, before: DepthPoint | None) -> list[str]:
     """Return the depths that differ, in lines of up to `WIDE` characters where names are not longer."""
     if before is None:
         return ["safe depths"]
@@ -193,7 +193,7 @@ def _deeper(step: Step, before: Step | None) -> list[str]:
     return lines
 
 
-def _remarks(found: Sizes, chosen: set[str]) -> list[str]:
+def _remarks(found: KnownDepths, chosen: set[str]) -> list[str]:
     program = found.program
     lines = []
     if not _is_safe(found):
@@ -223,7 +223,7 @@ def _remarks(found: Sizes, chosen: set[str]) -> list[str]:
     return lines
 
 
-def _all_times(found: Sizes) -> list[Times]:
+def _all_times(found: KnownDepths) -> list[Times]:
     times = [step.times for step in found.steps]
     return times + [t for t in (found.at_declared, found.endless) if t is not None]
 

@@ -13,7 +13,7 @@ from ..base.errors import MissingError, RsnError, SourceError
 from ..base.version import __version__
 
 
-class Listed(NamedTuple):
+class ListedCommand(NamedTuple):
     """A command as `rsn --help` lists it. module: of this folder; it holds the command as NAME_command. help: the first
     sentence of the command's own help."""
 
@@ -22,27 +22,27 @@ class Listed(NamedTuple):
 
 
 COMMANDS = {
-    "asm": Listed("asm", "Assemble SOURCE (.rsn) to a program (.bin)."),
-    "check": Listed("check", "Check a program, or a stream program, before it runs."),
-    "compile": Listed("compile", "Compile a model, or a stream program, to a program."),
-    "depths": Listed("depths", "Find safe and fast depths for a stream program's streams."),
-    "diff": Listed("diff", "Show where the programs FIRST and SECOND (.bin) differ."),
-    "dis": Listed("dis", "Disassemble PROGRAM (.bin) to text (.rsn)."),
-    "doctor": Listed("doctor", "Show what this computer can run, and what is missing."),
-    "fmt": Listed("fmt", "Format .rsn FILES in place: indentation, spacing, blank lines."),
-    "hls": Listed("hls", "Write a stream program as HLS C++, and run it here."),
-    "info": Listed("info", "Show what PROGRAM (.bin or .rsn) holds."),
-    "map": Listed("map", "Map a stream program onto the tiles of a machine."),
-    "overlay": Listed("overlay", "Show the parameters of an overlay: value, unit, source."),
-    "reproduce": Listed("reproduce", "Compare the paper's TABLE, or all, with the model."),
-    "run": Listed("run", "Run a program, or a stream program: results and time."),
-    "serve": Listed("serve", "Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C."),
-    "tune": Listed("tune", "Search the knobs of a generated machine, or of an overlay of row lanes."),
+    "asm": ListedCommand("asm", "Assemble SOURCE (.rsn) to a program (.bin)."),
+    "check": ListedCommand("check", "Check a program, or a stream program, before it runs."),
+    "compile": ListedCommand("compile", "Compile a model, or a stream program, to a program."),
+    "depths": ListedCommand("depths", "Find safe and fast depths for a stream program's streams."),
+    "diff": ListedCommand("diff", "Show where the programs FIRST and SECOND (.bin) differ."),
+    "dis": ListedCommand("dis", "Disassemble PROGRAM (.bin) to text (.rsn)."),
+    "doctor": ListedCommand("doctor", "Show what this computer can run, and what is missing."),
+    "fmt": ListedCommand("fmt", "Format .rsn FILES in place: indentation, spacing, blank lines."),
+    "hls": ListedCommand("hls", "Write a stream program as HLS C++, and run it here."),
+    "info": ListedCommand("info", "Show what PROGRAM (.bin or .rsn) holds."),
+    "map": ListedCommand("map", "Map a stream program onto the tiles of a machine."),
+    "overlay": ListedCommand("overlay", "Show the parameters of an overlay: value, unit, source."),
+    "reproduce": ListedCommand("reproduce", "Compare the paper's TABLE, or all, with the model."),
+    "run": ListedCommand("run", "Run a program, or a stream program: results and time."),
+    "serve": ListedCommand("serve", "Serve MODEL (.rsnmodel) over HTTP, until SIGTERM or ^C."),
+    "tune": ListedCommand("tune", "Search the knobs of a generated machine, or of an overlay of row lanes."),
 }
 """The commands by name."""
 
 HIDDEN = {
-    "serve-stdio": Listed(
+    "serve-stdio": ListedCommand(
         "serve_stdio", "Run programs on this computer's boards for the process at the other end of stdin and stdout."
     ),
 }

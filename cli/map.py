@@ -28,12 +28,12 @@ from ..streams.mapping.cost import cost
 from ..streams.mapping.errors import MappingError
 from ..streams.mapping.graph import MappingGraph, mapping_graph
 from ..streams.mapping.machine import MeshDescription, mesh
-from ..streams.mapping.mapping import Mapped, Step
+from ..streams.mapping.mapping import AppliedPrimitive, Mapped
 from ..streams.mapping.place import Placement, place
 from ..streams.mapping.primitives import bundle, chain
 from ..streams.mapping.program import mapped_program
 from ..streams.mapping.proof import prove
-from ..streams.mapping.search import Found, search
+from ..streams.mapping.search import BestMapping, search
 from ..streams.reader import read_file
 from ..streams.tree import Region
 from .options import JSON, Count, File, Options, option, refuse, with_options
@@ -174,7 +174,7 @@ def _mapped(
             raise MappingError("proof", finding.message, finding.place, finding.notes)
         price = cost(proof.mapped, machine)
     else:
-        found: Found = search(graph, options.at_most or machine.tiles, machine, start=mapped)
+        found: BestMapping = search(graph, options.at_most or machine.tiles, machine, start=mapped)
         proof, price, states = found.proof, found.cost, found.states
     mapped = proof.mapped
     at = place(mapped, machine)
@@ -220,7 +220,7 @@ def _names(text: str) -> list[str]:
     return out
 
 
-def _lines(graph: MappingGraph, step: Step) -> list[int]:
+def _lines(graph: MappingGraph, step: AppliedPrimitive) -> list[int]:
     """Lines of the tasks that a primitive joins."""
     names = [part.partition("+")[0] for part in step.parts]
     return sorted({graph.nodes[graph.node(name)].instance.task.place.line for name in names})

@@ -113,7 +113,7 @@ def refuse(kind: str, *others: str) -> None:
         raise click.UsageError(f"{', '.join(wrong)}: {kind}")
 
 
-class Setting(click.ParamType[tuple[str, float]]):
+class SettingOption(click.ParamType[tuple[str, float]]):
     """An option value NAME=NUMBER."""
 
     name = "name=number"

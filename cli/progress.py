@@ -31,7 +31,7 @@ def working(what: str) -> Iterator[Callable[[float], None]]:
         yield (lambda share: None) if bar is None else bar.share
 
 
-class Steps:
+class ProgressSteps:
     """The steps of some work, one after the other. names: of the steps, in order."""
 
     def __init__(self, bar: _Bar | None, names: Sequence[str]) -> None:
@@ -68,13 +68,13 @@ class Steps:
 
 
 @contextmanager
-def stepping(what: str, names: Sequence[str]) -> Iterator[Steps]:
+def stepping(what: str, names: Sequence[str]) -> Iterator[ProgressSteps]:
     """Print `what`, then a line for each step as it is completed, and a bar for a step that takes long. Shows nothing
     if stderr is not a terminal."""
     with _bar(names[0]) as bar:
         if bar is not None:
             bar.line(what)
-        yield Steps(bar, names)
+        yield ProgressSteps(bar, names)
 
 
 class _Bar:

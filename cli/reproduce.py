@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..scheduler.best import schedule_named
-from .options import Setting
+from .options import SettingOption
 from .progress import working
 from .published.rows import FAR, NOTES, PERHAPS_NOTE, PublishedRow, calibrated_parameters, rows_of
 from .published.step import STEP, claims, findings, measure, step_rows, step_summary
@@ -23,7 +23,7 @@ TABLES = ("table3", "table6", "table7", "table9", "fig18", "table10", "table11",
 @click.command(name="reproduce")
 @click.argument("table", default="all", type=click.Choice([*TABLES, STEP, "all"]))
 @click.option("--schedule", default="published", show_default=True, help="schedule of the paper's optimised rows")
-@click.option("--set", "rates", multiple=True, type=Setting(float), help="change a rate or depth of rsn overlay")
+@click.option("--set", "rates", multiple=True, type=SettingOption(float), help="change a rate or depth of rsn overlay")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 def reproduce_command(table: str, schedule: str, rates: Sequence[tuple[str, float]], as_json: bool) -> None:
     """Compare the paper's TABLE, or all, with the model.

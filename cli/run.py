@@ -26,7 +26,7 @@ from ..host.boards.device import BoardTimeout
 from ..host.model.compare import compare, show
 from ..host.runner import Runner
 from ..host.tasks import run_tasks
-from ..host.tensors import Images, Weights, check_target, load_tensors, save_tensors
+from ..host.tensors import Images, WeightFile, check_target, load_tensors, save_tensors
 from ..host.whole_banks import AFTER, with_whole_banks
 from ..hw.sim.breakpoint import stop
 from ..hw.sim.explain import explain
@@ -48,7 +48,7 @@ from .options import (
     XCLBIN,
     File,
     Options,
-    Setting,
+    SettingOption,
     given,
     option,
     refuse,
@@ -71,7 +71,7 @@ else:
 Array = npt.NDArray[np.float32]
 
 
-class At(click.ParamType[tuple[str, int]]):
+class UopOption(click.ParamType[tuple[str, int]]):
     """An option value UNIT or UNIT:NUMBER, a uOP of a unit."""
 
     name = "unit[:uop]"
@@ -101,11 +101,11 @@ class RunOptions(Options):
     inputs: File | None = option("inputs (.safetensors, .npz or .npy)", of=PROGRAMS)
     outputs: File | None = option("file to write the outputs to (.safetensors or .npz)", of=PROGRAMS)
     params: tuple[tuple[str, int], ...] = option(
-        "set a run-time parameter, e.g. len[0]=17", "--param", type=Setting(int), of=(PROGRAMS, TASKLESS)
+        "set a run-time parameter, e.g. len[0]=17", "--param", type=SettingOption(int), of=(PROGRAMS, TASKLESS)
     )
     timing_only: bool = option("model only the time, without data: needs no weights and no inputs", of=MODEL)
     rates: tuple[tuple[str, float], ...] = option(
-        "change a rate or depth, e.g. ddr_read_gbs=42", "--set", type=Setting(float), of=MODEL
+        "change a rate or depth, e.g. ddr_read_gbs=42", "--set", type=SettingOption(float), of=MODEL
     )
     source_rates: bool = option("charge post-ops the cycles that hw/versal's sources state", of=(MODEL, TASKLESS))
     overlay_file: File | None = option(
@@ -116,7 +116,10 @@ class RunOptions(Options):
     trace: File | None = option("write a trace for Perfetto or chrome://tracing (.json, .json.gz)", of=MODEL)
     report: File | None = option("write a page with timeline, roofline and tables (.html)", of=MODEL)
     stop_at: tuple[str, int] | None = option(
-        "stop a unit before its uOP number [0], and show what it holds", "--break", type=At(), of=(MODEL, TASKLESS)
+        "stop a unit before its uOP number [0], and show what it holds",
+        "--break",
+        type=UopOption(),
+        of=(MODEL, TASKLESS),
     )
     dump: File | None = option("with --break: file to write buffers, flags and FIFO fills to (.npz)")
     spec: str | None = option(
@@ -365,7 +368,7 @@ def _compare(program: Program, options: RunOptions) -> None:
             named = {} if spans is None else spans.parameters()
             at = {p.name: params.get(p.name, min(named.get(p.name, p.default), p.high)) for p in program.parameters}
             spans = KeySpans.of(at, network.batch)
-        weights = Weights(options.weights, program.with_role(Role.WEIGHT)) if options.weights else {}
+        weights = WeightFile(options.weights, program.with_role(Role.WEIGHT)) if options.weights else {}
         rows = compare(program, weights, network, given, spans)
     if options.as_json:
         click.echo(json.dumps({"bound": bound, "segments": [vars(r) for r in rows]}))

@@ -20,7 +20,7 @@ from .progress import working
 
 if TYPE_CHECKING:
     from ..host.serving import completions, http, metrics
-    from ..host.serving.http import Server
+    from ..host.serving.http import HttpModel
 else:
     http = deferred("rsn.host.serving.http")
     metrics = deferred("rsn.host.serving.metrics")
@@ -143,7 +143,7 @@ def _generation(model: Path, options: ServeOptions) -> tuple[Any, Any, tuple[int
     return generation.Generation(decoder, queue=options.queue), tokenizer, listed
 
 
-def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> Server:
+def _open(model: Path, board: str, xclbin: str | None, serving: Serving, counters: Any) -> HttpModel:
     """Load the model, open its board, and return its server."""
-    server: Server = load(model, board=board, xclbin=xclbin).server(serving, metrics=counters, name=model.stem)
+    server: HttpModel = load(model, board=board, xclbin=xclbin).server(serving, metrics=counters, name=model.stem)
     return server

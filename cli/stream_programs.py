@@ -16,7 +16,7 @@ from ..streams.build import build
 from ..streams.check import Report, report_on
 from ..streams.rates import read_rates
 from ..streams.reader import NO_RATES, parse, read_file
-from ..streams.source import Diagnostic, Source
+from ..streams.source import Source, SourceFinding
 from ..streams.symbolic.forall import Proof, prove
 from ..streams.syntax.nodes import FunctionDefinition
 
@@ -98,9 +98,9 @@ def _streams(report: Report) -> int:
     return sum(stream.size for stream in report.region.streams)
 
 
-def _gathered(report: Report, most: int) -> list[tuple[Diagnostic, int]]:
+def _gathered(report: Report, most: int) -> list[tuple[SourceFinding, int]]:
     """Keep at most `most` findings of each code; the last one kept of a code counts those left out."""
-    kept: dict[tuple[bool, str], list[tuple[Diagnostic, int]]] = {}
+    kept: dict[tuple[bool, str], list[tuple[SourceFinding, int]]] = {}
     for f in report.findings:
         same = kept.setdefault((f.warning, f.code), [])
         if len(same) < most:
@@ -110,7 +110,7 @@ def _gathered(report: Report, most: int) -> list[tuple[Diagnostic, int]]:
     return [row for same in kept.values() for row in same]
 
 
-def _row(file: str, f: Diagnostic, times: int) -> dict[str, Any]:
+def _row(file: str, f: SourceFinding, times: int) -> dict[str, Any]:
     """A finding as JSON. Lines and columns are counted from 1; end_column is the first one that is not marked."""
     line, column, end = f.place or (None, None, None)
     where = f"{file}:{line}:{column}" if f.place else file

@@ -17,7 +17,7 @@ from ..scheduler.schedule import show_schedule
 from ..streams.placing.devices import DEVICES
 from ..tuning.page import page
 from ..tuning.problem import Choice, size
-from ..tuning.study import Result, Trial, tune
+from ..tuning.study import StudyResult, Trial, tune
 from ..tuning.workers import workers
 from .options import JSON, Count, File, Options, option, refuse, with_options
 from .progress import working
@@ -157,7 +157,7 @@ def _written(
     return ["", *figures.lines(best)] if len(problem.goals) == 1 else []
 
 
-def _facts(goals: tuple[str, ...], found: Result) -> dict[str, Any]:
+def _facts(goals: tuple[str, ...], found: StudyResult) -> dict[str, Any]:
     def one(trial: Trial) -> dict[str, Any]:
         costs = dict(zip(goals, trial.outcome.costs, strict=False))
         facts: dict[str, Any] = {"trial": trial.number, "knobs": dict(trial.choice), **costs}

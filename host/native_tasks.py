@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..base.deadlock_report import Deadlock, Wait
 from ..base.errors import DeadlockError, ProgramError
 from ..hw.versal.csim.tasks import SECONDS, NativeRun, run_region
-from ..isa.overlays.tasks.program import TaskProgram, Tensor
+from ..isa.overlays.tasks.program import OffChipTensor, TaskProgram
 from ..isa.overlays.tasks.values import DTYPES
 from .tasks import checked_inputs
 
@@ -62,7 +62,7 @@ def run_native(
     return {t.name: from_memory(memory, t) for t, memory in zip(program.tensors, run.memories, strict=True) if t.output}
 
 
-def to_memory(value: Array, tensor: Tensor) -> bytes:
+def to_memory(value: Array, tensor: OffChipTensor) -> bytes:
     """The bytes of a tensor as C++ holds it: `f16` and `bf16` take two an element."""
     dtype = tensor.type.dtype
     if dtype == "f16":
@@ -73,7 +73,7 @@ def to_memory(value: Array, tensor: Tensor) -> bytes:
     return kept.tobytes()
 
 
-def from_memory(memory: bytes, tensor: Tensor) -> Array:
+def from_memory(memory: bytes, tensor: OffChipTensor) -> Array:
     """The inverse of `to_memory`: `f16` and `bf16` as float32."""
     dtype, shape = tensor.type.dtype, tensor.type.shape
     if dtype == "f16":

@@ -118,7 +118,7 @@ class Runner(Closing):
                 )
             return {}
         if not isinstance(weights, Mapping):
-            return tensors.Weights(weights, needed)
+            return tensors.WeightFile(weights, needed)
         for b in needed:
             if b.name not in weights:
                 raise TensorError(f"weight {b.name!r} is missing; the program needs it")

@@ -105,7 +105,7 @@ class _ByBuffer(Mapping[str, Array]):
         return len(self._buffers)
 
 
-class Weights(_ByBuffer):
+class WeightFile(_ByBuffer):
     """The weights in a safetensors file by buffer name, flat and in memory order. Each is read when it is looked up, so
     that only one at a time is in memory.
 

@@ -30,8 +30,8 @@ _NONE: Ints = np.zeros(0, np.int64)
 class UopSequence:
     """The uOPs of one unit in execution order.
 
-    kinds: indices in `Expansion.uops`. origins: packet, or position in a preloaded list, of each uOP (ops that a repeat
-    runs again have the same). shifts: address units to add to the address of the distinct uOP.
+    kinds: indices in `ExpandedProgram.uops`. origins: packet, or position in a preloaded list, of each uOP (ops that a
+    repeat runs again have the same). shifts: address units to add to the address of the distinct uOP.
     """
 
     unit: UnitSpec
@@ -71,7 +71,7 @@ class Accesses:
 
 
 @dataclass(eq=False)
-class Expansion:
+class ExpandedProgram:
     """The uOPs of every unit of a program.
 
     uops: the distinct uOPs; those of a format with `addresses` have address 0. sequences: by unit name. missing: units

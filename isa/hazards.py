@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.finding import Finding
-from .expansion import Accesses, Expansion, Ints, region_name
+from .expansion import Accesses, ExpandedProgram, Ints, region_name
 from .layout import BLOCK, BLOCK_COLS, BLOCK_ROWS
 from .program import Buffer, Layout, Role
 
@@ -40,7 +40,7 @@ MAX_FOUND = 100
 Flags = npt.NDArray[np.bool_]
 
 
-def hazards(expansion: Expansion) -> Iterator[Finding]:
+def hazards(expansion: ExpandedProgram) -> Iterator[Finding]:
     """Check the accesses of a program to its declared buffers, bank by bank."""
     program = expansion.program
     for bank in program.overlay.banks:
@@ -53,7 +53,7 @@ def hazards(expansion: Expansion) -> Iterator[Finding]:
 class _Bank:
     """One bank, its buffers and its accesses."""
 
-    def __init__(self, expansion: Expansion, bank: str, buffers: Sequence[Buffer], accesses: Accesses) -> None:
+    def __init__(self, expansion: ExpandedProgram, bank: str, buffers: Sequence[Buffer], accesses: Accesses) -> None:
         self.x = expansion
         self.bank = bank
         self.buffers = buffers

@@ -34,14 +34,14 @@ class ReadImage:
 
 def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
     """Return the packets of an image. Raises `ImageError`, with the word's index, if the hardware would misread it."""
-    reader = _Reader(overlay, strict=True)
+    reader = _ImageReader(overlay, strict=True)
     reader.image(words)
     return reader.out.packets
 
 
 def read_image(data: bytes, overlay: Overlay) -> ReadImage:
     """Return the packets of a bare image, given as bytes, and a finding for each defect. Never raises."""
-    reader = _Reader(overlay, strict=False)
+    reader = _ImageReader(overlay, strict=False)
     if len(data) % 4:
         text = f"an image consists of words of 4 bytes, this one has {len(data)} bytes"
         reader.error("F01", len(data) // 4, text, "check that the file is an image, and complete")
@@ -55,7 +55,7 @@ def places(what: str, at: Sequence[int]) -> str:
     return f"{what}{'s' if len(at) > 1 else ''} {shown}"
 
 
-class _Reader:
+class _ImageReader:
     """Decodes one image. strict: raise `ImageError` at the first error, and report no warnings."""
 
     def __init__(self, overlay: Overlay, strict: bool) -> None:

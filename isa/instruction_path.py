@@ -17,14 +17,14 @@ import numpy as np
 
 from ..base.errors import ProgramError
 from ..machine.balance import UopTable
-from ..machine.description import Machine, UnitSpec
+from ..machine.description import StreamNetwork, UnitSpec
 from ..machine.executor import ProcessNetwork
-from ..machine.plan import Plan
+from ..machine.plan import TimedWorkload
 from ..machine.steps import NEVER, Channel, Issue, Step, Steps
 from ..machine.traces import MAX_UOPS as MAX_TRACED
-from ..machine.traces import Items, TraceTable, UnitTraces, UntraceableError
+from ..machine.traces import TraceItems, TraceTable, UnitTraces, UntraceableError
 from ..machine.workload import MAX_UOPS, Workload
-from .expansion import Expansion, preloaded_uops, uop_upper_bound
+from .expansion import ExpandedProgram, preloaded_uops, uop_upper_bound
 from .fields import Record
 from .overlay import InstructionFormat, Overlay, one_uop
 from .packet import Header, Packet, expand, expand_window
@@ -50,7 +50,7 @@ def uop_fifo(unit: str) -> str:
     return f"uOP FIFO of {unit}"
 
 
-def _depths(machine: Machine) -> tuple[int, int]:
+def _depths(machine: StreamNetwork) -> tuple[int, int]:
     """FIFO slots in front of each decoder and of each unit, of the machine that runs: its depths may be changed."""
     if not isinstance(machine, Overlay):
         raise TypeError(f"machine {machine.name} has no instruction path: it is no overlay")
@@ -100,15 +100,15 @@ class InstructionPath(Workload):
     def where(self, unit: str, origin: int) -> str:
         return f"packet {origin}"
 
-    def fifo_depths(self, machine: Machine) -> list[int]:
+    def fifo_depths(self, machine: StreamNetwork) -> list[int]:
         return [*_depths(machine)] * len(self._decoded())
 
-    def uop_table(self, machine: Machine) -> UopTable:
+    def uop_table(self, machine: StreamNetwork) -> UopTable:
         listed = preloaded_uops(self.overlay, self.preloaded)
         if sum(uop_upper_bound(p, self.overlay) for p in self.packets) + listed > MAX_UOPS:
             raise ProgramError(f"the program has more than {MAX_UOPS} uOPs")
         preloaded = {unit: tuple(ops) for unit, ops in self.preloaded.items()}
-        return Expansion(Program(self.overlay, tuple(self.packets), preloaded)).uop_table
+        return ExpandedProgram(Program(self.overlay, tuple(self.packets), preloaded)).uop_table
 
     def _decoded(self) -> list[UnitSpec]:
         """The units that packets drive."""
@@ -190,8 +190,8 @@ class InstructionPath(Workload):
 
     # -- as traces ------------------------------------------------------------------------------------------------
 
-    def trace(self, table: TraceTable) -> Mapping[str, Items]:
-        lists: dict[str, Items] = {DISPATCHER: self._dispatcher(table)}
+    def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
+        lists: dict[str, TraceItems] = {DISPATCHER: self._dispatcher(table)}
         queues = self._queues()
         for spec in self.overlay.units:
             unit = table.unit(spec.name)
@@ -218,9 +218,9 @@ class InstructionPath(Workload):
                 out[unit.name] += queue
         return out
 
-    def _dispatcher(self, table: TraceTable) -> Items:
+    def _dispatcher(self, table: TraceTable) -> TraceItems:
         """The traces of `_dispatch`: packets of equal opcode, mask and length share one."""
-        items = Items()
+        items = TraceItems()
         known: dict[tuple[int, int, int, tuple[int, ...]], int] = {}
         for number, packet in enumerate(self.packets):
             header = packet.header
@@ -239,16 +239,16 @@ class InstructionPath(Workload):
         return items
 
 
-_PLANS: WeakKeyDictionary[Program, Plan[Overlay]] = WeakKeyDictionary()
+_PLANS: WeakKeyDictionary[Program, TimedWorkload[Overlay]] = WeakKeyDictionary()
 
 
-def plan_of(program: Program) -> Plan[Overlay]:
+def plan_of(program: Program) -> TimedWorkload[Overlay]:
     """The run of a program whose parameters are at their defaults. It is traced once as long as the program lives:
     tracing is the slow part of what is asked of a program."""
     plan = _PLANS.get(program)
     if plan is None:
         places = replace(program)  # the plan must not keep the program itself
-        plan = _PLANS[program] = Plan(program.overlay, InstructionPath.of(program), where=places.where)
+        plan = _PLANS[program] = TimedWorkload(program.overlay, InstructionPath.of(program), where=places.where)
     return plan
 
 
@@ -263,12 +263,12 @@ class _Served:
         self.decoder = decoder_of(name)
         self.uops = 0
 
-    def run(self, queue: Sequence[Mop]) -> Mapping[str, Items]:
+    def run(self, queue: Sequence[Mop]) -> Mapping[str, TraceItems]:
         """Return the items of the decoder and of the unit's processes, by name. Without a terminator all end with a
         blocked get."""
         table = self.table
         get = table.trace(table.step(gets=(self.source,)))
-        decoder = Items()
+        decoder = TraceItems()
         kernels: list[int] = []
         origins: list[int] = []
         at, group, origin = 0, -1, NEVER
@@ -326,9 +326,9 @@ class _Served:
             return traces * reuse
         return traces + [t for t, _ in iterate(range(1, reuse))]
 
-    def _fed(self, kernels: list[int], origins: list[int]) -> Mapping[str, Items]:
+    def _fed(self, kernels: list[int], origins: list[int]) -> Mapping[str, TraceItems]:
         """The items of a unit: get, kernel, get, kernel, ..., get. A get belongs to the uOP before it."""
-        items = Items()
+        items = TraceItems()
         n = len(kernels)
         get = self.table.trace(self.table.step(gets=(self.sink,)))
         items.traces = array("i", [get]) * (2 * n + 1)

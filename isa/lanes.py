@@ -28,7 +28,7 @@ class RowLanes:
 
 
 @dataclass(frozen=True)
-class RowNorm:
+class SentNorm:
     """A norm of rows, applied as they are sent: (x - mean) / sqrt(variance + eps), `rms`: without mean."""
 
     eps: float
@@ -92,7 +92,7 @@ class TileTarget(IntEnum):
     ROWS_ODD = 4
 
 
-class Part(IntEnum):
+class SlotPart(IntEnum):
     """What of a slot is written or sent: all, or 64 columns, which travel as the first ones of a tile. Writing the left
     ones makes the right ones 0."""
 

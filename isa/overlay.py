@@ -11,15 +11,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from ..base.errors import ProgramError
-from ..machine.description import FREE, Machine, UnitSpec, checked_depth
+from ..machine.description import FREE, StreamNetwork, UnitSpec, checked_depth
 from .fields import Record
 from .layout import Layout, padded
 from .repeats import OpList as OpList
 
 if TYPE_CHECKING:
     from ..base.finding import Finding
-    from ..machine.resources import Cost, Deviation, Device, Need
-    from .expansion import Expansion
+    from ..machine.resources import Chip, Deviation, Need, OperationTime
+    from .expansion import ExpandedProgram
     from .lanes import RowLanes
     from .patterns import Patterns
     from .work import Emit
@@ -71,7 +71,7 @@ class BankAccess:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Overlay(Machine):
+class Overlay(StreamNetwork):
     """A machine with its instruction decoder.
 
     formats: of packets. terminators: names of formats, in the order in which terminators are issued.
@@ -113,9 +113,9 @@ class Overlay(Machine):
     flops: Callable[[Any], int] = lambda op: 0
     title: Callable[[Any], str] = lambda uop: ""
     lint: Callable[[Any], Iterator[str]] = lambda mop: iter(())
-    semantic_checks: Callable[[Expansion, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
+    semantic_checks: Callable[[ExpandedProgram, bool], Iterator[Finding]] = lambda expansion, balanced: iter(())
     emit: Emit | None = None
-    find_patterns: Callable[[Machine], Patterns | None] = lambda machine: None
+    find_patterns: Callable[[StreamNetwork], Patterns | None] = lambda machine: None
     lanes: RowLanes | None = None
     layout: Layout = Layout.BLOCKED
     extends: str | None = None
@@ -125,9 +125,9 @@ class Overlay(Machine):
     refit: Callable[[Overlay], Overlay] | None = None
     whole: Callable[[Mapping[str, Any], str], Overlay] | None = None
     max_bank_bytes: int = 1 << 32
-    device: Device | None = None
+    device: Chip | None = None
     resources: Callable[[Overlay], Iterator[Need]] = lambda overlay: iter(())
-    costs: Callable[[Overlay], Iterator[Cost]] = lambda overlay: iter(())
+    costs: Callable[[Overlay], Iterator[OperationTime]] = lambda overlay: iter(())
     deviations: Callable[[], Iterator[Deviation]] = lambda: iter(())
 
     @cached_property
@@ -207,13 +207,14 @@ class Overlay(Machine):
 
     @cached_property
     def step_seconds(self) -> dict[str, float]:
-        """As `Machine.step_seconds`, with `dispatch` and `decode`; these are 0 if the overlay has no such rates."""
+        """As `StreamNetwork.step_seconds`, with `dispatch` and `decode`; these are 0 if the overlay has no such
+        rates."""
         return {FREE: 0.0, "dispatch": 0.0, "decode": 0.0} | self.seconds
 
     def with_rates(self, /, **values: float) -> Self:
         """Return a copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.
 
-        Raises `ProgramError` for unknown names and impossible values, as `Machine.with_rates`.
+        Raises `ProgramError` for unknown names and impossible values, as `StreamNetwork.with_rates`.
         """
         unknown = set(values) - {*FIFO_DEPTHS, *self.rates}
         if unknown:

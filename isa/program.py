@@ -140,7 +140,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of a source text."""
 
     file: str
@@ -151,7 +151,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Segment:
+class ProgramSegment:
     """A segment as the compiler made it (paper section 4.2): layers that go through the machine together.
 
     name: of what it computes, unique in its program. layers: module paths of all layers that are fused into it. kind:
@@ -183,9 +183,9 @@ class Program:
     preloaded: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
     buffers: tuple[Buffer, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    places: tuple[Place, ...] = ()
-    preloaded_places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
-    segments: tuple[Segment, ...] = ()
+    places: tuple[SourceLine, ...] = ()
+    preloaded_places: Mapping[str, tuple[SourceLine, ...]] = field(default_factory=dict)
+    segments: tuple[ProgramSegment, ...] = ()
 
     @cached_property
     def image(self) -> Words:
@@ -314,9 +314,9 @@ class UnpackedProgram:
     buffers: tuple[Buffer, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     patches: Mapping[str, tuple[KernelPatch, ...]] = field(default_factory=dict)
-    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
-    preloaded_places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
-    segments: tuple[Segment, ...] = ()
+    places: Mapping[str, tuple[SourceLine, ...]] = field(default_factory=dict)
+    preloaded_places: Mapping[str, tuple[SourceLine, ...]] = field(default_factory=dict)
+    segments: tuple[ProgramSegment, ...] = ()
 
 
 def place_buffers(buffers: Iterable[Buffer], unit: int, align: int = 64) -> tuple[Buffer, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .expansion import Expansion, Ints, region_name
+from .expansion import ExpandedProgram, Ints, region_name
 from .fields import Record
 from .program import Patch, Program
 
@@ -64,7 +64,7 @@ def diff_programs(a: Program, b: Program) -> Comparison:
     if a.overlay.fingerprint != b.overlay.fingerprint:
         text = f"overlay {a.overlay.name} {a.overlay.fingerprint} -> {b.overlay.name} {b.overlay.fingerprint}"
         found.append(Difference("overlay", text))
-    left, right = Expansion(a), Expansion(b)
+    left, right = ExpandedProgram(a), ExpandedProgram(b)
     found += _kernels(left, right)
     found += _named("buffer", {x.name: _plain(x) for x in a.buffers}, {x.name: _plain(x) for x in b.buffers})
     found += _named("parameter", _parameters(left), _parameters(right))
@@ -79,7 +79,7 @@ def _plain(value: Any) -> dict[str, Any]:
     return {x.name: getattr(value, x.name) for x in dataclasses.fields(value) if x.name != "name"}
 
 
-def _parameters(x: Expansion) -> dict[str, dict[str, Any]]:
+def _parameters(x: ExpandedProgram) -> dict[str, dict[str, Any]]:
     out = {}
     for p in x.program.parameters:
         places = sorted(place for patch in p.patches for place in _places(x, patch))
@@ -87,7 +87,7 @@ def _parameters(x: Expansion) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _places(x: Expansion, patch: Patch) -> Iterator[tuple[str, int, str, int, int]]:
+def _places(x: ExpandedProgram, patch: Patch) -> Iterator[tuple[str, int, str, int, int]]:
     """The first uOP that a patch changes in each unit: unit, uOP number, field, base, cap. Independent of packing."""
     packet = x.program.packets[patch.packet]
     header = packet.header
@@ -131,7 +131,7 @@ def _value(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _UnitDifference:
     """A difference of one unit. Differences of several units with equal `key` are reported together."""
 
     unit: str
@@ -142,8 +142,8 @@ class _Piece:
     uops: int
 
 
-def _kernels(a: Expansion, b: Expansion) -> Iterator[Difference]:
-    together: dict[tuple[Any, ...], list[_Piece]] = {}
+def _kernels(a: ExpandedProgram, b: ExpandedProgram) -> Iterator[Difference]:
+    together: dict[tuple[Any, ...], list[_UnitDifference]] = {}
     for unit in a.sequences:
         for piece in _unit(a, b, unit):
             together.setdefault((a.sequences[unit].unit.kind, *piece.key), []).append(piece)
@@ -153,14 +153,14 @@ def _kernels(a: Expansion, b: Expansion) -> Iterator[Difference]:
         yield Difference("kernel", f"{names} {first.text}", first.a, first.b, sum(p.uops for p in pieces))
 
 
-def _numbered(a: Expansion, b: Expansion, unit: str) -> tuple[Ints, Ints]:
+def _numbered(a: ExpandedProgram, b: ExpandedProgram, unit: str) -> tuple[Ints, Ints]:
     """The two sequences of a unit as numbers that are equal exactly if uOP and address are."""
     other = np.array([a.number(u) for u in b.uops] or [0], np.int64)
     ra, rb = a.sequences[unit], b.sequences[unit]
     return (ra.kinds << 40) + ra.shifts, (other[rb.kinds] << 40) + rb.shifts  # addresses have 32 bits
 
 
-def _unit(a: Expansion, b: Expansion, unit: str) -> Iterator[_Piece]:
+def _unit(a: ExpandedProgram, b: ExpandedProgram, unit: str) -> Iterator[_UnitDifference]:
     sa, sb = _numbered(a, b, unit)
     word = "op" if a.sequences[unit].unit.kind in a.overlay.preloaded else "uOP"
     script = edits(sa, sb)
@@ -175,15 +175,19 @@ def _unit(a: Expansion, b: Expansion, unit: str) -> Iterator[_Piece]:
         yield from found
 
 
-def _little_in_common(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> _Piece:
+def _little_in_common(
+    a: ExpandedProgram, b: ExpandedProgram, unit: str, word: str, script: Sequence[Edit]
+) -> _UnitDifference:
     """One line for two sequences with too many differences to list."""
     (i1, _, j1, _), (_, i2, _, j2) = script[0], script[-1]
     n = len(a.sequences[unit]), len(b.sequences[unit])
     text = f"has little in common: {i2 - i1} of {n[0]} {word}s became {j2 - j1} of {n[1]}, from {word} {i1} on"
-    return _Piece(unit, (text,), text, a.where(unit, i1), b.where(unit, j1), max(i2 - i1, j2 - j1))
+    return _UnitDifference(unit, (text,), text, a.where(unit, i1), b.where(unit, j1), max(i2 - i1, j2 - j1))
 
 
-def _each_change(a: Expansion, b: Expansion, unit: str, word: str, script: Sequence[Edit]) -> Iterator[_Piece]:
+def _each_change(
+    a: ExpandedProgram, b: ExpandedProgram, unit: str, word: str, script: Sequence[Edit]
+) -> Iterator[_UnitDifference]:
     """Every change of a unit: equal changes of fields together, additions and removals one by one."""
     changed: dict[str, list[tuple[int, int]]] = {}
     for i1, i2, j1, j2 in script:
@@ -197,7 +201,7 @@ def _each_change(a: Expansion, b: Expansion, unit: str, word: str, script: Seque
                 behind = f" behind {word} {at - 1}" if at else " at the start"
                 text = f"{many} {side}{behind if side == 'added' else ''}: {shown}"
                 place = x.where(unit, s)
-                yield _Piece(
+                yield _UnitDifference(
                     unit,
                     (side, s, e, at, shown),
                     text,
@@ -209,7 +213,7 @@ def _each_change(a: Expansion, b: Expansion, unit: str, word: str, script: Seque
         i, j = places[0]
         ranges = _ranges([i for i, _ in places])
         shifted = f" ({_ranges([j for _, j in places])} in the second)" if i != j else ""
-        yield _Piece(
+        yield _UnitDifference(
             unit,
             (text, ranges),
             f"{word} {ranges}{shifted}: {text}",
@@ -237,7 +241,7 @@ def _fields(uop: Any) -> dict[str, Any]:
     return uop._asdict() if hasattr(uop, "_asdict") else {"uop": uop}
 
 
-def _at(x: Expansion, unit: str, i: int) -> tuple[Any, dict[str, Any]]:
+def _at(x: ExpandedProgram, unit: str, i: int) -> tuple[Any, dict[str, Any]]:
     run = x.sequences[unit]
     uop = x.uops[run.kinds[i]]
     values = _fields(uop)
@@ -246,7 +250,7 @@ def _at(x: Expansion, unit: str, i: int) -> tuple[Any, dict[str, Any]]:
     return uop, values
 
 
-def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
+def _changes(a: ExpandedProgram, b: ExpandedProgram, unit: str, i: int, j: int) -> str:
     """The change from uOP i of a unit in a to its uOP j in b, as text: each changed field, old -> new.
 
     Two uOPs of different types are shown whole; an address is shown as a piece of a buffer if possible.
@@ -269,7 +273,7 @@ def _changes(a: Expansion, b: Expansion, unit: str, i: int, j: int) -> str:
     return ", ".join(out)
 
 
-def _memory(x: Expansion, unit: str, i: int) -> str:
+def _memory(x: ExpandedProgram, unit: str, i: int) -> str:
     """The piece of off-chip memory that a uOP accesses, by buffer name; "" if it accesses none."""
     run = x.sequences[unit]
     touch = x.overlay.transfer(run.unit, x.uops[run.kinds[i]])
@@ -280,7 +284,7 @@ def _memory(x: Expansion, unit: str, i: int) -> str:
     return region_name([b for b in x.program.buffers if b.bank == touch.bank], step, start, start + touch.size)
 
 
-def _show(x: Expansion, unit: str, i: int) -> str:
+def _show(x: ExpandedProgram, unit: str, i: int) -> str:
     """A uOP as short text: the piece of memory that it accesses, and the fields that differ from their defaults."""
     uop, values = _at(x, unit, i)
     default = _fields(type(uop)()) if isinstance(uop, Record) else {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .expansion import Accesses, Expansion, Ints
+from .expansion import Accesses, ExpandedProgram, Ints
 from .program import Buffer, Program, Role
 
 
@@ -32,7 +32,7 @@ class StoredBuffer:
         return self.buffer.name
 
 
-def stored_buffers(expansion: Expansion) -> list[StoredBuffer]:
+def stored_buffers(expansion: ExpandedProgram) -> list[StoredBuffer]:
     """Return the buffers that a program fills, sorted by unit and, within a unit, by their last store."""
     found = []
     for bank, accesses in expansion.accesses.items():
@@ -63,7 +63,7 @@ def _recorded(program: Program, bank: str, accesses: Accesses) -> Ints:
     out = np.full(len(accesses), -1, np.int64)
     numbers = {b.name: number for number, b in enumerate(program.buffers) if b.bank == bank}
     made = {name for segment in program.segments for name in segment.outputs}
-    held = _Held(program, [number for name, number in numbers.items() if name not in made])
+    held = _CurrentBuffers(program, [number for name, number in numbers.items() if name not in made])
     for segment, rows in zip(program.segments, _rows(program, accesses), strict=True):
         loads = rows[~accesses.store[rows]]
         out[loads] = held.at(accesses.start[loads])
@@ -87,7 +87,7 @@ def _rows(program: Program, accesses: Accesses) -> Iterator[Ints]:
         yield np.concatenate(found)
 
 
-class _Held:
+class _CurrentBuffers:
     """Which buffers hold their contents now: those that no later one has overwritten."""
 
     def __init__(self, program: Program, given: list[int]) -> None:

@@ -17,8 +17,8 @@ from ..base.errors import DeadlockError, ProgramError, UndecidedError
 from ..base.finding import Finding as Finding
 from ..base.garbage import gc_disabled
 from ..machine.balance import Balance, balance
-from ..machine.plan import Plan
-from .expansion import Accesses, Expansion, Ints, place_of, preloaded_uops, uop_upper_bound
+from ..machine.plan import TimedWorkload
+from .expansion import Accesses, ExpandedProgram, Ints, place_of, preloaded_uops, uop_upper_bound
 from .hazards import hazards
 from .instruction_path import plan_of
 from .overlay import Overlay
@@ -65,7 +65,7 @@ def missing_declarations(program: Program) -> list[Finding]:
     listed = preloaded_uops(program.overlay, program.preloaded)
     if sum(uop_upper_bound(p, program.overlay) for p in program.packets) + listed > MAX_UOPS:
         return []  # P01
-    expansion = Expansion(program)
+    expansion = ExpandedProgram(program)
     out = [f for f in _bounds(expansion, _Memory(program), without) if f.code == "A01"]
     return out + missing_op_lists(program, balance(expansion.uop_table) if _lists_missing(program) else None)
 
@@ -164,7 +164,7 @@ def smallest_depth(program: Program) -> int | None:
     return _search(plan, 1, depth) if _runs(plan, depth) else None
 
 
-def _runs(plan: Plan[Overlay], depth: int) -> bool:
+def _runs(plan: TimedWorkload[Overlay], depth: int) -> bool:
     try:
         plan.run(dataclasses.replace(plan.machine, mop_fifo_depth=depth))
     except ProgramError:
@@ -172,7 +172,7 @@ def _runs(plan: Plan[Overlay], depth: int) -> bool:
     return True
 
 
-def _search(plan: Plan[Overlay], low: int, high: int) -> int:
+def _search(plan: TimedWorkload[Overlay], low: int, high: int) -> int:
     """The smallest depth in low..high at which the program runs; it runs at `high`.
 
     More room never causes a deadlock, so binary search is correct.
@@ -180,7 +180,7 @@ def _search(plan: Plan[Overlay], low: int, high: int) -> int:
     return low + bisect_left(range(low, high), True, key=lambda depth: _runs(plan, depth))
 
 
-def _deep_enough(plan: Plan[Overlay], longest: int) -> int | None:
+def _deep_enough(plan: TimedWorkload[Overlay], longest: int) -> int | None:
     """The smallest depth above the overlay's at which the program runs; None if it runs at no depth.
 
     longest: a depth at which every mOP has a slot.
@@ -190,7 +190,7 @@ def _deep_enough(plan: Plan[Overlay], longest: int) -> int | None:
     return _search(plan, low, high) if _runs(plan, high) else None
 
 
-def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
+def _loadable(program: Program) -> tuple[list[Finding], ExpandedProgram | None]:
     findings = [*_buffers(program), *_preloaded(program)]
     total = sum(uop_upper_bound(p, program.overlay) for p in program.packets)
     total += preloaded_uops(program.overlay, program.preloaded)
@@ -201,7 +201,7 @@ def _loadable(program: Program) -> tuple[list[Finding], Expansion | None]:
     findings += _absent(program)
     if any(f.code in REPEATS for f in findings):
         return [*findings, *_parameters(program)], None  # nobody knows what the lists execute
-    expansion = Expansion(program)
+    expansion = ExpandedProgram(program)
     findings += _uops(expansion)
     memory = _Memory(program)
     findings += _bounds(expansion, memory)
@@ -286,9 +286,9 @@ def _patched(program: Program, patch: Patch, value: int) -> Packet:
     return dataclasses.replace(packet, mops=tuple(mops))
 
 
-def _alone(program: Program, packet: Packet) -> Expansion:
+def _alone(program: Program, packet: Packet) -> ExpandedProgram:
     """The uOPs of a packet."""
-    return Expansion(dataclasses.replace(program, packets=(packet,), preloaded={}, parameters=(), places=()))
+    return ExpandedProgram(dataclasses.replace(program, packets=(packet,), preloaded={}, parameters=(), places=()))
 
 
 def _moved_accesses(program: Program, memory: _Memory, p: Parameter, patch: Patch) -> Iterator[Finding]:
@@ -336,7 +336,7 @@ def _moving_streams(program: Program) -> Iterator[Finding]:
         if sum(uop_upper_bound(p, program.overlay) for p in packets) > MAX_UOPS:
             yield Finding("P01", f"with all parameters at their {end}, more than {MAX_UOPS} uOPs", "program")
             return
-        for finding in balance(Expansion(now).uop_table).findings[:1]:
+        for finding in balance(ExpandedProgram(now).uop_table).findings[:1]:
             text = f"with all parameters at their {end}, {finding.message}"
             yield Finding("R05", text, finding.where, help="patch both ends of the stream alike")
 
@@ -418,7 +418,7 @@ def _absent(program: Program) -> Iterator[Finding]:
                 yield Finding("U01", text, place_of(program, unit, number), help="use the units that it has")
 
 
-def _uops(expansion: Expansion) -> Iterator[Finding]:
+def _uops(expansion: ExpandedProgram) -> Iterator[Finding]:
     """U01: uOPs that their unit cannot execute, once per distinct uOP and unit."""
     for name, run in expansion.sequences.items():
         if run.unit.kind in expansion.overlay.preloaded:
@@ -460,7 +460,7 @@ class _Memory:
         return f" (the one before is {self.names[bank][i]}, up to {self.reach[bank][i] // self.unit:#x})"
 
 
-def _bounds(expansion: Expansion, memory: _Memory, banks: Container[str] | None = None) -> Iterator[Finding]:
+def _bounds(expansion: ExpandedProgram, memory: _Memory, banks: Container[str] | None = None) -> Iterator[Finding]:
     """A01: accesses that lie in no buffer, the first of each packet; one finding for a bank without any buffer.
 
     banks: the banks to check; None for all.

@@ -139,7 +139,7 @@ class LoadVector(NamedTuple):
     source: str = ""
 
 
-class Part(IntEnum):
+class KeyPart(IntEnum):
     """What a softmax does with the keys that were received: they are all keys; they are the first ones, or more, of
     which maxima and sums are kept; or exp is taken by the kept ones."""
 
@@ -165,7 +165,7 @@ class Softmax(NamedTuple):
     low: int | None = None
     first: int | LengthField = 0
     cap: float | None = None
-    part: Part = Part.ALL
+    part: KeyPart = KeyPart.ALL
 
 
 class Receive(NamedTuple):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..base.deadlock_report import Imbalance
 from ..base.finding import Finding
-from .description import FREE, Machine
+from .description import FREE, StreamNetwork
 from .event_log import StepSignature
 from .steps import Channel, Step
 from .traces import Fork, KernelTraces, KeyedKernels, UntraceableError
@@ -43,7 +43,7 @@ class UopTable:
     of a uOP in `kinds`, its place in the source.
     """
 
-    machine: Machine
+    machine: StreamNetwork
     uops: Sequence[Any]
     kinds: Mapping[str, Ints]
     origins: Mapping[str, Ints]

@@ -20,13 +20,13 @@ from .balance import balance
 from .steps import NEVER, Channel
 
 if TYPE_CHECKING:
-    from .executor import ProcessNetwork, Task
+    from .executor import ProcessNetwork, RunningProcess
 
 
 # -- who waits for whom -----------------------------------------------------------------------------------------------
 
 
-def explain(net: ProcessNetwork, alive: Collection[Task]) -> Callable[[], Deadlock]:
+def explain(net: ProcessNetwork, alive: Collection[RunningProcess]) -> Callable[[], Deadlock]:
     """Record why the processes `alive` of `net` are blocked; return a function that makes the report.
 
     The waits are recorded now, so the network may be used again. Words are counted only when the returned function is
@@ -46,12 +46,12 @@ def explain(net: ProcessNetwork, alive: Collection[Task]) -> Callable[[], Deadlo
     return facts
 
 
-def _waits(net: ProcessNetwork, alive: Collection[Task]) -> Iterator[Wait]:
+def _waits(net: ProcessNetwork, alive: Collection[RunningProcess]) -> Iterator[Wait]:
     going = {t.unit.owner for t in alive}
     inner = {c for handover in net.apart.values() for c in handover}  # the other half of the unit is listed itself
     rank = {u.name: i for i, u in enumerate(net.machine.units)}
 
-    def wait(task: Task, what: str, channel: Channel, words: int, any_of: bool = False) -> Wait:
+    def wait(task: RunningProcess, what: str, channel: Channel, words: int, any_of: bool = False) -> Wait:
         at = task.unit
         origin = at.issue.origin if at.issue is not None else NEVER
         number = at.number if at.serves is None else origin

@@ -176,7 +176,7 @@ MAX_DEPTH = 1 << 24
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Machine:
+class StreamNetwork:
     """A network of functional units.
 
     rates: costs of steps, by name. banks: size in bytes of each off-chip memory, by name. clock_hz: clock of the

@@ -24,10 +24,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..base.errors import ProgramError
-from .description import Machine, Rate, Stream, UnitSpec
+from .description import Rate, Stream, StreamNetwork, UnitSpec
 from .executor import ProcessNetwork
 from .steps import AnyOf, Channel, Step, Steps
-from .timing import Timing
+from .timing import RunTiming
 from .unit import Unit
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ DynamicKernel: TypeAlias = Callable[[Ports], Steps]
 
 
 @dataclass(frozen=True)
-class _Operator:
+class _OperatorUop:
     """The uOP of a unit. inputs: names of streams. outputs: of each, the names of its streams."""
 
     kernel: DynamicKernel
@@ -123,7 +123,7 @@ class _DynamicUnit(Unit):
         super().__init__(spec, net)
         self.net = net
 
-    def kernel(self, uop: _Operator) -> Steps:
+    def kernel(self, uop: _OperatorUop) -> Steps:
         net = self.net
         assert isinstance(net, ProcessNetwork)
         task = net.progress[self.name].task
@@ -143,7 +143,7 @@ class DynamicRun:
     busy: Mapping[str, float]
     chosen: Mapping[str, int]
     firings: int
-    timing: Timing
+    timing: RunTiming
 
     @property
     def depends_on_time(self) -> bool:
@@ -201,7 +201,7 @@ class DynamicNetwork:
         Raises `DeadlockError`, or `ProgramError` for tokens that are left over, and for ports whose numbers have a gap.
         """
         programs = {name: [self._operator(name)] for name in self._kernels}
-        machine = Machine(
+        machine = StreamNetwork(
             name=self.name,
             units=tuple(UnitSpec(name, "Dynamic", 0, _DynamicUnit) for name in self._kernels),
             streams=tuple(self._streams),
@@ -214,15 +214,15 @@ class DynamicNetwork:
         latency = net.run()
         ends = {name: at.task.clock * CLOCK_HZ for name, at in net.progress.items()}
         busy = {name: at.busy * CLOCK_HZ for name, at in net.progress.items()}
-        return DynamicRun(latency * CLOCK_HZ, ends, busy, net.chosen, net.firings, Timing.of(net, latency))
+        return DynamicRun(latency * CLOCK_HZ, ends, busy, net.chosen, net.firings, RunTiming.of(net, latency))
 
-    def _operator(self, name: str) -> _Operator:
+    def _operator(self, name: str) -> _OperatorUop:
         inputs, outputs = self._inputs[name], self._outputs[name]
         for what, ports in (("input", inputs), ("output", outputs)):
             missing = set(range(len(ports))) - set(ports)
             if missing:
                 raise ProgramError(f"{what} {min(missing)} of {name} has no stream")
-        return _Operator(
+        return _OperatorUop(
             self._kernels[name],
             tuple(inputs[port].name for port in range(len(inputs))),
             tuple(tuple(stream.name for stream in outputs[port]) for port in range(len(outputs))),

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ..base.errors import DeadlockError, ProgramError
 from .deadlock import explain
-from .description import Machine
+from .description import StreamNetwork
 from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, EventLog, StepSignature
 from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps, joined
 from .unit import draining
@@ -39,7 +39,7 @@ TIME_IS_UP = -1
 """In place of the index of a stream: no word has come until the time that the unit gave."""
 
 
-class Task:
+class RunningProcess:
     """A process or one lane of it: its generator, clock and pending step.
 
     unit: the process. after: the task that forked this lane, None for a process. firing: its last firing. taken: what
@@ -69,7 +69,7 @@ class Task:
         "unit",
     )
 
-    def __init__(self, steps: Steps, unit: Progress, after: Task | None = None, number: int = 0) -> None:
+    def __init__(self, steps: Steps, unit: Progress, after: RunningProcess | None = None, number: int = 0) -> None:
         self.steps = steps
         self.unit = unit
         self.after = after
@@ -117,7 +117,7 @@ class Progress:
         self.number = NEVER
         self.issue: Issue | None = None
         self.starts: list[tuple[float, int]] = []
-        self.task: Task
+        self.task: RunningProcess
 
     @property
     def busy(self) -> float:
@@ -125,7 +125,7 @@ class Progress:
         return self.task.busy
 
 
-def unit_processes(machine: Machine) -> dict[str, str]:
+def unit_processes(machine: StreamNetwork) -> dict[str, str]:
     """The unit of each process of a unit that a run may have, by the name of the process."""
     return {name: u.name for u in machine.units for name in (u.name, draining(u.name))}
 
@@ -154,7 +154,7 @@ class ProcessNetwork(Wiring):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: StreamNetwork,
         workload: Workload | Mapping[str, Iterable[Any]],
         *,
         banks: Mapping[str, Any] | None = None,
@@ -173,11 +173,11 @@ class ProcessNetwork(Wiring):
         self.events = EventLog.empty() if record else None
         self._known_steps: dict[StepSignature, int] = {}
         self._count = 0
-        self._offers: list[tuple[float, int, tuple[int, ...], int, int, Task]] = []
+        self._offers: list[tuple[float, int, tuple[int, ...], int, int, RunningProcess]] = []
         self._offered = 0
         self.chosen: dict[str, int] = {}
         self.progress: dict[str, Progress] = {}
-        self._tasks: list[Task] = []
+        self._tasks: list[RunningProcess] = []
         self.apart = {name: self._handover(name, unit.ahead) for name, unit in self.units.items() if unit.ahead}
         self.workload.attach(self)
         if order is not None:
@@ -193,7 +193,7 @@ class ProcessNetwork(Wiring):
     def spawn(self, name: str, steps: Steps, serves: str | None = None, owner: str = "") -> None:
         """Add a process. serves, owner: as in `Progress`."""
         progress = Progress(name, len(self.progress), serves, owner)
-        progress.task = Task(steps, progress)
+        progress.task = RunningProcess(steps, progress)
         self.progress[name] = progress
         self._tasks.append(progress.task)
 
@@ -270,10 +270,10 @@ class ProcessNetwork(Wiring):
         """
         return self.run_from(self._tasks)
 
-    def run_from(self, tasks: Iterable[Task]) -> float:
+    def run_from(self, tasks: Iterable[RunningProcess]) -> float:
         """Run to the end with these processes, and the words that streams hold; else as `run`."""
-        ready: deque[Task] = deque(tasks)
-        alive: set[Task] = set(ready)
+        ready: deque[RunningProcess] = deque(tasks)
+        alive: set[RunningProcess] = set(ready)
         end = 0.0
         while ready:
             while ready:
@@ -287,7 +287,7 @@ class ProcessNetwork(Wiring):
         self.settle(alive)
         return end
 
-    def _offer(self, task: Task) -> bool:
+    def _offer(self, task: RunningProcess) -> bool:
         """Note which stream a task would choose, as far as is known, and let later words wake it. With one stream there
         is nothing to know, and the task takes it at once; returns whether it did."""
         assert task.choice is not None
@@ -309,7 +309,7 @@ class ProcessNetwork(Wiring):
             heappush(self._offers, (task.offer[0], task.unit.index, task.lane, best[1], self._offered, task))
         return False
 
-    def _take_choice(self, task: Task, index: int) -> None:
+    def _take_choice(self, task: RunningProcess, index: int) -> None:
         """Let a task go on with a stream on which there is a word, or without one when its time is up. Its clock is
         then at least the time of that word: what it does next, even before it takes the word, follows from it."""
         assert task.choice is not None
@@ -342,7 +342,7 @@ class ProcessNetwork(Wiring):
             log.origin.append(issue.origin if issue is not None else NEVER)
         task.clock, task.firing = end, number
 
-    def _choose(self, ready: deque[Task]) -> None:
+    def _choose(self, ready: deque[RunningProcess]) -> None:
         """Let the task choose that can do so first; nothing else in the network can move."""
         while self._offers:
             start, _, _, index, _, task = heappop(self._offers)
@@ -358,7 +358,7 @@ class ProcessNetwork(Wiring):
             ready.append(task)
             return
 
-    def settle(self, alive: Collection[Task]) -> None:
+    def settle(self, alive: Collection[RunningProcess]) -> None:
         """Raise unless the run is complete. alive: the processes that have not ended; none of them can move.
 
         Raises `DeadlockError` if there are any, `ProgramError` if words are left in streams.
@@ -377,7 +377,7 @@ class ProcessNetwork(Wiring):
         place = f" ({self.where(unit, issue.origin)})" if issue is not None else ""
         return f"{channel.name}: {channel.filled} of {channel.capacity} words, the last from {unit} uOP {number}{place}"
 
-    def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
+    def _step(self, task: RunningProcess, ready: deque[RunningProcess], alive: set[RunningProcess]) -> None:
         """Advance one task until it blocks, forks or ends."""
         fire = task.pending
         left = task.left
@@ -514,7 +514,9 @@ class ProcessNetwork(Wiring):
             log.steps.append(step)
         return known
 
-    def _next(self, task: Task, value: Any, ready: deque[Task], alive: set[Task]) -> Step | None:
+    def _next(
+        self, task: RunningProcess, value: Any, ready: deque[RunningProcess], alive: set[RunningProcess]
+    ) -> Step | None:
         """Return the next step of a task, None if it has ended or forked, or waits to choose. value: the payloads of
         the previous step, or the index of the stream that was chosen."""
         while True:
@@ -536,19 +538,19 @@ class ProcessNetwork(Wiring):
                 continue
             value = None
 
-    def await_any(self, task: Task, choice: AnyOf) -> bool:
+    def await_any(self, task: RunningProcess, choice: AnyOf) -> bool:
         """Let a task wait until it may choose among streams. Returns whether it already has chosen."""
         task.choice = choice
         return self._offer(task)
 
-    def _fork(self, task: Task, par: Par, ready: deque[Task], alive: set[Task]) -> None:
+    def _fork(self, task: RunningProcess, par: Par, ready: deque[RunningProcess], alive: set[RunningProcess]) -> None:
         task.children = len(par.lanes)
         for i, lane in enumerate(par.lanes):
-            child = Task(lane, task.unit, task, i)
+            child = RunningProcess(lane, task.unit, task, i)
             alive.add(child)
             ready.append(child)
 
-    def _finish(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
+    def _finish(self, task: RunningProcess, ready: deque[RunningProcess], alive: set[RunningProcess]) -> None:
         alive.discard(task)
         parent = task.after
         if parent is None:

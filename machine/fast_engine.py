@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import engine_loop, jit
-from .description import Machine
+from .description import StreamNetwork
 from .engine_loop import (
     ALIVE,
     CHILDREN,
@@ -25,21 +25,21 @@ from .engine_loop import (
     STOP,
 )
 from .event_log import CriticalPath, EventLog
-from .executor import Task
+from .executor import RunningProcess
 from .list_scheduling import ListSchedulingProblem, job_tables
 from .steps import NEVER, Issue, Step, Steps
-from .timing import Timing
+from .timing import RunTiming
 from .traces import MAX_WORDS, RATE, Floats, Ints, Traces
 
 
 def run_traces(
     traces: Traces,
-    machine: Machine,
+    machine: StreamNetwork,
     *,
     record: bool = False,
     arbitration: ListSchedulingProblem | None = None,
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = jit.compiled,
-) -> Timing:
+) -> RunTiming:
     """Run traces to the end with the rates and FIFO depths of `machine`. Raises the errors of `ProcessNetwork.run`.
 
     record: keep the event log. arbitration: work of one process whose order the run decides. compiled: compiles the two
@@ -139,7 +139,7 @@ def run_traces(
             via=via,
         )
 
-    return Timing(
+    return RunTiming(
         latency,
         dict(zip(names, busy.tolist(), strict=True)),
         dict(zip(seconds, amounts.tolist(), strict=True)),
@@ -178,12 +178,12 @@ def _raise_stopped(traces: Traces, capacity: Ints, channels: Ints, tasks: Ints) 
             channel.last = (writer.owner, writer.number, writer.issue)
     for progress, first, (*_, item) in zip(processes, traces.bounds.tolist(), tasks.tolist(), strict=False):
         stand(progress, item if item >= first else NEVER)
-    made: dict[int, Task] = {}
+    made: dict[int, RunningProcess] = {}
 
-    def task(i: int) -> Task:
+    def task(i: int) -> RunningProcess:
         if i not in made:
             _, process, parent, lane, *_ = tasks[i].tolist()
-            made[i] = Task(_nothing(), processes[process], None if parent == NOBODY else task(parent), lane)
+            made[i] = RunningProcess(_nothing(), processes[process], None if parent == NOBODY else task(parent), lane)
         return made[i]
 
     alive = []

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from ..base.garbage import gc_disabled
-from .description import Machine
+from .description import StreamNetwork
 from .executor import ProcessNetwork
 from .fast_engine import run_traces
 from .jit import available, loads
-from .timing import Timing
+from .timing import RunTiming
 from .traces import Traces, TraceTable, UntraceableError
 from .workload import Workload
 
@@ -21,12 +21,12 @@ NUMBA_MIN_FIRINGS = 100_000
 """Firings of all runs of a plan from which on numba is used. Loading it with the engine's cached code takes 0.4 s, as
 long as 150,000 firings in Python; the limit is lower because a process often runs a second program."""
 
-M = TypeVar("M", bound=Machine)
+M = TypeVar("M", bound=StreamNetwork)
 
 
 @gc_disabled()
 def trace_workload(
-    machine: Machine,
+    machine: StreamNetwork,
     workload: Workload | Mapping[str, Iterable[Any]],
     *,
     where: Callable[[str, int], str] | None = None,
@@ -44,7 +44,7 @@ def trace_workload(
         raise UntraceableError(f"{type(e).__name__}: {e}") from e
 
 
-class Plan(Generic[M]):
+class TimedWorkload(Generic[M]):
     """A workload that can be timed repeatedly with other rates or FIFO depths; its traces are made once.
 
     The arguments are those of `ProcessNetwork`.
@@ -75,7 +75,7 @@ class Plan(Generic[M]):
         net = self._traces.net if self._traces is not None else ProcessNetwork(self.machine, **self._program)
         return list(net.progress)
 
-    def run(self, machine: M | None = None, *, record: bool = False) -> Timing:
+    def run(self, machine: M | None = None, *, record: bool = False) -> RunTiming:
         """Run the workload without data. Raises `DeadlockError` and `ProgramError` as `ProcessNetwork.run` does.
 
         machine: the plan's machine with other rates or FIFO depths; default: the plan's machine. record: keep the event
@@ -89,15 +89,15 @@ class Plan(Generic[M]):
             if worthwhile and available() and loads():
                 return run_traces(traces, machine, record=record)
         net = ProcessNetwork(machine, **self._program, record=record)
-        return Timing.of(net, net.run())
+        return RunTiming.of(net, net.run())
 
 
 def execute(
-    machine: Machine,
+    machine: StreamNetwork,
     workload: Workload | Mapping[str, Sequence[Any]],
     *,
     record: bool = False,
     where: Callable[[str, int], str] | None = None,
-) -> Timing:
-    """Time a workload once: `Plan(...).run(...)`."""
-    return Plan(machine, workload, where=where).run(record=record)
+) -> RunTiming:
+    """Time a workload once: `TimedWorkload(...).run(...)`."""
+    return TimedWorkload(machine, workload, where=where).run(record=record)

@@ -1,6 +1,6 @@
 """Resources that a datapath needs, compared with its device; and the time that its units take, by their sources.
 
-An overlay lists its needs part by part (`Overlay.resources`); a `Device` lists its capacities. Needs that follow from
+An overlay lists its needs part by part (`Overlay.resources`); a `Chip` lists its capacities. Needs that follow from
 the structure (memories, streams, AIE tiles) are exact. DSPs and LUTs depend on the HLS compiler and are estimates.
 """
 
@@ -30,7 +30,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Device:
+class Chip:
     """A chip. capacities: by name of the resource."""
 
     name: str
@@ -88,7 +88,7 @@ class ResourceUse:
         return self.needed / self.capacity.amount
 
 
-def budget(needs: Iterable[Need], device: Device) -> list[ResourceUse]:
+def budget(needs: Iterable[Need], device: Chip) -> list[ResourceUse]:
     """Add up needs by resource, in the device's order, and within a resource by the name of the part."""
     parts: dict[str, Counter[str]] = {name: Counter() for name in device.capacities}
     estimates = set()
@@ -102,7 +102,7 @@ def budget(needs: Iterable[Need], device: Device) -> list[ResourceUse]:
     ]
 
 
-def require_fits(rows: Iterable[ResourceUse], device: Device) -> None:
+def require_fits(rows: Iterable[ResourceUse], device: Chip) -> None:
     """Raise `ResourceError` for the first resource of which the device has too little."""
     for row in rows:
         if row.share > 1:
@@ -115,7 +115,7 @@ def require_fits(rows: Iterable[ResourceUse], device: Device) -> None:
 
 
 @dataclass(frozen=True)
-class Cost:
+class OperationTime:
     """The time of one operation of a unit, by its C++ sources and in the simulator.
 
     what: the operation. cycles, seconds: by the sources. simulated: seconds that the simulator charges. remark: the
@@ -135,7 +135,7 @@ class Cost:
         return self.seconds / self.simulated - 1
 
 
-VC1902 = Device(
+VC1902 = Chip(
     "VC1902",
     {
         "AIE": Capacity(400, "tiles", "8 rows of 50; paper section 2.1", 384),

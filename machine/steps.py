@@ -12,7 +12,7 @@ import numpy as np
 from .description import FREE
 
 if TYPE_CHECKING:
-    from .executor import Task
+    from .executor import RunningProcess
 
 NEVER = -1
 """The number of a firing or uOP when there has been none yet."""
@@ -70,8 +70,8 @@ class Channel:
         self.empty = self.full = 0.0
         self.tokens: deque[tuple[int, Any, float, float, int]] = deque()  # words, payload, first, last, firing
         self.credits: deque[tuple[int, float, int]] = deque([(capacity, 0.0, NEVER)])  # words, freed at, by firing
-        self.reader: Task | None = None
-        self.writer: Task | None = None
+        self.reader: RunningProcess | None = None
+        self.writer: RunningProcess | None = None
         self.last: tuple[str, int, Issue | None] = ("", NEVER, None)  # who put last: unit, uOP number, uOP
 
     def take(self, words: int, parts: int = 1) -> tuple[Any, float, float, float, int, int]:

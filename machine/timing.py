@@ -12,7 +12,7 @@ from .unit import draining
 
 
 @dataclass(frozen=True, eq=False)
-class Timing:
+class RunTiming:
     """The timing of a complete run.
 
     latency: seconds, without the launch of the program. busy: seconds in which a process (a unit, a decoder, the
@@ -33,7 +33,7 @@ class Timing:
     chosen: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(net: ProcessNetwork, latency: float) -> Timing:
+    def of(net: ProcessNetwork, latency: float) -> RunTiming:
         """The timing of a finished run of `net`. latency: in seconds."""
 
         def recorded() -> EventLog:
@@ -41,7 +41,7 @@ class Timing:
                 raise ValueError("the run was not recorded: pass record=True")
             return net.events
 
-        return Timing(
+        return RunTiming(
             latency,
             {name: at.busy for name, at in net.progress.items()},
             net.amounts,

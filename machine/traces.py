@@ -96,7 +96,7 @@ class Traces:
         return out
 
 
-class Items:
+class TraceItems:
     """Builds the items of one process: trace numbers, each with the uOP's number and origin."""
 
     __slots__ = ("number", "origin", "traces")
@@ -230,7 +230,7 @@ class TraceTable(KernelTraces):
         """The tracer of one unit of the network."""
         return UnitTraces(self, self.net.units[name])
 
-    def finish(self, processes: Sequence[Items]) -> Traces:
+    def finish(self, processes: Sequence[TraceItems]) -> Traces:
         """Make the arrays. processes: items of each process, in the order of `net.progress`.
 
         Raises `UntraceableError` if the program is too long or a stream too deep for 31-bit numbers.
@@ -356,7 +356,7 @@ class UnitTraces(KeyedKernels):
             self.halves.append((fill, drain))
         return len(self.halves) - 1
 
-    def feed(self, uops: Iterable[Any], origins: Sequence[int] | None = None) -> Mapping[str, Items]:
+    def feed(self, uops: Iterable[Any], origins: Sequence[int] | None = None) -> Mapping[str, TraceItems]:
         """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`), by process. origins: of each
         uOP; those of equal origin are the same uOP. None for their numbers."""
         if origins is None:
@@ -366,7 +366,7 @@ class UnitTraces(KeyedKernels):
             kernels = list(self._shared(uops, origins))
         if self.apart is not None:
             return self.served(kernels, origins, None, None)
-        items = Items()
+        items = TraceItems()
         items.traces = array("i", kernels)
         items.number, items.origin = array("i", range(len(kernels))), array("i", origins)
         return {self.name: items}
@@ -385,7 +385,7 @@ class UnitTraces(KeyedKernels):
 
     def served(
         self, kernels: Sequence[int], origins: Sequence[int], source: Channel | None, end: int | None
-    ) -> Mapping[str, Items]:
+    ) -> Mapping[str, TraceItems]:
         """Return the items of both processes of a unit whose halves are apart (`ProcessNetwork.take`), by process.
 
         source: the FIFO that its uOPs come from, None for a list. end: the origin of the terminator; None if the FIFO
@@ -397,7 +397,7 @@ class UnitTraces(KeyedKernels):
         take, again = table.trace(table.step(gets=fifo, puts=(slots,))), table.trace(table.step(gets=fifo))
         hand = table.trace(table.step(puts=(drains,)))
         get, free = table.trace(table.step(gets=(drains,))), table.trace(table.step(gets=(slots,)))
-        main, other = Items(), Items()
+        main, other = TraceItems(), TraceItems()
         at, begun = (NEVER, NEVER), (NEVER, NEVER)  # number and origin of the current uOP of each process
         has_room = False
 

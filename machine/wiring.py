@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.errors import ProgramError
-from .description import Machine
+from .description import StreamNetwork
 from .steps import Channel
 
 
@@ -19,7 +19,7 @@ class Wiring:
 
     channel_type: type[Channel] = Channel
 
-    def __init__(self, machine: Machine, *, banks: Mapping[str, Any] | None = None, data: bool = False) -> None:
+    def __init__(self, machine: StreamNetwork, *, banks: Mapping[str, Any] | None = None, data: bool = False) -> None:
         self.machine = machine
         self.data = data
         self.banks: Mapping[str, Any] = (banks or {}) if data else {}

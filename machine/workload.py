@@ -10,11 +10,11 @@ import numpy as np
 
 from ..base.errors import ProgramError
 from .balance import UopTable
-from .description import Machine
+from .description import StreamNetwork
 
 if TYPE_CHECKING:
     from .executor import ProcessNetwork
-    from .traces import Items, TraceTable
+    from .traces import TraceItems, TraceTable
 
 MAX_UOPS = 1_000_000
 """Largest number of uOPs of a workload whose words a deadlock report counts: 0.2 s if few of them are distinct."""
@@ -28,15 +28,15 @@ class Workload(ABC):
         """Add each unit to `net` (`spawn_unit`), and the channels and processes that deliver its uOPs."""
 
     @abstractmethod
-    def trace(self, table: TraceTable) -> Mapping[str, Items]:
+    def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
         """Return the traces of every process that `attach` adds, by name. Raises `UntraceableError`."""
 
     @abstractmethod
-    def fifo_depths(self, machine: Machine) -> list[int]:
+    def fifo_depths(self, machine: StreamNetwork) -> list[int]:
         """Return the capacities of the channels that `attach` adds, in its order, if it runs on `machine`."""
 
     @abstractmethod
-    def uop_table(self, machine: Machine) -> UopTable:
+    def uop_table(self, machine: StreamNetwork) -> UopTable:
         """Return all uOPs, to count the words that they send and receive.
 
         Raises `ProgramError` if they are not known before the run, or are too many.
@@ -57,16 +57,16 @@ class UopLists(Workload):
         for spec in net.machine.units:
             net.spawn_unit(spec.name, net.feed(spec.name, self.uops.get(spec.name, ())))
 
-    def trace(self, table: TraceTable) -> Mapping[str, Items]:
-        lists: dict[str, Items] = {}
+    def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
+        lists: dict[str, TraceItems] = {}
         for u in table.net.machine.units:
             lists |= table.unit(u.name).feed(self.uops.get(u.name, ()))
         return lists
 
-    def fifo_depths(self, machine: Machine) -> list[int]:
+    def fifo_depths(self, machine: StreamNetwork) -> list[int]:
         return []
 
-    def uop_table(self, machine: Machine) -> UopTable:
+    def uop_table(self, machine: StreamNetwork) -> UopTable:
         lists = {unit: uops for unit, uops in self.uops.items() if isinstance(uops, Sequence)}
         if len(lists) < len(self.uops):
             raise ProgramError("the uOPs of a unit come from an iterator, not from a list")

@@ -20,7 +20,7 @@ from ..base.errors import BoardError, TensorError
 from ..compiler import compile as rsn_compile
 from ..host.serving import Health
 from ..host.serving.arguments import Argument
-from ..host.serving.http import Server
+from ..host.serving.http import HttpModel
 from ..host.serving.http_json import NotTheForm, Question, kind_of, read_fields, value_of, write_json
 from ..rsnlib.shapes import Batch, Length
 
@@ -32,7 +32,7 @@ FORM = f'{{"sentences": ["...", ...], "timeout_s": SECONDS}} with 1 to {MAX} str
 """The format of a body, for messages."""
 
 
-class Tokenizer(Protocol):
+class SentenceTokenizer(Protocol):
     """A tokenizer of transformers."""
 
     def __call__(self, sentence: str) -> Mapping[str, Any]:
@@ -75,7 +75,7 @@ class Sentences:
     """A server of sentences in front of a server of token ids, which must take `input_ids` and `attention_mask` of
     several sizes and return a vector for each sentence. Closing it closes the other."""
 
-    def __init__(self, server: Server, tokenizer: Tokenizer) -> None:
+    def __init__(self, server: HttpModel, tokenizer: SentenceTokenizer) -> None:
         self._server, self._tokenizer = server, tokenizer
         self._turn = threading.Lock()  # tokenizers are not thread-safe
         self._most, self._longest = max(server.sizes["batch"]), max(server.sizes["length"])

@@ -38,13 +38,12 @@ from ..base.deferred import deferred
 from ..host.boards import open_board
 from ..host.serving import Health, QueueFull, RequestTimeout, Serving, State
 from ..host.serving.arguments import Argument
-from ..host.serving.http import LIMIT_BYTES, application, listener
-from ..host.serving.http import Server as HttpServer
+from ..host.serving.http import LIMIT_BYTES, HttpModel, application, listener
 from ..host.serving.http import serve as serve_http
 from ..host.serving.http_json import Form, write_json
 from . import minilm
 from .sentences import LIMIT_BYTES as SENTENCES_LIMIT_BYTES
-from .sentences import SentenceForm, Sentences, Tokenizer, save
+from .sentences import SentenceForm, Sentences, SentenceTokenizer, save
 
 try:
     import ray
@@ -399,7 +398,7 @@ class Replicas:
         self._loop.close()
 
 
-class Model:
+class ReplicatedModel:
     """One of the models of the replicas, as a server for `rsn.host.serving.http.application`."""
 
     replicas: Replicas
@@ -428,7 +427,7 @@ class Model:
 
 def front(
     replicas: Replicas,
-    servers: Mapping[str, HttpServer],
+    servers: Mapping[str, HttpModel],
     *,
     form: Form | None = None,
     timeout_s: float = 60.0,
@@ -514,7 +513,7 @@ def run(
     port: int = 8000,
     limit_bytes: int = LIMIT_BYTES,
     cluster: str | None = None,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: SentenceTokenizer | None = None,
 ) -> None:
     """Serve until SIGTERM or ^C, then answer the requests under way and return.
 
@@ -522,13 +521,13 @@ def run(
     `ContainerError`.
     """
     with listener(host, port) as sock, contextlib.ExitStack() as stack:  # first: reports an address in use at once
-        models = {name: Model(name, path, settings.timeout_s) for name, path in settings.models.items()}
+        models = {name: ReplicatedModel(name, path, settings.timeout_s) for name, path in settings.models.items()}
         if cluster is None:
             for board in settings.boards:
                 if isinstance(board, str):
                     open_board(board).close()  # takes no device; reports an unknown name at once
         replicas = stack.enter_context(started(settings, cluster))
-        servers: dict[str, HttpServer] = {}
+        servers: dict[str, HttpModel] = {}
         for name, model in models.items():
             model.replicas = replicas
             servers[name] = model if tokenizer is None else Sentences(model, tokenizer)
@@ -592,7 +591,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(e))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with tempfile.TemporaryDirectory(prefix="rsn") as folder:
-        tokenizer: Tokenizer | None = None
+        tokenizer: SentenceTokenizer | None = None
         if given.models:
             # absolute: replicas may have another working directory
             models = dict(zip(names, (os.path.abspath(path) for path in given.models), strict=True))

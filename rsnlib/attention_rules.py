@@ -14,7 +14,7 @@ from .attention_masks import masks_of
 from .caches import attended, form
 from .capture import dtype_of, module_path, op_name, shape_of
 from .head_rules import scaled_keys
-from .layers import Base, Source
+from .layers import Base, HostInput
 from .mask import HIDDEN
 from .values import Abstract, AbstractState, Arguments, PartialAttention, Value, unsupported
 
@@ -131,7 +131,7 @@ def _scaled(values: AbstractState, node: Node, key: Base, factor: float | Float6
     """The keys, or the queries, multiplied by the factor of the scores, a number or one per query head; None if their
     weights cannot take it up. Not fused: if queries and keys share a projection, it is computed twice, with and without
     the factor. Keys of the host get a product with a diagonal matrix."""
-    if isinstance(key, Source) and groups == 1:
+    if isinstance(key, HostInput) and groups == 1:
         each = np.repeat(factor, key.width // len(np.atleast_1d(factor)))
         weight, bias = np.diag(each).astype(np.float32), np.zeros(key.width)
         return values.layers.product(f"{module_path(node)}.keys".lstrip("."), key, weight, bias)

@@ -22,7 +22,7 @@ from .specialize import Bound, is_number, static_arguments
 from .verification import in_double
 
 
-class Weights:
+class CompiledWeights:
     """The weights that a program was compiled with. They are kept alive, so that no other tensor gets their id().
     checksums: as for `Numbers`."""
 

@@ -20,7 +20,7 @@ from .fallback import Refusal
 from .flops import counted
 from .graph_split import Examples, work_of
 from .partition import Traced
-from .summary import Modelled, Work, head, table
+from .summary import Modelled, ModuleWork, head, table
 from .trace import NoProductError
 
 Model = Callable[[Program, LayerGraph], Modelled]
@@ -108,7 +108,7 @@ class Watch:
         reports = self._reports.values()
         work = [x for report in reports for _ in range(report.calls) for x in report.work]
         if self.outside.flops and self._reports:
-            work.append(Work("(not captured)", self.outside.flops))
+            work.append(ModuleWork("(not captured)", self.outside.flops))
         if any(x.flops for x in work):
             latency = sum(report.calls * report.latency_s for report in reports)
             yield f"{count}; on the machine: {head(work, latency or None)}"
@@ -143,7 +143,7 @@ class _GraphReport:
     often one call of the model calls the graph."""
 
     lines: list[str]
-    work: list[Work]
+    work: list[ModuleWork]
     latency_s: float = 0.0
     is_refused: bool = False
     calls: int = 1
@@ -157,7 +157,7 @@ class _GraphReport:
     def counted(self, graph: CapturedGraph, args: tuple[Any, ...]) -> Any:
         """Run the graph in PyTorch, and count its FLOPs as one module. Returns its results."""
         result, flops = counted(lambda: graph.in_pytorch(*args))
-        self.work.append(Work(graph.title, flops))
+        self.work.append(ModuleWork(graph.title, flops))
         return result
 
 

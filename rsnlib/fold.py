@@ -20,7 +20,7 @@ import numpy as np
 from ..base.errors import UnsupportedError
 from ..scheduler.graph import Array, AttentionLayer, Gemm, Layer, LayerGraph, Output, Vector, unique_name
 from ..scheduler.memory import head_pitch
-from .head_layouts import Affine, LaidOut, Layout, affine_of, in_order, with_table
+from .head_layouts import LaidOut, Layout, UnappliedAffine, affine_of, in_order, with_table
 
 
 def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = head_pitch) -> LayerGraph:
@@ -88,7 +88,7 @@ def _ordered(layer: Gemm, layouts: Mapping[str, Layout]) -> Gemm:
     return in_order(layer, x, y) if any(orders) or layer.rotary is not None else layer
 
 
-def _folded(layer: Gemm, affine: Mapping[str, Affine | None], weights: bool) -> Gemm:
+def _folded(layer: Gemm, affine: Mapping[str, UnappliedAffine | None], weights: bool) -> Gemm:
     """The product, or the pass, with the scale and shift of its operands folded in, and without its own."""
     residual = None if layer.residual is None else affine.get(layer.residual)
     for norm, operand in ((layer.x_norm, layer.x), (layer.residual_norm, layer.residual)):
@@ -118,7 +118,7 @@ def _folded(layer: Gemm, affine: Mapping[str, Affine | None], weights: bool) -> 
     )
 
 
-def _product(layer: Gemm, affine: Affine | None) -> tuple[Array, Vector]:
+def _product(layer: Gemm, affine: UnappliedAffine | None) -> tuple[Array, Vector]:
     """Weight and bias of a product, with the scale and shift of its operand folded in."""
     factor = np.float64(layer.factor)
     if affine is None:
@@ -138,7 +138,7 @@ def _appended(layer: Gemm) -> Gemm:
     return replace(layer, weight=none, bias=zeros, residual=layer.x, residual_scale=np.ones(layer.width, np.float32))
 
 
-def _folded_pass(layer: Gemm, affine: Affine | None) -> Gemm:
+def _folded_pass(layer: Gemm, affine: UnappliedAffine | None) -> Gemm:
     """A pass: no product, its operand is the residual. Such a pass has no bias; if a shift of the operand must be
     added, the pass becomes an exact product with the scale as diagonal matrix."""
     scale = (np.ones(layer.width) if affine is None else affine.scale).astype(np.float32)
@@ -148,7 +148,7 @@ def _folded_pass(layer: Gemm, affine: Affine | None) -> Gemm:
     return replace(bare, weight=np.diag(scale), bias=affine.shift.astype(np.float32), residual=None)
 
 
-def _folded_sum(layer: Gemm, x: Affine | None, residual: Affine | None) -> Gemm:
+def _folded_sum(layer: Gemm, x: UnappliedAffine | None, residual: UnappliedAffine | None) -> Gemm:
     """A sum of two activations without a product, of which the residual alone can have a scale, and none a shift: with
     more of both, it becomes an exact product like a pass."""
     assert layer.residual is not None
@@ -163,7 +163,7 @@ def _folded_sum(layer: Gemm, x: Affine | None, residual: Affine | None) -> Gemm:
     return replace(bare, weight=weight, bias=shift.astype(np.float32), residual_scale=scale)
 
 
-def _output(name: str, affine: Affine | None) -> Output:
+def _output(name: str, affine: UnappliedAffine | None) -> Output:
     if affine is None:
         return Output(name)
     return Output(name, affine.scale.astype(np.float32), affine.shift.astype(np.float32))

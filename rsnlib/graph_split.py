@@ -43,7 +43,7 @@ from .ideas import with_ideas
 from .partition import Traced
 from .passes import USUAL, Passes
 from .rewrites import rewrite
-from .summary import Work
+from .summary import ModuleWork
 from .trace import DRAWS, NOTHING, NoProductError, captured, interpret, trace
 from .values import AbstractState, RefusedError, WrongTypeError
 
@@ -64,10 +64,10 @@ class Piece:
     why: tuple[str, ...]
 
 
-def work_of(piece: Piece) -> list[Work]:
+def work_of(piece: Piece) -> list[ModuleWork]:
     """FLOPs of each operator of a piece for PyTorch."""
     counter = FlopCounter()
-    return [Work(module_path(node), counter.of(node)) for node in piece.nodes]
+    return [ModuleWork(module_path(node), counter.of(node)) for node in piece.nodes]
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,18 +54,18 @@ Layout = HeadLayout | None
 
 
 @dataclass(frozen=True)
-class Affine:
+class UnappliedAffine:
     """The scale and shift that the machine does not apply to a result, (N,) each."""
 
     scale: Float64
     shift: Float64
 
 
-def affine_of(layer: Layer | None) -> Affine | None:
+def affine_of(layer: Layer | None) -> UnappliedAffine | None:
     """What the machine does not apply to the result of a layer, or to an input."""
     if layer is None or isinstance(layer, AttentionLayer) or layer.scale is None:
         return None
-    return Affine(layer.scale, np.zeros(layer.width) if layer.shift is None else layer.shift)
+    return UnappliedAffine(layer.scale, np.zeros(layer.width) if layer.shift is None else layer.shift)
 
 
 def with_table(layer: Layer) -> Layer:

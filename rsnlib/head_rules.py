@@ -14,7 +14,7 @@ from .view import View
 
 
 @dataclass(frozen=True)
-class Heads:
+class ProjectedHeads:
     """A projection that is seen as heads. layer: the projection. count: its heads. rows_last: it is seen as (batch,
     heads, seq, columns of a head), else as (batch, seq, heads, columns of a head). view: that view."""
 
@@ -24,7 +24,7 @@ class Heads:
     view: View
 
 
-def heads_of(values: AbstractState, x: Abstract, columns: int) -> Heads | None:
+def heads_of(values: AbstractState, x: Abstract, columns: int) -> ProjectedHeads | None:
     """The projection of which a value shows the heads, of so many columns each; None if it does not."""
     found = values.fit(x, lambda view, width: True)
     if found is None or not isinstance(found.base, Gemm) or found.base.width % columns:
@@ -33,7 +33,7 @@ def heads_of(values: AbstractState, x: Abstract, columns: int) -> Heads | None:
     form = View.dense((values.batch, values.seq, count, columns))
     for rows_last, view in ((False, form), (True, form.permute((0, 2, 1, 3)))):
         if found.view == view:
-            return Heads(found.base, count, rows_last, view)
+            return ProjectedHeads(found.base, count, rows_last, view)
     return None
 
 
@@ -87,7 +87,7 @@ def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     return _rotated(values, node, heads, values.rotary(Rotary(tables[0], tables[1], tuple(a["partners"]))))
 
 
-def _rotated(values: AbstractState, node: Node, heads: Heads, made: Rotary) -> Value:
+def _rotated(values: AbstractState, node: Node, heads: ProjectedHeads, made: Rotary) -> Value:
     """Fuse a rotation into a projection, or make a pass."""
     layer, path = heads.layer, module_path(node)
     whole_norm = layer.norm is not None and not layer.heads and heads.count > 1

@@ -20,7 +20,7 @@ from .view import View
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class HostInput:
     """An activation that the host provides. y: its provisional name. name: of the tensor. width: its columns. view: the
     host's tensor is this view of it."""
 
@@ -30,7 +30,7 @@ class Source:
     view: View
 
 
-Base = Source | Layer
+Base = HostInput | Layer
 """What an activation comes from."""
 
 
@@ -48,13 +48,13 @@ class LayerBuilder:
 
     def __init__(self) -> None:
         self._layers: dict[str, Layer] = {}
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, HostInput] = {}
         self._fusions: dict[str, _Fusion] = {}
         self._rows: dict[str, int] = {}
 
-    def source(self, name: str, width: int, view: View) -> Source:
+    def source(self, name: str, width: int, view: View) -> HostInput:
         """An activation that the host provides."""
-        made = Source(self._fresh(), name, width, view)
+        made = HostInput(self._fresh(), name, width, view)
         self._sources[made.y] = made
         return made
 
@@ -72,7 +72,7 @@ class LayerBuilder:
         assert x is not residual, "without a product, an activation as its own residual is a pass, which adds nothing"
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), residual=residual.y), _Fusion())
 
-    def appended(self, path: str, state: Source, x: Base) -> Gemm:
+    def appended(self, path: str, state: HostInput, x: Base) -> Gemm:
         """An activation that keeps its contents between runs, with rows of it replaced by those of x. state: the
         activation as the host has it."""
         eye, zeros = np.eye(x.width, dtype=np.float32), np.zeros(x.width)
@@ -103,10 +103,10 @@ class LayerBuilder:
     def rows(self, made: Base) -> int:
         """Number of rows of a result, of all sequences; 0 for a tensor of the host that is no whole rows."""
         behind: list[str] = []
-        while not isinstance(made, Source) and made.y not in self._rows:
+        while not isinstance(made, HostInput) and made.y not in self._rows:
             behind.append(made.y)
             made = self.of(made.q if isinstance(made, AttentionLayer) else made.into or made.x)
-        if isinstance(made, Source):
+        if isinstance(made, HostInput):
             elements = prod(made.view.shape)
             rows = elements // made.width if made.width and elements % made.width == 0 else 0
         else:

@@ -65,16 +65,16 @@ class Linear(nn.Linear):
 
 class _Kind(NamedTuple):
     function: Callable[[torch.Tensor], torch.Tensor]
-    machine: graph.Activation
+    machine: graph.ActivationFunction
     """The activation of the machine that computes it; argument and result may be scaled."""
 
 
 _KINDS = {
-    "gelu": _Kind(F.gelu, graph.Activation.GELU_ERF),
-    "gelu_tanh": _Kind(lambda x: F.gelu(x, approximate="tanh"), graph.Activation.GELU_TANH),
-    "quick_gelu": _Kind(lambda x: x * torch.sigmoid(1.702 * x), graph.Activation.SILU),
-    "relu": _Kind(F.relu, graph.Activation.RELU),
-    "silu": _Kind(F.silu, graph.Activation.SILU),
+    "gelu": _Kind(F.gelu, graph.ActivationFunction.GELU_ERF),
+    "gelu_tanh": _Kind(lambda x: F.gelu(x, approximate="tanh"), graph.ActivationFunction.GELU_TANH),
+    "quick_gelu": _Kind(lambda x: x * torch.sigmoid(1.702 * x), graph.ActivationFunction.SILU),
+    "relu": _Kind(F.relu, graph.ActivationFunction.RELU),
+    "silu": _Kind(F.silu, graph.ActivationFunction.SILU),
 }
 
 
@@ -308,7 +308,7 @@ def _gemm(
     y: str,
     k: int,
     n: int,
-    activation: graph.Activation | None = None,
+    activation: graph.ActivationFunction | None = None,
     norm: graph.Norm | None = None,
     x: str = "x",
 ) -> graph.Gemm:

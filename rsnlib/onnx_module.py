@@ -22,7 +22,7 @@ from ..base.errors import TensorError, UnsupportedError
 from .onnx_operators import attention, contrib, elementwise, layers, quantized, reductions, resize, sequences, shapes
 from .onnx_operators.normal import INTERNAL, normalised, read
 from .onnx_operators.shapes import TYPES
-from .onnx_operators.table import TABLE, Input, Number, Operator, Read, operator
+from .onnx_operators.table import TABLE, Input, InputReading, Number, OnnxOperator, operator
 
 GROUPS = (elementwise, reductions, shapes, resize, sequences, layers, attention, contrib, quantized)
 """The modules that fill the table."""
@@ -39,7 +39,7 @@ def replace_nan(x: torch.Tensor, by: Number) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Constant:
+class KnownValue:
     """A value that is known when the model is captured."""
 
     tensor: torch.Tensor
@@ -52,13 +52,13 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Step:
+class OnnxStep:
     """A node, with its operator and attributes. branches: the graphs of an `If`."""
 
     node: onnx.NodeProto
-    operator: Operator | None
+    operator: OnnxOperator | None
     attributes: dict[str, Any]
-    branches: dict[str, Body]
+    branches: dict[str, OnnxGraph]
 
     @property
     def site(self) -> str:
@@ -67,11 +67,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Body:
+class OnnxGraph:
     """A graph: its steps, its constants by name, and the names of its outputs."""
 
-    steps: tuple[Step, ...]
-    constants: dict[str, Constant]
+    steps: tuple[OnnxStep, ...]
+    constants: dict[str, KnownValue]
     outputs: tuple[str, ...]
 
 
@@ -106,8 +106,8 @@ class OnnxModule(nn.Module):
                 self._names[tensor.name] = f"tensor{len(self._names)}"
                 self.register_buffer(self._names[tensor.name], value)
             else:
-                constants[tensor.name] = Constant(value)
-        self._body = Body(body.steps, constants, body.outputs)
+                constants[tensor.name] = KnownValue(value)
+        self._body = OnnxGraph(body.steps, constants, body.outputs)
         self._given = [x for x in graph.input if x.name not in self._names and x.name not in constants]
         for x in self._given:
             if not x.type.HasField("tensor_type"):
@@ -178,7 +178,7 @@ class OnnxModule(nn.Module):
 # -- running
 
 
-def _run(body: Body, outer: Mapping[str, Any]) -> list[Any]:
+def _run(body: OnnxGraph, outer: Mapping[str, Any]) -> list[Any]:
     """The outputs of a graph. outer: values of the graph around it, or the model's inputs."""
     values = {**outer, **body.constants}
     for step in body.steps:
@@ -198,25 +198,25 @@ def _found(values: Mapping[str, Any], name: str) -> Any:
     return values[name]
 
 
-def _branch(step: Step, condition: Any, values: Mapping[str, Any]) -> list[Any]:
+def _branch(step: OnnxStep, condition: Any, values: Mapping[str, Any]) -> list[Any]:
     """The results of an `If`."""
-    if not isinstance(condition, Constant):
+    if not isinstance(condition, KnownValue):
         raise UnsupportedError("its condition depends on data")
     return _run(step.branches["then_branch" if condition.numbers[0] else "else_branch"], values)
 
 
-def _computed(step: Step, given: Sequence[Any]) -> Sequence[Any]:
+def _computed(step: OnnxStep, given: Sequence[Any]) -> Sequence[Any]:
     row = step.operator
     assert row is not None
     more: dict[str, Any] = {"wanted": len(step.node.output)} if row.takes_wanted else {}
-    is_known = all(x is None or isinstance(x, Constant) for x in given)
+    is_known = all(x is None or isinstance(x, KnownValue) for x in given)
     if is_known or row.name in FROM_SHAPES:
         with _disable_current_modes():
-            return [Constant(x) if isinstance(x, torch.Tensor) else x for x in _called(step, given, more)]
+            return [KnownValue(x) if isinstance(x, torch.Tensor) else x for x in _called(step, given, more)]
     return _called(step, given, more)
 
 
-def _called(step: Step, given: Sequence[Any], more: dict[str, Any]) -> Sequence[Any]:
+def _called(step: OnnxStep, given: Sequence[Any], more: dict[str, Any]) -> Sequence[Any]:
     row = step.operator
     assert row is not None
     reads = list(row.reads(len(given)))
@@ -239,15 +239,15 @@ def _line(e: Exception) -> str:
 
 
 def _read(value: Any, declared: Input, given: Sequence[Any]) -> Any:
-    """A value as an operator reads it (`table.Read`)."""
-    if not isinstance(value, Constant):
-        if value is not None and declared.read in (Read.INTS, Read.FLOATS, Read.KNOWN):
+    """A value as an operator reads it (`table.InputReading`)."""
+    if not isinstance(value, KnownValue):
+        if value is not None and declared.read in (InputReading.INTS, InputReading.FLOATS, InputReading.KNOWN):
             raise UnsupportedError(f"its {declared.name} depends on data")
         return value
-    if declared.read in (Read.INTS, Read.FLOATS):
-        number = int if declared.read is Read.INTS else float
+    if declared.read in (InputReading.INTS, InputReading.FLOATS):
+        number = int if declared.read is InputReading.INTS else float
         return [number(n) for n in value.numbers]
-    if declared.read is Read.NUMBER and value.tensor.numel() == 1:
+    if declared.read is InputReading.NUMBER and value.tensor.numel() == 1:
         ranks = [x.ndim for x in given if isinstance(x, torch.Tensor)]
         if ranks and value.tensor.ndim <= max(ranks):
             return value.numbers[0]
@@ -257,28 +257,28 @@ def _read(value: Any, declared: Input, given: Sequence[Any]) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         raise UnsupportedError("the model returns a sequence")
-    return value.tensor.clone() if isinstance(value, Constant) else value
+    return value.tensor.clone() if isinstance(value, KnownValue) else value
 
 
 # -- reading
 
 
-def _body(graph: onnx.GraphProto) -> Body:
-    return Body(tuple(map(_step, graph.node)), {}, tuple(x.name for x in graph.output))
+def _body(graph: onnx.GraphProto) -> OnnxGraph:
+    return OnnxGraph(tuple(map(_step, graph.node)), {}, tuple(x.name for x in graph.output))
 
 
-def _inner(graph: onnx.GraphProto) -> Body:
+def _inner(graph: onnx.GraphProto) -> OnnxGraph:
     """The graph of a branch, whose constants are known."""
     body = _body(graph)
-    return Body(body.steps, {x.name: Constant(tensor_of(x)) for x in graph.initializer}, body.outputs)
+    return OnnxGraph(body.steps, {x.name: KnownValue(tensor_of(x)) for x in graph.initializer}, body.outputs)
 
 
-def _step(node: onnx.NodeProto) -> Step:
+def _step(node: onnx.NodeProto) -> OnnxStep:
     domain = "" if node.domain == "ai.onnx" else node.domain
     try:
         if not domain and node.op_type == "If":
             branches = {a.name: _inner(a.g) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH}
-            return Step(node, None, {}, branches)
+            return OnnxStep(node, None, {}, branches)
         row = TABLE.get((domain, node.op_type))
         if row is None:
             raise UnsupportedError("this operator is not supported")
@@ -287,7 +287,7 @@ def _step(node: onnx.NodeProto) -> Step:
         list(row.reads(len(node.input)))
     except UnsupportedError as e:
         raise UnsupportedError(f"{_site(node)}: {e}") from None
-    return Step(node, row, attributes, {})
+    return OnnxStep(node, row, attributes, {})
 
 
 def _attribute(a: onnx.AttributeProto) -> Any:
@@ -301,18 +301,18 @@ def _attribute(a: onnx.AttributeProto) -> Any:
     raise UnsupportedError(f"its attribute {a.name} is of a kind that is not supported")
 
 
-def _every(body: Body) -> Iterable[Step]:
+def _every(body: OnnxGraph) -> Iterable[OnnxStep]:
     for step in body.steps:
         yield step
         for branch in step.branches.values():
             yield from _every(branch)
 
 
-def _known_inputs(step: Step) -> Iterable[str]:
+def _known_inputs(step: OnnxStep) -> Iterable[str]:
     """The inputs of a node that must be known."""
     if step.operator is not None:
         for name, declared in zip(step.node.input, step.operator.reads(len(step.node.input)), strict=True):
-            if declared.read in (Read.INTS, Read.FLOATS, Read.KNOWN):
+            if declared.read in (InputReading.INTS, InputReading.FLOATS, InputReading.KNOWN):
                 yield name
 
 

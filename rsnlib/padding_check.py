@@ -18,8 +18,8 @@ from torch.export.graph_signature import InputKind
 from ..base.errors import TensorError, UnsupportedError
 from .call_arguments import canonical
 from .call_padding import CallPadding, Cut, Factor, Sizes
-from .padding.check import FillingError, Graph, Growing, Outcome, check
-from .padding.state import Atom, Fill
+from .padding.check import CheckedGraph, FillingError, Growing, PaddingProof, check
+from .padding.state import Atom, PaddingFill
 from .padding_probe import Probe, base_size, described, is_mask, leaves_of, refusal
 from .shapes import Arguments, Batch, Dim
 from .trace import captured
@@ -37,7 +37,7 @@ class Filling:
 
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
-        self._captured: dict[Sizes, Graph] = {}
+        self._captured: dict[Sizes, CheckedGraph] = {}
         self.padding = CallPadding(arguments, [name for name, x in arguments.example.items() if is_mask(x)])
         """Pads calls and cuts their results; `check` fills in how to cut, for the sizes of each program."""
         probe = Probe(model, arguments)
@@ -72,14 +72,14 @@ class Filling:
         """The indices of the dimensions that a program for these sizes pads."""
         return [i for i, (dim, size) in enumerate(zip(self._of.dims, sizes, strict=True)) if size > 1 and not dim.exact]
 
-    def _check(self, growing: Sequence[int], graph: Graph, sizes: Sizes) -> Outcome:
+    def _check(self, growing: Sequence[int], graph: CheckedGraph, sizes: Sizes) -> PaddingProof:
         outcome = self._compared(growing, graph, sizes, self._other(growing, sizes))
         smallest = self._smallest(growing, sizes, outcome)
         if smallest is not None:
             outcome = self._compared(growing, graph, sizes, smallest)
         return outcome
 
-    def _compared(self, growing: Sequence[int], graph: Graph, sizes: Sizes, other: Sizes) -> Outcome:
+    def _compared(self, growing: Sequence[int], graph: CheckedGraph, sizes: Sizes, other: Sizes) -> PaddingProof:
         dims = [self._of.dims[i] for i in growing]
         described = [_growing(self._of, dim, other[i], sizes[i]) for i, dim in zip(growing, dims, strict=True)]
         try:
@@ -95,7 +95,7 @@ class Filling:
         return outcome
 
     def _blamed(
-        self, growing: Sequence[int], graph: Graph, sizes: Sizes, other: Sizes, error: FillingError
+        self, growing: Sequence[int], graph: CheckedGraph, sizes: Sizes, other: Sizes, error: FillingError
     ) -> UnsupportedError:
         """The refusal of a dimension that is at fault alone. Of an operator that follows several dimensions, a rule may
         name another one."""
@@ -147,7 +147,7 @@ class Filling:
             return other
         return next(filter(fits, product(*near)))
 
-    def _smallest(self, growing: Sequence[int], sizes: Sizes, outcome: Outcome) -> Sizes | None:
+    def _smallest(self, growing: Sequence[int], sizes: Sizes, outcome: PaddingProof) -> Sizes | None:
         """The smallest sizes with which the module can be called, for a second comparison; None if there are none
         besides those compared already."""
         least = {
@@ -165,7 +165,7 @@ class Filling:
                 return other
         return None
 
-    def _graph(self, sizes: Sizes) -> Graph:
+    def _graph(self, sizes: Sizes) -> CheckedGraph:
         if sizes not in self._captured:
             example = self._of.resized(self._of.example, sizes)
             try:
@@ -175,25 +175,25 @@ class Filling:
             self._captured[sizes] = self._of_program(program, sizes)
         return self._captured[sizes]
 
-    def _of_program(self, program: ExportedProgram, sizes: Sizes) -> Graph:
+    def _of_program(self, program: ExportedProgram, sizes: Sizes) -> CheckedGraph:
         given = leaves_of(canonical(inspect.signature(self._model.forward), (), dict(self._of.example)))
         specs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         nodes = [node for node, spec in specs if spec.kind == InputKind.USER_INPUT]
-        return Graph(program, nodes, self._of.places_of_leaves(), list(map(is_mask, given)))
+        return CheckedGraph(program, nodes, self._of.places_of_leaves(), list(map(is_mask, given)))
 
 
 def _odd(size: int) -> int:
     return max(size | 1, 3)
 
 
-def _renumbered(graph: Graph, growing: Sequence[int]) -> Graph:
+def _renumbered(graph: CheckedGraph, growing: Sequence[int]) -> CheckedGraph:
     """The graph with dimensions renumbered: by their position among those that are padded."""
     sizes = [{axis: growing.index(i) for axis, i in leaf.items() if i in growing} for leaf in graph.sizes]
     return replace(graph, sizes=sizes)
 
 
 def _growing(arguments: Arguments, dim: Dim, small: int, large: int) -> Growing:
-    fill = Fill(copies=True) if isinstance(dim, Batch) else Fill(value=0.0)
+    fill = PaddingFill(copies=True) if isinstance(dim, Batch) else PaddingFill(value=0.0)
     return Growing(arguments.names[dim], arguments.positions[dim], small, large, fill)
 
 

@@ -15,11 +15,11 @@ from ..scheduler.graph import LayerGraph
 from .bound_table import bound_table
 from .flops import FlopCounter
 from .host_part import HostPart
-from .summary import Modelled, Work, head, table
+from .summary import Modelled, ModuleWork, head, table
 
 
 @dataclass(frozen=True)
-class Placement:
+class OperatorPlacement:
     """Where an operator runs. path: of its module. op: its name. where: "host" or "machine". why: the reason."""
 
     path: str
@@ -39,7 +39,7 @@ class Traced:
 
     network: LayerGraph
     host: HostPart
-    placements: tuple[Placement, ...]
+    placements: tuple[OperatorPlacement, ...]
     origins: Mapping[str, Node] = field(default_factory=dict)
     again: Callable[[], Traced] | None = None
 
@@ -59,13 +59,13 @@ class Traced:
                 traced.host.prologue(*by_position, **by_name)
         return traced
 
-    def work(self, modelled: Modelled | None = None) -> list[Work]:
+    def work(self, modelled: Modelled | None = None) -> list[ModuleWork]:
         """FLOPs of each operator with its module and place. modelled: adds the machine's modelled time by layer."""
         counter = FlopCounter()
-        work = [Work(p.path, counter.of(p.node), p.where == "machine") for p in self.placements]
+        work = [ModuleWork(p.path, counter.of(p.node), p.where == "machine") for p in self.placements]
         if modelled is not None:
             paths = {layer.y: layer.path for layer in self.network.layers}
-            work += [Work(paths[y], 0, True, s) for y, s in modelled.layers.items() if y in paths]
+            work += [ModuleWork(paths[y], 0, True, s) for y, s in modelled.layers.items() if y in paths]
         return work
 
     def explain(self, modelled: Modelled | None = None) -> str:

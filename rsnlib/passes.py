@@ -32,7 +32,7 @@ keep their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes(build.Passes):
+class Passes(build.SchedulerPasses):
     """All passes of the compiler. rewrites: of the captured graph, in their order (`rewrites`). rules: the lowering
     rule of each PyTorch operator (`rules`). fold: from matched layers to folded ones (`fold`). The other passes are
     those of the scheduler. experts: how experts that data choose are computed; None leaves them to PyTorch.

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.special import erf, expit, logit, ndtri
 from torch.fx import Node
 
-from ..scheduler.graph import Activation, Float64, Gemm
+from ..scheduler.graph import ActivationFunction, Float64, Gemm
 from .layers import LayerBuilder
 from .view import View
 
@@ -22,7 +22,7 @@ Function = Callable[[Float64], Float64]
 
 
 @dataclass(frozen=True)
-class Pointwise:
+class PointwiseFunction:
     """function(x) of each element x of `view` of an open product. nodes: the operators that the function stands for."""
 
     base: Gemm
@@ -32,10 +32,10 @@ class Pointwise:
 
 
 @dataclass(frozen=True)
-class Found:
+class RecognisedActivation:
     """A recognised activation: gain * activation(factor * x)."""
 
-    activation: Activation
+    activation: ActivationFunction
     factor: float
     gain: float
 
@@ -62,10 +62,10 @@ def _silu(x: Float64) -> Float64:
 
 
 # Each with the argument b at which activation(b) / b is a given number between 0 and 1.
-_SMOOTH: dict[Activation, tuple[Function, Function]] = {
-    Activation.SILU: (_silu, logit),
-    Activation.GELU_ERF: (_gelu_erf, ndtri),
-    Activation.GELU_TANH: (_gelu_tanh, _gelu_tanh_argument),
+_SMOOTH: dict[ActivationFunction, tuple[Function, Function]] = {
+    ActivationFunction.SILU: (_silu, logit),
+    ActivationFunction.GELU_ERF: (_gelu_erf, ndtri),
+    ActivationFunction.GELU_TANH: (_gelu_tanh, _gelu_tanh_argument),
 }
 
 _SMALL = np.logspace(-5, 0, 26)
@@ -75,18 +75,18 @@ CLOSE = 2e-6
 """Largest difference between a function and an activation, relative to the activation's value at 9 or its own."""
 
 
-def recognise(function: Function) -> Found | None:
+def recognise(function: Function) -> RecognisedActivation | None:
     """The activation of the machine that a function equals, or None."""
     with np.errstate(all="ignore"):
         slope = float(function(np.array([1e4]))[0]) / 1e4
         if not np.isfinite(slope) or slope == 0:
             return None
         if _agree(function, _relu, 1.0, slope):
-            return Found(Activation.RELU, 1.0, _plain(slope))
+            return RecognisedActivation(ActivationFunction.RELU, 1.0, _plain(slope))
         for activation, (known, inverse) in _SMOOTH.items():
             for factor in (1.0, *_guesses(function, inverse, slope)):
                 if _agree(function, known, factor, slope / factor):
-                    return Found(activation, _plain(factor), _plain(slope / factor))
+                    return RecognisedActivation(activation, _plain(factor), _plain(slope / factor))
     return None
 
 

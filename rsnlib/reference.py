@@ -9,13 +9,13 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 
-from ..scheduler.graph import Activation, Array, AttentionLayer, Gemm, LayerGraph, Norm, Rotary
+from ..scheduler.graph import ActivationFunction, Array, AttentionLayer, Gemm, LayerGraph, Norm, Rotary
 
 _ACTIVATIONS = {
-    Activation.GELU_TANH: lambda y: F.gelu(y, approximate="tanh"),
-    Activation.GELU_ERF: F.gelu,
-    Activation.RELU: F.relu,
-    Activation.SILU: F.silu,
+    ActivationFunction.GELU_TANH: lambda y: F.gelu(y, approximate="tanh"),
+    ActivationFunction.GELU_ERF: F.gelu,
+    ActivationFunction.RELU: F.relu,
+    ActivationFunction.SILU: F.silu,
 }
 
 

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Product:
+class LinearProduct:
     """A product x @ weight + bias. weight: constant, (N, K) if `transposed`, else (K, N). bias: (N,) or None."""
 
     node: Node
@@ -72,7 +72,7 @@ class Rewriter(Editor):
         super().__init__(program.graph)
         self.program = program
         self.constants = Constants(program)
-        self.products: dict[Node, Product] = {}
+        self.products: dict[Node, LinearProduct] = {}
         self.computed: set[Node] = set()
         self._gone: set[Node] = set()
         self._read: dict[Node, torch.Tensor] = {}
@@ -92,14 +92,14 @@ class Rewriter(Editor):
         if product is not None or attention or any(x in self.computed for x in node.all_input_nodes):
             self.computed.add(node)
 
-    def _product(self, node: Node) -> Product | None:
+    def _product(self, node: Node) -> LinearProduct | None:
         op, a = packet(node), arguments(node)
         if any(map(is_empty, (node, *node.all_input_nodes))):
             return None
         if op is aten.linear:
-            found = Product(node, a["input"], a["weight"], a["bias"], True)
+            found = LinearProduct(node, a["input"], a["weight"], a["bias"], True)
         elif op is aten.matmul:
-            found = Product(node, a["self"], a["other"], None, False)
+            found = LinearProduct(node, a["self"], a["other"], None, False)
         else:
             return None
         floats = all(dtype_of(x) == torch.float32 for x in (node, found.x, found.weight))
@@ -175,7 +175,7 @@ class Rewriter(Editor):
         """Whether exactly one node uses a node's result."""
         return len(node.users) == 1
 
-    def weight(self, at: Node, product: Product, spans: Sequence[tuple[int, int]] = ()) -> Node:
+    def weight(self, at: Node, product: LinearProduct, spans: Sequence[tuple[int, int]] = ()) -> Node:
         """Insert nodes for the weight (N, K) of a product. spans: ranges of the operand's columns to keep; empty keeps
         all."""
         axis = 1 if product.transposed else 0

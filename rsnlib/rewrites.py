@@ -22,7 +22,7 @@ from .column_factors import column_factors
 from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
 from .einsums import einsums
 from .norm_spellings import norms, number
-from .rewriter import Premise, Product, Rewrite, Rewriter
+from .rewriter import LinearProduct, Premise, Rewrite, Rewriter
 from .rotary import rotations
 from .row_moves import moved_rows, same_rows
 from .rules import RULES
@@ -267,7 +267,7 @@ def _views(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _seen_in_full(graph: Rewriter, node: Node) -> Product | None:
+def _seen_in_full(graph: Rewriter, node: Node) -> LinearProduct | None:
     """The product of which a node is all rows in order, through views without other users; None if there is none."""
     chain = list(_views(node))
     product = graph.products.get(chain[-1])

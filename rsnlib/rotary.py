@@ -97,7 +97,7 @@ def _turned(graph: Rewriter, at: Node, operand: Node, by_call: bool) -> Node | N
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RotationFactors:
     """What `rotate` does: own and partner are broadcast to its operand, partners is its own inverse."""
 
     own: Tensor
@@ -211,7 +211,9 @@ def _tables(graph: Rewriter, operators: Sequence[Node]) -> dict[Node, Tensor] | 
     return found
 
 
-def _factors(graph: Rewriter, at: Node, start: Node, operators: Sequence[Node], found: Rotation) -> tuple[Node, Node]:
+def _factors(
+    graph: Rewriter, at: Node, start: Node, operators: Sequence[Node], found: RotationFactors
+) -> tuple[Node, Node]:
     """Insert operators by which the host computes own and partner of a rotation from its tables: those of the rotation,
     of samples that are 1 in one column of each pair."""
     columns = len(found.partners)
@@ -252,7 +254,9 @@ def _function(
     return function
 
 
-def recognise(function: Callable[[Tensor], Tensor], shape: Sequence[int], by_sequence: bool = False) -> Rotation | None:
+def recognise(
+    function: Callable[[Tensor], Tensor], shape: Sequence[int], by_sequence: bool = False
+) -> RotationFactors | None:
     """The rotation that a linear function of tensors of a shape is, or None; also None for one factor of all elements
     other than 1, which is no rotation. by_sequence: factors may differ between sequences as well as between rows."""
     columns = shape[-1]
@@ -263,7 +267,7 @@ def recognise(function: Callable[[Tensor], Tensor], shape: Sequence[int], by_seq
     one, other = (function(half.float().expand(*shape).contiguous()) for half in (first, ~first))
     own, partner = torch.where(first, one, other), torch.where(first, other, one)
     partner[..., [p == c for c, p in enumerate(partners)]] = 0
-    found = Rotation(_narrowed(own), _narrowed(partner), tuple(partners))
+    found = RotationFactors(_narrowed(own), _narrowed(partner), tuple(partners))
     if max(sum(n > 1 for n in x.shape[:-1]) for x in (found.own, found.partner)) > 1 + by_sequence:
         return None
     if partners == list(range(columns)) and bool((own == own.flatten()[0]).all()) and not found.is_nothing:

@@ -18,13 +18,13 @@ import torch
 from scipy.special import erf, expit
 from torch.fx import Node
 
-from ..scheduler.graph import Activation, Float64, Gemm, Norm
+from ..scheduler.graph import ActivationFunction, Float64, Gemm, Norm
 from .attention_rules import attend, filled, scaled_dot_product_attention, softmax
 from .caches import index_copy, roll_in
 from .capture import arguments, dtype_of, module_path, op_name, packet, shape_of, site
 from .gate_rules import gate, scaled_gate, summed
 from .head_rules import norm_of_heads, rotate
-from .pointwise import Pointwise, recognise, root_of
+from .pointwise import PointwiseFunction, recognise, root_of
 from .rotate import ROLL_IN, ROTATE
 from .values import (
     Abstract,
@@ -110,7 +110,7 @@ def product_of(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
     return value.base, value.view
 
 
-def activation(kind: Callable[[Arguments], Activation]) -> LoweringPattern:
+def activation(kind: Callable[[Arguments], ActivationFunction]) -> LoweringPattern:
     """Make the rule of an activation operator. kind: from the operator's arguments to the machine's activation."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -138,27 +138,27 @@ def pointwise(
     values: AbstractState, node: Node, function: Callable[..., Any], operands: Sequence[Any]
 ) -> Abstract | str:
     """Apply an elementwise function to numbers, a product, and functions of that same product. The result is the
-    product with a fused activation as soon as the function equals one, until then a `Pointwise`."""
-    parts: list[Pointwise | float] = []
+    product with a fused activation as soon as the function equals one, until then a `PointwiseFunction`."""
+    parts: list[PointwiseFunction | float] = []
     for x in operands:
         number = values.number(x)
         part = number if number is not None else _as_pointwise(values, x)
         if part is None:
             return f"{op_name(node)} is supported only as part of an activation"
         parts.append(part)
-    of = [part for part in parts if isinstance(part, Pointwise)]
+    of = [part for part in parts if isinstance(part, PointwiseFunction)]
     if not of or any((p.base, p.view) != (of[0].base, of[0].view) for p in of) or of[0].view.shape != shape_of(node):
         return f"{op_name(node)} is supported only on the result of one matrix product"
     base, view = of[0].base, of[0].view
 
     def applied(x: Float64) -> Float64:
-        out: Float64 = function(*(p.function(x) if isinstance(p, Pointwise) else p for p in parts))
+        out: Float64 = function(*(p.function(x) if isinstance(p, PointwiseFunction) else p for p in parts))
         return out
 
     found = recognise(applied)
     if found is None or (base.residual is not None and found.factor != 1):
         nodes = dict.fromkeys((*(n for p in of for n in p.nodes), node))
-        return Pointwise(base, view, applied, tuple(nodes))
+        return PointwiseFunction(base, view, applied, tuple(nodes))
     fields = {"factor": base.factor * found.factor, "activation": found.activation, **_gain(base, found.gain)}
     return Value(values.layers.fuse(base, module_path(node), **fields), view)
 
@@ -169,15 +169,15 @@ def _gain(layer: Gemm, factor: float) -> dict[str, Float64 | None]:
     return {"scale": None if gain == 1 else np.full(layer.width, gain), "shift": None}
 
 
-def _as_pointwise(values: AbstractState, x: Any) -> Pointwise | None:
+def _as_pointwise(values: AbstractState, x: Any) -> PointwiseFunction | None:
     value = values.of[x] if isinstance(x, Node) else None
-    if isinstance(value, Pointwise):
+    if isinstance(value, PointwiseFunction):
         return value
     found = open_product(values, x) if isinstance(value, Value) else None
     if found is None:
         return None
     base, ratio = root_of(values.layers, found[0])
-    return Pointwise(base, found[1], lambda t: ratio * t, ())
+    return PointwiseFunction(base, found[1], lambda t: ratio * t, ())
 
 
 def layer_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
@@ -238,7 +238,7 @@ def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     """Rule of add: adds a mask to scores, or a bias or a residual to a product, or is part of an activation that is
     written with several operators."""
     x, y = a["self"], a["other"]
-    if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], Pointwise) for n in (x, y)):
+    if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], PointwiseFunction) for n in (x, y)):
         return pointwise(values, node, operator.add, (x, y))
     if isinstance(x, Node) and isinstance(y, Node) and _is_same(values, x, y) and shape_of(x) == shape_of(node):
         return multiplied(values, x, 1 + a["alpha"], module_path(node))
@@ -305,7 +305,7 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
     gated = gate(values, node, a["self"], a["other"]) if factor is None and not division else None
     if gated is not None:
         return gated
-    if factor is None or (isinstance(x, Node) and isinstance(values.of[x], Pointwise)):
+    if factor is None or (isinstance(x, Node) and isinstance(values.of[x], PointwiseFunction)):
         return pointwise(values, node, operator.truediv if division else operator.mul, (a["self"], a["other"]))
     if not isinstance(x, Node):
         return "a factor must be a constant number"
@@ -368,9 +368,11 @@ def tanh(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 RULES: dict[Any, LoweringPattern] = VIEWS | {
     aten.linear: linear,
     aten.matmul: matmul,
-    aten.relu: activation(lambda a: Activation.RELU),
-    aten.silu: activation(lambda a: Activation.SILU),
-    aten.gelu: activation(lambda a: Activation.GELU_TANH if a["approximate"] == "tanh" else Activation.GELU_ERF),
+    aten.relu: activation(lambda a: ActivationFunction.RELU),
+    aten.silu: activation(lambda a: ActivationFunction.SILU),
+    aten.gelu: activation(
+        lambda a: ActivationFunction.GELU_TANH if a["approximate"] == "tanh" else ActivationFunction.GELU_ERF
+    ),
     aten.pow: elementwise(operator.pow, "self", "exponent"),
     aten.tanh: tanh,
     aten.sigmoid: elementwise(expit, "self"),

@@ -16,7 +16,7 @@ ITSELF = "(itself)"
 
 
 @dataclass(frozen=True)
-class Work:
+class ModuleWork:
     """Work of a module in one call, without its submodules. flops: as `FlopCounter` counts. on_machine: the machine
     computes them. seconds: modelled time on the machine."""
 
@@ -49,7 +49,7 @@ class _Module:
     seconds: float = 0.0
     parts: dict[str, _Module] = field(default_factory=dict)
 
-    def add(self, work: Work) -> None:
+    def add(self, work: ModuleWork) -> None:
         """Add work to the totals."""
         self.flops += work.flops
         self.machine_flops += work.flops * work.on_machine
@@ -63,7 +63,7 @@ class _Module:
         return self.flops, self.machine_flops, tuple(sorted(parts, key=lambda x: x[0]))
 
 
-def head(work: Sequence[Work], latency_s: float | None) -> str:
+def head(work: Sequence[ModuleWork], latency_s: float | None) -> str:
     """The machine's share of all FLOPs as text. latency_s: adds the modelled latency in seconds."""
     total = sum(x.flops for x in work)
     own = sum(x.flops for x in work if x.on_machine)
@@ -72,7 +72,7 @@ def head(work: Sequence[Work], latency_s: float | None) -> str:
     return words if latency_s is None else f"{words}, modelled latency {_time(latency_s)}"
 
 
-def table(work: Iterable[Work], latency_s: float | None = None) -> list[str]:
+def table(work: Iterable[ModuleWork], latency_s: float | None = None) -> list[str]:
     """A table as lines of text: FLOPs and modelled time of each module, with equal layers in one line and without
     modules that have neither. latency_s: modelled latency in seconds; None omits the columns of time."""
     root = _tree(work)
@@ -105,7 +105,7 @@ def table(work: Iterable[Work], latency_s: float | None = None) -> list[str]:
     return lines
 
 
-def _tree(work: Iterable[Work]) -> _Module:
+def _tree(work: Iterable[ModuleWork]) -> _Module:
     """The tree of modules by path, with equal list members merged, without modules that have neither FLOPs nor time."""
     root = _Module("")
     for x in work:

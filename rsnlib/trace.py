@@ -1,10 +1,10 @@
 """From a PyTorch module to the machine's network, by abstract interpretation of the graph that torch.export captures.
 
 Each value of the graph is one of four things: a tensor that the host computes before the machine starts (`Value` over a
-`Source`), an activation of the machine behind some reshaping (`Value`), an unfinished attention (`PartialAttention`),
-or a tensor that the host computes after the machine (`HostSuffix`). Operators without a lowering rule stay in PyTorch.
-Matrix products over the machine's rows, and attention, never stay there silently: an error names the operator that
-prevents them.
+`HostInput`), an activation of the machine behind some reshaping (`Value`), an unfinished attention
+(`PartialAttention`), or a tensor that the host computes after the machine (`HostSuffix`). Operators without a lowering
+rule stay in PyTorch. Matrix products over the machine's rows, and attention, never stay there silently: an error names
+the operator that prevents them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from .experts.replace import ExpertsPlan, replace_experts
 from .fixed_arguments import arguments_of_tables, fix
 from .host_part import HostPart, RotaryTable
 from .ideas import ROTARY, ideas, with_ideas
-from .layers import Base, LayerBuilder, Source
+from .layers import Base, HostInput, LayerBuilder
 from .mask import PLAIN, Pattern, attended_keys, pattern_of
 from .normal_form.capture import capture
-from .partition import Placement, Traced
+from .partition import OperatorPlacement, Traced
 from .passes import USUAL, Passes
-from .pointwise import Pointwise
+from .pointwise import PointwiseFunction
 from .rewriter import Premise
 from .rewrites import BETWEEN, rewrite
 from .rotate import ROLL_IN
@@ -241,7 +241,7 @@ def _role(value: Abstract, layers: LayerBuilder) -> str:
         words = [f"attention, {layer.heads} heads of {layer.head_dim}", "masked" * layer.masked]
         words += ["causal" * layer.causal, "" if layer.bias is None else "its scores with a bias"]
         return ", ".join(filter(None, words))
-    return "part of an activation" if isinstance(value, Pointwise) else "part of an attention"
+    return "part of an activation" if isinstance(value, PointwiseFunction) else "part of an attention"
 
 
 def _emptiness(node: Node) -> str:
@@ -282,7 +282,7 @@ class _Tracer:
         self.before: list[Node] = []
         self.after: list[Node] = []
         self.results: dict[Node, Value] = {}
-        self.placements: dict[Node, Placement] = {}
+        self.placements: dict[Node, OperatorPlacement] = {}
         self.refused: list[tuple[Node, str]] = []
         self.empty: list[str] = []
         for node in program.graph.nodes:
@@ -306,10 +306,10 @@ class _Tracer:
         elif rule is not None and not any(isinstance(x, HostSuffix) for x in inputs):
             made: object = rule(self.values, node, arguments(node))
             if not isinstance(
-                made, str | Value | PartialAttention | Pointwise | HostSuffix
+                made, str | Value | PartialAttention | PointwiseFunction | HostSuffix
             ):  # a wrong rule of the user
                 raise TypeError(f"the rule for {op_name(node)} returned {type(made).__name__}, not a value or a reason")
-            if isinstance(made, Value | Pointwise) and made.base not in self.values.layers:
+            if isinstance(made, Value | PointwiseFunction) and made.base not in self.values.layers:
                 raise TypeError(f"the rule for {op_name(node)} returned a layer that values.layers did not make")
             result = made
             if isinstance(result, Value) and result.view.shape != shape_of(node):
@@ -328,7 +328,7 @@ class _Tracer:
         """Leave an operator to PyTorch. Raises RefusedError if a product or attention behind the machine would then run
         on the host too."""
         for x in inputs:
-            if isinstance(x, Pointwise):
+            if isinstance(x, PointwiseFunction):
                 self._spill(x)
         inputs = [self.values.of[x] for x in node.all_input_nodes]
         # A subgraph (a loop, a condition) may contain products.
@@ -361,7 +361,7 @@ class _Tracer:
         """Make the operands of a host operator that the machine computes results of the machine."""
         for x in node.all_input_nodes:
             value = self.values.of[x]
-            if isinstance(value, Pointwise):
+            if isinstance(value, PointwiseFunction):
                 self._spill(value)
             if isinstance(value, PartialAttention):
                 raise unsupported(x, "the host needs its result, but it exists only inside the machine")
@@ -386,7 +386,7 @@ class _Tracer:
         written = packet(node) is torch.ops.aten.index_copy and (arguments(node)["self"], node) in self.interface.writes
         return written and not any(node in x.all_input_nodes for x in self.after)
 
-    def _spill(self, value: Pointwise) -> None:
+    def _spill(self, value: PointwiseFunction) -> None:
         """Leave elementwise operators to PyTorch that did not become an activation of the machine."""
         for node in value.nodes:
             if not isinstance(self.values.of[node], HostSuffix):
@@ -401,13 +401,13 @@ class _Tracer:
                 "machine",
                 "the experts that rows select: programs of each call, not timed here",
             )
-        self.placements[node] = Placement(module_path(node), short_name(node), where, why, node)
+        self.placements[node] = OperatorPlacement(module_path(node), short_name(node), where, why, node)
 
     def partition(self) -> Traced:
         """The network and the host part; of the operators before the machine only those that are needed. Raises
         NoProductError, UnsupportedError or RefusedError."""
         interface = self.interface
-        outputs = list(dict.fromkeys(x.base for x in self.results.values() if not isinstance(x.base, Source)))
+        outputs = list(dict.fromkeys(x.base for x in self.results.values() if not isinstance(x.base, HostInput)))
         if not outputs:
             if not self.refused:
                 raise NoProductError(f"{NOTHING}{(*self.empty, 'it has no matrix product and no attention')[0]}")
@@ -419,7 +419,7 @@ class _Tracer:
         self.passes.observe("fold", network)
         stored = {a.name: b.name for a, b in zip(matched.outputs, network.outputs, strict=True)}
         used = ((self.values.layers.of(y), name) for y, name in names.items())
-        given = [(x, name) for x, name in used if isinstance(x, Source)]
+        given = [(x, name) for x, name in used if isinstance(x, HostInput)]
         tables = {name: self.values.tables[x] for x, name in given if x in self.values.tables}
         rotations, folded = matched.rotated_by, network.rotated_by
         sources = {name: (self.values.source_nodes[x], x.view) for x, name in given if name not in tables}

@@ -20,9 +20,9 @@ from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm, Rotary
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
 from .factors import Factors
-from .layers import Base, LayerBuilder, Source
+from .layers import Base, HostInput, LayerBuilder
 from .mask import Pattern
-from .pointwise import Pointwise
+from .pointwise import PointwiseFunction
 from .view import View
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ class HostSuffix:
     why: str
 
 
-Abstract = Value | PartialAttention | Pointwise | HostSuffix
+Abstract = Value | PartialAttention | PointwiseFunction | HostSuffix
 """The abstract value of a node."""
 
 
 def is_host(value: Abstract) -> bool:
     """Whether PyTorch computes the tensor before the machine starts."""
-    return isinstance(value, Value) and isinstance(value.base, Source)
+    return isinstance(value, Value) and isinstance(value.base, HostInput)
 
 
 class RefusedError(UnsupportedError):
@@ -133,8 +133,8 @@ class AbstractState:
         """The caches that rows are appended to, by the layer that appends them."""
         self.appended: dict[Node, Append] = {}
         """The same by the operator."""
-        self.source_nodes: dict[Source, Node] = {}
-        self.tables: dict[Source, Factors] = {}
+        self.source_nodes: dict[HostInput, Node] = {}
+        self.tables: dict[HostInput, Factors] = {}
         """The tensors of the host that inputs with factors of rotations are made of."""
         self.shown: dict[Value, Node] = {}
         """The first tensor of the host that is each view of a source."""
@@ -184,17 +184,17 @@ class AbstractState:
             view = View.dense((self.batch, shape[0], shape[2])).permute((1, 0, 2))  # as with batch_first=False
         return Value(self.source(node, view, shape[-1] if shape else 1), view)
 
-    def source(self, node: Node, view: View, width: int) -> Source:
+    def source(self, node: Node, view: View, width: int) -> HostInput:
         """The input of the machine of which a tensor of the host, after broadcasting, is `view`. width: columns of the
         input. The same arguments give the same Source."""
         if (node, view, width) not in self._made:
             name = node.name if node.op == "placeholder" else module_path(node) or node.name
             self._made[node, view, width] = source = self.layers.source(name, width, view)
             self.source_nodes[source] = node
-        made: Source = self._made[node, view, width]
+        made: HostInput = self._made[node, view, width]
         return made
 
-    def table(self, own: Node, partner: Node, heads: int, columns: int) -> Source:
+    def table(self, own: Node, partner: Node, heads: int, columns: int) -> HostInput:
         """The input of the machine with the factors of a rotation, which the host computes: (batch or 1, rows or 1,
         columns) without the axis `heads`. The same arguments give the same Source."""
         key = own, partner, heads
@@ -202,7 +202,7 @@ class AbstractState:
             view = View.dense((self.batch, self.seq, 2 * columns))
             self._made[key] = source = self.layers.source(f"{module_path(own)}.table", 2 * columns, view)
             self.tables[source] = Factors(own, partner, heads)
-        made: Source = self._made[key]
+        made: HostInput = self._made[key]
         return made
 
     def operand(self, node: Node, fits: Callable[[View, int], bool]) -> Value | None:

@@ -97,11 +97,11 @@ class Verification:
 
     def begin(
         self, program: object, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Hashable = ()
-    ) -> Call | None:
+    ) -> VerifiedCall | None:
         """Begin to verify a call; None if that is not its turn. program: changes whenever what it verifies is compiled
         anew. sizes: of the program among those of the model."""
         is_due = self._mode == "always" or (self._mode == "first" and self.when(program, sizes) is None)
-        return Call(self._reference, args, kwargs) if is_due and self._can() else None
+        return VerifiedCall(self._reference, args, kwargs) if is_due and self._can() else None
 
     def passed(self, program: object, sizes: Hashable = ()) -> None:
         """Note that a call of a program passed."""
@@ -115,7 +115,7 @@ class Verification:
         return time if passed is program else None
 
 
-class Call:
+class VerifiedCall:
     """A call that is verified. Its arguments are copied when it begins, before anything writes to them; so is the state
     of PyTorch's random numbers."""
 
@@ -173,28 +173,28 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Difference:
+class LargestDifference:
     """How far a tensor is from the expected one, relative to its largest magnitude. what: names the tensor."""
 
     what: str
     size: float
 
 
-def differences(got: Any, expected: Any, visible: Iterable[Visible] = ()) -> Iterator[Difference]:
+def differences(got: Any, expected: Any, visible: Iterable[Visible] = ()) -> Iterator[LargestDifference]:
     """The differences between two trees of tensors. What has another structure, shape or type, or no number in one of
     them alone, differs by infinity."""
     visible = list(visible)
     found, wanted = pytree.tree_flatten_with_path(got)[0], pytree.tree_leaves(expected)
     if len(found) != len(wanted):
-        yield Difference(f"{len(found)} tensors instead of {len(wanted)}", float("inf"))
+        yield LargestDifference(f"{len(found)} tensors instead of {len(wanted)}", float("inf"))
         return
     for (path, x), y in zip(found, wanted, strict=True):
         if x is y:
             continue
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            yield Difference(_named(path), _distance(x.detach(), y.detach(), visible))
+            yield LargestDifference(_named(path), _distance(x.detach(), y.detach(), visible))
         elif isinstance(y, int | float) and type(x) is type(y) and x != y:
-            yield Difference(f"{_named(path)} = {x!r} instead of {y!r}", float("inf"))
+            yield LargestDifference(f"{_named(path)} = {x!r} instead of {y!r}", float("inf"))
 
 
 def _named(path: Any) -> str:

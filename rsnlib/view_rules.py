@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from .capture import arguments, dtype_of, packet, shape_of
-from .pointwise import Pointwise
+from .pointwise import PointwiseFunction
 from .values import Abstract, AbstractState, Arguments, LoweringPattern, Value, is_host
 from .view import View
 
@@ -58,7 +58,7 @@ def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         return f"a conversion from {dtype_of(x)} to {dtype_of(node)}; the machine computes in float32"
     made = values.of[x]
     # The host needs this operator, too, if it computes the function.
-    return replace(made, nodes=(*made.nodes, node)) if isinstance(made, Pointwise) else made
+    return replace(made, nodes=(*made.nodes, node)) if isinstance(made, PointwiseFunction) else made
 
 
 def moved(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:

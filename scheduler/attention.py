@@ -30,7 +30,7 @@ STORE_LAG = 3
 
 
 @dataclass
-class Slot:
+class AttentionSlot:
     """One step of the attention pipeline: rows of one or a few heads of a sequence.
 
     head: first of `heads` heads. q, k: row blocks and key blocks of each head on the even and on the odd unit of a
@@ -53,7 +53,7 @@ def bind_attention(s: Binder, att: AttentionLayer) -> None:
     behind them, pipelined over slots (paper section 4.3). Raises `UnsupportedError` like `check`."""
     check(s, att)
 
-    def begin(slot: Slot, tile: TileAccesses) -> None:
+    def begin(slot: AttentionSlot, tile: TileAccesses) -> None:
         slot.tile = tile
         bind_slot_scores(s, att, slot, tile)
 
@@ -146,7 +146,7 @@ def softmax_of(
     return Softmax(columns, alone, att.causal, row_block * TILE if att.causal else 0)
 
 
-def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
+def slots_of(s: Binder, att: AttentionLayer) -> list[AttentionSlot]:
     """Divide the heads of all sequences into pipeline slots, in execution order."""
     return [
         slot
@@ -159,19 +159,21 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
 
 def _single_slots(
     s: Binder, sequence: int, blocks: tuple[int, int], att: AttentionLayer, max_heads: int
-) -> Iterator[Slot]:
+) -> Iterator[AttentionSlot]:
     """The slots of a sequence of one key block: each unit of the grid serves one row block of a head of its own. Two
     heads share a memory of the grid, and all share that of V. blocks: of rows and of keys."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
     step = min(max_heads, limits.values) if min(limits.rows, limits.keys) > 1 else 1
     for head in range(0, att.heads, step):
         for start in range(blocks[0]):
-            yield Slot(sequence, head, heads=min(step, att.heads - head), alone=True, q=(1, 1), k=(1, 1), start=start)
+            yield AttentionSlot(
+                sequence, head, heads=min(step, att.heads - head), alone=True, q=(1, 1), k=(1, 1), start=start
+            )
 
 
 def _pair_slots(
     s: Binder, sequence: int, blocks: tuple[int, int], att: AttentionLayer, max_heads: int
-) -> Iterator[Slot]:
+) -> Iterator[AttentionSlot]:
     """The slots of a sequence of more keys: row halves on the rows of the grid, key halves on its columns, as many row
     blocks as the memories hold. A slot has one head; more if a head has two row blocks, because the memory of V holds
     the values of all. A causal mask counts rows from the first of a memory, which therefore takes one head only.
@@ -184,7 +186,9 @@ def _pair_slots(
     for head in range(0, att.heads, step):
         for start in range(0, blocks[0], rows):
             q = halved(min(rows, blocks[0] - start))
-            yield Slot(sequence, head, heads=min(step, att.heads - head), q=q, k=halved(blocks[1]), start=start)
+            yield AttentionSlot(
+                sequence, head, heads=min(step, att.heads - head), q=q, k=halved(blocks[1]), start=start
+            )
 
 
 def halved(blocks: int) -> tuple[int, int]:
@@ -192,7 +196,9 @@ def halved(blocks: int) -> tuple[int, int]:
     return -(-blocks // 2), blocks // 2
 
 
-def bind_slot_scores(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses, stored: bool = False) -> None:
+def bind_slot_scores(
+    s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses, stored: bool = False
+) -> None:
     """Append softmax(Q K^T) of a slot. The results then store the probabilities if `stored`, else send them to the
     product units of P V. tile: receives the loads."""
     if slot.alone:
@@ -206,7 +212,7 @@ def _score_output(rows: int, keys: int, stored: bool) -> Drain:
     return Store(TILE * rows, TILE * keys) if stored else Send(rows, keys)
 
 
-def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses, stored: bool) -> None:
+def _scores_single(s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses, stored: bool) -> None:
     """Heads h, h+1 share the left memory of grid row 0, h+2, h+3 that of row 1; h, h+2 share the right memory of column
     0, h+1, h+3 that of column 1. Each goes to its own product unit."""
     grid = pipeline_of(s.overlay).scores
@@ -238,7 +244,7 @@ def _scores_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesse
         )
 
 
-def _scores_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses, stored: bool) -> None:
+def _scores_pair(s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses, stored: bool) -> None:
     grid = pipeline_of(s.overlay).scores
     row0, first_key = s.spans_of(att.q)[slot.sequence].start, s.spans_of(att.k)[slot.sequence].start
     q, k, n = slot.q, slot.k, slot.heads  # with several heads, q and k are one block each
@@ -350,7 +356,7 @@ def value_op(s: Binder, i: int, rows: int, keys: int) -> None:
     ops.append(joined or op)
 
 
-def bind_slot_values(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
+def bind_slot_values(s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses) -> None:
     """Append P V of a slot, P coming from the results of Q K^T. tile: receives the loads of V; `slot.tile` receives the
     stores."""
     if slot.alone:
@@ -373,7 +379,7 @@ def is_held(s: Binder, unit: str, item: int, parts: int) -> bool:
     return item >= slots and slots % parts == 0
 
 
-def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
+def _values_single(s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses) -> None:
     pipeline = pipeline_of(s.overlay)
     grid, n, col = pipeline.scores, slot.heads, slot.head
     row, first_key = s.spans_of(att.q)[slot.sequence].start + slot.start, s.spans_of(att.k)[slot.sequence].start
@@ -395,7 +401,7 @@ def _values_single(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesse
         slot.tile.stores.append(s.blocks(att.y, row, 1, col + 2 * i, count, unit, store=True))
 
 
-def _values_pair(s: Binder, att: AttentionLayer, slot: Slot, tile: TileAccesses) -> None:
+def _values_pair(s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses) -> None:
     pipeline = pipeline_of(s.overlay)
     grid, held = pipeline.scores, PipelineLimits.of(s.overlay, pipeline).values
     row0 = s.spans_of(att.q)[slot.sequence].start

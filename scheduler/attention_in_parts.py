@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 
 from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK, BLOCK_COLS, UNIT
-from ..isa.work import Access, Load, Multiply, Part, Receive, RowStore, Send, Store
+from ..isa.work import Access, KeyPart, Load, Multiply, Receive, RowStore, Send, Store
 from . import attention_bias
 from .attention import pipelined
-from .attention_steps import Keys, RowBlock, Slot, at_once, runs, slots_of, softmax_of
+from .attention_steps import KeyBlocks, KeySharers, RowBlock, at_once, runs, slots_of, softmax_of
 from .binder import Binder
 from .graph import AttentionLayer
 from .mapping import pipeline_of
 from .op_counts import OpCounts
 from .order import TileAccesses
 from .refusal import require
-from .slot_contents import Held
+from .slot_contents import LoadedSlots
 from .tile import TILE
 
 
 @dataclass
-class _Bound:
+class _BoundAttention:
     """An attention while it is bound. width: columns from a head to the next. slices: slices of K of a head. added:
     whether a bias or a mask is added to the scores."""
 
@@ -35,11 +35,11 @@ class _Bound:
     att: AttentionLayer
     width: int
     added: bool
-    held: Held = field(init=False)
+    held: LoadedSlots = field(init=False)
     counts: OpCounts = field(default_factory=OpCounts)
 
     def __post_init__(self) -> None:
-        self.held = Held(self.s)
+        self.held = LoadedSlots(self.s)
 
     @property
     def slices(self) -> int:
@@ -55,11 +55,11 @@ class _Bound:
 def bind_in_parts(s: Binder, att: AttentionLayer) -> None:
     """Bind attention by mapping type E. Raises `UnsupportedError` like `check_in_parts`."""
     check_in_parts(s, att)
-    bound = _Bound(s, att, s.columns[att.q].pitch, attention_bias.is_added(att))
+    bound = _BoundAttention(s, att, s.columns[att.q].pitch, attention_bias.is_added(att))
 
-    def end(step: tuple[Slot, Keys, Part], made: TileAccesses, tile: TileAccesses) -> None:
+    def end(step: tuple[KeySharers, KeyBlocks, KeyPart], made: TileAccesses, tile: TileAccesses) -> None:
         slot, keys, part = step
-        if part in (Part.ALL, Part.APPLY):
+        if part in (KeyPart.ALL, KeyPart.APPLY):
             _values(bound, slot, keys, made, tile)
 
     steps = [(slot, keys, part) for slot in slots_of(s, att) for keys, part in slot.steps]
@@ -109,7 +109,7 @@ def check_in_parts(s: Binder, att: AttentionLayer) -> None:
                 )
 
 
-def _scores(b: _Bound, slot: Slot, keys: Keys, part: Part, tile: TileAccesses) -> None:
+def _scores(b: _BoundAttention, slot: KeySharers, keys: KeyBlocks, part: KeyPart, tile: TileAccesses) -> None:
     """Append softmax(Q K^T) of a step. Its results send the probabilities on, if `part` makes any. tile: receives the
     loads."""
     s, grid = b.s, pipeline_of(b.s.overlay).scores
@@ -132,12 +132,12 @@ def _scores(b: _Bound, slot: Slot, keys: Keys, part: Part, tile: TileAccesses) -
                 one = Multiply(half_depth=b.depth < TILE)
                 b.counts.add(grid.products[i][j], one, b.slices * len(rows) * count)
             softmax = softmax_of(s, b.att, slot, keys, part, i, j)
-            sends = part in (Part.ALL, Part.APPLY)
+            sends = part in (KeyPart.ALL, KeyPart.APPLY)
             drain = Send(len(rows), count, _value_tiles(b)) if sends else None
             s.turn(grid.results[i][j], Receive(b.slices + b.added, len(rows), count, softmax), drain)
 
 
-def _slice(b: _Bound, slot: Slot, keys: Keys, k_slice: int, tile: TileAccesses) -> None:
+def _slice(b: _BoundAttention, slot: KeySharers, keys: KeyBlocks, k_slice: int, tile: TileAccesses) -> None:
     """Append the loads and sends of one slice of K of a step, and the routes of its tiles."""
     s, grid = b.s, pipeline_of(b.s.overlay).scores
     most, few = (half.blocks for half in keys.halves)
@@ -163,7 +163,7 @@ def _slice(b: _Bound, slot: Slot, keys: Keys, k_slice: int, tile: TileAccesses) 
             s.route(grid.right_switch, [(grid.right[j], grid.products[i][j]) for i, j in units], tiles)
 
 
-def _queries(b: _Bound, slot: Slot, rows: tuple[RowBlock, ...], k_slice: int, unit: str) -> list[Access]:
+def _queries(b: _BoundAttention, slot: KeySharers, rows: tuple[RowBlock, ...], k_slice: int, unit: str) -> list[Access]:
     """The loads of one slice of K of rows."""
     s, out = b.s, []
     start = s.spans_of(b.att.q)[slot.sequence].start
@@ -178,7 +178,7 @@ def _queries(b: _Bound, slot: Slot, rows: tuple[RowBlock, ...], k_slice: int, un
     return out
 
 
-def _keys(b: _Bound, slot: Slot, half: Keys, k_slice: int, unit: str) -> list[Access]:
+def _keys(b: _BoundAttention, slot: KeySharers, half: KeyBlocks, k_slice: int, unit: str) -> list[Access]:
     """The loads of one slice of K of half of the keys of a step; of a narrow head beside zeros, also its neighbour's
     columns."""
     row = b.s.spans_of(b.att.k)[slot.sequence].start + half.first
@@ -186,12 +186,12 @@ def _keys(b: _Bound, slot: Slot, half: Keys, k_slice: int, unit: str) -> list[Ac
     return [b.s.blocks(b.att.k, row, half.blocks, column - column % wide, wide, unit)]
 
 
-def _value_tiles(b: _Bound) -> int:
+def _value_tiles(b: _BoundAttention) -> int:
     """Column tiles of the values of a head."""
     return -(-b.width // TILE)
 
 
-def _values(b: _Bound, slot: Slot, keys: Keys, made: TileAccesses, tile: TileAccesses) -> None:
+def _values(b: _BoundAttention, slot: KeySharers, keys: KeyBlocks, made: TileAccesses, tile: TileAccesses) -> None:
     """Append P V of a step, whose probabilities the results of the scores send. tile: receives the loads of V. made:
     the tile of the step's scores, which owns the stores of a slot's last step."""
     s, pipeline = b.s, pipeline_of(b.s.overlay)
@@ -230,7 +230,7 @@ def _values(b: _Bound, slot: Slot, keys: Keys, made: TileAccesses, tile: TileAcc
                 )
 
 
-def _row_together(b: _Bound, sequence: int, column: int, blocks: int, unit: str) -> RowStore:
+def _row_together(b: _BoundAttention, sequence: int, column: int, blocks: int, unit: str) -> RowStore:
     """Store the one row of a sequence beside those of the others. column: the first block of a head."""
     y = b.s.buffers[b.att.y]
     batch = len(b.s.spans_of(b.att.y))

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from ..isa.work import LengthField, Part, Softmax
+from ..isa.work import KeyPart, LengthField, Softmax
 from .binder import Binder
 from .graph import AttentionLayer
-from .mapping import PipelineLimits, Roofline, pipeline_of
-from .tile import TILE, Span
+from .mapping import PeakRates, PipelineLimits, pipeline_of
+from .tile import TILE, SequenceSpan
 
 
 class RowBlock(NamedTuple):
@@ -26,33 +26,33 @@ class RowBlock(NamedTuple):
     block: int
 
 
-class Keys(NamedTuple):
+class KeyBlocks(NamedTuple):
     """Consecutive key blocks of a sequence: the first one, and how many."""
 
     first: int
     blocks: int
 
     @property
-    def halves(self) -> tuple[Keys, Keys]:
+    def halves(self) -> tuple[KeyBlocks, KeyBlocks]:
         """The key blocks of the even and of the odd unit of a pair; of an odd number the even unit gets one more."""
         even = -(-self.blocks // 2)
-        return Keys(self.first, even), Keys(self.first + even, self.blocks - even)
+        return KeyBlocks(self.first, even), KeyBlocks(self.first + even, self.blocks - even)
 
 
 @dataclass(frozen=True)
-class Slot:
+class KeySharers:
     """Row blocks of a sequence that share a key head. rows: for each row of the grid. steps: parts of keys, with what
     softmax does with them, in order."""
 
     sequence: int
     kv_head: int
     rows: tuple[tuple[RowBlock, ...], ...]
-    steps: tuple[tuple[Keys, Part], ...]
+    steps: tuple[tuple[KeyBlocks, KeyPart], ...]
 
     @property
-    def sent(self) -> tuple[Keys, ...]:
+    def sent(self) -> tuple[KeyBlocks, ...]:
         """The parts whose probabilities are multiplied by values."""
-        return tuple(keys for keys, part in self.steps if part in (Part.ALL, Part.APPLY))
+        return tuple(keys for keys, part in self.steps if part in (KeyPart.ALL, KeyPart.APPLY))
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -60,13 +60,13 @@ class Slot:
         return tuple(half.blocks for keys in self.sent for half in keys.halves if half.blocks)
 
     @property
-    def turned(self) -> Slot:
+    def turned(self) -> KeySharers:
         """The slot with the parts whose probabilities are sent in the opposite order."""
-        kept = tuple(step for step in self.steps if step[1] in (Part.FIRST, Part.MORE))
+        kept = tuple(step for step in self.steps if step[1] in (KeyPart.FIRST, KeyPart.MORE))
         return replace(self, steps=kept + self.steps[: len(kept) - 1 if kept else None : -1])
 
 
-def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: Span) -> Keys:
+def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: SequenceSpan) -> KeyBlocks:
     """The key blocks that a mask leaves to at least one of the rows, at least one. keys: of the sequence."""
     first, last = min(r.block for r in rows) * TILE, (max(r.block for r in rows) + 1) * TILE - 1
     low, high = 0, keys.blocks * TILE - 1
@@ -75,10 +75,10 @@ def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: Span) -> Keys:
     if att.causal:
         high = min(high, last)
     begin = min(low // TILE, keys.blocks - 1)
-    return Keys(begin, max(high // TILE + 1 - begin, 1))
+    return KeyBlocks(begin, max(high // TILE + 1 - begin, 1))
 
 
-def parts_of(keys: Keys, most: int, *, alike: bool = False) -> list[Keys]:
+def parts_of(keys: KeyBlocks, most: int, *, alike: bool = False) -> list[KeyBlocks]:
     """Cut keys into as few parts of at most `most` blocks, which is even, as possible, of nearly equal sizes, the
     smaller first. All but the last one are even, so that both units of a pair have as much to do. alike: if parts of
     one size of at least 4 blocks are possible, into these, even if they are more."""
@@ -91,10 +91,10 @@ def parts_of(keys: Keys, most: int, *, alike: bool = False) -> list[Keys]:
         sizes = [2 * pairs] * (number - more) + [2 * pairs + 2] * more
     at = accumulate(sizes, initial=keys.first)
     end = keys.first + keys.blocks
-    return [Keys(first, min(size, end - first)) for first, size in zip(at, sizes, strict=False)]
+    return [KeyBlocks(first, min(size, end - first)) for first, size in zip(at, sizes, strict=False)]
 
 
-def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
+def slots_of(s: Binder, att: AttentionLayer) -> list[KeySharers]:
     """Divide an attention into slots, in execution order.
 
     Slots of a key head either have their own keys each, without those that a mask takes from all of its rows, or all
@@ -103,7 +103,7 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[Slot]:
     """
     ways = [list(_slots(s, att, alike)) for alike in (True, False)]
     slots = ways[0] if ways[0] == ways[1] else min(ways, key=lambda way: estimated_seconds(s, att, way))
-    out: list[Slot] = []
+    out: list[KeySharers] = []
     for slot in sorted(slots, key=lambda slot: slot.depths):
         is_turned = out and out[-1].depths[-1] == slot.turned.depths[0] != slot.depths[0]
         out.append(slot.turned if is_turned else slot)
@@ -116,7 +116,7 @@ def at_once(s: Binder) -> int:
     return min(limits.sent, 2 * limits.values)
 
 
-def _slots(s: Binder, att: AttentionLayer, alike: bool) -> Iterator[Slot]:
+def _slots(s: Binder, att: AttentionLayer, alike: bool) -> Iterator[KeySharers]:
     """The slots, those of a key head together, and among them those with the same keys. alike: slots of a key head have
     the same keys if these fit on chip."""
     limits, once = PipelineLimits.of(s.overlay, pipeline_of(s.overlay)), at_once(s)
@@ -129,18 +129,18 @@ def _slots(s: Binder, att: AttentionLayer, alike: bool) -> Iterator[Slot]:
                 needed = reach(att, [row for of_unit in taken for row in of_unit], keys)
                 if alike and together.blocks <= once:
                     needed = together
-                yield Slot(sequence, kv_head, taken, _steps(needed, once, limits.stored))
+                yield KeySharers(sequence, kv_head, taken, _steps(needed, once, limits.stored))
 
 
-def _steps(keys: Keys, once: int, stored: int) -> tuple[tuple[Keys, Part], ...]:
+def _steps(keys: KeyBlocks, once: int, stored: int) -> tuple[tuple[KeyBlocks, KeyPart], ...]:
     """The parts of a slot's keys. once: key blocks whose scores are sent on. stored: that the memories hold."""
     if keys.blocks <= once:
-        return ((keys, Part.ALL),)
+        return ((keys, KeyPart.ALL),)
     first, second = parts_of(keys, stored), parts_of(keys, once, alike=True)
     return (
-        (first[0], Part.FIRST),
-        *((more, Part.MORE) for more in first[1:]),
-        *((more, Part.APPLY) for more in second),
+        (first[0], KeyPart.FIRST),
+        *((more, KeyPart.MORE) for more in first[1:]),
+        *((more, KeyPart.APPLY) for more in second),
     )
 
 
@@ -167,11 +167,11 @@ def _rows(
         yield tuple(taken[:half]), tuple(taken[half:])
 
 
-def estimated_seconds(s: Binder, att: AttentionLayer, slots: Sequence[Slot]) -> float:
+def estimated_seconds(s: Binder, att: AttentionLayer, slots: Sequence[KeySharers]) -> float:
     """Estimate the time of slots in seconds: that of their loads and stores off chip, or, if it is larger, of their
     products and softmax. Products of scores come first, two of them while the softmax before them runs; P V runs beside
     the softmax of the next step."""
-    pipeline, roofline, width = pipeline_of(s.overlay), Roofline.of(s.overlay), s.columns[att.q].pitch
+    pipeline, roofline, width = pipeline_of(s.overlay), PeakRates.of(s.overlay), s.columns[att.q].pitch
     product, result = pipeline.scores.products[0][0], pipeline.scores.results[0][0]
     tiles, received = -(-width // TILE), _seconds(s, product, "residual", TILE**2)
     scored = roofline.first if width < TILE else _seconds(s, product, "matmul", TILE**3)
@@ -183,7 +183,7 @@ def estimated_seconds(s: Binder, att: AttentionLayer, slots: Sequence[Slot]) -> 
         most = max(map(len, slot.rows))
         moved += sum(map(len, slot.rows)) * block * (roofline.read + roofline.write)
         for keys, part in slot.steps:
-            sends = part in (Part.ALL, Part.APPLY)
+            sends = part in (KeyPart.ALL, KeyPart.APPLY)
             if (slot.sequence, slot.kv_head, keys) != before:
                 moved += keys.blocks * block * roofline.read * (2 if sends else 1)
             before = slot.sequence, slot.kv_head, keys
@@ -206,7 +206,9 @@ def runs(rows: Sequence[RowBlock]) -> Iterator[tuple[RowBlock, int]]:
         yield found[0], len(found)
 
 
-def softmax_of(s: Binder, att: AttentionLayer, slot: Slot, keys: Keys, part: Part, i: int, j: int) -> Softmax:
+def softmax_of(
+    s: Binder, att: AttentionLayer, slot: KeySharers, keys: KeyBlocks, part: KeyPart, i: int, j: int
+) -> Softmax:
     """The softmax of the memory at (i, j) of the grid of scores, which receives half j of a part of the keys.
 
     It masks the padding of the sequence and what the attention masks. Both memories of a pair count keys from the first

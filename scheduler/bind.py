@@ -1,7 +1,7 @@
 """Stage `bind`: assign the tasks of every segment to units.
 
-Input: `Tiled`. Output: `Bound`, the work items of every unit. The patterns of the overlay say which units play which
-role: products go to its grid (`grid`), attention to its pipeline, by mapping type (`attention_unfused`).
+Input: `Tiled`. Output: `BoundWork`, the work items of every unit. The patterns of the overlay say which units play
+which role: products go to its grid (`grid`), attention to its pipeline, by mapping type (`attention_unfused`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..isa.layout import ALIGNED, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
 from . import attention_bias, tables
 from .attention_unfused import bind_as, place_as
-from .binder import Binder, Bound
+from .binder import Binder, BoundWork
 from .graph import AttentionLayer, Gemm, Output
 from .grid import PlacedGemms, bind_gemms, place_gemms
 from .left_memories import statistics_name, statistics_size
@@ -22,14 +22,14 @@ from .memory_limits import check_room
 from .tile import TILE, Tiled
 
 
-def bind(tiled: Tiled) -> Bound:
+def bind(tiled: Tiled) -> BoundWork:
     """Assign all work to units. Raises `UnsupportedError` naming the layer that the overlay cannot run or the bank that
     is too small, and `ScheduleError` if the schedule does not fit the network."""
     bound = _bound(tiled)
     return bound if _holds_ops(bound) else _bound(tiled, keeps_slices=False)
 
 
-def _holds_ops(bound: Bound) -> bool:
+def _holds_ops(bound: BoundWork) -> bool:
     """Whether no unit has more ops than its list holds. A list with repeats may hold any number."""
     overlay = bound.tiled.overlay
     for kind, held in overlay.preloaded.items():
@@ -38,7 +38,7 @@ def _holds_ops(bound: Bound) -> bool:
     return True
 
 
-def _bound(tiled: Tiled, keeps_slices: bool = True) -> Bound:
+def _bound(tiled: Tiled, keeps_slices: bool = True) -> BoundWork:
     binder, placed = _placed(tiled, keeps_slices)
     for segment, gemms in zip(tiled.plan, placed, strict=True):
         first = len(binder.tiles)

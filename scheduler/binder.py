@@ -34,7 +34,7 @@ class WorkItem(NamedTuple):
 
 
 @dataclass(eq=False)
-class Bound:
+class BoundWork:
     """The work of every unit.
 
     memories: of each unit with a memory, in order. others: of all other units, but for the unit of activations, whose
@@ -85,7 +85,7 @@ def _sizes(accesses: Iterable[Access | RowStore]) -> str:
 
 
 class Binder:
-    """Collects the work of one program (`Bound`); binding a segment appends to it, unit by unit.
+    """Collects the work of one program (`BoundWork`); binding a segment appends to it, unit by unit.
 
     keeps_slices: with Loops.ROWS, slices may stay in the left memories from one op of a segment to the next. That takes
     more ops.
@@ -97,7 +97,7 @@ class Binder:
         self.columns, self.grid = tiled.columns, tiled.grid
         self.spans_of, self.seq_blocks_of = tiled.spans_of, tiled.seq_blocks_of
         units = self.overlay.units
-        self.made = Bound(
+        self.made = BoundWork(
             tiled,
             {u.name: [] for u in units if u.memory is not None},
             {u.name: [] for u in units if u.memory is None},

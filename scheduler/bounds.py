@@ -28,7 +28,7 @@ import numpy as np
 
 from ..base.errors import ProgramError
 from ..isa.overlay import Overlay
-from ..isa.program import Segment
+from ..isa.program import ProgramSegment
 from ..machine.description import Where
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph
 from .lower import Banks
@@ -56,7 +56,7 @@ class _Bound:
 
 @dataclass(frozen=True)
 class SegmentBound(_Bound):
-    """Lower bounds of one segment. Other attributes as of `Segment`."""
+    """Lower bounds of one segment. Other attributes as of `ProgramSegment`."""
 
     name: str
     kind: str
@@ -92,7 +92,7 @@ def _summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     return out
 
 
-def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = ()) -> ProgramBound:
+def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[ProgramSegment] = ()) -> ProgramBound:
     """Bound the time of a network on a machine.
 
     segments: of a program that was compiled from the network, which say what layers go together; without them each
@@ -101,7 +101,7 @@ def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = 
     machine = _Resources(network, overlay)
     layers = {layer.target: layer for layer in network.layers}
     if not segments:
-        segments = [Segment(y, (layer.path, *layer.fused), "", (y,), {}) for y, layer in layers.items()]
+        segments = [ProgramSegment(y, (layer.path, *layer.fused), "", (y,), {}) for y, layer in layers.items()]
     for segment in segments:
         for name in segment.outputs:
             if name not in layers:
@@ -114,7 +114,7 @@ def bounds(network: LayerGraph, overlay: Overlay, segments: Sequence[Segment] = 
     return ProgramBound(whole, found, rates, tuple(name for name in rates if overlay.rates[name].calibrated))
 
 
-def _layers_of(segment: Segment, overlay: Overlay, layers: Mapping[str, Layer]) -> list[Layer]:
+def _layers_of(segment: ProgramSegment, overlay: Overlay, layers: Mapping[str, Layer]) -> list[Layer]:
     """The layers of a segment. In lanes, most results of a segment are not stored: its paths name the layers."""
     if overlay.lanes is None or not segment.uops:
         return [layers[name] for name in segment.outputs]

@@ -9,7 +9,7 @@ from ..base.garbage import gc_disabled
 from ..isa.overlay import Overlay
 from ..isa.program import Program, UnpackedProgram
 from .best import Best, Chosen, choose
-from .dram import Lowered, Weights
+from .dram import Lowered, PackedWeights
 from .graph import LayerGraph
 from .lower import Observe, lower, unobserved
 from .pack import Starts, pack
@@ -23,7 +23,7 @@ class Built:
     sequences that the program was packed from. pack: the pass that packed them."""
 
     program: Program
-    weights: Weights
+    weights: PackedWeights
     chosen: Chosen
     kernels: UnpackedProgram
     pack: Callable[[UnpackedProgram, Starts | None], Program] = pack
@@ -34,7 +34,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class SchedulerPasses:
     """The scheduler's passes. A replacement takes and returns the same types.
 
     choose: searches for a schedule, if the schedule is a `Best`. lower: makes kernel sequences and orders the off-chip
@@ -50,7 +50,7 @@ class Passes:
     observe: Observe = unobserved
 
 
-USUAL = Passes()
+USUAL = SchedulerPasses()
 
 
 def build(
@@ -58,7 +58,7 @@ def build(
     overlay: Overlay,
     schedule: Schedule | Best,
     progress: Progress = lambda share: None,
-    passes: Passes = USUAL,
+    passes: SchedulerPasses = USUAL,
 ) -> Built:
     """Compile a network: search for a schedule if it is a `Best`, lower to kernel sequences, pack into a program.
 
@@ -71,13 +71,15 @@ def build(
     return _built(network, overlay, chosen, passes, None)
 
 
-def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: Passes = USUAL) -> Built:
+def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: SchedulerPasses = USUAL) -> Built:
     """Compile the same network with other weights, by the schedule already chosen. If its kernels are unchanged, the
     program is kept and only the scale and shift of its buffers are replaced. Raises like `build`."""
     return _built(network, overlay, built.chosen, passes, built)
 
 
-def _built(network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: Passes, before: Built | None) -> Built:
+def _built(
+    network: LayerGraph, overlay: Overlay, chosen: Chosen, passes: SchedulerPasses, before: Built | None
+) -> Built:
     network.check_folded()
     with gc_disabled():
         stages = {"observe": passes.observe} if passes.lower is lower else {}

@@ -1,7 +1,8 @@
 """Stage `chain`: from work items to instructions.
 
-Input: `Bound`. Output: `Chained`, the sequence of instructions (mOPs) of every unit except the one whose accesses are
-ordered later. Operation i of a memory fills a slot with item i and drains item i - 1. `Overlay.emit` makes the bits.
+Input: `BoundWork`. Output: `Chained`, the sequence of instructions (mOPs) of every unit except the one whose accesses
+are ordered later. Operation i of a memory fills a slot with item i and drains item i - 1. `Overlay.emit` makes the
+bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..isa.overlay import Overlay
 from ..isa.program import KernelPatch, Parameter
 from ..isa.work import Item, Load, Patched, Turn
 from ..machine.description import UnitSpec
-from .binder import Bound, WorkItem
+from .binder import BoundWork, WorkItem
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Chained:
     run-time lengths, by parameter. loads: elements that each operation of a memory loads from the unit of activations,
     by memory."""
 
-    bound: Bound
+    bound: BoundWork
     sequences: dict[str, tuple[Record, ...]]
     preloaded: dict[str, tuple[Record, ...]]
     patches: dict[str, tuple[KernelPatch, ...]]
@@ -50,7 +51,7 @@ def _words(record: Record) -> str:
     return " ".join([type(record).__name__, *(f"{name}={value:g}" for name, value in values.items() if value)])
 
 
-def chain(bound: Bound) -> Chained:
+def chain(bound: BoundWork) -> Chained:
     """Make the instructions of all units except the one of activations."""
     overlay, activations = bound.tiled.overlay, bound.tiled.grid.activations
     patches: dict[str, list[KernelPatch]] = {}

@@ -17,7 +17,7 @@ from ..base.errors import UnsupportedError
 from ..isa.layout import Layout
 from ..isa.overlay import Overlay
 from ..isa.overlays import OVERLAYS
-from ..machine.description import Capability, Machine, Memory, UnitSpec, Where
+from ..machine.description import Capability, Memory, StreamNetwork, UnitSpec, Where
 
 ADDED = ("bias", "scale", "residual")
 """Operands of a unit that receives products, in the order in which it takes them from one stream."""
@@ -232,7 +232,7 @@ def _ends(unit: UnitSpec) -> bool:
     return unit.bank is not None or unit.capability("matmul") is not None
 
 
-def _operand(machine: Machine, source: UnitSpec, target: UnitSpec, op: str, labelled: bool) -> Path | None:
+def _operand(machine: StreamNetwork, source: UnitSpec, target: UnitSpec, op: str, labelled: bool) -> Path | None:
     """The shortest way of an operand into a unit, over a stream with its label. labelled: only over such a stream;
     otherwise also over one without a label."""
     into = [s for s in machine.streams if s.dst == target.name]
@@ -246,7 +246,7 @@ def _operand(machine: Machine, source: UnitSpec, target: UnitSpec, op: str, labe
     return min(found, key=lambda path: len(path.units), default=None)
 
 
-def _path(machine: Machine, units: list[UnitSpec], label: str) -> Path:
+def _path(machine: StreamNetwork, units: list[UnitSpec], label: str) -> Path:
     """The path along units: over streams with this label where they exist, else over any."""
     labels = []
     for a, b in pairwise(units):

@@ -16,7 +16,7 @@ from ..isa.fields import Record
 from ..isa.program import KernelPatch, Parameter, UnpackedProgram
 from ..isa.work import LengthField, SetRow
 from ..machine.description import UnitSpec
-from ..machine.timing import Timing
+from ..machine.timing import RunTiming
 from .chain import Chained, instructions, parameters_of, show_sequences
 from .graph import Array, AttentionLayer
 from .listing import list_accesses
@@ -26,7 +26,7 @@ from .schedule import Interleave
 from .tile import Tiled
 
 
-class Weights(Mapping[str, Array]):
+class PackedWeights(Mapping[str, Array]):
     """Stored elements by buffer name. Every access packs them anew: together they are as large as the model, and every
     user copies them elsewhere, so that keeping them would cost memory for nothing."""
 
@@ -56,8 +56,8 @@ class Lowered:
     """The result of lowering: kernel sequences, and the weights as stored off chip."""
 
     kernels: UnpackedProgram
-    weights: Weights
-    found: Timing | None = None
+    weights: PackedWeights
+    found: RunTiming | None = None
     """The run of list scheduling, without the instruction path; None for other orders of DDR accesses."""
     starts: Starts | None = None
     """When each mOP began in that run."""
@@ -106,7 +106,7 @@ def order_dram(chained: Chained) -> Lowered:
     overlay, grid = tiled.overlay, tiled.grid
     unit = overlay.by_unit[grid.activations]
     sequences: dict[str, tuple[Record, ...]] = dict(chained.sequences)
-    found: Timing | None = None
+    found: RunTiming | None = None
     starts: Starts | None = None
     if tiled.interleave in (Interleave.HARDWARE, Interleave.LISTED):
         issues, firsts = issued(overlay, sequences)
@@ -134,4 +134,4 @@ def order_dram(chained: Chained) -> Lowered:
             {**sequences, **chained.preloaded}, overlay, unit.name, accesses, before=len(set_rows)
         ),
     )
-    return Lowered(kernels, Weights(bound.weights), found, starts)
+    return Lowered(kernels, PackedWeights(bound.weights), found, starts)

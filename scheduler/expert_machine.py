@@ -19,8 +19,21 @@ from ..base.errors import UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import Layout, padded
 from ..isa.overlay import Overlay
-from ..isa.overlays.moe.formats import Add, Choose, Fill, Finish, Hold, Line, Patch, Port, Product, Rows, Run, Tiles
-from ..isa.overlays.moe.sequence import Issued, Part, by_rows, following, issued
+from ..isa.overlays.moe.formats import (
+    Add,
+    Choose,
+    Fill,
+    Finish,
+    Hold,
+    Line,
+    Product,
+    RowPort,
+    Rows,
+    Run,
+    TemplatePatch,
+    Tiles,
+)
+from ..isa.overlays.moe.sequence import ExpertRows, Issued, by_rows, following, issued
 from ..isa.overlays.moe.units import ACTIVATIONS
 from ..isa.packet import MAX_WINDOW, Packet
 from ..isa.program import Buffer, Program, Role, place_buffers
@@ -111,7 +124,7 @@ class MoePrograms:
 
     # -- templates
 
-    def _line(self, mop: Record, patch: Patch = Patch.NONE, pitch: int = 0) -> Line:
+    def _line(self, mop: Record, patch: TemplatePatch = TemplatePatch.NONE, pitch: int = 0) -> Line:
         form = next(f for f in self.overlay.formats if f.mop is type(mop))
         return Line.of(form.opcode, mop, patch, pitch)
 
@@ -119,12 +132,12 @@ class MoePrograms:
         """The template of logits: a part is a tile of tokens."""
         depth, blocks = self.width // self.tile, self.logits // self.tile
         return [
-            self._line(Fill(depth=depth, times=blocks), Patch.ROWS),
+            self._line(Fill(depth=depth, times=blocks), TemplatePatch.ROWS),
             self._line(Tiles(addr=0, tiles=depth * blocks)),
-            self._line(Product(results=blocks, depth=depth), Patch.ROWS),
-            self._line(Finish(blocks=blocks), Patch.ROWS),
-            self._line(Rows(addr=at["x"], size=self.width, port=Port.X), Patch.GATHER),
-            self._line(Rows(addr=at["logits"], size=self.logits, port=Port.RESULT), Patch.SCATTER),
+            self._line(Product(results=blocks, depth=depth), TemplatePatch.ROWS),
+            self._line(Finish(blocks=blocks), TemplatePatch.ROWS),
+            self._line(Rows(addr=at["x"], size=self.width, port=RowPort.X), TemplatePatch.GATHER),
+            self._line(Rows(addr=at["logits"], size=self.logits, port=RowPort.RESULT), TemplatePatch.SCATTER),
         ]
 
     def expert_lines(self, at: dict[str, int], shares: int) -> list[Line]:
@@ -132,19 +145,19 @@ class MoePrograms:
         depth, blocks = self.width // self.tile, self.inner // self.tile
         which = ACTIVATIONS.index(self.sizes.activation)
         lines = [
-            self._line(Fill(depth=depth, times=2 * blocks), Patch.ROWS),
-            self._line(Tiles(addr=self.router_elements, tiles=3 * depth * blocks), Patch.WEIGHTS, self.pitch),
-            self._line(Product(results=2 * blocks, depth=depth), Patch.ROWS),
-            self._line(Finish(blocks=blocks, gate=1, activation=which), Patch.ROWS),
-            self._line(Hold(blocks=blocks, times=depth), Patch.ROWS),
-            self._line(Product(results=depth, depth=blocks, hidden=1), Patch.ROWS),
-            self._line(Finish(blocks=depth, shares=shares), Patch.ROWS),
-            self._line(Rows(addr=at["x"], size=self.width, port=Port.X), Patch.GATHER),
+            self._line(Fill(depth=depth, times=2 * blocks), TemplatePatch.ROWS),
+            self._line(Tiles(addr=self.router_elements, tiles=3 * depth * blocks), TemplatePatch.WEIGHTS, self.pitch),
+            self._line(Product(results=2 * blocks, depth=depth), TemplatePatch.ROWS),
+            self._line(Finish(blocks=blocks, gate=1, activation=which), TemplatePatch.ROWS),
+            self._line(Hold(blocks=blocks, times=depth), TemplatePatch.ROWS),
+            self._line(Product(results=depth, depth=blocks, hidden=1), TemplatePatch.ROWS),
+            self._line(Finish(blocks=depth, shares=shares), TemplatePatch.ROWS),
+            self._line(Rows(addr=at["x"], size=self.width, port=RowPort.X), TemplatePatch.GATHER),
         ]
         if shares == 1:
-            share = Rows(addr=at["shares"], size=self.tile_rows, count=1, port=Port.SHARES)
-            lines.append(self._line(share, Patch.PART))
-        lines.append(self._line(Rows(addr=at["pairs"], size=self.width, port=Port.RESULT), Patch.SCATTER))
+            share = Rows(addr=at["shares"], size=self.tile_rows, count=1, port=RowPort.SHARES)
+            lines.append(self._line(share, TemplatePatch.PART))
+        lines.append(self._line(Rows(addr=at["pairs"], size=self.width, port=RowPort.RESULT), TemplatePatch.SCATTER))
         return lines
 
     # -- programs
@@ -190,10 +203,10 @@ class MoePrograms:
         yield from self._packed((forms[type(mop)], mop) for mop in mops)
 
     @cached_property
-    def token_parts(self) -> list[Part]:
+    def token_parts(self) -> list[ExpertRows]:
         """The tokens as parts of at most a tile of rows each."""
         tokens, tile = self.sizes.tokens, self.tile_rows
-        return [Part(0, tuple(range(i, min(i + tile, tokens)))) for i in range(0, tokens, tile)]
+        return [ExpertRows(0, tuple(range(i, min(i + tile, tokens)))) for i in range(0, tokens, tile)]
 
     def _router(self, at: dict[str, int]) -> Iterator[Packet]:
         yield from self._packed(issued(self._router_lines(at), self.token_parts, 1, self.overlay))
@@ -202,15 +215,15 @@ class MoePrograms:
         s = self.sizes
         fields = {"tokens": s.tokens, "size": self.logits, "experts": s.experts, "each": s.each}
         yield from self._one(Choose(**fields, over_chosen=int(s.over_chosen), dense=int(dense)))
-        loads = Rows(addr=at["logits"], size=self.logits, port=Port.ROUTE)
+        loads = Rows(addr=at["logits"], size=self.logits, port=RowPort.ROUTE)
         yield from self._one(*by_rows(loads, range(s.tokens)))
 
     def _combine(self, at: dict[str, int], each: int) -> Iterator[Packet]:
         """Add up the results of each token."""
         tokens = self.sizes.tokens
         yield from self._one(Add(results=tokens, each=each, size=self.width))
-        loads = Rows(addr=at["pairs"], size=self.width, port=Port.SUM)
-        stores = Rows(addr=at["y"], size=self.width, port=Port.TOTAL)
+        loads = Rows(addr=at["pairs"], size=self.width, port=RowPort.SUM)
+        stores = Rows(addr=at["y"], size=self.width, port=RowPort.TOTAL)
         for token in range(tokens):
             yield from self._one(*by_rows(loads, range(token * each, token * each + each)), *by_rows(stores, [token]))
 
@@ -218,7 +231,7 @@ class MoePrograms:
         """All experts over all rows."""
         at, s = self._at(dense=True), self.sizes
         parts = [
-            Part(expert, tuple(token * s.experts + expert for token in part.pairs))
+            ExpertRows(expert, tuple(token * s.experts + expert for token in part.pairs))
             for expert in range(s.experts)
             for part in self.token_parts
         ]
@@ -231,7 +244,7 @@ class MoePrograms:
         """The logits alone, for a host to choose by."""
         return self._program(self._router(self._at()), unused="y")
 
-    def patched(self, parts: Sequence[Part]) -> Program:
+    def patched(self, parts: Sequence[ExpertRows]) -> Program:
         """The parts that a host has chosen; their shares are the input `shares`, one row a part."""
         at = self._at(parts=len(parts))
         lines = self.expert_lines(at, 1)

@@ -29,7 +29,7 @@ from ..isa.overlay import Overlay
 from ..isa.packet import Packet
 from ..isa.program import Buffer, Program, Role
 from .build import build
-from .graph import Activation, Gemm, LayerGraph, Output
+from .graph import ActivationFunction, Gemm, LayerGraph, Output
 from .lower import lower
 from .schedule import PAPER, Schedule
 
@@ -48,7 +48,7 @@ class ExpertSizes:
     experts: int
     width: int
     inner: int
-    activation: Activation
+    activation: ActivationFunction
     rows: int
 
     def network(self, rows: int, gate_up: Array | None = None, down: Array | None = None) -> LayerGraph:
@@ -79,7 +79,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Part:
+class TemplateRows:
     """Rows of one expert that one template computes. begin, rows: which of the expert's rows. number: of the part in
     its program, behind the names of its buffers."""
 
@@ -105,7 +105,7 @@ class Launch:
     """A program of some experts. parts: in the order in which they are computed."""
 
     program: Program
-    parts: tuple[Part, ...]
+    parts: tuple[TemplateRows, ...]
 
 
 class ExpertPrograms:
@@ -228,7 +228,7 @@ class ExpertPrograms:
 
     def _launch(self, held: Sequence[tuple[int, int, int]]) -> Launch:
         packets: list[Packet] = []
-        parts: list[Part] = []
+        parts: list[TemplateRows] = []
         ops: dict[str, tuple[Record, ...]] = {}
         experts = replace(self._weights[0], name="experts", offset=0, shape=(self.weight_elements,), view=None)
         buffers = [replace(experts, layout=Layout.LINEAR)]
@@ -240,7 +240,7 @@ class ExpertPrograms:
                 ops[unit] = (*ops.get(unit, ()), *listed)
             own = [b for b in template.program.buffers if b.bank == self.bank]
             buffers += [replace(b, name=f"{b.name}{number}", offset=b.offset + at) for b in own]
-            parts.append(Part(expert, template.tiles, begin, rows, number))
+            parts.append(TemplateRows(expert, template.tiles, begin, rows, number))
             at += template.span
         return Launch(Program(self.overlay, (*packets, *self._ends), ops, tuple(buffers)), tuple(parts))
 

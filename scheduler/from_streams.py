@@ -16,17 +16,17 @@ import numpy as np
 
 from ..base.errors import UnsupportedError
 from ..isa.overlays.tasks.overlay import machine_of, shots_of
-from ..isa.overlays.tasks.program import TaskProgram, Tensor
-from ..isa.overlays.tasks.unit import BANK, Part
+from ..isa.overlays.tasks.program import OffChipTensor, TaskProgram
+from ..isa.overlays.tasks.unit import BANK, TensorPart
 from ..isa.overlays.tasks.values import Symbolic
 from ..machine.executor import ProcessNetwork
 from ..machine.unit import Unit
-from .graph import Activation, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
+from .graph import ActivationFunction, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
 
 Range = tuple[int, int]
 """First index, and the one behind the last."""
 
-ACTIVATIONS = {"gelu": Activation.GELU_ERF, "relu": Activation.RELU, "silu": Activation.SILU}
+ACTIVATIONS = {"gelu": ActivationFunction.GELU_ERF, "relu": ActivationFunction.RELU, "silu": ActivationFunction.SILU}
 EPSILON = 1e-5
 """Of the norms of the library."""
 
@@ -35,7 +35,7 @@ EPSILON = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Tile(Symbolic):
+class SymbolicTile(Symbolic):
     """A tile: a part of a tensor (`load`), or a kernel of tiles and numbers."""
 
     op: str
@@ -49,25 +49,25 @@ class Tile(Symbolic):
             return arguments[0]
         return applied(name, arguments, named)
 
-    def __add__(self, other: Any) -> Tile:
+    def __add__(self, other: Any) -> SymbolicTile:
         return applied("add", (self, other), {})
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Tile:
+    def __sub__(self, other: Any) -> SymbolicTile:
         return applied("sub", (self, other), {})
 
-    def __mul__(self, other: Any) -> Tile:
+    def __mul__(self, other: Any) -> SymbolicTile:
         return applied("scale", (self, other), {})
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Tile:
+    def __truediv__(self, other: Any) -> SymbolicTile:
         if isinstance(other, int | float) and other:
             return applied("scale", (self, 1 / other), {})
         return applied("div", (self, other), {})
 
-    def __getitem__(self, index: Any) -> Tile:
+    def __getitem__(self, index: Any) -> SymbolicTile:
         if self.op != "load" or not isinstance(index, tuple | slice):
             raise UnsupportedError("a part of a computed tile is no operand of the machine's layers")
         tensor, ranges = self.arguments
@@ -88,38 +88,38 @@ def _within(ranges: tuple[Range, ...], index: Sequence[Any]) -> tuple[Range, ...
     return tuple(out)
 
 
-def loaded(tensor: str, ranges: tuple[Range, ...]) -> Tile:
+def loaded(tensor: str, ranges: tuple[Range, ...]) -> SymbolicTile:
     """A part of a tensor."""
-    return Tile("load", tuple(high - low for low, high in ranges), (tensor, ranges))
+    return SymbolicTile("load", tuple(high - low for low, high in ranges), (tensor, ranges))
 
 
-def applied(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Tile:
+def applied(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> SymbolicTile:
     """A kernel of tiles. Raises `UnsupportedError` for one that no layer has."""
     if named and name not in ("layernorm", "rmsnorm"):
         raise UnsupportedError(f"{name} with {', '.join(named)} is no part of the machine's layers")
-    tiles = [x for x in arguments if isinstance(x, Tile)]
+    tiles = [x for x in arguments if isinstance(x, SymbolicTile)]
     first = tiles[0]
     if name in ("add", "sub"):
-        zeros = [x for x in arguments if not isinstance(x, Tile) and not np.any(np.asarray(x))]
+        zeros = [x for x in arguments if not isinstance(x, SymbolicTile) and not np.any(np.asarray(x))]
         if zeros and (name == "add" or arguments[0] is first):
             return first
         if len(tiles) == 2 and name == "add":
-            return Tile("add", max((t.shape for t in tiles), key=len), (*_terms(tiles[0]), *_terms(tiles[1])))
+            return SymbolicTile("add", max((t.shape for t in tiles), key=len), (*_terms(tiles[0]), *_terms(tiles[1])))
     if name in ("mul", "scale") and len(tiles) == 1:
-        factor = next(x for x in arguments if not isinstance(x, Tile))
+        factor = next(x for x in arguments if not isinstance(x, SymbolicTile))
         if isinstance(factor, int | float | np.floating):
-            return Tile("scale", first.shape, (first, float(factor)))
+            return SymbolicTile("scale", first.shape, (first, float(factor)))
     if name == "matmul" and len(tiles) == 2:
         a, b = tiles
-        return Tile("matmul", (a.shape[0], b.shape[1]), (a, b))
+        return SymbolicTile("matmul", (a.shape[0], b.shape[1]), (a, b))
     if name == "transpose" and len(arguments) == 1:
-        return Tile("transpose", first.shape[::-1], (first,))
+        return SymbolicTile("transpose", first.shape[::-1], (first,))
     if name in ACTIVATIONS or name in ("softmax", "layernorm", "rmsnorm"):
-        return Tile(name, first.shape, (*arguments, *named.values()))
+        return SymbolicTile(name, first.shape, (*arguments, *named.values()))
     raise UnsupportedError(f"{name} is no part of the machine's layers")
 
 
-def _terms(tile: Tile) -> tuple[Tile, ...]:
+def _terms(tile: SymbolicTile) -> tuple[SymbolicTile, ...]:
     return tile.arguments if tile.op == "add" else (tile,)
 
 
@@ -127,18 +127,18 @@ class Stored(NamedTuple):
     """A part of a matrix, and the tile that it is."""
 
     ranges: tuple[Range, ...]
-    tile: Tile
+    tile: SymbolicTile
 
 
 def stores(program: TaskProgram) -> dict[str, list[Stored]]:
     """Run a program without numbers; return for each output what its parts are. Raises `UnsupportedError` for what no
     layer computes, and the errors of a run."""
-    found: dict[str, dict[tuple[Range, ...], Tile]] = {}
+    found: dict[str, dict[tuple[Range, ...], SymbolicTile]] = {}
 
-    class View(Part):
+    class TiledTensor(TensorPart):
         """A tensor whose parts are tiles without numbers."""
 
-        def __init__(self, unit: Unit, tensor: Tensor, offset: int, cut: tuple[slice, ...]) -> None:
+        def __init__(self, unit: Unit, tensor: OffChipTensor, offset: int, cut: tuple[slice, ...]) -> None:
             super().__init__(unit, tensor, offset, cut)
             self.tensor, self.ranges = tensor, tuple((s.start, s.stop) for s in cut)
 
@@ -151,13 +151,13 @@ def stores(program: TaskProgram) -> dict[str, list[Stored]]:
         def __setitem__(self, index: Any, value: Any) -> None:
             parts = index if isinstance(index, tuple) else (index,)
             ranges = _within(self.ranges, parts)
-            if not isinstance(value, Tile):
+            if not isinstance(value, SymbolicTile):
                 raise UnsupportedError(f"{self.tensor.name} gets numbers that no layer computes")
             known = found.setdefault(self.tensor.name, {})
             if not _same(known.setdefault(ranges, value), value):
                 raise UnsupportedError(f"{self.tensor.name}: one part gets two values; a layer writes each part once")
 
-    overlay = machine_of(program, View)
+    overlay = machine_of(program, TiledTensor)
     ProcessNetwork(overlay, shots_of(program), banks={BANK: np.zeros(0, np.float32)}, data=True).run()
     return {name: [Stored(*item) for item in parts.items()] for name, parts in found.items()}
 
@@ -194,7 +194,7 @@ def layers_of(program: TaskProgram) -> Layers:
     for t in program.tensors:
         if t.type.dtype != "f32":
             raise UnsupportedError(f"{t.name} is {t.type.dtype}; the machine computes in float32")
-    finder = _Finder(shapes)
+    finder = _LayerFinder(shapes)
     for name, parts in stores(program).items():
         finder.matrix(name, parts, shapes[name])
     rows = {shapes[name][0] for name in finder.inputs}
@@ -223,7 +223,7 @@ class _Form:
 
 
 @dataclass
-class _Finder:
+class _LayerFinder:
     """Collects layers, operands first."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -251,7 +251,7 @@ class _Finder:
     # -- products ----------------------------------------------------------------------------------------------------
 
     def _product(self, name: str, parts: Sequence[Stored], shape: tuple[int, ...]) -> None:
-        operands: dict[tuple[Range, Range], Tile] = {}
+        operands: dict[tuple[Range, Range], SymbolicTile] = {}
         forms: set[_Form] = set()
         for part in parts:
             rows, columns = part.ranges
@@ -286,7 +286,7 @@ class _Finder:
         if form.bias:
             self.biases[name] = form.bias
 
-    def _form(self, part: Stored, shape: tuple[int, ...], at: str) -> tuple[_Form, list[tuple[Tile, Range]]]:
+    def _form(self, part: Stored, shape: tuple[int, ...], at: str) -> tuple[_Form, list[tuple[SymbolicTile, Range]]]:
         """What is around the product of a part, and its products: left operands, and rows of the weight."""
         rows, columns = part.ranges
         tile, norm, activation = part.tile, "", ""
@@ -296,7 +296,13 @@ class _Finder:
             norm, tile = tile.op, tile.arguments[0]
         elif tile.op in ACTIVATIONS:
             activation, tile = tile.op, tile.arguments[0]
-        products, bias, residual, weights, factors = list[tuple[Tile, Range]](), "", "", set[str](), set[float]()
+        products, bias, residual, weights, factors = (
+            list[tuple[SymbolicTile, Range]](),
+            "",
+            "",
+            set[str](),
+            set[float](),
+        )
         for term in _terms(tile):
             inner, factor = _unscaled(term)
             if inner.op == "matmul" and inner.arguments[1].op == "load":
@@ -320,7 +326,7 @@ class _Finder:
             raise UnsupportedError(f"{at} scales its product, but not its bias")
         return _Form(weights.pop(), factor, bias, residual, activation, norm), products
 
-    def _operand(self, name: str, parts: Mapping[tuple[Range, Range], Tile]) -> str:
+    def _operand(self, name: str, parts: Mapping[tuple[Range, Range], SymbolicTile]) -> str:
         """The activation of which these are the parts: a tensor, or the result of other layers."""
         direct = {t.arguments[0] for (r, k), t in parts.items() if t.op == "load" and t.arguments[1] == (r, k)}
         if len(direct) == 1 and all(t.op == "load" for t in parts.values()):
@@ -373,11 +379,11 @@ class _Finder:
         self.layers.append(AttentionLayer(name, q_name, keys, v_name, name, shape[1] // head, head))
 
 
-def _is_attention(tile: Tile) -> bool:
+def _is_attention(tile: SymbolicTile) -> bool:
     return tile.op == "matmul" and tile.arguments[0].op == "softmax"
 
 
-def _unscaled(tile: Tile) -> tuple[Tile, float]:
+def _unscaled(tile: SymbolicTile) -> tuple[SymbolicTile, float]:
     """A tile without the numbers that it is multiplied by, and their product."""
     factor = 1.0
     while tile.op == "scale":
@@ -387,7 +393,7 @@ def _unscaled(tile: Tile) -> tuple[Tile, float]:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two tiles are computed in the same way."""
-    if not isinstance(a, Tile) or not isinstance(b, Tile):
+    if not isinstance(a, SymbolicTile) or not isinstance(b, SymbolicTile):
         return bool(a == b)
     if a is b:
         return True

@@ -29,7 +29,7 @@ TOP = "the top level"
 """How messages name the root module, whose path is empty."""
 
 
-class Activation(Enum):
+class ActivationFunction(Enum):
     """Activation function that MemC applies at its store. The base machine has GELU_TANH only; the others need opcode
     8."""
 
@@ -104,7 +104,7 @@ class Gemm:
     y: str
     weight: Array
     bias: Vector
-    activation: Activation | None = None
+    activation: ActivationFunction | None = None
     residual: str | None = None
     residual_scale: Array | None = None
     norm: Norm | None = None

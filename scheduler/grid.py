@@ -27,10 +27,10 @@ from .left_memories import check as check_norms
 from .left_memories import fresh_statistics, load_norm, pass_tiles, statistics_at, statistics_name
 from .memory import Columns, stored_weight
 from .order import TileAccesses
-from .parts import Part, Plan, vector_length, vectors
+from .parts import ColumnTile, ProductCut, vector_length, vectors
 from .refusal import require
 from .schedule import Loops
-from .tile import TILE, RowTile, column_tiles, product_tiles, row_tiles
+from .tile import TILE, OutputRows, column_tiles, product_tiles, row_tiles
 
 MANY_TILES = 64
 """Column tiles beyond which row tiles are outside, whatever the schedule: the ops of several column tiles are then one,
@@ -48,7 +48,7 @@ class PlacedGemms:
     """
 
     gemms: Sequence[Gemm]
-    groups: Sequence[tuple[Sequence[Part], Sequence[Buffer]]]
+    groups: Sequence[tuple[Sequence[ColumnTile], Sequence[Buffer]]]
     loops: Loops
     tiles: Tiles
     passes: Sequence[PlacedGemms] = ()
@@ -87,8 +87,8 @@ def _statistics_pass(s: Binder, place: str, name: str) -> PlacedGemms:
     gemm = Gemm(statistics_name(name), name, name, none, zeros, residual=name)
     cut = s.tiled.limits.fit(Tiles())
     passes, halves, acc_b = column_tiles(x.stored // TILE, cut, False, s.tiled.limits, pairs=True)
-    plan = Plan(x, 0, passes, halves, acc_b, statistics=statistics, no_data=True)
-    groups = [[Part(gemm, plan, None, n)] for n in range(passes)]
+    plan = ProductCut(x, 0, passes, halves, acc_b, statistics=statistics, no_data=True)
+    groups = [[ColumnTile(gemm, plan, None, n)] for n in range(passes)]
     return PlacedGemms([gemm], [(group, vectors(s, group)) for group in groups], Loops.COLUMNS, cut)
 
 
@@ -130,16 +130,16 @@ def _tabled(gemms: Sequence[Gemm]) -> bool:
     return any(gemm.rotary is not None for gemm in gemms)
 
 
-def _is_split(s: Binder, part: Part) -> bool:
+def _is_split(s: Binder, part: ColumnTile) -> bool:
     """Whether ops of a part go over one row tile each: there is something between them, or several in each."""
     return part.gemm.rotary is not None or _has_several_ops(s, part)
 
 
-def _has_several_ops(s: Binder, part: Part) -> bool:
+def _has_several_ops(s: Binder, part: ColumnTile) -> bool:
     return part.gemm.is_sum or part.plan.k_tiles > most(s, "matmul", "depth")
 
 
-def _parts(s: Binder, gemm: Gemm) -> list[Part]:
+def _parts(s: Binder, gemm: Gemm) -> list[ColumnTile]:
     x, y, cut = s.columns[gemm.x], s.columns[gemm.y], s.tiled.cuts[gemm.y]
     _check(s, gemm, y)
     if gemm.norm is not None and not gemm.in_heads and cut.mme_cols < s.grid.columns:
@@ -149,12 +149,12 @@ def _parts(s: Binder, gemm: Gemm) -> list[Part]:
     statistics = s.tiled.statistics.get(gemm.y)
     made = statistics if statistics is not None and statistics.at_store else None
     passes, halves, acc_b = product_tiles(gemm, y, cut, s.tiled.limits, s.tiled.statistics)
-    plan = Plan(y, x.used // TILE if gemm.multiplies else 0, passes, halves, acc_b, gemm.gated, made)
+    plan = ProductCut(y, x.used // TILE if gemm.multiplies else 0, passes, halves, acc_b, gemm.gated, made)
     weight = None
     if gemm.multiplies:
         shape = x.used, plan.columns
         weight = s.weight(f"{gemm.path}.weight", shape, lambda: stored_weight(gemm, x, plan.positions, plan.columns))
-    return [Part(gemm, plan, weight, n) for n in range(passes)]
+    return [ColumnTile(gemm, plan, weight, n) for n in range(passes)]
 
 
 def _check(s: Binder, gemm: Gemm, y: Columns) -> None:
@@ -209,11 +209,11 @@ def _check_norm(s: Binder, gemm: Gemm, y: Columns) -> None:
         raise UnsupportedError(f"{gemm.place}: {kind} in front of attention heads is not supported")
 
 
-def _op_columns(s: Binder, parts: Sequence[Part]) -> list[list[Part]]:
+def _op_columns(s: Binder, parts: Sequence[ColumnTile]) -> list[list[ColumnTile]]:
     """Group column tiles so that one MME op can loop over a group: tiles of equal shape, with biases that fit the
     product unit together. A tile with a residual is a group of its own, because the unit holds previous-layer weights
     for one tile only."""
-    out: list[list[Part]] = []
+    out: list[list[ColumnTile]] = []
     most_tiles, most_bias = most(s, "matmul", "column_groups"), most(s, "bias", "columns")
     table: tuple[str, frozenset[int]] | None = None
     begins_table = False
@@ -249,8 +249,8 @@ def most(s: Binder, op: str, size: str) -> int:
 
 def _gemm_op(
     s: Binder,
-    group: Sequence[Part],
-    rows: Sequence[RowTile],
+    group: Sequence[ColumnTile],
+    rows: Sequence[OutputRows],
     loaded: Sequence[Buffer],
     loops: Loops,
     before: Sequence[int] | None = None,
@@ -308,7 +308,7 @@ def _gemm_op(
     return order if gemm.residual is None and gemm.multiplies else None
 
 
-def _ops(s: Binder, group: Sequence[Part], rows: Sequence[RowTile]) -> list[Multiply]:
+def _ops(s: Binder, group: Sequence[ColumnTile], rows: Sequence[OutputRows]) -> list[Multiply]:
     """The ops of a product unit for these row tiles and column tiles: one, but for sums, which have one for each
     operand, and for products over more slices of K than an op counts."""
     gemm, plan = group[0].gemm, group[0].plan
@@ -339,7 +339,7 @@ def _slots(s: Binder) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
-def _loads_ahead(s: Binder, gemm: Gemm, plan: Plan, row: RowTile) -> int:
+def _loads_ahead(s: Binder, gemm: Gemm, plan: ProductCut, row: OutputRows) -> int:
     """Estimate how many loads of the next tile fit in the time in which the memory of results finishes this one (last
     product, post-op).
 
@@ -364,7 +364,7 @@ def _loads_ahead(s: Binder, gemm: Gemm, plan: Plan, row: RowTile) -> int:
     return k_loads + (row.groups if gemm.residual is not None else 0)
 
 
-def _operand(s: Binder, name: str, norm: Norm | None, part: Part, row: RowTile, tile: TileAccesses) -> None:
+def _operand(s: Binder, name: str, norm: Norm | None, part: ColumnTile, row: OutputRows, tile: TileAccesses) -> None:
     """Append loads and sends of the tiles of a residual, one left memory after the other, in the order in which its
     product units take them: row tile by row tile, first all columns of grid column 0, then all of column 1. norm: is
     applied to the rows as they are loaded."""
@@ -404,8 +404,8 @@ def _panels(stored: Buffer, first: int, count: int) -> list[tuple[int, int]]:
 
 def _products(
     s: Binder,
-    part: Part,
-    row: RowTile,
+    part: ColumnTile,
+    row: OutputRows,
     tile: TileAccesses,
     order: Sequence[int],
     held: int,
@@ -443,7 +443,7 @@ def _products(
                 s.turn(grid.right[j], *rights[min(slices, len(order) - at_k)])
 
 
-def _results(s: Binder, part: Part, row: RowTile, tile: TileAccesses, table: bool) -> None:
+def _results(s: Binder, part: ColumnTile, row: OutputRows, tile: TileAccesses, table: bool) -> None:
     """Receive, accumulate, apply the post-op and store one output tile. table: a table comes before the store."""
     gemm, plan, n = part.gemm, part.plan, part.n
     rounds = plan.k_tiles + int(gemm.residual is not None) + int(gemm.is_sum)
@@ -509,9 +509,9 @@ def _rows_apart(s: Binder, gemm: Gemm, blocks: range, col: int, cols: int, unit:
         yield store(b, row=above, rows=min(TILE, new.spans[b].rows - above))
 
 
-def _op_runs(s: Binder, tiles: Sequence[RowTile]) -> list[list[RowTile]]:
+def _op_runs(s: Binder, tiles: Sequence[OutputRows]) -> list[list[OutputRows]]:
     """Group consecutive row tiles of equal shape, at most as many as one MME op can count."""
-    out: list[list[RowTile]] = []
+    out: list[list[OutputRows]] = []
     most_runs = most(s, "matmul", "row_groups")
     for t in tiles:
         if out and len(out[-1]) < most_runs and (out[-1][0].groups, out[-1][0].acc) == (t.groups, t.acc):

@@ -12,7 +12,7 @@ from .binder import Binder
 from .graph import Gemm, Norm
 from .order import TileAccesses
 from .refusal import require
-from .tile import TILE, RowTile
+from .tile import TILE, OutputRows
 
 NormOf = Callable[[int, int], LoadNorm | None]
 """Of tiles `first` to `first + count - 1` of those that a left memory passes on, the norm."""
@@ -62,7 +62,7 @@ def check(s: Binder, gemm: Gemm) -> None:
         require(gemm.place, what, s.overlay, "statistics", s.overlay.by_unit[s.grid.results[0][0]])
 
 
-def fresh_statistics(s: Binder, name: str, norm: Norm | None, row: RowTile, i: int, tile: TileAccesses) -> int:
+def fresh_statistics(s: Binder, name: str, norm: Norm | None, row: OutputRows, i: int, tile: TileAccesses) -> int:
     """Append the load of the statistics of the rows of grid row i into its left memory, unless it has them. Returns how
     many row tiles it takes before its next load."""
     unit = s.grid.left[i]

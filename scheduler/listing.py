@@ -26,21 +26,21 @@ from ..machine.fast_engine import run_traces
 from ..machine.jit import engine
 from ..machine.list_scheduling import ListSchedulingProblem
 from ..machine.plan import trace_workload
-from ..machine.timing import Timing
+from ..machine.timing import RunTiming
 from .chain import instructions, seconds_of
 from .order import TileAccesses
 from .schedule import DramPolicy
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedOrder:
     """The result of list scheduling. accesses, mops: of the off-chip unit, in order. starts: when each mOP began. run:
     the run that found the order, without the instruction path."""
 
     accesses: list[Access | RowStore]
     mops: list[Record]
     starts: list[tuple[float, int]]
-    run: Timing
+    run: RunTiming
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def list_accesses(
     overlay: Overlay,
     unit: UnitSpec,
     columns: Mapping[str, int],
-) -> Listed:
+) -> ListedOrder:
     """Find the order of the accesses of one off-chip unit by list scheduling.
 
     loads: elements that each uOP of a memory loads from `unit`, by memory. issues: uOPs of all other units. columns: of
@@ -104,7 +104,9 @@ def list_accesses(
     )
     begun, order = found.starts(unit.name), found.order
     firsts = np.concatenate([[0], ends[:-1]])
-    return Listed([jobs[i].access for i in order], [mops[i] for i in order], [begun[at] for at in firsts[order]], found)
+    return ListedOrder(
+        [jobs[i].access for i in order], [mops[i] for i in order], [begun[at] for at in firsts[order]], found
+    )
 
 
 def _jobs(

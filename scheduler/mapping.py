@@ -66,7 +66,7 @@ class PipelineLimits:
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionShape:
     """Size of an attention: heads of all sequences (batch * heads), and the rows and columns of a head's Q, K and V,
     padding included. keys: rows of K and V; 0 for as many as Q has. groups: heads of Q that share one of K and V."""
 
@@ -77,15 +77,15 @@ class Shape:
     groups: int = 1
 
     @staticmethod
-    def of(network: LayerGraph, attention: AttentionLayer) -> Shape:
+    def of(network: LayerGraph, attention: AttentionLayer) -> AttentionShape:
         """The size of an attention of a network; every sequence counts as the longest."""
         rows, keys = (padded(max(network.rows_of(name)), BLOCK_ROWS) for name in (attention.q, attention.k))
         keys = 0 if keys == rows else keys
-        return Shape(network.batch * attention.heads, rows, HEAD_COLS, keys, attention.groups)
+        return AttentionShape(network.batch * attention.heads, rows, HEAD_COLS, keys, attention.groups)
 
 
 @dataclass(frozen=True)
-class Roofline:
+class PeakRates:
     """Peak rates. read, write: seconds per byte from and to the memory of activations. first, second: seconds that one
     product unit takes for one tile product of Q K^T and of P V. first_units, second_units: product units of each.
     head_columns: of a tile product, in K or in columns. once: keys whose scores fit on chip. slot: rows that go through
@@ -102,7 +102,7 @@ class Roofline:
     slot: int
 
     @staticmethod
-    def of(overlay: Overlay) -> Roofline:
+    def of(overlay: Overlay) -> PeakRates:
         """The peak rates of an overlay with an attention pipeline."""
         pipeline = pipeline_of(overlay)
         scores, limits = pipeline.scores, PipelineLimits.of(overlay, pipeline)
@@ -110,7 +110,7 @@ class Roofline:
         def seconds(unit: str, op: str) -> float:
             return overlay.seconds[str(overlay.capability_of(unit, op).rate)]
 
-        return Roofline(
+        return PeakRates(
             seconds(scores.activations, "load"),
             seconds(scores.activations, "store"),
             seconds(scores.products[0][0], "matmul_half_depth"),
@@ -123,14 +123,14 @@ class Roofline:
         )
 
     @staticmethod
-    def published(overlay: Overlay) -> Roofline:
+    def published(overlay: Overlay) -> PeakRates:
         """The peak rates of an overlay in the units that Table 3 appears to use.
 
         The paper does not state them; they are inferred from its numbers, which they reproduce to the last digit: one
         GB/s is 1000 * 2^20 bytes, one TFLOPS is 1024 GFLOPS, and both products run at the rate of K = 64 (6095.64
         GFLOPS on six MMEs, Table 6a).
         """
-        ours = Roofline.of(overlay)
+        ours = PeakRates.of(overlay)
         product = ours.first * 1024 / 1000
         return replace(
             ours, read=ours.read * 1e6 / 2**20, write=ours.write * 1e6 / 2**20, first=product, second=product
@@ -164,7 +164,7 @@ class Estimate:
         return max(self.inf_flops_s - self.setup_s, self.inf_bw_s)
 
 
-def estimate(kind: MappingType, shape: Shape, roofline: Roofline) -> Estimate:
+def estimate(kind: MappingType, shape: AttentionShape, roofline: PeakRates) -> Estimate:
     """Estimate an attention by a mapping type; softmax takes no time. Type C counts all product units for each product,
     as the paper does, although this datapath cannot do that (`MappingType.C`). Type E counts all keys, also masked
     ones; more of them than fit on chip are loaded for each slot, K twice, and Q K^T is computed twice."""
@@ -234,13 +234,13 @@ def is_plain(attention: AttentionLayer) -> bool:
 
 def mapping_of(network: LayerGraph, attention: AttentionLayer, overlay: Overlay) -> MappingType:
     """The mapping type of an attention for which a schedule names none."""
-    return choose(Shape.of(network, attention), overlay) if is_plain(attention) else MappingType.E
+    return choose(AttentionShape.of(network, attention), overlay) if is_plain(attention) else MappingType.E
 
 
-def choose(shape: Shape, overlay: Overlay) -> MappingType:
+def choose(shape: AttentionShape, overlay: Overlay) -> MappingType:
     """Choose the mapping type with the lowest steady-state bound among those that can run sequences this long. Equal
     bounds: D before A before B before E. Sequences too long for every type give D, which then reports the limit."""
-    roofline, longest = Roofline.of(overlay), max_rows(overlay)
+    roofline, longest = PeakRates.of(overlay), max_rows(overlay)
     fits = [kind for kind in MappingType if (shape.keys or shape.rows) <= longest[kind]] or [MappingType.D]
     order = (MappingType.D, MappingType.A, MappingType.B, MappingType.E)
     return min((kind for kind in order if kind in fits), key=lambda kind: estimate(kind, shape, roofline).steady_s)

@@ -27,7 +27,7 @@ import numpy as np
 from ..isa.layout import QUARTER
 from ..isa.overlay import Overlay
 from .graph import AttentionLayer, Gemm, Layer, LayerGraph, Norm, unique_name
-from .tile import TILE, Limits
+from .tile import TILE, GridLimits
 
 ROW = QUARTER // TILE
 """Numbers of statistics for a row and a part."""
@@ -83,7 +83,7 @@ class _Moving:
     def __init__(self, network: LayerGraph, overlay: Overlay) -> None:
         assert overlay.patterns is not None
         self._network, self._overlay = network, overlay
-        self._limits = Limits.of(overlay, overlay.patterns.grid)
+        self._limits = GridLimits.of(overlay, overlay.patterns.grid)
         self._made = {layer.y: layer for layer in network.layers}
         self._outputs = {out.name for out in network.outputs}
         self._taken = {*network.inputs, *self._made}

@@ -24,10 +24,10 @@ from ..isa.fields import Record
 from ..isa.instruction_path import plan_of
 from ..isa.overlay import InstructionFormat, Overlay
 from ..isa.packet import MAX_WINDOW, Header, Packet, terminators
-from ..isa.program import Patch, Place, Program, Segment, UnpackedProgram
+from ..isa.program import Patch, Program, ProgramSegment, SourceLine, UnpackedProgram
 from ..machine.jit import machine_code
 from ..machine.plan import execute
-from ..machine.timing import Timing
+from ..machine.timing import RunTiming
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,7 +38,7 @@ CLOSE = 20e-6
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _UnitPacket:
     """A packet of one unit, before equal packets of several units are merged. reuse: how often the decoder runs its
     mOPs."""
 
@@ -50,7 +50,7 @@ class _Piece:
     patches: tuple[tuple[str, str, int, int], ...] = ()
     """Fields of its first mOP that depend on a run-time parameter: parameter, field, base, cap."""
 
-    def same(self, other: _Piece) -> bool:
+    def same(self, other: _UnitPacket) -> bool:
         """Whether two units can share one packet for both pieces."""
         return (self.form, self.reuse, self.mops, self.patches) == (other.form, other.reuse, other.mops, other.patches)
 
@@ -97,7 +97,7 @@ def _without_packets(kernels: UnpackedProgram) -> Program:
     )
 
 
-def _in_uops(kernels: UnpackedProgram) -> Iterator[Segment]:
+def _in_uops(kernels: UnpackedProgram) -> Iterator[ProgramSegment]:
     """The segments with numbers of uOPs instead of indices of mOPs."""
     units = {unit for segment in kernels.segments for unit in segment.uops} & set(kernels.sequences)
     firsts = {
@@ -159,7 +159,7 @@ def issued(overlay: Overlay, sequences: Mapping[str, Sequence[Record]]) -> tuple
     return issues, firsts
 
 
-def starts_of(run: Timing, firsts: Firsts) -> dict[str, list[tuple[float, int]]]:
+def starts_of(run: RunTiming, firsts: Firsts) -> dict[str, list[tuple[float, int]]]:
     """When each mOP began in a run without the instruction path, by unit. firsts: as `issued` returns it."""
     out = {}
     for unit, first in firsts.items():
@@ -188,7 +188,7 @@ def _starts(kernels: UnpackedProgram) -> Starts:
     return starts_of(execute(kernels.overlay, {**issues, **lists}, where=where), firsts)
 
 
-def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:
+def _cut(unit: str, kernels: UnpackedProgram) -> list[_UnitPacket]:
     """Cut the sequence of one unit into packets: with loops if the decoder loops over a window, else with runs of
     repeated mOPs."""
     mops = kernels.sequences[unit]
@@ -202,7 +202,7 @@ def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:
     alone = set(patches)  # these are packets of their own, and so are configurations between windows
     if form.loops_window:
         alone |= {i for i, mop in enumerate(mops) if _form(overlay, unit, mop).config}
-    pieces: list[_Piece] = []
+    pieces: list[_UnitPacket] = []
     at = 0
     for index in [*sorted(alone), len(mops)]:
         between = mops[at:index]
@@ -211,19 +211,19 @@ def _cut(unit: str, kernels: UnpackedProgram) -> list[_Piece]:
             pieces += [replace(p, first=p.first + at) for p in cut]
         if index < len(mops):
             own = _form(overlay, unit, mops[index])
-            pieces.append(_Piece(own, (mops[index],), 1, index, patches.get(index, ())))
+            pieces.append(_UnitPacket(own, (mops[index],), 1, index, patches.get(index, ())))
         at = index + 1
     return pieces
 
 
-def _windows(form: InstructionFormat, mops: Sequence[Record]) -> list[_Piece]:
+def _windows(form: InstructionFormat, mops: Sequence[Record]) -> list[_UnitPacket]:
     """Cut a sequence into packets with loops, with or without chunks, whichever is smaller."""
     merged, firsts = _chunked(form, mops)
     plain, chunked = _loops(form, mops), [replace(p, first=firsts[p.first]) for p in _loops(form, merged)]
     return min(plain, chunked, key=_words)
 
 
-def _repeats(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[_Piece]:
+def _repeats(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[_UnitPacket]:
     """Cut a sequence into packets of runs of equal mOPs; neighbouring runs of equal length share a packet (AAABBB)."""
     runs: list[tuple[int, Record, int]] = []
     for i, mop in enumerate(mops):
@@ -238,7 +238,7 @@ def _repeats(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[_P
         count = min(count, form.max_reuse)
         if count < runs[at][2]:
             runs[at] = (first + count, mop, runs[at][2] - count)
-            yield _Piece(form, (mop,), count, first)
+            yield _UnitPacket(form, (mop,), count, first)
             continue
         window = [mop]
         at += 1
@@ -251,10 +251,10 @@ def _repeats(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[_P
         ):
             window.append(runs[at][1])
             at += 1
-        yield _Piece(form, tuple(window), count, first)
+        yield _UnitPacket(form, tuple(window), count, first)
 
 
-def _words(pieces: Sequence[_Piece]) -> int:
+def _words(pieces: Sequence[_UnitPacket]) -> int:
     return sum(Header.WORDS + len(p.mops) * p.form.mop.WORDS for p in pieces)
 
 
@@ -288,12 +288,12 @@ def _chunked(form: InstructionFormat, mops: Sequence[Record]) -> tuple[list[Reco
     return out, firsts
 
 
-def _loops(form: InstructionFormat, mops: Sequence[Record]) -> list[_Piece]:
+def _loops(form: InstructionFormat, mops: Sequence[Record]) -> list[_UnitPacket]:
     """Cut a sequence into windows that repeat (addresses advance by a constant stride per mOP) and literal packets
     between them. Dynamic programming from the end of the sequence finds the cut with the fewest words."""
     loop, join = machine_code(_cheapest)(*_repetitions(form, mops), Header.WORDS, form.mop.WORDS)
     n = len(mops)
-    out: list[_Piece] = []
+    out: list[_UnitPacket] = []
     at, literal = 0, 0  # mops[literal:at] become the next literal packet
     while at < n:
         w, r = (join if literal < at else loop)[at].tolist()
@@ -301,13 +301,13 @@ def _loops(form: InstructionFormat, mops: Sequence[Record]) -> list[_Piece]:
             at += 1
             continue
         if literal < at:
-            out.append(_Piece(form, tuple(mops[literal:at]), 1, literal))
+            out.append(_UnitPacket(form, tuple(mops[literal:at]), 1, literal))
             literal = at
         if w:
-            out.append(_Piece(form, tuple(_advancing(mops, at, w)), r, at))
+            out.append(_UnitPacket(form, tuple(_advancing(mops, at, w)), r, at))
             at = literal = at + w * r
     if literal < n:
-        out.append(_Piece(form, tuple(mops[literal:]), 1, literal))
+        out.append(_UnitPacket(form, tuple(mops[literal:]), 1, literal))
     return out
 
 
@@ -392,12 +392,12 @@ def _run_lengths(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     return following - positions
 
 
-def _assemble(kernels: UnpackedProgram, pieces: dict[str, list[_Piece]], starts: Starts, share: bool) -> Program:
+def _assemble(kernels: UnpackedProgram, pieces: dict[str, list[_UnitPacket]], starts: Starts, share: bool) -> Program:
     """Merge the packets of all units in the order of their first uOPs, with the terminators last. share: equal packets
     of units of one kind become one packet."""
     overlay = kernels.overlay
     packets: list[Packet] = []
-    places: list[Place] = []
+    places: list[SourceLine] = []
     patched: dict[str, list[Patch]] = {}
     heads = dict.fromkeys(pieces, 0)
     heap = [(starts[u][p[0].first], u) for u, p in pieces.items() if p]

@@ -15,11 +15,11 @@ from ..isa.program import Buffer
 from .binder import Binder
 from .graph import Array, Gemm
 from .memory import Columns, stored_vector
-from .tile import TILE, Statistics
+from .tile import TILE, StoredStatistics
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ProductCut:
     """How a matrix product is cut: into `passes` column tiles of `halves` x `acc_b` column blocks each.
 
     y: the layout of the result. k_tiles: slices of K, 0 without a product. gated: the left part of what a memory of
@@ -33,7 +33,7 @@ class Plan:
     halves: int
     acc_b: int
     gated: bool = False
-    statistics: Statistics | None = None
+    statistics: StoredStatistics | None = None
     no_data: bool = False
 
     @property
@@ -73,22 +73,22 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Part:
+class ColumnTile:
     """Column tile `n` of a matrix product. weight: of the whole product; None without a product."""
 
     gemm: Gemm
-    plan: Plan
+    plan: ProductCut
     weight: Buffer | None
     n: int
 
 
-def vectors(s: Binder, group: Sequence[Part]) -> list[Buffer]:
+def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
     """Place the vectors that an op loads: previous-layer weights, bias; of a sum those of each operand. In each, the
     part of grid column 0 comes first, tile after tile, then that of column 1 (contract section 3)."""
     part = group[0]
     plan, gemm, size = part.plan, part.gemm, part.plan.acc_b * TILE
 
-    def arranged(vector_of: Callable[[Part], Array]) -> Array:
+    def arranged(vector_of: Callable[[ColumnTile], Array]) -> Array:
         out = np.zeros((plan.halves, vector_length(s, group)), np.float32)
         for j in range(plan.halves):
             for at, p in enumerate(group):
@@ -96,7 +96,7 @@ def vectors(s: Binder, group: Sequence[Part]) -> list[Buffer]:
                 out[j, at * size : (at + 1) * size] = vector_of(p)[start : start + size]
         return out.reshape(-1)
 
-    def stored(p: Part, vector: Array) -> Array:
+    def stored(p: ColumnTile, vector: Array) -> Array:
         return stored_vector(vector, p.plan.positions, p.plan.columns)
 
     shape = (plan.halves * vector_length(s, group),)
@@ -113,7 +113,7 @@ def vectors(s: Binder, group: Sequence[Part]) -> list[Buffer]:
     return out
 
 
-def vector_length(s: Binder, group: Sequence[Part]) -> int:
+def vector_length(s: Binder, group: Sequence[ColumnTile]) -> int:
     """Elements of a vector that one right memory loads; more than one piece are padded to whole pieces."""
     length = len(group) * group[0].plan.acc_b * TILE
     piece = int(s.overlay.capability_of(s.grid.weights, "load_vector").limits["piece"][1])

@@ -22,18 +22,18 @@ from ..base.errors import FieldError, ScheduleError, UnsupportedError
 from ..isa.fields import Record
 from ..isa.layout import Layout, padded
 from ..isa.overlay import Overlay
-from ..isa.program import Buffer, KernelPatch, Role, Segment, UnpackedProgram
+from ..isa.program import Buffer, KernelPatch, ProgramSegment, Role, UnpackedProgram
 from ..isa.work import LengthField, RowNorm, Softmax, Store
 from .bindable import require_gemm, require_scores, require_values
 from .chain import instructions, parameters_of
 from .circuits import Circuit, Path, circuits_of
-from .dram import Lowered, Weights
+from .dram import Lowered, PackedWeights
 from .graph import Array, AttentionLayer, Gemm, LayerGraph, Output, free_name
 from .groups import kind_of
 from .memory import Arena, Columns, lay_out_heads, plain, reads, stored_vector, stored_weight
 from .memory_limits import check_room
 from .schedule import Interleave, Schedule
-from .strips import Operands, Region, Work, WorkLists
+from .strips import Operands, StoredRegion, UnitWork, WorkLists
 
 SCORES = "scores"
 """The buffer of the scores of one head, one after the other."""
@@ -98,7 +98,7 @@ class _Binder:
         self.buffers: dict[str, Buffer] = {}
         self.weights: dict[str, Callable[[], Array]] = {}
         self.ends = dict.fromkeys(overlay.banks, 0)
-        self.shared: dict[int, Region] = {}
+        self.shared: dict[int, StoredRegion] = {}
         self.work = WorkLists(overlay, schedule.interleave is Interleave.STRICT)
         self.spent: dict[str, float] = {}
         """Bound of the work that each product unit has in this layer (`_bound`)."""
@@ -119,11 +119,11 @@ class _Binder:
         for number, binding in enumerate(self.placed()):
             self.spent, self.work.layer = {}, number
             binding()
-        return Lowered(self._emitted(self.work.finish()), Weights(self.weights))
+        return Lowered(self._emitted(self.work.finish()), PackedWeights(self.weights))
 
     # -- off-chip memory
 
-    def _weight(self, name: str, bank: str, shape: tuple[int, ...], stored: Callable[[], Array]) -> Region:
+    def _weight(self, name: str, bank: str, shape: tuple[int, ...], stored: Callable[[], Array]) -> StoredRegion:
         """Reserve a buffer for a weight matrix or vector. stored: makes its elements, of this shape."""
         name = free_name(name, self.buffers)
         self.weights[name] = lambda: np.ascontiguousarray(stored(), np.float32).reshape(-1)
@@ -131,18 +131,18 @@ class _Binder:
         made = Buffer(name, bank, self.ends[bank], shape, Layout.LINEAR, Role.WEIGHT)
         self.buffers[name] = made
         self.ends[bank] = padded(made.offset + -(-made.size // unit), 64)
-        return Region(name, made.offset * unit, shape[-1])
+        return StoredRegion(name, made.offset * unit, shape[-1])
 
     def _weights(
         self, name: str, paths: Iterable[Path], shape: tuple[int, ...], stored: Callable[[], Array]
-    ) -> dict[str, Region]:
+    ) -> dict[str, StoredRegion]:
         """Reserve a buffer for a weight in every bank that one of the paths begins at. Returns their places by bank."""
         banks = dict.fromkeys(_bank(path) for path in paths)
         return {bank: self._weight(name, bank, shape, stored) for bank in banks}
 
-    def _region(self, name: str) -> Region:
+    def _region(self, name: str) -> StoredRegion:
         b = self.buffers[name]
-        return Region(name, b.offset * self.overlay.address_unit, b.shape[1])
+        return StoredRegion(name, b.offset * self.overlay.address_unit, b.shape[1])
 
     def _place_activations(self) -> None:
         """Place the activations. Inputs and outputs keep their memory, as do scores; the memory of other activations is
@@ -208,12 +208,12 @@ class _Binder:
         x, y = self.columns[gemm.x], self.columns[gemm.y]
         kept = None if gemm.residual is None else self.columns[gemm.residual]
         able = self._able(lambda c: require_gemm(c, gemm, x, y, kept, self.overlay))
-        weights: dict[str, Region] = {}
+        weights: dict[str, StoredRegion] = {}
         if gemm.multiplies:
             shape = (x.used, y.stored)
             made = partial(stored_weight, gemm, x, y.positions(), y.stored)
             weights = self._weights(f"{gemm.path}.weight", (c.weights for c in able), shape, made)
-        vectors: dict[str, dict[str, Region]] = {}
+        vectors: dict[str, dict[str, StoredRegion]] = {}
         given = {
             "bias": (f"{gemm.path}.bias", gemm.bias if gemm.multiplies else None),
             "scale": (f"{gemm.path}.residual_scale", gemm.residual_scale),
@@ -261,7 +261,7 @@ class _Binder:
 
         return bound
 
-    def _scores_bias(self, att: AttentionLayer, bias: Array) -> Region:
+    def _scores_bias(self, att: AttentionLayer, bias: Array) -> StoredRegion:
         """The bias of scores: one matrix below the other for each sequence and head. Layers with the same bias share
         it."""
         if id(bias) not in self.shared:
@@ -278,7 +278,7 @@ class _Binder:
         return self.shared[id(bias)]
 
     def _scores(
-        self, att: AttentionLayer, able: Sequence[Circuit], bias: Region | None, b: int, rows: int, head: int
+        self, att: AttentionLayer, able: Sequence[Circuit], bias: StoredRegion | None, b: int, rows: int, head: int
     ) -> None:
         """softmax(q @ k^T + bias) of one head of sequence `b`, into the buffer of scores."""
         heads, keys = self.columns[att.q], padded(rows, self.row_grain)
@@ -316,7 +316,7 @@ class _Binder:
 
     # -- instructions
 
-    def _emitted(self, work: dict[str, Work]) -> UnpackedProgram:
+    def _emitted(self, work: dict[str, UnitWork]) -> UnpackedProgram:
         """The instructions of every unit. Raises `UnsupportedError` for a value that a field does not hold."""
         made: dict[str, tuple[Record, ...]] = {}
         patches: dict[str, list[KernelPatch]] = {}
@@ -339,13 +339,13 @@ class _Binder:
             segments=tuple(self._segments(work)) if all(len(ops[u]) == len(work[u].items) for u in made) else (),
         )
 
-    def _segments(self, work: dict[str, Work]) -> Iterator[Segment]:
+    def _segments(self, work: dict[str, UnitWork]) -> Iterator[ProgramSegment]:
         """Every layer as a segment, with the instructions of each unit that belong to it. Valid if each item is one
         instruction; otherwise nobody but the overlay knows which items an instruction is for."""
         for number, layer in enumerate(self.net.layers):
             uops = {unit: ranges for unit, of_unit in work.items() if (ranges := of_unit.ranges(number))}
             kind = kind_of(layer if isinstance(layer, AttentionLayer) else [layer])
-            yield Segment(layer.y, (layer.path, *layer.fused), kind, (layer.y,), uops)
+            yield ProgramSegment(layer.y, (layer.path, *layer.fused), kind, (layer.y,), uops)
 
 
 def _bank(path: Path) -> str:

@@ -17,7 +17,7 @@ from itertools import groupby
 from ..base.errors import ProgramError
 from ..isa.fields import Record
 from ..isa.overlay import Overlay
-from ..isa.program import Segment
+from ..isa.program import ProgramSegment
 from ..isa.work import Access, RowStore
 from .graph import AttentionLayer
 from .groups import Planned
@@ -68,7 +68,7 @@ class SegmentRecord:
         accesses: Sequence[Access | RowStore],
         *,
         before: int = 0,
-    ) -> tuple[Segment, ...]:
+    ) -> tuple[ProgramSegment, ...]:
         """Return the segments in execution order. sequences: the mOPs of every unit, op lists included. unit: the one
         whose `accesses`, in their order, are in the tiles. before: its instructions before them, which belong to no
         segment. Raises `ProgramError` if the accesses are not those of the tiles."""
@@ -87,11 +87,11 @@ class SegmentRecord:
         return tuple(_segment(noted.planned, of) for noted, of in zip(self._noted, uops, strict=True))
 
 
-def _segment(planned: Planned, uops: Mapping[str, Ranges]) -> Segment:
+def _segment(planned: Planned, uops: Mapping[str, Ranges]) -> ProgramSegment:
     layers = [planned.layers] if isinstance(planned.layers, AttentionLayer) else planned.layers
     outputs = tuple(layer.target for layer in layers)
     paths = tuple(dict.fromkeys(path for layer in layers for path in (layer.path, *layer.fused)))
-    return Segment(joined(outputs), paths, planned.kind, outputs, uops)
+    return ProgramSegment(joined(outputs), paths, planned.kind, outputs, uops)
 
 
 def joined(names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from ..base.errors import DeadlockError, ProgramError, ScheduleError, Unsupporte
 from ..isa.layout import BLOCK
 from ..isa.overlay import Overlay
 from ..machine.plan import execute
-from ..machine.timing import Timing
+from ..machine.timing import RunTiming
 from .chain import seconds_of
 from .graph import AttentionLayer, Gemm, LayerGraph, Output
 from .groups import groups_of, kind_of
@@ -48,7 +48,7 @@ CUTS = (Tiles(tile_rows=3), Tiles(tile_rows=4, mme_rows=2), Tiles(tile_cols=4), 
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result of a search. latency_s: modelled, in seconds, for the first `sampled` of the network's `segments`
     layers. tried: number of schedules priced after the first. steps: the log of improvements, one line each."""
 
@@ -88,7 +88,7 @@ CostModel = Callable[[LayerGraph, Overlay, Schedule], Price]
 cannot run."""
 
 
-def price(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Timing:
+def price(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> RunTiming:
     """The default cost model: lower a network, run its kernels without the instruction path, and return that run.
     Raises like `lower`, and `DeadlockError`."""
     lowered = lower(network, overlay, schedule)
@@ -104,7 +104,7 @@ def search(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
     cost: CostModel = price,
-) -> Found:
+) -> SearchResult:
     """Search for the schedule with the lowest price within a time budget; at least the first candidate is priced.
 
     budget_s: in seconds. progress: called with the share of the budget that is spent. Raises `ScheduleError` for a
@@ -184,7 +184,7 @@ class _Trial:
         self._whole = whole
         self._seen: set[Schedule] = set()
         self._price_s = 0.0
-        self.found: Found | None = None
+        self.found: SearchResult | None = None
         self.fastest: Schedule | None = None
         """The schedule with the lowest latency, whatever the size of its image."""
         self._fastest_s = inf
@@ -202,7 +202,9 @@ class _Trial:
                 self.fastest, self._fastest_s = schedule, run.latency
             if self.found is None:
                 self._price_s, layers = run.latency, len(self._network.layers)
-                self.found = Found(schedule, run.latency, layers, layers, steps=[f"{label}: {duration(run.latency)}"])
+                self.found = SearchResult(
+                    schedule, run.latency, layers, layers, steps=[f"{label}: {duration(run.latency)}"]
+                )
             else:
                 self.found.tried += 1
                 if run.latency >= self._price_s * (1 - 1e-6):

@@ -17,7 +17,7 @@ from ..isa.layout import ALIGNED, padded
 from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Role, UnpackedProgram
 from .build import Built
-from .dram import Weights
+from .dram import PackedWeights
 from .graph import Array, free_name
 from .lower import Banks
 from .sound import require_sound
@@ -99,7 +99,7 @@ class WeightLibrary:
         kernels = replace(kernels, sequences=moved, buffers=(*others, *self.buffers))
         program = built.pack(kernels, None)
         require_sound(program, built.chosen.schedule)
-        return replace(built, program=program, weights=Weights(made), kernels=kernels)
+        return replace(built, program=program, weights=PackedWeights(made), kernels=kernels)
 
     def _buffers(self, built: Built) -> tuple[Buffer, ...]:
         """The buffers of a program in the bank; none if not all of them are weights."""

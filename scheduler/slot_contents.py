@@ -13,7 +13,7 @@ from .binder import Binder
 from .order import TileAccesses
 
 
-class Held:
+class LoadedSlots:
     """The contents of the slots of memories since this object was made."""
 
     def __init__(self, s: Binder) -> None:

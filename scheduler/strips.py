@@ -23,7 +23,7 @@ from ..machine.description import UnitSpec, Where
 from .circuits import Circuit, Path
 
 
-class Region(NamedTuple):
+class StoredRegion(NamedTuple):
     """A place in a stored matrix or vector. buffer: its name. offset: of the place, in elements of the bank. pitch:
     elements from one row to the next."""
 
@@ -31,7 +31,7 @@ class Region(NamedTuple):
     offset: int
     pitch: int
 
-    def at(self, row: int, column: int) -> Region:
+    def at(self, row: int, column: int) -> StoredRegion:
         """The place `row` rows and `column` columns further."""
         return self._replace(offset=self.offset + row * self.pitch + column)
 
@@ -40,12 +40,12 @@ class Operands(NamedTuple):
     """What a strip is made of. left, right: operands of the product, None for none. depth: tiles of K. transposed: the
     right operand is stored transposed. vectors: bias and scale, by their names in `circuits.ADDED`."""
 
-    left: Region | None = None
-    right: Region | None = None
+    left: StoredRegion | None = None
+    right: StoredRegion | None = None
     depth: int = 0
     transposed: bool = False
-    vectors: Mapping[str, Region] = {}
-    residual: Region | None = None
+    vectors: Mapping[str, StoredRegion] = {}
+    residual: StoredRegion | None = None
 
 
 class _Pending(NamedTuple):
@@ -66,7 +66,7 @@ class _Half(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class UnitWork:
     """The items of one unit, in order. layers: those that each item belongs to, as numbers; a turn may belong to
     two."""
 
@@ -94,7 +94,7 @@ class WorkLists:
     def __init__(self, overlay: Overlay, strict: bool) -> None:
         self.layer = 0
         self._strict = strict
-        self._work = {u.name: Work() for u in overlay.units}
+        self._work = {u.name: UnitWork() for u in overlay.units}
         self._halves: dict[str, list[_Half]] = {}
         self._pending: list[_Pending] = []
 
@@ -102,7 +102,7 @@ class WorkLists:
         self,
         circuit: Circuit,
         operands: Operands,
-        out: Region,
+        out: StoredRegion,
         count: int,
         store: Store,
         softmax: Softmax | None = None,
@@ -141,7 +141,7 @@ class WorkLists:
         if self._strict:
             self._list_stores()
 
-    def finish(self) -> dict[str, Work]:
+    def finish(self) -> dict[str, UnitWork]:
         """The items of every unit, in order. In each turn a memory fills a slot and drains the one filled before."""
         self._list_stores()
         for unit, halves in self._halves.items():
@@ -194,7 +194,7 @@ class WorkLists:
     def _load(
         self,
         path: Path,
-        place: Region,
+        place: StoredRegion,
         rows: int,
         columns: int,
         product: str,
@@ -222,7 +222,7 @@ class WorkLists:
             self._turn(u, fill, Send(1, count, again, product))
             sent = count * again
 
-    def _load_vector(self, path: Path, place: Region, size: int, product: str) -> None:
+    def _load_vector(self, path: Path, place: StoredRegion, size: int, product: str) -> None:
         access = self._access(path.units[1], path.labels[0], place, 1, size)
         self._add(path.units[0].name, access._replace(vector=True, stride=0))
         for u, before, behind in _between(path):
@@ -232,7 +232,7 @@ class WorkLists:
                 self._turn(u, LoadVector(size, path.units[0].name), Send(1, 1, 1, product))
 
     @staticmethod
-    def _access(peer: UnitSpec, label: str, place: Region, rows: int, columns: int) -> Access:
+    def _access(peer: UnitSpec, label: str, place: StoredRegion, rows: int, columns: int) -> Access:
         """The load of rows x columns elements."""
         return Access(peer.name, False, place.offset, columns, rows, place.pitch, label=label)
 

@@ -22,7 +22,7 @@ from .left_memories import pass_tiles
 from .memory import Columns
 from .order import TileAccesses
 from .refusal import require
-from .tile import TILE, RowTile
+from .tile import TILE, OutputRows
 
 GROUP = 8
 """Columns of a head that lie together in a table: first their own factors, then those of their partners."""
@@ -78,7 +78,7 @@ def _ones(s: Binder, pitch: int) -> Buffer:
     )
 
 
-def positions(s: Binder, gemm: Gemm, row: RowTile, i: int) -> tuple[int, ...]:
+def positions(s: Binder, gemm: Gemm, row: OutputRows, i: int) -> tuple[int, ...]:
     """The row blocks of the table of the rows of grid row i: those of the rows within their sequences, or of all rows
     if the host makes the table."""
     blocks = range(row.start + i * row.acc, row.start + (i + 1) * row.acc)
@@ -91,7 +91,7 @@ def positions(s: Binder, gemm: Gemm, row: RowTile, i: int) -> tuple[int, ...]:
     return tuple(within)
 
 
-def needed(s: Binder, gemm: Gemm, row: RowTile, units: Sequence[tuple[int, int]]) -> bool:
+def needed(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]]) -> bool:
     """Whether the memories of results at these (grid row, grid column) need another table, which they then have."""
     if gemm.rotary is None:
         return False
@@ -102,7 +102,7 @@ def needed(s: Binder, gemm: Gemm, row: RowTile, units: Sequence[tuple[int, int]]
     return True
 
 
-def bind(s: Binder, gemm: Gemm, row: RowTile, units: Sequence[tuple[int, int]]) -> None:
+def bind(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]]) -> None:
     """Append the pass that loads the table of a row tile into the memories of results at `units`."""
     assert gemm.rotary is not None
     grid, table = s.grid, _table(s, gemm)
@@ -123,6 +123,6 @@ def bind(s: Binder, gemm: Gemm, row: RowTile, units: Sequence[tuple[int, int]]) 
         s.route(grid.left_switch, routes, row.acc * columns)
 
 
-def fresh(row: RowTile, y: Columns) -> tuple[int, int]:
+def fresh(row: OutputRows, y: Columns) -> tuple[int, int]:
     """Row tiles and column tiles of a table that a memory of results takes for a row tile."""
     return row.acc, 2 * y.pitch // TILE

@@ -27,7 +27,7 @@ TILE = BLOCK_ROWS
 """Rows and columns of a tile of the product grid."""
 
 
-class Span(NamedTuple):
+class SequenceSpan(NamedTuple):
     """The place of a sequence among the rows of all: its first block of 128 rows, the number of its blocks, and its
     rows without padding."""
 
@@ -41,17 +41,17 @@ ENTRIES = 128
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowLayout:
     """How the rows of an activation lie in memory. spans: the places of the sequences. blocks: blocks of 128 rows of
     all sequences, padding included. together: row b of the one block is that of sequence b."""
 
-    spans: list[Span]
+    spans: list[SequenceSpan]
     blocks: int
     together: bool = False
 
 
 @dataclass(frozen=True)
-class RowTile:
+class OutputRows:
     """The rows of one output tile: `groups` left memories hold `acc` row blocks each, from row block `start` on."""
 
     start: int
@@ -60,7 +60,7 @@ class RowTile:
 
 
 @dataclass(frozen=True)
-class Limits:
+class GridLimits:
     """What a grid of product units holds.
 
     grid_rows, grid_cols: its size. rows: row blocks of one product unit's part of an output tile. cols: column blocks
@@ -74,12 +74,12 @@ class Limits:
     slices: int
 
     @staticmethod
-    def of(overlay: Overlay, grid: ProductGrid) -> Limits:
+    def of(overlay: Overlay, grid: ProductGrid) -> GridLimits:
         """The limits of an overlay's grid, from the smallest of its memories and the counts of its product units."""
         left, right = ([overlay.memory_of(unit) for unit in units] for units in (grid.left, grid.right))
         results = [overlay.memory_of(unit) for row in grid.results for unit in row]
         counts = overlay.capability_of(grid.products[0][0], "matmul").limits
-        return Limits(
+        return GridLimits(
             grid.rows,
             grid.columns,
             min(*(m.rows // TILE for m in (*left, *results)), int(counts["rows"][1])),
@@ -126,7 +126,7 @@ def _either(sizes: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class StoredStatistics:
     """Mean and variance of the rows of an activation, for norms that are applied as it is loaded.
 
     rms: mean squares are enough. parts: of the columns, each with statistics of its own: the column tiles of whatever
@@ -139,8 +139,8 @@ class Statistics:
 
 
 def statistics_of(
-    network: LayerGraph, overlay: Overlay, cuts: Mapping[str, Tiles], limits: Limits
-) -> dict[str, Statistics]:
+    network: LayerGraph, overlay: Overlay, cuts: Mapping[str, Tiles], limits: GridLimits
+) -> dict[str, StoredStatistics]:
     """The statistics that the norms of operands need, by activation. A product makes them at its store unless the
     memory of results applies something else there or has no neighbour to complete rows with, or unless its tiles are
     more parts than a load can join. cuts: by activation."""
@@ -153,7 +153,7 @@ def statistics_of(
                 if name is not None and norm is not None:
                     norms.setdefault(name, []).append(norm)
     made = {layer.y: layer for layer in network.layers if isinstance(layer, Gemm)}
-    out: dict[str, Statistics] = {}
+    out: dict[str, StoredStatistics] = {}
     for name, of in norms.items():
         gemm, rms = made.get(name), all(norm.rms for norm in of)
         width = network.inputs[name] if name in network.inputs else network.columns(name)
@@ -161,9 +161,11 @@ def statistics_of(
         if gemm is not None and gemm.is_plain_store and cuts[name].mme_cols == limits.grid_cols:
             parts = column_tiles(blocks, cuts[name], False, limits, pairs=True)[0]
             if parts <= most:
-                out[name] = Statistics(rms, parts, True)
+                out[name] = StoredStatistics(rms, parts, True)
                 continue
-        out[name] = Statistics(rms, column_tiles(blocks, limits.fit(Tiles()), False, limits, pairs=True)[0], False)
+        out[name] = StoredStatistics(
+            rms, column_tiles(blocks, limits.fit(Tiles()), False, limits, pairs=True)[0], False
+        )
     return out
 
 
@@ -181,12 +183,12 @@ class Tiled:
     overlay: Overlay
     schedule: Schedule
     patterns: Patterns
-    limits: Limits
+    limits: GridLimits
     plan: list[Planned]
     cuts: dict[str, Tiles]
     columns: dict[str, Columns]
-    rows: dict[int, Rows]
-    statistics: dict[str, Statistics] = field(default_factory=dict)
+    rows: dict[int, RowLayout]
+    statistics: dict[str, StoredStatistics] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
 
     @property
@@ -194,14 +196,14 @@ class Tiled:
         """The overlay's grid of product units."""
         return self.patterns.grid
 
-    def rows_of(self, name: str) -> Rows:
+    def rows_of(self, name: str) -> RowLayout:
         """How the rows of an activation lie."""
         if self.apart and self.network.seq_of(name) == 1 and name not in self.apart:
             batch = self.network.batch
-            return Rows([Span(0, 1, 1)] * batch, 1, together=True)
+            return RowLayout([SequenceSpan(0, 1, 1)] * batch, 1, together=True)
         return self.rows[self.network.seq_of(name)]
 
-    def spans_of(self, name: str) -> list[Span]:
+    def spans_of(self, name: str) -> list[SequenceSpan]:
         """The places of the sequences of an activation."""
         return self.rows_of(name).spans
 
@@ -249,7 +251,7 @@ def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
     `UnsupportedError` naming the layer whose columns cannot be laid out."""
     patterns = overlay.patterns
     assert patterns is not None, overlay.name
-    limits = Limits.of(overlay, patterns.grid)
+    limits = GridLimits.of(overlay, patterns.grid)
     for layer in network.layers:
         if isinstance(layer, AttentionLayer):
             try:
@@ -298,14 +300,14 @@ def _apart(network: LayerGraph) -> frozenset[str]:
     return frozenset({*network.states, *queries})
 
 
-def _rows(network: LayerGraph, schedule: Schedule, limits: Limits, rows: Sequence[int]) -> Rows:
+def _rows(network: LayerGraph, schedule: Schedule, limits: GridLimits, rows: Sequence[int]) -> RowLayout:
     """How sequences of these numbers of rows lie, one behind the other. Raises `ScheduleError` like `_row_blocks`."""
     blocks = [padded(n, TILE) // TILE for n in rows]
-    spans = [Span(*span) for span in zip(accumulate(blocks, initial=0), blocks, rows, strict=False)]
-    return Rows(spans, _row_blocks(network, schedule, limits, sum(blocks)))
+    spans = [SequenceSpan(*span) for span in zip(accumulate(blocks, initial=0), blocks, rows, strict=False)]
+    return RowLayout(spans, _row_blocks(network, schedule, limits, sum(blocks)))
 
 
-def _row_blocks(network: LayerGraph, schedule: Schedule, limits: Limits, blocks: int) -> int:
+def _row_blocks(network: LayerGraph, schedule: Schedule, limits: GridLimits, blocks: int) -> int:
     """Row blocks of all sequences. Raises `ScheduleError` if padding to whole tiles would separate sequences."""
     if not schedule.whole_tiles:
         return blocks
@@ -327,19 +329,19 @@ def row_shapes(grid_rows: int, rows: int) -> dict[int, tuple[int, int]]:
     return {groups * acc: (groups, acc) for acc in range(rows, 0, -1) for groups in range(1, grid_rows + 1)}
 
 
-def row_tiles(blocks: int, cut: Tiles, limits: Limits) -> list[RowTile]:
+def row_tiles(blocks: int, cut: Tiles, limits: GridLimits) -> list[OutputRows]:
     """Cut `blocks` row blocks into tiles, each as large as the rows of the grid and cut.tile_rows allow."""
     shapes = row_shapes(cut.mme_rows, limits.rows)
     out, at = [], 0
     while at < blocks:
         n = max(s for s in shapes if s <= min(blocks - at, cut.tile_rows))
-        out.append(RowTile(at, *shapes[n]))
+        out.append(OutputRows(at, *shapes[n]))
         at += n
     return out
 
 
 def column_tiles(
-    blocks: int, cut: Tiles, whole: bool, limits: Limits, pairs: bool = False, grain: int = 1
+    blocks: int, cut: Tiles, whole: bool, limits: GridLimits, pairs: bool = False, grain: int = 1
 ) -> tuple[int, int, int]:
     """Cut `blocks` column blocks into equal tiles. Returns the number of tiles, of grid columns in use, and of blocks
     in each. whole: make one tile over all columns of the grid, as a norm needs whole rows. pairs: take all columns of
@@ -356,7 +358,7 @@ def column_tiles(
 
 
 def product_tiles(
-    gemm: Gemm, y: Columns, cut: Tiles, limits: Limits, statistics: Mapping[str, Statistics]
+    gemm: Gemm, y: Columns, cut: Tiles, limits: GridLimits, statistics: Mapping[str, StoredStatistics]
 ) -> tuple[int, int, int]:
     """Cut the columns that a product computes, or that a pass goes over, as `column_tiles` does. y: the layout of the
     result; a gated product computes twice as many columns."""
@@ -371,9 +373,9 @@ def columns_of(
     network: LayerGraph,
     overlay: Overlay,
     cuts: Mapping[str, Tiles],
-    limits: Limits,
+    limits: GridLimits,
     whole_tiles: bool,
-    statistics: Mapping[str, Statistics],
+    statistics: Mapping[str, StoredStatistics],
 ) -> dict[str, Columns]:
     """Choose the column layout of every activation.
 

@@ -18,7 +18,7 @@ Evaluate = Callable[[syn.ExpressionNode], Value]
 """Evaluates an expression at the top of a region. Raises `Refusal`."""
 
 
-class StreamType(NamedTuple):
+class StreamAnnotation(NamedTuple):
     """What `Stream[T, N, P][shape] @ Order("...")` states. depth, packing, order: None if they are not written."""
 
     type: ElementType
@@ -66,7 +66,7 @@ def _parted(node: syn.ExpressionNode) -> tuple[syn.ExpressionNode, syn.Expressio
     return (unquoted(parts[0]), parts[1]) if len(parts) == 2 and last_name(node) == "Annotated" else (node, None)
 
 
-def stream_type(node: syn.ExpressionNode, constants: Evaluate) -> StreamType:
+def stream_type(node: syn.ExpressionNode, constants: Evaluate) -> StreamAnnotation:
     """Read `Stream[T, N, P]` or `Stream[T, N, P][shape]`, alone or with an order. Raises `Refusal`."""
     shape: tuple[int, ...] = ()
     node, added = _parted(node)
@@ -83,7 +83,7 @@ def stream_type(node: syn.ExpressionNode, constants: Evaluate) -> StreamType:
     kind = element_type(parts[0], constants)
     depth = integer(parts[1], constants) if len(parts) > 1 else None
     packing = integer(parts[2], constants) if len(parts) > 2 else None
-    return StreamType(kind, depth, packing, shape, None if added is None else _order(added, kind, constants))
+    return StreamAnnotation(kind, depth, packing, shape, None if added is None else _order(added, kind, constants))
 
 
 def _order(node: syn.ExpressionNode, kind: ElementType, constants: Evaluate) -> Order:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..isa.overlays.tasks.tree import last_cycles
-from .run import Run
-from .tree import Beat, Body, Choice, Node, Nodes, Region, Repeat, total
+from .run import BodyRun
+from .tree import Beat, Body, Choice, FixedLoop, Node, Nodes, Region, total
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def fire_together(bodies: Sequence[Body], depths: Mapping[int, int], packing: Ma
             (writers if put else readers)[s] = k
     apart: list[Beat] = []
     while True:
-        waits = Run(now, depths, packing).outcome().waits
+        waits = BodyRun(now, depths, packing).outcome().waits
         peers = {w.instance: [(readers if op.put else writers)[op.stream] for op in w.held] for w in waits}
         closed = _closed_groups(peers)
         found: list[Beat] = []
@@ -132,7 +132,7 @@ class _Taker:
         made = self._made.get(node)
         if made is None:
             made = (node,)
-            if isinstance(node, Repeat):
+            if isinstance(node, FixedLoop):
                 body = self.body(node.body)
                 made = made if body is node.body else self._nodes.repeat(node.times, body)
             elif isinstance(node, Choice):

@@ -24,7 +24,7 @@ from .check import Report
 from .layouts import parse
 from .lower import lowered_task
 from .reader import beats_of
-from .source import Diagnostic, Refusal, Source
+from .source import Refusal, Source, SourceFinding
 from .syntax import nodes as syn
 from .syntax.parser import executable
 from .tree import Region, TaskDecl
@@ -89,7 +89,7 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         try:
             made.append(lowered_task(region, declared, _parameters(declared), externals))
         except Refusal as r:
-            faults.append(Diagnostic(r.code, r.message, r.place, r.notes, subject=declared.name))
+            faults.append(SourceFinding(r.code, r.message, r.place, r.notes, subject=declared.name))
     if faults:
         raise Refused(Report(region, tuple(faults)))
     names = unit_names([instance.name for instance in region.instances])
@@ -133,9 +133,9 @@ def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tup
     return tuple((unit, tuple(sorted(places))) for unit, places in found.items())
 
 
-def _parameters(declared: TaskDecl) -> tuple[tasks.Parameter, ...]:
+def _parameters(declared: TaskDecl) -> tuple[tasks.TensorParameter, ...]:
     return tuple(
-        tasks.Parameter(p.name, p.tensor.name, _axes(p.layout, len(p.tensor.type.shape)))
+        tasks.TensorParameter(p.name, p.tensor.name, _axes(p.layout, len(p.tensor.type.shape)))
         for p in declared.parameters
         if p.tensor is not None
     )
@@ -147,7 +147,7 @@ def _axes(layout: str | None, rank: int) -> tuple[int, ...]:
     return tuple(-1 if axis is None else axis for axis in labels)
 
 
-def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.Tensor, ...]:
+def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.OffChipTensor, ...]:
     """The tensors of a region: those that tasks store into are outputs, those that they read are inputs."""
     stored, read = set(), set()
     for task in made:
@@ -156,7 +156,8 @@ def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.Tensor, ...]
         stored |= {tensor_of[n.name] for n in nodes(task.body) if isinstance(n, Store) and n.name in tensor_of}
         read |= {tensor for name, tensor in tensor_of.items() if names[name]}
     return tuple(
-        tasks.Tensor(d.name, d.type, d.name in read or d.name not in stored, d.name in stored) for d in region.tensors
+        tasks.OffChipTensor(d.name, d.type, d.name in read or d.name not in stored, d.name in stored)
+        for d in region.tensors
     )
 
 

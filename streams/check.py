@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from .circles import bridges, without
 from .order_check import Ends, compare_orders
 from .reader import read
-from .run import MOVES, Effort, Outcome, Run, Unending, Wait
-from .source import ORDER, Diagnostic
+from .run import MOVES, BodyRun, Effort, InstanceWait, RunEnd, Unending
+from .source import ORDER, SourceFinding
 from .timing.bytecode import TooLong
 from .timing.outcomes import branches
-from .timing.timed import Model, Stuck, TooManyTokens
-from .tree import Beat, Choice, Instance, Node, Nodes, Op, Region, Repeat, StreamDecl, total
+from .timing.timed import EndlessWait, TimedProgram, TooManyTokens
+from .tree import Beat, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, StreamDecl, total
 
 FEW = MOVES // 5
 """Moves after which a program without branches on data goes on in compiled code."""
@@ -34,7 +34,7 @@ class Report:
     """The result of a check. findings: errors first, then warnings, in the order of causes."""
 
     region: Region
-    findings: tuple[Diagnostic, ...]
+    findings: tuple[SourceFinding, ...]
 
     @property
     def code(self) -> str:
@@ -71,7 +71,7 @@ class _Check:
         self._ends_well: bool | None = None
         self._bodies = [instance.body for instance in region.instances]
         self._effort = Effort(FEW if not any(branches(body) for body in self._bodies) else MOVES)
-        self._compiled: Model | None = None
+        self._compiled: TimedProgram | None = None
         for k, instance in enumerate(region.instances):
             for node in instance.body:
                 self._count(k, node)
@@ -111,7 +111,7 @@ class _Check:
                     self.at.setdefault((node.stream, node.put), node)
                 elif node not in seen:
                     seen.add(node)
-                    todo += node.body if isinstance(node, Repeat) else node.ops if isinstance(node, Beat) else ()
+                    todo += node.body if isinstance(node, FixedLoop) else node.ops if isinstance(node, Beat) else ()
                     todo += [below for arm in reversed(node.arms) for below in arm] if isinstance(node, Choice) else ()
 
     def _name(self, stream: int) -> str:
@@ -196,7 +196,7 @@ class _Check:
                 if node in seen or node.even:
                     continue
                 seen.add(node)
-                if isinstance(node, Repeat):
+                if isinstance(node, FixedLoop):
                     todo += node.body
                 elif isinstance(node, Choice):
                     inner = [below for arm in node.arms for below in arm if not below.even]
@@ -234,7 +234,7 @@ class _Check:
 
     # -- waits --------------------------------------------------------------------------------------------------------
 
-    def _outcome(self, deeper: Mapping[int, int]) -> Outcome:
+    def _outcome(self, deeper: Mapping[int, int]) -> RunEnd:
         """Run all instances. deeper: depths of some streams other than declared."""
         depths, packing = {}, {}
         for stream in sorted(self.puts.keys() | self.gets.keys()):
@@ -242,30 +242,30 @@ class _Check:
             depths[stream], packing[stream] = deeper.get(stream, decl.depth), decl.packing
         if self._compiled is None:
             try:
-                return Run(self._bodies, depths, packing, self._effort).outcome()
+                return BodyRun(self._bodies, depths, packing, self._effort).outcome()
             except Unending:
                 if any(branches(body) for body in self._bodies):
                     raise
         return self._run_compiled(depths, packing)
 
-    def _run_compiled(self, depths: Mapping[int, int], packing: Mapping[int, int]) -> Outcome:
+    def _run_compiled(self, depths: Mapping[int, int], packing: Mapping[int, int]) -> RunEnd:
         """Run a large program without branches on data, with the time that nobody asks for, in compiled code. The place
         of a wait is the last one of its stream. Raises `Unending`."""
         try:
             if self._compiled is None:
-                self._compiled = Model(self._bodies, packing)
+                self._compiled = TimedProgram(self._bodies, packing)
             if self._compiled.walked > BEATS:
                 raise Unending
             found = self._compiled.run(depths)
         except (TooLong, TooManyTokens):
             raise Unending from None
-        if not isinstance(found, Stuck):
-            return Outcome((), {}, False)
+        if not isinstance(found, EndlessWait):
+            return RunEnd((), {}, False)
         waits = []
         for k, (stream, put) in sorted(found.waits.items()):
             op = self.at[stream, put]
-            waits.append(Wait(k, op, depths[stream] if put else 0, depths[stream], op, (op,)))
-        return Outcome(tuple(waits), {}, False)
+            waits.append(InstanceWait(k, op, depths[stream] if put else 0, depths[stream], op, (op,)))
+        return RunEnd(tuple(waits), {}, False)
 
     def _live(self) -> None:
         self._leave_bridges_out()
@@ -285,7 +285,7 @@ class _Check:
         for stream in left_out:
             del self.puts[stream], self.gets[stream]
 
-    def _stuck(self, outcome: Outcome) -> None:
+    def _stuck(self, outcome: RunEnd) -> None:
         """Report a cycle of waits, and the least depth that breaks it."""
         cycle = self._cycle(outcome.waits)
         text = "; ".join(self._wait(wait) for wait in cycle[:8])
@@ -304,11 +304,11 @@ class _Check:
             notes.append(f"the least depth is not known: {LIMITS}")
         self.source.add("depth", f"a cycle of waits: {text}", wait.op.place, *notes, subject=name)
 
-    def _wait(self, wait: Wait) -> str:
+    def _wait(self, wait: InstanceWait) -> str:
         what = "put" if wait.op.put else "get"
         return f"{self._task(wait.instance)} waits to {what} {self._name(wait.op.stream)} ({wait.used}/{wait.depth})"
 
-    def _cycle(self, waits: Sequence[Wait]) -> list[Wait]:
+    def _cycle(self, waits: Sequence[InstanceWait]) -> list[InstanceWait]:
         """Follow the waits from one instance to the next until one comes again."""
         of = {wait.instance: wait for wait in waits}
         path: list[int] = []
@@ -319,7 +319,7 @@ class _Check:
             k = next(iter((self.gets if of[k].op.put else self.puts)[stream]))
         return [of[i] for i in (path[path.index(k) :] if k in path else path)]
 
-    def _least(self, waits: Sequence[Wait], endless: Mapping[int, int]) -> list[str]:
+    def _least(self, waits: Sequence[InstanceWait], endless: Mapping[int, int]) -> list[str]:
         """Say for each full stream the least depth, with the others as declared, with which every outcome ends."""
         notes = []
         full = [wait.op.stream for wait in waits if wait.op.put]
@@ -352,7 +352,7 @@ class _Check:
         return f"deeper streams together break it: {', '.join(map(self._name, deeper))}"
 
 
-def _though_it_ends(finding: Diagnostic) -> Diagnostic:
+def _though_it_ends(finding: SourceFinding) -> SourceFinding:
     """A finding about a value that nobody reads, of a program that is refused for that alone."""
     if finding.code != "unread" or finding.warning:
         return finding

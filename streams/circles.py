@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from .tree import Beat, Body, Choice, Node, Nodes, Op, Repeat
+from .tree import Beat, Body, Choice, FixedLoop, Node, Nodes, Op
 
 
 def bridges(ends: Mapping[int, tuple[int, int]]) -> set[int]:
@@ -57,7 +57,7 @@ def without(bodies: Sequence[Body], streams: Container[int], nodes: Nodes) -> li
         if known is None:
             if all(stream not in streams for stream, _, _ in node.needs):
                 known = (node,)
-            elif isinstance(node, Repeat):
+            elif isinstance(node, FixedLoop):
                 known = nodes.repeat(node.times, below(node.body))
             elif isinstance(node, Choice):
                 known = nodes.choice([below(arm) for arm in node.arms], node.place)

@@ -9,12 +9,12 @@ from math import prod
 from typing import NoReturn
 
 from ..base.element_types import BITS, ElementType
-from .annotations import StreamType, is_stream, last_name, stream_type, tensor_type, unquoted
-from .expressions import STEPS, Context, Expressions, Reading
+from .annotations import StreamAnnotation, is_stream, last_name, stream_type, tensor_type, unquoted
+from .expressions import STEPS, Expressions, FileReading, RegionContext
 from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.printer import shown
-from .tree import Parameter, StreamDecl, TaskDecl, TensorDecl
+from .tree import StreamDecl, TaskDecl, TaskParameter, TensorDecl
 from .values import Data, Limit, Static, SymbolicNumber, Value, element_type, integer, sizes
 
 INSTANCES = Limit(1 << 16)
@@ -31,7 +31,7 @@ REGIONS = Limit(1 << 12)
 class Declared:
     """All that a region and the regions that it calls declare, in order."""
 
-    reading: Reading
+    reading: FileReading
     streams: list[StreamDecl] = field(default_factory=list)
     tensors: list[TensorDecl] = field(default_factory=list)
     tasks: list[tuple[TaskDecl, Scope]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Scope:
         self._uses: dict[str, bool] = {}
         self._opaque: list[syn.ExpressionNode] = []
         reading = declared.reading
-        self.context = Context(
+        self.context = RegionContext(
             reading, self.streams, self.constants, self.tasks, self._uses, self.regions, self.tensors
         )
 
@@ -124,7 +124,7 @@ class Scope:
             case syn.Assignment(targets=(target,), value=value, augmented=False):
                 self._assign(target, value, statement)
             case (
-                syn.Branching(test=syn.Compared(left=syn.Identifier(name="__name__")))
+                syn.Branching(test=syn.ComparisonChain(left=syn.Identifier(name="__name__")))
                 | syn.Branching(test=syn.Identifier(name="TYPE_CHECKING"))
             ):
                 pass  # what runs if the file is run, and what only type-checkers see
@@ -292,7 +292,7 @@ class Scope:
         if self.wanted is None:
             self.declared.tasks.append((task, self))
 
-    def _parameters(self, node: syn.FunctionDefinition, listed: syn.ExpressionNode | None) -> tuple[Parameter, ...]:
+    def _parameters(self, node: syn.FunctionDefinition, listed: syn.ExpressionNode | None) -> tuple[TaskParameter, ...]:
         names = node.parameters
         if any(name.form != "args" or name.default is not None for name in names):
             raise Refusal("unsupported", "a task has plain parameters only, one for each tensor of args=", node)
@@ -305,7 +305,7 @@ class Scope:
             raise Refusal("unsupported", message, listed)
         return tuple(self._parameter(name, value) for name, value in zip(names, given, strict=True))
 
-    def _parameter(self, argument: syn.FormalParameter, value: syn.ExpressionNode | None) -> Parameter:
+    def _parameter(self, argument: syn.FormalParameter, value: syn.ExpressionNode | None) -> TaskParameter:
         tensor = None if value is None else self._tensor_of(value)
         note = argument.annotation
         place = argument.place if note is None else note.place
@@ -316,7 +316,7 @@ class Scope:
                 note_text = "the annotation of a parameter states the whole tensor; the layout cuts it"
                 self.source.add("type", message, place, note_text, subject=tensor.name)
             kind = tensor.type
-        return Parameter(argument.name, tensor, kind, layout, place)
+        return TaskParameter(argument.name, tensor, kind, layout, place)
 
     def _tensor_of(self, node: syn.ExpressionNode) -> TensorDecl:
         if isinstance(node, syn.Identifier) and node.name in self.tensors:
@@ -447,7 +447,7 @@ class Scope:
         if not is_stream(note):
             raise Refusal("type", f"{name} is {shown(note)[:40]}, but {stream.name} is a stream", value)
         kind = stream_type(note, self.evaluate)
-        own = StreamType(stream.type, stream.depth, stream.packing, stream.shape, stream.order)
+        own = StreamAnnotation(stream.type, stream.depth, stream.packing, stream.shape, stream.order)
         for what, stated, its in zip(("elements", "depth", "packing", "shape", "order"), kind, own, strict=True):
             if stated is not None and stated != its:
                 message = f"{what} of {name}: {_text(stated)}, but {stream.name} has {_text(its)}"

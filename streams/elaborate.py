@@ -11,8 +11,8 @@ from enum import Enum
 from itertools import chain
 from math import prod
 
-from .expressions import EMPTY, Context, Written
-from .paths import Paths, State
+from .expressions import EMPTY, RegionContext, WrittenBody
+from .paths import Paths, PathState
 from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.control import Grid, Pieces, deciding, deciding_parts, leaves, nested, pieces
@@ -42,7 +42,7 @@ class _EndsByData(Refusal):
 class Elaborator(Paths):
     """Statements of an instance. deciding: variables that control or indices depend on; all others hold data."""
 
-    def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+    def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
         found = context.decisive.get(task.body)
         if found is None:
@@ -205,9 +205,9 @@ class Elaborator(Paths):
 
     def _arms(
         self, arms: tuple[syn.Block, syn.Block], tail: syn.Block
-    ) -> tuple[list[Exit], list[Written], tuple[State, State], State]:
+    ) -> tuple[list[Exit], list[WrittenBody], tuple[PathState, PathState], PathState]:
         outer, start, born = self.begin(), self.save(), self._futures
-        how, bodies, states = list[Exit](), list[Written](), list[State]()
+        how, bodies, states = list[Exit](), list[WrittenBody](), list[PathState]()
         self._branches += 1
         for arm in arms:
             pending = {n: replace(f) for n, f in start.pending.items()}
@@ -217,7 +217,7 @@ class Elaborator(Paths):
             if self._divides(arm):
                 self.end_beat()
             bodies.append(self.closed())
-            states.append(State(self.env, self.pending, self.tokens))
+            states.append(PathState(self.env, self.pending, self.tokens))
         self._branches -= 1
         self.resume(outer)
         self.before = born
@@ -386,7 +386,7 @@ class Elaborator(Paths):
         names = target.facts.names if target is not None else frozenset[str]()
         unrolled = isinstance(node, syn.ForLoop | syn.MetaArm) and node.unrolled
         straight = unrolled and self.context.reading.timed  # its beats are those of one straight run of statements
-        outer, iterations = (self.ops, self.beats), list[tuple[int, Written]]()
+        outer, iterations = (self.ops, self.beats), list[tuple[int, WrittenBody]]()
         how, k = Exit.NONE, 0
         plan = None if straight else self._plan(node, target, names, values, body)
         period, ends = plan or Pieces(0, (len(values),))
@@ -404,7 +404,7 @@ class Elaborator(Paths):
             if not straight:
                 self.end_beat()
             self.prune()
-            iterations.append((1, Written(tuple(self.ops), () if straight else tuple(self.beats))))
+            iterations.append((1, WrittenBody(tuple(self.ops), () if straight else tuple(self.beats))))
             k += 1
             if how in (Exit.BREAK, Exit.RETURN):
                 break
@@ -414,7 +414,7 @@ class Elaborator(Paths):
                     times = (end - k) // period
                     period_of = [one for _, one in iterations[-period:]]
                     once = sum((one.ops for one in period_of), ()), sum((one.beats for one in period_of), ())
-                    iterations[-period:] = [(times + 1, Written(*once))]
+                    iterations[-period:] = [(times + 1, WrittenBody(*once))]
                     k += times * period
                     self._bind_index(target, values[k - 1])
                 before = after
@@ -468,7 +468,7 @@ class Elaborator(Paths):
 
     def _rounds(self, node: syn.WhileLoop) -> Exit:
         self.end_beat()
-        outer, iterations = (self.ops, self.beats), list[tuple[int, Written]]()
+        outer, iterations = (self.ops, self.beats), list[tuple[int, WrittenBody]]()
         before: object = None
         how = Exit.NONE
         while True:
@@ -497,7 +497,7 @@ class Elaborator(Paths):
         return how if how is Exit.RETURN else Exit.NONE
 
     def _by_data(
-        self, node: syn.StatementNode, target: syn.ExpressionNode | None, body: syn.Block, head: Written = EMPTY
+        self, node: syn.StatementNode, target: syn.ExpressionNode | None, body: syn.Block, head: WrittenBody = EMPTY
     ) -> Exit:
         """A loop whose end depends on data: any number of iterations, so its body must leave every stream as it is.
         head: the operations of its first test."""

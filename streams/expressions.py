@@ -14,7 +14,7 @@ from ..base.element_types import BITS, ElementType
 from ..base.operators import UNARY
 from ..base.place import Place
 from .language import LIBRARY, Layout
-from .orders.shown import Shown
+from .orders.shown import ShownOrder
 from .source import Refusal, Source
 from .syntax import nodes as syn
 from .syntax.control import Deciding
@@ -46,7 +46,7 @@ STEPS = 1_000_000
 
 
 @dataclass
-class Reading:
+class FileReading:
     """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, too, with the
     cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
     operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
@@ -72,12 +72,12 @@ class Reading:
 
 
 @dataclass
-class Context:
+class RegionContext:
     """What all instances of a region share. functions: names of other functions, and whether each uses a stream.
     regions, tensors: their names. decisive, varying, loops, nests: what the functions of `syntax.control` found in
     what was read before. varies: whether static parts of an expression do. orders: those that statements show."""
 
-    reading: Reading
+    reading: FileReading
     streams: Mapping[str, StreamDecl]
     constants: Mapping[str, Value]
     tasks: Mapping[str, TaskDecl]
@@ -89,7 +89,7 @@ class Context:
     nests: dict[tuple[object, ...], syn.Block] = field(default_factory=dict)
     varying: dict[syn.FunctionDefinition, frozenset[str]] = field(default_factory=dict)
     varies: dict[syn.SyntaxNode, bool] = field(default_factory=dict)
-    orders: dict[tuple[object, ...], Shown | None] = field(default_factory=dict)
+    orders: dict[tuple[object, ...], ShownOrder | None] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -118,14 +118,14 @@ class Future:
     number: int = -1
 
 
-class Written(NamedTuple):
+class WrittenBody(NamedTuple):
     """A body: its puts and gets one by one, and in beats. There are no beats if the reading is not timed."""
 
     ops: Body
     beats: Body
 
 
-EMPTY = Written((), ())
+EMPTY = WrittenBody((), ())
 Around = tuple[list[Node], list[Node]]
 """What was read before a body: puts and gets, and beats."""
 
@@ -146,7 +146,7 @@ class Expressions:
     before what takes cycles. Loops and branches with puts or gets begin and end one. Its operations fire together.
     """
 
-    def __init__(self, context: Context, name: str, tid: tuple[int, ...]) -> None:
+    def __init__(self, context: RegionContext, name: str, tid: tuple[int, ...]) -> None:
         self.context, self.name, self.tid = context, name, tid
         self.env: dict[str, Value] = {}
         self.ops: list[Node] = []
@@ -203,25 +203,25 @@ class Expressions:
         self.ops, self.beats = [], []
         return around
 
-    def closed(self) -> Written:
+    def closed(self) -> WrittenBody:
         """The body that was read."""
-        return Written(tuple(self.ops), tuple(self.beats))
+        return WrittenBody(tuple(self.ops), tuple(self.beats))
 
-    def resume(self, around: Around, made: Written = EMPTY) -> None:
+    def resume(self, around: Around, made: WrittenBody = EMPTY) -> None:
         """Go on behind a body. around: what `begin` returned."""
         self.ops, self.beats = [*around[0], *made.ops], [*around[1], *made.beats]
 
-    def chosen(self, arms: Sequence[Written], place: Place) -> Written:
+    def chosen(self, arms: Sequence[WrittenBody], place: Place) -> WrittenBody:
         """A branch on data."""
         nodes = self.context.nodes
         beats = nodes.choice([arm.beats for arm in arms], place) if self.context.reading.timed else ()
-        return Written(nodes.choice([arm.ops for arm in arms], place), beats)
+        return WrittenBody(nodes.choice([arm.ops for arm in arms], place), beats)
 
-    def looped(self, iterations: Sequence[tuple[int, Written]]) -> Written:
+    def looped(self, iterations: Sequence[tuple[int, WrittenBody]]) -> WrittenBody:
         """The body of all iterations of a loop. iterations: (times, what one of them is)."""
         nodes = self.context.nodes
         beats = nodes.loop([(times, one.beats) for times, one in iterations]) if self.context.reading.timed else ()
-        return Written(nodes.loop([(times, one.ops) for times, one in iterations]), beats)
+        return WrittenBody(nodes.loop([(times, one.ops) for times, one in iterations]), beats)
 
     # -- variables and futures ---------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Expressions:
                 if isinstance(value, Static):
                     return compute(UNARY[node.op], [value.value], node)
                 return Data(BOOLEAN if node.op == "not" else type_of(value))
-            case syn.Compared():
+            case syn.ComparisonChain():
                 return self._compare(node)
             case syn.Logical():
                 return self._boolean(node)
@@ -336,7 +336,7 @@ class Expressions:
             return compute(OPERATORS[node.op], [a.value, b.value], node)
         return Data(None if node.op == "@" else joined(type_of(a), type_of(b)))
 
-    def _compare(self, node: syn.Compared) -> Value:
+    def _compare(self, node: syn.ComparisonChain) -> Value:
         values = [self.data(part) for part in (node.left, *node.others)]
         if not all(isinstance(value, Static) for value in values):
             return Data(BOOLEAN)
@@ -366,7 +366,7 @@ class Expressions:
             return self.eval(node.body if test.value else node.orelse)
         if node.facts.touches:
             self.end_beat()
-        outer, arms, values = self.begin(), list[Written](), list[Value]()
+        outer, arms, values = self.begin(), list[WrittenBody](), list[Value]()
         start, after = self.tokens, dict(self.tokens)
         self._branches += 1
         for part in (node.body, node.orelse):

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ..isa.overlays.tasks.kernels import LibraryKernel
 from . import layouts
-from .kernels import Operand
+from .kernels import KernelOperand
 from .layouts import NONE, Pending
 from .source import Refusal
 from .syntax.nodes import Attribute, Identifier, Invocation, Subscript
 from .syntax.parser import parsed_expression
 
 
-def pending_of(kernel: LibraryKernel, operands: Sequence[Operand]) -> Pending:
+def pending_of(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> Pending:
     """Return what is pending in the result because it was in an operand. Raises `Refusal` where the kernel does not
     commute with it."""
     owing = [k for k, operand in enumerate(operands) if operand.dist.pending]
@@ -28,7 +28,9 @@ def pending_of(kernel: LibraryKernel, operands: Sequence[Operand]) -> Pending:
     return (_sum if op == "+" else _maximum)(kernel, operands, owing, rest)
 
 
-def _sum(kernel: LibraryKernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
+def _sum(
+    kernel: LibraryKernel, operands: Sequence[KernelOperand], owing: list[int], rest: list[KernelOperand]
+) -> Pending:
     first = operands[owing[0]]
     if kernel.jointly:
         full = [operand for operand in rest if operand.dist.number != 0]
@@ -52,7 +54,9 @@ def _sum(kernel: LibraryKernel, operands: Sequence[Operand], owing: list[int], r
     return first.dist.pending
 
 
-def _maximum(kernel: LibraryKernel, operands: Sequence[Operand], owing: list[int], rest: list[Operand]) -> Pending:
+def _maximum(
+    kernel: LibraryKernel, operands: Sequence[KernelOperand], owing: list[int], rest: list[KernelOperand]
+) -> Pending:
     first = operands[owing[0]]
     if any(k not in kernel.increasing for k in owing):
         raise _unpaid(first, f"{kernel.name} does not keep the order of the elements of {first.text}")
@@ -71,7 +75,7 @@ def _maximum(kernel: LibraryKernel, operands: Sequence[Operand], owing: list[int
     return found
 
 
-def _alike(kernel: LibraryKernel, owing: Operand, rest: Sequence[Operand]) -> None:
+def _alike(kernel: LibraryKernel, owing: KernelOperand, rest: Sequence[KernelOperand]) -> None:
     """The other operands must be equal copies along the mesh axes of the reduction."""
     for other in rest:
         cut = {axis for axis in other.dist.labels or () if axis is not None}
@@ -84,12 +88,12 @@ def _alike(kernel: LibraryKernel, owing: Operand, rest: Sequence[Operand]) -> No
             raise Refusal("pending", message, None, _first(owing))
 
 
-def _unpaid(operand: Operand, what: str, whose: str = "whose ") -> Refusal:
+def _unpaid(operand: KernelOperand, what: str, whose: str = "whose ") -> Refusal:
     message = f"{what}, {whose}{layouts.described(operand.dist.pending)} is pending"
     return Refusal("pending", message, None, _first(operand))
 
 
-def _first(operand: Operand) -> str:
+def _first(operand: KernelOperand) -> str:
     """The fix: reduce before."""
     return f"reduce it first: {collective(operand.text, operand.dist.pending)}"
 

@@ -8,13 +8,13 @@ from math import prod
 from ..base.element_types import FLOATS, ElementType
 from ..isa.overlays.tasks.kernels import LibraryKernel
 from . import layouts
-from .kernels import Call, Operand, Shape
+from .kernels import Call, KernelOperand, Shape
 from .layouts import LOCAL, NONE, Distribution, Labels, Pending
 from .source import Refusal
 from .values import FLOAT, INT, joined
 
 
-def element(kernel: LibraryKernel, operands: Sequence[Operand]) -> str | None:
+def element(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> str | None:
     """Return the element type of the result, None if it is unknown. Raises `Refusal` if tiles of one type meet
     elements of another one."""
     found: ElementType | None = None
@@ -46,7 +46,7 @@ def element(kernel: LibraryKernel, operands: Sequence[Operand]) -> str | None:
 Result = tuple[Labels | None, Shape | None, Pending]
 
 
-def _unknown(operands: Sequence[Operand]) -> bool:
+def _unknown(operands: Sequence[KernelOperand]) -> bool:
     return any(operand.type is None and not operand.dist.uniform for operand in operands)
 
 
@@ -57,7 +57,7 @@ def _elementwise(call: Call) -> Result:
     return labels, shape, NONE
 
 
-def broadcast(name: str, operands: Sequence[Operand], mesh: Sequence[int]) -> tuple[Labels | None, Shape]:
+def broadcast(name: str, operands: Sequence[KernelOperand], mesh: Sequence[int]) -> tuple[Labels | None, Shape]:
     """Return labels and shape of the shards of an elementwise result, axes aligned from the last one. Raises
     `Refusal`."""
     rank = max((len(operand.shape) for operand in operands), default=0)
@@ -66,7 +66,7 @@ def broadcast(name: str, operands: Sequence[Operand], mesh: Sequence[int]) -> tu
     shape: list[int] = []
     for back in range(rank, 0, -1):
         size, found = 1, None
-        owner: Operand | None = None
+        owner: KernelOperand | None = None
         for operand in operands:
             if len(operand.shape) < back:
                 continue
@@ -92,7 +92,7 @@ def broadcast(name: str, operands: Sequence[Operand], mesh: Sequence[int]) -> tu
     return tuple(labels), tuple(shape)
 
 
-def _apart(name: str, a: Operand, b: Operand, mesh: Sequence[int]) -> Refusal:
+def _apart(name: str, a: KernelOperand, b: KernelOperand, mesh: Sequence[int]) -> Refusal:
     assert a.dist.labels is not None
     assert b.dist.labels is not None
     message = f"{name} of {a.text} @ {layouts.shown(a.dist.labels)} and {b.text} @ {layouts.shown(b.dist.labels)}"
@@ -129,7 +129,9 @@ def _matmul(call: Call) -> Result:
     batch_labels, batch = broadcast(
         "matmul",
         [
-            Operand(ElementType(o.type.dtype, o.shape[:-2]), LOCAL if local else Distribution(labels[:-2]), o.text)
+            KernelOperand(
+                ElementType(o.type.dtype, o.shape[:-2]), LOCAL if local else Distribution(labels[:-2]), o.text
+            )
             for o, labels in ((a, left), (b, right))
             if o.type is not None
         ],
@@ -144,7 +146,7 @@ def _matmul(call: Call) -> Result:
     return labels, shape, NONE if axis is None else frozenset({(call.kernel.reduces, axis)})
 
 
-def _fitted(operand: Operand, other: Operand, inner: int, other_inner: int) -> Labels:
+def _fitted(operand: KernelOperand, other: KernelOperand, inner: int, other_inner: int) -> Labels:
     """Labels of an operand of a product. A uniform tile is cut along the contracted axis as the other operand is."""
     if operand.dist.labels is not None:
         return operand.dist.labels

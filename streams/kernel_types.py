@@ -9,13 +9,15 @@ from ..isa.overlays.tasks.kernels import LibraryKernel, no_kernel
 from . import layouts
 from .kernel_pending import collective, pending_of
 from .kernel_shapes import RULES, axis_of, broadcast, element
-from .kernels import KERNELS, Call, Operand, Options, Shape
+from .kernels import KERNELS, Call, KernelOperand, Options, Shape
 from .layouts import Distribution
 from .source import Refusal
 from .values import accepts
 
 
-def apply(name: str, operands: Sequence[Operand], mesh: Sequence[int], options: Options | None = None) -> Operand:
+def apply(
+    name: str, operands: Sequence[KernelOperand], mesh: Sequence[int], options: Options | None = None
+) -> KernelOperand:
     """Return the result of a kernel: the type of its shard, its labels and what is pending. Raises `Refusal` without a
     node: type for shapes and element types, layout for labels, pending for operands that are not complete."""
     call = Call(KERNELS[name], operands, mesh, options or {})
@@ -23,24 +25,24 @@ def apply(name: str, operands: Sequence[Operand], mesh: Sequence[int], options: 
     labels, shape, extra = RULES[call.kernel.rule](call)
     pending = pending_of(call.kernel, operands) | extra
     if all(operand.dist.uniform for operand in operands):
-        return Operand(typed(dtype, shape), Distribution(uniform=True, number=_number(call)))
+        return KernelOperand(typed(dtype, shape), Distribution(uniform=True, number=_number(call)))
     if labels is None:
-        return Operand(typed(dtype, shape), Distribution(None, pending))
+        return KernelOperand(typed(dtype, shape), Distribution(None, pending))
     twice = sorted({axis for axis in labels if axis is not None and labels.count(axis) > 1})
     if twice:
         message = f"mesh axis {twice[0]} cuts two axes of the result of {name}: {layouts.shown(labels)}"
         raise Refusal(
             "layout", message, None, "each instance would compute a diagonal tile only", "all-gather one operand first"
         )
-    return Operand(typed(dtype, shape), Distribution(labels, pending))
+    return KernelOperand(typed(dtype, shape), Distribution(labels, pending))
 
 
-def concat(operands: Sequence[Operand], axis: object, mesh: Sequence[int]) -> Operand:
+def concat(operands: Sequence[KernelOperand], axis: object, mesh: Sequence[int]) -> KernelOperand:
     """Return tiles joined along an axis. Raises `Refusal`."""
     kernel = LibraryKernel("concat", no_kernel, "concat", tuple(f"x{k}" for k in range(len(operands))), jointly=True)
     dtype = element(kernel, operands)
     if dtype is None or any(operand.type is None for operand in operands):
-        return Operand(None)
+        return KernelOperand(None)
     rank = len(operands[0].shape)
     if not rank or any(len(operand.shape) != rank for operand in operands):
         raise Refusal("type", f"concat of {', '.join(str(o.type) for o in operands)}: ranks differ", None)
@@ -53,7 +55,7 @@ def concat(operands: Sequence[Operand], axis: object, mesh: Sequence[int]) -> Op
             raise Refusal("layout", message, None, why, f"all-gather axis {k} along mesh axis {label}")
     # What the other axes must have in common is what an elementwise kernel asks of tiles of size 1 along this one.
     thin = [
-        Operand(ElementType(dtype, (*o.shape[:k], 1, *o.shape[k + 1 :])), o.dist, o.text)
+        KernelOperand(ElementType(dtype, (*o.shape[:k], 1, *o.shape[k + 1 :])), o.dist, o.text)
         for o in operands
         if o.type is not None
     ]
@@ -64,11 +66,13 @@ def concat(operands: Sequence[Operand], axis: object, mesh: Sequence[int]) -> Op
     pending = pending_of(kernel, operands)
     total = ElementType(dtype, (*shape[:k], sum(o.shape[k] for o in operands), *shape[k + 1 :]))
     if all(operand.dist.uniform and operand.dist.number == 0 for operand in operands):
-        return Operand(total, layouts.constant(0))
-    return Operand(total, Distribution(labels, pending))
+        return KernelOperand(total, layouts.constant(0))
+    return KernelOperand(total, Distribution(labels, pending))
 
 
-def allreduce(x: Operand, op: str, axes: tuple[int, ...] | None, mesh: Sequence[int]) -> tuple[Operand, str]:
+def allreduce(
+    x: KernelOperand, op: str, axes: tuple[int, ...] | None, mesh: Sequence[int]
+) -> tuple[KernelOperand, str]:
     """Return the result of `x.allreduce(op, axes)`, and what to warn of, "" for nothing. axes: None for those over
     which op is pending; of a local value, all. Raises `Refusal`."""
     dist = x.dist
@@ -93,17 +97,17 @@ def allreduce(x: Operand, op: str, axes: tuple[int, ...] | None, mesh: Sequence[
             )
     if over <= mine and mine:
         left = frozenset((o, axis) for o, axis in dist.pending if o != op or axis not in over)
-        return Operand(x.type, Distribution(dist.labels, left), x.text), ""
+        return KernelOperand(x.type, Distribution(dist.labels, left), x.text), ""
     extra = sorted(over - mine)
     where = f"mesh axis {extra[0]}" if extra else "any mesh axis"
     message = f'allreduce("{op}"), which is not pending over {where} in {x.text}'
     if op == "max":
         left = frozenset((o, axis) for o, axis in dist.pending if o != op or axis not in over)
-        return Operand(x.type, Distribution(dist.labels, left, dist.uniform, dist.number), x.text), message
+        return KernelOperand(x.type, Distribution(dist.labels, left, dist.uniform, dist.number), x.text), message
     raise Refusal("pending", message, None, "it adds equal copies: the value times the number of instances")
 
 
-def stored(part: Operand, value: Operand, mesh: Sequence[int]) -> None:
+def stored(part: KernelOperand, value: KernelOperand, mesh: Sequence[int]) -> None:
     """Check that a value can be stored in a part of a tensor: element type, shape, labels; not what is pending. Raises
     `Refusal`."""
     if part.type is None or value.type is None:

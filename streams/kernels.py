@@ -39,7 +39,7 @@ ALIASES = {
 
 
 @dataclass(frozen=True)
-class Operand:
+class KernelOperand:
     """A value as a kernel sees it. type: of its shard, None if unknown. text: how the program writes it."""
 
     type: ElementType | None
@@ -59,6 +59,6 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Call:
     kernel: LibraryKernel
-    operands: Sequence[Operand]
+    operands: Sequence[KernelOperand]
     mesh: Sequence[int]
     options: Options = field(default_factory=dict)

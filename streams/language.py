@@ -49,16 +49,16 @@ f64: Any = ScalarType("f64")
 boolean: Any = ScalarType("boolean")
 
 
-class StreamType:
+class StreamDeclaration:
     """What `Stream[T, N, P]` makes when a program is imported."""
 
-    def __class_getitem__(cls, parameters: Any) -> StreamType:
+    def __class_getitem__(cls, parameters: Any) -> StreamDeclaration:
         return cls()
 
-    def __getitem__(self, index: Any) -> StreamType:
+    def __getitem__(self, index: Any) -> StreamDeclaration:
         return self
 
-    def __matmul__(self, order: Order) -> StreamType:
+    def __matmul__(self, order: Order) -> StreamDeclaration:
         return self
 
     def put(self, value: Any) -> None:
@@ -70,7 +70,7 @@ class StreamType:
         return _only_in_a_task("get")
 
 
-Stream: Any = StreamType
+Stream: Any = StreamDeclaration
 """A stream between two task instances: `Stream[T, N, P]` holds at most N elements of type T and moves P of them at a
 time. N is 2 and P is 1 unless stated. `Stream[T, N][A, B]` is an array of A x B streams."""
 

@@ -34,7 +34,7 @@ MODULES = ("np", "numpy")
 """Names under which a program imports NumPy."""
 
 
-class Library(TileExpressions):
+class KernelExpressions(TileExpressions):
     """Expressions of a task instance, with calls of kernels."""
 
     # -- calls -------------------------------------------------------------------------------------------------------

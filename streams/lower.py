@@ -18,7 +18,10 @@ from .tree import Region, TaskDecl
 
 
 def lowered_task(
-    region: Region, declared: TaskDecl, parameters: tuple[tasks.Parameter, ...], externals: Mapping[str, Any] | None
+    region: Region,
+    declared: TaskDecl,
+    parameters: tuple[tasks.TensorParameter, ...],
+    externals: Mapping[str, Any] | None,
 ) -> tasks.Task:
     """Lower a task. externals: the names of the executed file, None if it is not executed; then tasks that call a
     function of the host are refused. Raises `Refusal` for what trees cannot hold."""

@@ -99,7 +99,7 @@ class LoweredExpressions:
                 return t.Kernel("matmul", self.in_order(left, right))
             case syn.Infix(left=left, op=op, right=right):
                 return t.Binary(op, *self.in_order(left, right))
-            case syn.Compared(left=left, ops=ops, others=others):
+            case syn.ComparisonChain(left=left, ops=ops, others=others):
                 return self._compare(left, ops, others)
             case syn.Logical(op=op, values=values):
                 made = self.value(values[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .orders.converter import converter, parting
 from .orders.order import Order
-from .orders.shown import Shown, squeezed
+from .orders.shown import ShownOrder, squeezed
 from .tree import Instance, Region, StreamDecl
 
 Ends = dict[int, dict[int, int]]
@@ -48,14 +48,14 @@ def _compare(region: Region, stream: int, ends: list[tuple[Instance, int]]) -> N
             _add(region, decl, message, get, (put.order, get.order), [f"put in line {put.place.line}: {line}"])
 
 
-def _shown(instance: Instance, stream: int, put: bool, count: int) -> Shown | None:
+def _shown(instance: Instance, stream: int, put: bool, count: int) -> ShownOrder | None:
     """What an end shows, if the statement that shows it makes all of its puts or gets."""
     shown = instance.orders.get((stream, put))
     return shown if shown is not None and shown.order.tokens == count else None
 
 
 def _add(
-    region: Region, decl: StreamDecl, message: str, end: Shown, orders: tuple[Order, Order], notes: list[str]
+    region: Region, decl: StreamDecl, message: str, end: ShownOrder, orders: tuple[Order, Order], notes: list[str]
 ) -> None:
     notes = [*notes, f"the orders: {orders[0]} and {orders[1]}"]
     if orders[0].tensor == orders[1].tensor:

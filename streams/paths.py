@@ -6,14 +6,14 @@ from collections.abc import Container
 from dataclasses import replace
 from typing import NamedTuple
 
-from .expressions import Context, Future, Taken, either
+from .expressions import Future, RegionContext, Taken, either
 from .layouts import merged
 from .stores import Stores
 from .tree import TaskDecl
 from .values import Data, Static, Value, distribution_of, joined, type_of
 
 
-class State(NamedTuple):
+class PathState(NamedTuple):
     """What a path has come to."""
 
     env: dict[str, Value]
@@ -24,21 +24,21 @@ class State(NamedTuple):
 class Paths(Stores):
     """Paths of an instance. before: number of the last future from before the innermost branch on data."""
 
-    def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+    def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
         self.before = 0
 
-    def save(self) -> State:
+    def save(self) -> PathState:
         """Return what this path has come to."""
         size = len(self.env) + len(self.pending) + len(self.tokens)
         self.context.step(self.task.body, size // 8)
-        return State(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.tokens))
+        return PathState(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.tokens))
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: PathState) -> None:
         """Go on from where a path was."""
         self.env, self.pending, self.tokens = state
 
-    def merge(self, a: State, b: State) -> None:
+    def merge(self, a: PathState, b: PathState) -> None:
         """Go on from two paths: a variable that differs is data; a future is used if both have used it."""
         env: dict[str, Value] = {}
         tokens = either(a.tokens, b.tokens)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..base.place import Place
 from .declarations import INSTANCES, Declared, Scope, names_below
 from .elaborate import Elaborator
-from .expressions import STEPS, Reading
+from .expressions import STEPS, FileReading
 from .source import Source
 from .syntax.nodes import Block
 from .syntax.parser import UnreadableError, parsed
@@ -73,7 +73,7 @@ def read_source(source: Source, region: str | None = None, timed: bool = False, 
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
-    declared = Declared(Reading(source, timed=timed, rates=rates))
+    declared = Declared(FileReading(source, timed=timed, rates=rates))
     region = declare(declared, tree, region)
     instances: list[Instance] = []
     for task, scope in declared.tasks:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .tree import Beat, Body, Choice, Needs, Node, Op, Repeat, total
+from .tree import Beat, Body, Choice, FixedLoop, Needs, Node, Op, total
 
 MOVES = 1_000_000
 """Limit of moves of instances in one check. A move takes an instance as far as it goes before it waits."""
@@ -48,7 +48,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Wait:
+class InstanceWait:
     """An instance that waits for ever at `op` on a stream with `used` tokens of `depth`.
 
     node: the operation, or the beat that it is part of. held: all operations of the beat that cannot be done.
@@ -63,16 +63,16 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunEnd:
     """How a run ends. waits: empty if all instances end. left: tokens left on streams at the end. by_data: a branch on
     data was taken in one arm before, so that other runs may end otherwise."""
 
-    waits: tuple[Wait, ...]
+    waits: tuple[InstanceWait, ...]
     left: Mapping[int, int]
     by_data: bool
 
 
-class _Frame:
+class _BodyPlace:
     """A place in a body. index: of the next node. left: iterations left, this one included."""
 
     __slots__ = ("body", "index", "left")
@@ -81,15 +81,15 @@ class _Frame:
         self.body, self.index, self.left = body, index, left
 
 
-class _State:
+class _RunState:
     """Places of all instances and tokens on all streams. partial: elements put that fill no transfer yet."""
 
-    def __init__(self, stacks: list[list[_Frame]], fill: dict[int, int], partial: dict[int, int]) -> None:
+    def __init__(self, stacks: list[list[_BodyPlace]], fill: dict[int, int], partial: dict[int, int]) -> None:
         self.stacks, self.fill, self.partial = stacks, fill, partial
 
-    def copy(self) -> _State:
-        stacks = [[_Frame(f.body, f.index, f.left) for f in stack] for stack in self.stacks]
-        return _State(stacks, dict(self.fill), dict(self.partial))
+    def copy(self) -> _RunState:
+        stacks = [[_BodyPlace(f.body, f.index, f.left) for f in stack] for stack in self.stacks]
+        return _RunState(stacks, dict(self.fill), dict(self.partial))
 
     def key(self, free: int | None) -> object:
         """What decides how the run goes on. free: the depth of the loop in each instance (1 the outermost, -1 the
@@ -101,7 +101,7 @@ class _State:
         return tuple(places), tuple(self.fill.values()), tuple(self.partial.values())
 
 
-class Run:
+class BodyRun:
     """A run of bodies. depths: of every stream that has ends, in elements. packing: elements of a transfer of those
     streams that move more than one; the reader sees a transfer once it is full. effort: what it may do; a new one
     unless stated."""
@@ -123,10 +123,10 @@ class Run:
             for s in {s for node in body for s, _, _ in node.needs}:
                 self._ends[s].append(k)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunEnd:
         """Run; return the first bad outcome, or a good one if there is none. Raises `Unending`."""
-        stacks = [[_Frame(body)] if body else [] for body in self.bodies]
-        todo = [_State(stacks, dict.fromkeys(self.depths, 0), dict.fromkeys(self.packing, 0))]
+        stacks = [[_BodyPlace(body)] if body else [] for body in self.bodies]
+        todo = [_RunState(stacks, dict.fromkeys(self.depths, 0), dict.fromkeys(self.packing, 0))]
         seen: set[object] = set()
         while todo:
             state = todo.pop()
@@ -137,7 +137,7 @@ class Run:
                 left = {s: n for s, n in state.fill.items() if n}
                 waits = self._waits(state)
                 if waits or left:
-                    return Outcome(waits, left, bool(seen))
+                    return RunEnd(waits, left, bool(seen))
                 continue
             key = state.key(None)
             if key in seen:
@@ -152,15 +152,15 @@ class Run:
                 stack = other.stacks[k]
                 stack[-1].index += 1
                 if arm:
-                    stack.append(_Frame(arm))
+                    stack.append(_BodyPlace(arm))
                 else:
                     self._settle(other, stack, set())
                 todo.append(other)
-        return Outcome((), {}, bool(seen))
+        return RunEnd((), {}, bool(seen))
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
-    def _advance(self, state: _State) -> None:
+    def _advance(self, state: _RunState) -> None:
         """Move every instance as far as it goes."""
         moved = set(range(len(state.stacks)))
         memory: tuple[dict[object, list[int]], dict[object, list[int]]] = {}, {}
@@ -185,7 +185,7 @@ class Run:
         if before < LOOKED <= self._moves and self._passed * MOVES < self._tokens * self._moves:
             raise Unending
 
-    def _room(self, state: _State, needs: Needs, most: int) -> int:
+    def _room(self, state: _RunState, needs: Needs, most: int) -> int:
         """How many times tokens and room suffice for `needs` now, at most `most`."""
         for s, put, n in needs:
             free = self.depths[s] - state.fill[s] if put else state.fill[s] - state.partial.get(s, 0)
@@ -194,7 +194,7 @@ class Run:
             most = min(most, free // n)
         return most
 
-    def _take(self, state: _State, needs: Needs, times: int, touched: set[int]) -> None:
+    def _take(self, state: _RunState, needs: Needs, times: int, touched: set[int]) -> None:
         for s, put, n in needs:
             state.fill[s] += n * times if put else -n * times
             self._passed += n * times if put else 0
@@ -202,19 +202,19 @@ class Run:
                 state.partial[s] = (state.partial[s] + n * times) % self.packing[s]
             touched.add(s)
 
-    def _move(self, state: _State, stack: list[_Frame]) -> set[int]:
+    def _move(self, state: _RunState, stack: list[_BodyPlace]) -> set[int]:
         """Move one instance until it waits or ends; return the streams whose tokens it has changed."""
         touched: set[int] = set()
         while stack:
             frame = stack[-1]
             node = frame.body[frame.index]
-            if isinstance(node, Repeat):
+            if isinstance(node, FixedLoop):
                 times = self._room(state, node.once, node.times) if node.even else 0
                 if times:
                     self._take(state, node.once, times, touched)
                 frame.index += 1
                 if times < node.times:
-                    stack.append(_Frame(node.body, 0, node.times - times))
+                    stack.append(_BodyPlace(node.body, 0, node.times - times))
                     continue
             elif node.even and self._room(state, node.needs, 1):
                 self._take(state, node.needs, 1, touched)
@@ -224,7 +224,7 @@ class Run:
             self._settle(state, stack, touched)
         return touched
 
-    def _settle(self, state: _State, stack: list[_Frame], touched: set[int]) -> None:
+    def _settle(self, state: _RunState, stack: list[_BodyPlace], touched: set[int]) -> None:
         """At the end of a body begin the next iteration, after as many whole ones as can be taken at once; leave loops
         that have ended."""
         while stack and stack[-1].index == len(stack[-1].body):
@@ -241,7 +241,7 @@ class Run:
                 return
             stack.pop()
 
-    def _waits(self, state: _State) -> tuple[Wait, ...]:
+    def _waits(self, state: _RunState) -> tuple[InstanceWait, ...]:
         waits = []
         for k, stack in enumerate(state.stacks):
             if stack:
@@ -249,15 +249,17 @@ class Run:
                 assert isinstance(node, Op | Beat)
                 ops = node.ops if isinstance(node, Beat) else (node,)
                 held = tuple(op for op in ops if not self._room(state, op.needs, 1))
-                waits.append(Wait(k, held[0], state.fill[held[0].stream], self.depths[held[0].stream], node, held))
+                waits.append(
+                    InstanceWait(k, held[0], state.fill[held[0].stream], self.depths[held[0].stream], node, held)
+                )
         return tuple(waits)
 
 
-def _next(stack: list[_Frame]) -> Node:
+def _next(stack: list[_BodyPlace]) -> Node:
     return stack[-1].body[stack[-1].index]
 
 
-def _skip(state: _State, memory: dict[object, list[int]], free: int) -> None:
+def _skip(state: _RunState, memory: dict[object, list[int]], free: int) -> None:
     """If all instances are where they were before, but for the counters of the loops at depth `free`, repeat what has
     happened since as often as all counters allow."""
     loops = [stack[free % len(stack)] if len(stack) > 1 else None for stack in state.stacks]

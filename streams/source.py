@@ -41,7 +41,7 @@ ORDER = {code: rank for rank, code in enumerate(CODES)}
 
 
 @dataclass(frozen=True)
-class Diagnostic:
+class SourceFinding:
     """An error or a warning.
 
     code: key of `CODES`. place: None if the finding is about the file as a whole. subject: the stream with its
@@ -63,7 +63,7 @@ class Source:
 
     text: str
     file: str
-    findings: list[Diagnostic] = field(default_factory=list)
+    findings: list[SourceFinding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.text = self.text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines
@@ -80,13 +80,13 @@ class Source:
         subject: str = "",
         uncounted: bool = False,
     ) -> None:
-        """Record a finding, once for each code, place and subject. The arguments are those of `Diagnostic`."""
+        """Record a finding, once for each code, place and subject. The arguments are those of `SourceFinding`."""
         key = code, place, "" if place is not None and not warning and code == "unsupported" else subject, warning
         if key not in self._seen:
             self._seen.add(key)
-            self.findings.append(Diagnostic(code, message, place, notes, warning, subject, uncounted))
+            self.findings.append(SourceFinding(code, message, place, notes, warning, subject, uncounted))
 
-    def render(self, d: Diagnostic) -> str:
+    def render(self, d: SourceFinding) -> str:
         """Format a finding: place, code and message, the source line, a caret line, notes."""
         kind = "note" if d.code == "inserted" else "warning" if d.warning else "error"
         if d.place is None:

@@ -8,31 +8,31 @@ from dataclasses import replace
 from ..base.element_types import ElementType
 from . import layouts
 from .annotations import tensor_type
-from .expressions import Context
+from .expressions import RegionContext
 from .kernel_pending import collective
 from .kernel_types import stored
-from .kernels import Operand
+from .kernels import KernelOperand
 from .layouts import Distribution
-from .library import Library
-from .orders.shown import Shown, shown_order
+from .library import KernelExpressions
+from .orders.shown import ShownOrder, shown_order
 from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.control import Grid
 from .syntax.printer import short, shown
-from .tree import Parameter, TaskDecl
+from .tree import TaskDecl, TaskParameter
 from .values import Data, Static, Value, distribution_of, type_of
 
 
-class Stores(Library):
+class Stores(KernelExpressions):
     """Expressions of a task instance, its parameters, and its stores. shards: its parameters. shown: the order that
     each end of a stream shows."""
 
-    def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+    def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
         self.shards: dict[str, Data] = {}
-        self.shown: dict[tuple[int, bool], Shown | None] = {}
+        self.shown: dict[tuple[int, bool], ShownOrder | None] = {}
 
-    def shard(self, parameter: Parameter) -> Data:
+    def shard(self, parameter: TaskParameter) -> Data:
         """Return what an instance holds of a parameter."""
         if parameter.type is None:
             return Data(tensor=parameter.name)
@@ -79,7 +79,7 @@ class Stores(Library):
             return
         given = self.operand(statement.value, value)
         try:
-            stored(Operand(kind, dist, shown(statement.target)), given, self.mesh)
+            stored(KernelOperand(kind, dist, shown(statement.target)), given, self.mesh)
         except Refusal as r:
             self.report(r, statement.value)
 
@@ -97,7 +97,7 @@ class Stores(Library):
                     labels, asks = layouts.parse(text)
                     layouts.validate(shape, labels, self.mesh, "the result")
                     kind = ElementType(stated.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
-                    stored(Operand(kind, Distribution(labels), "the result"), operand, self.mesh)
+                    stored(KernelOperand(kind, Distribution(labels), "the result"), operand, self.mesh)
                 except Refusal as r:
                     self.report(r, source)
         if asks:
@@ -136,7 +136,7 @@ class Stores(Library):
         depth = len(self.nest) - self.entered
         self.bound = (*self.bound[:depth], *(self.env.get(name) for name, _ in self.nest[depth:]))
 
-    def _order(self, part: syn.Subscript, kind: ElementType, at: syn.SyntaxNode) -> Shown | None:
+    def _order(self, part: syn.Subscript, kind: ElementType, at: syn.SyntaxNode) -> ShownOrder | None:
         for (name, _), bound in zip(self.nest, self.bound, strict=True):
             if name and self.env.get(name) is not bound:
                 return None  # the body has given the index another value
@@ -165,7 +165,7 @@ class Stores(Library):
             future = self.pending.get(number) or self.tokens[number][1]
             self.shows(future.number, False, target, target)
         self.read(value)
-        operand, into = self.operand(source, value), Operand(part.type, part.dist, short(target))
+        operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, short(target))
         try:
             stored(into, operand, self.mesh)
             if base.tensor:
@@ -177,7 +177,7 @@ class Stores(Library):
         except Refusal as r:
             self.report(r, source)
 
-    def settled(self, operand: Operand, tensor: str, what: str, source: syn.ExpressionNode) -> None:
+    def settled(self, operand: KernelOperand, tensor: str, what: str, source: syn.ExpressionNode) -> None:
         """A value that is stored in a tensor, or returned, must be complete; a layout may ask to complete it."""
         pending = operand.dist.pending
         if not pending:
@@ -196,7 +196,7 @@ class Stores(Library):
             return
         self.incomplete(operand, source, f"{what} stores {operand.text}")
 
-    def _overwritten(self, base: Data, part: Data, into: Operand, value: Operand) -> Distribution:
+    def _overwritten(self, base: Data, part: Data, into: KernelOperand, value: KernelOperand) -> Distribution:
         """Return the distribution of a tile in a variable after a part of it is overwritten. Raises `Refusal`."""
         old, new = base.dist, value.dist
         if base.type is None or part.type is None:

@@ -13,10 +13,10 @@ from math import ceil, prod
 from ..base.element_types import ElementType
 from ..base.operators import UNARY
 from . import layouts
-from .expressions import Context, Expressions
+from .expressions import Expressions, RegionContext
 from .kernel_pending import collective
 from .kernel_types import apply
-from .kernels import Operand, Options
+from .kernels import KernelOperand, Options
 from .layouts import LOCAL, Distribution
 from .orders.shown import Nest
 from .source import Refusal
@@ -35,7 +35,7 @@ class TileExpressions(Expressions):
     whose layouts ask for collectives. nest, bound: the loops around what is read, and the value of each one's index.
     entered: how many of these the innermost statement made."""
 
-    def __init__(self, context: Context, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+    def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, name, tid)
         self.task, self.mesh = task, task.mapping
         found = context.varying.get(task.body)
@@ -78,19 +78,19 @@ class TileExpressions(Expressions):
             return replace(value, dist=LOCAL)
         return value
 
-    def incomplete(self, operand: Operand, node: syn.SyntaxNode, what: str) -> None:
+    def incomplete(self, operand: KernelOperand, node: syn.SyntaxNode, what: str) -> None:
         pending = operand.dist.pending
         message = f"{what}, and its {layouts.described(pending)} is pending"
         note = f"complete it: {collective(operand.text, pending)}"
         self.report(Refusal("pending", message, None, note), node)
 
-    def operand(self, node: syn.ExpressionNode, value: Value) -> Operand:
+    def operand(self, node: syn.ExpressionNode, value: Value) -> KernelOperand:
         """Return a value as kernels see it."""
         text = short(node)
         if isinstance(value, Data):
-            return Operand(value.type, value.dist, text)
+            return KernelOperand(value.type, value.dist, text)
         number = value.value if isinstance(value.value, int | float) else None
-        return Operand(type_of(value), LOCAL if self.varies(node) else layouts.constant(number), text)
+        return KernelOperand(type_of(value), LOCAL if self.varies(node) else layouts.constant(number), text)
 
     def kernel(
         self, name: str, nodes: Sequence[syn.ExpressionNode], at: syn.SyntaxNode, options: Options | None = None
@@ -115,7 +115,7 @@ class TileExpressions(Expressions):
         self._spend(name, operands, result, at)
         return Data(result.type, dist=result.dist)
 
-    def _spend(self, name: str, operands: Sequence[Operand], result: Operand, at: syn.SyntaxNode) -> None:
+    def _spend(self, name: str, operands: Sequence[KernelOperand], result: KernelOperand, at: syn.SyntaxNode) -> None:
         """Take the cycles that a kernel needs: multiply-adds of a product, or else the most elements that one of its
         tiles has, by its rate."""
         reading, place = self.context.reading, at.place
@@ -178,7 +178,7 @@ class TileExpressions(Expressions):
         for name in sorted(node.facts.names & self.env.keys()):
             held = self.env[name]
             if isinstance(held, Data) and held.dist.pending:
-                self.incomplete(Operand(held.type, held.dist, name), node, f"{name} is read here")
+                self.incomplete(KernelOperand(held.type, held.dist, name), node, f"{name} is read here")
         return value
 
     # -- slices ------------------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from ..base.element_types import ElementType
 from ..base.place import Place
 from .orders.order import Order
-from .orders.shown import Shown
+from .orders.shown import ShownOrder
 from .source import Source
 from .syntax.nodes import FunctionDefinition
 
 if TYPE_CHECKING:
-    from .expressions import Context
+    from .expressions import RegionContext
 
 PERIOD = 64
 """The longest period, in iterations, that is looked for in an unrolled loop."""
@@ -85,7 +85,7 @@ class TensorDecl:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class TaskParameter:
     """A parameter of a task. tensor: what args= binds to it, None without args=. type: element type and shape of the
     whole tensor, None if neither a tensor nor an annotation states them. layout: the text of `Layout(...)`, None if it
     is not stated: a copy everywhere. place: of the annotation, or of the name without one."""
@@ -106,7 +106,7 @@ class TaskDecl:
     mapping: tuple[int, ...]
     body: FunctionDefinition
     place: Place
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[TaskParameter, ...] = ()
 
 
 Needs = tuple[tuple[int, bool, int], ...]
@@ -144,7 +144,7 @@ class Beat(Node):
         self.ops, self.cycles, self.place = ops, cycles, place
 
 
-class Repeat(Node):
+class FixedLoop(Node):
     """A loop with a fixed number of iterations, all of which have the same operations. once: needs of one of them."""
 
     __slots__ = ("body", "once", "times")
@@ -209,10 +209,10 @@ class Nodes:
             return ()
         if times == 1:
             return body
-        if len(body) == 1 and isinstance(body[0], Repeat):
+        if len(body) == 1 and isinstance(body[0], FixedLoop):
             times, body = times * body[0].times, body[0].body
         key = ("repeat", times, body)
-        return (self._made.get(key) or self._made.setdefault(key, Repeat(times, body)),)
+        return (self._made.get(key) or self._made.setdefault(key, FixedLoop(times, body)),)
 
     def choice(self, arms: Sequence[Body], place: Place) -> Body:
         """Return a branch; arms with the same operations in the same order are no branch."""
@@ -251,7 +251,7 @@ def same(a: Body, b: Body) -> bool:
             equal = (x.stream, x.put) == (y.stream, y.put)
         elif isinstance(x, Beat) and isinstance(y, Beat):
             equal = x.cycles == y.cycles and same(x.ops, y.ops)
-        elif isinstance(x, Repeat) and isinstance(y, Repeat):
+        elif isinstance(x, FixedLoop) and isinstance(y, FixedLoop):
             equal = x.times == y.times and same(x.body, y.body)
         elif isinstance(x, Choice) and isinstance(y, Choice):
             equal = len(x.arms) == len(y.arms) and all(map(same, x.arms, y.arms))
@@ -275,7 +275,7 @@ class Instance:
     body: Body
     whole: bool
     ran: frozenset[tuple[int, ...]] = frozenset()
-    orders: Mapping[tuple[int, bool], Shown] = field(default_factory=dict, compare=False)
+    orders: Mapping[tuple[int, bool], ShownOrder] = field(default_factory=dict, compare=False)
     beats: Body = ()
 
 
@@ -293,7 +293,7 @@ class Region:
     instances: tuple[Instance, ...]
     tensors: tuple[TensorDecl, ...] = ()
     name: str = ""
-    contexts: Mapping[str, Context] = field(default_factory=dict)
+    contexts: Mapping[str, RegionContext] = field(default_factory=dict)
     by_data: tuple[Place, ...] = ()
     collectives: tuple[Collective, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)

@@ -8,13 +8,13 @@ from typing import Any
 
 from ..base.errors import require
 from .problem import Problem
-from .study import INSTALL, Result, Trial
+from .study import INSTALL, StudyResult, Trial
 
 TABLE_ROWS = 200
 """Trials in the table; the plots show all."""
 
 
-def page(problem: Problem, result: Result) -> str:
+def page(problem: Problem, result: StudyResult) -> str:
     """An HTML page that needs no network: for each goal its history and the costs by
     knob, and for several goals the front. Raises `MissingError` without Optuna or plotly."""
     require("plotly", "a page of trials", INSTALL)
@@ -34,7 +34,7 @@ def page(problem: Problem, result: Result) -> str:
     )
 
 
-def _figures(problem: Problem, result: Result) -> Iterator[Any]:
+def _figures(problem: Problem, result: StudyResult) -> Iterator[Any]:
     from optuna import visualization as plots
 
     if not any(trial.outcome.costs for trial in result.trials):
@@ -54,7 +54,7 @@ def _figures(problem: Problem, result: Result) -> Iterator[Any]:
         yield plots.plot_pareto_front(result.study, target_names=list(problem.goals))
 
 
-def _table(problem: Problem, result: Result) -> str:
+def _table(problem: Problem, result: StudyResult) -> str:
     heads = ["trial", *(knob.name for knob in problem.knobs), *problem.goals, ""]
     best = {trial.number for trial in result.best}
 

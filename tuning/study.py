@@ -50,7 +50,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Result:
+class StudyResult:
     """The trials of a study in order. best: for one goal the cheapest trial; for several all that no other trial beats
     in every goal, by their first cost. `study` is Optuna's own object, for its plots."""
 
@@ -73,7 +73,7 @@ def tune(
     workers: Workers | None = None,
     observe: Observe = lambda trial: None,
     neighbours: bool = False,
-) -> Result:
+) -> StudyResult:
     """Search the choice with the least cost, or for several goals those that no other choice beats.
 
     trials: how many different choices are evaluated in all, rounded up to whole rounds; a problem with no more choices
@@ -116,10 +116,10 @@ def tune(
             _write(study, problem, choice, known[_key(choice)])
 
 
-def result_of(study: Any) -> Result:
+def result_of(study: Any) -> StudyResult:
     """The trials of an Optuna study of this package."""
     made = _made(study.trials)
-    return Result(made, _best(made), study)
+    return StudyResult(made, _best(made), study)
 
 
 def _made(trials: Sequence[optuna.trial.FrozenTrial]) -> tuple[Trial, ...]:

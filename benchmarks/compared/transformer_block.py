@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import prod
 
 from rsn.base.errors import ProgramError, ScheduleError
-from rsn.streams.dataflow.graph import Dataflow, Edge, Node
+from rsn.streams.dataflow.graph import Dataflow, Edge, KernelNode
 from rsn.streams.orders.order import Axis, Order
 
 ACCUMULATOR_BYTES = 4
@@ -108,15 +108,15 @@ def block(shape: BlockShape, tile: int, dtype: str = "i8", layers: int = 1) -> D
     shape.check(tile)
     if layers < 1:
         raise ProgramError(f"layers is {layers}; the least is 1")
-    return _Builder(shape, tile, dtype).build(layers)
+    return _BlockBuilder(shape, tile, dtype).build(layers)
 
 
-class _Builder:
+class _BlockBuilder:
     """Makes nodes in topological order, and the edges into each."""
 
     def __init__(self, shape: BlockShape, tile: int, dtype: str) -> None:
         self.shape, self.tile, self.dtype = shape, tile, dtype
-        self.nodes: list[Node] = []
+        self.nodes: list[KernelNode] = []
         self.edges: list[Edge] = []
         self.put: dict[str, Order] = {}
         self.prefix = ""
@@ -207,7 +207,7 @@ class _Builder:
         """Add a kernel that puts a tensor of these sizes row by row, and return its name in the graph. inputs: the
         kernel that puts each, and the order in which this one gets it."""
         name = self.prefix + name
-        self.nodes.append(Node(name, op, {"tile": self.tile, **attributes}, memory))
+        self.nodes.append(KernelNode(name, op, {"tile": self.tile, **attributes}, memory))
         self.edges += (Edge(source, name, self.put[source], get, k) for k, (source, get) in enumerate(inputs))
         self.put[name] = self.nest(sizes, *range(len(sizes)))
         return name

@@ -36,7 +36,7 @@ from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph
 from rsn.scheduler.lower import Banks
 from rsn.scheduler.mapping import PipelineLimits, pipeline_of
 from rsn.scheduler.schedule import PAPER
-from rsn.scheduler.tile import TILE, Span, Tiled, tile
+from rsn.scheduler.tile import TILE, SequenceSpan, Tiled, tile
 
 BYTES = 4
 
@@ -141,7 +141,7 @@ class _Counted:
         return count
 
     @staticmethod
-    def _seen(layer: AttentionLayer, first: int, end: int, keys: Span) -> int:
+    def _seen(layer: AttentionLayer, first: int, end: int, keys: SequenceSpan) -> int:
         """Keys of whole blocks that rows `first` to `end - 1` of a head see."""
         low, high = 0, keys.blocks * TILE
         if layer.causal:

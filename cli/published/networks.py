@@ -13,10 +13,10 @@ from ...isa.program import Program
 from ...scheduler.attention_unfused import bind_scores, bind_values, place_scores
 from ...scheduler.bind import place_activations
 from ...scheduler.binder import Binder
-from ...scheduler.build import Passes, build
+from ...scheduler.build import SchedulerPasses, build
 from ...scheduler.chain import chain
 from ...scheduler.dram import Lowered, order_dram
-from ...scheduler.graph import Activation, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
+from ...scheduler.graph import ActivationFunction, Array, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
 from ...scheduler.schedule import Schedule
 from ...scheduler.tile import tile
 
@@ -29,7 +29,9 @@ def _zeros(*shape: int) -> Array:
     return np.broadcast_to(np.float32(0), shape)
 
 
-def _gemm(x: str, y: str, k: int, n: int, *, residual: str | None = None, activation: Activation | None = None) -> Gemm:
+def _gemm(
+    x: str, y: str, k: int, n: int, *, residual: str | None = None, activation: ActivationFunction | None = None
+) -> Gemm:
     """Return a product of matrices. One with a residual also has a LayerNorm, as everywhere in BERT."""
     norm = None if residual is None else Norm(1e-6)
     return Gemm(y, x, y, _zeros(k, n), _zeros(n), activation=activation, residual=residual, norm=norm)
@@ -50,7 +52,7 @@ def _encoder_layers(x: str, prefix: str = "") -> list[Layer]:
         *(_gemm(x, name, HIDDEN, HIDDEN) for name in (q, k, v)),
         _attention(prefix),
         _gemm(context, x1, HIDDEN, HIDDEN, residual=x),
-        _gemm(x1, h, HIDDEN, INNER, activation=Activation.GELU_TANH),
+        _gemm(x1, h, HIDDEN, INNER, activation=ActivationFunction.GELU_TANH),
         _gemm(h, y, INNER, HIDDEN, residual=x1),
     ]
 
@@ -155,5 +157,5 @@ def attention_half(second: bool, overlay: Overlay, schedule: Schedule) -> Progra
         return order_dram(chain(binder.made))
 
     # Its check would miss the other product's result.
-    passes = Passes(lower=lower_half, check=lambda program, schedule: None)
+    passes = SchedulerPasses(lower=lower_half, check=lambda program, schedule: None)
     return build(segment("attention"), overlay, schedule, passes=passes).program

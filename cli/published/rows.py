@@ -26,11 +26,11 @@ from ...isa.statistics import count
 from ...isa.versal.logic import TILES_PER_MME
 from ...machine.description import Rate
 from ...machine.resources import VC1902
-from ...machine.timing import Timing
+from ...machine.timing import RunTiming
 from ...scheduler.best import Best
 from ...scheduler.build import build
 from ...scheduler.graph import AttentionLayer, LayerGraph
-from ...scheduler.mapping import Estimate, MappingType, Roofline, Shape, estimate
+from ...scheduler.mapping import AttentionShape, Estimate, MappingType, PeakRates, estimate
 from ...scheduler.schedule import PAPER, STRICT, Schedule, Segment
 from . import networks
 
@@ -237,7 +237,7 @@ class Bench:
         *,
         overlay: Overlay | None = None,
         extended: bool = False,
-    ) -> Timing:
+    ) -> RunTiming:
         """Return the timing of a network's program, without the launch. overlay: the base overlay with other rates, on
         which the same program is timed."""
         return plan_of(self.program(network, schedule, extended)).run(overlay)
@@ -262,10 +262,10 @@ def _parameters(overlay: Overlay) -> dict[str, Any]:
 
 def table3(bench: Bench) -> Iterator[PublishedRow]:
     """Yield the estimates of Table 3: attention by mapping type."""
-    shape = Shape(96, 512)
+    shape = AttentionShape(96, 512)
     for kind in (MappingType.A, MappingType.B, MappingType.C, MappingType.D):
         ours, plain = (
-            _columns(estimate(kind, shape, r)) for r in (Roofline.published(bench.base), Roofline.of(bench.base))
+            _columns(estimate(kind, shape, r)) for r in (PeakRates.published(bench.base), PeakRates.of(bench.base))
         )
         for name, what in TABLE3_COLUMNS.items():
             unit, note = "ms", f"in the table's own units; in ours {plain[name]:.4g}"
@@ -341,7 +341,7 @@ def table9(bench: Bench) -> Iterator[PublishedRow]:
         program = networks.attention_half(second, bench.base, STRICT)
         yield row(name, "no_optimize", bench.program_ms(program), "mapping type B: the scores go through DDR")
     yield row("attention", "pipelined", bench.ms(networks.segment("attention")), "mapping type D")
-    head = estimate(MappingType.D, Shape(1, 512), Roofline.of(bench.base))
+    head = estimate(MappingType.D, AttentionShape(1, 512), PeakRates.of(bench.base))
     for name, what, seconds in (("recv_us", "receives", head.mm1_s), ("send_us", "sends", head.mm2_s)):
         model, note = 1e6 * seconds, "products alone (section 4.3)"
         yield PublishedRow("table9", f"MemC {what} the scores of a head", f"section43.{name}", model, "us", note)

@@ -23,7 +23,7 @@ from ...streams.dynamic.programs.figures import (
     QUEUES,
     QWEN_REGIONS,
     ExpertPoint,
-    Point,
+    FigurePoint,
     PointResult,
     pareto_improvement,
     points,
@@ -79,7 +79,7 @@ class StepRow(PublishedRow):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """Something that must be said beside the rows. numbers: ours and theirs, by name."""
 
     name: str
@@ -88,7 +88,9 @@ class Finding:
 
 
 def measure(
-    which: Sequence[Point] | None = None, workers: int | None = None, progress: Callable[[float], None] = lambda _: None
+    which: Sequence[FigurePoint] | None = None,
+    workers: int | None = None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, PointResult]:
     """Run points in processes of their own. which: by default all. workers: processes; None for one per core.
     progress: called with the share of points that are done."""
@@ -231,18 +233,18 @@ def step_summary(rows: Sequence[PublishedRow]) -> dict[str, dict[str, Any]]:
     return made
 
 
-def findings(measured: Mapping[str, PointResult]) -> list[Finding]:
+def findings(measured: Mapping[str, PointResult]) -> list[Remark]:
     """What must be said beside the rows; what needs points that were not measured is left out."""
     return [finding for make in _FINDINGS for finding in make(measured)]
 
 
-def _compute(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
+def _compute(measured: Mapping[str, PointResult]) -> Iterator[Remark]:
     keys = "fig10.mixtral.tile_128", "fig10.mixtral.dynamic", EQUAL_COMPUTE
     if not set(keys) <= measured.keys():
         return
     static, dynamic, equal = (measured[key].cycles for key in keys)
     theirs = published()[f"{keys[0]}.cycles"] / published()[f"{keys[1]}.cycles"]
-    yield Finding(
+    yield Remark(
         "Fig. 10: unequal compute",
         "Static tiles of Mixtral have units of 4096 operations a cycle, dynamic ones of 6400 (artifact); the text says "
         f"identical. Published speed-up over tile 128: {theirs:.2f}; ours {static / dynamic:.2f}, and at 4096 for both "
@@ -251,7 +253,7 @@ def _compute(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     )
 
 
-def _idle(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
+def _idle(measured: Mapping[str, PointResult]) -> Iterator[Remark]:
     for figure, tiles in (("fig9", (64, 8)), ("fig10", (1024,))):
         key = f"{figure}.qwen.dynamic"
         for tile in tiles:
@@ -260,7 +262,7 @@ def _idle(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
                 continue
             theirs = published()[f"{other}.memory_bytes"] / published()[f"{key}.memory_bytes"]
             same = measured[other].memory / whole_memory(key)
-            yield Finding(
+            yield Remark(
                 f"Fig. {figure[3:]}: idle experts",
                 f"For Qwen, loaders of experts without rows are left out with dynamic tiles only. Memory of tile "
                 f"{tile} over dynamic: published {theirs:.2f}, with the loaders of all experts {same:.2f}.",
@@ -268,7 +270,7 @@ def _idle(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
             )
 
 
-def _regions(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
+def _regions(measured: Mapping[str, PointResult]) -> Iterator[Remark]:
     few, all_of_them = (f"fig12.dynamic.regions_{regions}" for regions in (32, 128))
     if not {few, all_of_them} <= measured.keys():
         return
@@ -276,7 +278,7 @@ def _regions(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     ours = 100 * (measured[few].cycles / measured[all_of_them].cycles - 1)
     columns = 2 * QWEN_REGIONS.columns  # bytes of a row of a tile
     fetched = -(-columns // HBM.access) * HBM.access / columns
-    yield Finding(
+    yield Remark(
         "Fig. 12: the cost of sharing",
         f'"about 5 %" more cycles with 32 regions instead of 128 are {theirs:+.1f} % by the points, {ours:+.1f} % '
         f"here. A row of 48 bf16 columns takes {columns} bytes of two accesses of 64: gate and up are fetched "
@@ -290,7 +292,7 @@ def _regions(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
             units = int(key.split("_")[-2].split(".")[0]) * UNITS_OF_A_REGION + UNITS_BESIDE
             cycles = published()[key.replace("utilisation_pct", "cycles")]
             ratios.append(value / 100 * cycles * units * COMPUTE_REGIONS / one.flops)
-    yield Finding(
+    yield Remark(
         "Fig. 12: utilisation",
         f"At all points the published utilisation is {min(ratios):.2f} to {max(ratios):.2f} times operations over "
         "cycles and the allocated operations a cycle of Fig. 13; why is not published. Ratios of points hold.",
@@ -298,14 +300,14 @@ def _regions(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     )
 
 
-def _accounting(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
+def _accounting(measured: Mapping[str, PointResult]) -> Iterator[Remark]:
     key = "fig9.mixtral.tile_16"
     if key not in measured:
         return
     point = next(point for point in points() if point.key == key)
     assert isinstance(point, ExpertPoint)
     text, figure = point.memory(accounting="paper"), measured[key].memory
-    yield Finding(
+    yield Remark(
         "Memory on chip: 4 bytes, one tile, no products",
         "The published points count tiles on chip with 4 bytes an element, one tile of a loader, and nothing for "
         f"products. By the equations of the text, with bf16, Mixtral with tile 16 holds {text / MB:.1f} MB instead of "
@@ -314,7 +316,7 @@ def _accounting(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
     )
 
 
-def _queues(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
+def _queues(measured: Mapping[str, PointResult]) -> Iterator[Remark]:
     for kind in ("low", "med", "high"):
         batches = [key.removesuffix(".dynamic") for key in measured if fnmatch(key, f"b64.{kind}.*.dynamic")]
         if not batches:
@@ -325,7 +327,7 @@ def _queues(measured: Mapping[str, PointResult]) -> Iterator[Finding]:
             queue: geometric_mean([_ratio(measured, batch, name) for batch in batches]) for queue, name in names.items()
         }
         held = ", ".join(f"{1 + queue}: {ratio:.2f}" for queue, ratio in ours.items())
-        yield Finding(
+        yield Remark(
             f"Fig. 14, {kind} variation: queues",
             "How badly interleaving does depends on the requests that a region may hold. Dynamic is faster by: "
             f"published {theirs:.2f}; with {held}.",

@@ -14,7 +14,7 @@ from ...isa.packet import Words
 from ...isa.program import Array, Program
 from .board import Board
 from .held_state import HeldState
-from .memories import Memories
+from .memories import MemoryBanks
 
 STALLS_VARIABLE = "RSN_CSIM_STALLS"
 """Environment variable with the seed of random pauses and stalled pipelines; unset, empty or 0: none."""
@@ -39,7 +39,7 @@ class CsimBoard(Board):
         self._stalls = stalls_of_environment() if stalls is None else stalls
         compiler()  # without one no program can be loaded: say so at once
         self._native: Native | None = None
-        self._memories: Memories | None = None
+        self._memories: MemoryBanks | None = None
         self._closed = Event()
 
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
@@ -47,7 +47,7 @@ class CsimBoard(Board):
         if self._native is None or self._native.machine != machine:
             self._native = Native(machine=machine)
         self._closed.clear()
-        self._memories = Memories(program, weights)
+        self._memories = MemoryBanks(program, weights)
         self._state = HeldState(program)
 
     def run(

@@ -33,7 +33,7 @@ class BoardTimeout(BoardError):
 
 
 @dataclass(frozen=True)
-class Facts:
+class DeviceFacts:
     """What an open device reports of itself. uuid: of the loaded bitstream, "" if it has none. known: facts for the
     record, such as versions, by name. clock: whose seconds a run takes, as `Run.clock`."""
 
@@ -51,7 +51,7 @@ class Device(Protocol):
     with synchronous parameters (`profile.PARAMETERS`) takes `run_graph` first, then `update_parameter` for each tile.
     """
 
-    def open(self, profile: Profile, bitstream: Path | None) -> Facts:
+    def open(self, profile: Profile, bitstream: Path | None) -> DeviceFacts:
         """Take the device, load the bitstream, and find kernel and graph. `close` is called also after an error."""
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from ...hw.versal.csim.machine import Native
 from ...isa.image import decode_image
 from ...isa.packet import Words
 from ...isa.program import Array, Program
-from .device import BoardBusy, BoardMemory, Bytes, Device, Facts
+from .device import BoardBusy, BoardMemory, Bytes, Device, DeviceFacts
 from .profile import INSTRUCTIONS, Profile
 from .tiles import op_lists
 
@@ -76,11 +76,11 @@ class InProcess(Device):
         self._array_hangs = self._kernel_hangs = False
         self._parameters: dict[str, Words] = {}
 
-    def open(self, profile: Profile, bitstream: Path | None) -> Facts:
+    def open(self, profile: Profile, bitstream: Path | None) -> DeviceFacts:
         if self._profile is not None:
             raise BoardBusy("the device is open")
         self._profile = profile
-        return Facts(known={"runtime": f"{self._name} in this process"}, clock="wall")
+        return DeviceFacts(known={"runtime": f"{self._name} in this process"}, clock="wall")
 
     def close(self) -> None:
         if self._thread is not None:

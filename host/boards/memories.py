@@ -36,7 +36,7 @@ def _turn_in_child() -> None:
 os.register_at_fork(after_in_child=_turn_in_child)
 
 
-class Memories:
+class MemoryBanks:
     """The memory banks of a program, as flat float32 arrays. Memory that nothing has written is 0.
 
     A bank that holds only weights is read-only. Programs with the same weights share it, as on a device

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ...base.errors import BoardError
 from ...isa.packet import Words
 from ...isa.versal.board import ARGUMENTS, FINGERPRINT
-from .device import BoardLost, BoardMemory, BoardMismatch, Device, Facts
+from .device import BoardLost, BoardMemory, BoardMismatch, Device, DeviceFacts
 from .profile import Profile
 
 CONTROL, START, DONE, IDLE, CONTINUE = 0x00, 1, 2, 4, 16
@@ -50,7 +50,7 @@ class PynqDevice(Device):
         self._buffers: dict[int, Any] = {}
         self._next = 1
 
-    def open(self, profile: Profile, bitstream: Path | None) -> Facts:
+    def open(self, profile: Profile, bitstream: Path | None) -> DeviceFacts:
         pdi = bitstream
         if pdi is None or pdi.suffix != ".pdi":
             raise BoardError(f"PYNQ loads a .pdi, not {pdi}")
@@ -75,7 +75,7 @@ class PynqDevice(Device):
             raise BoardMismatch(f"{pdi}: kernel {profile.kernel} has no register {missing[0]}")
         # a 64-bit argument is two registers, the lower half first
         self._offsets = [int((registers.get(f"{n}_1") or registers[n])["address_offset"]) for n in names]
-        return Facts(known={"runtime": f"PYNQ {self._pynq.__version__}", "device": str(self._index)})
+        return DeviceFacts(known={"runtime": f"PYNQ {self._pynq.__version__}", "device": str(self._index)})
 
     def close(self) -> None:
         for buffer in self._buffers.values():

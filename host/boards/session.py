@@ -19,7 +19,7 @@ from ...base.errors import StateLost
 from ...isa.layout import padded
 from ...isa.packet import Words, encode_image, terminators
 from ...isa.program import Program
-from .device import BoardBusy, BoardLost, BoardMismatch, BoardTimeout, Device, Facts
+from .device import BoardBusy, BoardLost, BoardMismatch, BoardTimeout, Device, DeviceFacts
 from .lock import DeviceLock
 from .match import match_xclbin
 from .probes import trial_inputs, trial_program, wrong
@@ -69,7 +69,7 @@ class NoRoom(BoardBusy):
 
 
 @dataclass(eq=False)
-class Held:
+class DeviceBuffer:
     """A buffer of the device. users: how many boards rely on its content. contents: for a bank of weights, which boards
     may share, its buffers and the checksum of its weights."""
 
@@ -122,7 +122,7 @@ class Session:
         self.facts: dict[str, str] = {}
         """Facts of the open board for the record, by name: versions, device, clocks."""
         self.clock = ""
-        self.held: list[Held] = []
+        self.held: list[DeviceBuffer] = []
         self.age = 0
         """Counts how often everything was released. Buffers of an earlier age no longer exist."""
         self._xclbin = read_xclbin(bitstream) if bitstream is not None and bitstream.suffix != ".pdi" else None
@@ -186,13 +186,13 @@ class Session:
             raise BoardLost(STUCK)
         return future.result()
 
-    def allocate(self, buffer: str, size: int) -> Held:
+    def allocate(self, buffer: str, size: int) -> DeviceBuffer:
         """Allocate a buffer of the device. buffer: a bank or `INSTRUCTIONS`; size: in bytes, rounded up to pages."""
-        held = Held(self.device.allocate(self.profile.argument(buffer), max(padded(size, PAGE), PAGE)))
+        held = DeviceBuffer(self.device.allocate(self.profile.argument(buffer), max(padded(size, PAGE), PAGE)))
         self.held.append(held)
         return held
 
-    def release(self, helds: Iterable[Held], age: int) -> None:
+    def release(self, helds: Iterable[DeviceBuffer], age: int) -> None:
         """Release buffers that were allocated at this age; memory is freed when its last user releases it. The caller
         holds the turn."""
         for held in helds if age == self.age else ():
@@ -201,7 +201,7 @@ class Session:
                 self.held.remove(held)
                 self.device.free(held.handle)
 
-    def leave(self, helds: Iterable[Held], age: int) -> None:
+    def leave(self, helds: Iterable[DeviceBuffer], age: int) -> None:
         """Release a board's buffers, and with the last of them the device. Raises nothing."""
         with self._mutex:
             if self._stuck:
@@ -213,7 +213,7 @@ class Session:
             if not self.held:
                 self._give_back()
 
-    def run(self, helds: Mapping[str, Held], lists: Mapping[str, Words], timeout_s: float) -> Took:
+    def run(self, helds: Mapping[str, DeviceBuffer], lists: Mapping[str, Words], timeout_s: float) -> Took:
         """Run graph and kernel once, and wait until both have ended.
 
         lists: the parameter of each tile, by port. Of asynchronous ones, those are written that the graph does not hold
@@ -426,7 +426,7 @@ class Session:
         return wrong(flat) if came == flat.nbytes else f"{came} of {flat.nbytes} bytes came back"
 
 
-def recorded(profile: Profile, xclbin: Xclbin | None, facts: Facts) -> dict[str, str]:
+def recorded(profile: Profile, xclbin: Xclbin | None, facts: DeviceFacts) -> dict[str, str]:
     """Return facts for the record of a run: board, bitstream, clocks. Where the board does not report a clock, it is
     the one that the bitstream was built for."""
     out = {"board": profile.name, **facts.known}

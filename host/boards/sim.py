@@ -11,7 +11,7 @@ from ...isa.packet import Words
 from ...isa.program import Array, Program
 from .board import Board
 from .held_state import HeldState
-from .memories import Memories
+from .memories import MemoryBanks
 
 
 class SimBoard(Board):
@@ -25,12 +25,12 @@ class SimBoard(Board):
     """How many images' simulators are kept."""
 
     def __init__(self) -> None:
-        self._memories: Memories | None = None
+        self._memories: MemoryBanks | None = None
         self._machines: dict[bytes, Machine] = {}
 
     def load(self, program: Program, weights: Mapping[str, Array]) -> None:
         self._machines = {}
-        self._memories = Memories(program, weights)
+        self._memories = MemoryBanks(program, weights)
         self._state = HeldState(program)
 
     def run(
@@ -59,7 +59,7 @@ class SimBoard(Board):
         return stopped
 
     @property
-    def _loaded(self) -> Memories:
+    def _loaded(self) -> MemoryBanks:
         if self._memories is None:
             raise BoardError("no program is loaded")
         return self._memories

@@ -30,7 +30,7 @@ from ..forks import forget_in_children
 from .board import Board
 from .device import BoardLost, BoardMismatch, BoardTimeout
 from .ssh_cache import checksum
-from .ssh_frames import ERRORS, Beat, Ended, Frames, Message, Silent
+from .ssh_frames import ERRORS, Frames, Heartbeat, Message, PipeClosed, Silent
 
 DEFAULT = "vck190"
 """The board on the other computer where the URL names none."""
@@ -220,7 +220,7 @@ class _Link:
         self._said = bytearray()
         self._listener = threading.Thread(target=self._listen, name="rsn ssh stderr", daemon=True)
         self._listener.start()
-        self._beat = Beat(lambda: self._frames.send({}))
+        self._beat = Heartbeat(lambda: self._frames.send({}))
         self._began = False
         forget_in_children(self)
 
@@ -229,7 +229,7 @@ class _Link:
         with self._lost_is_an_error():
             try:
                 self._frames.skip_to_greeting()
-            except Ended as e:
+            except PipeClosed as e:
                 self._said += b"".join(e.args)
                 raise
         message, _ = self.answer(0)
@@ -301,7 +301,7 @@ class _Link:
                 f"{self._target}: no sign of life for {self._frames.silence_s:g} s; the connection was dropped, the "
                 "next run connects again"
             ) from None
-        except Ended:
+        except PipeClosed:
             raise self._lost() from None
 
     def _lost(self) -> BoardError:

@@ -44,7 +44,7 @@ CHUNK = 1 << 20
 _LENGTH = struct.Struct("<I")
 
 
-class Ended(Exception):
+class PipeClosed(Exception):
     """The other end has closed its pipe, or sent bytes that are not a frame."""
 
 
@@ -63,7 +63,7 @@ class Frames:
             os.set_blocking(file, False)
 
     def send(self, message: Message, *blobs: bytes | memoryview) -> None:
-        """Send a message and its blobs. Raises `Ended` or `Silent`."""
+        """Send a message and its blobs. Raises `PipeClosed` or `Silent`."""
         raw = [memoryview(b).cast("B") for b in blobs]
         text = json.dumps(message | {"blobs": [len(r) for r in raw]}).encode()
         with self._sending:
@@ -72,31 +72,31 @@ class Frames:
                 self._put(r)
 
     def receive(self, most: int) -> tuple[Message, list[bytearray]]:
-        """Return the next frame: its message and blobs, which may have `most` bytes in all. Raises `Ended` or
+        """Return the next frame: its message and blobs, which may have `most` bytes in all. Raises `PipeClosed` or
         `Silent`."""
         (length,) = _LENGTH.unpack(self._get(4))
         if length > MAX_JSON:
-            raise Ended
+            raise PipeClosed
         try:
             message = json.loads(self._get(length))
         except (ValueError, RecursionError):
-            raise Ended from None
+            raise PipeClosed from None
         sizes = message.pop("blobs", None) if isinstance(message, dict) else None
         if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) > most:
-            raise Ended
+            raise PipeClosed
         return message, [self._get(n) for n in sizes]
 
     def skip_to_greeting(self) -> bytes:
-        """Read up to the greeting, and return what came before it. Raises `Ended`, also where more comes before it than
-        a login script prints, or `Silent`."""
+        """Read up to the greeting, and return what came before it. Raises `PipeClosed`, also where more comes before it
+        than a login script prints, or `Silent`."""
         seen = bytearray()
         while not seen.endswith(GREETING):
             if len(seen) > MAX_NOISE:
-                raise Ended(bytes(seen))
+                raise PipeClosed(bytes(seen))
             try:
                 seen += self._get(1)
-            except Ended:
-                raise Ended(bytes(seen)) from None
+            except PipeClosed:
+                raise PipeClosed(bytes(seen)) from None
         return bytes(seen[: -len(GREETING)])
 
     def greet(self) -> None:
@@ -112,7 +112,7 @@ class Frames:
             except BlockingIOError:
                 continue
             except OSError:
-                raise Ended from None
+                raise PipeClosed from None
 
     def _get(self, size: int) -> bytearray:
         """Read `size` bytes. Memory grows as bytes arrive, so that a wrong size cannot exhaust it."""
@@ -124,9 +124,9 @@ class Frames:
             except BlockingIOError:
                 continue
             except OSError:
-                raise Ended from None
+                raise PipeClosed from None
             if not piece:
-                raise Ended
+                raise PipeClosed
             out += piece
         return out
 
@@ -137,7 +137,7 @@ class Frames:
             raise Silent
 
 
-class Beat:
+class Heartbeat:
     """Calls a function at intervals in a thread, until the function raises or `stop` is called."""
 
     def __init__(self, call: Callable[[], None], every_s: float = BEAT_S) -> None:
@@ -149,7 +149,7 @@ class Beat:
         while not self._stop.wait(self._every_s):
             try:
                 self._call()
-            except (Ended, Silent):
+            except (PipeClosed, Silent):
                 return  # the thread that waits for an answer gets the same error
 
     def start(self) -> None:

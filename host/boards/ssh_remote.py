@@ -23,7 +23,7 @@ from . import open_board
 from .board import Board
 from .device import BoardMemory
 from .ssh_cache import WeightCache, is_checksum
-from .ssh_frames import ERRORS, SILENCE_S, Beat, Ended, Frames, Message, Silent
+from .ssh_frames import ERRORS, SILENCE_S, Frames, Heartbeat, Message, PipeClosed, Silent
 
 MAX = 1 << 36
 """Bytes of a frame's blobs; a limit far above any weight."""
@@ -54,7 +54,7 @@ def serve(read: int, write: int, silence_s: float = SILENCE_S, examine: Examine 
         frames.send({"rsn": __version__})
         session.listen()
         session.work()
-    except (KeyboardInterrupt, Ended, Silent):
+    except (KeyboardInterrupt, PipeClosed, Silent):
         pass
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is being dealt with
@@ -87,14 +87,14 @@ class _Session:
     def work(self) -> None:
         while True:
             frame = self._inbox.get()
-            with Beat(lambda: self._frames.send({})):
+            with Heartbeat(lambda: self._frames.send({})):
                 try:
                     self._answer(*frame)
                 except RsnError as e:
                     self._fail(next(c.__name__ for c in type(e).__mro__ if c.__name__ in ERRORS), str(e))
                 except MemoryError:
                     self._fail(BoardMemory.__name__, "no memory on the board's own computer")
-                except (Ended, Silent):
+                except (PipeClosed, Silent):
                     raise
                 except Exception as e:
                     self._fail(BoardError.__name__, f"rsn failed on the board's side: {type(e).__name__}: {e}")

@@ -18,7 +18,7 @@ from .device import BoardMemory
 from .held_state import HeldState
 from .match import match_program
 from .profile import INSTRUCTIONS, Profile
-from .session import LOADING_S, Held, NoRoom, Session
+from .session import LOADING_S, DeviceBuffer, NoRoom, Session
 from .tiles import parameters
 
 XCLBIN_VARIABLE = "RSN_XCLBIN"
@@ -45,7 +45,7 @@ class XrtBoard(Board):
         self._program: Program | None = None
         self._weights: Mapping[str, Array] = {}
         self._parameters: dict[str, Words] = {}
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, DeviceBuffer] = {}
         self._age = -1
         self._image = b""
 
@@ -128,7 +128,7 @@ class XrtBoard(Board):
         places = (program.place(b) for b in buffers if b.role is not Role.WEIGHT)
         for begin, end in dict.fromkeys((4 * place.start, 4 * place.stop) for place in places):
             self._clear(bank, begin, end)
-        for b in buffers:  # only now: buffers may overlap, and weights are never 0 then (as in `Memories`)
+        for b in buffers:  # only now: buffers may overlap, and weights are never 0 then (as in `MemoryBanks`)
             if b.role is Role.WEIGHT:
                 weight = np.ascontiguousarray(self._weights[b.name], np.float32)
                 self._write(program, b, weight)
@@ -136,7 +136,7 @@ class XrtBoard(Board):
         if only_weights(buffers):
             self._held[bank].contents = buffers, checksum.digest()
 
-    def _shared(self, buffers: tuple[Buffer, ...]) -> Held | None:
+    def _shared(self, buffers: tuple[Buffer, ...]) -> DeviceBuffer | None:
         """Return a bank of the device that already holds these weights, counted as used by this board too; None if
         there is none."""
         candidates = [h for h in self._session.held if h.contents is not None and h.contents[0] == buffers]

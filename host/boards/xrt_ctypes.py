@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError
 from ...isa.packet import Words
-from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, Bytes, Device, Facts
+from .device import BoardBusy, BoardLost, BoardMemory, BoardMismatch, Bytes, Device, DeviceFacts
 from .profile import Profile
 
 LIBRARY = "libxrt_coreutil.so.2"
@@ -81,7 +81,7 @@ _TYPES: dict[int, type[BoardError]] = {
 }
 
 
-class Library:
+class XrtLibrary:
     """XRT's C API, by function name. A call that fails raises the `BoardError` that fits its errno."""
 
     def __init__(self, path: str = LIBRARY) -> None:
@@ -187,16 +187,16 @@ class CtypesXrt(Device):
     """A device behind XRT's C API. Buffers are mapped: `write` and `read` copy memory and synchronise the device's
     view."""
 
-    def __init__(self, index: int = 0, library: Library | None = None) -> None:
+    def __init__(self, index: int = 0, library: XrtLibrary | None = None) -> None:
         self.index = index
-        self._xrt = library or Library()
+        self._xrt = library or XrtLibrary()
         self._device: Any = None
         self._kernel: Any = None
         self._graph: Any = None
         self._run: Any = None
         self._buffers: dict[int, Bytes] = {}
 
-    def open(self, profile: Profile, bitstream: Path | None) -> Facts:
+    def open(self, profile: Profile, bitstream: Path | None) -> DeviceFacts:
         if bitstream is None:
             raise BoardError(f"board {profile.name} needs its bitstream")
         xrt = self._xrt
@@ -211,7 +211,7 @@ class CtypesXrt(Device):
             f"opening graph {profile.graph}", "xrtGraphOpen", self._device, uuid, profile.graph.encode()
         )
         known = {"runtime": f"XRT {xrt.version} through ctypes", "device": str(self.index)}
-        return Facts(str(UUID(bytes=bytes(uuid))), known)
+        return DeviceFacts(str(UUID(bytes=bytes(uuid))), known)
 
     def _open_kernel(self, name: str, uuid: Any) -> Any:
         """Open the kernel exclusively: only then may registers be read, and no other process can start the kernel."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import BoardError
-from .device import BoardMemory, Bytes, Facts
+from .device import BoardMemory, Bytes, DeviceFacts
 from .profile import Profile
-from .xrt_ctypes import TO_DEVICE, CtypesXrt, Library, ended
+from .xrt_ctypes import TO_DEVICE, CtypesXrt, XrtLibrary, ended
 
 POLL_S = 0.0005
 """Seconds between two looks at a run's state. pyxrt's own wait would hold the interpreter's lock, and stop all other
@@ -27,7 +27,7 @@ threads."""
 class Pyxrt(CtypesXrt):
     """A device behind pyxrt, and behind the C API for what pyxrt does not have."""
 
-    def __init__(self, index: int = 0, library: Library | None = None) -> None:
+    def __init__(self, index: int = 0, library: XrtLibrary | None = None) -> None:
         super().__init__(index, library)
         try:
             self._pyxrt: Any = importlib.import_module("pyxrt")
@@ -43,7 +43,7 @@ class Pyxrt(CtypesXrt):
         self._name = ""
         self._next = 1
 
-    def open(self, profile: Profile, bitstream: Path | None) -> Facts:
+    def open(self, profile: Profile, bitstream: Path | None) -> DeviceFacts:
         self._bitstream, self._name = str(bitstream), profile.kernel
         facts = super().open(profile, bitstream)
         return replace(facts, known={**facts.known, "runtime": f"XRT {self._xrt.version} through pyxrt"})

@@ -12,7 +12,7 @@ import numpy as np
 from ...base.deferred import deferred
 from ...base.errors import ProgramError, TensorError
 from ...base.tolerance import BOUND
-from ...isa.expansion import Expansion
+from ...isa.expansion import ExpandedProgram
 from ...isa.layout import BLOCK_ROWS, padded, unblock
 from ...isa.program import Array, Buffer, Layout, Program
 from ...isa.segments import stored_buffers
@@ -65,7 +65,7 @@ def compare(
     program does not store the network's segments, `TensorError` for other inputs than the program's.
     """
     columns = columns_on(network, program.overlay)
-    expansion = Expansion(program)
+    expansion = ExpandedProgram(program)
     where = {s.name: s for s in stored_buffers(expansion)}
     layers = {name: s.layers for s in program.segments for name in s.outputs}
     outputs = {output.name for output in network.outputs}

@@ -29,7 +29,7 @@ from ..tensors import save_tensors
 from .caches import Caches
 from .compare import Compared, compare, show
 from .experts import PatchedExperts
-from .file import Part, write
+from .file import ModelVariant, write
 from .module import CompiledModule
 from .shared_bank import SharedBank
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ...rsnlib.pipeline import Pipeline
     from ...rsnlib.pool import Pool
     from ...rsnlib.precision import Borders
-    from ...rsnlib.verification import Call, Verification, Visible
+    from ...rsnlib.verification import Verification, VerifiedCall, Visible
     from ...scheduler.graph import LayerGraph
 else:
     static_cache = deferred("rsn.rsnlib.static_cache")
@@ -189,14 +189,14 @@ class Compiled(CompiledModule):
                 self._end(verified, returned, args, kwargs)
             return returned if self._borders is None else self._borders.narrowed(returned)
 
-    def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> VerifiedCall | None:
         """The verification of a call that begins, if it is verified. Sequences of stated lengths are not: PyTorch has
         no such calls of the module."""
         if self._verification is None or self._traced.host.lengths:
             return None
         return self._verification.begin(self._placed, args, kwargs)
 
-    def _end(self, verified: Call, returned: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _end(self, verified: VerifiedCall, returned: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Verify a call that has ended. Raises `WrongResultError`."""
         assert self._verification is not None
         visible = [] if self.visible is None else [self.visible]
@@ -404,12 +404,12 @@ class Compiled(CompiledModule):
         save_tensors(weights, built.weights, packed=True)
         container.write(built.program, Path(path))
 
-    def part(self, sizes: tuple[int, ...] = ()) -> Part:
+    def part(self, sizes: tuple[int, ...] = ()) -> ModelVariant:
         """Return this program as a part of a model file. sizes: those that it is for, in a shape family."""
         with self._turn:
             built = self._now()
             verified = None if self._verification is None else self._verification.when(self._placed)
-            return Part(sizes, built.program, built.weights, self._traced.host, verified)
+            return ModelVariant(sizes, built.program, built.weights, self._traced.host, verified)
 
     def close(self) -> None:
         """Release the board for good."""

@@ -16,11 +16,11 @@ from ...isa.image import decode_image
 from ...isa.overlay import Overlay
 from ...isa.overlays.moe import MACHINE
 from ...isa.overlays.moe.formats import Choose
-from ...isa.overlays.moe.sequence import Part, SequencedPath, parts_of
+from ...isa.overlays.moe.sequence import ExpertRows, SequencedPath, parts_of
 from ...isa.overlays.moe.units import chosen_of
 from ...isa.program import Array, Program
 from ...machine.executor import ProcessNetwork
-from ...machine.timing import Timing
+from ...machine.timing import RunTiming
 from ...scheduler.expert_machine import MoePrograms, MoeSizes
 from ..tensors import pack, unpack
 from .experts import ExpertsRun
@@ -154,10 +154,10 @@ class ExpertLayer:
 
     # -- parts of a run
 
-    def _parts(self, chosen: Sequence[Sequence[int]]) -> list[Part]:
+    def _parts(self, chosen: Sequence[Sequence[int]]) -> list[ExpertRows]:
         return parts_of(chosen, self.sizes.experts, self.programs.tile_rows, self.rows)
 
-    def _note(self, parts: Sequence[Part], runs: Sequence[Run], moved: int) -> ExpertsRun:
+    def _note(self, parts: Sequence[ExpertRows], runs: Sequence[Run], moved: int) -> ExpertsRun:
         rows: dict[int, int] = {}
         for part in parts:
             rows[part.expert] = rows.get(part.expert, 0) + len(part.pairs)
@@ -170,13 +170,15 @@ class ExpertLayer:
         logits = 4 * self.sizes.tokens * self.programs.logits
         return logits + 4 * parts * self.programs.tile_rows + 4 * len(program.image)
 
-    def _sequenced(self, program: Program, banks: dict[str, Array] | None, parts: Sequence[Part] | None = None) -> Run:
+    def _sequenced(
+        self, program: Program, banks: dict[str, Array] | None, parts: Sequence[ExpertRows] | None = None
+    ) -> Run:
         """Run a program with Seq. Its time depends on what Route chooses, so that data and time are one run."""
         overlay = program.overlay
         path = SequencedPath(program, decode_image(program.image, overlay), parts, self.rows)
         net = ProcessNetwork(overlay, path, banks=banks, data=banks is not None, record=True)
         with one_blas_thread():
-            timing = Timing.of(net, net.run())
+            timing = RunTiming.of(net, net.run())
         return summary(timing, overlay, 4 * len(program.image))
 
     def _chosen(self, logits: Array) -> tuple[npt.NDArray[np.int64], Array]:
@@ -184,7 +186,7 @@ class ExpertLayer:
         fields = {"tokens": s.tokens, "experts": s.experts, "size": s.experts, "each": s.each}
         return chosen_of(np.ascontiguousarray(logits), Choose(**fields, over_chosen=int(s.over_chosen)))
 
-    def _shares_of(self, parts: Sequence[Part], share: Array) -> Array:
+    def _shares_of(self, parts: Sequence[ExpertRows], share: Array) -> Array:
         out = np.zeros((len(parts), self.programs.tile_rows), np.float32)
         for row, part in zip(out, parts, strict=True):
             row[: len(part.pairs)] = share.reshape(-1)[list(part.pairs)]

@@ -16,7 +16,7 @@ from ...isa.program import Array, Buffer
 from ...rsnlib.experts.choice import Experts
 from ...scheduler.best import Best
 from ...scheduler.expert_programs import ExpertPrograms, ExpertSizes, Launch, counted
-from ...scheduler.graph import Activation
+from ...scheduler.graph import ActivationFunction
 from ...scheduler.schedule import PAPER, Schedule
 from ..tensors import pack, unpack
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...rsnlib.experts import replace as replacing
-    from ...rsnlib.experts.replace import Sizes
+    from ...rsnlib.experts.replace import ExpertLayerSizes
 else:
     replacing = deferred("rsn.rsnlib.experts.replace")
 
@@ -66,13 +66,15 @@ def plan(
     if board != "sim":
         raise UnsupportedError(f"experts='patched' runs on board sim only, not {board}: use experts='static'")
     chosen = schedule if isinstance(schedule, Schedule) else PAPER
-    known: dict[Sizes, ExpertPrograms] = {}
+    known: dict[ExpertLayerSizes, ExpertPrograms] = {}
 
-    def executor(sizes: Sizes) -> PatchedExperts:
+    def executor(sizes: ExpertLayerSizes) -> PatchedExperts:
         key = replace(sizes, path="")
         if key not in known:
             most = min(experts.rows or sizes.tokens * sizes.each, sizes.tokens * sizes.each)
-            own = ExpertSizes(sizes.path, sizes.experts, sizes.width, sizes.inner, Activation(sizes.activation), most)
+            own = ExpertSizes(
+                sizes.path, sizes.experts, sizes.width, sizes.inner, ActivationFunction(sizes.activation), most
+            )
             known[key] = ExpertPrograms(own, overlay, chosen)
         return PatchedExperts(sizes, known[key])
 
@@ -86,7 +88,7 @@ class PatchedExperts:
     sizes: of the layer. programs: the templates, which layers of equal sizes share.
     """
 
-    def __init__(self, sizes: Sizes, programs: ExpertPrograms) -> None:
+    def __init__(self, sizes: ExpertLayerSizes, programs: ExpertPrograms) -> None:
         self.sizes = sizes
         self.programs = programs
         self.last_run: ExpertsRun | None = None

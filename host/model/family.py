@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...base.deferred import deferred
 from ...rsnlib.shapes import Arguments, Dim, Shapes
 from ..forks import forget_in_children
-from .file import Part, write
+from .file import ModelVariant, write
 from .module import CompiledModule
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Family(CompiledModule):
             parts = (self._part(sizes) for sizes in self._every)
             write(path, parts, self._filling.padding, self._borders)
 
-    def _part(self, sizes: tuple[int, ...]) -> Part:
+    def _part(self, sizes: tuple[int, ...]) -> ModelVariant:
         made = self._program(sizes)
         if self._verification is None:
             return made.part(sizes)

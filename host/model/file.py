@@ -53,7 +53,7 @@ KINDS: dict[str, type[Dim]] = {"batch": Batch, "length": Length}
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ModelVariant:
     """A model for one choice of sizes. sizes: one for each dimension that calls choose, () if there are none. weights:
     flat float32 by buffer name, in memory order. host: what PyTorch computes before and after the program. verified:
     when a call was compared with the model in PyTorch last, in UTC; None if none was."""
@@ -71,7 +71,7 @@ class Saved:
     arguments and results of a model in half precision, None for float32. same: for each part the index of the first
     part that has the same weights at the same addresses. version: of the toolchain that wrote the file."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ModelVariant, ...]
     padding: CallPadding | None
     borders: Borders | None
     same: tuple[int, ...]
@@ -111,7 +111,7 @@ def _checksum(tensor: torch.Tensor) -> str:
 
 
 def write(
-    path: str | os.PathLike[str], parts: Iterable[Part], padding: CallPadding | None, borders: Borders | None
+    path: str | os.PathLike[str], parts: Iterable[ModelVariant], padding: CallPadding | None, borders: Borders | None
 ) -> None:
     """Write a model file, completely or not at all.
 
@@ -135,7 +135,7 @@ def write(
         save_file(tensors.kept, temporary, metadata=metadata)
 
 
-def _part(part: Part, tensors: _Tensors) -> Json:
+def _part(part: ModelVariant, tensors: _Tensors) -> Json:
     program, images = part.program, {}
     for bank in program.overlay.banks:
         buffers = program.in_bank(bank)
@@ -251,7 +251,7 @@ def _ends(program: Program) -> list[tuple[Any, ...]]:
     return sorted((b.name, b.role.value, (b.view or b.shape)[-1:], b.scale, b.shift) for b in ends)
 
 
-def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Part:
+def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> ModelVariant:
     program = container.loads(tensors[described["program"]].numpy().tobytes(), described["program"])
     images = {bank: arrays[name] for bank, name in as_dict(described["banks"]).items()}
     for bank, image in images.items():
@@ -265,7 +265,7 @@ def _of_part(described: Json, tensors: Mapping[str, torch.Tensor], arrays: Mappi
     _check_ends(program, host)
     when = described.get("verified")  # which files of before lack
     verified = None if when is None else datetime.fromisoformat(as_str(when))
-    return Part(as_ints(described["sizes"]), program, weights, host, verified)
+    return ModelVariant(as_ints(described["sizes"]), program, weights, host, verified)
 
 
 def _check_ends(program: Program, host: HostPart) -> None:
@@ -286,7 +286,7 @@ def _check_ends(program: Program, host: HostPart) -> None:
         raise ValueError("of the program and the host part, only one has masks")
 
 
-def _of_padding(described: Json, parts: Sequence[Part]) -> CallPadding:
+def _of_padding(described: Json, parts: Sequence[ModelVariant]) -> CallPadding:
     dims = [KINDS[kind](*as_ints(sizes), exact=as_bool(exact)) for kind, sizes, exact in as_list(described["dims"])]
 
     def dim(index: Json) -> Dim:
@@ -318,7 +318,7 @@ def _of_padding(described: Json, parts: Sequence[Part]) -> CallPadding:
     return padding
 
 
-def _of_borders(described: Json, parts: Sequence[Part]) -> Borders | None:
+def _of_borders(described: Json, parts: Sequence[ModelVariant]) -> Borders | None:
     if described is None:
         return None
 

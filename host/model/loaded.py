@@ -24,8 +24,8 @@ from ..forks import forget_in_children
 from ..runner import Runner
 from ..serving import ALONE, Serving
 from ..serving.arguments import Argument
-from ..serving.family import Member
-from ..serving.server import Asked, Server
+from ..serving.family import SlotProgram
+from ..serving.server import QueuedCall, Server
 from .file import Saved, read
 from .module import BoardModule
 
@@ -176,14 +176,14 @@ class Loaded(BoardModule):
             raise
         return opened
 
-    def _asked_by_name(self, inputs: Mapping[str, Any]) -> Asked:
+    def _asked_by_name(self, inputs: Mapping[str, Any]) -> QueuedCall:
         """Prepare a server's request. Arguments that the model takes in half precision may come as float32, which is
         what JSON gives."""
         if self._saved.borders is None:
             return self._asked((), dict(inputs))
         return self._asked((), precision.widened_example(dict(inputs)), True)
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> Asked:
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_widened: bool = False) -> QueuedCall:
         """Prepare a call: the machine's inputs, and the function that computes the model's result from the machine's
         outputs.
 
@@ -212,7 +212,7 @@ class Loaded(BoardModule):
                 result = result if padding is None else padding.cut(result, call)
                 return result if borders is None else borders.narrowed(result)
 
-        return Asked(self._saved.same[number], {name: x[:n] for name, x in inputs.items()}, named, finish)
+        return QueuedCall(self._saved.same[number], {name: x[:n] for name, x in inputs.items()}, named, finish)
 
     @property
     def _signature(self) -> Signature:
@@ -231,7 +231,7 @@ class Loaded(BoardModule):
         parts = self._saved.parts
         own = all(part.host.batch == part.sizes[i] for part in parts)
         several = len({part.sizes[i] for part in parts}) > 1
-        return i if own and several and all(Member.of(part.program).slots for part in parts) else None
+        return i if own and several and all(SlotProgram.of(part.program).slots for part in parts) else None
 
 
 @contextmanager

@@ -25,7 +25,7 @@ ENOUGH = 0.5
 """The share of its weights that a program has in common with a library that it joins."""
 
 
-class Member(Protocol):
+class BankUser(Protocol):
     """What runs a program on a board."""
 
     def release(self) -> None:
@@ -47,7 +47,7 @@ class SharedBank:
     """The libraries of weights of one model. Methods are thread-safe."""
 
     def __init__(self) -> None:
-        self._members: weakref.WeakKeyDictionary[Member, _Placed] = weakref.WeakKeyDictionary()
+        self._members: weakref.WeakKeyDictionary[BankUser, _Placed] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self.changes = 0
         """How often `changed` has taken effect."""
@@ -59,7 +59,7 @@ class SharedBank:
         the tensors too, or a new one."""
         return _banks.find(list(tensors), (board, overlay))
 
-    def place(self, member: Member, built: Built) -> Built:
+    def place(self, member: BankUser, built: Built) -> Built:
         """The program of a member with its weights where all programs have them; to be called before each run. The
         result is the same object until another program joins, or the member has another program."""
         with self._lock:

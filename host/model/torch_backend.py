@@ -26,14 +26,14 @@ from torch.fx import GraphModule
 from ...base.errors import BoardError, CacheFull, ProgramError, ScheduleError, TensorError, UnsupportedError
 from ...isa.overlays import find
 from ...rsnlib import explain_captured
-from ...rsnlib.captured_graph import CapturedGraph, Weights
+from ...rsnlib.captured_graph import CapturedGraph, CompiledWeights
 from ...rsnlib.experts.choice import Experts
 from ...rsnlib.fallback import Fallback, Refusal, watch_recompile_limit
 from ...rsnlib.graph_split import Split
 from ...rsnlib.partition import Traced
 from ...rsnlib.pipeline import Pipeline
 from ...rsnlib.trace import NoProductError
-from ...rsnlib.verification import Call, Verification, verify_named
+from ...rsnlib.verification import Verification, VerifiedCall, verify_named
 from ...scheduler.best import schedule_named
 from ..boards.named import IN_PROCESS, REAL
 from ..boards.profile import PROFILES, find_profile
@@ -52,7 +52,7 @@ log = logging.getLogger("rsn")
 
 
 @dataclass(frozen=True)
-class Options:
+class BackendOptions:
     """The options of the backend. board, overlay, schedule, checksums, experts, verify: as for `rsn.compile`; what is
     compared is a graph that torch captured, with what PyTorch computes for it.
 
@@ -94,7 +94,7 @@ class Options:
         return replace(pipeline, passes=replace(pipeline.passes, experts=chosen))
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
+    def of(cls, given: Mapping[str, Any]) -> BackendOptions:
         """Return the options that are given by name; the others have their defaults. Raises `UnsupportedError` for an
         unknown name."""
         known = [f.name for f in fields(cls)]
@@ -126,10 +126,10 @@ def backend(
     """The function that torch.compile calls with each graph that it captures. Returns the function to call instead.
 
     example_inputs: ignored, because a graph is compiled for the arguments of its calls. options: by name, the fields of
-    `Options`. others: ignored. Raises `UnsupportedError` for unknown options and wrong values.
+    `BackendOptions`. others: ignored. Raises `UnsupportedError` for unknown options and wrong values.
     """
     watch_recompile_limit()
-    chosen = Options.of(options or {})
+    chosen = BackendOptions.of(options or {})
     return _Programs(CapturedGraph(graph, chosen.pipeline(), chosen.fallback == "error"), chosen)
 
 
@@ -143,13 +143,13 @@ def explain(model: Callable[..., Any], example_inputs: tuple[Any, ...] | dict[st
 
 
 @dataclass
-class _Program:
+class _ProgramOfShapes:
     """What runs a graph for arguments of some shapes. weights: that it was compiled with. shared: the bank that has
     them on the board. parts: the programs of the machine. verification: of calls. joined: `shared.changes` when the
     weights were last seen to be the same."""
 
     run: Callable[..., Any]
-    weights: Weights
+    weights: CompiledWeights
     shared: SharedBank
     parts: list[Compiled]
     verification: Verification
@@ -160,9 +160,9 @@ class _Programs:
     """The function that torch calls instead of a captured graph. It keeps the programs of the graph by the shapes and
     types of the arguments that they were compiled for, and compiles again if weights have changed."""
 
-    def __init__(self, graph: CapturedGraph, options: Options) -> None:
+    def __init__(self, graph: CapturedGraph, options: BackendOptions) -> None:
         self._graph, self._options = graph, options
-        self._programs: OrderedDict[Any, _Program] = OrderedDict()
+        self._programs: OrderedDict[Any, _ProgramOfShapes] = OrderedDict()
         self._turn = threading.RLock()
         forget_in_children(self)
 
@@ -181,12 +181,12 @@ class _Programs:
                     made.shared.changed(made.joined)
                 self._programs.pop(key, None)
                 # Before compilation reads the weights, so that every later write is noticed.
-                kept = Weights(weights, self._options.checksums)
+                kept = CompiledWeights(weights, self._options.checksums)
                 parts: list[Compiled] = []
                 run = self._compiled(args, shared, parts)
                 mode = verify_named(self._options.verify)
                 verification = Verification(mode, graph.reference, None, lambda: bool(parts))
-                made = _Program(run, kept, shared, parts, verification)
+                made = _ProgramOfShapes(run, kept, shared, parts, verification)
                 self._programs[key] = made
                 while len(self._programs) > REMEMBERED:
                     self._programs.popitem(last=False)
@@ -206,7 +206,7 @@ class _Programs:
             self._check(made, verified, result, args)
         return result
 
-    def _check(self, made: _Program, verified: Call, result: Any, args: Sequence[Any]) -> None:
+    def _check(self, made: _ProgramOfShapes, verified: VerifiedCall, result: Any, args: Sequence[Any]) -> None:
         """End the verification of a call. Raises `WrongResultError`."""
         depth = sum(part.depth for part in made.parts)
         visible = [part.visible for part in made.parts if part.visible is not None]

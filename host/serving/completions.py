@@ -68,7 +68,7 @@ class RequestError(RsnError, ValueError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """A parsed request. tokens: of the prompt."""
 
     tokens: tuple[int, ...]
@@ -84,7 +84,7 @@ not know, or white space, may be one token, and longer than any of the vocabular
 
 def parsed(
     body: bytes, tokenizer: Tokenizer, name: str, ends: frozenset[int], capacity: int, longest: int = LONGEST
-) -> Asked:
+) -> CompletionRequest:
     """Parse the body of a request, and tokenize its prompt. name: of the model. ends: tokens that end a text. capacity:
     the most tokens of a sequence. longest: the most characters of a token. Raises `RequestError`, for a prompt that is
     too long before it is tokenized."""
@@ -125,7 +125,7 @@ def parsed(
             "characters",
             "prompt",
         )
-    return Asked(_tokens(prompt, tokenizer), sampling, stops, bool(streamed))
+    return CompletionRequest(_tokens(prompt, tokenizer), sampling, stops, bool(streamed))
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -184,7 +184,7 @@ def application(
     to arrive, and for each token to come. limit_bytes: the most bytes of a body.
     """
     own = tokenizer.eos_token_id
-    service = _Service(
+    service = _CompletionService(
         generation, tokenizer, name, frozenset(ends) | (set() if own is None else {own}), timeout_s, limit_bytes
     )
     routes = [
@@ -195,7 +195,7 @@ def application(
     return routed(routes, lambda: generation.health, registry, _error, unknown)
 
 
-class _Service:
+class _CompletionService:
     """Answers the requests for one generation."""
 
     def __init__(
@@ -265,7 +265,7 @@ class _Answer:
     """One answer: the events of its stream as text. facts: with which each piece of it begins. tokens: so far."""
 
     facts: dict[str, Any]
-    asked: Asked
+    asked: CompletionRequest
     pieces: TextPieces
     stream: Stream
     events: asyncio.Queue[Event]

@@ -26,14 +26,14 @@ from .. import tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Member(SlotBucket):
+class SlotProgram(SlotBucket):
     """A program of a family, as a bucket with a slot for each sequence; the run-time parameter len[i] is the length of
     the sequence in slot i. A program has no slots if its tensors do not have the form (sequence, rows, columns)."""
 
     program: Program
 
     @classmethod
-    def of(cls, program: Program) -> Member:
+    def of(cls, program: Program) -> SlotProgram:
         """Make the bucket of a program."""
         return cls(_slots(program), bool(program.parameters), program)
 
@@ -91,7 +91,7 @@ class Request:
     inputs: dict[str, Array]
     parameters: dict[str, int]
     sequences: tuple[SequenceSize, ...] = ()
-    member: Member | None = None
+    member: SlotProgram | None = None
     future: Future[Result] = field(default_factory=Future)
     arrived: float = 0.0
     deadline: float | None = None
@@ -110,7 +110,7 @@ class Request:
 class RequestBatch:
     """Requests that share a run. slots: for each request, the slots of its sequences."""
 
-    member: Member
+    member: SlotProgram
     requests: list[Request]
     slots: list[list[int]]
 
@@ -164,7 +164,7 @@ class ProgramFamily:
     def __init__(self, programs: Sequence[Program]) -> None:
         if not programs:
             raise ProgramError("a runner needs a program")
-        self._buckets: ShapeBuckets[Member, Sequence[SequenceSize]] = ShapeBuckets(map(Member.of, programs))
+        self._buckets: ShapeBuckets[SlotProgram, Sequence[SequenceSize]] = ShapeBuckets(map(SlotProgram.of, programs))
         self.members = self._buckets.ordered
         self.most = max(len(m.slots) for m in self.members)
         """Sequences of the largest batch."""
@@ -267,7 +267,7 @@ def _interface(program: Program) -> set[tuple[Any, ...]]:
     return {(b.role.value, b.name, *shape(b)) for b in program.buffers if b.role is not Role.SCRATCH}
 
 
-def _words(member: Member) -> str:
+def _words(member: SlotProgram) -> str:
     """Return, as text, the shapes that a program without slots takes."""
     return ", ".join(f"{tensors.shown(name)} of {shape}" for name, shape in member.shapes.items())
 

@@ -63,7 +63,7 @@ STATUS: tuple[tuple[type[RsnError], int], ...] = (
 """HTTP status codes by error; the first class that fits counts."""
 
 
-class Server(Protocol):
+class HttpModel(Protocol):
     """A model that answers calls. Any thread may call its methods."""
 
     @property
@@ -99,7 +99,7 @@ class TooLarge(Exception):
 
 
 def application(
-    server: Server,
+    server: HttpModel,
     *,
     form: Form | None = None,
     registry: CollectorRegistry | None = None,
@@ -113,7 +113,7 @@ def application(
     arrive. limit_bytes: the most bytes of a body. Raises `UnsupportedError` for an argument whose dtype JSON cannot
     represent.
     """
-    service = _Service(server, form or Tensors(server.arguments), timeout_s, limit_bytes)
+    service = _ModelService(server, form or Tensors(server.arguments), timeout_s, limit_bytes)
     routes = [Route("/", service.root, methods=["GET", "POST"])]
     unknown = "unknown path; GET / describes the model, POST / runs it"
     return routed(routes, lambda: server.health, registry, _error, unknown)
@@ -160,10 +160,10 @@ def routed(
     return app
 
 
-class _Service:
+class _ModelService:
     """Answers the requests for one server."""
 
-    def __init__(self, server: Server, form: Form, timeout_s: float, limit_bytes: int) -> None:
+    def __init__(self, server: HttpModel, form: Form, timeout_s: float, limit_bytes: int) -> None:
         self._server, self._form = server, form
         self._timeout_s, self._limit = timeout_s, limit_bytes
         self._threads: Executor = ThreadPoolExecutor(THREADS, "rsn-http")

@@ -22,7 +22,7 @@ _WORST = (State.READY, State.DEGRADED, State.FAILING, State.CLOSED)
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class QueuedCall:
     """A call of a model as a request to the machine. group: the runner, by the index of its first program. inputs:
     float32 (sequences, rows, columns); inputs and parameters as `Runner.run` takes them. finish: computes the model's
     result from the machine's outputs."""
@@ -44,7 +44,7 @@ class Server(Closing):
     def __init__(
         self,
         runners: Mapping[int, Runner],
-        prepare: Callable[[Mapping[str, Any]], Asked],
+        prepare: Callable[[Mapping[str, Any]], QueuedCall],
         name: str,
         arguments: Sequence[Argument],
         sizes: Mapping[str, tuple[int, ...]],

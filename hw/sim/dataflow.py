@@ -13,7 +13,7 @@ from typing import Any
 
 from ...base.errors import ProgramError
 from ...isa.instruction_path import InstructionPath
-from ...machine.executor import ProcessNetwork, Task
+from ...machine.executor import ProcessNetwork, RunningProcess
 from ...machine.steps import AnyOf, Burst, Channel
 
 DEEPER = 32
@@ -72,7 +72,7 @@ class Queue(Channel):
         return payload
 
 
-class Dataflow(ProcessNetwork):
+class DataRun(ProcessNetwork):
     """One run of a program for its data. The program must be known to end: streams are deeper here and there is no
     instruction path, so that this run may not find a deadlock of the machine.
 
@@ -106,11 +106,11 @@ class Dataflow(ProcessNetwork):
 
         super().__init__(path.overlay, uops, banks=banks, data=True, where=place)
 
-    def await_any(self, task: Task, choice: AnyOf) -> bool:
+    def await_any(self, task: RunningProcess, choice: AnyOf) -> bool:
         """Refuse: what comes first is not known without clocks."""
         raise ProgramError(f"{task.unit.owner} chooses by what comes first, which a run without clocks does not know")
 
-    def _step(self, task: Task, ready: deque[Task], alive: set[Task]) -> None:
+    def _step(self, task: RunningProcess, ready: deque[RunningProcess], alive: set[RunningProcess]) -> None:
         fire = task.pending
         left = task.left
         value: Any = None
@@ -161,7 +161,7 @@ class Dataflow(ProcessNetwork):
                 fire = task.pending = None
 
 
-def _wake(task: Task | None, ready: deque[Task]) -> None:
+def _wake(task: RunningProcess | None, ready: deque[RunningProcess]) -> None:
     if task is not None and not task.queued:
         task.queued = True
         ready.append(task)

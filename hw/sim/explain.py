@@ -17,7 +17,7 @@ import numpy as np
 from ...base.durations import unit_of
 from ...isa.instruction_path import uop_fifo
 from ...isa.overlay import Overlay
-from ...isa.program import Segment
+from ...isa.program import ProgramSegment
 from ...isa.segments import StoredBuffer, have_uops, stored_buffers
 from ...machine.event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, CriticalPath
 from ...machine.executor import unit_processes
@@ -59,7 +59,7 @@ class SegmentTime:
 
     where: source line of its first store. began: when the first of its uOPs starts, mostly in the window of the segment
     before; `start` where the segments of the program are not known. began, start, end: seconds since the launch.
-    causes: seconds of the window on the critical path. kind, layers: as of `Segment`.
+    causes: seconds of the window on the critical path. kind, layers: as of `ProgramSegment`.
     """
 
     name: str
@@ -218,25 +218,25 @@ def _stored(machine: Machine) -> list[tuple[float, StoredBuffer]]:
     return sorted(timed, key=lambda pair: pair[0])
 
 
-def _timed_by_stores(machine: Machine) -> list[tuple[float, float | None, str, Segment]]:
+def _timed_by_stores(machine: Machine) -> list[tuple[float, float | None, str, ProgramSegment]]:
     """As `_timed`, for segments whose uOPs are not known: a segment ends with the last store to one of its outputs. A
     buffer that belongs to none is taken for a segment."""
     segment_of = {name: segment for segment in machine.program.segments for name in segment.outputs}
-    ends: dict[str, tuple[float, float | None, str, Segment]] = {}
+    ends: dict[str, tuple[float, float | None, str, ProgramSegment]] = {}
     for end, b in _stored(machine):
-        segment = segment_of.get(b.name) or Segment(b.name, (), "", (b.name,), {})
+        segment = segment_of.get(b.name) or ProgramSegment(b.name, (), "", (b.name,), {})
         where = ends[segment.name][2] if segment.name in ends else machine.expansion.where(b.unit, b.first)
         ends[segment.name] = end, None, where, segment
     return sorted(ends.values(), key=lambda row: row[0])
 
 
-def _timed(machine: Machine) -> list[tuple[float, float | None, str, Segment]]:
+def _timed(machine: Machine) -> list[tuple[float, float | None, str, ProgramSegment]]:
     """Return each segment with its end, its beginning where it is known, and the place of its first store, sorted by
     end."""
     if not have_uops(machine.program):
         return _timed_by_stores(machine)
     first = {s.name: (s.unit, s.first) for s in reversed(stored_buffers(machine.expansion))}
-    out: list[tuple[float, float | None, str, Segment]] = []
+    out: list[tuple[float, float | None, str, ProgramSegment]] = []
     intervals = Timeline(machine).intervals(machine.program.segments)
     for (began, end), s in zip(intervals, machine.program.segments, strict=True):
         where = next((machine.expansion.where(*first[name]) for name in s.outputs if name in first), "")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from ...isa.expansion import Expansion
+from ...isa.expansion import ExpandedProgram
 from ...isa.image import decode_image
 from ...isa.instruction_path import InstructionPath, plan_of
 from ...isa.overlay import Overlay
@@ -19,9 +19,9 @@ from ...isa.program import Array, Buffer, Program
 from ...isa.segments import stored_buffers
 from ...machine.event_log import CriticalPath
 from ...machine.executor import ProcessNetwork
-from ...machine.plan import Plan
-from ...machine.timing import Timing
-from .dataflow import Dataflow
+from ...machine.plan import TimedWorkload
+from ...machine.timing import RunTiming
+from .dataflow import DataRun
 
 Watch = Callable[[Buffer, Array], None]
 
@@ -60,12 +60,12 @@ class Machine:
         self.packets = decode_image(self.image, program.overlay)
         self.path = InstructionPath(program.overlay, self.packets, program.preloaded)
         is_usual = self.packets == program.packets
-        self.plan = plan_of(program) if is_usual else Plan(program.overlay, self.path, where=program.where)
-        self._timing: Timing | None = None
+        self.plan = plan_of(program) if is_usual else TimedWorkload(program.overlay, self.path, where=program.where)
+        self._timing: RunTiming | None = None
         self._run: Run | None = None
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> RunTiming:
         """The recorded run: every step and its times. Raises `DeadlockError` or `ProgramError`."""
         if self._timing is None:
             self._timing = self.plan.run(record=True)
@@ -89,7 +89,7 @@ class Machine:
                 self.program.overlay, self.path, where=self.program.where, banks=banks, data=True, record=True
             )
             with one_blas_thread():
-                self._timing = Timing.of(net, net.run())
+                self._timing = RunTiming.of(net, net.run())
             return summary(self._timing, self.program.overlay, 4 * len(self.image))
         if self._run is None:
             # not kept in _timing: the log of a long run is large, and only `timing` needs it
@@ -98,13 +98,13 @@ class Machine:
         if banks is not None:
             with one_blas_thread():
                 completed = self._completed(banks, watch, progress)
-                Dataflow(self.path, banks=banks, where=self.program.where, completed=completed).run()
+                DataRun(self.path, banks=banks, where=self.program.where, completed=completed).run()
         return self._run
 
     def _completed(
         self, banks: Mapping[str, Array], watch: Watch | None, progress: Callable[[float], None] | None
     ) -> Callable[[str, int], None] | None:
-        """Make the function that `Dataflow` calls after each uOP, and that calls `watch` and `progress`."""
+        """Make the function that `DataRun` calls after each uOP, and that calls `watch` and `progress`."""
         if watch is None and progress is None:
             return None
         last = {(s.unit, s.last): s.buffer for s in stored_buffers(self.expansion)}
@@ -126,9 +126,9 @@ class Machine:
         return replace(self.program, packets=tuple(self.packets), parameters=())
 
     @cached_property
-    def expansion(self) -> Expansion:
+    def expansion(self) -> ExpandedProgram:
         """The uOPs of `bound`."""
-        return Expansion(self.bound)
+        return ExpandedProgram(self.bound)
 
 
 def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
@@ -147,7 +147,7 @@ def launch_seconds(overlay: Overlay) -> float:
     return overlay.seconds.get("launch_us", 0.0)
 
 
-def summary(done: Timing, overlay: Overlay, instructions: int) -> Run:
+def summary(done: RunTiming, overlay: Overlay, instructions: int) -> Run:
     """Return latency, off-chip bytes, utilization and critical path of a recorded run. instructions: size of the image
     in bytes."""
     latency = done.latency + launch_seconds(overlay)
@@ -168,7 +168,7 @@ def causes(overlay: Overlay) -> list[str]:
     return [overlay.rates[name].cause if name in overlay.rates else "control" for name in overlay.step_seconds]
 
 
-def critical_path(done: Timing, overlay: Overlay) -> dict[str, float]:
+def critical_path(done: RunTiming, overlay: Overlay) -> dict[str, float]:
     """Return the seconds per cause along the critical path, longest first. They include the launch and add up to the
     latency."""
     chain = done.critical_path

@@ -30,7 +30,7 @@ from ...machine.description import Rate
 from ...machine.executor import unit_processes
 from .explain import Explanation, SegmentTime, causes_of, explain
 from .machine import Machine, launch_seconds
-from .roofline import Point, Roofline, roofline
+from .roofline import Roofline, RooflinePoint, roofline
 from .scene import scene
 from .timeline import Timeline, Track
 
@@ -94,7 +94,7 @@ def colours(overlay: Overlay, causes: Sequence[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPiece:
     """A piece of a bar or an entry of a legend.
 
     slot: colour, as a class of `report.css`. at, share: start and length as shares of the whole bar; a legend entry may
@@ -108,12 +108,12 @@ class Part:
     seconds: float = 0.0
 
 
-def _bar(pieces: Sequence[tuple[str, str, float]], whole: float) -> list[Part]:
+def _bar(pieces: Sequence[tuple[str, str, float]], whole: float) -> list[BarPiece]:
     """Put pieces (name, colour, amount) side by side in a bar. whole: the amount of a full bar."""
     out, at = [], 0.0
     for name, slot, amount in pieces:
         share = amount / whole if whole else 0.0
-        out.append(Part(name, slot, share, at, amount))
+        out.append(BarPiece(name, slot, share, at, amount))
         at += share
     return out
 
@@ -164,7 +164,7 @@ class _Facts:
             "lines": explanation.lines[:MAX_LINES],
             "units": units,
             "unused": [u.name for u in self.overlay.units if u.name not in worked],
-            "states": [Part(name, slot, None) for slot, name in STATES.items()],
+            "states": [BarPiece(name, slot, None) for slot, name in STATES.items()],
             "roof": roof,
             "panels": _panels(roof),
             "sizes": sizes,
@@ -173,12 +173,12 @@ class _Facts:
             "widest": max((sizes[key].get(k, 0) for key in ("bytes", "uop_bytes") for k in kinds), default=0),
         }
 
-    def _causes_legend(self) -> list[Part]:
+    def _causes_legend(self) -> list[BarPiece]:
         """Return legend entries for the causes that any unit spent time on."""
         causes = self.timeline.causes
         spent = sum((track.parts.sum(axis=0) for track in self.timeline.tracks), np.zeros(len(causes)))
         shown = [c for c, s in zip(causes, spent.tolist(), strict=True) if s > 0 or c in self.explanation.causes]
-        return [Part(c, self.slots[c], None) for c in shown]
+        return [BarPiece(c, self.slots[c], None) for c in shown]
 
     # -- critical path --------------------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ def _panels(roof: Roofline | None) -> list[dict[str, Any]]:
 
 
 def _panel(
-    roof: Roofline, port: str, ceiling: float, points: Sequence[Point], low: float, high: float
+    roof: Roofline, port: str, ceiling: float, points: Sequence[RooflinePoint], low: float, high: float
 ) -> dict[str, Any]:
     """Return the template's values for the panel of one port.
 

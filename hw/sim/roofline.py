@@ -28,7 +28,7 @@ class MemoryPort:
 
 
 @dataclass(frozen=True)
-class Point:
+class RooflinePoint:
     """The work of the whole program or of one segment: what happened in its window of `seconds`. bytes: by port."""
 
     name: str
@@ -60,10 +60,10 @@ class Roofline:
     units: int
     best: str
     ports: tuple[MemoryPort, ...]
-    whole: Point
-    segments: tuple[Point, ...]
+    whole: RooflinePoint
+    segments: tuple[RooflinePoint, ...]
 
-    def attainable(self, point: Point) -> tuple[float, str]:
+    def attainable(self, point: RooflinePoint) -> tuple[float, str]:
         """Return the FLOP per second that a point could reach, and its limit: the name of a port, or "compute"."""
         limits = {p.name: p.ceiling * point.intensity(p.name) for p in self.ports}
         lowest = min(limits, key=lambda name: limits[name], default="")
@@ -110,9 +110,9 @@ def roofline(timeline: Timeline, explanation: Explanation) -> Roofline | None:
         units=units,
         best=best,
         ports=tuple(ports),
-        whole=Point("whole program", explanation.latency_s, flops, {p.name: p.bytes for p in ports}),
+        whole=RooflinePoint("whole program", explanation.latency_s, flops, {p.name: p.bytes for p in ports}),
         segments=tuple(
-            Point(s.name, s.end - s.start, float(spread[i]), {p.name: float(moved[p.name][i]) for p in ports})
+            RooflinePoint(s.name, s.end - s.start, float(spread[i]), {p.name: float(moved[p.name][i]) for p in ports})
             for i, s in enumerate(explanation.segments)
         ),
     )

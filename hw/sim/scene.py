@@ -207,7 +207,7 @@ class _Scene:
         }
         return lane | self._uops(track, is_unit, held)
 
-    def _uops(self, track: Track, is_unit: bool, held: _Held | None) -> dict[str, Any]:
+    def _uops(self, track: Track, is_unit: bool, held: _Accesses | None) -> dict[str, Any]:
         """Return the uOPs of a lane; if there are too many, groups of consecutive uOPs."""
         count = len(track.number)
         first = np.arange(count)
@@ -276,7 +276,7 @@ class _Scene:
 
     # -- off-chip memory ------------------------------------------------------------------------------------------
 
-    def _held(self, unit: str) -> _Held | None:
+    def _held(self, unit: str) -> _Accesses | None:
         """Return the off-chip accesses of a unit; None if it has none."""
         for bank, accesses in self.expansion.accesses.items():
             mine = [i for i, u in enumerate(accesses.units) if u.name == unit]
@@ -285,7 +285,7 @@ class _Scene:
                 about = accessed_buffers(self.program, bank, accesses)[rows]
                 offsets = np.array([self.program.place(b).start for b in self.program.buffers] or [0], np.int64)
                 at = accesses.start[rows] - np.where(about >= 0, offsets[about], 0)
-                return _Held(accesses.uop[rows], accesses.store[rows], accesses.size[rows], about, at)
+                return _Accesses(accesses.uop[rows], accesses.store[rows], accesses.size[rows], about, at)
         return None
 
     def _buffer(self, number: int) -> list[Any]:
@@ -295,7 +295,7 @@ class _Scene:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Held:
+class _Accesses:
     """Off-chip accesses of one unit, an array element per access.
 
     uop: number of the uOP. store: direction. size: elements. buffer: number of the buffer, or -1. at: first element in

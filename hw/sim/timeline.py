@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.program import Segment
+from ...isa.program import ProgramSegment
 from ...machine.event_log import EventLog
 from ...machine.executor import unit_processes
 from .machine import Machine, causes
@@ -120,7 +120,7 @@ class Timeline:
         np.maximum.at(at, self.number[own], self.end[own])
         return at[list(uops)]
 
-    def intervals(self, segments: Sequence[Segment]) -> list[tuple[float, float]]:
+    def intervals(self, segments: Sequence[ProgramSegment]) -> list[tuple[float, float]]:
         """Return for each segment, in seconds, when the first of its words begins to move and when its last uOP ends,
         over all units.
 

@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from ...base.durations import duration
 from ...base.files import replacing
-from ...isa.expansion import Expansion, place_of, region_name
+from ...isa.expansion import ExpandedProgram, place_of, region_name
 from ...isa.fields import Record
 from ...isa.packet import Packet
-from ...isa.program import Segment
+from ...isa.program import ProgramSegment
 from ...isa.segments import accessed_buffers, have_uops
 from ...machine.event_log import FIRST_WORD, LAST_WORD
 from ...machine.executor import unit_processes
@@ -189,7 +189,7 @@ class _Spans:
     """The segments that the compiler recorded, each from its first uOP's start to its last one's end in nanoseconds.
     threads: of their tracks; segments that overlap are on different ones."""
 
-    segments: Sequence[Segment]
+    segments: Sequence[ProgramSegment]
     start: Ints
     end: Ints
     threads: list[int]
@@ -473,7 +473,7 @@ class Titles:
         return self._packets[number]
 
 
-def _packet(number: int, packet: Packet, x: Expansion) -> str:
+def _packet(number: int, packet: Packet, x: ExpandedProgram) -> str:
     header = packet.header
     if not header.opcode:
         return f"packet {number}: skipped"

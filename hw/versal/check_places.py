@@ -34,7 +34,7 @@ BUFFERS = ("A", "B", "C")
 
 
 @dataclass(frozen=True)
-class Memory:
+class TileMemory:
     """What lies in a tile's own memory, in bytes: pinned parts as name, begin and end; others as name and size."""
 
     pinned: tuple[tuple[str, int, int], ...]
@@ -113,7 +113,7 @@ def routes(graph: Sequence[str]) -> Findings:
         yield f"too many streams go from {where} to {to}"
 
 
-def layout(kernel: dict[str, Any]) -> Memory:
+def layout(kernel: dict[str, Any]) -> TileMemory:
     """Return what lies in the memory of a tile whose parts all have places."""
     pinned = []
     for name, buffer in zip(BUFFERS, kernel["buffers"], strict=False):
@@ -121,7 +121,7 @@ def layout(kernel: dict[str, Any]) -> Memory:
     ((_, _, begin),) = kernel["stack"]
     pinned.append(("stack", begin, begin + kernel["stack_bytes"] + HEAP_BYTES + SYNC_BYTES))
     others = [("parameters", one["bytes"]) for one in kernel["parameters"] for _ in range(2)]
-    return Memory(tuple(sorted(pinned, key=lambda x: x[1])), (*others, ("selector", SELECTOR_BYTES)))
+    return TileMemory(tuple(sorted(pinned, key=lambda x: x[1])), (*others, ("selector", SELECTOR_BYTES)))
 
 
 def memory(graph: Sequence[str]) -> Findings:

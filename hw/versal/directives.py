@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Value(Enum):
+class PragmaValue(Enum):
     """Kinds of values that are not one of a few words."""
 
     NUMBER = "a number"
@@ -20,11 +20,11 @@ class Value(Enum):
     NAME = "a name"
 
 
-Legal = Value | frozenset[str]
+Legal = PragmaValue | frozenset[str]
 """What an option may be: a kind of value, or one of these words, in lower case."""
 
 
-class Place(Enum):
+class PragmaPlace(Enum):
     """Where a pragma may stand. The value is the text for a finding."""
 
     FUNCTION = "at the head of a function"
@@ -43,7 +43,7 @@ class Directive:
     """
 
     section: str
-    place: Place
+    place: PragmaPlace
     options: Mapping[str, Legal] = field(default_factory=dict)
     words: frozenset[str] = frozenset()
     required: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 _BOOL = _words("true false")
-_NUMBER, _VARIABLE, _NAME = Value.NUMBER, Value.VARIABLE, Value.NAME
+_NUMBER, _VARIABLE, _NAME = PragmaValue.NUMBER, PragmaValue.VARIABLE, PragmaValue.NAME
 
 INTEGER_OPERATIONS = _words("mul add sub")
 FLOAT_OPERATIONS = frozenset(
@@ -102,23 +102,23 @@ _ARRAY: Mapping[str, Legal] = {
 DIRECTIVES: Mapping[str, Directive] = {
     "aggregate": Directive(
         "pragma HLS aggregate",
-        Place.INSIDE,
+        PragmaPlace.INSIDE,
         {"variable": _VARIABLE, "compact": _words("bit byte none auto")},
         required=("variable",),
     ),
     "allocation": Directive(
         "pragma HLS allocation",
-        Place.INSIDE,
-        {"instances": Value.FUNCTION, "limit": _NUMBER, "type": _words("function operation")},
+        PragmaPlace.INSIDE,
+        {"instances": PragmaValue.FUNCTION, "limit": _NUMBER, "type": _words("function operation")},
         required=("type", "instances", "limit"),
         free="type",
     ),
     "array_partition": Directive(
-        "pragma HLS array_partition", Place.INSIDE, _ARRAY, required=("variable", "type|off"), free="type"
+        "pragma HLS array_partition", PragmaPlace.INSIDE, _ARRAY, required=("variable", "type|off"), free="type"
     ),
     "array_reshape": Directive(
         "pragma HLS array_reshape",
-        Place.INSIDE,
+        PragmaPlace.INSIDE,
         _ARRAY,
         _words("object"),
         required=("variable", "type|off"),
@@ -126,7 +126,7 @@ DIRECTIVES: Mapping[str, Directive] = {
     ),
     "bind_op": Directive(
         "pragma HLS bind_op",
-        Place.INSIDE,
+        PragmaPlace.INSIDE,
         {
             "variable": _VARIABLE,
             "op": frozenset(OPERATORS),
@@ -137,7 +137,7 @@ DIRECTIVES: Mapping[str, Directive] = {
     ),
     "bind_storage": Directive(
         "pragma HLS bind_storage",
-        Place.INSIDE,
+        PragmaPlace.INSIDE,
         {
             "variable": _VARIABLE,
             "type": frozenset(STORAGE),
@@ -146,10 +146,12 @@ DIRECTIVES: Mapping[str, Directive] = {
         },
         required=("variable", "type"),
     ),
-    "dataflow": Directive("pragma HLS dataflow", Place.LOOP_OR_FUNCTION, words=_words("disable_start_propagation")),
+    "dataflow": Directive(
+        "pragma HLS dataflow", PragmaPlace.LOOP_OR_FUNCTION, words=_words("disable_start_propagation")
+    ),
     "dependence": Directive(
         "pragma HLS dependence",
-        Place.INSIDE,
+        PragmaPlace.INSIDE,
         {
             "variable": _VARIABLE,
             "class": _words("array pointer"),
@@ -160,18 +162,20 @@ DIRECTIVES: Mapping[str, Directive] = {
         },
         required=("variable|class", "type", "dependent"),
     ),
-    "disaggregate": Directive("pragma HLS disaggregate", Place.INSIDE, {"variable": _VARIABLE}, required=("variable",)),
-    "expression_balance": Directive("pragma HLS expression_balance", Place.INSIDE, words=_words("off")),
-    "function_instantiate": Directive(
-        "pragma HLS function_instantiate", Place.FUNCTION, {"variable": _VARIABLE}, required=("variable",)
+    "disaggregate": Directive(
+        "pragma HLS disaggregate", PragmaPlace.INSIDE, {"variable": _VARIABLE}, required=("variable",)
     ),
-    "inline": Directive("pragma HLS inline", Place.FUNCTION, words=_words("off recursive")),
+    "expression_balance": Directive("pragma HLS expression_balance", PragmaPlace.INSIDE, words=_words("off")),
+    "function_instantiate": Directive(
+        "pragma HLS function_instantiate", PragmaPlace.FUNCTION, {"variable": _VARIABLE}, required=("variable",)
+    ),
+    "inline": Directive("pragma HLS inline", PragmaPlace.FUNCTION, words=_words("off recursive")),
     "interface": Directive(
         "pragma HLS interface",
-        Place.FUNCTION,
+        PragmaPlace.FUNCTION,
         {
             "mode": MODES,
-            "port": Value.PORT,
+            "port": PragmaValue.PORT,
             "name": _NAME,
             "clock": _NAME,
             "bundle": _NAME,
@@ -187,37 +191,41 @@ DIRECTIVES: Mapping[str, Directive] = {
         required=("mode", "port"),
         free="mode",
     ),
-    "latency": Directive("pragma HLS latency", Place.INSIDE, {"min": _NUMBER, "max": _NUMBER}, required=("min|max",)),
-    "loop_flatten": Directive("pragma HLS loop_flatten", Place.LOOP, words=_words("off")),
-    "loop_merge": Directive("pragma HLS loop_merge", Place.INSIDE, words=_words("force")),
+    "latency": Directive(
+        "pragma HLS latency", PragmaPlace.INSIDE, {"min": _NUMBER, "max": _NUMBER}, required=("min|max",)
+    ),
+    "loop_flatten": Directive("pragma HLS loop_flatten", PragmaPlace.LOOP, words=_words("off")),
+    "loop_merge": Directive("pragma HLS loop_merge", PragmaPlace.INSIDE, words=_words("force")),
     "loop_tripcount": Directive(
         "pragma HLS loop_tripcount",
-        Place.LOOP,
+        PragmaPlace.LOOP,
         {"min": _NUMBER, "max": _NUMBER, "avg": _NUMBER},
         required=("max",),
     ),
     "occurrence": Directive(
-        "pragma HLS occurrence", Place.INSIDE, {"cycle": _NUMBER, "off": _BOOL}, required=("cycle|off",)
+        "pragma HLS occurrence", PragmaPlace.INSIDE, {"cycle": _NUMBER, "off": _BOOL}, required=("cycle|off",)
     ),
     "pipeline": Directive(
         "pragma HLS pipeline",
-        Place.LOOP_OR_FUNCTION,
+        PragmaPlace.LOOP_OR_FUNCTION,
         {"ii": _NUMBER, "style": _words("stp flp frp")},
         _words("off rewind"),
     ),
-    "protocol": Directive("pragma HLS protocol", Place.INSIDE, {"mode": _words("floating fixed")}),
+    "protocol": Directive("pragma HLS protocol", PragmaPlace.INSIDE, {"mode": _words("floating fixed")}),
     "reset": Directive(
-        "pragma HLS reset", Place.INSIDE, {"variable": _VARIABLE}, _words("off"), required=("variable",)
+        "pragma HLS reset", PragmaPlace.INSIDE, {"variable": _VARIABLE}, _words("off"), required=("variable",)
     ),
-    "stable": Directive("pragma HLS stable", Place.FUNCTION, {"variable": _VARIABLE}, required=("variable",)),
+    "stable": Directive("pragma HLS stable", PragmaPlace.FUNCTION, {"variable": _VARIABLE}, required=("variable",)),
     "stream": Directive(
         "pragma HLS stream",
-        Place.INSIDE,
+        PragmaPlace.INSIDE,
         {"variable": _VARIABLE, "type": _words("fifo pipo shared unsync"), "depth": _NUMBER},
         _words("off"),
         required=("variable",),
     ),
-    "top": Directive("pragma HLS top", Place.FUNCTION, {"name": _NAME}),
-    "unroll": Directive("pragma HLS unroll", Place.LOOP, {"factor": _NUMBER, "off": _BOOL}, _words("skip_exit_check")),
+    "top": Directive("pragma HLS top", PragmaPlace.FUNCTION, {"name": _NAME}),
+    "unroll": Directive(
+        "pragma HLS unroll", PragmaPlace.LOOP, {"factor": _NUMBER, "off": _BOOL}, _words("skip_exit_check")
+    ),
 }
 """By name, in lower case; the case of names in a pragma does not matter."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from .directives import DIRECTIVES, ONLY_MEMORY, OPERATORS, STORAGE, Directive, Legal, Place, Value
+from .directives import DIRECTIVES, ONLY_MEMORY, OPERATORS, STORAGE, Directive, Legal, PragmaPlace, PragmaValue
 
 LOOP_WORDS = ("for", "while", "do")
 SCOPE_WORDS = ("namespace", "struct", "class", "union", "enum", "extern")
@@ -20,7 +20,7 @@ OTHER_WORDS = ("if", "else", "switch", "try", "catch")
 
 
 @dataclass
-class Block:
+class BracedText:
     """Text in braces, or a whole file. head: what stands before them. start, end: offsets of the braces in `file`.
     parts: the text in them that is not in the braces of a block inside."""
 
@@ -29,12 +29,12 @@ class Block:
     kind: str
     start: int
     end: int
-    outer: Block | None = None
+    outer: BracedText | None = None
     parts: list[str] = field(default_factory=list)
 
-    def around(self) -> Iterator[Block]:
+    def around(self) -> Iterator[BracedText]:
         """Yield this block and those around it, from the inside."""
-        block: Block | None = self
+        block: BracedText | None = self
         while block is not None:
             yield block
             block = block.outer
@@ -44,7 +44,7 @@ class Block:
         """The text in the braces, with the blocks inside."""
         return self.file[self.start + 1 : self.end]
 
-    def nearest(self, kind: str) -> Block | None:
+    def nearest(self, kind: str) -> BracedText | None:
         """Return the innermost block of a kind, this one included."""
         return next((b for b in self.around() if b.kind == kind), None)
 
@@ -56,7 +56,7 @@ class Pragma:
     line: int
     at: int
     text: str
-    block: Block
+    block: BracedText
 
     @property
     def name(self) -> str:
@@ -147,20 +147,20 @@ def _wrong_value(key: str, value: str, legal: Legal, pragma: Pragma, known: str,
             return ""
         return _meant(value, legal).lstrip("; ") or f"it must be one of {', '.join(sorted(legal))}"
     function = pragma.block.nearest("function")
-    if legal is Value.NUMBER:
+    if legal is PragmaValue.NUMBER:
         missing = [n for n in re.findall(r"[A-Za-z_]\w*", value) if not re.search(rf"\b{n}\b", known)]
         if not value or not re.fullmatch(r"[\w:+*/() -]+", value):
             return "it must be a number or a constant"
         return f"there is no {missing[0]}{_meant(missing[0], _identifiers(known))}" if missing else ""
-    if legal is Value.VARIABLE:
+    if legal is PragmaValue.VARIABLE:
         visible = " ".join(text for b in pragma.block.around() for text in (b.head, *b.parts))
         names = _identifiers(visible)
         root = re.split(r"[.\[]|->", value)[0]
         return "" if root in names else f"there is no such variable here{_meant(root, names)}"
-    if legal is Value.PORT and value != "return":
+    if legal is PragmaValue.PORT and value != "return":
         names = _parameters(function)
         return "" if value in names else f"the function has no such argument{_meant(value, names)}"
-    if legal is Value.FUNCTION and given.get("type") == "function":
+    if legal is PragmaValue.FUNCTION and given.get("type") == "function":
         names = set(re.findall(r"\b(\w+)\s*\(", known))
         absent = [f for f in value.split(",") if f not in names]
         return f"there is no function {absent[0]}{_meant(absent[0], names)}" if absent else ""
@@ -171,21 +171,21 @@ def _identifiers(text: str) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
 
-def _parameters(function: Block | None) -> set[str]:
+def _parameters(function: BracedText | None) -> set[str]:
     """The names of a function's parameters."""
     head = function.head if function else ""
     inside = head[head.find("(") + 1 : head.rfind(")")]
     return {found[-1] for part in inside.split(",") if (found := re.findall(r"[A-Za-z_]\w*", part.partition("[")[0]))}
 
 
-def _stands_right(block: Block, place: Place) -> bool:
+def _stands_right(block: BracedText, place: PragmaPlace) -> bool:
     if block.nearest("function") is None:
         return False
     return {
-        Place.FUNCTION: block.kind == "function",
-        Place.LOOP: block.kind == "loop",
-        Place.LOOP_OR_FUNCTION: block.kind in ("loop", "function"),
-        Place.INSIDE: True,
+        PragmaPlace.FUNCTION: block.kind == "function",
+        PragmaPlace.LOOP: block.kind == "loop",
+        PragmaPlace.LOOP_OR_FUNCTION: block.kind in ("loop", "function"),
+        PragmaPlace.INSIDE: True,
     }[place]
 
 
@@ -245,7 +245,7 @@ RULES = {
 STALLS = "RSN_STALLS"
 
 
-def _uses_memory(loop: Block) -> bool:
+def _uses_memory(loop: BracedText) -> bool:
     """Whether a loop accesses an argument of its function that is a port (`Port`) or a pointer."""
     function = loop.nearest("function")
     head = function.head if function else ""
@@ -253,7 +253,9 @@ def _uses_memory(loop: Block) -> bool:
     return any(re.search(rf"\b{port}\s*[.\[]", loop.text) for port in ports)
 
 
-def _unstated_stalls(text: str, blocks: Collection[Block], pragmas: Collection[Pragma]) -> Iterator[tuple[int, str]]:
+def _unstated_stalls(
+    text: str, blocks: Collection[BracedText], pragmas: Collection[Pragma]
+) -> Iterator[tuple[int, str]]:
     """Yield the uses of RSN_STALLS() in whose block there is no loop of style stp."""
     for found in re.finditer(rf"\b{STALLS}\b", text):
         block = _innermost(blocks, found.start())
@@ -279,7 +281,7 @@ def _blanked(text: str) -> str:
     return _DIRECTIVE.sub(blank, _INSIDE.sub(blank, text))
 
 
-def _pragmas(text: str, blocks: Collection[Block]) -> Iterator[Pragma]:
+def _pragmas(text: str, blocks: Collection[BracedText]) -> Iterator[Pragma]:
     plain = re.sub(r"//[^\n]*", lambda m: " " * len(m[0]), text)
     for found in _HLS.finditer(plain):
         words = found[1].replace("\\\n", " ").strip()
@@ -287,13 +289,13 @@ def _pragmas(text: str, blocks: Collection[Block]) -> Iterator[Pragma]:
         yield Pragma(text.count("\n", 0, at) + 1, at, words, _innermost(blocks, at))
 
 
-def _innermost(blocks: Collection[Block], at: int) -> Block:
+def _innermost(blocks: Collection[BracedText], at: int) -> BracedText:
     return max((b for b in blocks if b.start < at < b.end), key=lambda b: b.start)
 
 
-def _blocks(text: str) -> list[Block]:
+def _blocks(text: str) -> list[BracedText]:
     """Return the blocks of a file; the first is the file. text: blanked."""
-    here = Block(text, "", "file", -1, len(text) + 1)
+    here = BracedText(text, "", "file", -1, len(text) + 1)
     blocks, begun, parentheses = [here], 0, [0]
     for found in re.finditer(r"[(){};]", text):
         at, sign = found.start(), found[0]
@@ -305,7 +307,7 @@ def _blocks(text: str) -> list[Block]:
         elif sign == "{":
             head = text[begun:at]
             here.parts.append(head)
-            here = Block(text, head, _kind(head, here), at, len(text), here)
+            here = BracedText(text, head, _kind(head, here), at, len(text), here)
             blocks.append(here)
             parentheses.append(0)
             begun = at + 1
@@ -318,7 +320,7 @@ def _blocks(text: str) -> list[Block]:
     return blocks
 
 
-def _kind(head: str, outer: Block) -> str:
+def _kind(head: str, outer: BracedText) -> str:
     """What a block is, by what stands before it: `loop`, `function`, `scope`, or `other`."""
     words = re.sub(r"^\s*(?:\w+\s*:(?!:)\s*)+", "", head).split()
     first = re.split(r"\W", words[0])[0] if words else ""

@@ -168,7 +168,7 @@ class ComputeUnit(Unit):
         self.total += left * right
 
 
-class MeshUnit(Unit):
+class SwitchUnit(Unit):
     """A switch in front of Compute2."""
 
     def kernel(self, uop: Mesh) -> Steps:
@@ -235,7 +235,7 @@ FIG7 = Overlay(
         UnitSpec("LHS2", "LHS", 2, LHSUnit, "ddr"),
         UnitSpec("RHS1", "RHS", 1, RHSUnit, "ddr"),
         UnitSpec("RHS2", "RHS", 2, RHSUnit, "ddr"),
-        UnitSpec("Mesh", "Mesh", 0, MeshUnit),
+        UnitSpec("Mesh", "Mesh", 0, SwitchUnit),
         UnitSpec("Compute1", "Compute", 1, ComputeUnit),
         UnitSpec("Compute2", "Compute", 2, ComputeUnit),
         UnitSpec("OUT1", "OUT", 1, OutUnit, "ddr"),

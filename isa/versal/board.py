@@ -14,7 +14,7 @@ GRAPH = "G"
 
 
 @dataclass(frozen=True)
-class Argument:
+class KernelArgument:
     """An argument of the kernel that the host sets: a buffer, in one of the platform's memories."""
 
     name: str
@@ -22,11 +22,11 @@ class Argument:
 
 
 ARGUMENTS = (
-    Argument("lpddr0", "LPDDR"),
-    Argument("lpddr1", "LPDDR"),
-    Argument("ddr0", "DDR"),
-    Argument("ddr1", "DDR"),
-    Argument("instructions", "LPDDR"),
+    KernelArgument("lpddr0", "LPDDR"),
+    KernelArgument("lpddr1", "LPDDR"),
+    KernelArgument("ddr0", "DDR"),
+    KernelArgument("ddr1", "DDR"),
+    KernelArgument("instructions", "LPDDR"),
 )
 """In the order of the kernel's signature. The same buffer twice per bank, once for each AXI port."""
 

@@ -15,13 +15,13 @@ from ..overlay import InstructionFormat, Overlay
 from ..packet import MAX_WINDOW, NOP, Header
 from ..reference import MADE_BY, WIDTH, about, expansion
 from . import tiles
-from .loop import Loop
+from .loop import PipelinedLoop
 
 PING_PONG = 2
 """Slots of a memory that needs no number of them."""
 
 
-def header(overlay: Overlay, loops: Mapping[str, Loop], fields: str) -> str:
+def header(overlay: Overlay, loops: Mapping[str, PipelinedLoop], fields: str) -> str:
     """Return the C++17 header of an overlay whose units move 128x128 tiles: formats with their codec, and sizes of the
     datapath.
 
@@ -191,7 +191,7 @@ def _to_bits(f: Field) -> str:
     return f.name
 
 
-def _datapath(overlay: Overlay, loops: Mapping[str, Loop]) -> Iterator[str]:
+def _datapath(overlay: Overlay, loops: Mapping[str, PipelinedLoop]) -> Iterator[str]:
     yield "// Instruction path."
     yield from _constants(
         [

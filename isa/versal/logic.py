@@ -12,7 +12,7 @@ from math import ceil
 
 from ...machine.resources import Need
 from ..overlay import Overlay
-from .loop import Loop
+from .loop import PipelinedLoop
 from .tiles import BEAT
 
 FLOAT = 32
@@ -97,7 +97,7 @@ INSTRUCTION_PATH = 15_000
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorCost:
     """DSPs and LUTs of an operator, and how many of its inputs change from round to round."""
 
     dsp: int
@@ -105,25 +105,25 @@ class Operator:
     inputs: int = 2
 
 
-OPERATORS: Mapping[str, Operator] = {
-    "add": Operator(1, GLUE),  # primitive DSP: a DSP58 as DSPFP32
-    "mul": Operator(1, GLUE),
-    "madd": Operator(1, GLUE + GLUE // 2, 3),  # fmadd of UG1399: a DSPFP32 has both
-    "exp": Operator(1, EXP, 1),  # medium use of DSPs
-    "div": Operator(0, DIVIDER),
-    "reciprocal": Operator(0, DIVIDER, 1),
-    "sqrt": Operator(0, SQUARE_ROOT, 1),
-    "add in fabric": Operator(0, FLOAT_ADDER),
-    "compare": Operator(0, FLOAT_COMPARISON + FLOAT // 2),  # and takes the greater one
-    "mask": Operator(0, MASK),
-    "bound": Operator(0, BOUND),
+OPERATORS: Mapping[str, OperatorCost] = {
+    "add": OperatorCost(1, GLUE),  # primitive DSP: a DSP58 as DSPFP32
+    "mul": OperatorCost(1, GLUE),
+    "madd": OperatorCost(1, GLUE + GLUE // 2, 3),  # fmadd of UG1399: a DSPFP32 has both
+    "exp": OperatorCost(1, EXP, 1),  # medium use of DSPs
+    "div": OperatorCost(0, DIVIDER),
+    "reciprocal": OperatorCost(0, DIVIDER, 1),
+    "sqrt": OperatorCost(0, SQUARE_ROOT, 1),
+    "add in fabric": OperatorCost(0, FLOAT_ADDER),
+    "compare": OperatorCost(0, FLOAT_COMPARISON + FLOAT // 2),  # and takes the greater one
+    "mask": OperatorCost(0, MASK),
+    "bound": OperatorCost(0, BOUND),
 }
 """On Versal a DSP58 adds or multiplies in float32 (UG1399: impl=primitivedsp). With impl=meddsp exp takes one DSP: the
 published implementation has 152 DSPs that are not used as DSPFP32, of 4 * 32 exps in softmax and 6 * 4 in gelu."""
 
 
 @dataclass(frozen=True)
-class Work:
+class LoopWork:
     """What a loop computes of one item, and what it moves.
 
     loop: its name in the table of loops. part: what its LUTs and DSPs are reported as. operators: how many of each.
@@ -137,7 +137,7 @@ class Work:
     writes: int = 0
 
 
-def arithmetic(loop: Loop, operators: Mapping[str, int]) -> tuple[int, int]:
+def arithmetic(loop: PipelinedLoop, operators: Mapping[str, int]) -> tuple[int, int]:
     """DSPs and LUTs of what a loop computes. With an interval above 1 HLS shares an operator among as many operations,
     and puts a multiplexer before each of its inputs; with rounds the item moves past the operators."""
     dsp = lut = 0
@@ -150,7 +150,7 @@ def arithmetic(loop: Loop, operators: Mapping[str, int]) -> tuple[int, int]:
     return dsp, lut
 
 
-def crossbars(works: Sequence[Work], banks: int, slots: int) -> int:
+def crossbars(works: Sequence[LoopWork], banks: int, slots: int) -> int:
     """LUTs between the loops of a unit and its slots: every access has a butterfly between the order of its words and
     the banks; the side that fills and the side that empties read any slot; any loop that writes may write to a slot."""
     levels = (banks - 1).bit_length()

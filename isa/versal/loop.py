@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Loop:
+class PipelinedLoop:
     """A loop of the C++ sources. ii: cycles from one round to the next. fill: from the beginning of a round to its end.
     doc: the item, and what is done to it. rounds: to an item; with more than one, each takes a part of it."""
 
@@ -26,13 +26,13 @@ class Loop:
         return items * self.rounds * self.ii + self.fill if items else 0
 
 
-LOOPS: Mapping[str, Loop] = {
-    "fetch": Loop(1, 70, "a word of the image"),
-    "decode": Loop(1, 4, "a uOP, once its window is there"),
-    "port": Loop(1, 4, "a word from or to both ports of a bank, in bursts of 64"),
-    "load": Loop(1, 4, "a word into a buffer"),
-    "store": Loop(1, 4, "a word out of a buffer"),
-    "send": Loop(1, 4, "a beat out of a buffer"),
-    "mesh": Loop(1, 3, "a beat from all sources to all destinations"),
+LOOPS: Mapping[str, PipelinedLoop] = {
+    "fetch": PipelinedLoop(1, 70, "a word of the image"),
+    "decode": PipelinedLoop(1, 4, "a uOP, once its window is there"),
+    "port": PipelinedLoop(1, 4, "a word from or to both ports of a bank, in bursts of 64"),
+    "load": PipelinedLoop(1, 4, "a word into a buffer"),
+    "store": PipelinedLoop(1, 4, "a word out of a buffer"),
+    "send": PipelinedLoop(1, 4, "a beat out of a buffer"),
+    "mesh": PipelinedLoop(1, 3, "a beat from all sources to all destinations"),
 }
 """Loops of sources that both overlays have."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...machine.description import Capability
 from ...machine.unit import Unit
-from .tiles import TILE, Array, Tiles, tile_columns, tile_grid, tile_rows
+from .tiles import TILE, Array, TilePayloads, tile_columns, tile_grid, tile_rows
 
 HALF = TILE // 2
 MATMUL_SIZES = dict.fromkeys(("tile_rows", "tile_depth", "tile_columns"), (TILE, TILE))
@@ -36,18 +36,23 @@ class TileProducts:
         self.done = 0
 
     def __call__(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> tuple[Sequence[Array]]:
-        if isinstance(a, Tiles) and isinstance(b, Tiles) and a.places == self.left and b.places == self.right:
+        if (
+            isinstance(a, TilePayloads)
+            and isinstance(b, TilePayloads)
+            and a.places == self.left
+            and b.places == self.right
+        ):
             return (self._block(a.block(self.rows, 1), b.block(1, self.cols)),)
         out = [self._tile(x, y) for x, y in zip(a, b, strict=True)]
         return (out,)
 
-    def _block(self, a: Array, b: Array) -> Tiles:
+    def _block(self, a: Array, b: Array) -> TilePayloads:
         """Multiply all tiles of a slice of K at once."""
         out = self.product(a, b, self.full_k, self.full_n)
         if self.bias is not None and not self.done:
             out += self.bias
         self.done += len(self.left)
-        return Tiles(out, tile_grid(self.rows, self.cols))
+        return TilePayloads(out, tile_grid(self.rows, self.cols))
 
     def _tile(self, a: Array, b: Array) -> Array:
         out = self.product(a, b, self.full_k, self.full_n)

@@ -46,7 +46,7 @@ FETCH_WORDS = 8
 """Words of the image that are fetched ahead of the dispatcher."""
 
 
-class Tiles(Sequence[Array]):
+class TilePayloads(Sequence[Array]):
     """The payloads of a burst of 128x128 tiles of one matrix, in any order. Tiles are cut out of the matrix only when
     they are read one by one.
 
@@ -68,9 +68,9 @@ class Tiles(Sequence[Array]):
     @overload
     def __getitem__(self, at: int) -> Array: ...
     @overload
-    def __getitem__(self, at: slice) -> Tiles: ...
-    def __getitem__(self, at: int | slice) -> Array | Tiles:
-        return Tiles(self.matrix, self.places[at]) if isinstance(at, slice) else self._tile(*self.places[at])
+    def __getitem__(self, at: slice) -> TilePayloads: ...
+    def __getitem__(self, at: int | slice) -> Array | TilePayloads:
+        return TilePayloads(self.matrix, self.places[at]) if isinstance(at, slice) else self._tile(*self.places[at])
 
     def _tile(self, i: int, j: int) -> Array:
         return self.matrix[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE]

@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_erf": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
-"""The activations of a gate, by the names of `scheduler.graph.Activation`."""
+"""The activations of a gate, by the names of `scheduler.graph.ActivationFunction`."""
 
 
 class Executor(Protocol):

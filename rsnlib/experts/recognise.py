@@ -31,7 +31,7 @@ GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
 
 @dataclass(frozen=True)
-class Columns:
+class WeightColumns:
     """The weights of a product: columns first to end of its result. weight: one matrix of (E, N, K), or `transposed`
     (E, K, N); or the matrix of each expert, (N, K)."""
 
@@ -42,9 +42,9 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecognisedExperts:
     """A layer of experts. node: its result. x: (tokens, H). index, shares: (tokens, k), or as many elements in that
-    order. each: k. gate, up, down: the weights. activation: of the gate, as in `scheduler.graph.Activation`."""
+    order. each: k. gate, up, down: the weights. activation: of the gate, as in `scheduler.graph.ActivationFunction`."""
 
     node: Node
     x: Node
@@ -53,9 +53,9 @@ class Layer:
     tokens: int
     each: int
     experts: int
-    gate: Columns
-    up: Columns
-    down: Columns
+    gate: WeightColumns
+    up: WeightColumns
+    down: WeightColumns
     activation: str
 
 
@@ -63,7 +63,7 @@ class _Other(Exception):
     """The operators are something else than a layer of experts."""
 
 
-def find(node: Node) -> Layer | None:
+def find(node: Node) -> RecognisedExperts | None:
     """The layer of experts whose result is this node; None if there is none."""
     try:
         if packet(node) is aten.sum:
@@ -157,7 +157,7 @@ Product = Callable[[Node], tuple[Node, Node | tuple[Node, ...], bool]]
 Raises _Other for other nodes."""
 
 
-def _gated(node: Node, product: Product) -> tuple[Node, str, Columns, Columns]:
+def _gated(node: Node, product: Product) -> tuple[Node, str, WeightColumns, WeightColumns]:
     """The rows that a gated product is of, its activation, the weights of the gate and of what it multiplies."""
     for left, right in _operands(same(node)):
         if packet(left) in (aten.silu, aten.relu, aten.gelu):
@@ -166,7 +166,7 @@ def _gated(node: Node, product: Product) -> tuple[Node, str, Columns, Columns]:
             for half in (z, right):
                 whole, first, end = _span(half)
                 rows, weight, transposed = product(same(whole))
-                halves.append((rows, Columns(weight, transposed, first, end)))
+                halves.append((rows, WeightColumns(weight, transposed, first, end)))
             (x, gate), (other, up) = halves
             _need(_alike(x, other) and gate.end - gate.first == up.end - up.first)
             return x, activation, gate, up
@@ -176,7 +176,7 @@ def _gated(node: Node, product: Product) -> tuple[Node, str, Columns, Columns]:
 # -- batched and grouped: pairs of token and expert, summed up by token
 
 
-def _summed(node: Node) -> Layer:
+def _summed(node: Node) -> RecognisedExperts:
     a = arguments(node)
     pairs = _node(a["self"])
     shape = shape_of(pairs)
@@ -198,7 +198,7 @@ def _summed(node: Node) -> Layer:
     raise _Other
 
 
-def _pairs(node: Node, product: Node, share: Node, order: Node | None, sizes: tuple[int, int]) -> Layer:
+def _pairs(node: Node, product: Node, share: Node, order: Node | None, sizes: tuple[int, int]) -> RecognisedExperts:
     tokens, each = sizes
     size = tokens * each
     if order is None:
@@ -223,7 +223,7 @@ def _pairs(node: Node, product: Node, share: Node, order: Node | None, sizes: tu
             return _in_groups(found, chosen)
 
     hidden, weight, transposed = of(same(product))
-    down = Columns(weight, transposed, 0, shape_of(product)[-1])
+    down = WeightColumns(weight, transposed, 0, shape_of(product)[-1])
     rows, activation, gate, up = _gated(hidden, of)
     x = _repeated(same(rows), each) if order is None else _gathered(same(rows), order, each)
     _need(ids is not None and not isinstance(weight, tuple))
@@ -231,7 +231,7 @@ def _pairs(node: Node, product: Node, share: Node, order: Node | None, sizes: tu
     assert isinstance(weight, Node)
     _need(len(shape_of(x)) == 2 and shape_of(x)[0] == tokens and _elements(ids) == size and _elements(shares) == size)
     _need(shape_of(x)[1] == shape_of(product)[-1])
-    return Layer(node, x, ids, shares, tokens, each, shape_of(weight)[0], gate, up, down, activation)
+    return RecognisedExperts(node, x, ids, shares, tokens, each, shape_of(weight)[0], gate, up, down, activation)
 
 
 def _elements(node: Node) -> int:
@@ -354,13 +354,13 @@ class _Turn:
     x: Node
     index: Node
     shares: Node
-    gate: Columns
-    up: Columns
-    down: Columns
+    gate: WeightColumns
+    up: WeightColumns
+    down: WeightColumns
     activation: str
 
 
-def _looped(node: Node) -> Layer:
+def _looped(node: Node) -> RecognisedExperts:
     turns: list[_Turn] = []
     at = node
     while packet(at) is aten.index_add:
@@ -380,14 +380,16 @@ def _looped(node: Node) -> Layer:
     _need(_elements(first.index) == _elements(first.shares) == tokens * each)
     _need(all(t.shape == (tokens, each) for t in turns))
 
-    def joined(of: Callable[[_Turn], Columns]) -> Columns:
+    def joined(of: Callable[[_Turn], WeightColumns]) -> WeightColumns:
         parts = [of(t) for t in turns]
         _need(len({(c.first, c.end, c.transposed) for c in parts}) == 1)
         weights = tuple(c.weight for c in parts if isinstance(c.weight, Node))
-        return Columns(weights, False, parts[0].first, parts[0].end)
+        return WeightColumns(weights, False, parts[0].first, parts[0].end)
 
     gate, up, down = joined(lambda t: t.gate), joined(lambda t: t.up), joined(lambda t: t.down)
-    return Layer(node, first.x, first.index, first.shares, tokens, each, len(turns), gate, up, down, first.activation)
+    return RecognisedExperts(
+        node, first.x, first.index, first.shares, tokens, each, len(turns), gate, up, down, first.activation
+    )
 
 
 def _turn(token: Node, source: Node) -> _Turn:
@@ -402,7 +404,7 @@ def _turn(token: Node, source: Node) -> _Turn:
         rows, activation, gate, up = _gated(hidden, _linear)
         x, indices = _indexed(same(rows))
         _need(len(indices) == 1 and same(indices[0]) is token)
-        down = Columns(weight, False, 0, shape_of(product)[-1])
+        down = WeightColumns(weight, False, 0, shape_of(product)[-1])
         return _Turn(expert, shape, x, index, same(shares), gate, up, down, activation)
     raise _Other
 

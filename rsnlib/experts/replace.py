@@ -16,13 +16,13 @@ from ..capture import arguments, dtype_of, module_path, packet, shape_of
 from ..rewriter import Rewriter
 from .choice import EXECUTOR
 from .operators import ACTIVATIONS, Executor, attached
-from .recognise import Columns, Layer, find, same
+from .recognise import RecognisedExperts, WeightColumns, find, same
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ExpertLayerSizes:
     """The sizes of a layer of experts. width, inner: H and I, the columns of a row and of what is gated. path: of its
     module."""
 
@@ -35,7 +35,7 @@ class Sizes:
     activation: str
 
 
-MakeExecutor = Callable[[Sizes], Executor]
+MakeExecutor = Callable[[ExpertLayerSizes], Executor]
 """Makes what computes a layer of experts. Raises `UnsupportedError` if that is not possible."""
 
 
@@ -70,7 +70,7 @@ def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
     return found
 
 
-def is_plain(graph: Rewriter, layer: Layer) -> bool:
+def is_plain(graph: Rewriter, layer: RecognisedExperts) -> bool:
     """Whether all is float32, and weights are constant."""
     weights = [
         w for c in (layer.gate, layer.up, layer.down) for w in (c.weight if isinstance(c.weight, tuple) else [c.weight])
@@ -79,14 +79,14 @@ def is_plain(graph: Rewriter, layer: Layer) -> bool:
     return floats and layer.activation in ACTIVATIONS and all(w in graph.constants for w in weights)
 
 
-def _selectors(graph: Rewriter, layer: Layer) -> tuple[Node, Node]:
+def _selectors(graph: Rewriter, layer: RecognisedExperts) -> tuple[Node, Node]:
     """The experts of each token and their shares, (tokens, k) each."""
     shape = [layer.tokens, layer.each]
     index, shares = (graph.insert(layer.node, aten.reshape.default, x, shape) for x in (layer.index, layer.shares))
     return index, shares
 
 
-def is_chosen_here(layer: Layer) -> bool:
+def is_chosen_here(layer: RecognisedExperts) -> bool:
     """Whether the selectors are those of a topk over as many columns as there are experts, so that none is out of
     range."""
     index = same(layer.index)
@@ -100,7 +100,7 @@ def is_chosen_here(layer: Layer) -> bool:
     return scores[-1] == layer.experts and a["dim"] % len(scores) == len(scores) - 1
 
 
-def _static(graph: Rewriter, layer: Layer) -> Node:
+def _static(graph: Rewriter, layer: RecognisedExperts) -> Node:
     """All experts as products over all rows. Each token's results count with their shares; where a token has not
     selected an expert, with 0, whatever the result is."""
     at = layer.node
@@ -123,7 +123,7 @@ def _static(graph: Rewriter, layer: Layer) -> Node:
     return graph.insert(at, aten.sum.dim_IntList, graph.insert(at, aten.mul.Tensor, kept, column), [1])
 
 
-def _activated(graph: Rewriter, layer: Layer, x: Node) -> Node:
+def _activated(graph: Rewriter, layer: RecognisedExperts, x: Node) -> Node:
     at = layer.node
     match layer.activation:
         case "silu":
@@ -136,12 +136,12 @@ def _activated(graph: Rewriter, layer: Layer, x: Node) -> Node:
             )
 
 
-def weights_of(graph: Rewriter, layer: Layer) -> tuple[Node, Node]:
+def weights_of(graph: Rewriter, layer: RecognisedExperts) -> tuple[Node, Node]:
     """The weights of all experts: (E, 2 I, H) with the gate first, and (E, H, I)."""
     return _all_of(graph, layer, layer.gate, layer.up), _all_of(graph, layer, layer.down)
 
 
-def _of_one(graph: Rewriter, layer: Layer, columns: Columns, expert: int) -> Node:
+def _of_one(graph: Rewriter, layer: RecognisedExperts, columns: WeightColumns, expert: int) -> Node:
     """The weight (N, K) of one expert."""
     at = layer.node
     if isinstance(columns.weight, tuple):
@@ -153,17 +153,19 @@ def _of_one(graph: Rewriter, layer: Layer, columns: Columns, expert: int) -> Nod
     return _kept(graph, at, matrix, columns, 0)
 
 
-def _kept(graph: Rewriter, at: Node, matrix: Node, columns: Columns, dim: int) -> Node:
+def _kept(graph: Rewriter, at: Node, matrix: Node, columns: WeightColumns, dim: int) -> Node:
     if (columns.first, columns.end) == (0, shape_of(matrix)[dim]):
         return matrix
     return graph.insert(at, aten.slice.Tensor, matrix, dim, columns.first, columns.end)
 
 
-def _operator(graph: Rewriter, layer: Layer, make: MakeExecutor) -> Node:
+def _operator(graph: Rewriter, layer: RecognisedExperts, make: MakeExecutor) -> Node:
     """One operator, whose executor computes it."""
     at = layer.node
     width, inner = shape_of(layer.x)[1], layer.gate.end - layer.gate.first
-    sizes = Sizes(module_path(at) or TOP, layer.tokens, layer.each, layer.experts, width, inner, layer.activation)
+    sizes = ExpertLayerSizes(
+        module_path(at) or TOP, layer.tokens, layer.each, layer.experts, width, inner, layer.activation
+    )
     executor = make(sizes)
     index, shares = _selectors(graph, layer)
     given = (layer.x, index, shares, *weights_of(graph, layer))
@@ -172,7 +174,7 @@ def _operator(graph: Rewriter, layer: Layer, make: MakeExecutor) -> Node:
     return node
 
 
-def _all_of(graph: Rewriter, layer: Layer, *parts: Columns) -> Node:
+def _all_of(graph: Rewriter, layer: RecognisedExperts, *parts: WeightColumns) -> Node:
     """The weights of all experts, (E, N, K), with the columns of all parts one after the other."""
     at = layer.node
     first, last = parts[0], parts[-1]

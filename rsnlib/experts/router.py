@@ -19,7 +19,7 @@ from ..capture import Interface, arguments, fitting, module_of, module_path, pac
 from ..normal_form.capture import capture
 from ..rewriter import Rewriter
 from .library import in_groups
-from .recognise import Layer, find, same
+from .recognise import RecognisedExperts, find, same
 from .replace import is_plain, weights_of
 
 aten = torch.ops.aten
@@ -99,7 +99,7 @@ def _parts(node: Node) -> Iterator[Node]:
             yield a[name]
 
 
-def _shares(layer: Layer, place: str) -> tuple[Node, bool]:
+def _shares(layer: RecognisedExperts, place: str) -> tuple[Node, bool]:
     """The logits that a layer's shares are a softmax of, and whether over the chosen ones only."""
     index, shares = same(layer.index), same(layer.shares)
     refused = UnsupportedError(f"{place}: its router is not known: {KNOWN}")
@@ -138,7 +138,7 @@ def _is_sum(node: Node, values: Node) -> bool:
     return packet(node) is aten.sum and a["dim"] in ([-1], [1]) and bool(a["keepdim"]) and same(a["self"]) is values
 
 
-def _logits(node: Node, layer: Layer, place: str) -> Node:
+def _logits(node: Node, layer: RecognisedExperts, place: str) -> Node:
     """The weights (E, H) of the product that logits are."""
     node = same(node)
     a = arguments(node)

@@ -72,7 +72,7 @@ def _pads(n: int, kernel: int, stride: int, dilation: int, auto: str, given: tup
     return (total // 2, total - total // 2) if auto == "SAME_UPPER" else (total - total // 2, total // 2)
 
 
-class Windows:
+class OnnxWindows:
     """The windows of a convolution or a pool over the last axes of x. begin, end: rows of padding of each axis."""
 
     def __init__(
@@ -123,7 +123,7 @@ def conv(
 ) -> Tensor:
     """Over one, two or three axes."""
     need(x.ndim - 2 in SPATIAL, f"a convolution over {x.ndim - 2} axes is not supported; 1, 2 and 3 are")
-    windows = Windows(x, kernel_shape or list(w.shape[2:]), strides, dilations, pads, auto_pad)
+    windows = OnnxWindows(x, kernel_shape or list(w.shape[2:]), strides, dilations, pads, auto_pad)
     need(windows.kernel == list(w.shape[2:]), "kernel_shape is not that of the weights")
     if windows.begin == windows.end:
         return SPATIAL[windows.axes](x, w, b, windows.strides, windows.begin, windows.dilations, group)
@@ -191,7 +191,7 @@ def max_pool(
             pads=pads,
             strides=strides,
         ).to(kind)
-    windows = Windows(x, kernel_shape, strides, dilations, pads, auto_pad)
+    windows = OnnxWindows(x, kernel_shape, strides, dilations, pads, auto_pad)
     assert compute is not None
     padded = F.pad(x, windows.padding, value=-torch.inf)
     made: Tensor = compute(padded, kernel_shape, windows.strides, 0, windows.dilations, bool(ceil_mode))
@@ -199,7 +199,7 @@ def max_pool(
     return made
 
 
-def _fits(made: Tensor, x: Tensor, windows: Windows) -> bool:
+def _fits(made: Tensor, x: Tensor, windows: OnnxWindows) -> bool:
     """Whether each window begins before the padding behind the tensor."""
     return all(
         (made.shape[2 + i] - 1) * windows.strides[i] < x.shape[2 + i] + windows.begin[i] for i in range(windows.axes)
@@ -218,14 +218,14 @@ def average_pool(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    windows = Windows(x, kernel_shape, strides, dilations, pads, auto_pad)
+    windows = OnnxWindows(x, kernel_shape, strides, dilations, pads, auto_pad)
     need(windows.axes in SPATIAL, "a pool over one, two or three axes")
     ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
     counted = F.pad(ones, windows.padding, value=float(count_include_pad))
     return _sums(F.pad(x, windows.padding), windows, bool(ceil_mode)) / _sums(counted, windows, bool(ceil_mode))
 
 
-def _sums(x: Tensor, windows: Windows, to_the_end: bool) -> Tensor:
+def _sums(x: Tensor, windows: OnnxWindows, to_the_end: bool) -> Tensor:
     """The sum of each window. to_the_end: the last one may end behind the tensor, if it begins within."""
     behind = []
     for n, kernel, stride, dilation in zip(

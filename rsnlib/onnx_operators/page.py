@@ -12,17 +12,17 @@ from onnx import defs
 
 from .. import onnx_module
 from .normal import INTERNAL, OLDEST, OPSET, QUANTISED
-from .table import REQUIRED, TABLE, Operator, Read
+from .table import REQUIRED, TABLE, InputReading, OnnxOperator
 
 PAGE = Path(__file__).parents[2] / "docs" / "onnx.md"
 NEWEST = 28
 """The newest opset of which the table is known to have all attributes."""
 READS = {
-    Read.TENSOR: "",
-    Read.NUMBER: "",
-    Read.INTS: " (known)",
-    Read.FLOATS: " (known)",
-    Read.KNOWN: " (known)",
+    InputReading.TENSOR: "",
+    InputReading.NUMBER: "",
+    InputReading.INTS: " (known)",
+    InputReading.FLOATS: " (known)",
+    InputReading.KNOWN: " (known)",
 }
 
 INTRODUCTION = f"""# ONNX files
@@ -77,7 +77,7 @@ Numbers are those of onnxruntime, but for these:
 """
 
 
-def _row(row: Operator) -> str:
+def _row(row: OnnxOperator) -> str:
     inputs = ", ".join(
         f"{x.name}{READS[x.read]}{' ...' if x.is_variadic else ''}{'?' if x.is_optional else ''}" for x in row.inputs
     )

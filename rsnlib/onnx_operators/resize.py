@@ -12,7 +12,7 @@ from .table import Floats, Ints, Tensor, axis_of, need, operator
 
 
 @dataclass(frozen=True)
-class Axis:
+class ResizedAxis:
     """An axis that changes. rows, new: its size before and after. scale: of the sizes, which need not be their ratio.
     start, end: the part of it that is shown, for `tf_crop_and_resize`."""
 
@@ -70,7 +70,7 @@ def _cubic(a: float) -> Callable[[Tensor], Tensor]:
 
 
 def _weights(
-    axis: Axis, places: Tensor, kernel: Callable[[Tensor], Tensor], reach: int, stretch: float, is_inside: bool
+    axis: ResizedAxis, places: Tensor, kernel: Callable[[Tensor], Tensor], reach: int, stretch: float, is_inside: bool
 ) -> Tensor:
     """The share of each old row in each new one, (new, rows). reach: of the kernel. stretch: the kernel is wider by its
     reciprocal. is_inside: rows beyond the ends do not count; otherwise they are as the ends."""
@@ -126,7 +126,7 @@ def resize(
 
 def _changes(
     x: Tensor, at: list[int], roi: list[float] | None, scales: list[float], sizes: list[int], policy: str
-) -> list[Axis]:
+) -> list[ResizedAxis]:
     """How each of some axes changes."""
     rows = [x.shape[n] for n in at]
     need(len(scales or sizes) == len(at), "a scale or a size for each axis")
@@ -143,4 +143,4 @@ def _changes(
     ends = roi or [0.0] * len(at) + [1.0] * len(at)
     need(len(ends) == 2 * len(at), "a start and an end for each axis")
     parts = zip(rows, sizes, scales, ends[: len(at)], ends[len(at) :], strict=True)
-    return [Axis(*part) for part in parts]
+    return [ResizedAxis(*part) for part in parts]

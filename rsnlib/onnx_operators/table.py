@@ -25,7 +25,7 @@ MICROSOFT = "com.microsoft"
 """The domain of the operators that onnxruntime adds."""
 
 
-class Read(Enum):
+class InputReading(Enum):
     """How an input is read. Inputs are tensors, unless they are known when the model is captured: constants, and what
     follows from constants and shapes."""
 
@@ -37,11 +37,11 @@ class Read(Enum):
 
 
 Tensor = torch.Tensor
-Number = Annotated[Any, Read.NUMBER]
+Number = Annotated[Any, InputReading.NUMBER]
 """A tensor, or a Python number: a constant of one element, with no more axes than the result has without it."""
-Ints = Annotated[list[int], Read.INTS]
-Floats = Annotated[list[float], Read.FLOATS]
-Known = Annotated[torch.Tensor, Read.KNOWN]
+Ints = Annotated[list[int], InputReading.INTS]
+Floats = Annotated[list[float], InputReading.FLOATS]
+Known = Annotated[torch.Tensor, InputReading.KNOWN]
 Quantity = float
 """An attribute that is a number."""
 
@@ -51,13 +51,13 @@ class Input:
     """An input of an operator. is_optional: a node may leave it out. is_variadic: there may be any number of it."""
 
     name: str
-    read: Read
+    read: InputReading
     is_optional: bool
     is_variadic: bool
 
 
 @dataclass(frozen=True)
-class Operator:
+class OnnxOperator:
     """A row of the table. compute: takes inputs by position and attributes by name; returns a tensor, or several."""
 
     name: str
@@ -127,7 +127,7 @@ class _Required:
 REQUIRED = _Required()
 """Stands for the default of an attribute that a node must have."""
 
-TABLE: dict[tuple[str, str], Operator] = {}
+TABLE: dict[tuple[str, str], OnnxOperator] = {}
 """All operators, by domain ("" for ONNX's own) and name."""
 
 
@@ -137,19 +137,19 @@ def operator(*names: str, domain: str = "") -> Callable[[Callable[..., Any]], Ca
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             assert (domain, name) not in TABLE
-            TABLE[domain, name] = Operator(name, domain, compute)
+            TABLE[domain, name] = OnnxOperator(name, domain, compute)
         return compute
 
     return add
 
 
-def _read(annotation: Any) -> Read:
+def _read(annotation: Any) -> InputReading:
     if get_origin(annotation) is Annotated:
-        return next(x for x in get_args(annotation) if isinstance(x, Read))
+        return next(x for x in get_args(annotation) if isinstance(x, InputReading))
     for part in get_args(annotation):
         if get_origin(part) is Annotated:
             return _read(part)
-    return Read.TENSOR
+    return InputReading.TENSOR
 
 
 def need(condition: bool, what: str) -> None:

@@ -19,12 +19,16 @@ from .elementwise import CASTS, elementwise, is_elementwise
 from .moves import MOVES, expand, full, getitem, part_or_whole, regroup, repeat, select, slice_
 from .products import PRODUCING
 from .reductions import REDUCING
-from .state import Atom, Axis, Fill, Mixed, MixedError, State, number, plain, size_of
+from .state import Atom, Axis, Mixed, MixedError, PaddingFill, TensorState, number, plain, size_of
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
 
-RULES: dict[Any, Callable[[Walk, Node, dict[str, Any]], State | list[State]]] = {**MOVES, **REDUCING, **PRODUCING}
+RULES: dict[Any, Callable[[Walk, Node, dict[str, Any]], TensorState | list[TensorState]]] = {
+    **MOVES,
+    **REDUCING,
+    **PRODUCING,
+}
 """The rule of each operator that is not elementwise."""
 LARGEST_LOOKED_AT = 1 << 16
 """Largest number of elements of a static constant whose values are analysed."""
@@ -42,11 +46,11 @@ class Growing:
     rows: str
     small: int
     large: int
-    fill: Fill
+    fill: PaddingFill
 
 
 @dataclass(frozen=True)
-class Graph:
+class CheckedGraph:
     """A captured module. arguments: the placeholders of its flattened arguments. sizes: for each argument, the index of
     the dynamic dimension that each of its dynamic axes follows, by axis. masks: for each argument, whether it is an
     integer mask of 0 and 1."""
@@ -58,7 +62,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PaddingProof:
     """The result of `check`. outputs: the axes of each result, in order; None for a result that is not a tensor. least:
     the smallest size with which the module can be called, by index of the dynamic dimension in `dims`; 1 if missing."""
 
@@ -74,7 +78,7 @@ class FillingError(Exception):
         self.dim = dim
 
 
-def check(dims: Sequence[Growing], small: Graph, large: Graph) -> Outcome:
+def check(dims: Sequence[Growing], small: CheckedGraph, large: CheckedGraph) -> PaddingProof:
     """Check that results for padded arguments, after cutting, equal those without padding, for all sizes up to that of
     the larger graph. Raises `FillingError` if they may differ."""
     walk = Walk(dims, small, large)
@@ -90,16 +94,16 @@ def check(dims: Sequence[Growing], small: Graph, large: Graph) -> Outcome:
         if state.mixed is not None:
             raise FillingError(state.mixed.dim, f"output {n}: {site(state.mixed.node)}: {state.mixed.why}")
         outputs.append(state.axes)
-    return Outcome(outputs, walk.least)
+    return PaddingProof(outputs, walk.least)
 
 
 class Walk:
-    """One pass over the larger graph. states: what is known of each node so far. least: as in `Outcome`."""
+    """One pass over the larger graph. states: what is known of each node so far. least: as in `PaddingProof`."""
 
-    def __init__(self, dims: Sequence[Growing], small: Graph, large: Graph) -> None:
+    def __init__(self, dims: Sequence[Growing], small: CheckedGraph, large: CheckedGraph) -> None:
         self.dims = dims
         self.least: dict[int, int] = {}
-        self.states: dict[Node, State | list[State]] = {}
+        self.states: dict[Node, TensorState | list[TensorState]] = {}
         self._pairs = _paired(small.program, large.program)
         self._differs = {node: _literals_differ(node, other) for node, other in self._pairs.items()}
         self._constants, self._small_constants = Constants(large.program), Constants(small.program)
@@ -118,12 +122,12 @@ class Walk:
 
     # -- used by rules
 
-    def of(self, x: Any) -> State:
+    def of(self, x: Any) -> TensorState:
         """The state of an operand, which is a node or a number."""
         if not isinstance(x, Node):
             return number(float(x))
         state = self.states[x]
-        assert isinstance(state, State), x
+        assert isinstance(state, TensorState), x
         return state
 
     def rows(self, dim: int) -> str:
@@ -183,22 +187,22 @@ class Walk:
 
     # -- states
 
-    def _argument(self, node: Node, sizes: Mapping[int, int]) -> State:
+    def _argument(self, node: Node, sizes: Mapping[int, int]) -> TensorState:
         low, high = (0.0, 1.0) if dtype_of(node) == torch.bool or node in self._masks else (-inf, inf)
         low = 0.0 if dtype_of(node) in (torch.int32, torch.int64) and _is_looked_up(node) else low
         axes = []
         for axis, size in enumerate(shape_of(node)):
             dim = sizes.get(axis)
             axes.append(plain(size) if dim is None else (Atom(size, dim, 0, self.dims[dim].fill),))
-        return State(tuple(axes), low, high)
+        return TensorState(tuple(axes), low, high)
 
-    def _visit(self, node: Node) -> State | list[State]:
+    def _visit(self, node: Node) -> TensorState | list[TensorState]:
         try:
             return self._checked(node, self._followed(node))
         except MixedError as error:
             return self._mixed(node, Mixed(node, str(error), error.dim))
 
-    def _followed(self, node: Node) -> State | list[State]:
+    def _followed(self, node: Node) -> TensorState | list[TensorState]:
         """The state of an operator's result, with its finiteness."""
         if node.target is operator.getitem:
             return getitem(self, node, {})
@@ -216,7 +220,7 @@ class Walk:
             return replace(made, finite=made.finite and finite)
         return [replace(part, finite=part.finite and finite) for part in made]
 
-    def _made(self, node: Node, operands: Sequence[State]) -> State | list[State]:
+    def _made(self, node: Node, operands: Sequence[TensorState]) -> TensorState | list[TensorState]:
         if packet(node) is not packet(self._pairs[node]):
             return part_or_whole(self, node, self._pairs[node])
         if is_elementwise(node):
@@ -242,10 +246,10 @@ class Walk:
         self.no_sizes(node)
         values = node.meta.get("val")
         if isinstance(values, list | tuple):
-            return [State(tuple(map(plain, value.shape))) for value in values]
-        return State(self.shaped(node))
+            return [TensorState(tuple(map(plain, value.shape))) for value in values]
+        return TensorState(self.shaped(node))
 
-    def _is_kept(self, dim: int, operands: Sequence[State], node: Node) -> bool:
+    def _is_kept(self, dim: int, operands: Sequence[TensorState], node: Node) -> bool:
         """Whether an operator gives a result in which the axes of a dimension are as in its operands."""
         shapes = list(zip(self.small_shape(node), shape_of(node), strict=False))
         return all(
@@ -255,7 +259,7 @@ class Walk:
             for at, axis in enumerate(part.axes)
         )
 
-    def _checked(self, node: Node, made: State | list[State]) -> State | list[State]:
+    def _checked(self, node: Node, made: TensorState | list[TensorState]) -> TensorState | list[TensorState]:
         """Check that the axes of a result give its shapes in both graphs. Raises `MixedError`."""
         if not is_static(node):
             raise MixedError(0, "its shape depends on data")
@@ -279,28 +283,28 @@ class Walk:
     def _shrunk(self, atom: Atom) -> Atom:
         return atom if atom.dim is None else replace(atom, size=atom.count(self.dims[atom.dim].small))
 
-    def _mixed(self, node: Node, mixed: Mixed) -> State | list[State]:
+    def _mixed(self, node: Node, mixed: Mixed) -> TensorState | list[TensorState]:
         values = node.meta.get("val")
         if isinstance(values, list | tuple):
-            return [State((), mixed=mixed) for _ in values]
-        return State((), mixed=mixed)
+            return [TensorState((), mixed=mixed) for _ in values]
+        return TensorState((), mixed=mixed)
 
-    def _constant(self, node: Node) -> State:
+    def _constant(self, node: Node) -> TensorState:
         """The state of a node that depends on no argument. Its shape, and then its values, may follow the size."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
-            self.states[node] = State(())
-            return State(())
+            self.states[node] = TensorState(())
+            return TensorState(())
         try:
             return self._of_constant(node)
         except MixedError as error:
             # Values and shape do not show e.g. that batch and heads were merged into one axis; the operator may.
             followed = self._visit(node) if node.all_input_nodes else None
-            if isinstance(followed, State) and followed.mixed is None:
+            if isinstance(followed, TensorState) and followed.mixed is None:
                 return followed
-            return State((), mixed=Mixed(node, str(error), error.dim))
+            return TensorState((), mixed=Mixed(node, str(error), error.dim))
 
-    def _of_constant(self, node: Node) -> State:
+    def _of_constant(self, node: Node) -> TensorState:
         operands = node.all_input_nodes
         grows = self.small_shape(node) != shape_of(node)
         if grows or self._differs[node] or any(x in self._varying for x in operands):
@@ -308,7 +312,7 @@ class Walk:
         axes = self.shaped(node)
         large = self._constants.value(node)
         if node not in self._varying and large.numel() > LARGEST_LOOKED_AT:
-            return State(axes, finite=bool(large.sum().isfinite()))
+            return TensorState(axes, finite=bool(large.sum().isfinite()))
         if node in self._varying:
             small = self._small_constants.value(self._pairs[node])
             for at, (axis, size) in enumerate(zip(axes, small.shape, strict=True)):
@@ -322,7 +326,7 @@ class Walk:
         return _of_value(large, axes)
 
 
-def _parts(state: State | list[State]) -> list[State]:
+def _parts(state: TensorState | list[TensorState]) -> list[TensorState]:
     return state if isinstance(state, list) else [state]
 
 
@@ -350,10 +354,10 @@ def _is_looked_up(node: Node) -> bool:
     return False
 
 
-def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> State:
+def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> TensorState:
     """The state of a tensor from its values."""
     if not value.numel() or value.is_complex():
-        return State(axes, finite=False)
+        return TensorState(axes, finite=False)
     value = value.detach().double()
     known, finite = list(axes), bool(value.isfinite().all())
     for at, axis in enumerate(axes):
@@ -372,17 +376,17 @@ def _of_value(value: torch.Tensor, axes: tuple[Axis, ...]) -> State:
                 known[at] = (replace(known[at][0], ahead=known_ahead),)
     low, high = float(value.min()), float(value.max())
     if isnan(low):
-        return State(tuple(known), finite=False)
-    return State(tuple(known), low, high, low if low == high else None, finite)
+        return TensorState(tuple(known), finite=False)
+    return TensorState(tuple(known), low, high, low if low == high else None, finite)
 
 
-def _fill_of(value: torch.Tensor) -> Fill:
+def _fill_of(value: torch.Tensor) -> PaddingFill:
     if not value.numel():
-        return Fill()
+        return PaddingFill()
     low, high = float(value.min()), float(value.max())
     if isnan(low):
-        return Fill(finite=False)
-    return Fill(False, low if low == high else None, high, low, isfinite(low) and isfinite(high))
+        return PaddingFill(finite=False)
+    return PaddingFill(False, low if low == high else None, high, low, isfinite(low) and isfinite(high))
 
 
 def _paired(small: ExportedProgram, large: ExportedProgram) -> dict[Node, Node]:

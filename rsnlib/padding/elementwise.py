@@ -13,7 +13,7 @@ from torch.fx import Node
 from ..capture import arguments, dtype_of, packet
 from ..mask import HIDDEN
 from ..normal_form.operators import OPERATORS, OperatorKind
-from .state import Atom, Axis, Fill, State, along, broadcast
+from .state import Atom, Axis, PaddingFill, TensorState, along, broadcast
 
 aten = torch.ops.aten
 
@@ -46,22 +46,26 @@ def is_elementwise(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class _Operator:
+class _PositionedOperator:
     """An operator at one position of its operands. fills: what is known of each operand there. bounds: of each
     operand."""
 
     node: Node
-    fills: Mapping[Node, Fill]
+    fills: Mapping[Node, PaddingFill]
     bounds: Mapping[Node, Bounds]
 
-    def fill(self, x: Any) -> Fill:
+    def fill(self, x: Any) -> PaddingFill:
         """What is known of an argument, which is a node or a number."""
         if isinstance(x, Node):
             return self.fills[x]
-        return Fill(copies=True, value=float(x), finite=isfinite(x)) if isinstance(x, int | float) else Fill()
+        return (
+            PaddingFill(copies=True, value=float(x), finite=isfinite(x))
+            if isinstance(x, int | float)
+            else PaddingFill()
+        )
 
 
-def elementwise(node: Node, states: Mapping[Node, State]) -> State:
+def elementwise(node: Node, states: Mapping[Node, TensorState]) -> TensorState:
     """The state of an elementwise operator's result. states: of its operands. Raises `MixedError`."""
     if packet(node) in CASTS:
         first = node.all_input_nodes[0]
@@ -71,10 +75,10 @@ def elementwise(node: Node, states: Mapping[Node, State]) -> State:
     bounds = {x: (state.low, state.high) for x, state in states.items()}
     low, high = _bounds(node, bounds)
 
-    def fill(operands: list[tuple[State, Axis]], place: int) -> Fill:
+    def fill(operands: list[tuple[TensorState, Axis]], place: int) -> PaddingFill:
         atoms = next(axis for _, axis in operands if axis)
         fills = {x: along(s, axis, atoms[place], place) for x, (s, axis) in zip(states, operands, strict=True)}
-        return _filled(_Operator(node, fills, bounds))
+        return _filled(_PositionedOperator(node, fills, bounds))
 
     made: list[Axis] = []
     for own in axes:
@@ -86,8 +90,8 @@ def elementwise(node: Node, states: Mapping[Node, State]) -> State:
                 for i, atom in enumerate(shown)
             )
         )
-    everywhere = _filled(_Operator(node, {x: _varying(state) for x, state in states.items()}, bounds))
-    result = State(tuple(made), low, high, everywhere.value, everywhere.finite, _indexes(node, states))
+    everywhere = _filled(_PositionedOperator(node, {x: _varying(state) for x, state in states.items()}, bounds))
+    result = TensorState(tuple(made), low, high, everywhere.value, everywhere.finite, _indexes(node, states))
     if packet(node) in CASTS:
         result = replace(result, counts=next(iter(states.values())).counts)
     return _with_ahead(node, states, axes, result, bounds)
@@ -95,11 +99,11 @@ def elementwise(node: Node, states: Mapping[Node, State]) -> State:
 
 def _with_ahead(
     node: Node,
-    states: Mapping[Node, State],
+    states: Mapping[Node, TensorState],
     axes: list[list[Axis]],
-    result: State,
+    result: TensorState,
     bounds: Mapping[Node, Bounds],
-) -> State:
+) -> TensorState:
     """The result with `Atom.ahead` set, if an operand has it."""
     if not any(atom.ahead is not None for state in states.values() for atom in state.atoms):
         return result
@@ -113,7 +117,7 @@ def _with_ahead(
                 fills = {x: ahead if ahead is not None else _varying(state) for (x, state), ahead in pairs}
                 others = {x: (ahead and ahead.others) or _varying(state) for (x, state), ahead in pairs}
                 made_of = [
-                    replace(_filled(_Operator(node, some, bounds)), copies=False, others=None)
+                    replace(_filled(_PositionedOperator(node, some, bounds)), copies=False, others=None)
                     for some in (fills, others)
                 ]
                 atom = replace(atom, ahead=replace(made_of[0], others=made_of[1]))
@@ -122,12 +126,12 @@ def _with_ahead(
     return replace(result, axes=tuple(made))
 
 
-def _varying(state: State) -> Fill:
+def _varying(state: TensorState) -> PaddingFill:
     """What is known of an operand's elements at all positions."""
-    return Fill(value=state.value, finite=state.is_finite)
+    return PaddingFill(value=state.value, finite=state.is_finite)
 
 
-def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
+def _indexes(node: Node, states: Mapping[Node, TensorState]) -> int | None:
     """State.indexes of the result: a cast keeps indices of valid positions, and so does a clamp at 0; a count of valid
     positions minus 1 is the index of the last."""
     kind, a = packet(node), arguments(node)
@@ -142,29 +146,29 @@ def _indexes(node: Node, states: Mapping[Node, State]) -> int | None:
     return x.counts if change == 1 and a.get("alpha", 1) == 1 else None
 
 
-def _filled(op: _Operator) -> Fill:
+def _filled(op: _PositionedOperator) -> PaddingFill:
     """What is known of the operator's result, from what is known of its operands."""
     fills, kind = op.fills.values(), packet(op.node)
     copies = all(fill.copies for fill in fills)
     may_be_nan = any(fill.may_be_nan for fill in fills)
     dtype = dtype_of(op.node)
     if may_be_nan and (kind not in FINITE or dtype is None or not dtype.is_floating_point):
-        return Fill(copies, finite=dtype is not None and not dtype.is_floating_point)
+        return PaddingFill(copies, finite=dtype is not None and not dtype.is_floating_point)
     if all(fill.value is not None for fill in fills):
         value = _evaluated(op)
-        return Fill(copies, value, finite=value is not None and isfinite(value) and not may_be_nan)
+        return PaddingFill(copies, value, finite=value is not None and isfinite(value) and not may_be_nan)
     finite = all(fill.finite for fill in fills) and (kind in FINITE or _is_finite_here(op))
     finite = finite or (dtype is not None and not dtype.is_floating_point)
     rule = _KNOWN.get(kind)
     known = None if rule is None else rule(op, arguments(op.node))
     if known is None:
-        return Fill(copies, finite=finite, shared=_is_shared(op, kind))
+        return PaddingFill(copies, finite=finite, shared=_is_shared(op, kind))
     if known.value is not None:
-        return Fill(copies, known.value, finite=isfinite(known.value) and known.finite)
-    return Fill(copies, None, known.most, known.least, finite and known.finite, _is_shared(op, kind))
+        return PaddingFill(copies, known.value, finite=isfinite(known.value) and known.finite)
+    return PaddingFill(copies, None, known.most, known.least, finite and known.finite, _is_shared(op, kind))
 
 
-def _is_shared(op: _Operator, kind: Any) -> bool:
+def _is_shared(op: _PositionedOperator, kind: Any) -> bool:
     """Fill.shared of the result: a sum or a product of such operands has it, and a choice whose condition is equal at
     the last valid position."""
     if kind not in (aten.add, aten.sub, aten.mul, aten.neg, aten.where, *CASTS):
@@ -173,7 +177,7 @@ def _is_shared(op: _Operator, kind: Any) -> bool:
     return all(fill.copies if x is condition else fill.is_as_finite for x, fill in op.fills.items())
 
 
-def _evaluated(op: _Operator) -> float | None:
+def _evaluated(op: _PositionedOperator) -> float | None:
     """The operator's result if all operands are known numbers; None if that fails or is NaN."""
 
     def tensor(x: Node) -> Any:
@@ -190,108 +194,110 @@ def _evaluated(op: _Operator) -> float | None:
 # -- operands that are not all known
 
 
-Known = Callable[[_Operator, dict[str, Any]], Fill | None]
+Known = Callable[[_PositionedOperator, dict[str, Any]], PaddingFill | None]
 """What is known of an operator's result; None for nothing."""
 
 
-def _mul(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _mul(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     x, y = op.fill(a["self"]), op.fill(a["other"])
     for one, other in ((x, y), (y, x)):
         if one.value == 0 and other.finite:
-            return Fill(value=0.0, finite=one.finite)
+            return PaddingFill(value=0.0, finite=one.finite)
         if one.value is not None and one.value > 0:
             return _scaled(other, one.value)
     return None
 
 
-def _div(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _div(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     x, y = op.fill(a["self"]), op.fill(a["other"])
     if x.value == 0 and y.copies and y.finite and y.value is None:
         # 0 / 0 is NaN, but then the last valid element was divided by the same 0.
-        return Fill(value=0.0, finite=x.finite and _is_finite_here(op))
+        return PaddingFill(value=0.0, finite=x.finite and _is_finite_here(op))
     return _scaled(x, 1 / y.value) if y.value is not None and y.value > 0 else None
 
 
-def _scaled(fill: Fill, factor: float) -> Fill:
+def _scaled(fill: PaddingFill, factor: float) -> PaddingFill:
     most = None if fill.most is None else fill.most * factor
-    return Fill(most=most, least=None if fill.least is None else fill.least * factor, finite=fill.finite)
+    return PaddingFill(most=most, least=None if fill.least is None else fill.least * factor, finite=fill.finite)
 
 
-def _and(op: _Operator, a: dict[str, Any]) -> Fill | None:
-    return Fill(value=0.0) if 0 in (op.fill(a["self"]).value, op.fill(a["other"]).value) else None
+def _and(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
+    return PaddingFill(value=0.0) if 0 in (op.fill(a["self"]).value, op.fill(a["other"]).value) else None
 
 
-def _or(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _or(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     is_truth = dtype_of(op.node) == torch.bool
-    return Fill(value=1.0) if is_truth and 1 in (op.fill(a["self"]).value, op.fill(a["other"]).value) else None
+    return PaddingFill(value=1.0) if is_truth and 1 in (op.fill(a["self"]).value, op.fill(a["other"]).value) else None
 
 
-def _chosen(condition: Fill, yes: Fill, no: Fill) -> Fill:
+def _chosen(condition: PaddingFill, yes: PaddingFill, no: PaddingFill) -> PaddingFill:
     if condition.value is not None and not condition.may_be_nan:
         return yes if condition.value else no
     value = yes.value if yes.value == no.value else None
     most, least = max(yes.top, no.top), min(yes.bottom, no.bottom)
-    return Fill(False, value, most if most < inf else None, least if least > -inf else None, yes.finite and no.finite)
+    return PaddingFill(
+        False, value, most if most < inf else None, least if least > -inf else None, yes.finite and no.finite
+    )
 
 
-def _where(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _where(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     return _chosen(op.fill(a["condition"]), op.fill(a["self"]), op.fill(a["other"]))
 
 
-def sum_of(x: Fill, y: Fill) -> Fill | None:
+def sum_of(x: PaddingFill, y: PaddingFill) -> PaddingFill | None:
     """What is known of a sum of a huge number with an ordinary one, or with one that is huge with the same sign; None
     for other sums."""
     for one, other in ((x, y), (y, x)):
         if one.value is not None and not isfinite(one.value) and other.finite:
-            return Fill(value=one.value)
+            return PaddingFill(value=one.value)
         if one.top <= HIDDEN and (other.finite or other.top <= HIDDEN):
-            return Fill(most=one.top, finite=one.finite and other.finite)
+            return PaddingFill(most=one.top, finite=one.finite and other.finite)
         if one.bottom >= -HIDDEN and (other.finite or other.bottom >= -HIDDEN):
-            return Fill(least=one.bottom, finite=one.finite and other.finite)
+            return PaddingFill(least=one.bottom, finite=one.finite and other.finite)
     return None
 
 
-def _add(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _add(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     return sum_of(op.fill(a["self"]), op.fill(a["other"])) if a["alpha"] == 1 else None
 
 
-def _sub(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _sub(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     return sum_of(op.fill(a["self"]), _negated(op.fill(a["other"]))) if a["alpha"] == 1 else None
 
 
-def _negated(x: Fill) -> Fill:
+def _negated(x: PaddingFill) -> PaddingFill:
     value = None if x.value is None else -x.value
     most, least = (None if n is None else -n for n in (x.least, x.most))
     return replace(x, value=value, most=most, least=least)
 
 
-def _relu(op: _Operator, a: dict[str, Any]) -> Fill | None:
-    return Fill(value=0.0) if op.fill(a["self"]).top <= 0 else None
+def _relu(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
+    return PaddingFill(value=0.0) if op.fill(a["self"]).top <= 0 else None
 
 
-def _vanishing(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _vanishing(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     """exp and sigmoid of numbers far below 0 are 0."""
-    return Fill(value=0.0) if op.fill(a["self"]).top <= HIDDEN else None
+    return PaddingFill(value=0.0) if op.fill(a["self"]).top <= HIDDEN else None
 
 
-def _same(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _same(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     (x,) = op.fills
     both = [dtype for dtype in (dtype_of(x), dtype_of(op.node)) if dtype is not None and dtype.is_floating_point]
     return op.fills[x] if len(both) == 2 or dtype_of(x) == dtype_of(op.node) else None
 
 
-def _is_greater(x: Fill, y: Fill) -> Fill | None:
+def _is_greater(x: PaddingFill, y: PaddingFill) -> PaddingFill | None:
     """x > y, or x >= y, if the bounds decide it."""
     if x.top < y.bottom:
-        return Fill(value=0.0)
-    return Fill(value=1.0) if x.bottom > y.top else None
+        return PaddingFill(value=0.0)
+    return PaddingFill(value=1.0) if x.bottom > y.top else None
 
 
-def _greater(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _greater(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     return _is_greater(op.fill(a["self"]), op.fill(a["other"]))
 
 
-def _less(op: _Operator, a: dict[str, Any]) -> Fill | None:
+def _less(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
     return _is_greater(op.fill(a["other"]), op.fill(a["self"]))
 
 
@@ -314,7 +320,7 @@ _KNOWN: dict[Any, Known] = {
 # -- bounds of all elements
 
 
-def _is_finite_here(op: _Operator) -> bool:
+def _is_finite_here(op: _PositionedOperator) -> bool:
     """Whether the operands of an operator with poles or overflow are within bounds that keep its result finite."""
     kind, a = packet(op.node), arguments(op.node)
 

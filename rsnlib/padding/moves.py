@@ -13,25 +13,25 @@ from torch.fx import Node
 
 from ..capture import arguments, dtype_of, packet, shape_of
 from ..normal_form.passes import CHUNKS
-from .state import Atom, Axis, Fill, MixedError, State, broadcast, is_plain, plain, refilled, size_of, tidy
+from .state import Atom, Axis, MixedError, PaddingFill, TensorState, broadcast, is_plain, plain, refilled, size_of, tidy
 
 if TYPE_CHECKING:
     from .check import Walk
 
 aten = torch.ops.aten
 
-Made = State | list[State]
+Made = TensorState | list[TensorState]
 PaddingRule = Callable[["Walk", Node, dict[str, Any]], Made]
 """A padding rule: called with the walk, an operator, and the operator's arguments by name. It returns what is known of
-the result, a `State` or one per result: which positions are padding, and what they hold. Raises `MixedError` if padding
-may change a valid element, or if what the operator does depends on the size."""
+the result, a `TensorState` or one per result: which positions are padding, and what they hold. Raises `MixedError` if
+padding may change a valid element, or if what the operator does depends on the size."""
 
 
-def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of reshape, which keeps the order of the elements. Raises `MixedError` if a dynamic dimension is split."""
     state = walk.of(node.all_input_nodes[0])
     if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # a view of the same bits as another type
-        state = State(refilled(state.axes, Fill(finite=False)), finite=False)
+        state = TensorState(refilled(state.axes, PaddingFill(finite=False)), finite=False)
     rest = list(reversed(tidy(state.atoms)))
     axes: list[Axis] = []
     for size in shape_of(node):
@@ -53,13 +53,13 @@ def _dim_of(atoms: Iterable[Atom]) -> int:
     return next((atom.dim for atom in atoms if atom.dim is not None), 0)
 
 
-def permute(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def permute(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of permute: the dimensions in another order."""
     state = walk.of(a["self"])
     return replace(state, axes=tuple(state.axes[i] for i in a["dims"]))
 
 
-def expand(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def expand(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of expand: the tensor is repeated along new dimensions and those of size 1. If the new size is dynamic,
     padded positions hold copies of valid ones."""
     state = walk.of(a["self"])
@@ -71,11 +71,11 @@ def expand(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return replace(state, axes=tuple(axes))
 
 
-def _repeated(state: State) -> Fill:
-    return Fill(copies=True, value=state.value, finite=state.is_finite)
+def _repeated(state: TensorState) -> PaddingFill:
+    return PaddingFill(copies=True, value=state.value, finite=state.is_finite)
 
 
-def select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def select(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of select: one position of a dimension is taken. In a dynamic dimension it must be counted from the
     beginning, and calls must be long enough to have it."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
@@ -104,7 +104,7 @@ def _sole(axis: Axis, action: str) -> Atom:
     return axis[0]
 
 
-def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of slice: a range of positions is taken. It must begin at a fixed position, and end at a fixed position, at
     a fixed distance from the end, or where the first of some equal parts ends."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
@@ -112,13 +112,13 @@ def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         atom = _sole(state.axes[at], "it splits")
         if a["start"]:
             raise MixedError(_dim_of([atom]), "the positions of its parts, except the first, depend on the size")
-        fill = Fill(finite=atom.fill.finite)
+        fill = PaddingFill(finite=atom.fill.finite)
         first = Atom(shape_of(node)[at], atom.dim, atom.offset, fill, every=node.meta[CHUNKS])
         return replace(state, axes=_with(state.axes, at, (first,)))
     return _ranged(walk, node, a["self"], a["dim"], (a["start"], a["end"]), walk.small(node, "start", "end"), a["step"])
 
 
-def part_or_whole(walk: Walk, node: Node, small: Node) -> State:
+def part_or_whole(walk: Walk, node: Node, small: Node) -> TensorState:
     """Rule of a slice that is the whole tensor in one of the two graphs, where it is an alias. small: the node of the
     smaller graph."""
     x, whole = node.all_input_nodes[0], (0, None)
@@ -131,7 +131,7 @@ def part_or_whole(walk: Walk, node: Node, small: Node) -> State:
 
 def _ranged(
     walk: Walk, node: Node, x: Node, dim: int, range_: tuple[Any, Any], small_range: tuple[Any, Any], step: int
-) -> State:
+) -> TensorState:
     state, at = walk.of(x), dim % len(shape_of(x))
     size, axis = shape_of(x)[at], state.axes[at]
     start, stop, _ = slice(*range_).indices(size)
@@ -160,7 +160,7 @@ def _ranged(
     if size - stop != other - small[1]:
         raise MixedError(_dim_of(axis), f"where its range ends ({stop}) depends on the size")
     walk.needs(atom, start + size - stop + 1)
-    cut = Fill(finite=atom.fill.finite) if stop < size else atom.fill
+    cut = PaddingFill(finite=atom.fill.finite) if stop < size else atom.fill
     kept = Atom(length, atom.dim, atom.offset - start - (size - stop), cut)
     return replace(state, axes=_with(state.axes, at, (kept,)))
 
@@ -180,7 +180,7 @@ def _unrelated(axis: Axis, gone: Axis) -> Axis:
     return tuple(replace(atom, ahead=None) if atom.dim in dims else atom for atom in axis)
 
 
-def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of getitem: one result of an operator with several."""
     parts, index = walk.states[node.all_input_nodes[0]], node.args[1]
     assert isinstance(parts, list)
@@ -191,7 +191,7 @@ def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> State:
 # -- joins
 
 
-def cat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def cat(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of cat: tensors are joined along a dimension. Only the last may have a dynamic size there, because nothing
     may follow its padding."""
     states = [walk.of(x) for x in a["tensors"] if prod(shape_of(x))]
@@ -209,7 +209,7 @@ def cat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return _joined(states, at, joined)
 
 
-def stack(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def stack(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of stack: tensors are joined along a new dimension."""
     at = a["dim"] % len(shape_of(node))
     states = []
@@ -219,7 +219,7 @@ def stack(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return _joined(states, at, plain(len(states)))
 
 
-def _joined(states: Sequence[State], at: int, axis: Axis) -> State:
+def _joined(states: Sequence[TensorState], at: int, axis: Axis) -> TensorState:
     """The state of joined tensors: what is known of all of them. axis: the joined axis, at index `at`."""
     others = [replace(state, axes=_with(state.axes, at, ())) for state in states]
     axes = broadcast(others, len(others[0].axes))
@@ -228,24 +228,24 @@ def _joined(states: Sequence[State], at: int, axis: Axis) -> State:
         shown = next((x for x in own if x), ())
         made.append(
             tuple(
-                replace(atom, fill=_common([x[i].fill if x else Fill() for x in own]), ahead=None)
+                replace(atom, fill=_common([x[i].fill if x else PaddingFill() for x in own]), ahead=None)
                 if atom.dim is not None
                 else atom
                 for i, atom in enumerate(shown)
             )
         )
     made[at] = axis
-    return State(tuple(made), min(s.low for s in states), max(s.high for s in states))
+    return TensorState(tuple(made), min(s.low for s in states), max(s.high for s in states))
 
 
-def _common(fills: Sequence[Fill]) -> Fill:
+def _common(fills: Sequence[PaddingFill]) -> PaddingFill:
     """What holds for the padding of all these fills."""
     first = fills[0]
     value = first.value if all(fill.value == first.value for fill in fills) else None
-    return Fill(all(fill.copies for fill in fills), value, finite=all(fill.finite for fill in fills))
+    return PaddingFill(all(fill.copies for fill in fills), value, finite=all(fill.finite for fill in fills))
 
 
-def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of repeat: along each dimension, the whole tensor follows itself several times (a b a b)."""
     state = walk.of(a["self"])
     if walk.differs(node):
@@ -255,7 +255,7 @@ def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return replace(state, axes=tuple(tidy((*plain(n), *axis)) for n, axis in pairs))
 
 
-def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def pad(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of pad: positions are added at the ends of dimensions. Behind the padding of a dynamic dimension they must
     hold the same number as the padding."""
     state, widths = walk.of(a["self"]), list(a["pad"])
@@ -278,35 +278,37 @@ def pad(walk: Walk, node: Node, a: dict[str, Any]) -> State:
                 raise MixedError(_dim_of([atom]), "it pads behind padded rows")
             new = Atom(shape_of(node)[at], atom.dim, atom.offset + left + right, atom.fill)
             axes[at] = (new,)
-    return State(tuple(axes), min(state.low, value), max(state.high, value))
+    return TensorState(tuple(axes), min(state.low, value), max(state.high, value))
 
 
 # -- new tensors of a known shape
 
 
-def full(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def full(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of full_like: a tensor filled with one number. Of the operand it uses the shape."""
     value = a["fill_value"]
     if not isinstance(value, int | float) or walk.differs(node, "fill_value"):
         raise MixedError(0, "what it fills with depends on the size")
     value = float(torch.full((), value, dtype=dtype_of(node)))  # rounded to the type
     like = walk.states[a["self"]]
-    axes = like.axes if isinstance(like, State) and like.mixed is None else walk.shaped(node)
-    return State(refilled(axes, Fill(copies=True, value=value, finite=isfinite(value))), value, value, value)
+    axes = like.axes if isinstance(like, TensorState) and like.mixed is None else walk.shaped(node)
+    return TensorState(
+        refilled(axes, PaddingFill(copies=True, value=value, finite=isfinite(value))), value, value, value
+    )
 
 
 # -- indexing
 
 
-def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of embedding: each index is replaced by a row of a table."""
     index, table = walk.of(a["indices"]), walk.of(a["weight"])
     if table.dims:
         raise MixedError(next(iter(table.dims)), "the size of its table is dynamic")
-    return State((*refilled(index.axes), table.axes[1]), table.low, table.high)
+    return TensorState((*refilled(index.axes), table.axes[1]), table.low, table.high)
 
 
-def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def index(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of index, x[i, j, ...]: tensors of indices select positions of several dimensions together."""
     state, indices = walk.of(a["self"]), list(a["indices"])
     used = [i for i, x in enumerate(indices) if x is not None]
@@ -318,7 +320,7 @@ def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     taken: list[Axis] = []
     for own in broadcast(given, ndim):
         shown = next((axis for axis in own if axis), ())
-        fill, copies = Fill(finite=state.is_finite), True
+        fill, copies = PaddingFill(finite=state.is_finite), True
         for axis, known in zip(own, named, strict=True):
             if known is not None and axis:
                 fill, copies = known, copies and known.copies
@@ -328,10 +330,10 @@ def index(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         taken.append(tuple(replace(atom, fill=fill, ahead=None) if atom.dim is not None else atom for atom in shown))
     others = list(refilled(axis for i, axis in enumerate(state.axes) if i not in used))
     first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
-    return State((*others[:first], *taken, *others[first:]), state.low, state.high)
+    return TensorState((*others[:first], *taken, *others[first:]), state.low, state.high)
 
 
-def _named(walk: Walk, axis: Axis, index: Node, position: State) -> Fill | None:
+def _named(walk: Walk, axis: Axis, index: Node, position: TensorState) -> PaddingFill | None:
     """What is known of the elements at padded indices: the axis's own padding if the indices are its positions in
     order, else None. Raises `MixedError` if a valid index may select a padded position."""
     if is_plain(axis):
@@ -340,7 +342,7 @@ def _named(walk: Walk, axis: Axis, index: Node, position: State) -> Fill | None:
     return _valid(walk, atom, index, position)
 
 
-def _valid(walk: Walk, atom: Atom, index: Node, position: State) -> Fill | None:
+def _valid(walk: Walk, atom: Atom, index: Node, position: TensorState) -> PaddingFill | None:
     if walk.is_constant(index):
         value = walk.constant(index)
         if not position.dims:
@@ -367,19 +369,19 @@ def _valid(walk: Walk, atom: Atom, index: Node, position: State) -> Fill | None:
     )
 
 
-def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of index_select: a vector of indices selects positions of one dimension."""
     state, position = walk.of(a["self"]), walk.of(a["index"])
     at = a["dim"] % len(state.axes)
     fill = _named(walk, state.axes[at], a["index"], position)
     axis = position.axes[0] if position.axes else ()
     axes = list(refilled(state.axes))
-    known = Fill(finite=state.is_finite) if fill is None else fill
+    known = PaddingFill(finite=state.is_finite) if fill is None else fill
     axes[at] = tuple(replace(atom, fill=known) if atom.dim is not None else atom for atom in axis)
-    return State(tuple(axes), state.low, state.high)
+    return TensorState(tuple(axes), state.low, state.high)
 
 
-def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def gather(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of gather: each index selects an element along one dimension; the other coordinates stay."""
     indices: Node = a["index"] if "index" in a else a["indices"]
     state, position = walk.of(a["self"]), walk.of(indices)
@@ -398,25 +400,25 @@ def gather(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     if not state.is_finite:
         axes = [tuple(replace(x, fill=replace(x.fill, finite=False)) for x in axis) for axis in axes]
     axes[at] = refilled([position.axes[at]], copies=is_plain(state.axes[at]))[0]
-    return State(tuple(axes), state.low, state.high)
+    return TensorState(tuple(axes), state.low, state.high)
 
 
-def isin(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def isin(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of isin: whether each element is one of some numbers."""
     state, others = walk.of(a["elements"]), walk.of(a["test_elements"])
     for dim in others.dims:
         raise MixedError(dim, "the number of elements that it compares with is dynamic")
     if not isinstance(a["elements"], Node):
-        return State((), 0.0, 1.0)
+        return TensorState((), 0.0, 1.0)
     axes = list(refilled(state.axes))
     if isinstance(a["test_elements"], Node) and walk.is_constant(a["test_elements"]):
         numbers = walk.constant(a["test_elements"])
         for i, (axis, own) in enumerate(zip(axes, state.axes, strict=True)):
             axes[i] = tuple(_with_value(new, _found(old.fill, numbers)) for new, old in zip(axis, own, strict=True))
-    return State(tuple(axes), 0.0, 1.0)
+    return TensorState(tuple(axes), 0.0, 1.0)
 
 
-def _found(fill: Fill, numbers: torch.Tensor) -> float | None:
+def _found(fill: PaddingFill, numbers: torch.Tensor) -> float | None:
     return None if fill.value is None or fill.may_be_nan else float((numbers == fill.value).any())
 
 
@@ -424,11 +426,11 @@ def _with_value(atom: Atom, value: float | None) -> Atom:
     return replace(atom, fill=replace(atom.fill, value=value)) if atom.dim is not None else atom
 
 
-def one_hot(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def one_hot(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of one_hot: 1 at the column of each index, 0 elsewhere."""
     if a["num_classes"] < 0:
         raise MixedError(0, "how many columns it has depends on data")
-    return State((*refilled(walk.of(a["self"]).axes), plain(shape_of(node)[-1])), 0.0, 1.0)
+    return TensorState((*refilled(walk.of(a["self"]).axes), plain(shape_of(node)[-1])), 0.0, 1.0)
 
 
 MOVES: dict[Any, PaddingRule] = {

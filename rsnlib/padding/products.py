@@ -14,7 +14,7 @@ from ..convolutions import CONVOLUTIONS, windows_of
 from ..mask import HIDDEN
 from .elementwise import sum_of
 from .moves import PaddingRule
-from .state import Atom, Axis, Fill, MixedError, State, is_plain, plain, refilled
+from .state import Atom, Axis, MixedError, PaddingFill, TensorState, is_plain, plain, refilled
 
 if TYPE_CHECKING:
     from .check import Walk
@@ -25,10 +25,10 @@ Labels = Sequence[Any]
 """A label for each axis of an operand, as in torch.einsum."""
 
 
-def contracted(walk: Walk, operands: Sequence[tuple[State, Labels]], result: Labels) -> State:
+def contracted(walk: Walk, operands: Sequence[tuple[TensorState, Labels]], result: Labels) -> TensorState:
     """The state of a tensor contraction, like torch.einsum. operands: states with their labels. result: labels of the
     result; all other axes are summed over. Raises `MixedError`."""
-    by_label: dict[Any, list[tuple[State, Axis]]] = {}
+    by_label: dict[Any, list[tuple[TensorState, Axis]]] = {}
     for state, labels in operands:
         if len(set(labels)) != len(labels):
             _refuse(state, "it takes a diagonal of a dynamic dimension")
@@ -48,10 +48,10 @@ def contracted(walk: Walk, operands: Sequence[tuple[State, Labels]], result: Lab
     for label in result:
         given = [axis for _, axis in by_label[label] if axis]
         axes.append(tuple(_product_of([axis[i] for axis in given], lost) for i in range(len(given[0]) if given else 0)))
-    return State(tuple(axes), finite=all(state.is_finite for state, _ in operands))
+    return TensorState(tuple(axes), finite=all(state.is_finite for state, _ in operands))
 
 
-def _sum_over(walk: Walk, atoms: Sequence[tuple[State, Atom]], lost: set[int]) -> None:
+def _sum_over(walk: Walk, atoms: Sequence[tuple[TensorState, Atom]], lost: set[int]) -> None:
     """Check a sum over corresponding atoms. Raises `MixedError` if padding may affect it. lost: receives the dimension
     if only the sums of valid rows are unaffected."""
     dim = atoms[0][1].dim
@@ -81,17 +81,19 @@ def _product_of(atoms: Sequence[Atom], lost: set[int]) -> Atom:
     fills = [atom.fill for atom in atoms]
     finite = all(fill.finite for fill in fills)
     if first.dim in lost:
-        return replace(first, fill=Fill(finite=finite), ahead=None)
+        return replace(first, fill=PaddingFill(finite=finite), ahead=None)
     shared = all(fill.is_as_finite for fill in fills)
-    return replace(first, fill=Fill(all(fill.copies for fill in fills), finite=finite, shared=shared), ahead=None)
+    return replace(
+        first, fill=PaddingFill(all(fill.copies for fill in fills), finite=finite, shared=shared), ahead=None
+    )
 
 
-def _refuse(state: State, why: str) -> None:
+def _refuse(state: TensorState, why: str) -> None:
     for dim in state.dims:
         raise MixedError(dim, why)
 
 
-def _plus(total: State, bias: State | None) -> State:
+def _plus(total: TensorState, bias: TensorState | None) -> TensorState:
     """The state of a sum with a bias. Raises `MixedError` if a dynamic axis of the bias differs from the total's."""
     if bias is None:
         return total
@@ -107,7 +109,7 @@ def _plus(total: State, bias: State | None) -> State:
     return replace(total, axes=tuple(axes))
 
 
-def _hidden_by(total: State, own: Atom, added: Atom) -> Atom:
+def _hidden_by(total: TensorState, own: Atom, added: Atom) -> Atom:
     """One atom of the sum of `total` and a bias, from the atoms of both terms. The bias may be a mask: huge negative
     numbers at padded positions hide the elements that they are added to."""
     made = _product_of([own, added], set())
@@ -116,16 +118,16 @@ def _hidden_by(total: State, own: Atom, added: Atom) -> Atom:
     fill = sum_of(own.fill, added.fill)
     if fill is not None:
         made = replace(made, fill=replace(fill, copies=made.fill.copies))
-    ahead = None if added.ahead is None else sum_of(Fill(finite=total.is_finite), added.ahead)
+    ahead = None if added.ahead is None else sum_of(PaddingFill(finite=total.is_finite), added.ahead)
     return replace(made, ahead=ahead)
 
 
-def matmul(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def matmul(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of products of matrices, batches of matrices, and vectors."""
     return _matrices(walk, walk.of(a["self"]), walk.of(a["other"] if "other" in a else a["mat2"]))
 
 
-def _matrices(walk: Walk, x: State, y: State) -> State:
+def _matrices(walk: Walk, x: TensorState, y: TensorState) -> TensorState:
     def leading(count: int) -> list[Any]:
         return [("batch", back) for back in range(count, 0, -1)]
 
@@ -136,7 +138,7 @@ def _matrices(walk: Walk, x: State, y: State) -> State:
     return contracted(walk, [(x, left), (y, right)], result)
 
 
-def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def linear(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of linear: x @ weight^T + bias."""
     x, weight = walk.of(a["input"]), walk.of(a["weight"])
     leading = [("batch", i) for i in range(len(x.axes) - 1)]
@@ -145,7 +147,7 @@ def linear(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return _plus(made, None if a["bias"] is None else walk.of(a["bias"]))
 
 
-def baddbmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def baddbmm(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of baddbmm: a tensor plus products of matrices."""
     made = _plus(_matrices(walk, walk.of(a["batch1"]), walk.of(a["batch2"])), walk.of(a["self"]))
     if (a["beta"], a["alpha"]) != (1, 1):
@@ -153,7 +155,7 @@ def baddbmm(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     return made
 
 
-def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of einsum."""
     left, arrow, right = a["equation"].replace(" ", "").partition("->")
     operands = [walk.of(x) for x in a["tensors"]]
@@ -173,7 +175,7 @@ def _labels(term: str, hidden: int) -> list[Any]:
     return [*before, *between, *behind]
 
 
-def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def attention(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of scaled_dot_product_attention: softmax(q @ k^T + mask) @ v."""
     q, k, v = (walk.of(a[name]) for name in ("query", "key", "value"))
     leading = [("batch", i) for i in range(len(q.axes) - 2)]
@@ -190,7 +192,7 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             raise MixedError(atom.dim, "the positions of its mask and of its keys differ")
         known = shown[place] if shown else None
         hidden = known is not None and _hides(known.fill, truths)
-        zero = Fill(value=0.0)
+        zero = PaddingFill(value=0.0)
         ahead = bool(a["is_causal"]) and scores.query_of(atom) in scores.axes[-2] and _are_sole(scores)
         ahead = ahead and scores.lies_ahead(atom)
         if mask is not None and known is not None:
@@ -198,33 +200,33 @@ def attention(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             ahead = ahead or (behind is not None and _hides(behind, truths))
         if (hidden or ahead) and not atom.fill.is_as_finite:
             raise MixedError(atom.dim, _may_be_infinite(walk, atom.dim))
-        keys.append(replace(atom, fill=zero if hidden else Fill(), ahead=zero if ahead else None))
+        keys.append(replace(atom, fill=zero if hidden else PaddingFill(), ahead=zero if ahead else None))
     rows = list(scores.axes)
     if mask is not None:  # a padded sequence is a copy only if its mask is
         for back in range(2, len(mask.axes) + 1):
             own, other = rows[-back], mask.axes[-back]
             if other and [x.place for x in own] == [x.place for x in other]:
                 rows[-back] = tuple(_alike(x, y) for x, y in zip(own, other, strict=True))
-    shares = State((*rows[:-1], tuple(keys)))
+    shares = TensorState((*rows[:-1], tuple(keys)))
     made = contracted(walk, [(shares, [*leading, "q", "k"]), (v, [*leading, "k", "c"])], [*leading, "q", "c"])
     return made
 
 
 def _alike(row: Atom, mask: Atom) -> Atom:
     """The atom of rows of masked scores. A row that is hidden completely becomes 0, whatever hides it."""
-    fill = Fill(row.fill.copies and mask.fill.copies, finite=row.fill.finite, shared=row.fill.is_as_finite)
+    fill = PaddingFill(row.fill.copies and mask.fill.copies, finite=row.fill.finite, shared=row.fill.is_as_finite)
     return row if row.dim is None else replace(row, fill=fill, ahead=None)
 
 
-def _are_sole(scores: State) -> bool:
+def _are_sole(scores: TensorState) -> bool:
     return all(len(axis) == 1 for axis in scores.axes[-2:])
 
 
-def _hides(fill: Fill, truths: bool) -> bool:
+def _hides(fill: PaddingFill, truths: bool) -> bool:
     return fill.value == 0 if truths else fill.top <= HIDDEN
 
 
-def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of convolutions: each position of the result reads a window of positions."""
     state, shape, windows = walk.of(a["input"]), shape_of(node), windows_of(node)
     assert windows is not None
@@ -247,8 +249,8 @@ def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             raise MixedError(atom.dim or 0, f"where it pads with 0 are padded {rows}, and nothing makes them 0")
         walk.needs(atom, max(reach - width + 1, 1))
         offset = atom.offset + width - reach
-        axes[2 + i] = (Atom(shape[2 + i], atom.dim, offset, Fill(finite=atom.fill.finite)),)
-    return State(tuple(axes))
+        axes[2 + i] = (Atom(shape[2 + i], atom.dim, offset, PaddingFill(finite=atom.fill.finite)),)
+    return TensorState(tuple(axes))
 
 
 PRODUCING: dict[Any, PaddingRule] = {

@@ -16,42 +16,42 @@ from torch.fx import Node
 from ..capture import dtype_of, packet, shape_of
 from ..mask import HIDDEN
 from .moves import Made, PaddingRule
-from .state import HIDES, Atom, Axis, Fill, Mixed, MixedError, State, is_plain, plain, refilled
+from .state import HIDES, Atom, Axis, Mixed, MixedError, PaddingFill, TensorState, is_plain, plain, refilled
 
 if TYPE_CHECKING:
     from .check import Walk
 
 aten = torch.ops.aten
 
-Neutral = Callable[[Fill, State], bool]
+Neutral = Callable[[PaddingFill, TensorState], bool]
 """Whether padding does not affect the reduction of a line, given what is known of the padding and of the tensor."""
 
 
-def _is_zero(fill: Fill, state: State) -> bool:
+def _is_zero(fill: PaddingFill, state: TensorState) -> bool:
     return fill.value == 0
 
 
-def _is_one(fill: Fill, state: State) -> bool:
+def _is_one(fill: PaddingFill, state: TensorState) -> bool:
     return fill.value == 1
 
 
-def _is_true(fill: Fill, state: State) -> bool:
+def _is_true(fill: PaddingFill, state: TensorState) -> bool:
     return fill.value not in (None, 0)
 
 
-def _is_low(fill: Fill, state: State) -> bool:
+def _is_low(fill: PaddingFill, state: TensorState) -> bool:
     return fill.top <= HIDES or (fill.value is not None and fill.value <= state.low)
 
 
-def _is_high(fill: Fill, state: State) -> bool:
+def _is_high(fill: PaddingFill, state: TensorState) -> bool:
     return fill.bottom >= -HIDES or (fill.value is not None and fill.value >= state.high)
 
 
-def _is_hidden(fill: Fill, state: State) -> bool:
+def _is_hidden(fill: PaddingFill, state: TensorState) -> bool:
     return fill.top <= HIDES
 
 
-def _is_hidden_key(fill: Fill, state: State) -> bool:
+def _is_hidden_key(fill: PaddingFill, state: TensorState) -> bool:
     """Whether padded keys are hidden among the scores of an attention, where the machine masks them out."""
     return fill.top <= HIDDEN
 
@@ -120,12 +120,12 @@ def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     if not a.get("keepdim"):
         axes = tuple(axis for i, axis in enumerate(axes) if i not in gone)
     low, high = _bounds(kind, state)
-    index = State(axes, 0.0, inf, indexes=numbers[0] if numbers else None)
+    index = TensorState(axes, 0.0, inf, indexes=numbers[0] if numbers else None)
     if kind in INDEX_ALONE:
         return index
     is_mask = state.low >= 0 and state.high <= 1 and not (dtype_of(node) or torch.bool).is_floating_point
     is_count = kind is aten.count_nonzero or (kind is aten.sum and is_mask)
-    values = State(axes, low, high, counts=whole if is_count else None)
+    values = TensorState(axes, low, high, counts=whole if is_count else None)
     results = node.meta["val"]
     if not isinstance(results, list | tuple):
         return values
@@ -142,7 +142,7 @@ def _axes(a: dict[str, Any], ndim: int) -> list[int]:
     return [d % ndim for d in dims] if ndim else []
 
 
-def _take_out(walk: Walk, node: Node, state: State, atom: Atom, neutral: Neutral | None, lost: set[int]) -> None:
+def _take_out(walk: Walk, node: Node, state: TensorState, atom: Atom, neutral: Neutral | None, lost: set[int]) -> None:
     """Check a reduction along an atom. Raises `MixedError` if padding may affect it. lost: receives the dimension if
     only the results of valid rows are unaffected, e.g. if each row hides the positions ahead of it."""
     assert atom.dim is not None
@@ -186,10 +186,10 @@ def _of_equal(node: Node, new: Atom, old: Atom) -> Atom:
 
 
 def _unsure(atom: Atom, finite: bool = True) -> Atom:
-    return replace(atom, fill=Fill(finite=finite and atom.fill.finite))
+    return replace(atom, fill=PaddingFill(finite=finite and atom.fill.finite))
 
 
-def _bounds(kind: Any, state: State) -> tuple[float, float]:
+def _bounds(kind: Any, state: TensorState) -> tuple[float, float]:
     if kind in KEEPING or kind in (aten.quantile, aten.nanmedian, aten.aminmax):
         return state.low, state.high
     if kind in NO_RESULT_BELOW_0 or (kind in SUMS and state.low >= 0) or (kind is aten.prod and state.low >= 0):
@@ -212,8 +212,8 @@ def scan(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
     axes = list(refilled(state.axes))
     axes[at] = tuple(_unsure(atom, state.is_finite) if atom.dim is not None else atom for atom in axes[at])
     low = 0.0 if state.low >= 0 and packet(node) is not aten.logcumsumexp else -inf
-    values = State(tuple(axes), low)
-    return values if not isinstance(node.meta["val"], list | tuple) else [values, State(tuple(axes), 0.0)]
+    values = TensorState(tuple(axes), low)
+    return values if not isinstance(node.meta["val"], list | tuple) else [values, TensorState(tuple(axes), 0.0)]
 
 
 def _check_first(axis: Axis) -> None:
@@ -222,7 +222,7 @@ def _check_first(axis: Axis) -> None:
             raise MixedError(atom.dim, "valid positions follow behind padded ones")
 
 
-def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of softmax and log_softmax: padded positions of a line must be hidden by a large negative number."""
     state = walk.of(a["self"])
     at = a["dim"] % len(state.axes)
@@ -242,7 +242,7 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         for pair in zip(refilled(state.axes), state.axes, strict=True)
     ]
     axes = [tuple(_unsure(atom) if atom.dim in lost else atom for atom in axis) for axis in axes]
-    zero = Fill(finite=False) if is_log else Fill(value=0.0)
+    zero = PaddingFill(finite=False) if is_log else PaddingFill(value=0.0)
     made = []
     for new, old in zip(axes[at], state.axes[at], strict=True):
         if old.dim is None:
@@ -252,7 +252,7 @@ def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> State:
         else:
             made.append(replace(new, fill=zero))
     axes[at] = tuple(made)
-    return State(tuple(axes), -inf if is_log else 0.0, 0.0 if is_log else 1.0)
+    return TensorState(tuple(axes), -inf if is_log else 0.0, 0.0 if is_log else 1.0)
 
 
 def _sees_a_number(keys: Axis) -> bool:
@@ -290,8 +290,8 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
         axes[at] = plain(a["k"])
     elif kind is aten.kthvalue:
         axes[at : at + 1] = [()] if a["keepdim"] else []
-    values = State(tuple(axes), state.low, state.high)
-    return [values, State(tuple(axes), 0.0, indexes=indexes, mixed=tied)]
+    values = TensorState(tuple(axes), state.low, state.high)
+    return [values, TensorState(tuple(axes), 0.0, indexes=indexes, mixed=tied)]
 
 
 def static(axes: Callable[[int, dict[str, Any]], Iterable[int]], why: str) -> PaddingRule:
@@ -299,13 +299,13 @@ def static(axes: Callable[[int, dict[str, Any]], Iterable[int]], why: str) -> Pa
     have a static size; the result's may be another. axes: of the lines, by the number of axes and the operator's
     arguments. why: the reason of a refusal."""
 
-    def rule(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+    def rule(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
         state = walk.of(a.get("self", a.get("input")))
         made = list(refilled(state.axes))
         for at in axes(len(made), a):
             _check_plain(state.axes[at], why)
             made[at] = plain(shape_of(node)[at])
-        return State(tuple(made))
+        return TensorState(tuple(made))
 
     return rule
 
@@ -334,11 +334,11 @@ def roll(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
         at = a["dims"][0] % len(state.axes)
         axes = list(refilled(state.axes))
         axes[at] = (_unsure(axes[at][0]),)
-        return State(tuple(axes), state.low, state.high)
+        return TensorState(tuple(axes), state.low, state.high)
     return LINES(walk, node, a)
 
 
-def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of tril and triu: elements on one side of a diagonal become 0. The diagonal is counted from row 0 and column
     0, so padding at the ends does not move it."""
     state = walk.of(a["self"])
@@ -354,11 +354,11 @@ def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> State:
     if packet(node) is aten.tril and a["diagonal"] <= 0:
         rows, columns = axes[-2], axes[-1]
         if len(rows) == len(columns) == 1 and rows[0].place == columns[0].place and rows[0].dim is not None:
-            axes[-1] = (replace(columns[0], ahead=Fill(value=0.0)),)
-    return State(tuple(axes), min(state.low, 0.0), max(state.high, 0.0))
+            axes[-1] = (replace(columns[0], ahead=PaddingFill(value=0.0)),)
+    return TensorState(tuple(axes), min(state.low, 0.0), max(state.high, 0.0))
 
 
-def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
+def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
     """Rule of scatter operators: they write elements at given indices of each line. The lines must have a static
     size."""
     names = [name for name in ("self", "index", "src") if isinstance(a.get(name), Node)]
@@ -377,8 +377,8 @@ def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> State:
             )
         copies = all(atom.fill.copies for axis in own for atom in axis)
         finite = all(state.is_finite for state in states)
-        axes.append(refilled([states[0].axes[i]], Fill(copies, finite=finite))[0])
-    return State(tuple(axes))
+        axes.append(refilled([states[0].axes[i]], PaddingFill(copies, finite=finite))[0])
+    return TensorState(tuple(axes))
 
 
 def _windows(count: int) -> PaddingRule:

@@ -13,7 +13,7 @@ HIDES = -1e9
 
 
 @dataclass(frozen=True)
-class Fill:
+class PaddingFill:
     """What is known of the elements at padded positions of a dimension.
 
     copies: each equals the element at the last valid position. value: each is this number (bools are 0 or 1). most,
@@ -29,7 +29,7 @@ class Fill:
     least: float | None = None
     finite: bool = True
     shared: bool = False
-    others: Fill | None = None
+    others: PaddingFill | None = None
 
     @property
     def is_as_finite(self) -> bool:
@@ -65,8 +65,8 @@ class Atom:
     size: int
     dim: int | None = None
     offset: int = 0
-    fill: Fill = Fill()
-    ahead: Fill | None = None
+    fill: PaddingFill = PaddingFill()
+    ahead: PaddingFill | None = None
     every: int = 1
 
     @property
@@ -128,7 +128,7 @@ class MixedError(Exception):
 
 
 @dataclass(frozen=True)
-class State:
+class TensorState:
     """What is known of a tensor.
 
     low, high: bounds of all elements. value: of all elements, if known. finite: no element is infinite or NaN, apart
@@ -156,7 +156,7 @@ class State:
         return {atom.dim for atom in self.atoms if atom.dim is not None}
 
     @property
-    def fills(self) -> list[Fill]:
+    def fills(self) -> list[PaddingFill]:
         """What is known of the padding along each atom of a dynamic dimension."""
         return [atom.fill for atom in self.atoms if atom.dim is not None]
 
@@ -170,7 +170,7 @@ class State:
         others = [atom for atom in self.atoms if atom.dim == key.dim and atom is not key]
         return others[0] if len(others) == 1 else None
 
-    def hidden_ahead(self, key: Atom) -> Fill | None:
+    def hidden_ahead(self, key: Atom) -> PaddingFill | None:
         """What is known of the padded positions of `key` in all valid rows (positions of the other atom of its
         dimension). What is known of positions ahead of a row holds for padding too, if padding is ahead of all valid
         rows; None otherwise."""
@@ -182,22 +182,22 @@ class State:
         return query is not None and key.every == query.every == 1 and key.offset >= query.offset
 
 
-def number(value: float) -> State:
+def number(value: float) -> TensorState:
     """The state of a Python number."""
-    return State((), value, value, value, isfinite(value))
+    return TensorState((), value, value, value, isfinite(value))
 
 
-def along(state: State, axis: Axis, atom: Atom, place: int) -> Fill:
+def along(state: TensorState, axis: Axis, atom: Atom, place: int) -> PaddingFill:
     """What is known of an operand at the padded positions of an atom of the result. axis: the operand's axis there.
     place: index of the atom in the axis."""
     if axis and atom.dim is not None:
         return axis[place].fill
     if state.value is not None:
-        return Fill(copies=True, value=state.value, finite=isfinite(state.value))
-    return Fill(copies=True, finite=state.is_finite)  # the operand is broadcast along this atom
+        return PaddingFill(copies=True, value=state.value, finite=isfinite(state.value))
+    return PaddingFill(copies=True, finite=state.is_finite)  # the operand is broadcast along this atom
 
 
-def broadcast(states: Sequence[State], ndim: int) -> list[list[Axis]]:
+def broadcast(states: Sequence[TensorState], ndim: int) -> list[list[Axis]]:
     """Broadcast operands: for each axis of the result the axis of each operand, () for one of size 1. ndim: number of
     axes of the result. Raises `MixedError` if the atoms of the operands do not correspond."""
     out = []
@@ -211,14 +211,14 @@ def broadcast(states: Sequence[State], ndim: int) -> list[list[Axis]]:
     return out
 
 
-def refilled(axes: Iterable[Axis], fill: Fill | None = None, *, copies: bool = True) -> tuple[Axis, ...]:
+def refilled(axes: Iterable[Axis], fill: PaddingFill | None = None, *, copies: bool = True) -> tuple[Axis, ...]:
     """The axes after an operator that treats all positions along them alike: copies stay copies (unless `copies` is
     False), and finite elements stay finite. fill: replaces what is known of all of them."""
 
     def again(atom: Atom) -> Atom:
         if atom.dim is None:
             return atom
-        kept = Fill(copies=copies and atom.fill.copies, finite=atom.fill.finite) if fill is None else fill
+        kept = PaddingFill(copies=copies and atom.fill.copies, finite=atom.fill.finite) if fill is None else fill
         return replace(atom, fill=kept, ahead=None)
 
     return tuple(tuple(map(again, axis)) for axis in axes)

@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from ..capture import dtype_of, shape_of
 from ..view import View, merge
-from .operators import Array, Operator, Positions
-from .reading import Host, Reader, Refused
-from .showing import HeadRead, Shown, heads_of, part_of
+from .operators import Array, Positions, StreamOperator
+from .reading import GraphReader, Host, OperatorRefused
+from .showing import HeadRead, ShownTensor, heads_of, part_of
 
 NEVER = -torch.finfo(torch.float32).max / 2
 """What is added to a score below this hides it."""
@@ -36,7 +36,7 @@ def flat_matrices(tensor: torch.Tensor, view: View) -> Array:
 
 
 def scores_of(
-    reader: Reader,
+    reader: GraphReader,
     node: Node,
     queries: Node,
     keys: Node,
@@ -45,13 +45,15 @@ def scores_of(
     mask: Node | None = None,
     causal: bool = False,
     transposed: bool = False,
-) -> Shown:
+) -> ShownTensor:
     """queries @ keys^T * scale + mask for each head. transposed: the product is with the transpose of `keys`; otherwise
     `keys` is that transpose."""
     q, k = _read(reader, queries), _read(reader, keys, swapped=not transposed)
     heads = q.count
     if q.repeats != 1 or heads % k.count or k.count * k.repeats not in (heads, k.count) or q.columns != k.columns:
-        raise Refused(f"{q.count} heads of queries with {q.columns} columns, {k.count} of keys with {k.columns}")
+        raise OperatorRefused(
+            f"{q.count} heads of queries with {q.columns} columns, {k.count} of keys with {k.columns}"
+        )
     _check_batch(queries, keys, "queries", "keys")
     batch = shape_of(queries)[:-3]
     seen = _seen(reader, mask, causal, batch, heads, q.rows, k.rows)
@@ -61,16 +63,16 @@ def scores_of(
     attributes |= seen.band
     shape = heads, q.rows, k.rows
     if len(shape_of(queries)) == 2 and heads > 1:
-        raise Refused("heads of a tensor without a dimension for them")
+        raise OperatorRefused("heads of a tensor without a dimension for them")
     made = reader.operator(node, "scores", operands, shape, **attributes)
-    return Shown(made, View.dense((*shape_of(queries)[:-1], k.rows)))
+    return ShownTensor(made, View.dense((*shape_of(queries)[:-1], k.rows)))
 
 
-def attend(reader: Reader, node: Node, weights: Node | Shown, values: Node) -> Shown | None:
+def attend(reader: GraphReader, node: Node, weights: Node | ShownTensor, values: Node) -> ShownTensor | None:
     """weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads."""
     if isinstance(weights, Node):
         value = reader.of[weights]
-        if not isinstance(value, Shown):
+        if not isinstance(value, ShownTensor):
             return None
         weights = value
     heads, rows, keys = weights.operator.shape
@@ -92,10 +94,10 @@ def attend(reader: Reader, node: Node, weights: Node | Shown, values: Node) -> S
     in_front = [(sequences, rows * each * v.columns), (each, v.columns)]
     view = View((merge(in_front), merge([(rows, each * v.columns)]), merge([(v.columns, 1)])))
     shown = view.regroup((*weights.shape[:-1], v.columns))
-    return None if shown is None else Shown(made, shown)
+    return None if shown is None else ShownTensor(made, shown)
 
 
-def _sequences_of(weights: Shown, heads: int) -> int:
+def _sequences_of(weights: ShownTensor, heads: int) -> int:
     """The sequences of which each has the results of its heads side by side. heads: of all sequences."""
     if len(weights.shape) > 3:
         return prod(weights.shape[:-3])
@@ -108,14 +110,16 @@ def _sequences_of(weights: Shown, heads: int) -> int:
     return int(behind.attributes["sequences"]) if behind.operands[0].shape[0] == 1 else 1
 
 
-def _check_batch(one: Node | Shown, other: Node, name: str, other_name: str) -> None:
-    """Raise `Refused` for operands of different batches, of which PyTorch would repeat one."""
-    batches = [prod((x.shape if isinstance(x, Shown) else shape_of(x))[:-3]) for x in (one, other)]
+def _check_batch(one: Node | ShownTensor, other: Node, name: str, other_name: str) -> None:
+    """Raise `OperatorRefused` for operands of different batches, of which PyTorch would repeat one."""
+    batches = [prod((x.shape if isinstance(x, ShownTensor) else shape_of(x))[:-3]) for x in (one, other)]
     if batches[0] != batches[1]:
-        raise Refused(f"{name} of {batches[0]} sequences, and {other_name} of {batches[1]}; give both the same batch")
+        raise OperatorRefused(
+            f"{name} of {batches[0]} sequences, and {other_name} of {batches[1]}; give both the same batch"
+        )
 
 
-def _read(reader: Reader, node: Node, *, swapped: bool = False) -> HeadRead:
+def _read(reader: GraphReader, node: Node, *, swapped: bool = False) -> HeadRead:
     """The heads of an operand. swapped: its last two dimensions are in the other order."""
     sizes, order = shape_of(node), list(range(len(shape_of(node))))
     if swapped:
@@ -123,13 +127,13 @@ def _read(reader: Reader, node: Node, *, swapped: bool = False) -> HeadRead:
     if swapped and isinstance(reader.of[node], Host):  # the host puts it into the order in which it is read
         flat = View.dense([sizes[k] for k in order])
         memory = reader.memory(node, flat.permute(order), (1, prod(flat.shape[:-1]), flat.shape[-1]))
-        shown = Shown(memory, flat)
+        shown = ShownTensor(memory, flat)
     else:
         shown = reader.shown(node)
-        shown = Shown(shown.operator, shown.view.permute(order))
+        shown = ShownTensor(shown.operator, shown.view.permute(order))
     read = heads_of(shown)
     if read is None:
-        raise Refused(
+        raise OperatorRefused(
             f"{node.name} {list(shape_of(node))} has no heads that stand side by side in columns, or one below the "
             f"other"
         )
@@ -142,18 +146,18 @@ class _Seen:
     the tensor tells apart, and the heads of each."""
 
     band: Mapping[str, int] = field(default_factory=dict)
-    tensor: Operator | None = None
+    tensor: StreamOperator | None = None
     apart: tuple[int, int] = (1, 1)
 
 
 def _seen(
-    reader: Reader, mask: Node | None, causal: bool, batch: Sequence[int], heads: int, rows: int, keys: int
+    reader: GraphReader, mask: Node | None, causal: bool, batch: Sequence[int], heads: int, rows: int, keys: int
 ) -> _Seen:
     """Which keys a row sees. batch: dimensions in front of the heads. heads: of all sequences."""
     if mask is None:
         return _Seen({"last": 0} if causal else {})
     if causal:
-        raise Refused("it has both a mask and is_causal")
+        raise OperatorRefused("it has both a mask and is_causal")
     shape = shape_of(mask)
     each = heads // prod(batch) if len(shape) > 2 and shape[-3] != 1 else 1
     every = tuple(batch) if prod(shape[:-3]) != 1 else (1,) * max(0, len(shape) - 3)
@@ -163,7 +167,7 @@ def _seen(
     if mask in reader.constants:
         table = flat_matrices(reader.constants.value(mask), view).reshape(matrices)
         if (table <= NEVER).all(axis=-1).any():
-            raise Refused("its mask hides all keys of a row")
+            raise OperatorRefused("its mask hides all keys of a row")
         band = _band(table)
         return _Seen(tensor=reader.constant(mask, "mask", table), apart=apart) if band is None else _Seen(band)
     return _Seen(tensor=reader.memory(mask, view, matrices, masks=True), apart=apart)
@@ -183,15 +187,15 @@ def _band(table: Array) -> dict[str, int] | None:
     return lower | ({"last": last} if last < keys - 1 else {})
 
 
-def joined_rows(reader: Reader, node: Node, parts: Sequence[Node], dim: int) -> Shown:
+def joined_rows(reader: GraphReader, node: Node, parts: Sequence[Node], dim: int) -> ShownTensor:
     """cat of the heads of a tensor of the host and of computed ones along their rows."""
     rank = len(shape_of(node))
     if len(parts) != 2 or dim % rank != rank - 2:
-        raise Refused("kernels join two tensors, along the last dimension but one: a cache and new rows")
+        raise OperatorRefused("kernels join two tensors, along the last dimension but one: a cache and new rows")
     reads = [_read(reader, x) for x in parts]
     first, second = reads
     if (first.count, first.columns) != (second.count, second.columns) or first.repeats * second.repeats != 1:
-        raise Refused("its parts have different heads")
+        raise OperatorRefused("its parts have different heads")
     attributes = {
         "heads": first.count,
         "rows": (first.rows, second.rows),
@@ -200,23 +204,23 @@ def joined_rows(reader: Reader, node: Node, parts: Sequence[Node], dim: int) -> 
     }
     shape = first.count, first.rows + second.rows, first.columns
     made = reader.operator(node, "append", [reader.whole(read.part) for read in reads], shape, **attributes)
-    return Shown(made, View.dense(shape_of(node)))
+    return ShownTensor(made, View.dense(shape_of(node)))
 
 
-def replaced_rows(reader: Reader, node: Node, cache: Node, dim: int, positions: Node, new: Node) -> Shown:
+def replaced_rows(reader: GraphReader, node: Node, cache: Node, dim: int, positions: Node, new: Node) -> ShownTensor:
     """A cache of fixed capacity in which new rows replace those at positions that the host gives."""
     rank = len(shape_of(cache))
     if dim % rank != rank - 2 or len(shape_of(positions)) > 1:
-        raise Refused("kernels replace rows, along the last dimension but one, at one list of positions")
+        raise OperatorRefused("kernels replace rows, along the last dimension but one, at one list of positions")
     if not isinstance(reader.of[cache], Host):
-        raise Refused("it replaces rows of a computed tensor; a cache must be an argument")
+        raise OperatorRefused("it replaces rows of a computed tensor; a cache must be an argument")
     if not isinstance(reader.of[positions], Host) or dtype_of(positions) not in (torch.int32, torch.int64):
-        raise Refused("its positions must be integers that the host computes")
+        raise OperatorRefused("its positions must be integers that the host computes")
     old, rows = _read(reader, cache), _read(reader, new)
     if (old.count, old.columns) != (rows.count, rows.columns) or old.repeats * rows.repeats != 1:
-        raise Refused("the new rows have other heads than the cache")
+        raise OperatorRefused("the new rows have other heads than the cache")
     if not old.part.is_whole or prod(shape_of(positions)) != rows.rows:
-        raise Refused(f"{prod(shape_of(positions))} positions for {rows.rows} new rows")
+        raise OperatorRefused(f"{prod(shape_of(positions))} positions for {rows.rows} new rows")
     attributes = {
         "heads": old.count,
         "rows": (old.rows, rows.rows),
@@ -226,4 +230,4 @@ def replaced_rows(reader: Reader, node: Node, cache: Node, dim: int, positions: 
     }
     shape = old.sequences, old.rows, old.part.width
     operands = [reader.whole(old.part), reader.whole(rows.part)]
-    return Shown(reader.operator(node, "replace", operands, shape, **attributes), reader.part(cache).view)
+    return ShownTensor(reader.operator(node, "replace", operands, shape, **attributes), reader.part(cache).view)

@@ -16,10 +16,10 @@ from math import ceil, log
 from ...base.errors import ResourceError
 from ...streams.placing.devices import StreamDevice
 from ...streams.sizing.program import SizedProgram
-from ...streams.timing.timed import Model, Timing
+from ...streams.timing.timed import BeatTiming, TimedProgram
 from .block import Streamed
 from .knobs import PRODUCTS, Knobs
-from .plans import Plan
+from .plans import KernelPlan
 from .program import LEAST_DEPTH
 from .resources import area
 
@@ -111,7 +111,7 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Hold
     return found
 
 
-def _arriving(plan: Plan, loaded: Sequence[bool]) -> int:
+def _arriving(plan: KernelPlan, loaded: Sequence[bool]) -> int:
     """Units with which a beat takes as long as the streams from other kernels need for its tokens. loaded: operands
     that are loads, whose time is that of their port."""
     tokens = [order.bytes_per_token for order, load in zip(plan.gets, loaded, strict=True) if not load]
@@ -138,7 +138,7 @@ class _Steps:
     ) -> None:
         sized = single.sized()
         self.resources = resources
-        self.model = Model(sized.outcomes.bodies[0], sized.packing)
+        self.model = TimedProgram(sized.outcomes.bodies[0], sized.packing)
         self.depths = _depths(sized, set(single.written.loads), prefetch)
         numbers = _instances(single)
         self.fixed = dict.fromkeys((numbers[task] for task in single.written.stores), stored)
@@ -203,7 +203,7 @@ class _Steps:
                 for task in holder.tasks:
                     units[task] = holder.chosen
         run = self.model.sped_up(units).run(self.depths)
-        assert isinstance(run, Timing), "a program without limits that is deep enough to end"
+        assert isinstance(run, BeatTiming), "a program without limits that is deep enough to end"
         return run.latency
 
 

@@ -33,12 +33,12 @@ from ..rotary import constant_rotations
 from .attention import NEVER, flat_matrices
 from .carrying import Carrying
 from .knobs import Knobs
-from .operators import Array, FromHost, Held, Operator, Positions
-from .plans import Plan, dataflow, planned
-from .program import Text, program
-from .reading import Block, Reader
+from .operators import Array, FromHost, Held, Positions, StreamOperator
+from .plans import KernelPlan, dataflow, planned
+from .program import StreamProgramText, program
+from .reading import GraphReader, OperatorBlock
 from .rules import RULES
-from .showing import Shown
+from .showing import ShownTensor
 
 REWRITES = (aliases, likes, joins, norms, constant_rotations)
 """Rewrites of the captured graph that kernels profit from: norms and rotary positions in one spelling."""
@@ -53,12 +53,12 @@ class Streamed:
     with what its tensors hold. name: of the program.
     """
 
-    block: Block
+    block: OperatorBlock
     knobs: Knobs
-    plans: Mapping[Operator, Plan]
+    plans: Mapping[StreamOperator, KernelPlan]
     dataflow: Dataflow
     groups: Mapping[str, int]
-    written: Text
+    written: StreamProgramText
     name: str
 
     @property
@@ -150,7 +150,7 @@ class Streamed:
         return self.block.interface.unbind(values), run
 
 
-def _tensor_of(elements: Array, shown: Shown) -> torch.Tensor:
+def _tensor_of(elements: Array, shown: ShownTensor) -> torch.Tensor:
     """What a node of PyTorch shows of an operator's result. elements: of the result, row-major."""
     view = shown.view
     flat = torch.from_numpy(elements)
@@ -181,12 +181,12 @@ def streamed(
     interface = Interface.of(captured, signature)
     values = lifted(captured) | interface.bind(args, kwargs)
     rewrite(captured, REWRITES)
-    block = Reader(captured, interface, RULES).block(values)
+    block = GraphReader(captured, interface, RULES).block(values)
     return _made(block, knobs or Knobs(), {}, None, identifier(name or type(model).__name__.lower(), "block"))
 
 
 def _made(
-    block: Block, knobs: Knobs, groups: Mapping[str, int], depths: Mapping[str, int] | None, name: str
+    block: OperatorBlock, knobs: Knobs, groups: Mapping[str, int], depths: Mapping[str, int] | None, name: str
 ) -> Streamed:
     plans = planned(block.graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."

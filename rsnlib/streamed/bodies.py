@@ -9,15 +9,15 @@ from itertools import groupby
 from ...streams.orders.order import Order
 from ...streams.orders.text import loops_of, nest, span
 from . import pointwise as p
-from .operators import Operator
-from .plans import Plan
+from .operators import StreamOperator
+from .plans import KernelPlan
 
 LONGEST = 88
 """Letters of an expression that is written in one line."""
 
 
 @dataclass(frozen=True)
-class Ends:
+class BodyNames:
     """Names that a body uses. gets: streams of the operands. puts: streams of the result. vectors: of constants, and of
     positions. stored: the stream to the task that stores new rows of a cache, "" for none."""
 
@@ -35,7 +35,7 @@ class Ends:
         return [*lines, *(f"{stream}.put({name})" for stream in self.puts)]
 
 
-def linear(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """The product of a row of tiles and a column of tiles, summed tile by tile; or, outward, sums of a row of tiles, to
     which each tile of the operand adds."""
     s, n = plan.sizes, plan.loops
@@ -62,33 +62,33 @@ def linear(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     )
 
 
-def pointwise(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """An expression of the operands' tiles."""
     s, n = plan.sizes, plan.loops
     names = [chr(ord("a") + k) for k in range(len(ends.gets))]
     lines: list[str] = []
 
-    def leaf(operand: p.Operand | p.Vector) -> str:
-        if isinstance(operand, p.Vector):
+    def leaf(operand: p.OperandIndex | p.RowConstant) -> str:
+        if isinstance(operand, p.RowConstant):
             return f"{ends.vectors[operand.name]}[{span('j', s['tn'], x.shape[2])}]"
         return names[operand.index]
 
     def written(e: p.Expression) -> p.Expression:
         """The expression, of which parts that are too long become statements."""
-        if not isinstance(e, p.Call):
+        if not isinstance(e, p.PointwiseCall):
             return e
-        made = p.Call(e.name, tuple(map(written, e.arguments)))
+        made = p.PointwiseCall(e.name, tuple(map(written, e.arguments)))
         if len(p.text(made, leaf)) <= LONGEST:
             return made
         short: list[p.Expression] = []
         for argument in made.arguments:
-            if isinstance(argument, p.Call):
+            if isinstance(argument, p.PointwiseCall):
                 lines.append(f"t{len(lines)} = {p.text(argument, leaf)}")
                 names.append(f"t{len(lines) - 1}")
-                short.append(p.Operand(len(names) - 1))
+                short.append(p.OperandIndex(len(names) - 1))
             else:
                 short.append(argument)
-        return p.Call(made.name, tuple(short))
+        return p.PointwiseCall(made.name, tuple(short))
 
     value = p.text(written(x.attributes["expression"]), leaf)
     gets = [f"{name} = {stream}.get()" for name, stream in zip(names, ends.gets, strict=False)]
@@ -96,7 +96,7 @@ def pointwise(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     return nest([("h", n["heads"]), ("i", n["rows"]), ("j", n["columns"])], body)
 
 
-def along_rows(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """Gather a row of tiles, compute, give it tile by tile."""
     s, n = plan.sizes, plan.loops
     arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
@@ -123,7 +123,7 @@ def along_rows(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     )
 
 
-def rotary(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """Each column of a head, and its partner, times their factors."""
     partners: Sequence[int] = x.attributes["partners"]
     runs = []
@@ -144,7 +144,7 @@ def rotary(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     )
 
 
-def turn(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """The columns of each head in another order, some with their sign changed."""
     columns: Sequence[int] = x.attributes["partners"]
     signs: Sequence[int] = x.attributes["signs"]
@@ -159,7 +159,7 @@ def turn(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     return nest([("i", plan.loops["rows"]), ("j", plan.loops["columns"])], body)
 
 
-def scores(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """The product of queries and keys, scaled; what the mask hides is minus infinity."""
     s, n, a = plan.sizes, plan.loops, x.attributes
     value = f"queries @ transpose({ends.gets[1]}.get())"
@@ -180,7 +180,7 @@ def _shifted(text: str, number: int) -> str:
     return text if number == 0 else f"{text} {'+' if number > 0 else '-'} {abs(number)}"
 
 
-def attend(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """The product of the weights and the values, summed tile by tile."""
     s, n = plan.sizes, plan.loops
     step = [f"total = total + {ends.gets[0]}.get() @ {ends.gets[1]}.get()", f"cycles({plan.cycles})"]
@@ -188,7 +188,7 @@ def attend(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     return nest([("h", n["heads"]), ("i", n["rows"])], body)
 
 
-def append(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """The rows of the cache, then the new ones."""
     lines = []
     for name, stream in zip(("before", "new"), ends.gets, strict=True):
@@ -197,7 +197,7 @@ def append(x: Operator, plan: Plan, ends: Ends) -> list[str]:
     return nest([("h", plan.loops["heads"])], lines)
 
 
-def replace(x: Operator, plan: Plan, ends: Ends) -> list[str]:
+def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
     """The new rows, then the cache tile by tile, with them in the rows at their positions."""
     s, n = plan.sizes, plan.loops
     new, width, positions = n["new"] * s["tn"], s["width"], ends.vectors["positions"]
@@ -233,7 +233,7 @@ def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Se
     return nest(loops, [f"rows = {stream}.get()", *after, *nest([("r", tn)], [place])])
 
 
-BODIES: Mapping[str, Callable[[Operator, Plan, Ends], list[str]]] = {
+BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], list[str]]] = {
     "linear": linear,
     "pointwise": pointwise,
     "softmax": along_rows,

@@ -33,8 +33,8 @@ from ...streams.tree import StreamDecl
 from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
-from .operators import Operator
-from .plans import BYTES, Plan, multiply_adds
+from .operators import StreamOperator
+from .plans import BYTES, KernelPlan, multiply_adds
 from .resources import area, multiply_add_dsps
 
 FILL = 0.75
@@ -241,7 +241,7 @@ def _port(made: Streamed, device: StreamDevice, crossing: int) -> int:
     return max(1, min(made.knobs.port, int(device.gbs * 1e9 / (device.mhz * 1e6)) // ports))
 
 
-def _widest(x: Operator, plan: Plan, knobs: Knobs) -> int:
+def _widest(x: StreamOperator, plan: KernelPlan, knobs: Knobs) -> int:
     """The most multiply-adds in a cycle of a kernel whose streams are `port` bytes wide: its operands must arrive."""
     beat = multiply_adds(x) // prod(plan.loops.values())
     arrive = max(-(-order.bytes_per_token // knobs.port) for order in plan.gets)

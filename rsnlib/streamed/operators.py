@@ -42,7 +42,7 @@ Held = Array | FromHost | Positions | None
 
 
 @dataclass(frozen=True, eq=False)
-class Operator:
+class StreamOperator:
     """One operator, and its result.
 
     op: a key of `kernels.KERNELS`, or "memory" for a tensor off the chip. operands: the operators whose results it
@@ -52,7 +52,7 @@ class Operator:
 
     name: str
     op: str
-    operands: tuple[Operator, ...]
+    operands: tuple[StreamOperator, ...]
     shape: Matrices
     attributes: Mapping[str, Any] = field(default_factory=dict)
     data: Array | FromHost | None = None
@@ -71,22 +71,22 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Graph:
+class OperatorGraph:
     """The operators of a block, operands first. results: those whose results are stored."""
 
-    operators: tuple[Operator, ...]
-    results: tuple[Operator, ...]
+    operators: tuple[StreamOperator, ...]
+    results: tuple[StreamOperator, ...]
 
     @property
-    def kernels(self) -> Iterator[Operator]:
+    def kernels(self) -> Iterator[StreamOperator]:
         """The operators that compute."""
         return (operator for operator in self.operators if not operator.is_memory)
 
 
-def reachable(results: Sequence[Operator]) -> tuple[Operator, ...]:
+def reachable(results: Sequence[StreamOperator]) -> tuple[StreamOperator, ...]:
     """Return the operators that results depend on, operands first, in a fixed order."""
-    seen: dict[Operator, None] = {}
-    stack: list[tuple[Operator, bool]] = [(operator, False) for operator in reversed(results)]
+    seen: dict[StreamOperator, None] = {}
+    stack: list[tuple[StreamOperator, bool]] = [(operator, False) for operator in reversed(results)]
     while stack:
         operator, done = stack.pop()
         if operator in seen:
@@ -99,19 +99,19 @@ def reachable(results: Sequence[Operator]) -> tuple[Operator, ...]:
     return tuple(seen)
 
 
-def rebuilt(graph: Graph, change: Callable[[Operator], Operator]) -> Graph:
+def rebuilt(graph: OperatorGraph, change: Callable[[StreamOperator], StreamOperator]) -> OperatorGraph:
     """Return the graph with every operator replaced by what `change` makes of it; its operands are new ones already."""
-    made: dict[Operator, Operator] = {}
+    made: dict[StreamOperator, StreamOperator] = {}
     for operator in graph.operators:
         operands = tuple(made[x] for x in operator.operands)
         made[operator] = change(operator if operands == operator.operands else replace(operator, operands=operands))
     results = tuple(made[x] for x in graph.results)
-    return Graph(reachable(results), results)
+    return OperatorGraph(reachable(results), results)
 
 
-def consumers(operators: Iterable[Operator]) -> dict[Operator, list[Operator]]:
+def consumers(operators: Iterable[StreamOperator]) -> dict[StreamOperator, list[StreamOperator]]:
     """Return the operators that read each operator's result, once for each operand."""
-    found: dict[Operator, list[Operator]] = {}
+    found: dict[StreamOperator, list[StreamOperator]] = {}
     for operator in operators:
         for operand in operator.operands:
             found.setdefault(operand, []).append(operator)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from ...streams.dataflow.graph import Dataflow, Edge, Node, Timing
+from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from ...streams.orders.order import Axis, Order
 from .knobs import Knobs, fit
-from .operators import Array, Graph, Operator
+from .operators import Array, OperatorGraph, StreamOperator
 from .pointwise import operations
 from .sequences import as_order_of, common_tensor, row_units
 
@@ -18,7 +18,7 @@ BYTES = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """How a kernel computes an operator.
 
     gets: the order of each operand's tokens. put: of the result's. loops: trips of the kernel's loops, by name,
@@ -79,7 +79,7 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def linear(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Row tiles, column tiles, and for each of them tiles along the sum: the result is complete before the next. Or
     outward: row tiles, tiles along the sum, and for each of them column tiles: a row of sums is complete at its end."""
     operand, weight = x.operands
@@ -90,7 +90,7 @@ def linear(x: Operator, knobs: Knobs, unit: int) -> Plan:
     if knobs.outward and columns > 1:
         sent = _ceil(tm * tn, knobs.unroll)
         summed = parts * (1 + columns * cycles)  # a tile of the operand comes in a beat of its own
-        return Plan(
+        return KernelPlan(
             (
                 tiles(operand.shape, (tm, tk), [(rows, tm), (parts, tk)], row=0, column=1),
                 tiles(weight.shape, (tk, tn), [(rows, 1), (parts, tk), (columns, tn)], row=1, column=2),
@@ -102,7 +102,7 @@ def linear(x: Operator, knobs: Knobs, unit: int) -> Plan:
             tm * (n + tk) * BYTES,
             *_times(summed + sent, rows * (summed + columns * sent), rows * columns),
         )
-    return Plan(
+    return KernelPlan(
         (
             tiles(operand.shape, (tm, tk), [(rows, tm), (columns, 1), (parts, tk)], row=0, column=2),
             tiles(weight.shape, (tk, tn), [(rows, 1), (columns, tn), (parts, tk)], row=2, column=1),
@@ -116,7 +116,9 @@ def linear(x: Operator, knobs: Knobs, unit: int) -> Plan:
     )
 
 
-def _in_place(x: Operator, tile: tuple[int, int], parts: tuple[Operator, ...]) -> tuple[tuple[Order, ...], Order]:
+def _in_place(
+    x: StreamOperator, tile: tuple[int, int], parts: tuple[StreamOperator, ...]
+) -> tuple[tuple[Order, ...], Order]:
     """Orders of operands and of a result, row by row of tiles."""
     heads, rows, columns = x.shape
     loops = [(heads, 1), (rows // tile[0], tile[0]), (columns // tile[1], tile[1])]
@@ -127,17 +129,17 @@ def _in_place(x: Operator, tile: tuple[int, int], parts: tuple[Operator, ...]) -
     return tuple(order for _ in parts), order
 
 
-def pointwise(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Tile by tile."""
     heads, rows, columns = x.shape
     tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
     cycles = _ceil(tm * tn, knobs.lanes)
     loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
-    return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, 0, cycles, cycles)
+    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, 0, cycles, cycles)
 
 
-def along_rows(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Softmax and norms: a row of tiles is gathered, computed, and given tile by tile. Norms of each head's columns
     take those as one tile."""
     heads, rows, columns = x.shape
@@ -151,10 +153,10 @@ def along_rows(x: Operator, knobs: Knobs, unit: int) -> Plan:
     steps = count + 1 if count > 1 else 1
     total = put.tokens * (2 if count > 1 else 1) * cycles
     times = _times(steps * cycles, total, put.tokens)
-    return Plan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, *times)
+    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, *times)
 
 
-def by_heads(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Row tiles of each head; the tables of rotary positions have one head, which serves all, and the rows of all
     sequences, or of one that serves all."""
     _, rows, columns = x.shape
@@ -167,10 +169,10 @@ def by_heads(x: Operator, knobs: Knobs, unit: int) -> Plan:
         gets.append(tiles(operand.shape, (tm, width), [(rows // of_one, 1), (of_one // tm, tm), (heads, 1)], row=1))
     cycles = _ceil(tm * width, knobs.lanes)
     named = {"rows": rows // tm, "columns": heads}
-    return Plan(tuple(gets), order, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
+    return KernelPlan(tuple(gets), order, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
 
 
-def _of_heads(x: Operator, heads: int, sequences: int, tile: tuple[int, int], inner: list[Loop]) -> Order:
+def _of_heads(x: StreamOperator, heads: int, sequences: int, tile: tuple[int, int], inner: list[Loop]) -> Order:
     """Tiles of as many columns as a head has, head by head: from heads side by side in the columns of a matrix for each
     sequence. heads: of all sequences. inner: the loops inside those over sequences and heads; the last one drives the
     rows."""
@@ -179,7 +181,7 @@ def _of_heads(x: Operator, heads: int, sequences: int, tile: tuple[int, int], in
     return tiles(shape, tile, [(sequences, 1), (each, tile[1]), *inner], head=0, row=1 + len(inner), column=1)
 
 
-def scores(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Scores: for each head and row tile of queries, a product with all tiles of keys. The heads of a group read the
     same keys, one after the other."""
     queries, keys = x.operands[:2]
@@ -199,10 +201,12 @@ def scores(x: Operator, knobs: Knobs, unit: int) -> Plan:
     sizes = {"tm": tm, "tn": tn, "width": width}
     get = 1 if n > 1 else 0  # the queries of a row of tiles come in a beat of their own
     times = _times(get + cycles, heads * m * (get + n * cycles), put.tokens)
-    return Plan(tuple(gets), put, named, sizes, cycles, tm * width * BYTES, *times)
+    return KernelPlan(tuple(gets), put, named, sizes, cycles, tm * width * BYTES, *times)
 
 
-def _of_mask(mask: Operator, heads: int, of: tuple[int, int, int], tile: tuple[int, int], inner: list[Loop]) -> Order:
+def _of_mask(
+    mask: StreamOperator, heads: int, of: tuple[int, int, int], tile: tuple[int, int], inner: list[Loop]
+) -> Order:
     """Tiles of a mask, for each head. heads: of all sequences. of: the sequences of the scores, and those and the heads
     of each that the mask tells apart, 1 if it serves all."""
     sequences, apart, heads_apart = of
@@ -213,7 +217,7 @@ def _of_mask(mask: Operator, heads: int, of: tuple[int, int, int], tile: tuple[i
     return tiles(mask.shape, tile, [(sequences, 1), (each, 1), *inner], head=head, row=2, column=3)
 
 
-def attend(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """For each head and row tile the sum over all tiles of values. The heads of a sequence are put side by side."""
     weights, values = x.operands
     heads, rows, keys = weights.shape
@@ -228,10 +232,10 @@ def attend(x: Operator, knobs: Knobs, unit: int) -> Plan:
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
     times = _times(_summed(n, cycles), put.tokens * _summed(n, cycles), put.tokens)
-    return Plan((of_weights, of_values), put, named, sizes, cycles, tm * width * BYTES, *times)
+    return KernelPlan((of_weights, of_values), put, named, sizes, cycles, tm * width * BYTES, *times)
 
 
-def append(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """For each head the rows of the first operand, then those of the second."""
     heads, _, width = x.shape
     before, new = x.attributes["rows"]
@@ -244,10 +248,10 @@ def append(x: Operator, knobs: Knobs, unit: int) -> Plan:
     named = {"heads": heads, "before": before // tm, "new": new // tm}
     cycles = _ceil(tm * width, knobs.lanes)
     beats = heads * (named["before"] + named["new"])
-    return Plan(gets, put, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles, beats)
+    return KernelPlan(gets, put, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles, beats)
 
 
-def replace_rows(x: Operator, knobs: Knobs, unit: int) -> Plan:
+def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """For each head the new rows, which the kernel keeps, then the tiles of the cache with them in place: tiles as
     attention reads them, where its own knobs are the same."""
     heads, width = x.attributes["heads"], x.attributes["columns"]
@@ -262,10 +266,10 @@ def replace_rows(x: Operator, knobs: Knobs, unit: int) -> Plan:
     placed = cycles + (1 if new > 1 else 0)  # a loop over several new rows ends the beat, so the put is one of its own
     times = _times(kept + placed, heads * (kept + named["tiles"] * placed), put.tokens)
     sizes = {"tm": tm, "tn": tn, "width": width, "new_cycles": cycles_new}
-    return Plan(gets, put, named, sizes, cycles, new * width * BYTES, *times, beats=heads * named["tiles"])
+    return KernelPlan(gets, put, named, sizes, cycles, new * width * BYTES, *times, beats=heads * named["tiles"])
 
 
-def new_rows(x: Operator, plan: Plan) -> Order:
+def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
     """The order in which a kernel that replaces rows of a cache gives the new ones: they are those of a tensor like the
     cache, with as many rows as are new."""
     heads, width, (_, new) = x.attributes["heads"], x.attributes["columns"], x.attributes["rows"]
@@ -275,7 +279,7 @@ def new_rows(x: Operator, plan: Plan) -> Order:
     return tiles((sequences, new, each * width), (tn, width), loops, head=0, row=2, column=1)
 
 
-PLANS: Mapping[str, Callable[[Operator, Knobs, int], Plan]] = {
+PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "linear": linear,
     "pointwise": pointwise,
     "softmax": along_rows,
@@ -291,7 +295,7 @@ PLANS: Mapping[str, Callable[[Operator, Knobs, int], Plan]] = {
 """How each operator is cut into tiles. The last argument is its unit of rows (`row_units`)."""
 
 
-def planned(graph: Graph, knobs: Knobs) -> dict[Operator, Plan]:
+def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPlan]:
     """Plan every kernel of a graph, with orders of one tensor at all ends of a result. Raises `ProgramError` for knobs
     of operators that it does not have, and `UnsupportedError` for kernels that cut the rows of a result into different
     sequences."""
@@ -317,7 +321,7 @@ def planned(graph: Graph, knobs: Knobs) -> dict[Operator, Plan]:
     }
 
 
-def dataflow(graph: Graph, plans: Mapping[Operator, Plan]) -> Dataflow:
+def dataflow(graph: OperatorGraph, plans: Mapping[StreamOperator, KernelPlan]) -> Dataflow:
     """The kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels."""
     nodes, edges = [], []
     for x, plan in plans.items():
@@ -326,20 +330,20 @@ def dataflow(graph: Graph, plans: Mapping[Operator, Plan]) -> Dataflow:
             attributes["operations"] = operations(x.attributes["expression"])
         timing = Timing(plan.first, plan.interval, plan.put.tokens)
         vectors = sum(v.size for v in vectors_of(x).values()) * BYTES
-        nodes.append(Node(x.name, x.op, attributes, plan.memory_bytes + vectors, timing))
+        nodes.append(KernelNode(x.name, x.op, attributes, plan.memory_bytes + vectors, timing))
         for k, operand in enumerate(x.operands):
             if not operand.is_memory:
                 edges.append(Edge(operand.name, x.name, plans[operand].put, plan.gets[k], k))
     return Dataflow.of(nodes, edges)
 
 
-def vectors_of(x: Operator) -> dict[str, Array]:
+def vectors_of(x: StreamOperator) -> dict[str, Array]:
     """The constant vectors that a kernel keeps, by name."""
     named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta")} | x.attributes.get("vectors", {})
     return {name: vector for name, vector in named.items() if vector is not None}
 
 
-def multiply_adds(x: Operator) -> int:
+def multiply_adds(x: StreamOperator) -> int:
     """Multiply-adds of a kernel; 0 for what is no product."""
     match x.op:
         case "linear":

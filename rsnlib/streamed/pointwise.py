@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .operators import Array, Graph, Operator, consumers, rebuilt
+from .operators import Array, OperatorGraph, StreamOperator, consumers, rebuilt
 
 SQRT_2_OVER_PI = 0.7978845608028654
 MOST_OPERANDS = 6
@@ -16,33 +16,33 @@ MOST_OPERANDS = 6
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandIndex:
     """Operand number `index` of an elementwise operator."""
 
     index: int
 
 
 @dataclass(frozen=True)
-class Vector:
+class RowConstant:
     """A constant of one row, the same for all rows. name: of the operator's attribute that holds it."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Call:
+class PointwiseCall:
     """An operation on expressions: a kernel of the language, or one of + - * /."""
 
     name: str
     arguments: tuple[Expression, ...]
 
 
-Expression = Operand | Vector | Call | float
+Expression = OperandIndex | RowConstant | PointwiseCall | float
 
 
-def call(name: str, *arguments: Expression) -> Call:
+def call(name: str, *arguments: Expression) -> PointwiseCall:
     """An operation on expressions."""
-    return Call(name, arguments)
+    return PointwiseCall(name, arguments)
 
 
 def gelu_tanh(x: Expression) -> Expression:
@@ -73,16 +73,16 @@ def power(x: Expression, exponent: float) -> Expression | None:
     return None
 
 
-def mapped(x: Expression, leaf: Callable[[Operand | Vector], Expression]) -> Expression:
+def mapped(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Expression]) -> Expression:
     """The expression with its operands and vectors replaced."""
-    if isinstance(x, Call):
-        return Call(x.name, tuple(mapped(argument, leaf) for argument in x.arguments))
-    return leaf(x) if isinstance(x, Operand | Vector) else x
+    if isinstance(x, PointwiseCall):
+        return PointwiseCall(x.name, tuple(mapped(argument, leaf) for argument in x.arguments))
+    return leaf(x) if isinstance(x, OperandIndex | RowConstant) else x
 
 
-def text(x: Expression, leaf: Callable[[Operand | Vector], str], inside: bool = False) -> str:
+def text(x: Expression, leaf: Callable[[OperandIndex | RowConstant], str], inside: bool = False) -> str:
     """An expression in the language of stream programs. leaf: the text of an operand or a vector."""
-    if isinstance(x, Call):
+    if isinstance(x, PointwiseCall):
         arguments = x.arguments
         if x.name in ("+", "-", "*", "/") and len(arguments) == 2:
             made = f"{text(arguments[0], leaf, True)} {x.name} {text(arguments[1], leaf, True)}"
@@ -91,28 +91,28 @@ def text(x: Expression, leaf: Callable[[Operand | Vector], str], inside: bool = 
         else:
             return f"{x.name}({', '.join(text(argument, leaf) for argument in arguments)})"
         return f"({made})" if inside else made
-    if isinstance(x, Operand | Vector):
+    if isinstance(x, OperandIndex | RowConstant):
         return leaf(x)
     return repr(x) if x >= 0 else f"({x!r})"
 
 
 def operations(x: Expression) -> int:
     """How many operations an expression has."""
-    return 1 + sum(map(operations, x.arguments)) if isinstance(x, Call) else 0
+    return 1 + sum(map(operations, x.arguments)) if isinstance(x, PointwiseCall) else 0
 
 
 def pointwise(
-    name: str, operands: Sequence[Operator], x: Expression, vectors: Mapping[str, Array], site: str
-) -> Operator:
+    name: str, operands: Sequence[StreamOperator], x: Expression, vectors: Mapping[str, Array], site: str
+) -> StreamOperator:
     """An elementwise operator. Operands that are the same operator become one."""
     distinct = list(dict.fromkeys(operands))
     number = {k: distinct.index(operand) for k, operand in enumerate(operands)}
-    x = mapped(x, lambda leaf: Operand(number[leaf.index]) if isinstance(leaf, Operand) else leaf)
+    x = mapped(x, lambda leaf: OperandIndex(number[leaf.index]) if isinstance(leaf, OperandIndex) else leaf)
     attributes: dict[str, Any] = {"expression": x, "vectors": dict(vectors)}
-    return Operator(name, "pointwise", tuple(distinct), distinct[0].shape, attributes, site=site)
+    return StreamOperator(name, "pointwise", tuple(distinct), distinct[0].shape, attributes, site=site)
 
 
-def fused(graph: Graph) -> Graph:
+def fused(graph: OperatorGraph) -> OperatorGraph:
     """Join elementwise operators with the one elementwise operator that reads their results, so that no stream lies
     between them: what GELU or a gate spell out becomes one kernel."""
     readers = consumers(graph.operators)
@@ -125,7 +125,7 @@ def fused(graph: Graph) -> Graph:
         or len(set(readers[operator])) > 1
     }
 
-    def change(operator: Operator) -> Operator:
+    def change(operator: StreamOperator) -> StreamOperator:
         if operator.op != "pointwise":
             return operator
         joined = operator
@@ -138,7 +138,7 @@ def fused(graph: Graph) -> Graph:
     return rebuilt(graph, change)
 
 
-def _joined(operator: Operator, operand: Operator) -> Operator:
+def _joined(operator: StreamOperator, operand: StreamOperator) -> StreamOperator:
     """An elementwise operator with the expression of one of its operands in place of that operand."""
     place = operator.operands.index(operand)
     rest = [x for x in operator.operands if x is not operand]
@@ -150,15 +150,15 @@ def _joined(operator: Operator, operand: Operator) -> Operator:
         names[name] = same or f"v{len(vectors)}"
         vectors[names[name]] = vector
 
-    def moved(leaf: Operand | Vector) -> Expression:
-        return Operand(leaf.index + len(rest)) if isinstance(leaf, Operand) else Vector(names[leaf.name])
+    def moved(leaf: OperandIndex | RowConstant) -> Expression:
+        return OperandIndex(leaf.index + len(rest)) if isinstance(leaf, OperandIndex) else RowConstant(names[leaf.name])
 
     inner = mapped(operand.attributes["expression"], moved)
 
-    def outer(leaf: Operand | Vector) -> Expression:
-        if isinstance(leaf, Vector):
+    def outer(leaf: OperandIndex | RowConstant) -> Expression:
+        if isinstance(leaf, RowConstant):
             return leaf
-        return inner if leaf.index == place else Operand(leaf.index - (leaf.index > place))
+        return inner if leaf.index == place else OperandIndex(leaf.index - (leaf.index > place))
 
     x = mapped(operator.attributes["expression"], outer)
     return replace(pointwise(operator.name, operands, x, vectors, operator.site), shape=operator.shape)

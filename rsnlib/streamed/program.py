@@ -15,11 +15,11 @@ from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
 from ...streams.orders.packed_tensor import PackedTensor
 from ...streams.orders.text import converted, indented, load, ping_pong, store, token_shape
-from .bodies import BODIES, Ends, stored_rows
+from .bodies import BODIES, BodyNames, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
-from .operators import Array, Graph, Held, Operator
-from .plans import Plan, new_rows, vectors_of
+from .operators import Array, Held, OperatorGraph, StreamOperator
+from .plans import KernelPlan, new_rows, vectors_of
 
 Shape = tuple[int, ...]
 
@@ -28,7 +28,7 @@ LEAST_DEPTH = 2
 
 
 @dataclass(frozen=True)
-class Text:
+class StreamProgramText:
     """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
     outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
     packed_tensors: of tensors that lie tile by tile. loads: the operator that each task that loads a tensor is for.
@@ -92,14 +92,14 @@ class _Cache:
 
 
 def program(
-    graph: Graph,
-    plans: Mapping[Operator, Plan],
+    graph: OperatorGraph,
+    plans: Mapping[StreamOperator, KernelPlan],
     knobs: Knobs,
     title: str,
     *,
     groups: Mapping[str, int] | None = None,
     depths: Mapping[str, int] | None = None,
-) -> Text:
+) -> StreamProgramText:
     """Write the stream program of planned kernels.
 
     knobs: of the program: how its tensors lie off the chip, and how fast they move. title: of the first line. groups:
@@ -116,11 +116,13 @@ def program(
     for name in chosen:
         if name not in kernels:
             raise ProgramError(f"a group of {name}, which is no kernel of this block; there are {', '.join(kernels)}")
-    return _Writer(graph, plans, knobs, chosen).text(title, depths or {})
+    return _ProgramWriter(graph, plans, knobs, chosen).text(title, depths or {})
 
 
-class _Writer:
-    def __init__(self, graph: Graph, plans: Mapping[Operator, Plan], knobs: Knobs, groups: Mapping[str, int]) -> None:
+class _ProgramWriter:
+    def __init__(
+        self, graph: OperatorGraph, plans: Mapping[StreamOperator, KernelPlan], knobs: Knobs, groups: Mapping[str, int]
+    ) -> None:
         self.graph, self.plans, self.knobs, self.groups = graph, plans, knobs, groups
         self.packed_tensors: dict[str, PackedTensor] = {}
         self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
@@ -134,12 +136,12 @@ class _Writer:
         self.loads: dict[str, str] = {}
         self.stores: list[str] = []
         self.requests: list[str] = []
-        self.gets: dict[tuple[Operator, int], str] = {}
-        self.puts: dict[Operator, list[str]] = {x: [] for x in plans}
-        self.caches: dict[Operator, _Cache] = {}
-        self._loaded: dict[tuple[Operator, Shape, Shape], str] = {}
+        self.gets: dict[tuple[StreamOperator, int], str] = {}
+        self.puts: dict[StreamOperator, list[str]] = {x: [] for x in plans}
+        self.caches: dict[StreamOperator, _Cache] = {}
+        self._loaded: dict[tuple[StreamOperator, Shape, Shape], str] = {}
 
-    def text(self, title: str, depths: Mapping[str, int]) -> Text:
+    def text(self, title: str, depths: Mapping[str, int]) -> StreamProgramText:
         kernels = {}
         for x, plan in self.plans.items():
             for k, operand in enumerate(x.operands):
@@ -164,7 +166,7 @@ class _Writer:
         text = "\n".join(lines) + "\n"
         tensors = self.inputs, self.outputs, self.tensors
         moving = self.loads, self.stores, tuple(self.requests)
-        return Text(text, *tensors, self.converters, self.packed_tensors, *moving)
+        return StreamProgramText(text, *tensors, self.converters, self.packed_tensors, *moving)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -210,7 +212,7 @@ class _Writer:
 
     # -- tasks
 
-    def _load(self, x: Operator, k: int, memory: Operator, order: Order) -> None:
+    def _load(self, x: StreamOperator, k: int, memory: StreamOperator, order: Order) -> None:
         """A task that loads a tensor in the order in which a kernel gets it."""
         if x.positions is not None and k == 0:
             self._load_cache(x, memory, order)
@@ -221,7 +223,7 @@ class _Writer:
             self.inputs[self._loaded[key]] = memory.data
         self.gets[x, k] = self._load_of(self._loaded[key], order, x, [])
 
-    def _load_cache(self, x: Operator, memory: Operator, order: Order) -> None:
+    def _load_cache(self, x: StreamOperator, memory: StreamOperator, order: Order) -> None:
         """A task that loads a cache for the kernel that replaces rows of it. The cache lies row by row, in a tensor of
         its own, because new rows are stored in place."""
         assert x.positions is not None
@@ -244,7 +246,7 @@ class _Writer:
         self.packed_tensors[name] = lying
         return name
 
-    def _load_of(self, tensor: str, order: Order, target: Operator, before: list[str]) -> str:
+    def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: list[str]) -> str:
         task = unique_name(f"load_{tensor}", self.taken)
         self.loads[task] = target.name
         stream = self._stream(f"{tensor}_tiles", order, task, target.name)
@@ -253,11 +255,11 @@ class _Writer:
         self.tasks.append(_Task(task, [*before, *body], [tensor]))
         return stream
 
-    def _connect(self, x: Operator, plan: Plan) -> None:
+    def _connect(self, x: StreamOperator, plan: KernelPlan) -> None:
         """Streams from a kernel to those that read its result, with a converter for each other order; a store if it is
         a result, or if another group reads it."""
-        near: dict[Order, list[tuple[Operator, int]]] = {}
-        far: list[tuple[Operator, int]] = []
+        near: dict[Order, list[tuple[StreamOperator, int]]] = {}
+        far: list[tuple[StreamOperator, int]] = []
         for other in self.plans:
             for k, operand in enumerate(other.operands):
                 if operand is x and self.groups.get(other.name) == self.groups.get(x.name):
@@ -299,7 +301,7 @@ class _Writer:
         self.tasks.append(_Task(name, fill, [], buffer.format("two buffers")))
         self.tasks.append(_Task(unique_name(f"{name}_read", self.taken), read))
 
-    def _store(self, x: Operator, plan: Plan, readers: Sequence[tuple[Operator, int]]) -> None:
+    def _store(self, x: StreamOperator, plan: KernelPlan, readers: Sequence[tuple[StreamOperator, int]]) -> None:
         """A task that stores a result, and tasks that load it for kernels of other groups once it is complete."""
         is_result = x in self.graph.results
         if x in self.caches:
@@ -326,7 +328,7 @@ class _Writer:
             self.gets[other, k] = self._load_of(tensor, self.plans[other].gets[k], other, [f"drop({ready}.get())"])
             self.streams.append(_Stream(ready, "boolean", 1, stored.name, self.tasks[before].name))
 
-    def _store_new_rows(self, x: Operator, plan: Plan, cache: _Cache) -> _Task:
+    def _store_new_rows(self, x: StreamOperator, plan: KernelPlan, cache: _Cache) -> _Task:
         """A task that stores new rows at their positions in a cache, after the old ones were loaded. Until then the
         stream to it holds the new rows."""
         order = new_rows(x, plan)
@@ -349,7 +351,7 @@ class _Writer:
         cycles = -(-rows * row // port) if follows else rows * -(-row // port)
         return [f"cycles({cycles})"] if cycles > 1 else []
 
-    def _kernel(self, x: Operator, task: _Task) -> None:
+    def _kernel(self, x: StreamOperator, task: _Task) -> None:
         vectors = {}
         for name, vector in vectors_of(x).items():
             vectors[name] = self._tensor(f"{x.name}_{name}", vector.shape)
@@ -360,7 +362,9 @@ class _Writer:
             vectors["positions"] = cache.positions
             task.parameters.append(cache.positions)
         gets = [self.gets[x, k] for k in range(len(x.operands))]
-        task.body = BODIES[x.op](x, self.plans[x], Ends(gets, self.puts[x], vectors, cache.stored if cache else ""))
+        task.body = BODIES[x.op](
+            x, self.plans[x], BodyNames(gets, self.puts[x], vectors, cache.stored if cache else "")
+        )
         task.comment = x.site
 
     def _written(self, task: _Task) -> list[str]:

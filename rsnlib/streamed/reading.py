@@ -39,16 +39,16 @@ from ..layers import identifier
 from ..view import View
 from ..view_rules import VIEWS
 from .names import RESERVED
-from .operators import Array, FromHost, Graph, Operator, Positions, reachable
+from .operators import Array, FromHost, OperatorGraph, Positions, StreamOperator, reachable
 from .pointwise import fused
-from .showing import Part, Shown, is_matrix, part_of
+from .showing import ColumnSlice, ShownTensor, is_matrix, part_of
 
 aten = torch.ops.aten
 MODULES = ("linear", "layernorm", "rmsnorm")
 """Operators that most models have modules for, so that their paths say what they are."""
 
 
-class Refused(Exception):
+class OperatorRefused(Exception):
     """Why an operator is not supported, without its name."""
 
 
@@ -69,11 +69,11 @@ class Missing:
     why: str
 
 
-Value = Shown | Host | Missing
+Value = ShownTensor | Host | Missing
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class OperatorBlock:
     """A PyTorch module as operators of streams.
 
     results: for each output node of the captured graph, what it shows of an operator's result; those that the host
@@ -82,9 +82,9 @@ class Block:
     module's tensors, by name, when it was captured: operators and `lifted` hold the numbers of that time.
     """
 
-    graph: Graph
+    graph: OperatorGraph
     interface: Interface
-    results: Mapping[Node, Shown]
+    results: Mapping[Node, ShownTensor]
     host: tuple[Node, ...]
     lifted: Environment
     weights: Mapping[str, Numbers]
@@ -120,11 +120,11 @@ def _check_positions(positions: Positions, given: torch.Tensor) -> None:
             raise TensorError(f"position {position} of {positions.cache}; positions begin at 0")
 
 
-Rule = Callable[["Reader", Node, dict[str, Any]], "Value | None"]
+Rule = Callable[["GraphReader", Node, dict[str, Any]], "Value | None"]
 """What an operator is. Gets its arguments by name; None: leave it to the host, if all its operands are there."""
 
 
-class Reader:
+class GraphReader:
     """Reads a captured graph, operator by operator. rules: for each operator of PyTorch. of: what each node is."""
 
     def __init__(self, program: ExportedProgram, interface: Interface, rules: Mapping[Any, Rule]) -> None:
@@ -134,10 +134,10 @@ class Reader:
         self.constants = Constants(program)
         self.of: dict[Node, Value] = {}
         self._names: set[str] = set(RESERVED)
-        self._memories: dict[tuple[Node, View, tuple[int, int, int], bool], Operator] = {}
-        self._columns: dict[tuple[Operator, int, int], Operator] = {}
+        self._memories: dict[tuple[Node, View, tuple[int, int, int], bool], StreamOperator] = {}
+        self._columns: dict[tuple[StreamOperator, int, int], StreamOperator] = {}
 
-    def block(self, values: Environment) -> Block:
+    def block(self, values: Environment) -> OperatorBlock:
         """Read the whole graph. values: of all nodes that are no operators."""
         for node in self.program.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
@@ -147,7 +147,7 @@ class Reader:
         results = {}
         for node in self.interface.result.all_input_nodes:
             value = self.of[node]
-            if isinstance(value, Shown):
+            if isinstance(value, ShownTensor):
                 results[node] = value
             elif isinstance(value, Missing):
                 raise UnsupportedError(value.why)
@@ -159,18 +159,20 @@ class Reader:
                 f"arguments{found}"
             )
         roots = tuple(dict.fromkeys(shown.operator for shown in results.values()))
-        graph = fused(Graph(reachable(roots), roots))
+        graph = fused(OperatorGraph(reachable(roots), roots))
         # Operators of results keep their names when chains are joined.
         made = {operator.name: operator for operator in graph.results}
-        shown_after = {node: Shown(made[x.operator.name], x.view) for node, x in results.items()}
+        shown_after = {node: ShownTensor(made[x.operator.name], x.view) for node, x in results.items()}
         host, read = self._host_nodes(graph, results)
         lifted_ = {node: values[node] for node in read if node not in self.interface.arguments}
         copies = {node: x.clone() if isinstance(x, torch.Tensor) else x for node, x in lifted_.items()}
         weights = {**self.program.state_dict, **self.program.constants}
         states = {name: Numbers([x]) for name, x in weights.items() if isinstance(x, torch.Tensor)}
-        return Block(graph, self.interface, shown_after, host, copies, states)
+        return OperatorBlock(graph, self.interface, shown_after, host, copies, states)
 
-    def _host_nodes(self, graph: Graph, results: Mapping[Node, Shown]) -> tuple[tuple[Node, ...], list[Node]]:
+    def _host_nodes(
+        self, graph: OperatorGraph, results: Mapping[Node, ShownTensor]
+    ) -> tuple[tuple[Node, ...], list[Node]]:
         """The operators that the host runs, in order: what positions in caches depend on, then what tensors off the
         chip, and results of its own, depend on. And the arguments and tensors of the module that these read."""
         positions, read = self._ahead({x.positions.node for x in graph.operators if x.positions is not None})
@@ -199,11 +201,11 @@ class Reader:
             return missing
         try:
             if not from_host and is_empty(node):
-                raise Refused("its result has no elements")
+                raise OperatorRefused("its result has no elements")
             if not from_host and not is_static(node):
-                raise Refused("its result has a size that depends on the data: give lengths that are fixed")
+                raise OperatorRefused("its result has a size that depends on the data: give lengths that are fixed")
             made = rule(self, node, arguments(node)) if rule is not None else None
-        except Refused as refused:
+        except OperatorRefused as refused:
             return missing or Missing(f"{site(node)}: {refused}")
         if made is not None:
             return made
@@ -225,10 +227,10 @@ class Reader:
         return unique_name(identifier(plain or kind, kind), self._names)
 
     def operator(
-        self, node: Node, op: str, operands: Sequence[Operator], shape: tuple[int, int, int], **attributes: Any
-    ) -> Operator:
+        self, node: Node, op: str, operands: Sequence[StreamOperator], shape: tuple[int, int, int], **attributes: Any
+    ) -> StreamOperator:
         """A new operator that stands for a node."""
-        return Operator(self.name(node, op), op, tuple(operands), shape, attributes, site=site(node))
+        return StreamOperator(self.name(node, op), op, tuple(operands), shape, attributes, site=site(node))
 
     def known(self, x: object) -> float | None:
         """A number that does not depend on the arguments; None for anything else."""
@@ -241,7 +243,7 @@ class Reader:
     def array(self, node: Node) -> Array:
         """The value of a constant node. It may share memory with the module: copy what is kept."""
         if node not in self.constants:
-            raise Refused(f"{node.name} depends on the arguments; it must be a constant of the module")
+            raise OperatorRefused(f"{node.name} depends on the arguments; it must be a constant of the module")
         value: Array = self.constants.value(node).detach().to(torch.float32).contiguous().numpy()
         return value
 
@@ -251,16 +253,16 @@ class Reader:
             return None
         shape = shape_of(node)
         if shape[-1:] not in ((), (1,), (size,)) or prod(shape[:-1]) != 1:
-            raise Refused(f"{node.name} is {list(shape)}; it must be one row of {size} elements")
+            raise OperatorRefused(f"{node.name} is {list(shape)}; it must be one row of {size} elements")
         return np.array(np.broadcast_to(self.array(node).reshape(-1), size))
 
     # -- tensors off the chip
 
-    def constant(self, node: Node, kind: str, data: Array) -> Operator:
+    def constant(self, node: Node, kind: str, data: Array) -> StreamOperator:
         """A constant tensor off the chip. data: (rows, columns) or (heads, rows, columns)."""
         whole = np.array(data, np.float32, order="C").reshape((1, *data.shape) if data.ndim == 2 else data.shape)
         name = self.name(node, kind)
-        return Operator(name, "memory", (), (whole.shape[0], whole.shape[1], whole.shape[2]), data=whole)
+        return StreamOperator(name, "memory", (), (whole.shape[0], whole.shape[1], whole.shape[2]), data=whole)
 
     def memory(
         self,
@@ -268,31 +270,31 @@ class Reader:
         view: View | None = None,
         shape: tuple[int, int, int] | None = None,
         masks: bool = False,
-    ) -> Operator:
+    ) -> StreamOperator:
         """A tensor of the host as one off the chip. view: how it shows the matrices of `shape`; None for a matrix of
         its own last dimension. masks: it is added to scores, or tells with Booleans which of them count."""
         if dtype_of(node) != torch.float32 and not (masks and dtype_of(node) == torch.bool):
-            raise Refused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
+            raise OperatorRefused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
         if view is None or shape is None:
             sizes = shape_of(node)
             view, shape = View.dense(sizes), (1, prod(sizes[:-1]), sizes[-1] if sizes else 1)
         key = node, view, shape, masks
         if key not in self._memories:
             name = unique_name(identifier(node.name, "input"), self._names)
-            self._memories[key] = Operator(name, "memory", (), shape, data=FromHost(node, view, masks))
+            self._memories[key] = StreamOperator(name, "memory", (), shape, data=FromHost(node, view, masks))
         return self._memories[key]
 
     # -- operands
 
-    def shown(self, node: Node) -> Shown:
+    def shown(self, node: Node) -> ShownTensor:
         """A node as a tensor on streams; one of the host is loaded."""
         value = self.of[node]
-        if isinstance(value, Shown):
+        if isinstance(value, ShownTensor):
             return value
         assert isinstance(value, Host)
-        return Shown(self.memory(node), View.dense(shape_of(node)))
+        return ShownTensor(self.memory(node), View.dense(shape_of(node)))
 
-    def whole(self, part: Part) -> Operator:
+    def whole(self, part: ColumnSlice) -> StreamOperator:
         """An operator whose result is exactly these columns. A product makes them by itself: its other columns become
         products of their own."""
         operator = part.operator
@@ -306,14 +308,14 @@ class Reader:
             weight: Array = operator.attributes["weight"][:, span[0] : span[1]]
             bias = operator.attributes["bias"]
             name = unique_name(f"{operator.name}_{span[0]}", self._names)
-            memory = Operator(
+            memory = StreamOperator(
                 f"{name}_weight", "memory", (), (1, *weight.shape), data=np.ascontiguousarray(weight)[None]
             )
             attributes = {"weight": weight, "bias": None if bias is None else bias[span[0] : span[1]]}
             shape = *operator.shape[:2], part.width
-            made = Operator(name, "linear", (operator.operands[0], memory), shape, attributes, site=operator.site)
+            made = StreamOperator(name, "linear", (operator.operands[0], memory), shape, attributes, site=operator.site)
         else:
-            raise Refused(
+            raise OperatorRefused(
                 f"it reads columns {span[0]} to {span[1] - 1} of {operator.shape[2]} of "
                 f"{operator.site or operator.name}; a kernel gives all of its columns, unless it is a "
                 "product with a constant weight"
@@ -321,18 +323,20 @@ class Reader:
         self._columns[key] = made
         return made
 
-    def part(self, node: Node) -> Part:
+    def part(self, node: Node) -> ColumnSlice:
         """The rows and columns that a node shows, whatever their order."""
         found = part_of(self.shown(node))
         if found is None:
-            raise Refused(f"{node.name} repeats or leaves out elements, or its columns do not stand side by side")
+            raise OperatorRefused(
+                f"{node.name} repeats or leaves out elements, or its columns do not stand side by side"
+            )
         return found
 
-    def matrix(self, node: Node) -> Operator:
+    def matrix(self, node: Node) -> StreamOperator:
         """An operator whose result is the node's tensor, as rows of its last dimension."""
         part = self.part(node)
         if not is_matrix(part):
-            raise Refused(
+            raise OperatorRefused(
                 f"{node.name} is no matrix as it is stored: a transpose or a reshape has mixed its rows and columns"
             )
         return self.whole(part)

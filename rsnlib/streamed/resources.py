@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...streams.dataflow.graph import Node
+from ...streams.dataflow.graph import KernelNode
 from ...streams.placing.devices import VC1902, StreamDevice
 from .knobs import PRODUCTS
 
@@ -14,7 +14,7 @@ CONTROL_LUTS = 400
 
 
 @dataclass(frozen=True)
-class Unit:
+class FloatOperation:
     """An operation in float32. dsp, lut: of one that takes operands in every cycle."""
 
     dsp: int
@@ -25,17 +25,17 @@ class Unit:
 class FloatUnits:
     """Operations in float32 of a family of devices."""
 
-    add: Unit
-    multiply: Unit
-    function: Unit
+    add: FloatOperation
+    multiply: FloatOperation
+    function: FloatOperation
     """exp, tanh, erf, reciprocal or square root."""
 
 
 # PG060, "Resource Utilization": single precision with full use of DSP48E2: multiplication 3, addition 2; exp 7.
 # LUTs are rounded from the same tables.
-ULTRASCALE = FloatUnits(Unit(2, 220), Unit(3, 80), Unit(7, 800))
+ULTRASCALE = FloatUnits(FloatOperation(2, 220), FloatOperation(3, 80), FloatOperation(7, 800))
 # UG1399 (impl=primitivedsp): a DSP58 adds or multiplies in float32. exp as in isa/versal/logic.py.
-VERSAL = FloatUnits(Unit(1, 60), Unit(1, 60), Unit(1, 500))
+VERSAL = FloatUnits(FloatOperation(1, 60), FloatOperation(1, 60), FloatOperation(1, 500))
 
 # Additions, multiplications and functions for each element that a kernel takes in a cycle.
 PER_LANE: Mapping[str, tuple[int, int, int]] = {
@@ -60,7 +60,7 @@ def multiply_add_dsps(device: StreamDevice) -> int:
     return units.add.dsp + units.multiply.dsp
 
 
-def area(node: Node, lanes: int, device: StreamDevice) -> dict[str, int]:
+def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
     """LUTs and DSPs of a kernel. lanes: multiply-adds of a product, or elements of another kernel, in a cycle."""
     units = units_of(device)
     if node.op in PRODUCTS:

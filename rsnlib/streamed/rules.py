@@ -16,9 +16,9 @@ from ..view import View, merge
 from ..view_rules import SAME, VIEWS, seen
 from . import pointwise as p
 from .attention import attend, flat_matrices, joined_rows, replaced_rows, scores_of
-from .operators import Array, Operator
-from .reading import Host, Missing, Reader, Refused, Rule, Value
-from .showing import Part, Shown, heads_of
+from .operators import Array, StreamOperator
+from .reading import GraphReader, Host, Missing, OperatorRefused, Rule, Value
+from .showing import ColumnSlice, ShownTensor, heads_of
 
 aten = torch.ops.aten
 
@@ -26,32 +26,32 @@ aten = torch.ops.aten
 # -- views
 
 
-def view(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def view(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """An operator that only rearranges its operand."""
     x = node.all_input_nodes[0]
     value = reader.of[x]
     if isinstance(value, Host):
         return None
-    assert isinstance(value, Shown)
+    assert isinstance(value, ShownTensor)
     if dtype_of(node) != dtype_of(x):
-        raise Refused(f"it converts from {dtype_of(x)} to {dtype_of(node)}; kernels compute in float32")
+        raise OperatorRefused(f"it converts from {dtype_of(x)} to {dtype_of(node)}; kernels compute in float32")
     made = value.view if packet(node) in SAME else seen(value.view, node)
     if isinstance(made, str):
-        raise Refused(made)
-    return Shown(value.operator, made)
+        raise OperatorRefused(made)
+    return ShownTensor(value.operator, made)
 
 
 # -- products
 
 
-def linear(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def linear(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """x @ weight.T + bias."""
     if a["weight"] not in reader.constants:
-        raise Refused("its weight depends on the arguments; kernels of products take constant weights")
+        raise OperatorRefused("its weight depends on the arguments; kernels of products take constant weights")
     return _product(reader, node, a["input"], reader.array(a["weight"]).T, a["bias"])
 
 
-def matmul(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def matmul(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """A product with a constant matrix, or of an attention's operands."""
     x, y = node.all_input_nodes[0], node.all_input_nodes[-1]
     if all(isinstance(reader.of[z], Host) and not reader.of[z].given for z in (x, y)):  # type: ignore[union-attr]
@@ -59,38 +59,40 @@ def matmul(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     if y in reader.constants and len(shape_of(y)) == 2:
         return _product(reader, node, x, reader.array(y), None)
     if min(len(shape_of(x)), len(shape_of(y))) < 2:
-        raise Refused("it multiplies with a vector")
+        raise OperatorRefused("it multiplies with a vector")
     return attend(reader, node, x, y) or scores_of(reader, node, x, y)
 
 
-def _product(reader: Reader, node: Node, x: Node, weight: Array, bias: Node | None) -> Value | None:
+def _product(reader: GraphReader, node: Node, x: Node, weight: Array, bias: Node | None) -> Value | None:
     if x in reader.constants:
         return None
     if weight.ndim != 2 or len(shape_of(x)) < 2:
-        raise Refused(f"it multiplies {shape_of(x)} with {weight.shape}; kernels multiply matrices")
+        raise OperatorRefused(f"it multiplies {shape_of(x)} with {weight.shape}; kernels multiply matrices")
     operand = reader.matrix(x)
     data = np.array(weight, np.float32, order="C")
     made = reader.name(node, "linear")
-    memory = Operator(f"{made}_weight", "memory", (), (1, *data.shape), data=data[None])
+    memory = StreamOperator(f"{made}_weight", "memory", (), (1, *data.shape), data=data[None])
     attributes = {"weight": data, "bias": reader.vector(bias, data.shape[1])}
     if operand.shape[0] > 1:
-        raise Refused("its operand has a matrix for each head; join them first")
+        raise OperatorRefused("its operand has a matrix for each head; join them first")
     shape = 1, operand.shape[1], data.shape[1]
-    whole = Operator(made, "linear", (operand, memory), shape, attributes, site=site(node))
-    return Shown(whole, View.dense(shape_of(node)))
+    whole = StreamOperator(made, "linear", (operand, memory), shape, attributes, site=site(node))
+    return ShownTensor(whole, View.dense(shape_of(node)))
 
 
 # -- along rows
 
 
-def norm(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def norm(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """layer_norm and rms_norm, of whole rows or of each head's columns."""
     if a["input"] in reader.constants:
         return None
     columns = prod(a["normalized_shape"])
     part = reader.part(a["input"])
     if len(a["normalized_shape"]) != 1 or part.view.dims[-1] != merge([(columns, 1)]) or part.width % columns:
-        raise Refused(f"it is taken over {list(a['normalized_shape'])}, which are no columns that stand side by side")
+        raise OperatorRefused(
+            f"it is taken over {list(a['normalized_shape'])}, which are no columns that stand side by side"
+        )
     operand = reader.whole(part)
     eps = a["eps"]
     attributes = {
@@ -100,38 +102,38 @@ def norm(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
         "eps": float(torch.finfo(torch.float32).eps if eps is None else eps),
     }
     op = "rmsnorm" if packet(node) is aten.rms_norm else "layernorm"
-    return Shown(reader.operator(node, op, (operand,), operand.shape, **attributes), part.view)
+    return ShownTensor(reader.operator(node, op, (operand,), operand.shape, **attributes), part.view)
 
 
-def softmax(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def softmax(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """Softmax over the last dimension."""
     x: Node = a["self"]
     if isinstance(host := reader.of[x], Host) and not host.given:
         return None
     if a["dim"] % len(shape_of(x)) != len(shape_of(x)) - 1 or a["dtype"] not in (None, torch.float32):
-        raise Refused("kernels take it over the last dimension, in float32")
+        raise OperatorRefused("kernels take it over the last dimension, in float32")
     part = reader.part(x)
     if part.view.dims[-1] != merge([(part.width, 1)]):
-        raise Refused("its rows are no rows as they are stored")
+        raise OperatorRefused("its rows are no rows as they are stored")
     operand = reader.whole(part)
-    return Shown(reader.operator(node, "softmax", (operand,), operand.shape), part.view)
+    return ShownTensor(reader.operator(node, "softmax", (operand,), operand.shape), part.view)
 
 
-def rotary(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def rotary(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """Rotary positions: x[c] * own[c] + x[partners[c]] * partner[c] in each head's columns."""
     if isinstance(reader.of[a["x"]], Host):
         return None
     part = reader.part(a["x"])
     columns = len(a["partners"])
-    read = heads_of(Shown(reader.whole(part), part.view))
+    read = heads_of(ShownTensor(reader.whole(part), part.view))
     if read is None or read.part.operator.shape[0] != 1 or read.repeats != 1 or read.columns != columns:
-        raise Refused("its heads do not stand side by side in the columns of one matrix")
+        raise OperatorRefused("its heads do not stand side by side in the columns of one matrix")
     tables = []
     for kind in ("own", "partner"):
         table = reader.constants.value(a[kind]).detach().to(torch.float32)
         every = table.broadcast_to(shape_of(node)).reshape(read.sequences, -1, read.rows, columns)
         if not torch.equal(every, every[:, :1].expand_as(every)):
-            raise Refused("its tables differ from head to head")
+            raise OperatorRefused("its tables differ from head to head")
         alike = torch.equal(every, every[:1].expand_as(every))
         rows = every[:1, 0] if alike else every[:, 0]
         tables.append(reader.constant(node, kind, rows.reshape(-1, columns).numpy()))
@@ -139,7 +141,7 @@ def rotary(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     made = reader.operator(
         node, "rotary", (operand, *tables), operand.shape, columns=columns, partners=tuple(a["partners"])
     )
-    return Shown(made, part.view)
+    return ShownTensor(made, part.view)
 
 
 # -- elementwise
@@ -148,13 +150,13 @@ def rotary(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
 def unary(make: Callable[[p.Expression], p.Expression]) -> Rule:
     """The rule of an operator of one operand."""
 
-    def rule(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    def rule(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
         return elementwise(reader, node, [node.all_input_nodes[0]], lambda x: make(x[0]))
 
     return rule
 
 
-def gelu(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def gelu(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """GELU with the error function, or in its tanh form."""
     make = p.gelu_tanh if a["approximate"] == "tanh" else lambda x: p.call("gelu", x)
     return elementwise(reader, node, [a["self"]], lambda x: make(x[0]))
@@ -163,10 +165,10 @@ def gelu(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
 def binary(name: str) -> Rule:
     """The rule of + - * /."""
 
-    def rule(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+    def rule(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
         x, y, alpha = a["self"], a["other"], a.get("alpha", 1)
         if a.get("rounding_mode") is not None:
-            raise Refused("it rounds its quotients")
+            raise OperatorRefused("it rounds its quotients")
 
         def make(e: list[p.Expression]) -> p.Expression:
             return p.call(name, e[0], e[1] if alpha == 1 else p.call("*", e[1], float(alpha)))
@@ -176,21 +178,21 @@ def binary(name: str) -> Rule:
     return rule
 
 
-def power(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def power(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """x to the power of a number."""
     exponent = reader.known(a["exponent"])
     if exponent is None or p.power(1.0, exponent) is None:
-        raise Refused("kernels compute powers of 2, 3, 0.5, -0.5 and -1")
+        raise OperatorRefused("kernels compute powers of 2, 3, 0.5, -0.5 and -1")
     return elementwise(reader, node, [a["self"]], lambda x: p.power(x[0], exponent) or x[0])
 
 
 def elementwise(
-    reader: Reader, node: Node, given: list[Any], make: Callable[[list[p.Expression]], p.Expression]
+    reader: GraphReader, node: Node, given: list[Any], make: Callable[[list[p.Expression]], p.Expression]
 ) -> Value | None:
     """An elementwise operator. given: nodes and numbers. All tensors must be stored alike; constants of one row,
     and tensors of the host of any shape that fits, are repeated."""
     values = [reader.of.get(x) if isinstance(x, Node) else None for x in given]
-    if not any(isinstance(value, Shown) for value in values):
+    if not any(isinstance(value, ShownTensor) for value in values):
         free = [x for x, value in zip(given, values, strict=True) if isinstance(value, Host) and value.given]
         same = [x for x in free if shape_of(x) == shape_of(node) and dtype_of(x) == torch.float32]
         if not same or len(shape_of(node)) < 2:
@@ -198,47 +200,49 @@ def elementwise(
         main = same[0]
     else:
         main = next(
-            (x for x, v in zip(given, values, strict=True) if isinstance(v, Shown) and v.shape == shape_of(node)),
+            (x for x, v in zip(given, values, strict=True) if isinstance(v, ShownTensor) and v.shape == shape_of(node)),
             None,
         )
         if main is None:
-            raise Refused(f"no operand has the shape of the result, {list(shape_of(node))}")
+            raise OperatorRefused(f"no operand has the shape of the result, {list(shape_of(node))}")
     if dtype_of(node) != torch.float32:
-        raise Refused(f"its result is {dtype_of(node)}; kernels compute in float32")
+        raise OperatorRefused(f"its result is {dtype_of(node)}; kernels compute in float32")
     part = reader.part(main)
     first = reader.whole(part)
-    operands: list[Operator] = []
+    operands: list[StreamOperator] = []
     vectors: dict[str, Array] = {}
     leaves: list[p.Expression] = []
     for x, value in zip(given, values, strict=True):
         number = reader.known(x)
         if number is not None:
             if not isfinite(number):
-                raise Refused(f"{number} is no finite number; kernels compute with finite constants")
+                raise OperatorRefused(f"{number} is no finite number; kernels compute with finite constants")
             leaves.append(number)
             continue
         if x is main:
             leaf: p.Expression = _operand(operands, first)
-        elif isinstance(value, Shown) or (isinstance(value, Host) and value.given and shape_of(x) == shape_of(node)):
+        elif isinstance(value, ShownTensor) or (
+            isinstance(value, Host) and value.given and shape_of(x) == shape_of(node)
+        ):
             leaf = _operand(operands, _alike(reader, x, part, first))
         else:
             leaf = _table(reader, x, part, first, operands, vectors)
         leaves.append(leaf)
     name = reader.name(node, short_name(node))
     made = p.pointwise(name, operands, make(leaves), vectors, site(node))
-    return Shown(made, part.view)
+    return ShownTensor(made, part.view)
 
 
-def _operand(operands: list[Operator], operator: Operator) -> p.Operand:
+def _operand(operands: list[StreamOperator], operator: StreamOperator) -> p.OperandIndex:
     operands.append(operator)
-    return p.Operand(len(operands) - 1)
+    return p.OperandIndex(len(operands) - 1)
 
 
-def _alike(reader: Reader, x: Node, like: Part, first: Operator) -> Operator:
+def _alike(reader: GraphReader, x: Node, like: ColumnSlice, first: StreamOperator) -> StreamOperator:
     part = reader.part(x)
     operator = reader.whole(part)
     if part.view != like.view or operator.shape != first.shape:
-        raise Refused(
+        raise OperatorRefused(
             f"{x.name} {list(shape_of(x))} is stored as {list(operator.shape)} (heads, rows, columns), the other "
             f"operand as {list(first.shape)} in another order; elementwise kernels take tensors that are stored alike"
         )
@@ -246,22 +250,27 @@ def _alike(reader: Reader, x: Node, like: Part, first: Operator) -> Operator:
 
 
 def _table(
-    reader: Reader, x: Node, part: Part, first: Operator, operands: list[Operator], vectors: dict[str, Array]
+    reader: GraphReader,
+    x: Node,
+    part: ColumnSlice,
+    first: StreamOperator,
+    operands: list[StreamOperator],
+    vectors: dict[str, Array],
 ) -> p.Expression:
     """A tensor of the host beside one on streams: a vector if it is constant and the same for all rows."""
     if x not in reader.constants:
         return _operand(operands, reader.memory(x, part.view, first.shape))
     if dtype_of(x) != torch.float32:
-        raise Refused(f"{x.name} is {dtype_of(x)}; kernels compute in float32")
+        raise OperatorRefused(f"{x.name} is {dtype_of(x)}; kernels compute in float32")
     table = flat_matrices(reader.constants.value(x), part.view).reshape(first.shape)
     if (table == table[:1, :1]).all():
         name = f"v{len(vectors)}"
         vectors[name] = np.ascontiguousarray(table[0, 0])
-        return p.Vector(name)
+        return p.RowConstant(name)
     return _operand(operands, reader.constant(x, "table", table))
 
 
-def cat(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def cat(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """Columns of each head in another order, as rotary positions have them; or rows of the host in front of rows that
     are computed, head by head: a cache of keys or values."""
     if all(isinstance(reader.of[x], Host) for x in a["tensors"]):
@@ -274,29 +283,29 @@ def cat(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
     return joined_rows(reader, node, a["tensors"], a["dim"])
 
 
-def index_copy(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def index_copy(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """New rows in place of those of a cache, head by head."""
     if all(isinstance(reader.of[x], Host) for x in (a["self"], a["source"])):
         return None
     return replaced_rows(reader, node, a["self"], a["dim"], a["index"], a["source"])
 
 
-def index_put(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def index_put(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """As `index_copy`, spelled cache[:, :, positions] = rows."""
     cache, rows = a["self"], a["values"]
     if all(isinstance(reader.of[x], Host) for x in (cache, rows)):
         return None
     given = [(dim, index) for dim, index in enumerate(a["indices"]) if index is not None]
     if a["accumulate"] or len(given) != 1:
-        raise Refused("kernels replace rows, at one list of positions")
+        raise OperatorRefused("kernels replace rows, at one list of positions")
     ((dim, positions),) = given
     shape = shape_of(cache)
     if tuple(shape_of(rows)) != (*shape[:dim], *shape_of(positions), *shape[dim + 1 :]):
-        raise Refused(f"its rows have shape {list(shape_of(rows))}, which PyTorch repeats")
+        raise OperatorRefused(f"its rows have shape {list(shape_of(rows))}, which PyTorch repeats")
     return replaced_rows(reader, node, cache, dim, positions, rows)
 
 
-def _turned(reader: Reader, node: Node, parts: list[Node]) -> Value:
+def _turned(reader: GraphReader, node: Node, parts: list[Node]) -> Value:
     """cat of ranges of one tensor's columns along its last dimension, some negated."""
     columns: list[int] = []
     signs: list[int] = []
@@ -307,14 +316,14 @@ def _turned(reader: Reader, node: Node, parts: list[Node]) -> Value:
             sign, x = -1, x.all_input_nodes[0]
         a = arguments(x)
         if packet(x) is not aten.slice or a["step"] != 1 or a["dim"] % len(shape_of(x)) != len(shape_of(x)) - 1:
-            raise Refused("kernels join ranges of one tensor's columns, or a cache and new rows")
+            raise OperatorRefused("kernels join ranges of one tensor's columns, or a cache and new rows")
         source: Node = a["self"]
         start, stop, _ = slice(a["start"], a["end"]).indices(shape_of(source)[-1])
         columns += range(start, stop)
         signs += [sign] * (stop - start)
         sources.add(source)
     if len(sources) != 1 or sorted(columns) != list(range(shape_of(node)[-1])):
-        raise Refused("kernels join ranges that are all columns of one tensor, each once")
+        raise OperatorRefused("kernels join ranges that are all columns of one tensor, each once")
     (source,) = sources
     if isinstance(reader.of[source], Missing):
         return reader.of[source]
@@ -322,15 +331,15 @@ def _turned(reader: Reader, node: Node, parts: list[Node]) -> Value:
     operand = reader.whole(part)
     width = len(columns)
     if part.view.dims[-1] != merge([(width, 1)]) or operand.shape[0] != 1 or part.width % width:
-        raise Refused("its columns do not stand side by side in one matrix")
+        raise OperatorRefused("its columns do not stand side by side in one matrix")
     attributes = {"columns": width, "partners": tuple(columns), "signs": tuple(signs)}
-    return Shown(reader.operator(node, "turn", (operand,), operand.shape, **attributes), part.view)
+    return ShownTensor(reader.operator(node, "turn", (operand,), operand.shape, **attributes), part.view)
 
 
-def sdpa(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
+def sdpa(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
     """scaled_dot_product_attention: scores, softmax, and the product with the values."""
     if a["dropout_p"]:
-        raise Refused("dropout in training mode")
+        raise OperatorRefused("dropout in training mode")
     queries, keys, values = a["query"], a["key"], a["value"]
     if all(isinstance(x, Host) and not x.given for x in (reader.of[y] for y in (queries, keys, values))):
         return None
@@ -339,7 +348,7 @@ def sdpa(reader: Reader, node: Node, a: dict[str, Any]) -> Value | None:
         reader, node, queries, keys, scale=scale, mask=a["attn_mask"], causal=bool(a["is_causal"]), transposed=True
     )
     soft = reader.operator(node, "softmax", (scored.operator,), scored.operator.shape)
-    return attend(reader, node, Shown(soft, scored.view), values)
+    return attend(reader, node, ShownTensor(soft, scored.view), values)
 
 
 UNARY: dict[Any, Callable[[p.Expression], p.Expression]] = {

@@ -13,13 +13,13 @@ from math import gcd
 from ...base.errors import UnsupportedError
 from ...streams.orders.operations import expand
 from ...streams.orders.order import Order
-from .operators import Graph, Operator
+from .operators import OperatorGraph, StreamOperator
 
 ROW_BY_ROW = frozenset(("linear", "pointwise", "softmax", "layernorm", "rmsnorm", "rotary", "turn"))
 """Kernels that make each row of their result from the same row of their operands."""
 
 
-def row_units(graph: Graph) -> dict[Operator, int]:
+def row_units(graph: OperatorGraph) -> dict[StreamOperator, int]:
     """For each kernel with one matrix as its result: rows that are whole sequences for all kernels that it gets rows
     from, or gives rows to. A tile of rows must divide them, so that no tile lies in two sequences."""
     units = {x: x.shape[1] for x in graph.kernels if x.shape[0] == 1}
@@ -44,7 +44,7 @@ def row_units(graph: Graph) -> dict[Operator, int]:
     return units
 
 
-def _sequence_rows(x: Operator) -> Iterator[tuple[Operator, int]]:
+def _sequence_rows(x: StreamOperator) -> Iterator[tuple[StreamOperator, int]]:
     """Operators whose rows a kernel goes through sequence by sequence, and the rows of a sequence."""
     match x.op:
         case "scores":
@@ -59,7 +59,7 @@ def _sequence_rows(x: Operator) -> Iterator[tuple[Operator, int]]:
             yield from ((x, table.shape[1]) for table in x.operands[1:])
 
 
-def common_tensor(x: Operator, ends: Sequence[tuple[str, Order]]) -> tuple[int, ...]:
+def common_tensor(x: StreamOperator, ends: Sequence[tuple[str, Order]]) -> tuple[int, ...]:
     """The tensor of which both ends of all streams of a result give orders. ends: the name of the kernel at each end,
     and its order. Raises `UnsupportedError` for ends that cut the rows into different sequences."""
     most = max(len(order.tensor) for _, order in ends)

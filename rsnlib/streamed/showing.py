@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..view import View, merge
-from .operators import Operator
+from .operators import StreamOperator
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownTensor:
     """A tensor: elements of an operator's result, which is row-major with all its heads one below the other."""
 
-    operator: Operator
+    operator: StreamOperator
     view: View
 
     @property
@@ -24,10 +24,10 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Part:
+class ColumnSlice:
     """The columns start .. start + width - 1 of an operator's result, and the view of them alone."""
 
-    operator: Operator
+    operator: StreamOperator
     start: int
     width: int
     view: View
@@ -46,7 +46,7 @@ class HeadRead:
     columns: a matrix for each head has as many sequences as heads.
     """
 
-    part: Part
+    part: ColumnSlice
     count: int
     sequences: int
     repeats: int
@@ -54,7 +54,7 @@ class HeadRead:
     columns: int
 
 
-def part_of(x: Shown) -> Part | None:
+def part_of(x: ShownTensor) -> ColumnSlice | None:
     """The columns that a tensor shows; None if it does not show every row once, and in each the same columns, which
     stand side by side."""
     heads, rows, columns = x.operator.shape
@@ -65,22 +65,22 @@ def part_of(x: Shown) -> Part | None:
     start = int(index[0])
     if not np.array_equal(index, np.arange(start, start + len(index))):
         return None
-    return Part(x.operator, start, len(index), view)
+    return ColumnSlice(x.operator, start, len(index), view)
 
 
-def is_matrix(part: Part) -> bool:
+def is_matrix(part: ColumnSlice) -> bool:
     """Whether a part is shown with rows in order and all its columns as the last dimension."""
     return part.view == View.dense(part.view.shape) and part.view.shape[-1] == part.width
 
 
-def heads_of(x: Shown) -> HeadRead | None:
+def heads_of(x: ShownTensor) -> HeadRead | None:
     """How a tensor (..., heads, rows, columns) is read head by head; None if it cannot. The dimensions in front of the
     heads are those of a batch."""
     if len(x.view.dims) < 2:
         return None
     leading = tuple(atom for dim in x.view.dims[:-2] for atom in dim)
     view, repeats = View((leading, *x.view.dims[-2:]), x.view.offset).once(0)
-    part = part_of(Shown(x.operator, view))
+    part = part_of(ShownTensor(x.operator, view))
     if part is None:
         return None
     count, rows, columns = part.view.shape

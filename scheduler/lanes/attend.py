@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...base.errors import ScheduleError, UnsupportedError
-from ...isa.lanes import Part, PostTarget, ResultTarget, RowNorm, TileSource, TileTarget
+from ...isa.lanes import PostTarget, ResultTarget, SentNorm, SlotPart, TileSource, TileTarget
 from ...isa.work import LengthField, Softmax
-from .blocks import BLOCK, TILE, TILE_SIZE, Attention, Mask, Panel, Product, RowTile
-from .panels import EMPTY, Residual, Rows
+from .blocks import BLOCK, TILE, TILE_SIZE, AttentionHeads, Mask, Panel, RowTile, TiledProduct
+from .panels import EMPTY, PanelEmitter, Residual
 
 QUERIES = 0
 """First slot of the queries in T of an even lane: of two rounds, two tiles each."""
@@ -25,7 +25,7 @@ USUAL_LAG = 2
 """Groups of scores that wait for their values, if no other number is asked for and there is room."""
 
 
-class Group(NamedTuple):
+class SoftmaxGroup(NamedTuple):
     """What a softmax goes over: a head, and a row tile of each pair. round: of the attention. place: which of the two
     tiles of a round the queries are in: in R6 those of the even or the odd lane, in P3 those that it computes."""
 
@@ -54,18 +54,18 @@ class _Slots:
         return None
 
 
-class Attend:
+class AttentionEmitter:
     """attention(rows) @ out + residual of a panel, in the other bank. In a round, each half of the columns has one tile
     of queries. beside: brings the residual beside the products of the first round."""
 
     def __init__(
         self,
-        rows: Rows,
+        rows: PanelEmitter,
         panel: Panel,
-        a: Attention,
-        out: Product,
+        a: AttentionHeads,
+        out: TiledProduct,
         bank: int,
-        norm: RowNorm | None,
+        norm: SentNorm | None,
         residual: Residual | None,
         width: int,
         beside: Iterator[None] = EMPTY,
@@ -91,7 +91,7 @@ class Attend:
         keys = [(which, head) for which in range(2) for head in range(a.kv_heads)]
         self.uses = dict.fromkeys(keys, self.places * a.groups)
         """How often scores (0) and values (1) will still be computed with a head of keys."""
-        self.waiting: deque[Group] = deque()
+        self.waiting: deque[SoftmaxGroup] = deque()
         self.left: dict[int, int] = {}
         """Groups of a round whose values are to be computed."""
         self.done = 0
@@ -150,7 +150,7 @@ class Attend:
             for half, head in heads:
                 self.need(head // self.a.groups)
                 for place in range(self.places):
-                    self.scores(Group(r, place if self.places > 1 else half, head))
+                    self.scores(SoftmaxGroup(r, place if self.places > 1 else half, head))
                     if len(self.waiting) > self.lag:
                         self.values()
         while self.done < self.rounds - 1 and not self.left[self.done]:
@@ -348,14 +348,14 @@ class Attend:
         at = turn % self.ring * self.longest
         return range(at, at + count)
 
-    def scores(self, g: Group) -> None:
+    def scores(self, g: SoftmaxGroup) -> None:
         """Q K^T of one head, for one row tile of each pair."""
         e, a = self.e, self.a
         wide, head = a.blocks > 1, g.head // a.groups
         memories = self.send(0, head, g.place)
         for pair, t in self.pairs(g.place):
             even, count = 2 * pair, self.tiles(t.seq)
-            part = Part.WHOLE if wide else Part(Part.LEFT + g.head % a.each)
+            part = SlotPart.WHOLE if wide else SlotPart(SlotPart.LEFT + g.head % a.each)
             e.send_tiles(even, (QUERIES + 2 * (g.round % 2) + g.place,), TileTarget.EVEN, times=count, part=part)
             e.left(even, f"T{even}", count)
             e.right(even, f"Kv{memories[t.seq]}", count)
@@ -374,7 +374,7 @@ class Attend:
         g = self.waiting.popleft()
         wide, head = a.blocks > 1, g.head // a.groups
         memories = self.send(1, head, g.place)
-        part = Part.WHOLE if wide else Part(Part.LEFT + g.head % a.each)
+        part = SlotPart.WHOLE if wide else SlotPart(SlotPart.LEFT + g.head % a.each)
         for pair, t in self.pairs(g.place):
             odd, count = 2 * pair + 1, self.tiles(t.seq)
             e.send_tiles(odd, self.slots(turn, count), TileTarget.ODD, weights=True)

@@ -53,7 +53,7 @@ class HeadOps:
 
 
 @dataclass(frozen=True)
-class Product:
+class TiledProduct:
     """A product with a weight of `rows` tiles of K, for `columns` column tiles of its result. weights: of each half of
     the columns. gate: for each column tile there is a pair of tiles: one of the gate, and one that it multiplies."""
 
@@ -78,13 +78,13 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionHeads:
     """An attention of `heads` query heads and `kv_heads` heads of keys and values, `pitch` columns from one to the
     next. q, k, v: the projections. stored: where keys and values lie in DDR; None: they stay on chip."""
 
-    q: Product
-    k: Product
-    v: Product
+    q: TiledProduct
+    k: TiledProduct
+    v: TiledProduct
     heads: int
     kv_heads: int
     pitch: int

@@ -19,9 +19,9 @@ from ...isa.lanes import HeadFunctions
 from ...isa.layout import Layout, block, padded
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn2.emission import Emission
-from ...isa.program import Buffer, Role, Segment, UnpackedProgram
+from ...isa.program import Buffer, ProgramSegment, Role, UnpackedProgram
 from ..chain import parameters_of
-from ..dram import Lowered, Weights
+from ..dram import Lowered, PackedWeights
 from ..graph import Array, AttentionLayer, Gemm, LayerGraph, Output, Rotary
 from ..groups import kind_of
 from ..knobs import USUAL_LANES
@@ -32,20 +32,20 @@ from ..schedule import Interleave, Schedule
 from . import attend as rounds
 from .blocks import (
     TILE,
-    Attention,
+    AttentionHeads,
     HeadOps,
     Mask,
     Matrix,
     Panel,
-    Product,
     Sequences,
+    TiledProduct,
     Vectors,
 )
 from .modes import Mode, modes_of
-from .operations import Attend, Copy, Feed, Matched, Multiply, Operation, Sum, check_width, projected
+from .operations import AddResidual, Attend, Copy, Feed, Matched, Operation, Project, check_width, projected
 from .order import order_ddr
-from .panels import EMPTY, LATE, Residual, Rows, panels_of, shared
-from .plan import Banks, Compute, Keys, Load, Planner, Step
+from .panels import EMPTY, LATE, PanelEmitter, Residual, panels_of, shared
+from .plan import Banks, PlannedKeys, PlannedLoad, PlannedOperation, Planner, Step
 
 
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
@@ -103,11 +103,11 @@ class Lowering:
         self.ends = dict.fromkeys(overlay.banks, 0)
         assert overlay.lanes is not None
         self.emission = Emission(overlay)
-        self.rows = Rows(self.emission, self.sequences, mode)
+        self.rows = PanelEmitter(self.emission, self.sequences, mode)
         self.banks = overlay.lanes
         self.spare = 0.0
         """Elements of weights of second halves that still go to the bank of weights (`_balanced`)."""
-        self.products: dict[int, Product] = {}
+        self.products: dict[int, TiledProduct] = {}
         self.rotations: list[tuple[int, Array, Array, int]] = []
         """Tables of cosines and sines: address, both, and the pitch of heads."""
         self.scales: dict[int, int] = {}
@@ -168,7 +168,7 @@ class Lowering:
         self.weights[new] = lambda: np.ascontiguousarray(stored(), np.float32).reshape(-1)
         return at
 
-    def _product(self, gemm: Gemm) -> Product:
+    def _product(self, gemm: Gemm) -> TiledProduct:
         """The weights of a product, stored."""
         if id(gemm) in self.products:
             return self.products[id(gemm)]
@@ -225,7 +225,7 @@ class Lowering:
             if gemm.rotary is not None:
                 table, gains = self._table(gemm, y.pitch)
                 head = HeadOps(replace(functions, gains=gains is not None), table, gains)
-        made = Product(
+        made = TiledProduct(
             tuple(matrices),
             rows // TILE,
             columns // TILE // (1 + gemm.gated),
@@ -313,7 +313,7 @@ class Lowering:
             if op.y in planner.stored:
                 self._activation(op.y, outputs.get(op.y))
         self.spare = self._balanced() if self.mode.halves > 1 else 0.0
-        self.kv: dict[int, Attention] = {}
+        self.kv: dict[int, AttentionHeads] = {}
         for op in self.ops:
             if isinstance(op, Attend):
                 self.kv[id(op)] = self._attention(op, cut)
@@ -337,7 +337,7 @@ class Lowering:
         in_first = share * (weights + moved) if asked is None else asked * weights
         return max(in_first - weights / 2, 0.0)
 
-    def _attention(self, op: Attend, cut: bool) -> Attention:
+    def _attention(self, op: Attend, cut: bool) -> AttentionHeads:
         a = op.attention
         stored: tuple[Matrix, Matrix] | None = None
         if cut:
@@ -346,7 +346,7 @@ class Lowering:
             stored = self._matrix(op.k.y), self._matrix(op.v.y)
         mask = Mask(a.causal, a.window, a.masked, a.left, a.softcap or 0.0)
         q, k, v = (self._product(p) for p in (op.q, op.k, op.v))
-        return Attention(q, k, v, a.heads, a.kv_heads or a.heads, self.columns[a.q].pitch, mask, stored)
+        return AttentionHeads(q, k, v, a.heads, a.kv_heads or a.heads, self.columns[a.q].pitch, mask, stored)
 
     def _plans(self, planner: Planner, visits: Sequence[tuple[Panel, int]]) -> list[tuple[Panel, list[Step]]]:
         """The steps of all visits. A panel that goes on finds in X what it has left there."""
@@ -364,11 +364,15 @@ class Lowering:
         for (panel, steps), after in zip(plans, [*plans[1:], None], strict=True):
             with_next: Iterator[None] = EMPTY
             for number, step in enumerate(steps):
-                if isinstance(step, Load):
+                if isinstance(step, PlannedLoad):
                     bringing = EMPTY if brought else self._bring(panel, step)
                     brought = False
                     follows = steps[number + 1]
-                    if isinstance(follows, Compute) and isinstance(follows.op, Attend) and follows.bank != step.bank:
+                    if (
+                        isinstance(follows, PlannedOperation)
+                        and isinstance(follows.op, Attend)
+                        and follows.bank != step.bank
+                    ):
                         with_next = bringing  # a residual, which is needed late
                         continue
                     for _ in bringing:
@@ -381,7 +385,7 @@ class Lowering:
                 if (
                     is_last
                     and after is not None
-                    and isinstance(load, Load)
+                    and isinstance(load, PlannedLoad)
                     and load.bank == self._left(step)
                     and self._has_room(after[0], load, step)
                 ):
@@ -392,12 +396,12 @@ class Lowering:
     @staticmethod
     def _left(step: Step) -> int | None:
         """The bank of X that is free when a step ends; None if none is."""
-        if isinstance(step, Keys):
+        if isinstance(step, PlannedKeys):
             return 1 - step.bank
-        if isinstance(step, Compute):
+        if isinstance(step, PlannedOperation):
             if isinstance(step.op, Feed):
                 return step.bank
-            if isinstance(step.op, Multiply) and step.to is None:
+            if isinstance(step.op, Project) and step.to is None:
                 return 1 - step.bank
         return None
 
@@ -406,21 +410,21 @@ class Lowering:
         left = self._left(plans[-1][1][-1]) if plans else 0
         return left or 0
 
-    def _bring(self, panel: Panel, load: Load) -> Iterator[None]:
+    def _bring(self, panel: Panel, load: PlannedLoad) -> Iterator[None]:
         matrix = self._matrix(load.name)
         width = self.columns[load.name].end
         return self.rows.bring(panel, matrix, load.bank, width, load.name in self.normed)
 
-    def _has_room(self, panel: Panel, load: Load, step: Step) -> bool:
+    def _has_room(self, panel: Panel, load: PlannedLoad, step: Step) -> bool:
         """Whether T can hold what is loaded beside a step: beside a feed-forward, all of it."""
-        is_feed = isinstance(step, Compute) and isinstance(step.op, Feed)
+        is_feed = isinstance(step, PlannedOperation) and isinstance(step.op, Feed)
         return not is_feed or self.rows.stages(panel, self._matrix(load.name).columns)
 
-    def _early(self, panel: Panel, load: Load, step: Step) -> tuple[Iterator[None], Iterator[None]]:
+    def _early(self, panel: Panel, load: PlannedLoad, step: Step) -> tuple[Iterator[None], Iterator[None]]:
         """Emitters of a load that goes beside a step: one for beside its slices, one for between its last ones."""
         matrix = self._matrix(load.name)
         width = self.columns[load.name].end
-        if isinstance(step, Compute) and isinstance(step.op, Feed):
+        if isinstance(step, PlannedOperation) and isinstance(step.op, Feed):
             return (
                 self.rows.stage(panel, matrix),
                 self.rows.land(panel, load.bank, matrix.columns, width, load.name in self.normed, LATE),
@@ -429,20 +433,20 @@ class Lowering:
 
     def _step(self, panel: Panel, step: Step, beside: Iterator[None], behind: Iterator[None]) -> None:
         rows = self.rows
-        assert not isinstance(step, Load)
+        assert not isinstance(step, PlannedLoad)
         self.emission.segment = self.ops.index(step.op)
-        if isinstance(step, Keys):
+        if isinstance(step, PlannedKeys):
             rows.keys_to_ddr(panel, self.kv[id(step.op)], step.bank, step.norm, beside)
             for _ in beside:
                 pass
             return
-        assert isinstance(step, Compute)
+        assert isinstance(step, PlannedOperation)
         op, bank, norm, residual = step.op, step.bank, step.norm, step.residual
         width = self.columns[op.y].end
         if isinstance(op, Attend):
             out = self._product(op.out)
             try:
-                rounds.Attend(rows, panel, self.kv[id(op)], out, bank, norm, residual, width, beside).emit()
+                rounds.AttentionEmitter(rows, panel, self.kv[id(op)], out, bank, norm, residual, width, beside).emit()
             except UnsupportedError as error:
                 raise UnsupportedError(f"{op.attention.place}: {error}") from None
         elif isinstance(op, Feed):
@@ -451,13 +455,13 @@ class Lowering:
         elif isinstance(op, Copy):
             columns = self.columns[op.y].stored // TILE
             rows.copy(panel, columns, Residual(bank, norm), self._scale(op.gemm), width)
-        elif isinstance(op, Sum):
+        elif isinstance(op, AddResidual):
             assert residual is not None
             rows.add(panel, self.columns[op.y].stored // TILE, bank, residual, self._scale(op.gemm), width)
-        elif isinstance(op, Multiply) and step.to is not None:
+        elif isinstance(op, Project) and step.to is not None:
             p = self._product(op.gemm)
             rows.product_on_chip(panel, p, bank, norm, residual, width)
-        elif isinstance(op, Multiply):
+        elif isinstance(op, Project):
             p = self._product(op.gemm)
             rows.product(panel, p, bank, norm, self._matrix(op.y), beside)
             for _ in beside:
@@ -493,7 +497,7 @@ class Lowering:
         sequences[ordered.unit] = ordered.mops
         patches = {name: tuple(found) for name, found in e.patches.items()}
         segments = tuple(
-            Segment(op.y, _paths(op), _kind(op), (op.y,) if op.y in self.buffers else (), uops)
+            ProgramSegment(op.y, _paths(op), _kind(op), (op.y,) if op.y in self.buffers else (), uops)
             for op, uops in zip(self.ops, e.ranges(ordered.order), strict=True)
         )
         kernels = UnpackedProgram(
@@ -505,7 +509,7 @@ class Lowering:
             patches=patches,
             segments=segments,
         )
-        return Lowered(kernels, Weights(self.weights), ordered.run, ordered.starts)
+        return Lowered(kernels, PackedWeights(self.weights), ordered.run, ordered.starts)
 
 
 def _rotation(rotary: Rotary) -> tuple[Array, Array, Array] | None:

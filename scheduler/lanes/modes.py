@@ -18,7 +18,7 @@ from .blocks import Panel, RowTile
 QUERY_SLOTS = 4
 """Slots of T of an even lane for queries: of two rounds, two tiles each."""
 PIECES = 3
-"""Tiles of a pair that are on their way from DDR to X at once, at least (`Rows.bring`)."""
+"""Tiles of a pair that are on their way from DDR to X at once, at least (`PanelEmitter.bring`)."""
 
 
 class Half(NamedTuple):

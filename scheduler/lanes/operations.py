@@ -10,18 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.errors import UnsupportedError
-from ...isa.lanes import RowNorm
+from ...isa.lanes import SentNorm
 from ...isa.layout import padded
 from ..graph import AttentionLayer, Gemm, Layer, LayerGraph, Norm, unique_name
 from .blocks import TILE, TILE_SIZE
 from .modes import Mode
 
 
-class Operand(NamedTuple):
+class SentOperand(NamedTuple):
     """An activation as an operation reads it: what is kept, and the norm that it is sent with."""
 
     name: str
-    norm: RowNorm | None
+    norm: SentNorm | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,8 @@ class Operation:
     """One operation of a panel. y: what it computes. x, residual: what it reads. layers: that it computes."""
 
     y: str
-    x: Operand
-    residual: Operand | None
+    x: SentOperand
+    residual: SentOperand | None
     layers: tuple[Gemm | AttentionLayer, ...]
 
 
@@ -54,7 +54,7 @@ class Feed(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Multiply(Operation):
+class Project(Operation):
     """functions(x @ weight) + residual. stays: the result stays on chip; otherwise it goes to DDR."""
 
     gemm: Gemm
@@ -62,7 +62,7 @@ class Multiply(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Operation):
+class AddResidual(Operation):
     """x + residual * scale, in place of x."""
 
     gemm: Gemm
@@ -75,9 +75,9 @@ class Copy(Operation):
     gemm: Gemm
 
 
-def row_norm(norm: Norm | None) -> RowNorm | None:
+def row_norm(norm: Norm | None) -> SentNorm | None:
     """A norm of the network, as a read port of X applies it; None for none."""
-    return None if norm is None else RowNorm(norm.eps, norm.rms)
+    return None if norm is None else SentNorm(norm.eps, norm.rms)
 
 
 def check_width(place: str, columns: int, mode: Mode) -> None:
@@ -131,9 +131,9 @@ class Matched:
         self.made = {layer.y: layer for layer in network.layers}
         self.readers = network.readers
         self.outputs = {o.name for o in network.outputs}
-        self.views: dict[str, Operand] = {}
+        self.views: dict[str, SentOperand] = {}
         """Activations that are the norm of another one."""
-        self.norms: dict[str, RowNorm | None] = {}
+        self.norms: dict[str, SentNorm | None] = {}
         """The norm with which each activation is sent that is computed here."""
 
     def operations(self) -> list[Operation]:
@@ -145,7 +145,7 @@ class Matched:
                 continue
             elif self._is_view(layer) and self.operand(str(layer.residual)).norm is None:
                 raw = self.operand(str(layer.residual))
-                self.views[layer.y] = Operand(raw.name, row_norm(layer.norm))
+                self.views[layer.y] = SentOperand(raw.name, row_norm(layer.norm))
             else:
                 out.append(self._other(layer))
                 self._note(out[-1])
@@ -155,16 +155,16 @@ class Matched:
         last = op.layers[-1]
         self.norms[op.y] = row_norm(last.norm) if isinstance(last, Gemm) and not last.in_heads else None
 
-    def operand(self, name: str, norm: Norm | None = None) -> Operand:
+    def operand(self, name: str, norm: Norm | None = None) -> SentOperand:
         """An activation as an operation reads it. norm: the one that the layer itself applies to it."""
         if name in self.views:
             found = self.views[name]
         else:
-            found = Operand(name, self.norms.get(name))
+            found = SentOperand(name, self.norms.get(name))
         if norm is not None:
             if found.norm is not None:
                 raise UnsupportedError(f"{name}: a norm of what a norm made")
-            found = Operand(found.name, row_norm(norm))
+            found = SentOperand(found.name, row_norm(norm))
         return found
 
     def _only(self, name: str) -> Gemm | AttentionLayer | None:
@@ -232,7 +232,7 @@ class Matched:
                 )
         return Attend(out.y, x, self._residual(out), (q, k, v, a, out), a, q, k, v, out)
 
-    def _residual(self, gemm: Gemm) -> Operand | None:
+    def _residual(self, gemm: Gemm) -> SentOperand | None:
         return None if gemm.residual is None else self.operand(gemm.residual, gemm.residual_norm)
 
     def _other(self, layer: Gemm) -> Operation:
@@ -242,7 +242,7 @@ class Matched:
                 raise UnsupportedError(f"{layer.place}: a sum whose first addend is normalised")
             if layer.activation is not None or layer.in_heads:
                 raise UnsupportedError(f"{layer.place}: a function of a sum of two activations")
-            return Sum(layer.y, x, self._residual(layer), (layer,), layer)
+            return AddResidual(layer.y, x, self._residual(layer), (layer,), layer)
         if not layer.multiplies:
             if layer.activation is not None or layer.in_heads:
                 raise UnsupportedError(f"{layer.place}: a pass over one activation that is no norm")
@@ -261,4 +261,4 @@ class Matched:
                 f"{layer.place}: a residual or a norm of {layer.width} columns; a bank of X has {columns * TILE} "
                 f"({columns * TILE_SIZE * 4 >> 10} KiB), in {self.mode.halves} lanes"
             )
-        return Multiply(layer.y, x, self._residual(layer), (layer,), layer, stays)
+        return Project(layer.y, x, self._residual(layer), (layer,), layer, stays)

@@ -17,7 +17,7 @@ from ...machine.fast_engine import run_traces
 from ...machine.jit import engine
 from ...machine.list_scheduling import ListSchedulingProblem
 from ...machine.plan import trace_workload
-from ...machine.timing import Timing
+from ...machine.timing import RunTiming
 from ..listing import Job, needs_of
 from ..pack import Starts, issued, starts_of
 from ..schedule import DramPolicy
@@ -36,7 +36,7 @@ class Ordered:
     unit: str
     mops: tuple[Record, ...]
     order: Sequence[int]
-    run: Timing
+    run: RunTiming
     starts: Starts
 
 

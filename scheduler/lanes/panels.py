@@ -14,15 +14,15 @@ from typing import NamedTuple
 from ...isa.lanes import (
     PostTarget,
     ResultTarget,
-    RowNorm,
     RowSource,
     RowTarget,
+    SentNorm,
     TileSource,
     TileTarget,
     Weight,
 )
 from ...isa.overlays.xnn2.emission import Emission
-from .blocks import TILE, TILE_SIZE, Attention, Matrix, Panel, Product, Sequences
+from .blocks import TILE, TILE_SIZE, AttentionHeads, Matrix, Panel, Sequences, TiledProduct
 from .modes import Half, Mode
 
 PIECE = 2
@@ -41,10 +41,10 @@ class Residual(NamedTuple):
     """What a product adds: rows of a bank, with the norm that they are sent with."""
 
     bank: int
-    norm: RowNorm | None
+    norm: SentNorm | None
 
 
-class Weights(NamedTuple):
+class WeightTiles(NamedTuple):
     """`tiles` tiles of a weight for a half of the lanes: of a column, or else of a row, from a tile on."""
 
     half: Half
@@ -69,7 +69,7 @@ class Weights(NamedTuple):
         return self.matrix.at(self.row, self.column) + at * self.stride
 
 
-class Rows:
+class PanelEmitter:
     """Emits what panels compute."""
 
     def __init__(self, work: Emission, sequences: Sequences, mode: Mode) -> None:
@@ -170,7 +170,7 @@ class Rows:
                 next(land, None)
         yield from land
 
-    def store(self, panel: Panel, bank: int, y: Matrix, norm: RowNorm | None) -> None:
+    def store(self, panel: Panel, bank: int, y: Matrix, norm: SentNorm | None) -> None:
         """Store the rows of a bank, which have just been completed."""
         if norm is not None:
             self._join(panel, bank)
@@ -201,7 +201,7 @@ class Rows:
         first = bank * self.mode.lane.columns + at
         return range(first, first + count)
 
-    def rows_to_mme(self, panel: Panel, bank: int, depth: int, norm: RowNorm | None, halves: Sequence[Half]) -> None:
+    def rows_to_mme(self, panel: Panel, bank: int, depth: int, norm: SentNorm | None, halves: Sequence[Half]) -> None:
         """X sends all column tiles of its rows to the MMEs of these halves, and MeshA passes them on."""
         if norm is not None:
             self._join(panel, bank)
@@ -224,7 +224,7 @@ class Rows:
 
     # -- products
 
-    def weights(self, parts: Sequence[Weights]) -> None:
+    def weights(self, parts: Sequence[WeightTiles]) -> None:
         """Weights of the halves, side by side. Two halves that share a bank take turns tile by tile: their lanes take
         the same left tiles, so neither gets far ahead of the other."""
         shared = [part for part in parts if not part.matrix.ddr]
@@ -246,10 +246,10 @@ class Rows:
     def column(
         self,
         panel: Panel,
-        p: Product,
+        p: TiledProduct,
         step: int,
         bank: int,
-        norm: RowNorm | None,
+        norm: SentNorm | None,
         to: ResultTarget = ResultTarget.POST,
         residual: Residual | None = None,
     ) -> list[tuple[Half, int]]:
@@ -265,14 +265,14 @@ class Rows:
         if p.head is not None and p.head.table is not None:
             self.tables(panel, p.head.table)
         for turn in range(1 + p.gate):
-            weights: list[Weights] = []
+            weights: list[WeightTiles] = []
             for half, column in made:
                 tile = column * (1 + p.gate) + turn
                 if p.vectors is not None:
                     each = p.vectors.each * TILE
                     e.load(Weight.VECTOR, p.vectors.addr + tile * each, each, lanes=half.mask)
                 place = (column - starts[half.number]) * (1 + p.gate) + turn
-                weights.append(Weights(half, p.weights[half.number], 0, place, depth, is_column=True))
+                weights.append(WeightTiles(half, p.weights[half.number], 0, place, depth, is_column=True))
             self.weights(weights)
             self.rows_to_mme(panel, bank, depth, norm, [half for half, _ in made])
             for half, _ in made:
@@ -291,7 +291,9 @@ class Rows:
                     )
         return made
 
-    def functions(self, panel: Panel, p: Product, made: Sequence[tuple[Half, int]], to: Callable[[int], int]) -> None:
+    def functions(
+        self, panel: Panel, p: TiledProduct, made: Sequence[tuple[Half, int]], to: Callable[[int], int]
+    ) -> None:
         """Let Post of the lanes that made a column tile apply the functions of a product. to: the target, by lane."""
         for half, _ in made:
             if p.head is not None and p.head.gains is not None:
@@ -317,7 +319,7 @@ class Rows:
     def slice(
         self,
         panel: Panel,
-        p: Product,
+        p: TiledProduct,
         k: int,
         where: Callable[[int], tuple[int, int]],
         bank: int,
@@ -340,14 +342,14 @@ class Rows:
         longest = len(parts[0])
         # a vector comes right before the weights of its column: C has room for a few
         for at, count in ((0, longest),) if not biased else ((c, 1) for c in range(longest)):
-            weights: list[Weights] = []
+            weights: list[WeightTiles] = []
             for half, columns in zip(self.mode.of_halves(panel), parts, strict=True):
                 some = min(max(len(columns) - at, 0), count)
                 if some and biased and p.vectors is not None:
                     each = p.vectors.each * TILE
                     e.load(Weight.VECTOR, p.vectors.addr + (columns.start + at) * each, each, lanes=half.mask)
                 if some:
-                    weights.append(Weights(half, p.weights[half.number], k, at, some, is_column=False))
+                    weights.append(WeightTiles(half, p.weights[half.number], k, at, some, is_column=False))
             self.weights(weights)
         # tile by tile, a residual is read before its place is written, and rows that are being stored make room
         in_turn = first and (bank in self._storing or (residual is not None and residual.bank == bank))
@@ -384,9 +386,9 @@ class Rows:
     def product(
         self,
         panel: Panel,
-        p: Product,
+        p: TiledProduct,
         bank: int,
-        norm: RowNorm | None,
+        norm: SentNorm | None,
         to: Matrix,
         beside: Iterator[None] = EMPTY,
     ) -> None:
@@ -403,7 +405,7 @@ class Rows:
                 self.e.move(f"Post{lane}", to.at(self.mode.tile(panel, lane).row, column), TILE_SIZE)
 
     def product_on_chip(
-        self, panel: Panel, p: Product, bank: int, norm: RowNorm | None, residual: Residual | None, width: int
+        self, panel: Panel, p: TiledProduct, bank: int, norm: SentNorm | None, residual: Residual | None, width: int
     ) -> None:
         """rows @ weight + residual, in the other bank."""
         if residual is not None and residual.norm is not None:
@@ -448,10 +450,10 @@ class Rows:
     def feed_forward(
         self,
         panel: Panel,
-        up: Product,
-        down: Product,
+        up: TiledProduct,
+        down: TiledProduct,
         bank: int,
-        norm: RowNorm | None,
+        norm: SentNorm | None,
         residual: Residual | None,
         width: int,
         beside: Iterator[None] = EMPTY,
@@ -510,7 +512,7 @@ class Rows:
     # -- attention
 
     def keys_to_ddr(
-        self, panel: Panel, a: Attention, bank: int, norm: RowNorm | None, beside: Iterator[None] = EMPTY
+        self, panel: Panel, a: AttentionHeads, bank: int, norm: SentNorm | None, beside: Iterator[None] = EMPTY
     ) -> None:
         """Compute keys and values of a panel, and store them."""
         assert a.stored is not None

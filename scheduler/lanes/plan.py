@@ -9,42 +9,42 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...base.errors import UnsupportedError
-from ...isa.lanes import RowNorm
-from .operations import Attend, Multiply, Operand, Operation, Sum
+from ...isa.lanes import SentNorm
+from .operations import AddResidual, Attend, Operation, Project, SentOperand
 from .panels import Residual
 
 
-class Load(NamedTuple):
+class PlannedLoad(NamedTuple):
     """Bring an activation into a bank of X."""
 
     name: str
     bank: int
 
 
-class Compute(NamedTuple):
+class PlannedOperation(NamedTuple):
     """An operation on a panel. bank, norm: of x, and what it is sent with. residual: what is added. to: the bank of the
     result, None for DDR. stored: whether the result is stored as well."""
 
     op: Operation
     bank: int
-    norm: RowNorm | None
+    norm: SentNorm | None
     residual: Residual | None
     to: int | None
     stored: bool
 
 
-class Keys(NamedTuple):
+class PlannedKeys(NamedTuple):
     """Keys and values of an attention, to DDR. bank, norm: of x."""
 
     op: Attend
     bank: int
-    norm: RowNorm | None
+    norm: SentNorm | None
 
 
-Step = Load | Compute | Keys
+Step = PlannedLoad | PlannedOperation | PlannedKeys
 
 
-class Held(NamedTuple):
+class BankContents(NamedTuple):
     """The activation that a bank of X holds. loaded: it came from DDR, where one with a norm of its own is stored
     normalised."""
 
@@ -52,7 +52,7 @@ class Held(NamedTuple):
     loaded: bool
 
 
-Banks = list[Held | None]
+Banks = list[BankContents | None]
 """What the two banks of X hold."""
 
 
@@ -64,7 +64,7 @@ class Planner:
         self,
         operations: Sequence[Operation],
         stored: Iterable[str],
-        norms: Mapping[str, RowNorm | None],
+        norms: Mapping[str, SentNorm | None],
         *,
         cut: bool,
     ) -> None:
@@ -98,10 +98,10 @@ class Planner:
             attend = sections[section + 1][0]
             assert isinstance(attend, Attend)
             bank = self._bring(attend.x.name, banks, steps, keep=())
-            steps.append(Keys(attend, bank, self._norm(attend.x, banks[bank])))
+            steps.append(PlannedKeys(attend, bank, self._norm(attend.x, banks[bank])))
         return steps
 
-    def _norm(self, operand: Operand, held: Held | None) -> RowNorm | None:
+    def _norm(self, operand: SentOperand, held: BankContents | None) -> SentNorm | None:
         """The norm that X applies when it sends this operand; None if the stored rows are already normalised."""
         assert held is not None
         return None if held.loaded and self.norms.get(operand.name) is not None else operand.norm
@@ -116,8 +116,8 @@ class Planner:
         free = [b for b, held in enumerate(banks) if held is None or held.name not in keep]
         # rather what is not needed any more
         bank = min(free, key=lambda b: (banks[b] is not None, b != self.prefer))
-        banks[bank] = Held(name, loaded=True)
-        steps.append(Load(name, bank))
+        banks[bank] = BankContents(name, loaded=True)
+        steps.append(PlannedLoad(name, bank))
         return bank
 
     def _normalised(self, op: Operation, residual: Residual, banks: Banks, steps: list[Step]) -> Residual:
@@ -130,8 +130,8 @@ class Planner:
                 f"{op.y}: a residual with a norm of its own, beside rows that are not the residual's"
             )
         self.stored.add(added.name)
-        banks[residual.bank] = Held(added.name, loaded=True)
-        steps.append(Load(added.name, residual.bank))
+        banks[residual.bank] = BankContents(added.name, loaded=True)
+        steps.append(PlannedLoad(added.name, residual.bank))
         return Residual(residual.bank, None)
 
     def _operation(self, op: Operation, banks: Banks, steps: list[Step]) -> None:
@@ -146,9 +146,9 @@ class Planner:
             at = self._bring(added.name, banks, steps, keep=(op.x.name,))
             residual = Residual(at, self._norm(added, banks[at]))
         to: int | None = 1 - bank
-        if isinstance(op, Sum):
+        if isinstance(op, AddResidual):
             to = bank
-        elif isinstance(op, Multiply) and not op.stays:
+        elif isinstance(op, Project) and not op.stays:
             to = None
         if residual is not None and residual.norm is not None and residual.bank == to != bank:
             residual = self._normalised(op, residual, banks, steps)
@@ -158,5 +158,5 @@ class Planner:
             lost = banks[to]
             if lost is not None and self.last.get(lost.name, -1) > self.ops.index(op):
                 self.stored.add(lost.name)
-            banks[to] = Held(op.y, loaded=False)
-        steps.append(Compute(op, bank, norm, residual, to, op.y in self.stored))
+            banks[to] = BankContents(op.y, loaded=False)
+        steps.append(PlannedOperation(op, bank, norm, residual, to, op.y in self.stored))

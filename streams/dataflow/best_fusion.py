@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from .exact_fusion import STEPS, exact
-from .fusion import Fusion, FusionSpace, Stream, printed
+from .fusion import FusedStream, Fusion, FusionSpace, printed
 
 WINDOWS = (24, 18, 12, 8, 4)
 """Most nodes of a window, tried in this order until the windows are solved in `STEPS` together."""
@@ -109,7 +109,7 @@ def _part(space: FusionSpace, nodes: Sequence[int]) -> FusionSpace:
     """The space of some nodes, given in topological order."""
     number = {node: k for k, node in enumerate(nodes)}
     streams = tuple(
-        Stream(number[s.source], number[s.target], s.tensor_bytes, s.converter, s.fifo_bytes)
+        FusedStream(number[s.source], number[s.target], s.tensor_bytes, s.converter, s.fifo_bytes)
         for s in space.streams
         if s.source in number and s.target in number
     )

@@ -20,7 +20,7 @@ from .topology import topological_order
 
 
 @dataclass(frozen=True)
-class Stream:
+class FusedStream:
     """A stream as fusion sees it.
 
     source, target: positions of nodes. tensor_bytes: of the tensor that it moves, once. converter: index of the
@@ -46,7 +46,7 @@ class FusionSpace:
 
     names: tuple[str, ...]
     own_bytes: tuple[int, ...]
-    streams: tuple[Stream, ...]
+    streams: tuple[FusedStream, ...]
     converter_bytes: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -91,16 +91,16 @@ class FusionSpace:
                 if name not in position:
                     raise ProgramError(f"stream {source} -> {target}: no node has the name {name}")
         streams = tuple(
-            Stream(position[source], position[target], tensor_bytes[k] if tensor_bytes is not None else 1, k)
+            FusedStream(position[source], position[target], tensor_bytes[k] if tensor_bytes is not None else 1, k)
             for k, (source, target, _) in enumerate(costs)
         )
         own = tuple(own_bytes) if own_bytes is not None else (0,) * len(names)
         return cls(tuple(names), own, streams, tuple(cost for _, _, cost in costs))
 
     @cached_property
-    def into(self) -> tuple[tuple[Stream, ...], ...]:
+    def into(self) -> tuple[tuple[FusedStream, ...], ...]:
         """The streams that each node reads."""
-        found: list[list[Stream]] = [[] for _ in self.names]
+        found: list[list[FusedStream]] = [[] for _ in self.names]
         for stream in self.streams:
             found[stream.target].append(stream)
         return tuple(map(tuple, found))
@@ -218,7 +218,7 @@ class Fusion:
         return tuple(self.space.bytes_of(members[number]) for number in sorted(members))
 
     @cached_property
-    def off_chip(self) -> tuple[Stream, ...]:
+    def off_chip(self) -> tuple[FusedStream, ...]:
         """The streams between groups."""
         return tuple(s for s in self.space.streams if self.group[s.source] != self.group[s.target])
 

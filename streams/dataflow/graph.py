@@ -41,7 +41,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Node:
+class KernelNode:
     """A kernel.
 
     op: what it computes, such as "matmul" or "softmax"; attributes: its parameters. memory_bytes: its own memory on
@@ -94,7 +94,7 @@ class Dataflow:
     cycles. `Dataflow.of` takes nodes in any order.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[KernelNode, ...]
     edges: tuple[Edge, ...]
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Dataflow:
                 )
 
     @classmethod
-    def of(cls, nodes: Iterable[Node], edges: Iterable[Edge]) -> Dataflow:
+    def of(cls, nodes: Iterable[KernelNode], edges: Iterable[Edge]) -> Dataflow:
         """Build a graph of nodes in any order: among the nodes that could come next, the first given one does."""
         given, streams = tuple(nodes), tuple(edges)
         by_name = {node.name: node for node in given}
@@ -141,7 +141,7 @@ class Dataflow:
             found[edge.source].append(edge)
         return {name: tuple(edges) for name, edges in found.items()}
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> KernelNode:
         """Return the node of this name."""
         if name not in self.index:
             raise ProgramError(f"no node has the name {name}; there are {', '.join(self.index)}")

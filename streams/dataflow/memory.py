@@ -9,7 +9,7 @@ from enum import Flag, auto
 from ...base.errors import ProgramError
 from ..orders.converter import converter
 from ..orders.order import Order
-from .fusion import FusionSpace, Stream
+from .fusion import FusedStream, FusionSpace
 from .graph import Dataflow
 
 DEPTH = 2
@@ -40,7 +40,7 @@ def fusion_space(
     """
     converters: list[int] = []
     numbers: dict[tuple[object, ...], int] = {}
-    streams: list[Stream] = []
+    streams: list[FusedStream] = []
     for k, edge in enumerate(graph.edges):
         depth = (depths or {}).get(k, DEPTH)
         if depth < 1:
@@ -57,7 +57,7 @@ def fusion_space(
             converters[number] = max(converters[number], size)
         fifo = fifo if Counted.FIFOS in counted else 0
         source, target = graph.links[k]
-        streams.append(Stream(source, target, tensor_bytes(edge.put), number, fifo))
+        streams.append(FusedStream(source, target, tensor_bytes(edge.put), number, fifo))
     own = tuple(node.memory_bytes if Counted.KERNELS in counted else 0 for node in graph.nodes)
     return FusionSpace(tuple(node.name for node in graph.nodes), own, tuple(streams), tuple(converters))
 

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from .errors import StreamFault, TokenError
-from .graph import Node, Program, Stream
+from .graph import OperatorNode, Program, Stream
 from .shapes import (
     BufferType,
     DataType,
@@ -222,7 +222,7 @@ def check_token(measured: Measured, stream: Stream, token: Token) -> None:
 
 
 def checked_values(
-    program: Program, measured: Mapping[Stream, Measured], flops: Mapping[Node, int]
+    program: Program, measured: Mapping[Stream, Measured], flops: Mapping[OperatorNode, int]
 ) -> dict[sympy.Symbol, int]:
     """The values of a program's symbols in a run. flops: operations of each operator.
 
@@ -252,6 +252,6 @@ def checked_values(
     return found
 
 
-def flops_symbol(node: Node) -> sympy.Symbol:
+def flops_symbol(node: OperatorNode) -> sympy.Symbol:
     """The operations of a node whose number is known after a run only."""
     return sympy.Symbol(f"flops of {node.name}", integer=True, nonnegative=True)

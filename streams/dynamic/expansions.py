@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .functions import Affine, Base, Refused, index_in, tiles_in
+from .functions import Affine, Base, InputRefused, index_in, tiles_in
 from .shapes import DataType, Dimension, Expression, Symbols, TileType, TupleType, dimension, tile
 from .tokens import Tile
 
@@ -39,17 +39,17 @@ class RetileStreamify(Expansion):
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
         if self.size < 1 or self.along not in (0, 1):
-            raise Refused(f"{self.name}: parts of {self.size} along {self.along}; the least is 1, along 0 or 1")
+            raise InputRefused(f"{self.name}: parts of {self.size} along {self.along}; the least is 1, along 0 or 1")
         masked = self.drop_padding and isinstance(element, TupleType)
         one, *_ = tiles_in(self.name, element.parts if isinstance(element, TupleType) else [element], 1 + masked)
         whole, other = one.shape[self.along], one.shape[1 - self.along]
         if whole.kind.dynamic or whole.kind.ragged:
             if self.size != 1:
-                raise Refused(f"{self.name} splits {one} in parts of {self.size}; a dynamic size takes parts of 1")
+                raise InputRefused(f"{self.name} splits {one} in parts of {self.size}; a dynamic size takes parts of 1")
         elif int(whole.size) % self.size:
-            raise Refused(f"{self.name}: {whole} of {one} is not divisible by {self.size}")
+            raise InputRefused(f"{self.name}: {whole} of {one} is not divisible by {self.size}")
         if self.drop_padding and self.size != 1:
-            raise Refused(f"{self.name} drops padding of parts of 1, not {self.size}")
+            raise InputRefused(f"{self.name} drops padding of parts of 1, not {self.size}")
         part = dimension(self.size)
         made = TileType(other, part, one.dtype) if self.along else TileType(part, other, one.dtype)
         if self.drop_padding:
@@ -87,7 +87,7 @@ class Addresses(Expansion):
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
         if self.group < 1:
-            raise Refused(f"{self.name} makes groups of {self.group}; the least is 1")
+            raise InputRefused(f"{self.name} makes groups of {self.group}; the least is 1")
         Affine(1).type(element)
         return (dimension(1), dimension(self.group)), tile(1, 1, "i32")
 
@@ -104,7 +104,7 @@ class WhereTrue(Expansion):
 
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
         if not isinstance(element, TupleType) or len(element.parts) != 2 or str(element.parts[1]) != "[1,1]":
-            raise Refused(f"{self.name} takes a tuple of an element and a flag, not {element}")
+            raise InputRefused(f"{self.name} takes a tuple of an element and a flag, not {element}")
         return (None,), element.parts[0]
 
     def __call__(self, element: Any) -> list[Any]:

@@ -34,7 +34,7 @@ Cost: TypeAlias = "tuple[int, tuple[Any, ...]]"
 NONE: Cost = (0, ())
 
 
-class Refused(Exception):
+class InputRefused(Exception):
     """What an operator does not take. The text has no name and no place yet."""
 
 
@@ -57,7 +57,7 @@ class Function(Base, ABC):
 
     @abstractmethod
     def type(self, *of: DataType) -> DataType:
-        """Return the type of the result. Raises `Refused`."""
+        """Return the type of the result. Raises `InputRefused`."""
 
     @abstractmethod
     def __call__(self, *of: Any) -> Element:
@@ -71,13 +71,13 @@ class Function(Base, ABC):
 def tiles_in(name: str, of: Sequence[DataType], count: int) -> list[TileType]:
     tiles = [one for one in of if isinstance(one, TileType)]
     if len(tiles) != len(of) or len(of) != count:
-        raise Refused(f"{name} takes {count} tile{'s' * (count > 1)}, not {' and '.join(map(str, of))}")
+        raise InputRefused(f"{name} takes {count} tile{'s' * (count > 1)}, not {' and '.join(map(str, of))}")
     return tiles
 
 
 def same_size(name: str, a: Dimension, b: Dimension, left: TileType, right: TileType) -> None:
     if not a.same(b):
-        raise Refused(f"{name} of {left} and {right}")
+        raise InputRefused(f"{name} of {left} and {right}")
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Affine(Function):
     def type(self, *of: DataType) -> DataType:
         if len(of) != 1 or not (is_address(of[0]) or (isinstance(of[0], SelectorType) and of[0].hot in (None, 1))):
             found = " and ".join(map(str, of))
-            raise Refused(f"{self.name} takes a [1,1] tile of integers or a selector of one, not {found}")
+            raise InputRefused(f"{self.name} takes a [1,1] tile of integers or a selector of one, not {found}")
         return tile(1, 1, "i32")
 
     def __call__(self, *of: Any) -> Element:
@@ -265,7 +265,7 @@ class SetOffset(Function):
     def type(self, *of: DataType) -> DataType:
         if len(of) != 2 or not isinstance(of[0], TileType) or not is_address(of[1]):
             found = " and ".join(map(str, of))
-            raise Refused(f"{self.name} takes a tile and a [1,1] tile of integers, not {found}")
+            raise InputRefused(f"{self.name} takes a tile and a [1,1] tile of integers, not {found}")
         return of[0]
 
     def __call__(self, *of: Any) -> Element:
@@ -284,7 +284,7 @@ class AppendRow(Function):
         one, row = tiles_in(self.name, of, 2)
         same_size(self.name, one.columns, row.columns, one, row)
         if not is_one(row.rows):
-            raise Refused(f"{self.name} appends one row, not {row}")
+            raise InputRefused(f"{self.name} appends one row, not {row}")
         return one
 
     def __call__(self, *of: Any) -> Element:

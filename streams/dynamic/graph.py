@@ -23,7 +23,7 @@ from typing import Any
 import sympy
 
 from .errors import StepError
-from .functions import Refused
+from .functions import InputRefused
 from .operators.base import BUILDING, Limits, Operator
 from .operators.higher_order import Map
 from .operators.shape import Zip
@@ -51,7 +51,7 @@ class Stream:
     program: Program
     type: StreamType
     name: str
-    source: Node | None = None
+    source: OperatorNode | None = None
     port: int = 0
 
     def assume(self, shape: Sequence[Size]) -> Stream:
@@ -77,7 +77,7 @@ class Stream:
 
 
 @dataclass(eq=False, repr=False)
-class Node:
+class OperatorNode:
     """An operator in a program. name: the operator's, numbered if there are several. where: the user's line."""
 
     operator: Operator
@@ -104,11 +104,11 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Reading:
+class StreamReader:
     """A reader of a stream: an input of a node."""
 
     stream: Stream
-    node: Node
+    node: OperatorNode
     port: int
 
 
@@ -118,12 +118,12 @@ class Program:
     `feedback` makes a stream before its writer."""
 
     limits: Limits = field(default_factory=Limits)
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[OperatorNode] = field(default_factory=list)
     inputs: dict[str, Stream] = field(default_factory=dict)
     outputs: dict[str, Stream] = field(default_factory=dict)
     symbols: Symbols = field(default_factory=Symbols)
     bounds: dict[sympy.Symbol, int] = field(default_factory=dict)
-    _readings: dict[Stream, list[Reading]] = field(default_factory=dict)
+    _readings: dict[Stream, list[StreamReader]] = field(default_factory=dict)
     _open: dict[Stream, str] = field(default_factory=dict)
     _reset: Reset[Program | None] | None = None
 
@@ -205,7 +205,7 @@ class Program:
         for reading in self._readings.pop(loop, []):
             index = reading.node.inputs.index(loop)
             reading.node.inputs = (*reading.node.inputs[:index], stream, *reading.node.inputs[index + 1 :])
-            self._readings.setdefault(stream, []).append(Reading(stream, reading.node, reading.port))
+            self._readings.setdefault(stream, []).append(StreamReader(stream, reading.node, reading.port))
 
     def add(self, operator: Operator, *streams: Stream) -> Any:
         """Add an operator. Returns its stream, a tuple of several, or None for none. Raises `StepError`."""
@@ -217,24 +217,24 @@ class Program:
                 raise StepError(operator.name, f"{stream.name} is a stream of another program", where)
         try:
             types = operator.types([stream.type for stream in streams], self.symbols, self.limits)
-        except Refused as error:
+        except InputRefused as error:
             raise StepError(operator.name, str(error), where) from error
         except StepError as error:  # of a type that the operator makes
             raise error if error.where else error.at(where) from error
         number = sum(node.operator.name == operator.name for node in self.nodes)
-        node = Node(operator, streams, (), where, f"{operator.name}{number or ''}")
+        node = OperatorNode(operator, streams, (), where, f"{operator.name}{number or ''}")
         node.outputs = tuple(
             Stream(self, one, f"{node.name}.{port}" if len(types) > 1 else node.name, node, port)
             for port, one in enumerate(types)
         )
         self.nodes.append(node)
         for port, stream in enumerate(streams):
-            self._readings.setdefault(stream, []).append(Reading(stream, node, port))
+            self._readings.setdefault(stream, []).append(StreamReader(stream, node, port))
         if operator.several or len(types) > 1:
             return node.outputs
         return node.outputs[0] if types else None
 
-    def readers(self, stream: Stream) -> tuple[Reading, ...]:
+    def readers(self, stream: Stream) -> tuple[StreamReader, ...]:
         """Who reads a stream."""
         return tuple(self._readings.get(stream, ()))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...base.element_types import BITS
 from .errors import StepError
-from .functions import Refused
+from .functions import InputRefused
 from .tokens import Array, Tile
 
 _NUMBERS = count()
@@ -44,12 +44,12 @@ class Tensor:
         return cls(tuple(data.shape), dtype, data, base)
 
     def tiled(self, tile: Sequence[int]) -> tuple[int, ...]:
-        """Its shape in tiles. Raises `Refused` unless it is whole in them."""
+        """Its shape in tiles. Raises `InputRefused` unless it is whole in them."""
         rows, columns = tile
         if rows < 1 or columns < 1:
-            raise Refused(f"tiles [{rows},{columns}] of tensor {self.shape}; the least is [1,1]")
+            raise InputRefused(f"tiles [{rows},{columns}] of tensor {self.shape}; the least is [1,1]")
         if len(self.shape) < 2 or self.shape[-2] % rows or self.shape[-1] % columns:
-            raise Refused(f"tensor {self.shape} is not whole in tiles [{rows},{columns}]")
+            raise InputRefused(f"tensor {self.shape} is not whole in tiles [{rows},{columns}]")
         return (*self.shape[:-2], self.shape[-2] // rows, self.shape[-1] // columns)
 
     def address(self, index: int, tile: Sequence[int]) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class Tensor:
         )
 
 
-class Memory:
+class TensorMemory:
     """The memory off the chip during a run: what was written, over the tensors as given. with_data: whether tiles have
     values. A tensor may be written and read in tiles of several sizes: what counts is the place."""
 

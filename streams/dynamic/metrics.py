@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 
 from .checks import flops_symbol
-from .graph import Node, Program
+from .graph import OperatorNode, Program
 from .operators.base import FIGURES, PAPER, Accounting, Rules
 from .run import Run
 from .shapes import Expression, largest_of, replaced, sum_of, symbol
@@ -36,7 +36,7 @@ class Metrics:
     """Of a program. nodes: of each operator."""
 
     program: Program
-    nodes: Mapping[Node, NodeMetrics]
+    nodes: Mapping[OperatorNode, NodeMetrics]
 
     @cached_property
     def traffic(self) -> Expression:
@@ -95,7 +95,7 @@ def metrics(
     return Metrics(program, {node: of_node(node, rules, on_demand) for node in program.nodes})
 
 
-def of_node(node: Node, rules: Rules = PAPER, on_demand: bool = False) -> NodeMetrics:
+def of_node(node: OperatorNode, rules: Rules = PAPER, on_demand: bool = False) -> NodeMetrics:
     """The metrics of an operator."""
     inputs, outputs = node.input_types, node.output_types
     flops = node.operator.flops(inputs, outputs)

@@ -5,12 +5,12 @@ for times; an engine needs to know these requests and nothing of operators.
 
 | request | the engine | answer |
 | --- | --- | --- |
-| `Get(port)` | waits for a token at an input, and takes it | the token |
+| `TakeToken(port)` | waits for a token at an input, and takes it | the token |
 | `Peek(port)` | waits for a token at an input, and leaves it there | the token |
-| `AnyOf(ports)` | waits for the token that comes first at one of these inputs (ties: lowest port) | the port |
-| `Put(ports, token)` | waits for room at all consumers of these outputs, then delivers | None |
+| `EarliestInput(ports)` | waits for the token that comes first at one of these inputs (ties: lowest port) | the port |
+| `DeliverToken(ports, token)` | waits for room at all consumers of these outputs, then delivers | None |
 | `Busy(work)` | keeps the operator busy for the time of an element (latency = initiation interval) | None |
-| `OffChip(...)` | moves a tile between the chip and the memory off the chip | None |
+| `MoveTile(...)` | moves a tile between the chip and the memory off the chip | None |
 | `Keep(bytes)` | notes what the operator holds on chip from now on; takes no time | None |
 
 Stops and D take no time of their own: a kernel is never `Busy` for them.
@@ -26,7 +26,7 @@ from .tokens import Token
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
+class TakeToken:
     """Take the next token of an input."""
 
     port: int
@@ -40,14 +40,14 @@ class Peek:
 
 
 @dataclass(frozen=True, slots=True)
-class AnyOf:
+class EarliestInput:
     """Choose the input whose next token came first."""
 
     ports: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class DeliverToken:
     """Deliver a token to all consumers of some outputs at once."""
 
     ports: tuple[int, ...]
@@ -55,7 +55,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ElementWork:
     """What an element takes (v1 section 4.2, v2 section 4.3).
 
     bytes_in: of each input that comes through a memory unit; FIFOs between units count nothing. flops: operations.
@@ -77,7 +77,7 @@ class Work:
         return max(self.least, reading, computing, -(-self.bytes_out // on_chip))
 
 
-CYCLE = Work()
+CYCLE = ElementWork()
 """Work of an element that takes one cycle."""
 
 
@@ -85,11 +85,11 @@ CYCLE = Work()
 class Busy:
     """Be busy for the time of some work."""
 
-    work: Work
+    work: ElementWork
 
 
 @dataclass(frozen=True, slots=True)
-class OffChip:
+class MoveTile:
     """Move a tile. read: from the memory off the chip; otherwise to it. address: of its first byte. rows, row_bytes:
     the parts that lie together. stride: bytes from a row to the next."""
 
@@ -112,5 +112,5 @@ class Keep:
     bytes: int
 
 
-Request: TypeAlias = Get | Peek | AnyOf | Put | Busy | OffChip | Keep
+Request: TypeAlias = TakeToken | Peek | EarliestInput | DeliverToken | Busy | MoveTile | Keep
 Kernel: TypeAlias = Generator[Request, Any, None]

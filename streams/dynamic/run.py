@@ -27,11 +27,11 @@ from ...machine.off_chip import OffChipMemory
 from ...machine.steps import Step, Steps
 from .checks import Measured, check_token, checked_values
 from .errors import StepError, StreamFault, StuckError, Waiting
-from .graph import Node, Program, Reading, Stream
-from .memory import Memory, Tensor
-from .operators.base import Context
+from .graph import OperatorNode, Program, Stream, StreamReader
+from .memory import Tensor, TensorMemory
+from .operators.base import KernelContext
 from .operators.off_chip import LinearOffChipLoad, LinearOffChipStore, RandomOffChipLoad, RandomOffChipStore
-from .requests import AnyOf, Busy, Get, Keep, OffChip, Peek, Put
+from .requests import Busy, DeliverToken, EarliestInput, Keep, MoveTile, Peek, TakeToken
 from .tokens import Array, Token, show
 
 ENDLESS = 1 << 30
@@ -70,7 +70,7 @@ class Rates:
             raise StepError("Rates", f"{self}: latency >= 0, others >= 1, and no client gets more than all channels")
 
 
-Durations = Callable[[Node, Busy | OffChip], float]
+Durations = Callable[[OperatorNode, Busy | MoveTile], float]
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class Run:
     """
 
     program: Program
-    memory: Memory
+    memory: TensorMemory
     tokens: Mapping[Stream, Sequence[Token]]
     times: Mapping[Stream, Sequence[float]]
-    ends: Mapping[Node, float]
-    traffic: Mapping[Node, int]
-    flops: Mapping[Node, int]
-    held: Mapping[Node, int]
+    ends: Mapping[OperatorNode, float]
+    traffic: Mapping[OperatorNode, int]
+    flops: Mapping[OperatorNode, int]
+    held: Mapping[OperatorNode, int]
     values: Mapping[sympy.Symbol, int]
 
     def __getitem__(self, result: str | Stream) -> Sequence[Token]:
@@ -254,7 +254,7 @@ class _Network:
         if missing or unknown:
             raise StepError(caller, f"inputs without tokens: {missing}; tokens of no input: {unknown}")
         self.program, self.rates, self.durations = program, rates, durations
-        self.memory = Memory(with_data)
+        self.memory = TensorMemory(with_data)
         self.network = DynamicNetwork()
         self.counts = {node: _Counts() for node in program.nodes}
         self.choosing: dict[str, tuple[int, ...]] = {}
@@ -271,10 +271,10 @@ class _Network:
             self.network.unit(_writer(stream), self._feeding(stream, self._arrivals(name, inputs[name])))
         for node in program.nodes:
             self.network.unit(node.name, self._running(node), node.where)
-        self.readings: dict[str, tuple[Reading, int]] = {}
+        self.readings: dict[str, tuple[StreamReader, int]] = {}
         self._connect(caller, depths)
         self.off_chip: OffChipMemory | None = None
-        self.clients: dict[Node, tuple[int, int]] = {}
+        self.clients: dict[OperatorNode, tuple[int, int]] = {}
         movers = [node for node in program.nodes if isinstance(node.operator, OFF_CHIP)]
         if movers and rates is not None and durations is None:
             limits = {"channels": rates.channels, "per_client": rates.per_client, "latency": rates.latency}
@@ -309,9 +309,9 @@ class _Network:
 
         return kernel
 
-    def _running(self, node: Node) -> Callable[[Ports], Steps]:
+    def _running(self, node: OperatorNode) -> Callable[[Ports], Steps]:
         """The unit of an operator: what its kernel asks for, as steps."""
-        context = Context(node.name, node.where, node.input_types, node.output_types, self.memory)
+        context = KernelContext(node.name, node.where, node.input_types, node.output_types, self.memory)
         takes_time = self.rates is not None or self.durations is not None
 
         def kernel(ports: Ports) -> Steps:
@@ -326,9 +326,9 @@ class _Network:
                     break
                 answer = None
                 match request:
-                    case Get(port):
+                    case TakeToken(port):
                         (answer,) = yield ports.get(port)
-                    case Put(outputs, token):
+                    case DeliverToken(outputs, token):
                         yield from send.steps(outputs, token)
                     case Busy(work):
                         counts.flops += work.flops
@@ -336,13 +336,13 @@ class _Network:
                             yield ports.busy(self._duration(node, request))
                     case Peek(port):
                         answer = yield from ports.peek(port)
-                    case OffChip():
+                    case MoveTile():
                         counts.traffic += request.bytes
                         if takes_time:
                             yield from self._move(ports, node, request)
                     case Keep(size):
                         counts.held = max(counts.held, size)
-                    case AnyOf(among):
+                    case EarliestInput(among):
                         self.choosing[node.name] = among
                         answer = among[(yield ports.any_of(*among))]
                         del self.choosing[node.name]
@@ -351,14 +351,14 @@ class _Network:
 
         return kernel
 
-    def _duration(self, node: Node, request: Busy | OffChip) -> float:
+    def _duration(self, node: OperatorNode, request: Busy | MoveTile) -> float:
         if self.durations is not None:
             return self.durations(node, request)
         assert isinstance(request, Busy)
         assert self.rates is not None
         return request.work.cycles(self.rates.on_chip)
 
-    def _move(self, ports: Ports, node: Node, request: OffChip) -> Steps:
+    def _move(self, ports: Ports, node: OperatorNode, request: MoveTile) -> Steps:
         if self.off_chip is None:
             yield ports.busy(self._duration(node, request))
         else:

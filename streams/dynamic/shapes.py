@@ -40,7 +40,7 @@ def largest_of(name: str) -> sympy.Symbol:
     return symbol(f"max {name}")
 
 
-class _Printer(StrPrinter):  # type: ignore[misc]
+class _ShapePrinter(StrPrinter):  # type: ignore[misc]
     def _print_Piecewise(self, expr: Any) -> str:  # noqa: N802 - the name that sympy calls
         (value, condition), *rest = expr.args
         if len(rest) != 1 or rest[0][1] != True:  # noqa: E712 - a sympy truth
@@ -50,24 +50,24 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 
 def text_of(expression: Any) -> str:
     """An expression as text: `1 if B>0 else 0` in place of a Piecewise."""
-    return str(_Printer().doprint(expression))
+    return str(_ShapePrinter().doprint(expression))
 
 
 @dataclass(frozen=True)
-class Kind:
+class DimensionKind:
     """A kind of dimension."""
 
     ragged: bool
     dynamic: bool
 
-    def takes(self, other: Kind) -> bool:
+    def takes(self, other: DimensionKind) -> bool:
         """Whether what takes this kind takes the other one: regular < ragged, static < dynamic."""
         return other.ragged <= self.ragged and other.dynamic <= self.dynamic
 
 
-STATIC = Kind(ragged=False, dynamic=False)
-REGULAR = Kind(ragged=False, dynamic=True)
-ANY = Kind(ragged=True, dynamic=True)
+STATIC = DimensionKind(ragged=False, dynamic=False)
+REGULAR = DimensionKind(ragged=False, dynamic=True)
+ANY = DimensionKind(ragged=True, dynamic=True)
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Dimension:
     largest: Expression
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> DimensionKind:
         """Its kind."""
-        return Kind(self.ragged, self.dynamic)
+        return DimensionKind(self.ragged, self.dynamic)
 
     def same(self, other: Dimension) -> bool:
         """Whether both have the same size for certain. Ragged ones have if their symbols are the same."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...base.errors import ProgramError
 from ..dataflow.graph import Timing
 from ..dataflow.topology import topological_order
-from ..tree import Beat, Body, Repeat
+from ..tree import Beat, Body, FixedLoop
 
 Ints = npt.NDArray[np.int64]
 
@@ -138,7 +138,7 @@ def _listed(body: Body) -> _Listed:
         if isinstance(node, Beat):
             one = _Listed(np.array([node.cycles]), {(op.stream, op.put): np.zeros(1, np.int64) for op in node.ops})
         else:
-            assert isinstance(node, Repeat), "beats and loops only"
+            assert isinstance(node, FixedLoop), "beats and loops only"
             once = _listed(node.body)
             size = len(once.cycles)
             if size * node.times > BEATS:

@@ -23,8 +23,8 @@ from ...base.place import Place
 from ..sizing.least import Least, least
 from ..sizing.program import SizedProgram, TimeError
 from ..timing.bytecode import TooLong
-from ..timing.timed import COUNTED, TOKENS, Late, Model, Stuck, TooManyTokens
-from ..tree import Beat, Body, Nodes, Repeat
+from ..timing.timed import COUNTED, TOKENS, EndlessWait, Late, TimedProgram, TooManyTokens
+from ..tree import Beat, Body, FixedLoop, Nodes
 from .measure import TaskTimes, together
 from .starts import Fifo, KernelGraph, schedule
 
@@ -85,7 +85,7 @@ def _normal(
     latency = 0
     for bodies in outcomes:
         try:
-            most, end = peaks(Model(waiting(bodies, starts), program.packing, executions))
+            most, end = peaks(TimedProgram(waiting(bodies, starts), program.packing, executions))
         except TooLong:
             raise TimeError(f"{program.source.file}: error: its beats take too many cycles to be timed") from None
         except TooManyTokens:
@@ -115,13 +115,13 @@ def waiting(bodies: tuple[Body, ...], starts: Mapping[int, int]) -> tuple[Body, 
 def _place(body: Body) -> Place:
     """The place of the first beat."""
     node = body[0]
-    while isinstance(node, Repeat):
+    while isinstance(node, FixedLoop):
         node = node.body[0]
     assert isinstance(node, Beat), "beats and loops only"
     return node.place
 
 
-def peaks(model: Model) -> tuple[dict[int, int], int]:
+def peaks(model: TimedProgram) -> tuple[dict[int, int], int]:
     """Return the most slots in use on each stream, by its number, and the latency, on endless FIFOs.
 
     Long streams begin with a limit that is doubled until no put waits for a slot. Raises
@@ -130,10 +130,10 @@ def peaks(model: Model) -> tuple[dict[int, int], int]:
     depths = {s: n if n < COUNTED else COUNTED - 1 for s, n in model.tokens.items()}
     while True:
         run = model.run(depths)
-        if isinstance(run, Stuck) and not any(put for _, put in run.waits.values()):
+        if isinstance(run, EndlessWait) and not any(put for _, put in run.waits.values()):
             raise ProgramError("beats wait for ever to fire on endless streams: each waits for a token of another")
         assert not isinstance(run, Late), "a run without limits"
-        if isinstance(run, Stuck):
+        if isinstance(run, EndlessWait):
             full = {s for s, put in run.waits.values() if put}
         else:
             full = {s for s, cycles in run.full.items() if cycles}

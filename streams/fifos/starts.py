@@ -148,7 +148,7 @@ class KernelGraph:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StartTimes:
     """Start times of the kernels of a graph, in cycles; sources start at 0. Raises `ProgramError` for a kernel that
     starts before the first token of another one is there."""
 
@@ -193,7 +193,7 @@ class Schedule:
 
 def schedule(
     graph: KernelGraph, weights: Weights = "bits", latency: int | None = None, sources_wait: bool = False
-) -> Schedule:
+) -> StartTimes:
     """Find start times with the least weighted sum of delays, by a linear program (HiGHS).
 
     Tie break: of all optimal schedules the one in which every kernel starts as soon as possible. There is always one,
@@ -201,7 +201,7 @@ def schedule(
     token of no kernel comes later than that; None: no limit. sources_wait: sources may start after 0 too. Raises
     `ProgramError` for a latency that is too short.
     """
-    soon = Schedule(graph, graph.as_soon_as_possible())
+    soon = StartTimes(graph, graph.as_soon_as_possible())
     if latency is not None and latency < soon.latency:
         raise ProgramError(f"the kernels take {soon.latency} cycles as soon as possible; {latency} are too few")
     if not graph.fifos:
@@ -213,7 +213,7 @@ def schedule(
         latest = [0 if k in graph.sources else end for k, end in enumerate(latest)]
     tight, ends = _tight(graph, costs, latest)
     least = _least(graph, tight, {k: end for k in ends if (end := latest[k]) is not None})
-    return Schedule(graph, least)
+    return StartTimes(graph, least)
 
 
 def _integers(weights: Sequence[Fraction]) -> list[int]:

@@ -13,11 +13,11 @@ from math import prod
 
 from ...base.element_types import BITS
 from ...base.place import Place
-from ...isa.overlays.tasks.program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
-from .ends import Port
+from ...isa.overlays.tasks.program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
+from .ends import EndParameter
 from .kinds import CPP, tile_type
-from .names import Names, identifier
-from .statements import Body
+from .names import CppNames, identifier
+from .statements import BodyWriter
 from .values import HlsError
 
 
@@ -31,7 +31,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Argument:
+class TensorPointer:
     """A pointer of the top function: a tensor, as one of its readers or writers sees it."""
 
     name: str
@@ -46,7 +46,7 @@ class HlsProgram:
 
     name: str
     text: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[TensorPointer, ...]
     draws: tuple[Draw, ...]
     program: TaskProgram
 
@@ -56,7 +56,7 @@ class _Call:
     """A call of a function. tid: constants of its template. ports: what its parameters are connected to."""
 
     tid: tuple[int, ...]
-    ports: tuple[Port, ...]
+    ports: tuple[EndParameter, ...]
     tensors: tuple[tuple[str, bool], ...]
     draws: int | None
     shot: Shot
@@ -76,16 +76,16 @@ class _Class:
 def cpp_program(program: TaskProgram, name: str = "") -> HlsProgram:
     """Return the C++ of a program. name: of its top function; "" takes the program's. Raises `HlsError` with the place
     in the user's file for what has no C++."""
-    return _Writer(program, name).write()
+    return _ProjectWriter(program, name).write()
 
 
-class _Writer:
+class _ProjectWriter:
     def __init__(self, program: TaskProgram, name: str) -> None:
         self.program = program
         self.tasks = {task.name: task for task in program.tasks}
         self.tensors = {tensor.name: tensor for tensor in program.tensors}
         self.streams = {s.name: s for s in program.streams}
-        self.names = Names(frozenset({"rsn"}))
+        self.names = CppNames(frozenset({"rsn"}))
         self.name = identifier(name or program.name)
         self.classes: dict[tuple[str, str], _Class] = {}
         self.locals: dict[str, str] = {}
@@ -116,12 +116,12 @@ class _Writer:
     def _instance(self, unit: str, shot: Shot, number: int) -> _Call | None:
         """Write an instance, and find its class. None if it does nothing."""
         task = self.tasks[shot.task]
-        body = Body(self.program, task, shot, unit)
+        body = BodyWriter(self.program, task, shot, unit)
         try:
             lines = body.write()
             widths = {v.text: v.width for v in body.variables.values() if v.width}
             if widths:  # what reads a wide integer is written for it
-                body = Body(self.program, task, shot, unit, widths)
+                body = BodyWriter(self.program, task, shot, unit, widths)
                 lines = body.write()
         except RecursionError:
             raise HlsError(f"{self.program.file}:{task.place.line}: hls: {task.name} is nested too deep") from None
@@ -158,7 +158,7 @@ class _Writer:
         pattern = re.compile(rf"(?<![A-Za-z0-9_.]){re.escape(name)}(?![A-Za-z0-9_])")
         return any(pattern.search(line) for line in lines)
 
-    def _shard(self, task: Task, p: Parameter, body: Body) -> tuple[tuple[str, str], bool]:
+    def _shard(self, task: Task, p: TensorParameter, body: BodyWriter) -> tuple[tuple[str, str], bool]:
         """The pointer's name and the declaration of the shard that a parameter is, and whether the task writes it."""
         tensor, part = self.tensors[p.tensor], body.parts[p.name]
         written = p.name in body.stored
@@ -175,7 +175,7 @@ class _Writer:
         )
         return (pointer, declared), written
 
-    def _port(self, port: Port, name: str) -> tuple[str, list[str]]:
+    def _port(self, port: EndParameter, name: str) -> tuple[str, list[str]]:
         """The parameter for an end of a stream, and what unpacks its transfers."""
         stream = self.streams[port.stream]
         if stream.packing == 1:
@@ -187,7 +187,7 @@ class _Writer:
     def _refuse_shared(self, units: list[tuple[str, list[_Call]]]) -> None:
         """Transfers that are not complete do not survive the instance that packs them."""
         for unit, calls in units:
-            seen: set[Port] = set()
+            seen: set[EndParameter] = set()
             for call in calls:
                 for port in call.ports:
                     if self.streams[port.stream].packing > 1 and port in seen:
@@ -218,20 +218,20 @@ class _Writer:
 
     def _region(
         self, units: list[tuple[str, list[_Call]]]
-    ) -> tuple[tuple[Argument, ...], tuple[Draw, ...], list[str], list[str]]:
+    ) -> tuple[tuple[TensorPointer, ...], tuple[Draw, ...], list[str], list[str]]:
         """The arguments of the top function, the functions of units with several instances, and the top function."""
-        names = Names(frozenset({self.name, "RSN_TASK"}))
+        names = CppNames(frozenset({self.name, "RSN_TASK"}))
         classes = {id(call): c.name for c in self.classes.values() for call in c.calls}
         users: dict[str, list[tuple[int, bool]]] = {}
         for k, (_, calls) in enumerate(units):
             for tensor in dict.fromkeys(name for call in calls for name, _ in call.tensors):
                 written = any(w for call in calls for name, w in call.tensors if name == tensor)
                 users.setdefault(tensor, []).append((k, written))
-        arguments: dict[tuple[str, int], Argument] = {}
+        arguments: dict[tuple[str, int], TensorPointer] = {}
         for t in self.program.tensors:
             for n, (k, written) in enumerate(users.get(t.name, ())):
                 name = names.of(t.name, f"_{n}" if len(users[t.name]) > 1 else "")
-                arguments[t.name, k] = Argument(name, t.name, written)
+                arguments[t.name, k] = TensorPointer(name, t.name, written)
         links: dict[str, Link] = {}
         used = {port.label for _, calls in units for call in calls for port in call.ports}
         for link in self.program.links:
@@ -273,7 +273,7 @@ class _Writer:
         region = [*self._signature(*made), *streams, "    RSN_DATAFLOW();", *processes, "}"]
         return *made, wrappers, region
 
-    def _pointer(self, a: Argument) -> str:
+    def _pointer(self, a: TensorPointer) -> str:
         return f"{'' if a.written else 'const '}{CPP[self.tensors[a.tensor].type.dtype]} *"
 
     def _stream(self, link: Link) -> str:
@@ -281,7 +281,7 @@ class _Writer:
         depth = link.depth // stream.packing
         return f'    hls::stream<{carried(stream)}, {depth}> {self.locals[link.label]}("{link.label}");'
 
-    def _signature(self, arguments: tuple[Argument, ...], draws: tuple[Draw, ...]) -> Iterator[str]:
+    def _signature(self, arguments: tuple[TensorPointer, ...], draws: tuple[Draw, ...]) -> Iterator[str]:
         parameters = []
         parameters += [f"{self._pointer(a)}{a.name}" for a in arguments]
         for d in draws:
@@ -306,7 +306,7 @@ def carried(stream: StreamArray) -> str:
     return f"hls::vector<{element_type(stream)}, {stream.packing}>" if stream.packing > 1 else element_type(stream)
 
 
-def tensor_bytes(tensor: Tensor) -> int:
+def tensor_bytes(tensor: OffChipTensor) -> int:
     """Bytes of a tensor in the memory that the region reads and writes."""
     return prod(tensor.type.shape) * -(-BITS[tensor.type.dtype] // 8)
 

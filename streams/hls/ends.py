@@ -14,8 +14,8 @@ from .kinds import (
     INT,
     LIMITS,
     WIDTHS,
-    Items,
-    Part,
+    ItemsKind,
+    ShardKind,
     Val,
     Value,
     literal,
@@ -27,7 +27,7 @@ from .variables import NO_WIDTHS, Variables
 
 
 @dataclass(frozen=True, order=True)
-class Port:
+class EndParameter:
     """An end of a stream as a parameter of a function. stream: the array. label: of the stream of the machine."""
 
     stream: str
@@ -35,11 +35,11 @@ class Port:
     put: bool
 
 
-Chosen = tuple[Val | None, list[tuple[int, Port]]]
+Chosen = tuple[Val | None, list[tuple[int, EndParameter]]]
 """The number of the element that the run chooses, None if it is known; and the ends that it may be, with numbers."""
 
 
-class Ends(Variables):
+class StreamEndWriter(Variables):
     """Writes puts and gets."""
 
     def __init__(
@@ -48,13 +48,13 @@ class Ends(Variables):
         super().__init__(program.file, widths)
         self.task, self.shot, self.unit = task, shot, unit
         self.streams: Mapping[str, StreamArray] = {s.name: s for s in program.streams}
-        self.connected: dict[tuple[str, bool], dict[tuple[int, ...], Port]] = {}
+        self.connected: dict[tuple[str, bool], dict[tuple[int, ...], EndParameter]] = {}
         for link in program.links:
             for put, end in ((True, link.source), (False, link.sink)):
                 if end == unit:
                     ends = self.connected.setdefault((link.stream, put), {})
-                    ends[link.index] = Port(link.stream, link.label, put)
-        self.ports: dict[Port, str] = {}
+                    ends[link.index] = EndParameter(link.stream, link.label, put)
+        self.ports: dict[EndParameter, str] = {}
         self.stored: set[str] = set()
         self.marks: list[object] = []
         self.plain_indices = plain_indices(task.body)
@@ -64,11 +64,11 @@ class Ends(Variables):
             self.env[name] = literal(value)
         self.env["use()"] = literal(0)
         tid = [literal(k, f"tid{axis}") for axis, k in enumerate(shot.tid)]
-        self.env["get_tid()"] = tid[0] if len(tid) == 1 else Items(tuple(tid))
+        self.env["get_tid()"] = tid[0] if len(tid) == 1 else ItemsKind(tuple(tid))
         for p in task.parameters:
             whole = tensors[p.tensor].type
             shape = tuple(n if a < 0 else n // task.mapping[a] for n, a in zip(whole.shape, p.axes, strict=True))
-            part = Part(self.names.of(p.name), whole.dtype, shape)
+            part = ShardKind(self.names.of(p.name), whole.dtype, shape)
             self.env[p.name], self.parts[p.name] = part, part
 
     def bound(self, value: Value) -> Val:
@@ -99,14 +99,14 @@ class Ends(Variables):
         self.marks.append((stream, None, put))
         return Val(INT, text, simple=False), sorted((_number(at, shape), port) for at, port in there.items())
 
-    def port(self, port: Port) -> str:
+    def port(self, port: EndParameter) -> str:
         """The name of an end in this function."""
         if port not in self.ports:
             same = sum(1 for p in self.ports if (p.stream, p.put) == (port.stream, port.put))
             self.ports[port] = self.names.of(port.stream, f"_{'out' if port.put else 'in'}{same or ''}")
         return self.ports[port]
 
-    def _switch(self, chosen: Val, ports: Sequence[tuple[int, Port]], action: Any) -> None:
+    def _switch(self, chosen: Val, ports: Sequence[tuple[int, EndParameter]], action: Any) -> None:
         self.emit(f"switch ({chosen.text}) {{")
         for number, port in ports:
             self.emit(f"case {number}: {action(self.port(port))} break;")

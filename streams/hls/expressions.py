@@ -10,26 +10,26 @@ from .indices import Index, indices, with_new_axes, without_new_axes
 from .kinds import (
     INT,
     WIDTHS,
-    Items,
-    Kind,
-    Part,
-    Text,
+    ItemsKind,
+    ShardKind,
+    TextKind,
     Val,
     Value,
+    ValueKind,
     hull,
     joined,
     literal,
     of_element,
     width,
 )
-from .library import Library
+from .library import KernelWriter
 from .values import Poison
 
 RUN = (t.Name("use()"), t.Name("data()"))
 """Arguments of kernels that stand for the run."""
 
 
-class Expressions(Library):
+class ExpressionWriter(KernelWriter):
     """Computes the C++ text of expressions."""
 
     def value(self, node: t.Expression) -> Value:
@@ -46,7 +46,7 @@ class Expressions(Library):
             case t.Select(test, body, other):
                 return self._select(test, body, other)
             case t.Group(items):
-                return Items(tuple(self.value(x) for x in items))
+                return ItemsKind(tuple(self.value(x) for x in items))
             case t.Item(base, index):
                 return self._item(self.value(base), index)
             case t.Kernel(kernel, arguments, options):
@@ -54,7 +54,7 @@ class Expressions(Library):
                 return self.kernel(kernel, given, {key: self.value(x) for key, x in options})
             case t.Convert(kind, value):
                 made = self.value(value)
-                shape = () if isinstance(made, Items | Text) else made.kind.shape
+                shape = () if isinstance(made, ItemsKind | TextKind) else made.kind.shape
                 return self.converted(made, ElementType(kind.dtype, shape))
             case t.External(name):
                 self.fail(f"{name} is a function of Python; use library kernels")
@@ -106,42 +106,42 @@ class Expressions(Library):
         return Val(kind, name, low, high, wide=wide)
 
     def _item(self, base: Value, index: t.Expression) -> Value:
-        if isinstance(base, Items | Text):
+        if isinstance(base, ItemsKind | TextKind):
             at = self.value(index)
-            if at.has_known and isinstance(base, Items) and isinstance(at, Val):
+            if at.has_known and isinstance(base, ItemsKind) and isinstance(at, Val):
                 try:
                     found: Value = base.items[at.known]
                 except (IndexError, TypeError) as e:
                     self.fail(str(e))
                 return found
             return self._table(base, at)
-        whole = base if isinstance(base, Part) else self.held(self.number(base))
-        shape = whole.shape if isinstance(whole, Part) else whole.kind.shape
-        if not shape and not isinstance(whole, Part):
+        whole = base if isinstance(base, ShardKind) else self.held(self.number(base))
+        shape = whole.shape if isinstance(whole, ShardKind) else whole.kind.shape
+        if not shape and not isinstance(whole, ShardKind):
             self.fail("a number has no parts")
         index, axes = without_new_axes(index)
         parts = indices(self, index, shape)
-        name, dtype = (whole.name, whole.dtype) if isinstance(whole, Part) else (whole.text, whole.kind.dtype)
+        name, dtype = (whole.name, whole.dtype) if isinstance(whole, ShardKind) else (whole.text, whole.kind.dtype)
         if all(part.step == 0 for part in parts):
             if axes:
                 self.fail("a new axis of a number")
             return self.element(f"{name}.at({', '.join(part.start for part in parts)})", dtype)
         kind = of_element(dtype, tuple(part.length for part in parts if part.step))
-        if not isinstance(whole, Part):
-            kind = Kind(dtype, kind.shape)
+        if not isinstance(whole, ShardKind):
+            kind = ValueKind(dtype, kind.shape)
         text = f"rsn::part<{kind.cpp}, {steps_of(parts)}>({name}, {starts_of(parts)})"
         if axes:
-            kind = Kind(kind.dtype, with_new_axes(parts, axes))
+            kind = ValueKind(kind.dtype, with_new_axes(parts, axes))
             text = f"rsn::convert_tile<{kind.cpp}>({text})"
         return Val(kind, text, simple=False)
 
     def _table(self, base: Value, at: Value) -> Value:
         """An item of a tuple of numbers at an index that the run knows."""
         index = self.plain(at)
-        numbers = [x for x in base.items if isinstance(x, Val)] if isinstance(base, Items) else []
-        if not isinstance(base, Items) or not numbers or len(numbers) < len(base.items) or not index.kind.is_int:
+        numbers = [x for x in base.items if isinstance(x, Val)] if isinstance(base, ItemsKind) else []
+        if not isinstance(base, ItemsKind) or not numbers or len(numbers) < len(base.items) or not index.kind.is_int:
             self.fail("an index of a tuple that only the run knows, whose items are no numbers")
-        kind: Kind | None = numbers[0].kind
+        kind: ValueKind | None = numbers[0].kind
         low, high = numbers[0].low, numbers[0].high
         for one in numbers[1:]:
             kind = None if kind is None or (not one.kind.is_int and one.kind != kind) else joined(kind, one.kind)
@@ -165,6 +165,6 @@ def starts_of(parts: Sequence[Index]) -> str:
     return ", ".join(part.start for part in parts)
 
 
-def _mixes(values: Sequence[Val], kind: Kind) -> bool:
+def _mixes(values: Sequence[Val], kind: ValueKind) -> bool:
     """Whether two arms may be taken as one kind: integers, or the same."""
     return all(v.kind == kind or (v.kind.is_int and kind.is_int) for v in values)

@@ -9,7 +9,7 @@ from ...isa.overlays.tasks import tree as t
 from .kinds import INT, Val
 
 if TYPE_CHECKING:
-    from .expressions import Expressions
+    from .expressions import ExpressionWriter
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ Affine = tuple[dict[t.Expression, int], int]
 """A sum of expressions with factors, and a constant."""
 
 
-def indices(owner: Expressions, node: t.Expression, shape: tuple[int, ...]) -> list[Index]:
+def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...]) -> list[Index]:
     """The indices of all axes. A tuple has one for each of the first axes; the others are taken whole."""
     given = node.items if isinstance(node, t.Group) else (node,)
     if not shape:  # a tensor without axes: any index is the whole
@@ -66,7 +66,7 @@ def with_new_axes(parts: list[Index], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in sizes if size is not None)
 
 
-def _single(owner: Expressions, value: object, size: int) -> Index:
+def _single(owner: ExpressionWriter, value: object, size: int) -> Index:
     if not isinstance(value, Val) or value.kind != INT or value.adapted:  # a Boolean is a mask to numpy
         owner.fail("an index is a whole number or a range")
     if value.has_known and not 0 <= value.known < size:
@@ -74,7 +74,7 @@ def _single(owner: Expressions, value: object, size: int) -> Index:
     return Index(value.text)
 
 
-def _span(owner: Expressions, span: t.Span, size: int) -> Index:
+def _span(owner: ExpressionWriter, span: t.Span, size: int) -> Index:
     step = 1
     if span.step is not None:
         value = owner.value(span.step)
@@ -104,7 +104,7 @@ def _span(owner: Expressions, span: t.Span, size: int) -> Index:
     return Index(start.text, step, count)
 
 
-def _affine(owner: Expressions, node: t.Expression) -> Affine:
+def _affine(owner: ExpressionWriter, node: t.Expression) -> Affine:
     match node:
         case t.Binary("+", left, right):
             return _sum(_affine(owner, left), _affine(owner, right), 1)

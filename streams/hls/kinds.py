@@ -24,7 +24,7 @@ CPP = {name: facts.cpp for name, facts in SCALARS.items()}
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """The type of a value. dtype: `bool`, `int` or `float` of Python, `f32` or `f64` of numpy, or with a shape the
     element type of a tile."""
 
@@ -52,7 +52,7 @@ class Kind:
         return {"bool": "bool", "int": "rsn::Int", "float": "double", "f32": "float", "f64": "double"}[self.dtype]
 
 
-BOOL, INT, FLOAT, F32, F64 = (Kind(name) for name in ("bool", "int", "float", "f32", "f64"))
+BOOL, INT, FLOAT, F32, F64 = (ValueKind(name) for name in ("bool", "int", "float", "f32", "f64"))
 
 
 def tile_type(dtype: str, shape: tuple[int, ...]) -> str:
@@ -68,10 +68,10 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return _NUMPY[dtype.name]
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: Any) -> ValueKind | None:
     """The kind of a number or an array; None for other values."""
     if isinstance(value, np.ndarray):
-        return Kind(dtype_name(value.dtype), value.shape) if value.shape and value.size else None
+        return ValueKind(dtype_name(value.dtype), value.shape) if value.shape and value.size else None
     if isinstance(value, bool | np.bool_):
         return BOOL
     if isinstance(value, int | np.integer):
@@ -83,7 +83,7 @@ def kind_of(value: Any) -> Kind | None:
     return FLOAT if isinstance(value, float) else None
 
 
-def sample(kind: Kind) -> Any:
+def sample(kind: ValueKind) -> Any:
     """A value of a kind."""
     if kind.shape:
         return np.ones(kind.shape, DTYPES[kind.dtype])
@@ -91,10 +91,10 @@ def sample(kind: Kind) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tuple[str, Any], ...] = ()) -> Kind:
-    """The kind of what a function returns. kinds: of its arguments; an argument that is no `Kind` is passed as it is.
-    Raises what the function raises, and `TypeError` where the result is no number and no tile."""
-    values = [sample(k) if isinstance(k, Kind) else k for k in kinds]
+def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tuple[str, Any], ...] = ()) -> ValueKind:
+    """The kind of what a function returns. kinds: of its arguments; an argument that is no `ValueKind` is passed as it
+    is. Raises what the function raises, and `TypeError` where the result is no number and no tile."""
+    values = [sample(k) if isinstance(k, ValueKind) else k for k in kinds]
     with np.errstate(all="ignore"):
         made = scalar(function(*values, **dict(named)))
     kind = kind_of(made)
@@ -103,10 +103,10 @@ def result(function: Callable[..., Any], kinds: tuple[Any, ...], named: tuple[tu
     return kind
 
 
-def of_element(dtype: str, shape: tuple[int, ...] = ()) -> Kind:
+def of_element(dtype: str, shape: tuple[int, ...] = ()) -> ValueKind:
     """The kind of a value that has become an element type, or of a tile with it."""
     if shape:
-        return Kind("f32" if dtype in NARROW else dtype, shape)
+        return ValueKind("f32" if dtype in NARROW else dtype, shape)
     if dtype in LIMITS:
         return BOOL if dtype == "boolean" else INT
     return F64 if dtype == "f64" else F32
@@ -120,7 +120,7 @@ class Val:
     where that makes no difference. wide: the width of the C++ integer that the text is, if more than the limits ask
     for."""
 
-    kind: Kind
+    kind: ValueKind
     text: str
     low: int | None = None
     high: int | None = None
@@ -143,7 +143,7 @@ class Val:
 
 
 @dataclass(frozen=True)
-class Items:
+class ItemsKind:
     """A tuple or a set. items: its values."""
 
     items: tuple[Any, ...]
@@ -160,7 +160,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextKind:
     """A text, known before the run."""
 
     known: str
@@ -168,7 +168,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardKind:
     """The shard of a tensor that a parameter stands for. dtype: of the tensor."""
 
     name: str
@@ -178,12 +178,12 @@ class Part:
     known: Any = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ValueKind:
         """The kind of the shard as a tile."""
         return of_element(self.dtype, self.shape)
 
 
-Value = Val | Items | Text | Part
+Value = Val | ItemsKind | TextKind | ShardKind
 
 
 def width(low: int | None, high: int | None) -> int:
@@ -202,9 +202,9 @@ WIDTHS = ("int", "std::int64_t", "rsn::Int")
 def literal(value: Any, text: str = "") -> Value:
     """A value that is known before the run. text: how C++ names it, if not as a literal. Raises `TypeError`."""
     if isinstance(value, tuple | list | set | frozenset):
-        return Items(tuple(literal(v) for v in value))
+        return ItemsKind(tuple(literal(v) for v in value))
     if isinstance(value, str):
-        return Text(value)
+        return TextKind(value)
     if isinstance(value, np.ndarray) and not value.shape:
         value = value[()]
     kind = kind_of(value)
@@ -243,7 +243,7 @@ def written(value: Any) -> str:
     return text + ("f" if single else "")
 
 
-def joined(a: Kind, b: Kind) -> Kind | None:
+def joined(a: ValueKind, b: ValueKind) -> ValueKind | None:
     """The kind of a variable that holds values of two kinds; None if no kind does. The caller sees to it that it makes
     no difference: see `adapts`."""
     if a == b:
@@ -289,7 +289,7 @@ def known_int(value: int) -> Val:
     return made
 
 
-def element_type(kind: Kind) -> str:
+def element_type(kind: ValueKind) -> str:
     """The C++ type of an element of a kind."""
     if kind.dtype in CPP:
         return CPP[kind.dtype]

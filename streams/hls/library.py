@@ -17,11 +17,11 @@ from .kinds import (
     INT,
     LIMITS,
     WIDTHS,
-    Items,
-    Kind,
-    Text,
+    ItemsKind,
+    TextKind,
     Val,
     Value,
+    ValueKind,
     hull,
     joined,
     known_int,
@@ -49,7 +49,7 @@ EPSILON = 1e-5
 """Default of the parameter eps of the norms."""
 
 
-class Library(Operators):
+class KernelWriter(Operators):
     """Writes kernels."""
 
     def kernel(self, name: str, given: list[Value], named: dict[str, Value]) -> Value:
@@ -68,7 +68,7 @@ class Library(Operators):
             return self._sizes(name, given[0])
         if name == "full":
             return self._full(given)
-        if name in ("max", "min", "concat") and len(given) == 1 and isinstance(given[0], Items):
+        if name in ("max", "min", "concat") and len(given) == 1 and isinstance(given[0], ItemsKind):
             given = list(given[0].items)
         if name in BUILTIN:
             return self._builtin(name, [self.plain(v) for v in given])
@@ -77,8 +77,8 @@ class Library(Operators):
         return self._bound_kernel(name, given, named)
 
     def _sizes(self, name: str, given: Value) -> Value:
-        if isinstance(given, Items | Text):
-            return known_int(len(given.known) if isinstance(given, Text) else len(given.items))
+        if isinstance(given, ItemsKind | TextKind):
+            return known_int(len(given.known) if isinstance(given, TextKind) else len(given.items))
         shape = given.kind.shape
         if name == "shape":
             return literal(shape)
@@ -225,7 +225,7 @@ class Library(Operators):
         self.fail(f"{name} of {', '.join(str(v.kind) for v in values)} has no C++")
 
     def _banded(self, x: Val, first: Val, last: Val) -> Val:
-        kind = Kind("f64" if x.kind.dtype == "f64" else "f32", x.kind.shape)
+        kind = ValueKind("f64" if x.kind.dtype == "f64" else "f32", x.kind.shape)
         if len(kind.shape) < 2 or not (first.kind.is_int and last.kind.is_int) or first.kind.shape or last.kind.shape:
             self.fail(f"banded takes a tile and two integers, not {x.kind}, {first.kind} and {last.kind}")
         if x.kind != kind:
@@ -247,7 +247,7 @@ class Library(Operators):
         axes = tuple(int(k) % rank for k in given) or tuple(reversed(range(rank)))
         return Val(kind, f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})", simple=False)
 
-    def _matmul_kind(self, values: list[Val]) -> Kind:
+    def _matmul_kind(self, values: list[Val]) -> ValueKind:
         shapes = [v.kind.shape for v in values]
         if len(values) != 2 or any(len(s) < 2 for s in shapes) or shapes[0][-1] != shapes[1][-2]:
             self.fail(f"matmul of {' and '.join(str(v.kind) for v in values)}")
@@ -259,11 +259,11 @@ class Library(Operators):
         if (a.dtype in LIMITS) != (b.dtype in LIMITS):
             self.fail(f"matmul of integers and floats: {a} and {b}")
         dtype = "i64" if a.dtype in LIMITS else "f64" if "f64" in (a.dtype, b.dtype) else "f32"
-        return Kind(dtype, (*batch, shapes[0][-2], shapes[1][-1]))
+        return ValueKind(dtype, (*batch, shapes[0][-2], shapes[1][-1]))
 
     def _on_floats(self, name: str, x: Val, rest: list[Val], named: dict[str, Any]) -> Val:
         dtype = "f64" if x.kind.dtype in ("f64", "float") else "f32"
-        kind = Kind(dtype, x.kind.shape)
+        kind = ValueKind(dtype, x.kind.shape)
         if name in ON_FLOATS:
             own = x if x.kind.shape else self.as_kind(x, kind)
             return Val(kind, f"rsn::map<{kind.cpp}>(rsn::{ON_FLOATS[name]}(), {own.text})", simple=not kind.shape)
@@ -280,7 +280,7 @@ class Library(Operators):
             out = self.elements(op, self.held(out), other)
         return out
 
-    def _reduced(self, name: str, x: Val, kind: Kind, axis: Any) -> Val:
+    def _reduced(self, name: str, x: Val, kind: ValueKind, axis: Any) -> Val:
         """A reduction along axes, the last of them first."""
         shape = list(x.kind.shape)
         axes = range(len(shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
@@ -288,8 +288,8 @@ class Library(Operators):
         element = "i64" if name == "reduce_sum" and x.kind.dtype in LIMITS else x.kind.dtype
         for k in sorted({int(k) % len(shape) for k in axes}, reverse=True):
             del shape[k]
-            out = Kind(element, tuple(shape)).cpp if shape else CPP[element]
-            x = Val(Kind(element, tuple(shape)), f"rsn::reduce<{out}, {k}>(rsn::{op}(), {x.text})", simple=False)
+            out = ValueKind(element, tuple(shape)).cpp if shape else CPP[element]
+            x = Val(ValueKind(element, tuple(shape)), f"rsn::reduce<{out}, {k}>(rsn::{op}(), {x.text})", simple=False)
             x = self.held(x) if shape else x
         if not kind.shape:
             return self.element(x.text, element)

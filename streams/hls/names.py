@@ -21,16 +21,16 @@ RESERVED = frozenset(
 """Words that no name may be: those of C++, and those that the generated text uses."""
 
 
-class Names:
+class CppNames:
     """Gives each name of a function one of C++, each different."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self._given: dict[tuple[str, str], str] = {}
         self._taken = set(taken)
 
-    def copy(self) -> Names:
+    def copy(self) -> CppNames:
         """Return an independent copy."""
-        out = Names(frozenset(self._taken))
+        out = CppNames(frozenset(self._taken))
         out._given = dict(self._given)
         return out
 

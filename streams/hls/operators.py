@@ -16,17 +16,17 @@ from .kinds import (
     INT,
     LIMITS,
     WIDTHS,
-    Items,
-    Kind,
-    Text,
+    ItemsKind,
+    TextKind,
     Val,
     Value,
+    ValueKind,
     element_type,
     known_bool,
     literal,
     width,
 )
-from .values import Values
+from .values import ValueWriter
 
 COMPARISONS = {"==": "Eq", "!=": "Ne", "<": "Lt", "<=": "Le", ">": "Gt", ">=": "Ge"}
 OPERATIONS = {
@@ -46,7 +46,7 @@ OPERATIONS = {
 """What the kernels' header calls an operation on elements."""
 
 
-class Operators(Values):
+class Operators(ValueWriter):
     """Writes operators."""
 
     def folded(self, function: Callable[..., Any], values: Sequence[Value], made: Val | None) -> Val | None:
@@ -97,7 +97,7 @@ class Operators(Values):
     def binary(self, op: str, a: Value, b: Value) -> Value:
         if op in ("in", "not in"):
             return self._contains(op, a, b)
-        if isinstance(a, Items | Text) or isinstance(b, Items | Text):
+        if isinstance(a, ItemsKind | TextKind) or isinstance(b, ItemsKind | TextKind):
             made = self.folded(BINARY[op], [a, b], None)
             if made is None:
                 self.fail(f"{op} of tuples or texts that only the run knows")
@@ -179,25 +179,25 @@ class Operators(Values):
         text = f"rsn::zip<{out}, {compute}>(rsn::{name or OPERATIONS[op]}(), {left}, {right})"
         return Val(kind, text, low, high, simple=not kind.shape)
 
-    def _compared(self, x: Val, y: Val) -> Kind:
+    def _compared(self, x: Val, y: Val) -> ValueKind:
         """The kind in which numbers are compared: integers by their values."""
         both = [k for k in (x.kind, y.kind) if k.dtype not in ("bool", "int", "float")]
         if all(k.dtype in LIMITS for k in both) and FLOAT not in (x.kind, y.kind):
-            return Kind("i64", (1,)) if "u64" not in (k.dtype for k in both) else Kind("int")
+            return ValueKind("i64", (1,)) if "u64" not in (k.dtype for k in both) else ValueKind("int")
         return self.result_of(BINARY["+"], (x.kind, y.kind))
 
     def _contains(self, op: str, a: Value, b: Value) -> Value:
         if a.has_known and b.has_known and not isinstance(b, Val):
             made = known_bool((a.known in b.known) == (op == "in"))
             symbolic = isinstance(a, Val) and a.symbolic
-            if not symbolic or not isinstance(b, Items):
+            if not symbolic or not isinstance(b, ItemsKind):
                 return made
             return replace(made, text=self._any_equal(op, a, b), simple=True, symbolic=True)
-        if not isinstance(b, Items):
+        if not isinstance(b, ItemsKind):
             self.fail(f"{op} takes a tuple or a set of numbers")
         return Val(BOOL, self._any_equal(op, a, b), 0, 1)
 
-    def _any_equal(self, op: str, a: Value, b: Items) -> str:
+    def _any_equal(self, op: str, a: Value, b: ItemsKind) -> str:
         parts = []
         for one in b.items:
             equal = self.binary("==", a, one)

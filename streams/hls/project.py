@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ...isa.overlays.tasks.program import Tensor
+from ...isa.overlays.tasks.program import OffChipTensor
 from .emit import HlsProgram
 from .kinds import CPP
 from .native import HEADERS
@@ -140,10 +140,10 @@ them, which clock and interval it reaches, and what area they need, is not known
 """
 
 
-def _element(t: Tensor) -> str:
+def _element(t: OffChipTensor) -> str:
     return CPP[t.type.dtype]
 
 
-def _local(used: list[Tensor], name: str) -> str:
+def _local(used: list[OffChipTensor], name: str) -> str:
     """A variable of the testbench for a tensor."""
     return f"tensor_{[t.name for t in used].index(name)}"

@@ -10,22 +10,22 @@ from typing import Any
 from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, Task, TaskProgram
-from .ends import Ends
+from .ends import StreamEndWriter
 from .expressions import starts_of, steps_of
 from .indices import indices
 from .kinds import (
     INT,
     LIMITS,
-    Items,
-    Part,
-    Text,
+    ItemsKind,
+    ShardKind,
+    TextKind,
     Val,
     Value,
     literal,
     width,
 )
 from .passes import fused
-from .values import HlsError, Undecided
+from .values import HlsError, NeedsUnrolling
 from .variables import NO_WIDTHS, Env
 
 PASSES = 12
@@ -35,7 +35,7 @@ LONGEST = 20_000
 
 
 @dataclass
-class Loop:
+class OpenLoop:
     """A loop whose body is being written. head: the values with which every iteration begins; ends: those with which
     iterations end, by `break` and `continue` too."""
 
@@ -43,14 +43,14 @@ class Loop:
     ends: list[Env] = field(default_factory=list)
 
 
-class Body(Ends):
+class BodyWriter(StreamEndWriter):
     """Writes the body of a task instance. unit: the unit that runs it, whose ends of streams it uses."""
 
     def __init__(
         self, program: TaskProgram, task: Task, shot: Shot, unit: str, widths: Mapping[str, int] = NO_WIDTHS
     ) -> None:
         super().__init__(program, task, shot, unit, widths)
-        self.loops: list[Loop] = []
+        self.loops: list[OpenLoop] = []
         self.alive = True
         self.line = 0
         self._header = 0
@@ -60,7 +60,7 @@ class Body(Ends):
         """The lines of the body. Raises `HlsError`."""
         try:
             self.block(fused(self.task.body, self._reads))
-        except Undecided:
+        except NeedsUnrolling:
             self.fail("this must be known before the run")
         return self.lines
 
@@ -140,7 +140,7 @@ class Body(Ends):
             self.bind(name, one)
 
     def _unpacked(self, value: Value, count: int) -> Sequence[Any]:
-        if isinstance(value, Items):
+        if isinstance(value, ItemsKind):
             items: Sequence[Any] = value.items
         else:
             tile = self.held(self.number(value))
@@ -153,14 +153,14 @@ class Body(Ends):
 
     def _store(self, name: str, index: t.Expression, node: t.Expression) -> None:
         base = self._name(name)
-        if isinstance(base, Items | Text) or (isinstance(base, Val) and not base.kind.shape):
+        if isinstance(base, ItemsKind | TextKind) or (isinstance(base, Val) and not base.kind.shape):
             self.fail(f"{name} is no tile and no tensor")
-        shape = base.shape if isinstance(base, Part) else base.kind.shape
-        dtype = base.dtype if isinstance(base, Part) else base.kind.dtype
+        shape = base.shape if isinstance(base, ShardKind) else base.kind.shape
+        dtype = base.dtype if isinstance(base, ShardKind) else base.kind.dtype
         parts = indices(self, index, shape)
         value = self.number(self.value(node))
-        target = base.name if isinstance(base, Part) else base.text
-        if isinstance(base, Part):
+        target = base.name if isinstance(base, ShardKind) else base.text
+        if isinstance(base, ShardKind):
             self.stored |= {p for p, part in self.parts.items() if part == base}
         taken = tuple(part.length for part in parts if part.step)
         if value.kind.shape:
@@ -195,7 +195,7 @@ class Body(Ends):
             self.block(node.body if test.known else node.other)
             return
         if node.decided:
-            raise Undecided
+            raise NeedsUnrolling
         before, env = len(self.marks), self.env
         arms = [self.captured(body, env) for body in (node.body, node.other)]
         if len(self.marks) > before:
@@ -239,7 +239,7 @@ class Body(Ends):
     def _for(self, node: t.For) -> None:
         bounds = [self.value(bound) for bound in node.bounds]
         if node.kind == "in":
-            if not isinstance(bounds[0], Items):
+            if not isinstance(bounds[0], ItemsKind):
                 self.fail("a loop over items takes a tuple")
             self._unrolled(node.names, list(bounds[0].items), node.body)
             return
@@ -251,12 +251,12 @@ class Body(Ends):
             self.fail(f"{len(node.names)} names for one index")
         if node.unrolled:
             if not (low.has_known and high.has_known):
-                raise Undecided
+                raise NeedsUnrolling
             saved = self._state()
             try:
                 self._range_loop(node.names[0], low, high, step, node.body, unroll=True)
                 return
-            except Undecided:
+            except NeedsUnrolling:
                 self._restore(saved)
             except HlsError:
                 self._restore(saved)
@@ -320,7 +320,7 @@ class Body(Ends):
         one iteration from `self.env`. Returns the lines of the body, and the values at the head."""
         for turn in range(PASSES):
             saved = self._state()
-            loop = Loop(head)
+            loop = OpenLoop(head)
             self.loops.append(loop)
             outer, self.lines, self.env = self.lines, [], dict(head)
             line, self.line = self.line, 0
@@ -339,7 +339,7 @@ class Body(Ends):
             head = new
         self.fail(f"the kinds of the variables of this loop are not stable after {PASSES} passes")
 
-    def _end_iteration(self, loop: Loop) -> None:
+    def _end_iteration(self, loop: OpenLoop) -> None:
         if self.alive:
             loop.ends.append(dict(self.env))
             self.lines += self.settle(self.env, loop.head)
@@ -365,7 +365,7 @@ class Body(Ends):
         index = Val(INT, counter, *limits)
         before = len(self.marks)
 
-        def write(loop: Loop) -> None:
+        def write(loop: OpenLoop) -> None:
             self._header = self.place.line
             if own:
                 self.env[name] = index
@@ -403,7 +403,7 @@ class Body(Ends):
         return name
 
     def _while(self, node: t.While) -> None:
-        def write(loop: Loop) -> None:
+        def write(loop: OpenLoop) -> None:
             self.block(node.head)
             test = self.truth(node.test)
             loop.ends.append(dict(self.env))

@@ -20,12 +20,12 @@ from .kinds import (
     INT,
     LIMITS,
     WIDTHS,
-    Items,
-    Kind,
-    Part,
-    Text,
+    ItemsKind,
+    ShardKind,
+    TextKind,
     Val,
     Value,
+    ValueKind,
     element_type,
     inside,
     known_bool,
@@ -42,7 +42,7 @@ class HlsError(ProgramError):
     """A task that has no C++."""
 
 
-class Undecided(Exception):
+class NeedsUnrolling(Exception):
     """What must be known before the run is known only if a loop is unrolled."""
 
 
@@ -53,7 +53,7 @@ class Poison:
     why: str
 
 
-class Values:
+class ValueWriter:
     """Makes values. env: the values of names. lines: statements so far. place: of the statement that is written."""
 
     def __init__(self, file: str) -> None:
@@ -77,7 +77,7 @@ class Values:
 
     def number(self, value: Value) -> Val:
         """A value that is a number or a tile; a shard is loaded."""
-        if isinstance(value, Part):
+        if isinstance(value, ShardKind):
             if not value.shape:
                 return self.element(f"{value.name}.at()", value.dtype)
             steps = ", ".join("1" for _ in value.shape)
@@ -111,7 +111,7 @@ class Values:
 
     def truth_of(self, given: Value) -> Val:
         """A Boolean: whether a value is true."""
-        if isinstance(given, Items | Text):
+        if isinstance(given, ItemsKind | TextKind):
             return known_bool(bool(given.known))
         value = self.plain(given)
         if value.kind.shape:
@@ -123,18 +123,18 @@ class Values:
         made = Val(BOOL, f"{value.operand} != 0", 0, 1, simple=False)
         return replace(made, known=bool(value.known), has_known=True, symbolic=True) if value.has_known else made
 
-    def result_of(self, function: Callable[..., Any], kinds: tuple[Any, ...], **named: Any) -> Kind:
+    def result_of(self, function: Callable[..., Any], kinds: tuple[Any, ...], **named: Any) -> ValueKind:
         """The kind of what a function returns; what it raises is refused."""
         try:
             return result(function, kinds, tuple(named.items()))
         except (ArithmeticError, TypeError, ValueError, IndexError, AttributeError, ProgramError) as e:
             self.fail(str(e).replace("\n", " "))
 
-    def scalar_as(self, value: Val, kind: Kind) -> str:
+    def scalar_as(self, value: Val, kind: ValueKind) -> str:
         """A number as an operand of a computation in a kind of float."""
-        return self.as_kind(value, Kind(kind.dtype)).operand
+        return self.as_kind(value, ValueKind(kind.dtype)).operand
 
-    def as_kind(self, value: Val, kind: Kind) -> Val:
+    def as_kind(self, value: Val, kind: ValueKind) -> Val:
         """A value as a variable of this kind holds it. A number becomes a tile of it."""
         if value.kind == kind or (value.kind.is_int and kind.is_int):
             return replace(value, kind=kind)
@@ -153,7 +153,7 @@ class Values:
             return replace(retold(value), kind=kind)
         return Val(kind, f"{kind.cpp}({value.text})")
 
-    def beside(self, value: Val, kind: Kind) -> str:
+    def beside(self, value: Val, kind: ValueKind) -> str:
         """An operand beside a tile, or of a kernel: numbers of Python become elements of the computation."""
         if value.kind.shape:
             return value.text

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .expressions import Expressions
+from .expressions import ExpressionWriter
 from .kinds import (
     BOOL,
     CPP,
     INT,
     LIMITS,
     WIDTHS,
-    Items,
-    Kind,
-    Part,
+    ItemsKind,
+    ShardKind,
     Val,
     Value,
+    ValueKind,
     hull,
     joined,
     width,
 )
-from .names import Names
+from .names import CppNames
 from .values import Poison
 
 STORED = ("boolean", "i8", "i16", "i32", "i64", "u8", "u16")
@@ -37,7 +37,7 @@ class Variable:
     if they have none in common."""
 
     text: str
-    kind: Kind
+    kind: ValueKind
     low: int | None = 0
     high: int | None = 0
     dtype: str | None = None
@@ -62,18 +62,18 @@ class Variable:
 NO_WIDTHS: Mapping[str, int] = {}
 
 
-class Variables(Expressions):
+class Variables(ExpressionWriter):
     """Keeps values in variables. widths: of those integers that the first writing of a task has found to be wide."""
 
     def __init__(self, file: str, widths: Mapping[str, int]) -> None:
         super().__init__(file)
         self.widths = widths
-        self.names = Names()
+        self.names = CppNames()
         self.variables: dict[tuple[str, str], Variable] = {}
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, ShardKind] = {}
         self.plain_indices: frozenset[str] = frozenset()
 
-    def variable(self, name: str, kind: Kind) -> Variable:
+    def variable(self, name: str, kind: ValueKind) -> Variable:
         """The variable for values of a name of one kind."""
         key = "number" if kind == INT else str(kind)
         found = self.variables.get((name, key))
@@ -112,22 +112,22 @@ class Variables(Expressions):
 
     def bind(self, name: str, value: Value, dtype: str = "") -> None:
         """Give a name a value. Known numbers need no variable."""
-        if isinstance(value, Items):
+        if isinstance(value, ItemsKind):
             self.env[name] = self._kept_items(name, value)
         elif isinstance(value, Val) and not value.has_known:
             self.env[name] = self.keep(name, value, dtype)
         else:
             self.env[name] = value
 
-    def _kept_items(self, name: str, value: Items) -> Items:
+    def _kept_items(self, name: str, value: ItemsKind) -> ItemsKind:
         made: list[Any] = []
         for k, one in enumerate(value.items):
             part = f"{name}.{k}"
-            if isinstance(one, Items):
+            if isinstance(one, ItemsKind):
                 made.append(self._kept_items(part, one))
             else:
                 made.append(self.keep(part, one) if isinstance(one, Val) and not one.has_known else one)
-        return Items(tuple(made))
+        return ItemsKind(tuple(made))
 
     def join(self, a: Env, b: Env, widen: bool = False) -> Env:
         """The values of names where two paths meet. widen: limits that differ are given up."""
@@ -144,7 +144,7 @@ class Variables(Expressions):
     def _joined(self, name: str, a: Value | Poison | None, b: Value | Poison | None, widen: bool) -> Value | Poison:
         if isinstance(a, Poison) or isinstance(b, Poison):
             return a if isinstance(a, Poison) else b  # type: ignore[return-value]
-        if isinstance(a, Items) and isinstance(b, Items) and len(a.items) == len(b.items):
+        if isinstance(a, ItemsKind) and isinstance(b, ItemsKind) and len(a.items) == len(b.items):
             parts = [
                 x if x == y else self._joined(f"{name}.{k}", x, y, widen)
                 for k, (x, y) in enumerate(zip(a.items, b.items, strict=True))
@@ -152,7 +152,7 @@ class Variables(Expressions):
             for part in parts:
                 if isinstance(part, Poison):
                     return part
-            return Items(tuple(parts))
+            return ItemsKind(tuple(parts))
         if not isinstance(a, Val) or not isinstance(b, Val):
             return a if a == b and a is not None else Poison(f"{name} is of several kinds here")
         kind = joined(a.kind, b.kind)
@@ -181,7 +181,7 @@ class Variables(Expressions):
         return made
 
     def _settle_one(self, name: str, value: Value, target: Value) -> None:
-        if isinstance(target, Items) and isinstance(value, Items):
+        if isinstance(target, ItemsKind) and isinstance(value, ItemsKind):
             for k, (x, y) in enumerate(zip(value.items, target.items, strict=True)):
                 if x != y:
                     self._settle_one(f"{name}.{k}", x, y)
@@ -192,6 +192,6 @@ class Variables(Expressions):
     def declare(self, name: str, value: Value | Poison) -> None:
         if isinstance(value, Val) and not value.has_known and name not in self.plain_indices:
             self.variable(name, value.kind)
-        elif isinstance(value, Items):
+        elif isinstance(value, ItemsKind):
             for k, part in enumerate(value.items):
                 self.declare(f"{name}.{k}", part)

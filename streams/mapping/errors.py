@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...base.errors import RsnError
 from ...base.place import Place
-from ..source import Diagnostic, Source
+from ..source import Source, SourceFinding
 
 CODES = {
     "name": "no such task instance, or it is named twice",
@@ -30,4 +30,4 @@ class MappingError(RsnError):
 
     def rendered(self, source: Source) -> str:
         """Return the message with the user's line and a caret."""
-        return source.render(Diagnostic(self.code, self.message, self.place, self.notes))
+        return source.render(SourceFinding(self.code, self.message, self.place, self.notes))

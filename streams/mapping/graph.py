@@ -12,10 +12,10 @@ from functools import cached_property
 
 from ...base.element_types import ElementType
 from ...base.place import Place
-from ..tree import Beat, Body, Choice, Instance, Node, Op, Region, Repeat, total
+from ..tree import Beat, Body, Choice, FixedLoop, Instance, Node, Op, Region, total
 from .computation import computation
 from .errors import MappingError
-from .tiles import Tile, bytes_of, tiles, used_names
+from .tiles import TensorTile, bytes_of, tiles, used_names
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class VirtualNode:
     instance: Instance
     kernel: int
     ends: tuple[tuple[int, bool], ...]
-    tiles: tuple[Tile, ...]
+    tiles: tuple[TensorTile, ...]
     cycles: int
 
     @property
@@ -40,7 +40,7 @@ class VirtualNode:
 
 
 @dataclass(frozen=True)
-class Edge:
+class NodeStream:
     """A stream from one node to another. depth, tokens: in elements."""
 
     stream: int
@@ -66,7 +66,7 @@ class MappingGraph:
 
     region: Region
     nodes: tuple[VirtualNode, ...]
-    edges: Mapping[int, Edge]
+    edges: Mapping[int, NodeStream]
     idle: tuple[str, ...]
     exchanges: frozenset[int] = frozenset()
 
@@ -75,17 +75,17 @@ class MappingGraph:
         return {node.name: node.number for node in self.nodes}
 
     @cached_property
-    def into(self) -> Sequence[Sequence[Edge]]:
+    def into(self) -> Sequence[Sequence[NodeStream]]:
         """The streams that each node reads."""
-        found: list[list[Edge]] = [[] for _ in self.nodes]
+        found: list[list[NodeStream]] = [[] for _ in self.nodes]
         for edge in self.edges.values():
             found[edge.reader].append(edge)
         return found
 
     @cached_property
-    def outof(self) -> Sequence[Sequence[Edge]]:
+    def outof(self) -> Sequence[Sequence[NodeStream]]:
         """The streams that each node writes."""
-        found: list[list[Edge]] = [[] for _ in self.nodes]
+        found: list[list[NodeStream]] = [[] for _ in self.nodes]
         for edge in self.edges.values():
             found[edge.writer].append(edge)
         return found
@@ -110,7 +110,7 @@ def mapping_graph(region: Region) -> MappingGraph:
     ends: dict[tuple[int, bool], tuple[int, int]] = {}
     for instance in region.instances:
         used = bound.get(instance.task.name)
-        moved: list[Tile] = []
+        moved: list[TensorTile] = []
         if used is not None:
             ran = [used[at] for at in instance.ran if at in used]  # a loop's (line, column, trips) is never a key
             reads = frozenset[str]().union(*(r for r, _ in ran))
@@ -142,7 +142,9 @@ def mapping_graph(region: Region) -> MappingGraph:
         if put:
             decl, name = region.stream(stream)
             (writer, tokens), (reader, _) = ends[stream, True], ends[stream, False]
-            edges[stream] = Edge(stream, name, writer, reader, decl.type, decl.depth, decl.packing, tokens, decl.place)
+            edges[stream] = NodeStream(
+                stream, name, writer, reader, decl.type, decl.depth, decl.packing, tokens, decl.place
+            )
     return MappingGraph(region, tuple(nodes), edges, tuple(idle), exchanges)
 
 
@@ -159,7 +161,7 @@ def canonical(body: Body, order: dict[int, int]) -> tuple[object, ...]:
             out.append((order.setdefault(node.stream, len(order)), node.put))
         elif isinstance(node, Beat):
             out.append(("beat", node.cycles, canonical(node.ops, order)))
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             out.append(("repeat", node.times, canonical(node.body, order)))
         elif isinstance(node, Choice):
             out.append(("choice", *(canonical(arm, order) for arm in node.arms)))
@@ -173,7 +175,7 @@ def cycles(body: Sequence[Node]) -> int:
     for node in body:
         if isinstance(node, Beat):
             count += node.cycles
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             count += node.times * cycles(node.body)
         elif isinstance(node, Choice):
             count += max(map(cycles, node.arms))
@@ -189,7 +191,7 @@ def operations(body: Sequence[Node]) -> Iterator[Op]:
             yield node
         elif isinstance(node, Beat):
             yield from node.ops
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             yield from operations(node.body)
         elif isinstance(node, Choice):
             for arm in node.arms:

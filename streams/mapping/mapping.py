@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...base.element_types import ElementType
-from .graph import Edge, MappingGraph
+from .graph import MappingGraph, NodeStream
 from .machine import MeshDescription
 from .shots import Collocations, Shots, agree
 
@@ -21,8 +21,8 @@ class PhysicalStream:
     number: int
     writer: int
     reader: int
-    logical: tuple[Edge, ...]
-    apart: tuple[Edge, ...] = ()
+    logical: tuple[NodeStream, ...]
+    apart: tuple[NodeStream, ...] = ()
 
     @property
     def type(self) -> ElementType:
@@ -56,7 +56,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Step:
+class AppliedPrimitive:
     """A primitive that was applied. parts: names of its nodes. times: how many nodes it has joined to others."""
 
     primitive: str
@@ -75,7 +75,11 @@ class Mapped:
     """
 
     def __init__(
-        self, made: Collocations, groups: Sequence[Shots], steps: tuple[Step, ...] = (), of: Sequence[int] = ()
+        self,
+        made: Collocations,
+        groups: Sequence[Shots],
+        steps: tuple[AppliedPrimitive, ...] = (),
+        of: Sequence[int] = (),
     ) -> None:
         self.made, self.groups, self.steps = made, tuple(groups), steps
         if of:
@@ -110,7 +114,7 @@ class Mapped:
         """Return the names of the instances of a node, in the order in which they run."""
         return tuple(self.graph.nodes[shot].name for shot in self.groups[group].shots)
 
-    def joined(self, components: Sequence[tuple[Shots, Sequence[int]]], step: Step) -> Mapped:
+    def joined(self, components: Sequence[tuple[Shots, Sequence[int]]], step: AppliedPrimitive) -> Mapped:
         """Return the mapping in which each of some sets of nodes, given by number, is one new node, at the place of its
         first member."""
         gone = {k for _, members in components for k in members}
@@ -160,7 +164,7 @@ class Mapped:
                 out.append(PhysicalStream(len(out), a, b, together, apart))
         return tuple(out)
 
-    def shared(self, a: int, b: int) -> list[tuple[tuple[Edge, ...], tuple[Edge, ...]]]:
+    def shared(self, a: int, b: int) -> list[tuple[tuple[NodeStream, ...], tuple[NodeStream, ...]]]:
         """Return the streams from a to b by the physical stream that they share, each with those of the same
         position that do not fit on it. Streams share one if they have the same place in bundled parts at one of its
         ends, and both ends move their tokens in the same order."""
@@ -183,7 +187,9 @@ class Mapped:
             together[_root(place, stream)].append(stream)
         return [found for group in together.values() for found in self._divided(a, b, group)]
 
-    def _divided(self, a: int, b: int, streams: list[int]) -> list[tuple[tuple[Edge, ...], tuple[Edge, ...]]]:
+    def _divided(
+        self, a: int, b: int, streams: list[int]
+    ) -> list[tuple[tuple[NodeStream, ...], tuple[NodeStream, ...]]]:
         """Divide the streams of one position into sets of equal order at both ends."""
         edges = self.graph.edges
         one, two = self.groups[a].body, self.groups[b].body

@@ -15,7 +15,7 @@ from .computation import computation
 from .errors import MappingError
 from .graph import operations
 from .machine import MeshDescription
-from .mapping import Holder, Mapped, Step, names, over
+from .mapping import AppliedPrimitive, Holder, Mapped, names, over
 from .shots import Shots, alternated
 
 
@@ -29,7 +29,7 @@ def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None
         raise MappingError("name", f"chain({a}, {b}): {mapped.name(x)} runs both already")
     refuse_chain(mapped, x, y)
     node = mapped.made.chain((mapped.groups[x], mapped.groups[y]))
-    made = mapped.joined([(node, (x, y))], Step("chain", (a, b)))
+    made = mapped.joined([(node, (x, y))], AppliedPrimitive("chain", (a, b)))
     _fits(mapped, (x, y), made, made.group(a), machine, f"chain({a}, {b})")
     return made
 
@@ -90,7 +90,9 @@ def bundle(
     if len(groups) < 2:
         raise MappingError("name", f"{what}: fewer than two nodes")
     parts = refuse_bundle(mapped, groups, what)
-    made = mapped.joined([(mapped.made.bundle(parts), groups)], Step("bundle", tuple(nodes), len(groups) - 1))
+    made = mapped.joined(
+        [(mapped.made.bundle(parts), groups)], AppliedPrimitive("bundle", tuple(nodes), len(groups) - 1)
+    )
     group = made.group(nodes[0])
     if not separate:
         _in_order(mapped, made, group, parts, what)
@@ -237,7 +239,7 @@ def _fitting(mapped: Mapped, made: Mapped, peer: int, parts: Sequence[Shots]) ->
             first.setdefault(part_of[op.stream], len(first))
     order = sorted(range(len(parts)), key=lambda k: first.get(k, len(parts)))
     groups = list(dict.fromkeys(mapped.of[part.shots[0]] for part in parts))
-    turned = mapped.joined([(mapped.made.bundle([parts[k] for k in order]), groups)], Step("bundle", ()))
+    turned = mapped.joined([(mapped.made.bundle([parts[k] for k in order]), groups)], AppliedPrimitive("bundle", ()))
     group = turned.of[parts[0].shots[0]]
     if any(apart for pair in turned.between if group in pair for _, apart in turned.shared(*pair)):
         return []

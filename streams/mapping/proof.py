@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..check import Report, report_on
-from ..run import Run, Unending
-from ..source import Diagnostic, Source
+from ..run import BodyRun, Unending
+from ..source import Source, SourceFinding
 from ..tree import Instance, Node, Op, Region, StreamDecl
 from .mapping import Mapped
 from .shots import renamed
 
 
 @dataclass(frozen=True)
-class Proof:
+class MappingProof:
     """The result. report: of the check of the mapped program; `report.region` is that program. mapped: the mapping that
     is checked; its loops are not fused if only so the program ends."""
 
@@ -29,13 +29,13 @@ class Proof:
         return not self.report.code
 
 
-def prove(mapped: Mapped) -> Proof:
+def prove(mapped: Mapped) -> MappingProof:
     """Check a mapped program; if it does not end with fused loops, without them."""
-    first = Proof(check_mapped(mapped), mapped)
+    first = MappingProof(check_mapped(mapped), mapped)
     if first.ok or not mapped.made.fuse:
         return first
     plain = mapped.unfused()
-    second = Proof(check_mapped(plain), plain)
+    second = MappingProof(check_mapped(plain), plain)
     return second if second.ok else first
 
 
@@ -75,7 +75,7 @@ def check_mapped(mapped: Mapped) -> Report:
     return report
 
 
-def _with(finding: Diagnostic, notes: tuple[str, ...]) -> Diagnostic:
+def _with(finding: SourceFinding, notes: tuple[str, ...]) -> SourceFinding:
     if finding.code not in ("deadlock", "depth"):
         return finding
     return replace(finding, message=f"after mapping, {finding.message}", notes=(*notes, *finding.notes))
@@ -86,7 +86,7 @@ def _waits(mapped: Mapped, region: Region, logical: dict[int, str]) -> list[str]
     depths = {stream.number: stream.depth for stream in mapped.streams}
     packing = {stream.number: stream.packing for stream in mapped.streams}
     try:
-        outcome = Run([instance.body for instance in region.instances], depths, packing).outcome()
+        outcome = BodyRun([instance.body for instance in region.instances], depths, packing).outcome()
     except Unending:
         return []
     out = []

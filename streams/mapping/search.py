@@ -20,9 +20,9 @@ from .cost import cost, makespan, off_chip
 from .errors import MappingError
 from .graph import MappingGraph
 from .machine import MeshDescription
-from .mapping import Mapped, Step, over
+from .mapping import AppliedPrimitive, Mapped, over
 from .primitives import exchanges, refusal, refuse_chain
-from .proof import Proof, prove
+from .proof import MappingProof, prove
 from .shots import Shots
 
 WORK = 1 << 20
@@ -42,12 +42,12 @@ CostOf = Callable[[Mapped, MeshDescription | None], Any]
 
 
 @dataclass(frozen=True)
-class Found:
+class BestMapping:
     """The best mapping that was found. proof: of it. states: that were looked at. fitting: how many of them fit."""
 
     mapped: Mapped
     cost: Any
-    proof: Proof
+    proof: MappingProof
     states: int
     fitting: int
 
@@ -74,7 +74,7 @@ def search(
     states: int | None = None,
     patience: int | None = None,
     start: Mapped | None = None,
-) -> Found:
+) -> BestMapping:
     """Return the best mapping of at most so many nodes.
 
     machine: its ports and bytes limit each node. measure: its cost. states: how many are looked at, by default `WORK`
@@ -87,9 +87,9 @@ def search(
     seen = {_key(start)}
     heaps: Heaps = [[], []]
     _push(heaps, start, at_most, machine, 0)
-    best: Found | None = None
+    best: BestMapping | None = None
     miss: tuple[int, Mapped] | None = None
-    failed: Proof | None = None
+    failed: MappingProof | None = None
     dropped: list[Mapped] = []
     fitting = 0
     taken: set[int] = set()
@@ -114,7 +114,7 @@ def search(
                 if best is None or price < best.cost:
                     proof = prove(mapped)
                     if proof.ok:
-                        best = Found(mapped, price, proof, looked, 0)
+                        best = BestMapping(mapped, price, proof, looked, 0)
                     else:
                         failed = failed or proof
         for other in moves(mapped, at_most, machine, dropped):
@@ -123,7 +123,7 @@ def search(
                 seen.add(key)
                 _push(heaps, other, at_most, machine, len(seen))
     if best is not None:
-        return Found(best.mapped, best.cost, best.proof, looked, fitting)
+        return BestMapping(best.mapped, best.cost, best.proof, looked, fitting)
     raise _none(graph, at_most, machine, miss[1] if miss else min(dropped, key=_size, default=None), failed, looked)
 
 
@@ -145,7 +145,7 @@ def _none(
     at_most: int,
     machine: MeshDescription | None,
     mapped: Mapped | None,
-    failed: Proof | None,
+    failed: MappingProof | None,
     looked: int,
 ) -> MappingError:
     """Say why no mapping was found."""
@@ -280,7 +280,7 @@ def _chained(mapped: Mapped, pairs: list[tuple[int, int]]) -> Mapped | None:
 def _joined(mapped: Mapped, components: list[list[int]]) -> Mapped:
     nodes = [(mapped.made.chain([mapped.groups[k] for k in members]), members) for members in components]
     first = tuple(mapped.name(k) for k in components[0])
-    return mapped.joined(nodes, Step("chain", first, sum(len(members) - 1 for members in components)))
+    return mapped.joined(nodes, AppliedPrimitive("chain", first, sum(len(members) - 1 for members in components)))
 
 
 def _closes(after: dict[int, int], a: int, b: int) -> bool:
@@ -338,7 +338,7 @@ def _only_old_cycles(mapped: Mapped, components: Sequence[Sequence[int]]) -> boo
             except MappingError:
                 return False
             node = now.made.chain((now.groups[x], now.groups[y]))
-            now = now.joined([(node, (x, y))], Step("chain", (one, two)))
+            now = now.joined([(node, (x, y))], AppliedPrimitive("chain", (one, two)))
     return True
 
 
@@ -375,7 +375,7 @@ def _bundled(mapped: Mapped, bundles: list[list[int]]) -> Mapped | None:
         return None
     nodes = [(mapped.made.bundle([mapped.groups[k] for k in members]), members) for members in bundles]
     first = tuple(mapped.name(k) for k in bundles[0])
-    return mapped.joined(nodes, Step("bundle", first, sum(len(members) - 1 for members in bundles)))
+    return mapped.joined(nodes, AppliedPrimitive("bundle", first, sum(len(members) - 1 for members in bundles)))
 
 
 def _touching(mapped: Mapped, bundles: list[list[int]]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from itertools import chain as joined
 
-from ..tree import Beat, Body, Choice, Node, Op, Repeat
+from ..tree import Beat, Body, Choice, FixedLoop, Node, Op
 from .graph import MappingGraph
 
 RUNS = 1 << 16
@@ -164,10 +164,10 @@ class Collocations:
                 shared = self._fusible(body[-1], new[0], inside)
                 if shared:
                     one, two = body[-1], new[0]
-                    assert isinstance(one, Repeat)
-                    assert isinstance(two, Repeat)
+                    assert isinstance(one, FixedLoop)
+                    assert isinstance(two, FixedLoop)
                     held.update(shared)
-                    body[-1] = Repeat(one.times, (*one.body, *two.body))
+                    body[-1] = FixedLoop(one.times, (*one.body, *two.body))
                     new = new[1:]
                     start -= 1
             body += new
@@ -177,7 +177,7 @@ class Collocations:
     def _fusible(self, one: Node, two: Node, inside: Set[int]) -> dict[int, int]:
         """Return the streams through which two loops agree, with their tokens of one iteration; none if the loops do
         not agree: the first must write in each iteration what the second reads in the same one."""
-        if not (isinstance(one, Repeat) and isinstance(two, Repeat) and one.times == two.times):
+        if not (isinstance(one, FixedLoop) and isinstance(two, FixedLoop) and one.times == two.times):
             return {}
         written = {s: n for s, put, n in one.once if put and s in inside}
         shared = {}
@@ -238,10 +238,10 @@ def without(body: Body, streams: Set[int], memo: dict[int, Body]) -> Body:
 def _without(node: Node, streams: Set[int], memo: dict[int, Body]) -> Iterator[Node]:
     if isinstance(node, Beat):
         yield from (op for op in node.ops if op.stream not in streams)
-    elif isinstance(node, Repeat):
+    elif isinstance(node, FixedLoop):
         inner = without(node.body, streams, memo)
         if inner:
-            yield Repeat(node.times, inner)
+            yield FixedLoop(node.times, inner)
     elif isinstance(node, Choice):
         arms = tuple(without(arm, streams, memo) for arm in node.arms)
         if any(arms):
@@ -261,8 +261,8 @@ def renamed(body: Body, names: dict[int, int], made: dict[object, Node]) -> Body
             elif isinstance(node, Beat):
                 ops = [op for op in renamed(node.ops, names, made) if isinstance(op, Op)]
                 found = Beat(tuple(ops), node.cycles, node.place)
-            elif isinstance(node, Repeat):
-                found = Repeat(node.times, renamed(node.body, names, made))
+            elif isinstance(node, FixedLoop):
+                found = FixedLoop(node.times, renamed(node.body, names, made))
             else:
                 assert isinstance(node, Choice)
                 found = Choice(tuple(renamed(arm, names, made) for arm in node.arms), node.place)
@@ -305,7 +305,7 @@ def _runs(body: Sequence[Node], streams: Set[int]) -> Iterator[Run]:
             yield of[0]
         elif isinstance(node, Beat):
             yield from _runs(node.ops, streams)
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             for _ in range(node.times):
                 yield from runs(node.body, streams)
         elif isinstance(node, Choice):

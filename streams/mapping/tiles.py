@@ -14,11 +14,11 @@ from math import prod
 from ...base.element_types import BITS, ElementType
 from ..layouts import parse
 from ..syntax import nodes as syn
-from ..tree import Instance, Parameter, TaskDecl
+from ..tree import Instance, TaskDecl, TaskParameter
 
 
 @dataclass(frozen=True)
-class Tile:
+class TensorTile:
     """A tile of a tensor that an instance reads or writes. point: coordinates of the tile, in tiles, one for each axis.
     type: dtype and shape of the tile."""
 
@@ -40,13 +40,13 @@ def bytes_of(type_: ElementType) -> int:
     return -(-BITS.get(type_.dtype, 32) // 8) * prod(type_.shape)
 
 
-def _labels(parameter: Parameter, rank: int) -> tuple[int | None, ...]:
+def _labels(parameter: TaskParameter, rank: int) -> tuple[int | None, ...]:
     """For each axis of a tensor the axis of the grid that cuts it, None for none."""
     labels = parse(parameter.layout)[0] if parameter.layout is not None else ()
     return labels if len(labels) == rank else (None,) * rank
 
 
-def tiles(instance: Instance, used: tuple[frozenset[str], frozenset[str]]) -> list[Tile]:
+def tiles(instance: Instance, used: tuple[frozenset[str], frozenset[str]]) -> list[TensorTile]:
     """Return the tiles of an instance. used: the names of parameters that it reads, and those that it writes."""
     found = []
     grid = instance.task.mapping
@@ -59,7 +59,7 @@ def tiles(instance: Instance, used: tuple[frozenset[str], frozenset[str]]) -> li
         shape = tuple(size // cut for size, (_, cut) in zip(parameter.type.shape, cuts, strict=True))
         point = tuple(at for at, _ in cuts)
         type_ = ElementType(parameter.type.dtype, shape)
-        found.append(Tile(parameter.tensor.name, parameter.name, point, type_, reads, writes))
+        found.append(TensorTile(parameter.tensor.name, parameter.name, point, type_, reads, writes))
     return found
 
 

@@ -28,7 +28,7 @@ Sum = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownOrder:
     """What an end shows. order: in elements from the first one that it moves, without axes along which it moves one
     element. single: which axes of the order a token has no axis for, because their index is a number. place: of the put
     or of the store."""
@@ -48,7 +48,7 @@ def squeezed(order: Order) -> Order:
 
 def shown_order(
     node: syn.Subscript, shape: tuple[int, ...], dtype: str, nest: Nest, known: Known, place: Place
-) -> Shown | None:
+) -> ShownOrder | None:
     """Return the order in which a statement in loops goes through a tensor, None if it shows none. node: the slice.
     shape, dtype: of the tensor."""
     parts = list(node.indices)
@@ -90,7 +90,7 @@ def shown_order(
     except ProgramError:
         return None
     kept = [k for k, size in enumerate(order.tensor) if size > 1] or [0]
-    return Shown(squeezed(order), tuple(at for at, axis in enumerate(kept) if axis in single), place)
+    return ShownOrder(squeezed(order), tuple(at for at, axis in enumerate(kept) if axis in single), place)
 
 
 def _begin(part: syn.ExpressionNode, whole: int, levels: dict[str, int], known: Known) -> tuple[Sum, int] | None:

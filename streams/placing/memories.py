@@ -72,7 +72,7 @@ class Memories:
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferPlace:
     """Where a buffer is. amount: blocks, or bytes of LUTs."""
 
     kind: str
@@ -83,7 +83,7 @@ class Place:
 class Allocation:
     """places: of buffers by name."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, BufferPlace]
 
     def used(self, kind: str) -> int:
         """Return the blocks of one kind that buffers take, or the bytes of LUTs."""
@@ -100,14 +100,14 @@ def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
         if size < 1:
             raise ProgramError(f"buffer {name} has {size} bytes; the least is 1")
     order = sorted(buffers, key=lambda name: (-buffers[name], name))
-    places: dict[str, Place] = {}
+    places: dict[str, BufferPlace] = {}
     refused: list[str] = []
     free = {kind: memories.amount(kind) for kind in KINDS}
     for name in order:
         for kind in memories.choices(buffers[name]):
             amount = memories.needed(buffers[name], kind)
             if amount <= free[kind]:
-                places[name] = Place(kind, amount)
+                places[name] = BufferPlace(kind, amount)
                 free[kind] -= amount
                 break
         else:
@@ -120,7 +120,7 @@ def allocate(buffers: Mapping[str, int], memories: Memories) -> Allocation:
     raise MemoryFitError(_refusal(refused[0], buffers, memories, places), refused[0], Allocation(places))
 
 
-def _refusal(name: str, buffers: Mapping[str, int], memories: Memories, places: Mapping[str, Place]) -> str:
+def _refusal(name: str, buffers: Mapping[str, int], memories: Memories, places: Mapping[str, BufferPlace]) -> str:
     size = buffers[name]
     parts: list[str] = []
     for kind in memories.choices(size):
@@ -164,4 +164,4 @@ def _every_way(order: Sequence[str], buffers: Mapping[str, int], memories: Memor
     if found.x is None:
         raise ProgramError(f"no allocation of {len(order)} buffers was found within {SECONDS:.0f} s; give fewer")
     chosen = [option for option, x in zip(options, found.x, strict=True) if x > 0.5]
-    return Allocation({name: Place(kind, memories.needed(buffers[name], kind)) for name, _, kind in chosen})
+    return Allocation({name: BufferPlace(kind, memories.needed(buffers[name], kind)) for name, _, kind in chosen})

@@ -29,10 +29,10 @@ def cost(levels: Mapping[str, int], weights: Mapping[str, int]) -> int:
 
 def cover(low: Mapping[str, int], weights: Mapping[str, int], clauses: Sequence[Clause]) -> Cover:
     """Find the cheapest levels that are at least `low` and satisfy all clauses. weights: cost of one level, above 0."""
-    return _Search(weights, clauses).run(dict(low))
+    return _CoverSearch(weights, clauses).run(dict(low))
 
 
-class _Search:
+class _CoverSearch:
     def __init__(self, weights: Mapping[str, int], clauses: Sequence[Clause]) -> None:
         self.weights, self.clauses = weights, clauses
         self.best: Levels | None = None

@@ -26,7 +26,7 @@ Depths = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Step:
+class DepthPoint:
     """A point between safe and fast. deeper: the depths that differ from the point before. times: modelled."""
 
     depths: Depths
@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class KnownDepths:
     """What is known about the depths of a program.
 
     declared: as declared, or as chosen instead. alone: the least safe depth of each stream with the others as declared;
@@ -53,18 +53,18 @@ class Sizes:
     fast: Least | None
     at_declared: Times | None
     endless: Times | None
-    steps: tuple[Step, ...]
+    steps: tuple[DepthPoint, ...]
     untimed: str
 
 
-def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> Sizes:
+def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> KnownDepths:
     """Find safe and fast depths. chosen: depths that replace declared ones. Raises `TimeError` if the program is too
     large to be run without time."""
     declared = {**program.declared, **(chosen or {})}
-    finder = _Finder(program)
+    finder = _DepthFinder(program)
     safe = finder.safe(finder.tokens)
     alone = {name: finder.alone(declared, name) for name in declared}
-    result = Sizes(program, declared, alone, safe, None, None, None, (), "")
+    result = KnownDepths(program, declared, alone, safe, None, None, None, (), "")
     try:
         endless = program.together({})
         assert endless is not None, "beats on endless streams wait for ever"
@@ -78,11 +78,11 @@ def sizes(program: SizedProgram, chosen: Mapping[str, int] | None = None) -> Siz
 
 def safe_depths(program: SizedProgram) -> Least:
     """Find the cheapest safe depths, in bits of all streams together, with a proof or a bound."""
-    finder = _Finder(program)
+    finder = _DepthFinder(program)
     return finder.safe(finder.tokens)
 
 
-class _Finder:
+class _DepthFinder:
     def __init__(self, program: SizedProgram) -> None:
         self.program = program
         self.transfer = {name: group.decl.packing for name, group in program.groups.items()}
@@ -118,7 +118,7 @@ class _Finder:
 
     # -- the price ----------------------------------------------------------------------------------------------------
 
-    def steps(self, safe: Depths, fast: Depths) -> tuple[Step, ...]:
+    def steps(self, safe: Depths, fast: Depths) -> tuple[DepthPoint, ...]:
         """Deepen streams, and those first that save most cycles for a bit, until the depths are `fast`."""
         if any(safe[name] > fast[name] for name in safe):
             safe = self.safe(fast).levels
@@ -131,10 +131,10 @@ class _Finder:
             made.append(self._step({**before.depths, **deeper}, deeper))
         return tuple(made)
 
-    def _step(self, depths: Depths, deeper: Depths) -> Step:
+    def _step(self, depths: Depths, deeper: Depths) -> DepthPoint:
         times = self.program.times(depths)
         assert times is not None, "safe depths wait for ever"
-        return Step(depths, deeper, self.program.bits(depths), times)
+        return DepthPoint(depths, deeper, self.program.bits(depths), times)
 
     def _sum(self, depths: Depths) -> int:
         """The sum of the ends of all executions: nothing is faster where it is equal."""
@@ -142,7 +142,7 @@ class _Finder:
         assert times is not None, "safe depths wait for ever"
         return sum(sum(ends) for ends in times.ends)
 
-    def _best(self, before: Step, fast: Depths) -> Depths | None:
+    def _best(self, before: DepthPoint, fast: Depths) -> Depths | None:
         """The stream that saves most for a bit, and its depth; several streams where one alone saves nothing."""
         now = sum(sum(ends) for ends in before.times.ends)
         best: tuple[Fraction, str, int, int] | None = None
@@ -163,7 +163,7 @@ class _Finder:
             return {name: lowest(before.depths[name] + step, depth, step, equal)}
         return self._several(before, fast, now)
 
-    def _several(self, before: Step, fast: Depths, now: int) -> Depths | None:
+    def _several(self, before: DepthPoint, fast: Depths, now: int) -> Depths | None:
         """The least common deepening that saves anything, without the streams that add nothing to it."""
         deeper = {name: depth for name, depth in before.depths.items() if depth < fast[name]}
         while any(depth < fast[name] for name, depth in deeper.items()):

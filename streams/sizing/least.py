@@ -70,11 +70,11 @@ def least(
     clauses hold, and then are the cheapest, or give another clause. After `tries` levels, or as soon as
     `enough`, the search ends with what it has.
     """
-    search = _Search(low, high, steps, weights, fails)
+    search = _LeastSearch(low, high, steps, weights, fails)
     return search.run(tries, enough)
 
 
-class _Search:
+class _LeastSearch:
     def __init__(
         self,
         low: Mapping[str, int],

@@ -11,11 +11,11 @@ from ...base.element_types import BITS
 from ...base.errors import ProgramError
 from ...base.place import Place
 from ..beats import fire_together
-from ..run import Run, Unending
+from ..run import BodyRun, Unending
 from ..source import Source
 from ..timing.bytecode import LONGEST, TooLong
 from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, branches, outcomes
-from ..timing.timed import TOKENS, Late, Model, Stuck, Timing, TooManyTokens
+from ..timing.timed import TOKENS, BeatTiming, EndlessWait, Late, TimedProgram, TooManyTokens
 from ..tree import Body, Region, StreamDecl
 
 
@@ -24,7 +24,7 @@ class TimeError(ProgramError):
 
 
 @dataclass(frozen=True)
-class Group:
+class DeclaredStream:
     """A declared stream, or array of streams, with ends: all its elements have one depth.
 
     elements: numbers of those that have ends. bits: of one element of data. tokens: elements put on that stream of the
@@ -47,7 +47,7 @@ class Times:
     """Runs of all outcomes of the data, or of the fastest and the slowest. apart: the places of the beats that were
     taken apart, because they cannot fire at once with these depths."""
 
-    runs: tuple[Timing, ...]
+    runs: tuple[BeatTiming, ...]
     apart: tuple[Place, ...] = ()
 
     @property
@@ -86,7 +86,7 @@ class SizedProgram:
         self.region, self.executions = region, executions
         self.source: Source = region.source
         self.bodies = [instance.beats for instance in region.instances]
-        self._made: list[Model] = []
+        self._made: list[TimedProgram] = []
 
     def _error(self, place: Place, message: str) -> TimeError:
         lines = self.source.lines
@@ -96,7 +96,7 @@ class SizedProgram:
         return TimeError(f"{at}: error: {message}\n{lines[place.line - 1]}\n{caret}")
 
     @cached_property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, DeclaredStream]:
         """The declared streams that have ends, by name."""
         tokens: dict[int, int] = {}
         for instance in self.region.instances:
@@ -104,12 +104,12 @@ class SizedProgram:
                 for s, put, n in node.needs:
                     if put:
                         tokens[s] = tokens.get(s, 0) + n
-        groups: dict[str, Group] = {}
+        groups: dict[str, DeclaredStream] = {}
         for decl in self.region.streams:
             elements = tuple(s for s in sorted(tokens) if decl.first <= s < decl.first + decl.size)
             if elements:
                 bits = BITS[decl.type.dtype] * prod(decl.type.shape)
-                groups[decl.name] = Group(decl, elements, bits, max(tokens[s] for s in elements))
+                groups[decl.name] = DeclaredStream(decl, elements, bits, max(tokens[s] for s in elements))
         return groups
 
     @cached_property
@@ -140,8 +140,8 @@ class SizedProgram:
         try:
             if self._sequence is not None:  # no branches on data: the compiled loop
                 run = self._sequence.run(numbers)
-                return run.waits if isinstance(run, Stuck) else {}
-            waits = Run(bodies, numbers, self.packing).outcome().waits
+                return run.waits if isinstance(run, EndlessWait) else {}
+            waits = BodyRun(bodies, numbers, self.packing).outcome().waits
         except Unending:
             raise self._limit("its run without time takes more than run.MOVES moves, or run.STATES states") from None
         except TooManyTokens:
@@ -149,13 +149,13 @@ class SizedProgram:
         return {wait.instance: (wait.op.stream, wait.op.put) for wait in waits}
 
     @cached_property
-    def _sequence(self) -> Model | None:
+    def _sequence(self) -> TimedProgram | None:
         """The operations one after another; None if data decides between any."""
         bodies = [instance.body for instance in self.region.instances]
         if any(branches(body) for body in bodies):
             return None
         try:
-            model = Model(bodies, self.packing)
+            model = TimedProgram(bodies, self.packing)
             self._made.append(model)
             return model
         except TooLong:
@@ -226,7 +226,7 @@ class SizedProgram:
         try:
             for model, run in zip(self._models, than.runs, strict=True):
                 result = model.run(numbers, limits=run.ends)
-                if isinstance(result, Stuck):
+                if isinstance(result, EndlessWait):
                     return frozenset(depths)
                 if isinstance(result, Late):
                     groups = self.groups.items()
@@ -252,24 +252,24 @@ class SizedProgram:
         return self._times(self._models_of(self._outcomes(one.bodies)), depths, places)
 
     @cached_property
-    def _models(self) -> list[Model]:
+    def _models(self) -> list[TimedProgram]:
         models = self._models_of(self.outcomes)
         self._made += models
         return models
 
-    def _models_of(self, found: Outcomes) -> list[Model]:
+    def _models_of(self, found: Outcomes) -> list[TimedProgram]:
         try:
-            return [Model(bodies, self.packing, self.executions) for bodies in found.bodies]
+            return [TimedProgram(bodies, self.packing, self.executions) for bodies in found.bodies]
         except TooLong:
             raise self._limit(f"its beats take more than {LONGEST} cycles") from None
 
-    def _times(self, models: list[Model], depths: Mapping[str, int], apart: tuple[Place, ...]) -> Times | None:
-        runs: list[Timing] = []
+    def _times(self, models: list[TimedProgram], depths: Mapping[str, int], apart: tuple[Place, ...]) -> Times | None:
+        runs: list[BeatTiming] = []
         numbers = self.of_streams(depths)
         try:
             for model in models:
                 run = model.run(numbers)
-                if not isinstance(run, Timing):
+                if not isinstance(run, BeatTiming):
                     return None
                 runs.append(run)
         except TooManyTokens:

@@ -15,7 +15,7 @@ from itertools import pairwise, product
 from ...base.place import Place
 from .domain import Domain, Undecided
 from .polynomial import ONE, ZERO, Polynomial
-from .tree import Body, Branch, Group, Item, Loop, Program, Step
+from .tree import Body, Branch, InstanceGroup, Item, Loop, SymbolicOperation, SymbolicProgram
 
 CELLS = 20_000
 """Limit of the cells of one array of streams."""
@@ -33,11 +33,11 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True)
-class Record:
+class LoopedOperation:
     """An operation of a group, with the loops around it."""
 
     group: int
-    step: Step
+    step: SymbolicOperation
     loops: Variables
 
 
@@ -75,14 +75,14 @@ class Cell:
         return f"{self.stream}[{','.join(parts)}]"
 
 
-def records(groups: Sequence[Group]) -> list[Record]:
+def records(groups: Sequence[InstanceGroup]) -> list[LoopedOperation]:
     """Return all operations. Of a branch on data, those of the first arm: `joins` sees that the others are equal."""
-    out: list[Record] = []
+    out: list[LoopedOperation] = []
 
     def walk(k: int, body: Iterable[Item], loops: Variables) -> None:
         for node in body:
-            if isinstance(node, Step):
-                out.append(Record(k, node, loops))
+            if isinstance(node, SymbolicOperation):
+                out.append(LoopedOperation(k, node, loops))
             elif isinstance(node, Loop):
                 walk(k, node.body, (*loops, (node.name, node.times)))
             else:
@@ -93,7 +93,7 @@ def records(groups: Sequence[Group]) -> list[Record]:
     return out
 
 
-def joins(groups: Sequence[Group]) -> None:
+def joins(groups: Sequence[InstanceGroup]) -> None:
     """Check that the arms of every branch leave the same tokens. Raises `Wrong`, `Undecided`."""
     todo: list[Item] = [node for group in groups for node in group.body]
     while todo:
@@ -140,13 +140,13 @@ class _Box:
     """The elements that a record touches. low, high: of each axis, high not included. variables: of each axis, with the
     sign with which it stands in the index; "" for a constant index."""
 
-    record: Record
+    record: LoopedOperation
     low: tuple[Polynomial, ...]
     high: tuple[Polynomial, ...]
     variables: tuple[tuple[str, int], ...]
 
 
-def _box(record: Record, group: Group) -> _Box:
+def _box(record: LoopedOperation, group: InstanceGroup) -> _Box:
     step = record.step
     counts = {**dict(group.axes), **dict(record.loops)}
     low: list[Polynomial] = []
@@ -179,7 +179,7 @@ def _box(record: Record, group: Group) -> _Box:
     return _Box(record, tuple(low), tuple(high), tuple(variables))
 
 
-def cells(program: Program, groups: Sequence[Group], domain: Domain) -> list[Cell]:
+def cells(program: SymbolicProgram, groups: Sequence[InstanceGroup], domain: Domain) -> list[Cell]:
     """Return the cells of all streams that have ends in these bodies. Raises `Wrong` where a stream has two writers,
     two readers, or both ends in one instance; splits; `Undecided`."""
     boxes: dict[str, list[_Box]] = {}
@@ -188,7 +188,7 @@ def cells(program: Program, groups: Sequence[Group], domain: Domain) -> list[Cel
     return [cell for name, mine in boxes.items() for cell in _cut(name, mine, groups, domain)]
 
 
-def _cut(stream: str, boxes: list[_Box], groups: Sequence[Group], domain: Domain) -> list[Cell]:
+def _cut(stream: str, boxes: list[_Box], groups: Sequence[InstanceGroup], domain: Domain) -> list[Cell]:
     def compare(a: Polynomial, b: Polynomial) -> int:
         if a == b:
             return 0
@@ -236,7 +236,7 @@ def _end(
     boxes: Sequence[_Box],
     first: Sequence[Polynomial],
     axes: Sequence[tuple[str, Polynomial]],
-    groups: Sequence[Group],
+    groups: Sequence[InstanceGroup],
 ) -> End | None:
     """Join the operations of one direction in a cell."""
     end: End | None = None
@@ -264,7 +264,7 @@ def _end(
     return end
 
 
-def _apart(cell: Cell, groups: Sequence[Group], domain: Domain) -> None:
+def _apart(cell: Cell, groups: Sequence[InstanceGroup], domain: Domain) -> None:
     """Check that the two ends of a cell are in different instances."""
     a, b = cell.writer, cell.reader
     if a is None or b is None or groups[a.group].task != groups[b.group].task:
@@ -289,7 +289,7 @@ def balanced(found: Sequence[Cell], domain: Domain) -> None:
         raise Wrong("leak", message, place, unequal)
 
 
-def packed(program: Program, found: Sequence[Cell], domain: Domain) -> None:
+def packed(program: SymbolicProgram, found: Sequence[Cell], domain: Domain) -> None:
     """Check that elements fill whole transfers. Raises `Wrong`, splits, `Undecided`."""
     for cell in found:
         packing = program.streams[cell.stream].packing
@@ -309,6 +309,9 @@ def _at_first(form: Polynomial, cell: Cell) -> Polynomial | None:
     return there if there.terms else None
 
 
-def restricted(groups: Sequence[Group], bodies: Mapping[int, Body]) -> list[Group]:
+def restricted(groups: Sequence[InstanceGroup], bodies: Mapping[int, Body]) -> list[InstanceGroup]:
     """Return the groups with other bodies; the bodies of those that are not named are empty."""
-    return [Group(group.name, group.task, group.tid, group.axes, bodies.get(k, ())) for k, group in enumerate(groups)]
+    return [
+        InstanceGroup(group.name, group.task, group.tid, group.axes, bodies.get(k, ()))
+        for k, group in enumerate(groups)
+    ]

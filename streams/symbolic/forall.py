@@ -17,7 +17,7 @@ from typing import Any
 
 from ...base.errors import RsnError
 from ..check import Report, check
-from ..source import Diagnostic
+from ..source import SourceFinding
 from ..syntax import nodes as syn
 from ..syntax.parser import UnreadableError, parsed, parsed_expression
 from ..syntax.printer import shown
@@ -54,7 +54,7 @@ class DomainError(RsnError):
 
 
 @dataclass(frozen=True)
-class Bound:
+class SizeRange:
     """The values of a size. high: None for no upper bound."""
 
     low: int
@@ -109,7 +109,7 @@ class Proof:
         }
 
 
-def _row(f: Diagnostic) -> dict[str, Any]:
+def _row(f: SourceFinding) -> dict[str, Any]:
     place = {} if f.place is None else {"line": f.place.line, "column": f.place.column}
     return {"code": f.code, "message": f.message, "warning": f.warning, "notes": list(f.notes)} | place
 
@@ -121,20 +121,20 @@ def prove(text: str, file: str, domain: str, strict: bool = False, region: str |
     as for `check.check`. Raises `DomainError` for a domain that cannot be read or that names no size of the file.
     """
     bounds = bounds_of(domain)
-    return _Search(text, file, bounds, strict, region).result()
+    return _CaseSearch(text, file, bounds, strict, region).result()
 
 
-def bounds_of(domain: str) -> dict[str, Bound]:
+def bounds_of(domain: str) -> dict[str, SizeRange]:
     """Read a domain. Raises `DomainError`."""
-    bounds: dict[str, Bound] = {}
+    bounds: dict[str, SizeRange] = {}
     given = parsed_expression(domain.strip().replace(" and ", ", "))
     if given is None:
         raise DomainError(f"{domain!r} states no sizes; write for example 'n >= 1, m >= 2' or '2 <= n <= 64'")
     for part in given.items if syn.is_tuple(given) else (given,):
         for name, low, high in _comparisons(part, domain):
-            before = bounds.get(name, Bound(-1))
+            before = bounds.get(name, SizeRange(-1))
             highs = [h for h in (before.high, high) if h is not None]
-            bounds[name] = Bound(max(before.low, low), min(highs) if highs else None)
+            bounds[name] = SizeRange(max(before.low, low), min(highs) if highs else None)
     for name, bound in bounds.items():
         if bound.low < 0:
             raise DomainError(f"{domain!r}: the least {name} is missing, or below 0")
@@ -150,7 +150,7 @@ MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 
 def _comparisons(node: syn.ExpressionNode, domain: str) -> Iterator[tuple[str, int, int | None]]:
     wrong = DomainError(f"{domain!r}: {shown(node)} is no bound of a size; write for example 'n >= 1'")
-    if not isinstance(node, syn.Compared):
+    if not isinstance(node, syn.ComparisonChain):
         raise wrong
     parts = (node.left, *node.others)
     for left, op, right in zip(parts, node.ops, parts[1:], strict=False):
@@ -184,8 +184,8 @@ def with_constants(text: str, sizes: Mapping[str, int]) -> str:
     return new + "\n".join(lines)
 
 
-class _Search:
-    def __init__(self, text: str, file: str, bounds: Mapping[str, Bound], strict: bool, region: str | None) -> None:
+class _CaseSearch:
+    def __init__(self, text: str, file: str, bounds: Mapping[str, SizeRange], strict: bool, region: str | None) -> None:
         self.text, self.file, self.bounds, self.strict, self.region = text, file, bounds, strict, region
         self.names = list(bounds)
         self.domain = ", ".join(_text(name, bound) for name, bound in bounds.items())
@@ -393,7 +393,7 @@ class _Search:
         return tuple(claims)
 
 
-def _text(name: str, bound: Bound) -> str:
+def _text(name: str, bound: SizeRange) -> str:
     return f"{name} >= {bound.low}" if bound.high is None else f"{bound.low} <= {name} <= {bound.high}"
 
 

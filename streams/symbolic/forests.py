@@ -12,7 +12,7 @@ from itertools import combinations, islice, permutations, product
 
 from .ends import Cell, End
 from .polynomial import ZERO, Polynomial
-from .tree import Group
+from .tree import InstanceGroup
 
 ORDERS = 200
 """Limit of the rankings that are tried."""
@@ -21,7 +21,7 @@ Proves = Callable[[Cell, Polynomial], bool]
 """Whether a form is at least 0 for all streams of a cell."""
 
 
-def is_forest(groups: Sequence[Group], found: Sequence[Cell], proves: Proves) -> bool:
+def is_forest(groups: Sequence[InstanceGroup], found: Sequence[Cell], proves: Proves) -> bool:
     """Whether a ranking shows that there is no cycle; two streams between the same instances are one."""
     tasks = list({groups[end.group].task: None for cell in found for end in (cell.writer, cell.reader) if end})
     axes = max((len(group.tid) for group in groups), default=0)
@@ -41,7 +41,7 @@ def is_forest(groups: Sequence[Group], found: Sequence[Cell], proves: Proves) ->
 
 
 def _upper(
-    cell: Cell, groups: Sequence[Group], place: Mapping[str, int], signs: Sequence[int], proves: Proves
+    cell: Cell, groups: Sequence[InstanceGroup], place: Mapping[str, int], signs: Sequence[int], proves: Proves
 ) -> End | None:
     """Return the end of higher rank, None if it is not seen."""
     a, b = cell.writer, cell.reader

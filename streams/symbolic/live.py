@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
-from ..run import Run, Unending
+from ..run import BodyRun, Unending
 from ..tree import Body as PlainBody
 from ..tree import Nodes
 from .domain import Domain, Undecided, form_of
@@ -33,8 +33,8 @@ from .forests import is_forest
 from .graphs import components, knots
 from .polynomial import ONE, ZERO, Polynomial
 from .reading import Ranges
-from .run import Channel, Machine, Stuck
-from .tree import Body, Branch, Group, Item, Loop, Program, Step, replaced, steps_of
+from .run import Channel, Stuck, SymbolicRun
+from .tree import Body, Branch, InstanceGroup, Item, Loop, SymbolicOperation, SymbolicProgram, replaced, steps_of
 
 UNROLLED = 4096
 """Limit of the operations of a network that is run as it is."""
@@ -48,11 +48,11 @@ Bodies = dict[int, Body]
 class Liveness:
     """Proofs about one program. used: the rules that were needed, in plain words."""
 
-    def __init__(self, program: Program, domain: Domain) -> None:
+    def __init__(self, program: SymbolicProgram, domain: Domain) -> None:
         self.program, self.domain = program, domain
         self.used: dict[str, None] = {}
 
-    def prove(self, groups: Sequence[Group], found: Sequence[Cell]) -> None:
+    def prove(self, groups: Sequence[InstanceGroup], found: Sequence[Cell]) -> None:
         """Prove that every instance ends. found: the cells of the groups. Raises `Stuck` if none does so for any size,
         splits, `Undecided`."""
         bodies = {k: group.body for k, group in enumerate(groups) if group.body}
@@ -111,7 +111,7 @@ class Liveness:
             if self.program.streams[step.stream].packing > 1:
                 raise Undecided(f"{step.stream} moves several elements at a time, on a cycle of streams")
             channels[step.stream, step.index] = self._depth(step.stream)
-        Machine(self.domain, list(bodies.values()), channels).finish()
+        SymbolicRun(self.domain, list(bodies.values()), channels).finish()
         self.used["the period of the run repeats until its loops end, by induction"] = None
 
     def _plain(self, bodies: Bodies) -> tuple[list[PlainBody], dict[int, int], dict[int, int]] | None:
@@ -126,7 +126,7 @@ class Liveness:
                 if left[0] < 0:
                     return None
                 made: PlainBody | None
-                if isinstance(node, Step):
+                if isinstance(node, SymbolicOperation):
                     number = numbers.setdefault((node.stream, node.index), len(numbers))
                     made = (nodes.op(number, node.put, node.place),)
                 elif isinstance(node, Loop):
@@ -175,7 +175,7 @@ class Liveness:
 
     def _run_plain(self, bodies: list[PlainBody], depths: dict[int, int], packing: dict[int, int]) -> None:
         try:
-            outcome = Run(bodies, depths, packing).outcome()
+            outcome = BodyRun(bodies, depths, packing).outcome()
         except Unending:
             raise Undecided("a part of the program without sizes is too large to be run before the run") from None
         if outcome.waits or outcome.left:
@@ -270,7 +270,7 @@ class Liveness:
 
     # -- grids of symbolic size ---------------------------------------------------------------------------------------
 
-    def _grids(self, groups: Sequence[Group], bodies: Bodies, found: Sequence[Cell]) -> None:
+    def _grids(self, groups: Sequence[InstanceGroup], bodies: Bodies, found: Sequence[Cell]) -> None:
         ordered = self._ordered(groups, found)
         if ordered and all(self._room(cell) for cell in found):
             self.used["instances can run one after the other in the direction of the streams"] = None
@@ -299,7 +299,7 @@ class Liveness:
             self._decide_room(found)
         raise Undecided("the instances of a grid of symbolic size neither run in one direction nor in equal rounds")
 
-    def _again(self, groups: Sequence[Group]) -> None:
+    def _again(self, groups: Sequence[InstanceGroup]) -> None:
         found = cells(self.program, groups, self.domain)
         if not self._all_even(found):
             raise Undecided("an iteration leaves tokens on a stream")
@@ -339,7 +339,7 @@ class Liveness:
         finally:
             del self.domain.indices[before:]
 
-    def _ordered(self, groups: Sequence[Group], found: Sequence[Cell]) -> bool:
+    def _ordered(self, groups: Sequence[InstanceGroup], found: Sequence[Cell]) -> bool:
         """Whether the direction of the streams has no cycle."""
         arcs: dict[int, set[int]] = {k: set() for k in range(len(groups))}
         for cell in found:
@@ -352,7 +352,7 @@ class Liveness:
                 return False
         return True
 
-    def _directed(self, groups: Sequence[Group], found: Sequence[Cell]) -> bool:
+    def _directed(self, groups: Sequence[InstanceGroup], found: Sequence[Cell]) -> bool:
         """Whether all streams lead to a greater sum of the coordinates, each with some sign or left out."""
         ends = [(cell, cell.writer, cell.reader) for cell in found]
         ranks = {len(end.tid) for _, a, b in ends for end in (a, b) if end is not None}
@@ -369,7 +369,7 @@ class Liveness:
                 return True
         return False
 
-    def _grid_section(self, groups: Sequence[Group], bodies: Bodies, start: int) -> dict[int, int] | None:
+    def _grid_section(self, groups: Sequence[InstanceGroup], bodies: Bodies, start: int) -> dict[int, int] | None:
         length = dict.fromkeys(bodies, 0)
         length[start] = 1
         while True:
@@ -412,7 +412,7 @@ def _only(body: Body, channels: set[Channel]) -> Body:
     """Return the operations of some streams alone."""
     out: list[Item] = []
     for node in body:
-        if isinstance(node, Step):
+        if isinstance(node, SymbolicOperation):
             if (node.stream, node.index) in channels:
                 out.append(node)
         elif isinstance(node, Loop):
@@ -434,7 +434,7 @@ def _only(body: Body, channels: set[Channel]) -> Body:
 def _depends(body: Body, name: str) -> bool:
     """Whether a body depends on a variable."""
     for node in body:
-        if isinstance(node, Step):
+        if isinstance(node, SymbolicOperation):
             if any(i.degree(name) for i in node.index):
                 return True
         elif isinstance(node, Loop):

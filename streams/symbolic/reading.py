@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from ...base.element_types import ElementType
 from ..declarations import Declared
 from ..elaborate import Elaborator, Exit, _EndsByData
-from ..expressions import Context, Reading
-from ..kernels import Operand
-from ..paths import State
+from ..expressions import FileReading, RegionContext
+from ..kernels import KernelOperand
+from ..paths import PathState
 from ..reader import declare
 from ..source import Source
 from ..syntax import nodes as syn
@@ -28,7 +28,7 @@ from ..tree import Instance, StreamDecl, TaskDecl
 from ..values import Data, Static, SymbolicNumber, Value
 from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
 from .polynomial import ONE, ZERO, Polynomial
-from .tree import Body, Element, Group, Loop, Program, SymbolicNodes, replaced, shape
+from .tree import Body, Element, InstanceGroup, Loop, SymbolicNodes, SymbolicProgram, replaced, shape
 
 PIECES = 40
 """Limit of the parts into which one range is cut."""
@@ -51,14 +51,14 @@ Read = TypeVar("Read")
 
 def read(
     text: str, file: str, sizes: Mapping[str, Polynomial], domain: Domain, region: str | None = None
-) -> tuple[Program, Source]:
+) -> tuple[SymbolicProgram, Source]:
     """Read a program. sizes: constants at the top of the file, or names that it does not declare, as forms in the sizes
     of the domain. region: as for `reader.read`. Mistakes are in the findings of the source. Raises splits and
     `Undecided`."""
     source = Source(text, file)
     tree = parsed(source.text)
     values = {name: number(form, domain) for name, form in sizes.items()}
-    declared = Declared(Reading(source, SymbolicNodes(iter(domain.fresh, ""))))
+    declared = Declared(FileReading(source, SymbolicNodes(iter(domain.fresh, ""))))
     given = constants(tree)
     undeclared: dict[str, Value] = {name: Static(value) for name, value in values.items() if name not in given}
     declare(declared, with_sizes(tree, values), region, undeclared)
@@ -66,12 +66,12 @@ def read(
     for stream in declared.streams:
         if isinstance(stream.packing, SymbolicNumber):
             raise Undecided(f"line {stream.place.line}: {stream.name} moves a symbolic number of elements at a time")
-    groups: list[Group] = []
+    groups: list[InstanceGroup] = []
     for task, scope in declared.tasks:
         if task.parameters:
             raise Undecided(f"line {task.place.line}: {task.name} has tensors, of which nothing is proved")
-        groups += Grid(scope.context, task, domain, streams).groups()
-    return Program(streams, tuple(groups)), source
+        groups += InstanceGrid(scope.context, task, domain, streams).groups()
+    return SymbolicProgram(streams, tuple(groups)), source
 
 
 def constants(tree: syn.Block) -> dict[str, syn.ExpressionNode]:
@@ -173,20 +173,22 @@ class Ranges:
         self.pieces += [(first + stride, count - 1, stride), (first, ONE, stride)]
 
 
-class Grid:
+class InstanceGrid:
     """The instances of one task."""
 
-    def __init__(self, context: Context, task: TaskDecl, domain: Domain, streams: Mapping[str, StreamDecl]) -> None:
+    def __init__(
+        self, context: RegionContext, task: TaskDecl, domain: Domain, streams: Mapping[str, StreamDecl]
+    ) -> None:
         self.context, self.task, self.domain, self.streams = context, task, domain, streams
         self.sizes = [form_of(size) for size in task.mapping]
         known = [size.number for size in self.sizes]
         self.few = None not in known and prod(size or 0 for size in known) <= FEW
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[InstanceGroup]:
         """Read all instances."""
         return self._axis((), ())
 
-    def _axis(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> list[Group]:
+    def _axis(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> list[InstanceGroup]:
         if len(tid) == len(self.sizes):
             return [self._instance(tid, axes)]
         size = self.sizes[len(tid)]
@@ -194,7 +196,7 @@ class Grid:
             return [g for k in range(size.number or 0) for g in self._axis((*tid, Polynomial.of(k)), axes)]
         ranges = Ranges(self.domain, f"the grid of {self.task.name}")
         ranges.begin(size)
-        groups: list[Group] = []
+        groups: list[InstanceGroup] = []
         for piece in ranges:
             first, count, stride = piece
             if count.number == 1:
@@ -211,19 +213,19 @@ class Grid:
 
             def inner(
                 index: Polynomial, name: str = name, count: Polynomial = count, stride: int = stride
-            ) -> list[Group]:
+            ) -> list[InstanceGroup]:
                 return [g for k in range(stride) for g in self._axis((*tid, index + k), (*axes, (name, count)))]
 
             groups += ranges.attempt(piece, name, inner, undo) or []
         return groups
 
-    def _instance(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> Group:
+    def _instance(self, tid: tuple[Polynomial, ...], axes: tuple[tuple[str, Polynomial], ...]) -> InstanceGroup:
         point = tuple(number(part, self.domain) for part in tid)
         name = self.task.name
         if any(size != ONE for size in self.sizes):
             name += f"[{','.join(map(str, point))}]"
         instance = SymbolicElaborator(self.context, self.task, name, point, self.domain, self.streams).instance()
-        return Group(name, self.task.name, tid, axes, instance.body)  # type: ignore[arg-type]
+        return InstanceGroup(name, self.task.name, tid, axes, instance.body)  # type: ignore[arg-type]
 
 
 class SymbolicElaborator(Elaborator):
@@ -231,7 +233,7 @@ class SymbolicElaborator(Elaborator):
 
     def __init__(
         self,
-        context: Context,
+        context: RegionContext,
         task: TaskDecl,
         name: str,
         tid: tuple[Number | int, ...],
@@ -278,7 +280,7 @@ class SymbolicElaborator(Elaborator):
             return None
         return Element(stream.name, tuple(map(form_of, index)), shown)
 
-    def operand(self, node: syn.ExpressionNode, value: Value) -> Operand:
+    def operand(self, node: syn.ExpressionNode, value: Value) -> KernelOperand:
         """Return a value as kernels see it, if its shape is known."""
         kind = value.type if isinstance(value, Data) else None
         if kind is not None and any(isinstance(size, Number) for size in kind.shape):
@@ -450,7 +452,7 @@ class SymbolicElaborator(Elaborator):
 
     def _back(self, mark: tuple[Any, ...]) -> None:
         """Forget what was read since a mark."""
-        state: State = mark[0]
+        state: PathState = mark[0]
         self.env, self.pending, self.tokens = dict(state.env), dict(state.pending), dict(state.tokens)
         self.ops = list(mark[1])
         self._branches, self._loops, self._loose, self.before = mark[2]

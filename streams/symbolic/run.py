@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from .domain import Domain, SplitIndex, SplitRests, Undecided
 from .ends import tokens
 from .polynomial import ZERO, Polynomial
-from .tree import Body, Branch, Loop, Step
+from .tree import Body, Branch, Loop, SymbolicOperation
 
 MOVES = 3000
 """Limit of the moves of one run."""
@@ -36,7 +36,7 @@ class Stuck(Exception):
 
 
 @dataclass
-class _Frame:
+class _SymbolicPlace:
     """A place in a body. done: iterations of the loop that are complete."""
 
     body: Body
@@ -47,21 +47,21 @@ class _Frame:
 
 
 @dataclass
-class Machine:
+class SymbolicRun:
     """A run. depths: of each stream, in elements."""
 
     domain: Domain
     bodies: Sequence[Body]
     depths: Mapping[Channel, Polynomial]
     nested: int = 0
-    stacks: list[list[_Frame]] = field(default_factory=list)
+    stacks: list[list[_SymbolicPlace]] = field(default_factory=list)
     fill: dict[Channel, Polynomial] = field(default_factory=dict)
     turn: int = 0
     idle: int = 0
 
     def __post_init__(self) -> None:
         if not self.stacks:
-            self.stacks = [[_Frame(body, "", Polynomial.of(1), ZERO)] if body else [] for body in self.bodies]
+            self.stacks = [[_SymbolicPlace(body, "", Polynomial.of(1), ZERO)] if body else [] for body in self.bodies]
             self.fill = dict.fromkeys(self.depths, ZERO)
 
     def finish(self) -> None:
@@ -86,9 +86,9 @@ class Machine:
                 frame.times, frame.done = next(values), next(values)
         self.fill = dict(zip(self.fill, values, strict=True))
 
-    def _copy(self) -> Machine:
-        stacks = [[_Frame(f.body, f.name, f.times, f.done, f.index) for f in stack] for stack in self.stacks]
-        return Machine(
+    def _copy(self) -> SymbolicRun:
+        stacks = [[_SymbolicPlace(f.body, f.name, f.times, f.done, f.index) for f in stack] for stack in self.stacks]
+        return SymbolicRun(
             self.domain, self.bodies, self.depths, self.nested + 1, stacks, dict(self.fill), self.turn, self.idle
         )
 
@@ -124,7 +124,7 @@ class Machine:
             if isinstance(node, Loop):
                 env = {f.name: f.done for f in stack if f.name}
                 frame.index += 1
-                stack.append(_Frame(node.body, node.name, node.times.put(env), ZERO))
+                stack.append(_SymbolicPlace(node.body, node.name, node.times.put(env), ZERO))
                 self.idle = 0
                 return "go on"
             if self._take(node, stack):
@@ -135,9 +135,9 @@ class Machine:
         self.idle += 1
         return "end" if self.idle > len(self.stacks) else "turn"
 
-    def _take(self, node: Step | Branch, stack: Sequence[_Frame]) -> bool:
+    def _take(self, node: SymbolicOperation | Branch, stack: Sequence[_SymbolicPlace]) -> bool:
         """Take the tokens of a node, if they and the room for them are there."""
-        if isinstance(node, Step):
+        if isinstance(node, SymbolicOperation):
             key = node.stream, node.index
             if node.put:
                 if not self.domain.at_least(self.depths[key], self.fill[key] + 1):
@@ -164,7 +164,7 @@ class Machine:
         """Whether some arm of a branch could begin."""
         for arm in node.arms:
             first = arm[0] if arm else None
-            if not isinstance(first, Step):
+            if not isinstance(first, SymbolicOperation):
                 return True
             key = first.stream, first.index
             room = self.depths[key] - self.fill[key] if first.put else self.fill[key]
@@ -172,7 +172,7 @@ class Machine:
                 return True
         return False
 
-    def _settle(self, stack: list[_Frame]) -> str:
+    def _settle(self, stack: list[_SymbolicPlace]) -> str:
         """At the end of a body begin the next iteration, or leave loops that have ended."""
         while stack and stack[-1].index == len(stack[-1].body):
             frame = stack[-1]

@@ -25,7 +25,7 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Step:
+class SymbolicOperation:
     """A put or a get."""
 
     stream: str
@@ -49,7 +49,7 @@ class Loop:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """As for `Step`."""
+        """As for `SymbolicOperation`."""
         return tuple(need for node in self.body for need in node.needs)
 
 
@@ -62,16 +62,16 @@ class Branch:
 
     @property
     def needs(self) -> tuple[tuple[Any, bool, int], ...]:
-        """As for `Step`."""
+        """As for `SymbolicOperation`."""
         return tuple(need for arm in self.arms for node in arm for need in node.needs)
 
 
-Item = Step | Loop | Branch
+Item = SymbolicOperation | Loop | Branch
 Body = tuple[Item, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class InstanceGroup:
     """Instances of a task with the same operations. axes: variables of their grid points with their counts. tid: the
     grid point, in these variables. name: for findings."""
 
@@ -83,11 +83,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Program:
+class SymbolicProgram:
     """A program that is read for every size of a domain."""
 
     streams: Mapping[str, StreamDecl]
-    groups: tuple[Group, ...]
+    groups: tuple[InstanceGroup, ...]
 
 
 class SymbolicNodes(Nodes):
@@ -99,7 +99,7 @@ class SymbolicNodes(Nodes):
 
     def op(self, stream: Any, put: bool, place: Place, variable: str = "") -> Any:
         """Return a put or a get. stream: an `Element`."""
-        return Step(stream.name, stream.index, put, place)
+        return SymbolicOperation(stream.name, stream.index, put, place)
 
     def repeat(self, times: int, body: Any) -> Any:
         """Return the body of a loop with a known number of equal iterations."""
@@ -125,7 +125,7 @@ def shape(body: Body, names: Mapping[str, Polynomial] | None = None) -> tuple[ob
     names = dict(names or {})
     out: list[object] = []
     for node in body:
-        if isinstance(node, Step):
+        if isinstance(node, SymbolicOperation):
             out.append((node.stream, tuple(i.put(names) for i in node.index), node.put))
         elif isinstance(node, Loop):
             inner = {**names, node.name: Polynomial.variable(f"${len(names)}")}
@@ -139,9 +139,9 @@ def replaced(body: Body, values: Mapping[str, Polynomial | int]) -> Body:
     """Return a body with variables replaced."""
     out: list[Item] = []
     for node in body:
-        if isinstance(node, Step):
+        if isinstance(node, SymbolicOperation):
             index = tuple(i.put(values) for i in node.index)
-            out.append(node if index == node.index else Step(node.stream, index, node.put, node.place))
+            out.append(node if index == node.index else SymbolicOperation(node.stream, index, node.put, node.place))
         elif isinstance(node, Loop):
             out.append(Loop(node.name, node.times.put(values), replaced(node.body, values)))
         else:
@@ -149,10 +149,10 @@ def replaced(body: Body, values: Mapping[str, Polynomial | int]) -> Body:
     return tuple(out)
 
 
-def steps_of(body: Body) -> Iterator[Step]:
+def steps_of(body: Body) -> Iterator[SymbolicOperation]:
     """All puts and gets in a body, those of both arms of a branch included."""
     for node in body:
-        if isinstance(node, Step):
+        if isinstance(node, SymbolicOperation):
             yield node
         elif isinstance(node, Loop):
             yield from steps_of(node.body)

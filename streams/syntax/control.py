@@ -160,7 +160,7 @@ class _Index:
                 return node.name != self.name
             case syn.Infix(op="%" | "&") if self._remainder(node):
                 return True
-            case syn.Compared():
+            case syn.ComparisonChain():
                 sides = [node.left, *node.others]
                 return all(self._compared(a, b) for a, b in pairwise(sides))
         return all(map(self.decides, node.children))

@@ -214,7 +214,7 @@ class Infix(ExpressionNode):
     right: ExpressionNode
 
 
-class Compared(ExpressionNode):
+class ComparisonChain(ExpressionNode):
     """`left op other op other ...`."""
 
     left: ExpressionNode

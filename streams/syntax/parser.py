@@ -227,7 +227,7 @@ class _Parser:
                 return n.Prefix(at, UNARY[type(op)], self.expression(operand))
             case ast.Compare(left=left, ops=ops, comparators=others):
                 symbols = tuple([BINARY[type(op)] for op in ops])
-                return n.Compared(at, self.expression(left), symbols, self.expressions(others))
+                return n.ComparisonChain(at, self.expression(left), symbols, self.expressions(others))
             case ast.BoolOp(op=op, values=values):
                 return n.Logical(at, "and" if isinstance(op, ast.And) else "or", self.expressions(values))
             case ast.IfExp(test=test, body=body, orelse=orelse):

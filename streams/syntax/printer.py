@@ -54,7 +54,7 @@ def _text(node: n.SyntaxNode) -> tuple[str, int]:
         case n.Infix(left=left, op=op, right=right):
             own, turned = BINDING[op], op == "**"
             return f"{shown(left, own + turned)} {op} {shown(right, own + (not turned))}", own
-        case n.Compared(left=left, ops=ops, others=others):
+        case n.ComparisonChain(left=left, ops=ops, others=others):
             rest = "".join(f" {op} {shown(other, COMPARE + 1)}" for op, other in zip(ops, others, strict=True))
             return shown(left, COMPARE + 1) + rest, COMPARE
         case n.Logical(op=op, values=values):

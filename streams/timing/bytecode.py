@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..tree import Beat, Body, Op, Repeat
+from ..tree import Beat, Body, FixedLoop, Op
 from .loop import BEAT, END, LOOP, NEXT
 
 Ints = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ class TooLong(Exception):
 
 
 @dataclass(frozen=True)
-class Code:
+class Bytecode:
     """All instances of a program.
 
     rows: `loop.KIND` and so on, one row an instruction. ops: stream * 2 + (1 for a put). first: row of each instance.
@@ -68,7 +68,7 @@ class Code:
                 loops.pop()
         return np.array(times, np.int64)
 
-    def sped_up(self, units: Floats) -> Code:
+    def sped_up(self, units: Floats) -> Bytecode:
         """The same program with instances that take less time. units: of each instance: a beat of more than one cycle
         takes so many times fewer, rounded up."""
         beats = self.rows[:, 0] == BEAT
@@ -79,7 +79,7 @@ class Code:
         return replace(self, rows=rows, cycles=tuple(int(x) for x in taken))
 
 
-def encode(bodies: Sequence[Body], packing: Mapping[int, int]) -> Code:
+def encode(bodies: Sequence[Body], packing: Mapping[int, int]) -> Bytecode:
     """Encode bodies of beats, or of single operations, without branches on data.
 
     packing: elements of a transfer, of every stream. Every stream must have one writer and one reader. Raises
@@ -101,7 +101,7 @@ def encode(bodies: Sequence[Body], packing: Mapping[int, int]) -> Code:
         made.instance(body)
     if sum(made.cycles) > LONGEST:
         raise TooLong
-    return Code(
+    return Bytecode(
         np.array(made.rows, np.int64).reshape(-1, 4),
         np.array(made.ops, np.int64),
         np.array(made.first, np.int64),
@@ -158,7 +158,7 @@ class _Encoder:
                 self._beat((node,), 1, nesting)
                 total += 1
             else:
-                assert isinstance(node, Repeat), "beats and loops only"
+                assert isinstance(node, FixedLoop), "beats and loops only"
                 self._deepest = max(self._deepest, nesting + 1)
                 self._row(LOOP, nesting, node.times, 0, nesting)
                 start = len(self.rows)

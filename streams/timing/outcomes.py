@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from ...base.place import Place
-from ..tree import Beat, Body, Choice, Node, Nodes, Repeat, same
+from ..tree import Beat, Body, Choice, FixedLoop, Node, Nodes, same
 
 OUTCOMES = 64
 """Limit of the outcomes of one execution that are timed one by one."""
@@ -43,7 +43,7 @@ def outcomes(bodies: Sequence[Body]) -> Outcomes:
 
 def branches(body: Body) -> bool:
     """Whether data decides anything in a body."""
-    return any(isinstance(node, Choice) or (isinstance(node, Repeat) and branches(node.body)) for node in body)
+    return any(isinstance(node, Choice) or (isinstance(node, FixedLoop) and branches(node.body)) for node in body)
 
 
 def _ways(body: Body) -> int:
@@ -52,7 +52,7 @@ def _ways(body: Body) -> int:
     for node in body:
         if isinstance(node, Choice):
             ways *= sum(map(_ways, node.arms))
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             once = _ways(node.body)
             ways *= once ** min(node.times, OUTCOMES) if once > 1 else 1
         ways = min(ways, OUTCOMES + 1)
@@ -65,7 +65,7 @@ def _each(body: Body, nodes: Nodes) -> Iterator[Body]:
     for node in body:
         if isinstance(node, Choice):
             parts.append([way for arm in node.arms for way in _each(arm, nodes)])
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             once = list(_each(node.body, nodes))
             if len(once) == 1:
                 parts.append([nodes.repeat(node.times, once[0])])
@@ -87,7 +87,7 @@ def _extreme(body: Body, pick: Callable[[int, int], int], nodes: Nodes) -> Body:
             for arm in arms[1:]:
                 one = _merged(one, arm, pick, node.place, nodes)
             made += one
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             made += nodes.repeat(node.times, _extreme(node.body, pick, nodes))
         else:
             made.append(node)
@@ -105,7 +105,7 @@ def _merged(a: Body, b: Body, pick: Callable[[int, int], int], place: Place, nod
     for x, y in zip(a, b, strict=True):
         if isinstance(x, Beat) and isinstance(y, Beat) and same(x.ops, y.ops):
             made.append(nodes.beat(x.ops, pick(x.cycles, y.cycles), x.place))
-        elif isinstance(x, Repeat) and isinstance(y, Repeat) and x.times == y.times:
+        elif isinstance(x, FixedLoop) and isinstance(y, FixedLoop) and x.times == y.times:
             made += nodes.repeat(x.times, _merged(x.body, y.body, pick, place, nodes))
         else:
             raise ByDataError(place)
@@ -116,7 +116,7 @@ def _cycles(body: Body) -> int:
     """Cycles of a body without branches."""
     total = 0
     for node in body:
-        if isinstance(node, Repeat):
+        if isinstance(node, FixedLoop):
             total += node.times * _cycles(node.body)
         elif isinstance(node, Beat):
             total += node.cycles

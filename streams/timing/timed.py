@@ -19,7 +19,7 @@ import numpy as np
 from ...machine import jit
 from ..tree import Body
 from . import loop
-from .bytecode import LONGEST, Code, Ints, TooLong, encode
+from .bytecode import LONGEST, Bytecode, Ints, TooLong, encode
 
 TOKENS = 1 << 24
 """Limit of the tokens that wait on all streams together."""
@@ -39,7 +39,7 @@ class TooManyTokens(Exception):
 
 
 @dataclass(frozen=True)
-class Timing:
+class BeatTiming:
     """A run. Times are in clock cycles.
 
     ends: of each execution. busy, last: of each instance, the cycles of its beats and the end of its last one.
@@ -74,7 +74,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Stuck:
+class EndlessWait:
     """Instances wait for ever. waits: of each of them, the first operation that cannot be done: stream, whether put."""
 
     waits: Mapping[int, tuple[int, bool]]
@@ -89,7 +89,7 @@ class Late:
     full: frozenset[int]
 
 
-class Model:
+class TimedProgram:
     """The instances of a program, ready to be run with different depths.
 
     bodies: trees of beats, or of single operations, which take a cycle each, without branches on data; every stream has
@@ -98,7 +98,7 @@ class Model:
     """
 
     def __init__(self, bodies: Sequence[Body], packing: Mapping[int, int], executions: int = 1) -> None:
-        self.code: Code = encode(bodies, packing)
+        self.code: Bytecode = encode(bodies, packing)
         self.executions = executions
         self.walked = 0
         if sum(self.code.cycles) * executions > LONGEST:
@@ -114,19 +114,21 @@ class Model:
         """Elements that all executions put on each stream: a stream as deep as that is never full."""
         return {s: n * self.executions for s, n in zip(self.code.streams, self.code.tokens, strict=True)}
 
-    def sped_up(self, units: Sequence[float]) -> Model:
-        """The same program with instances that take less time, as of `Code.sped_up`."""
+    def sped_up(self, units: Sequence[float]) -> TimedProgram:
+        """The same program with instances that take less time, as of `Bytecode.sped_up`."""
         made = copy(self)
         made.code = self.code.sped_up(np.array(units, np.float64))
         return made
 
-    def run(self, depths: Mapping[int, int], skips: bool = True, limits: Sequence[int] = ()) -> Timing | Stuck | Late:
+    def run(
+        self, depths: Mapping[int, int], skips: bool = True, limits: Sequence[int] = ()
+    ) -> BeatTiming | EndlessWait | Late:
         """Run with these depths, in elements; a stream that is not among them, or that holds more than `COUNTED` and
         all tokens, is endless. skips: whole periods are skipped, which changes no result. limits: times of the ends of
         the executions; the run stops once it is sure that one of them is later. Raises `TooManyTokens`."""
         code = self.code
         depth = [0 if depths.get(s, 0) >= max(n, COUNTED) else min(depths.get(s, 0), n) for s, n in self.tokens.items()]
-        state = _State(code, np.array(depth, np.int64), self.executions)
+        state = _RunArrays(code, np.array(depth, np.int64), self.executions)
         function = self._function()
         skipped = 0
         while True:
@@ -138,17 +140,17 @@ class Model:
             if done == code.instances:
                 return state.timing(skipped)
             if not state.grow():
-                return Stuck(state.waits())
+                return EndlessWait(state.waits())
 
     def _function(self) -> object:
         small = int(sum(self.code.cycles)) * self.executions <= SMALL
         return loop.run if small else jit.engine()(loop.run)
 
 
-class _State:
+class _RunArrays:
     """Arrays of a run."""
 
-    def __init__(self, code: Code, depth: Ints, executions: int) -> None:
+    def __init__(self, code: Bytecode, depth: Ints, executions: int) -> None:
         self.code, self.depth, self.executions = code, depth, executions
         self.counters: Ints = np.zeros(int(code.base[-1]), np.int64)
         self.instances: Ints = np.zeros((code.instances, 4), np.int64)
@@ -225,10 +227,10 @@ class _State:
                     break
         return found
 
-    def timing(self, skipped: int) -> Timing:
+    def timing(self, skipped: int) -> BeatTiming:
         """Return the result."""
         columns = {s: [int(x) for x in row] for s, row in zip(self.code.streams, self.streams, strict=True)}
-        return Timing(
+        return BeatTiming(
             tuple(int(x) for x in self.ends.max(axis=1, initial=0)),
             tuple(int(x) for x in self.instances[:, loop.BUSY]),
             tuple(int(x) for x in self.instances[:, loop.CLOCK]),

@@ -7,7 +7,7 @@ import pytest
 from rsn.assembler.parser import parse
 from rsn.base.errors import SourceError
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.program import Patch, Place, Program, UnpackedProgram
+from rsn.isa.program import Patch, Program, SourceLine, UnpackedProgram
 
 HEAD = """\
 overlay xnn
@@ -87,7 +87,7 @@ block inner(q) { send dim1=clamp(len[q]-q, 0, 7) }
     ]
     assert made.packets[0].mops == (f.MemA(load=1, dim1=2), f.MemA(send=1, dim1=3))
     assert made.parameters[0].patches == (Patch(0, 1, "dim1", 2, 7),)
-    assert made.places[:2] == (Place("k.rsn", 9), Place("k.rsn", 10))
+    assert made.places[:2] == (SourceLine("k.rsn", 9), SourceLine("k.rsn", 10))
 
 
 def test_parameters_are_local() -> None:

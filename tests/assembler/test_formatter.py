@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rsn.assembler.diagnostic import Text
+from rsn.assembler.diagnostic import SourceText
 from rsn.assembler.formatter import format_text
 from rsn.assembler.printer import WIDTH
 from rsn.assembler.syntax import read
@@ -71,7 +71,7 @@ def test_meaning_stays(root: Path) -> None:
     for path in sorted((root / "programs").glob("*.rsn")):
         text = path.read_text(encoding="utf-8")
         laid = format_text(text, path.name)
-        assert read(Text(laid, "x")) == read(Text(text, "x"))
+        assert read(SourceText(laid, "x")) == read(SourceText(text, "x"))
         assert format_text(laid, path.name) == laid
 
 

@@ -10,7 +10,7 @@ import pytest
 from rsn.assembler import include
 from rsn.assembler.parser import parse_file
 from rsn.base.errors import SourceError
-from rsn.isa.program import Place, Program
+from rsn.isa.program import Program, SourceLine
 
 
 def write(folder: Path, **texts: str) -> Path:
@@ -39,7 +39,7 @@ def test_everything_may_be_included(tmp_path: Path) -> None:
     assert isinstance(made, Program)
     assert [b.name for b in made.buffers] == ["x"]
     lib = str(tmp_path / "lib" / "first.rsn")
-    assert made.places == (Place(lib, 7), Place(lib, 5), Place(str(path), 4))
+    assert made.places == (SourceLine(lib, 7), SourceLine(lib, 5), SourceLine(str(path), 4))
 
 
 def test_a_text_is_included_once(tmp_path: Path) -> None:

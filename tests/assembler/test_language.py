@@ -13,7 +13,7 @@ from rsn.assembler.spelling import KEYWORDS, NAME
 from rsn.base.errors import SourceError
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.program import Buffer, KernelPatch, Layout, Parameter, Patch, Place, Program, Role, UnpackedProgram
+from rsn.isa.program import Buffer, KernelPatch, Layout, Parameter, Patch, Program, Role, SourceLine, UnpackedProgram
 
 
 def kernels(text: str) -> UnpackedProgram:
@@ -67,11 +67,11 @@ DDR { load }    # sections of a unit are appended
 
 def test_places_are_the_lines_of_the_text() -> None:
     made = kernels("overlay xnn\nMemA[0, 2] {\n  load\n  for 2 {\n    send\n  }\n}\nMME0 {\n  k128\n}")
-    lines = tuple(Place("k.rsn", n) for n in (3, 5, 5))
+    lines = tuple(SourceLine("k.rsn", n) for n in (3, 5, 5))
     assert made.places == {"MemA0": lines, "MemA2": lines}
-    assert made.preloaded_places == {"MME0": (Place("k.rsn", 9),)}
+    assert made.preloaded_places == {"MME0": (SourceLine("k.rsn", 9),)}
     packets = program("overlay xnn\nfor 2 {\npacket MemA0 {\nload\n} }\nnop\n\nlast DDR")
-    assert packets.places == tuple(Place("p.rsn", n) for n in (3, 3, 6, 8))
+    assert packets.places == tuple(SourceLine("p.rsn", n) for n in (3, 3, 6, 8))
 
 
 def test_configuration_travels_with_the_kernels_of_its_unit() -> None:

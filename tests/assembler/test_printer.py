@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rsn.assembler.parser import parse
-from rsn.assembler.printed_lines import Sum, label, render
+from rsn.assembler.printed_lines import LoopNumber, label, render
 from rsn.assembler.printer import group, shortest, show
 from rsn.base.errors import ProgramError
 from rsn.isa.overlays.xnn import XNN
@@ -117,7 +117,7 @@ def test_group(indices: list[int], text: str) -> None:
 )
 def test_parameter_names(name: str, text: str) -> None:
     part, *numbers = label(name)
-    assert render([part], [Sum(n) for n in numbers]) == text
+    assert render([part], [LoopNumber(n) for n in numbers]) == text
     program = Program(XNN, (), parameters=(Parameter(name, 0, 1, 0),))
     again = parse(show(program), "x.rsn")
     assert again.parameters == program.parameters

@@ -18,7 +18,7 @@ from rsn.isa.fields import Field, Record
 from rsn.isa.overlay import InstructionFormat, Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.isa.packet import NOP, Header, Packet
-from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
+from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program, Role, SourceLine
 from rsn.tests.effort import examples
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -215,18 +215,18 @@ def test_layout_of_text_is_canonical(program: Program) -> None:
 def test_source_map(name: str) -> None:
     overlay = OVERLAYS[name]
     packet = Packet.terminator(1)
-    places = (Place("a.rsn", 7), Place("b.rsn", 1), Place("a.rsn", 8))
+    places = (SourceLine("a.rsn", 7), SourceLine("b.rsn", 1), SourceLine("a.rsn", 8))
     mme = overlay.preloaded["MME"].record
     program = Program(
         overlay,
         (packet, packet, packet, packet),
         {"MME1": (mme(), mme())},
         places=places,
-        preloaded_places={"MME1": (Place("c.rsn", 9),)},
+        preloaded_places={"MME1": (SourceLine("c.rsn", 9),)},
     )
     again = loads(dumps(program))
     assert again.places == places
-    assert again.preloaded_places == {"MME1": (Place("c.rsn", 9),)}
+    assert again.preloaded_places == {"MME1": (SourceLine("c.rsn", 9),)}
     assert again.where("MME1", 0) == "c.rsn:9"
 
 

@@ -17,9 +17,9 @@ from rsn.hw.sim.explain import explain
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.timeline import Timeline
 from rsn.hw.sim.trace import TraceEvents
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlays import OVERLAYS, XNN
-from rsn.isa.program import Program, Segment, UnpackedProgram
+from rsn.isa.program import Program, ProgramSegment, UnpackedProgram
 from rsn.isa.segments import stored_buffers
 from rsn.scheduler.build import build
 from rsn.scheduler.pack import pack
@@ -62,7 +62,7 @@ def test_the_text_of_a_compiled_program_keeps_its_segments(network: str) -> None
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 segments = st.lists(
     st.builds(
-        Segment,
+        ProgramSegment,
         name=names | st.sampled_from(["kind", "layers", "outputs", "segment", "for", "a{b}", "c,d"]),
         layers=st.lists(names | st.just(""), max_size=3).map(tuple),
         kind=st.text(st.characters(codec="utf-8"), max_size=4),
@@ -75,7 +75,7 @@ segments = st.lists(
 
 
 @given(segments)
-def test_any_segments_are_read_as_printed(found: tuple[Segment, ...]) -> None:
+def test_any_segments_are_read_as_printed(found: tuple[ProgramSegment, ...]) -> None:
     program = replace(read(BUFFERS + "last DDR"), segments=found)
     assert read(show(program)).segments == found
     assert show(read(show(program))) == show(program)
@@ -84,8 +84,8 @@ def test_any_segments_are_read_as_printed(found: tuple[Segment, ...]) -> None:
 def test_the_parts_stand_in_any_order_and_may_be_left_out() -> None:
     written = 'segment s outputs y, "x" layers "a.b", "a.norm" kind "gemm 2x2"\nsegment t\n'
     assert read(written.join(BUFFERS.split("\n", 1)).replace("xnn", "xnn\n") + "last DDR").segments == (
-        Segment("s", ("a.b", "a.norm"), "gemm 2x2", ("y", "x"), {}),
-        Segment("t", (), "", (), {}),
+        ProgramSegment("s", ("a.b", "a.norm"), "gemm 2x2", ("y", "x"), {}),
+        ProgramSegment("t", (), "", (), {}),
     )
 
 
@@ -103,7 +103,7 @@ def test_a_text_with_sections_declares_segments_too() -> None:
     source = (PROGRAMS / "fig10.rsn").read_text(encoding="utf-8") + '\nsegment product kind "gemm" outputs y\n'
     unpacked = parse(source, "t.rsn")
     assert isinstance(unpacked, UnpackedProgram)
-    assert unpacked.segments == (Segment("product", (), "gemm", ("y",), {}),)
+    assert unpacked.segments == (ProgramSegment("product", (), "gemm", ("y",), {}),)
     assert pack(unpacked).segments == unpacked.segments
 
 
@@ -112,7 +112,7 @@ def test_reports_go_by_what_a_text_declares() -> None:
     program = compiled(1, 300, PAPER)
     again = read(show(program))
     bare = replace(again, segments=())
-    assert stored_buffers(Expansion(again)) == stored_buffers(Expansion(bare)) != []
+    assert stored_buffers(ExpandedProgram(again)) == stored_buffers(ExpandedProgram(bare)) != []
     named = explain(Machine(again)).segments
     assert [(s.name, s.kind, s.layers) for s in named] == [(s.name, s.kind, s.layers) for s in program.segments]
     assert [s.end for s in named] == pytest.approx([s.end for s in explain(Machine(program)).segments])
@@ -123,4 +123,4 @@ def test_reports_go_by_what_a_text_declares() -> None:
 def test_no_code_is_no_reason_to_fail(overlay: str) -> None:
     bank = next(iter(OVERLAYS[overlay].banks))
     made = parse(f"overlay {overlay}\nbuffer x {bank} 64 output\nsegment s outputs x\n", "t.rsn")
-    assert made.segments == (Segment("s", (), "", ("x",), {}),)
+    assert made.segments == (ProgramSegment("s", (), "", ("x",), {}),)

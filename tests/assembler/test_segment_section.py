@@ -19,7 +19,7 @@ from rsn.assembler.segment_section import SEGMENTS
 from rsn.base.errors import ContainerError, ProgramError
 from rsn.cli.main import main
 from rsn.isa.overlays import XNN
-from rsn.isa.program import Program, Segment
+from rsn.isa.program import Program, ProgramSegment
 from rsn.scheduler.build import build
 from rsn.scheduler.schedule import PAPER
 from rsn.tests.scheduler.networks import Maker
@@ -30,7 +30,7 @@ ranges = st.lists(st.integers(0, 99), min_size=2, max_size=6, unique=True).map(
 )
 segments = st.lists(
     st.builds(
-        Segment,
+        ProgramSegment,
         name=st.text("abc_", min_size=1),
         layers=st.lists(st.text("xyz."), max_size=3).map(tuple),
         kind=st.text("g 1", max_size=4),
@@ -42,14 +42,14 @@ segments = st.lists(
 ).map(tuple)
 
 
-def program(*found: Segment) -> Program:
+def program(*found: ProgramSegment) -> Program:
     made = parse("overlay xnn\nbuffer x ddr 128x64\nbuffer y ddr 128x64\nlast DDR", "t.rsn")
     assert isinstance(made, Program)
     return replace(made, segments=found)
 
 
 @given(segments)
-def test_any_segments_are_read_as_written(found: tuple[Segment, ...]) -> None:
+def test_any_segments_are_read_as_written(found: tuple[ProgramSegment, ...]) -> None:
     again = loads(dumps(program(*found)))
     assert again.segments == found
     assert dumps(again) == dumps(program(*found))
@@ -63,27 +63,30 @@ def test_a_compiled_program_keeps_its_segments() -> None:
 
 def test_without_segments_there_is_no_section() -> None:
     assert b"SEGM" not in dumps(program())
-    assert b"SEGM" in dumps(program(Segment("s", (), "", (), {})))
+    assert b"SEGM" in dumps(program(ProgramSegment("s", (), "", (), {})))
 
 
 FAULTS = [
-    (Segment("s", (), "", ("z",), {}), "segment s fills z, which is no buffer"),
-    (Segment("s", (), "", (), {"Mem": ((0, 1),)}), "segment s has uOPs of Mem, which is no unit of xnn"),
-    (Segment("s", (), "", (), {"DDR": ((1, 1),)}), "segment s: its uOPs of DDR are not ranges in ascending order"),
-    (Segment("s", (), "", (), {"DDR": ((2, 3), (0, 1))}), "segment s: its uOPs of DDR are not ranges"),
-    (Segment("s", (), "", (), {"DDR": ((-1, 3),)}), "segment s: its uOPs of DDR are not ranges"),
+    (ProgramSegment("s", (), "", ("z",), {}), "segment s fills z, which is no buffer"),
+    (ProgramSegment("s", (), "", (), {"Mem": ((0, 1),)}), "segment s has uOPs of Mem, which is no unit of xnn"),
+    (
+        ProgramSegment("s", (), "", (), {"DDR": ((1, 1),)}),
+        "segment s: its uOPs of DDR are not ranges in ascending order",
+    ),
+    (ProgramSegment("s", (), "", (), {"DDR": ((2, 3), (0, 1))}), "segment s: its uOPs of DDR are not ranges"),
+    (ProgramSegment("s", (), "", (), {"DDR": ((-1, 3),)}), "segment s: its uOPs of DDR are not ranges"),
 ]
 
 
 @pytest.mark.parametrize(("segment", "message"), FAULTS)
-def test_segments_that_cannot_be_are_not_written(segment: Segment, message: str) -> None:
+def test_segments_that_cannot_be_are_not_written(segment: ProgramSegment, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         dumps(program(segment))
 
 
 def test_two_segments_have_two_names() -> None:
     with pytest.raises(ProgramError, match="segment s is declared twice"):
-        dumps(program(*[Segment("s", (), "", (), {})] * 2))
+        dumps(program(*[ProgramSegment("s", (), "", (), {})] * 2))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_two_segments_have_two_names() -> None:
     ],
 )
 def test_a_section_that_lies(unit: str, numbers: tuple[int, ...], message: str) -> None:
-    made = program(Segment("s", (), "", (), {}))
+    made = program(ProgramSegment("s", (), "", (), {}))
     rows = [{"name": "s", "kind": "", "layers": [], "outputs": []}]
     uops = [{"unit": unit, "ranges": struct.pack(f"<{len(numbers)}I", *numbers)}]
     sections = container._sections(made)
@@ -107,7 +110,7 @@ def test_a_section_that_lies(unit: str, numbers: tuple[int, ...], message: str) 
 
 def test_info_shows_them(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
-    container.write(program(Segment("s", ("a.b", "a.norm"), "gemm 64x64", ("x",), {"DDR": ((0, 1),)})), path)
+    container.write(program(ProgramSegment("s", ("a.b", "a.norm"), "gemm 64x64", ("x",), {"DDR": ((0, 1),)})), path)
     text = CliRunner().invoke(main, ["info", str(path)], catch_exceptions=False).stdout
     assert "#  segment  kind        layers\n0  s        gemm 64x64  a.b, a.norm\n" in text
     (facts,) = json.loads(CliRunner().invoke(main, ["info", "--json", str(path)]).stdout)["segments"]

@@ -26,8 +26,8 @@ from rsn.cli.published.step import (
 from rsn.streams.dynamic.errors import StepError
 from rsn.streams.dynamic.programs.figures import (
     ExpertPoint,
+    FigurePoint,
     GatedPoint,
-    Point,
     PointResult,
     cache_lengths,
     deal,
@@ -38,7 +38,7 @@ from rsn.streams.dynamic.programs.figures import (
 from rsn.tests.effort import examples
 
 
-def some(*patterns: str) -> list[Point]:
+def some(*patterns: str) -> list[FigurePoint]:
     return [point for point in points() if any(fnmatch(point.key, pattern) for pattern in patterns)]
 
 

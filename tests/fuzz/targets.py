@@ -25,7 +25,7 @@ from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.file import made
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.packet import Header, Words, encode_image
-from rsn.isa.program import Program, Segment, UnpackedProgram
+from rsn.isa.program import Program, ProgramSegment, UnpackedProgram
 from rsn.isa.statistics import count
 from rsn.scheduler.pack import pack
 
@@ -178,7 +178,7 @@ def seeds(target: str) -> tuple[bytes, ...]:
     if target == "binary":
         last = programs[-1]
         changed = replace(last, overlay=made(_CHANGES, "changes.toml"))
-        segment = Segment("s", ("a.b",), "gemm", (last.buffers[0].name,), {"DDR": ((0, 1), (2, 4))})
+        segment = ProgramSegment("s", ("a.b",), "gemm", (last.buffers[0].name,), {"DDR": ((0, 1), (2, 4))})
         return tuple(container.dumps(p) for p in (*programs, changed, replace(last, segments=(segment,))))
     names = [*OVERLAYS]
     return tuple(bytes([names.index(p.overlay.name)]) + p.image.astype("<u4").tobytes() for p in programs)

@@ -32,7 +32,7 @@ from rsn.rsnlib.models import preset
 from rsn.rsnlib.pipeline import Pipeline
 from rsn.scheduler.best import schedule_named
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.pack import pack
 
 FOLDER = Path(__file__).parent
@@ -151,7 +151,7 @@ def _whole_numbers(batch: int, seq: int) -> Made:
         gemm("x", "q", 200, 96), gemm("x", "k", 200, 96), gemm("x", "v", 200, 96),
         AttentionLayer("a", "q", "k", "v", "a", 3, 32, masked=True),
         gemm("a", "o", 96, 200, residual="x", residual_scale=weight(1, 200)[0], norm=Norm(1e-12)),
-        gemm("o", "up", 200, 300, activation=Activation.GELU_ERF),
+        gemm("o", "up", 200, 300, activation=ActivationFunction.GELU_ERF),
         gemm("up", "y", 300, 200, residual="o", norm=Norm(1e-6)),
     )  # fmt: skip
     network = LayerGraph(batch, seq, {"x": 200}, (Output("y", weight(1, 200)[0], weight(1, 200)[0]),), layers)

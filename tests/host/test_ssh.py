@@ -30,7 +30,7 @@ from rsn.host.boards import ssh
 from rsn.host.boards.device import BoardLost, BoardMismatch, BoardTimeout
 from rsn.host.boards.ssh import SshBoard, Target, _Link
 from rsn.host.boards.ssh_cache import WeightCache, checksum
-from rsn.host.boards.ssh_frames import GREETING, Ended, Frames
+from rsn.host.boards.ssh_frames import GREETING, Frames, PipeClosed
 from rsn.host.runner import Result, Runner
 from rsn.host.tensors import load_tensors, save_tensors
 from rsn.isa.overlays import XNN
@@ -543,7 +543,7 @@ def test_what_is_no_frame(raw: bytes) -> None:
         os.write(write, raw)
         os.close(write)
         os.close(frames._write)
-        with pytest.raises(Ended):
+        with pytest.raises(PipeClosed):
             frames.receive(1000)
     finally:
         os.close(read)

@@ -77,7 +77,7 @@ def test_packed_and_plain_weights_load_to_the_same(tmp_path: Path) -> None:
     w = np.random.default_rng(0).standard_normal((128, 64)).astype(np.float32)
     tensors.save_tensors(tmp_path / "plain.safetensors", {"w": w})
     tensors.save_tensors(tmp_path / "packed.safetensors", {"w": tensors.pack(WEIGHT, w)}, packed=True)
-    plain, packed = (tensors.Weights(tmp_path / f"{n}.safetensors", (WEIGHT,)) for n in ("plain", "packed"))
+    plain, packed = (tensors.WeightFile(tmp_path / f"{n}.safetensors", (WEIGHT,)) for n in ("plain", "packed"))
     assert (plain["w"] == packed["w"]).all()
 
 
@@ -95,7 +95,7 @@ def test_weights_that_do_not_fit(tmp_path: Path, saved: dict, packed: bool, mess
     path = tmp_path / "f.safetensors"
     tensors.save_tensors(path, saved, packed=packed)
     with pytest.raises(TensorError, match=message):
-        tensors.Weights(path, (WEIGHT,))
+        tensors.WeightFile(path, (WEIGHT,))
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.npy"])

@@ -16,7 +16,7 @@ from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role, UnpackedProgram
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
 
@@ -49,7 +49,9 @@ def encoder(
     """A stack of post-norm encoders with random weights; segments are l0.q, l0.k, ..."""
     rng = np.random.default_rng([layers, batch, seq, hidden, heads, ffn])
 
-    def gemm(x: str, y: str, k: int, n: int, residual: str | None = None, act: Activation | None = None) -> Gemm:
+    def gemm(
+        x: str, y: str, k: int, n: int, residual: str | None = None, act: ActivationFunction | None = None
+    ) -> Gemm:
         weight = (rng.standard_normal((k, n)) / k**0.5).astype(np.float32)
         bias, scale = (rng.standard_normal((2, n)) / 10).astype(np.float32)
         if residual is None:
@@ -62,7 +64,7 @@ def encoder(
         q, k, v, c, d, h, y = (f"l{i}.{n}" for n in "qkvcdhy")
         out += [gemm(x, n, hidden, hidden) for n in (q, k, v)]
         out.append(AttentionLayer(f"{c}.path", q, k, v, c, heads, hidden // heads, masked))
-        out += [gemm(c, d, hidden, hidden, x), gemm(d, h, hidden, ffn, act=Activation.GELU_TANH)]
+        out += [gemm(c, d, hidden, hidden, x), gemm(d, h, hidden, ffn, act=ActivationFunction.GELU_TANH)]
         out.append(gemm(h, y, ffn, hidden, d))
         x = y
     return LayerGraph(batch, seq, {"x": hidden}, (Output(x),), tuple(out))

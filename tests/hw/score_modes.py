@@ -13,7 +13,7 @@ from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.work import Part
+from rsn.isa.work import KeyPart
 from rsn.tests.hw.store_modes import BLOCK, TILE, Array, run, scaling, transfer
 
 
@@ -51,7 +51,7 @@ class Scores:
         ddr = []
         for chunk, _ in passes:
             ddr += [transfer((chunk * tiles + i) * 2 * BLOCK, 2 * BLOCK, to="MemA0") for i in range(tiles)]
-        stored = [chunk for chunk, part in passes if part in (Part.ALL, Part.APPLY)]
+        stored = [chunk for chunk, part in passes if part in (KeyPart.ALL, KeyPart.APPLY)]
         stores = [transfer(out + (2 * chunk + j) * size, size, source=f"MemC{j}") for chunk in stored for j in range(2)]
         count = len(passes) * tiles
         fills, sends = [{"load": 1, "dim1": TILE, "dim2": TILE}] * count, [{"send": 1, "acc_a": 1, "acc_b": 1}] * count
@@ -78,13 +78,13 @@ class Scores:
         ]
         return [np.concatenate(of, axis=1) for of in found], seconds
 
-    def _passes(self) -> Iterator[tuple[int, Part]]:
+    def _passes(self) -> Iterator[tuple[int, KeyPart]]:
         chunks = len(self.x)
         if not self.parts:
-            yield 0, Part.ALL
+            yield 0, KeyPart.ALL
             return
-        yield from ((chunk, Part.MORE if chunk else Part.FIRST) for chunk in range(chunks))
-        yield from ((chunk, Part.APPLY) for chunk in range(chunks))
+        yield from ((chunk, KeyPart.MORE if chunk else KeyPart.FIRST) for chunk in range(chunks))
+        yield from ((chunk, KeyPart.APPLY) for chunk in range(chunks))
 
     def _tiles(self, chunk: int) -> Iterator[tuple[int, Array]]:
         """The tiles of a chunk, in the order in which MME0 and MME1 take them."""
@@ -96,17 +96,17 @@ class Scores:
 
     @staticmethod
     def _interleaved(
-        loads: list[f.Ddr], stores: list[f.Ddr], tiles: int, passes: list[tuple[int, Part]]
+        loads: list[f.Ddr], stores: list[f.Ddr], tiles: int, passes: list[tuple[int, KeyPart]]
     ) -> Iterator[f.Ddr]:
         """The stores of a pass behind the loads of the next one."""
         waiting: list[f.Ddr] = []
         for number, (_, part) in enumerate(passes):
             yield from loads[number * tiles : number * tiles + tiles]
             yield from waiting
-            waiting = [stores.pop(0), stores.pop(0)] if part in (Part.ALL, Part.APPLY) else []
+            waiting = [stores.pop(0), stores.pop(0)] if part in (KeyPart.ALL, KeyPart.APPLY) else []
         yield from waiting
 
-    def _mem_c(self, j: int, passes: list[tuple[int, Part]]) -> Iterator[Any]:
+    def _mem_c(self, j: int, passes: list[tuple[int, KeyPart]]) -> Iterator[Any]:
         _, _, rows, cols = self.x.shape
         store: dict[str, int] = {}
         for chunk, part in passes:
@@ -129,7 +129,7 @@ class Scores:
                 part=part,
             )
             yield f.MemC(recv=1, recv_a=rows // TILE, recv_b=cols // TILE, k_iter=1, softmax=1, **store)
-            store = {"store": 1, "dim1": rows, "dim2": cols} if part in (Part.ALL, Part.APPLY) else {}
+            store = {"store": 1, "dim1": rows, "dim2": cols} if part in (KeyPart.ALL, KeyPart.APPLY) else {}
         yield f.MemC(**store)
 
     def _first_column(self, chunk: int, j: int) -> int:

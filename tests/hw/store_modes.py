@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 from scipy.special import erf
 
-from rsn.hw.sim.dataflow import Dataflow
-from rsn.isa.expansion import Expansion
+from rsn.hw.sim.dataflow import DataRun
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
@@ -54,8 +54,8 @@ def run(units: dict[str, list[Any]], ddr: Array, lpddr: Array, overlay: Overlay 
     if overlay is XNN:
         assert execute(overlay, uops).latency == pytest.approx(seconds, rel=1e-9)
         program = Program(overlay, tuple(packets), preloaded)
-        assert not [str(x) for x in rules(Expansion(program), True) if not x.warning]
-    Dataflow(path, banks=both[1], where=path.where).run()
+        assert not [str(x) for x in rules(ExpandedProgram(program), True) if not x.warning]
+    DataRun(path, banks=both[1], where=path.where).run()
     np.testing.assert_array_equal(both[0]["ddr"], both[1]["ddr"])
     return both[0]["ddr"], seconds
 

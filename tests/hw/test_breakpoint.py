@@ -20,9 +20,9 @@ from rsn.base.errors import DeadlockError, ProgramError
 from rsn.hw.sim import breakpoint as breakpoints
 from rsn.hw.sim.breakpoint import Stopped, stop
 from rsn.hw.sim.machine import Machine, launch_seconds, one_blas_thread
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.fields import Record
-from rsn.isa.overlays.xnn.buffer import Buffer
+from rsn.isa.overlays.xnn.buffer import SlotData
 from rsn.isa.packet import Packet
 from rsn.machine.executor import ProcessNetwork
 
@@ -40,7 +40,7 @@ class Seen:
 def copied(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [copied(item) for item in value]
-    return np.array(value) if isinstance(value, (np.ndarray, Buffer)) else value
+    return np.array(value) if isinstance(value, (np.ndarray, SlotData)) else value
 
 
 @cache
@@ -119,7 +119,7 @@ def check_fills(stopped: Stopped, net: ProcessNetwork, launch: float) -> None:
 
 def places(name: str) -> list[tuple[str, int]]:
     """Every uOP of a program."""
-    runs = Expansion(example(name).program).sequences
+    runs = ExpandedProgram(example(name).program).sequences
     return [(unit, n) for unit, run in runs.items() for n in range(len(run))]
 
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError, ProgramError
-from rsn.hw.sim.dataflow import Dataflow, Queue
+from rsn.hw.sim.dataflow import DataRun, Queue
 from rsn.hw.sim.machine import Machine
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.image import decode_image
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
@@ -47,7 +47,7 @@ def flowed(e: Example, words: Any = None, order: Order | None = None) -> dict[st
     banks = e.banks()
     p = e.program
     packets = decode_image(p.image if words is None else words, p.overlay)
-    net = Dataflow(InstructionPath(p.overlay, packets, p.preloaded), banks=banks, where=p.where)
+    net = DataRun(InstructionPath(p.overlay, packets, p.preloaded), banks=banks, where=p.where)
     if order is not None:
         net._tasks = order(net._tasks)
     net.run()
@@ -133,7 +133,7 @@ def test_a_tile_on_its_way_is_not_what_its_sender_makes_of_it_later(engine: str)
     product = f.Mme(a_iter=1, b_iter=1, k_iter=1, acc_a=1, acc_b=1, n128=1, k128=1)
     preloaded: dict[str, Any] = {"MME0": [product], "MME4": [product]}
     if engine == "flowed":
-        net: ProcessNetwork = Dataflow(InstructionPath(XNN, [], preloaded), banks=banks, where=lambda u, o: "")
+        net: ProcessNetwork = DataRun(InstructionPath(XNN, [], preloaded), banks=banks, where=lambda u, o: "")
         for name, uops in issues.items():
             net.progress[name].task.steps = net.feed(name, uops)
     else:
@@ -171,7 +171,7 @@ def test_nothing_is_written_where_the_time_shows_that_it_cannot_end() -> None:
     with pytest.raises(DeadlockError, match=r"FU3 .* waits to get FU2->FU3"):
         broken.run(banks)
     np.testing.assert_array_equal(banks["ddr"], e.banks()["ddr"])
-    net = Dataflow(broken.path, banks=banks, where=p.where)
+    net = DataRun(broken.path, banks=banks, where=p.where)
     with pytest.raises(DeadlockError, match=r"FU3 .* waits to get FU2->FU3"):
         net.run()
 
@@ -183,7 +183,7 @@ def test_each_segment_is_shown_once_when_it_is_complete() -> None:
     banks = e.banks()
     Machine(e.program).run(banks, watch=lambda buffer, flat: seen.append((buffer, flat.copy())))
     names = [f"l{i}.{n}" for i in range(2) for n in "qkvcdhy"]
-    assert [b.name for b, _ in seen] == names == [s.name for s in stored_buffers(Expansion(e.program))]
+    assert [b.name for b, _ in seen] == names == [s.name for s in stored_buffers(ExpandedProgram(e.program))]
     last, flat = seen[-1]
     np.testing.assert_array_equal(flat, banks[last.bank][last.offset * 16 : last.offset * 16 + last.size])
     assert len({(b.bank, b.offset) for b, _ in seen}) < len(seen)  # some do share memory

@@ -25,7 +25,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
 from rsn.machine.event_log import OWN, ROOM
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.timing import Timing
+from rsn.machine.timing import RunTiming
 
 from .examples import NAMES, built, encoder, example, machine
 
@@ -329,7 +329,7 @@ def test_the_order_of_stepping_changes_nothing(name: str, seed: int) -> None:
     def run(order: Callable[[list[object]], list[object]]) -> tuple[object, ...]:
         p = example(name).program
         net = ProcessNetwork(p.overlay, InstructionPath.of(p), record=True, order=order)
-        done = Timing.of(net, net.run())
+        done = RunTiming.of(net, net.run())
         log = done.events
 
         def one(i: int) -> tuple[object, ...]:

@@ -9,9 +9,9 @@ from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
-from rsn.machine.plan import Plan
+from rsn.machine.plan import TimedWorkload
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
 
 TILE_BEATS = 512
@@ -23,7 +23,7 @@ def attention(seq: int, heads: int = 1, **masks: bool) -> LayerGraph:
     return LayerGraph(1, seq, dict.fromkeys("qkv", 64 * heads), (Output("y"),), (layer,))
 
 
-def product(rows: int, columns: int, activation: Activation) -> LayerGraph:
+def product(rows: int, columns: int, activation: ActivationFunction) -> LayerGraph:
     weight, bias = np.zeros((128, columns), np.float32), np.zeros(columns, np.float32)
     return LayerGraph(1, rows, {"x": 128}, (Output("y"),), (Gemm("g", "x", "y", weight, bias, activation),))
 
@@ -40,8 +40,8 @@ def cycles(network: LayerGraph, overlay: Overlay) -> float:
     return _plan(program).run(overlay.with_rates(**free)).latency * overlay.clock_hz
 
 
-def _plan(program: Program) -> Plan:
-    return Plan(program.overlay, InstructionPath.of(program), where=program.where)
+def _plan(program: Program) -> TimedWorkload:
+    return TimedWorkload(program.overlay, InstructionPath.of(program), where=program.where)
 
 
 def test_softmax_takes_two_passes_and_a_fill_per_uop() -> None:
@@ -88,8 +88,11 @@ def test_a_pair_whose_halves_differ_waits_for_the_larger() -> None:
     assert cycles(attention(384), XNN_BASE) == pytest.approx(2 * 4 * TILE_BEATS + 85 + 2 * 30, abs=0.01)
 
 
-@pytest.mark.parametrize("activation", [Activation.GELU_TANH, Activation.GELU_ERF, Activation.RELU, Activation.SILU])
-def test_an_activation_takes_8_cycles_a_beat_over_all_columns(activation: Activation) -> None:
+@pytest.mark.parametrize(
+    "activation",
+    [ActivationFunction.GELU_TANH, ActivationFunction.GELU_ERF, ActivationFunction.RELU, ActivationFunction.SILU],
+)
+def test_an_activation_takes_8_cycles_a_beat_over_all_columns(activation: ActivationFunction) -> None:
     """Of 256x512, 32768 cycles, which are 126 us, even where only 128 columns are stored; rows are what counts."""
     assert cycles(product(256, 512, activation), XNN) == pytest.approx(16384, abs=0.01)  # on two MemA, 128 rows each
     assert cycles(product(768, 1024, activation), XNN) == pytest.approx(32768, abs=0.01)

@@ -25,10 +25,10 @@ from rsn.hw.sim.report import colours, page, write_report
 from rsn.hw.sim.roofline import roofline
 from rsn.hw.sim.scene import covered, describe
 from rsn.hw.sim.timeline import Timeline
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlays import FIG6, OVERLAYS, XNN
 from rsn.isa.overlays.xnn import formats as f
-from rsn.isa.program import Place, Program
+from rsn.isa.program import Program, SourceLine
 from rsn.isa.segments import stored_buffers
 from rsn.isa.statistics import count
 
@@ -304,7 +304,7 @@ def test_stores_and_loads_of_ddr_are_told_apart() -> None:
 def test_stores_name_the_buffer_of_their_segment(name: str) -> None:
     header, array = unpacked(shown(name).scripts["scene"])
     lanes = {lane["name"]: lane for lane in header["lanes"]}
-    for s in stored_buffers(Expansion(machine(name).program)):
+    for s in stored_buffers(ExpandedProgram(machine(name).program)):
         held = array(lanes[s.unit]["buffer"])
         assert [header["buffers"][held[i] - 1][0] for i in (s.first, s.last)] == [s.name, s.name]
 
@@ -374,7 +374,7 @@ def evil_machine() -> Machine:
     """Names and places that try to break out of the page."""
     program = example("fig6_app1").program
     buffers = tuple(replace(b, name=EVIL + b.name) for b in program.buffers)
-    places = tuple(Place(EVIL, p.line) for p in program.places)
+    places = tuple(SourceLine(EVIL, p.line) for p in program.places)
     return Machine(replace(program, buffers=buffers, places=places))
 
 

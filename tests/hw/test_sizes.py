@@ -9,7 +9,7 @@ import pytest
 
 from rsn.assembler.parser import parse
 from rsn.base.errors import DeadlockError, ProgramError
-from rsn.hw.sim.dataflow import Dataflow
+from rsn.hw.sim.dataflow import DataRun
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import block, unblock
 from rsn.isa.overlay import Overlay
@@ -91,7 +91,7 @@ def test_a_slot_holds_two_slices_of_k(folder: Any, engine: str) -> None:
     if engine == "executor":
         ProcessNetwork(program.overlay, path, banks=banks, data=True).run()
     else:
-        Dataflow(path, banks=banks, where=program.where).run()
+        DataRun(path, banks=banks, where=program.where).run()
     np.testing.assert_allclose(unblock(banks["ddr"][128 * 256 :], 128, 256), a @ b, rtol=1e-5, atol=1e-4)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError
 from rsn.hw.sim.breakpoint import stop
-from rsn.hw.sim.dataflow import Dataflow
+from rsn.hw.sim.dataflow import DataRun
 from rsn.hw.sim.explain import explain
 from rsn.hw.sim.machine import Machine, summary
 from rsn.hw.sim.report import write_report
@@ -28,7 +28,7 @@ from rsn.machine.balance import balance
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
 from rsn.machine.plan import trace_workload
-from rsn.machine.timing import Timing
+from rsn.machine.timing import RunTiming
 from rsn.machine.unit import draining
 from rsn.machine.workload import UopLists
 from rsn.tests.effort import examples
@@ -66,14 +66,14 @@ def path_on(program: Program, overlay: Overlay) -> InstructionPath:
     return InstructionPath(overlay, program.packets, program.preloaded)
 
 
-def executed(program: Program, overlay: Overlay, banks: dict[str, np.ndarray] | None = None) -> Timing:
+def executed(program: Program, overlay: Overlay, banks: dict[str, np.ndarray] | None = None) -> RunTiming:
     """Run by the executor; with banks, which are changed in place, for the data as well."""
     path = path_on(program, overlay)
     net = ProcessNetwork(overlay, path, banks=banks, data=banks is not None, record=True, where=program.where)
-    return Timing.of(net, net.run())
+    return RunTiming.of(net, net.run())
 
 
-def traced(program: Program, overlay: Overlay) -> Timing:
+def traced(program: Program, overlay: Overlay) -> RunTiming:
     return run_traces(trace_workload(overlay, path_on(program, overlay)), overlay, record=True)
 
 
@@ -86,7 +86,7 @@ def check_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
         np.testing.assert_array_equal(bank, other[name])
 
 
-def check_engines(program: Program, overlay: Overlay) -> Timing:
+def check_engines(program: Program, overlay: Overlay) -> RunTiming:
     """Both engines give the same times, waits and log."""
     one, other = executed(program, overlay), traced(program, overlay)
     assert other.latency == one.latency
@@ -97,7 +97,7 @@ def check_engines(program: Program, overlay: Overlay) -> Timing:
     return one
 
 
-def moves(timing: Timing, overlay: Overlay) -> dict[str, list[tuple[float, float]]]:
+def moves(timing: RunTiming, overlay: Overlay) -> dict[str, list[tuple[float, float]]]:
     """When the steps that take words from each stream, and that put words on it, begin and end."""
     log = timing.events
     out: dict[str, list[tuple[float, float]]] = {}
@@ -134,7 +134,7 @@ def test_more_slots_change_no_result_and_take_no_longer(case: Case, slots: int, 
     executed(case.program, wide, others)
     check_equal(banks, others)
     path = path_on(case.program, wide)
-    Dataflow(path, banks=flowed, where=case.program.where).run()
+    DataRun(path, banks=flowed, where=case.program.where).run()
     for name, bank in banks.items():
         np.testing.assert_allclose(flowed[name], bank, rtol=1e-5, atol=1e-5)
 

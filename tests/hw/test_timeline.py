@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.timeline import Timeline
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 
 from .examples import NAMES, example, machine
 
@@ -50,7 +50,7 @@ def test_busy_times_are_those_of_the_run(name: str) -> None:
 
 @every
 def test_every_uop_that_does_something_is_drawn_once_and_in_order(name: str) -> None:
-    t, runs = timeline(name), Expansion(example(name).program).sequences
+    t, runs = timeline(name), ExpandedProgram(example(name).program).sequences
     for track in t.tracks:
         assert (np.diff(track.number) > 0).all()
         assert (np.diff(track.start) >= 0).all()

@@ -24,7 +24,7 @@ from rsn.hw.sim.timeline import Timeline
 from rsn.hw.sim.trace import SEGMENTS, UNITS, Titles, TraceEvents, microseconds, round_up, write_trace
 from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, UnpackedProgram
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER
@@ -46,7 +46,10 @@ def encoder(layers: int, batch: int = 2, seq: int = 256, hidden: int = 128, head
     for i in range(layers):
         q, k, v, c, d, h, y = (f"l{i}.{n}" for n in "qkvcdhy")
         out += [gemm(x, q), gemm(x, k), gemm(x, v), AttentionLayer(f"l{i}", q, k, v, c, heads, hidden // heads, True)]
-        out += [gemm(c, d, residual=x, residual_scale=one, norm=norm), gemm(d, h, activation=Activation.GELU_TANH)]
+        out += [
+            gemm(c, d, residual=x, residual_scale=one, norm=norm),
+            gemm(d, h, activation=ActivationFunction.GELU_TANH),
+        ]
         out += [gemm(h, y, residual=d, residual_scale=one, norm=norm)]
         x = y
     return LayerGraph(batch, seq, {"x": hidden}, (Output(x),), tuple(out))

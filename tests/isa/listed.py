@@ -14,7 +14,7 @@ from rsn.isa.overlay import OpList, Overlay
 from rsn.isa.overlays import FIG6
 from rsn.isa.overlays.fig6 import Add, Read, Write, legal
 from rsn.isa.packet import Packet
-from rsn.isa.program import Buffer, Layout, Place, Program, Role
+from rsn.isa.program import Buffer, Layout, Program, Role, SourceLine
 from rsn.machine.description import UnitSpec
 from rsn.machine.steps import Step, Steps
 from rsn.machine.unit import Halves, Unit
@@ -123,5 +123,5 @@ def program(overlay: Overlay, entries: Sequence[Record], elements: int, places: 
         Packet.terminator(1, 0),
         Packet.terminator(3, 0),
     )
-    lines = {"FU2": tuple(Place("p.rsn", line) for line in places)} if places else {}
+    lines = {"FU2": tuple(SourceLine("p.rsn", line) for line in places)} if places else {}
     return Program(overlay, packets, {"FU2": tuple(entries)}, (x, y), preloaded_places=lines)

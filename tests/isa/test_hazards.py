@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from rsn.base.finding import Finding
 from rsn.isa import hazards as module
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.hazards import hazards
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet, expand
-from rsn.isa.program import Buffer, Layout, Place, Program, Role
+from rsn.isa.program import Buffer, Layout, Program, Role, SourceLine
 
 BLOCK_UNITS = 512
 
@@ -41,8 +41,8 @@ def matrix(name: str, role: Role = Role.SCRATCH, at: int = 0, shape: tuple[int, 
 
 
 def found(buffers: Sequence[Buffer], *packets: Packet) -> list[Finding]:
-    places = tuple(Place("t.rsn", i + 1) for i in range(len(packets)))
-    return list(hazards(Expansion(Program(XNN, packets, buffers=tuple(buffers), places=places))))
+    places = tuple(SourceLine("t.rsn", i + 1) for i in range(len(packets)))
+    return list(hazards(ExpandedProgram(Program(XNN, packets, buffers=tuple(buffers), places=places))))
 
 
 def codes(buffers: Sequence[Buffer], *packets: Packet) -> list[str]:
@@ -138,7 +138,7 @@ def test_what_stays_unused() -> None:
 def test_units_without_order() -> None:
     def fig6(*buffers: Buffer) -> list[str]:
         packets = Packet.of(1, [Read(addr=0, size=8, to_fu3=1)]), Packet.of(3, [Write(addr=8, size=8, from_fu1=1)])
-        return [x.code for x in hazards(Expansion(Program(FIG6, packets, buffers=buffers)))]
+        return [x.code for x in hazards(ExpandedProgram(Program(FIG6, packets, buffers=buffers)))]
 
     x, y = (
         Buffer(n, "ddr", 8 * i, (8,), Layout.LINEAR, r)
@@ -150,7 +150,7 @@ def test_units_without_order() -> None:
     assert fig6(whole) == ["H06"]
     packets = Packet.of(1, [Read(addr=0, size=8, to_fu3=1)]), Packet.of(3, [Write(addr=0, size=8, from_fu1=1)])
     y = dataclasses.replace(y, offset=0)
-    assert [x.code for x in hazards(Expansion(Program(FIG6, packets, buffers=(x, y))))] == ["H09"]
+    assert [x.code for x in hazards(ExpandedProgram(Program(FIG6, packets, buffers=(x, y))))] == ["H09"]
 
 
 def test_an_order_that_would_take_too_long_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ MOPS = st.builds(
 @given(st.lists(st.tuples(st.lists(MOPS, max_size=3), st.integers(0, 4)), max_size=4))
 def test_expansion_in_arrays_is_expansion(packets: list[tuple[list[f.Ddr], int]]) -> None:
     program = Program(XNN, tuple(Packet.of(1, mops, reuse=reuse) for mops, reuse in packets))
-    x = Expansion(program)
+    x = ExpandedProgram(program)
     run = x.sequences["DDR"]
     uops = [x.uops[k] for k in run.kinds]
     uops = [u._replace(addr=u.addr + s) for u, s in zip(uops, run.shifts.tolist(), strict=True)]

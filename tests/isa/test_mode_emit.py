@@ -12,10 +12,10 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.work import (
+    KeyPart,
     LengthField,
     Load,
     LoadNorm,
-    Part,
     Patched,
     Receive,
     Rotation,
@@ -83,7 +83,7 @@ def test_scores() -> None:
         f.MemCScores(windowed=1, low=-5),
         f.MemCScores(low=-5),
     ]
-    assert softmaxes(plain._replace(cap=50.0, part=Part.MORE)) == [
+    assert softmaxes(plain._replace(cap=50.0, part=KeyPart.MORE)) == [
         f.MemCScores(capped=1, cap=50.0, inverse_cap=0.02, part=2)
     ]
     (patched,) = (

@@ -13,7 +13,7 @@ from rsn.isa import program_diff as module
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
-from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
+from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program, Role, SourceLine
 from rsn.isa.program_diff import Comparison, diff_programs, edits
 
 X = Buffer("x", "ddr", 0, (256, 128), Layout.BLOCKED, Role.INPUT)
@@ -22,7 +22,7 @@ LOAD = f.Ddr(size=8192, load=1, to_a0=1)
 
 
 def program(*packets: Packet, first_line: int = 1, file: str = "a.rsn", **more) -> Program:
-    places = tuple(Place(file, first_line + i) for i in range(len(packets)))
+    places = tuple(SourceLine(file, first_line + i) for i in range(len(packets)))
     return Program(XNN, packets, buffers=(X,), places=places, **more)
 
 

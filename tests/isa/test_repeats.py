@@ -21,13 +21,13 @@ from rsn.assembler.printer import show
 from rsn.base.errors import ContainerError, DeadlockError, ProgramError, SourceError
 from rsn.cli.main import main
 from rsn.hw.sim.breakpoint import stop
-from rsn.hw.sim.dataflow import Dataflow
+from rsn.hw.sim.dataflow import DataRun
 from rsn.hw.sim.explain import explain
 from rsn.hw.sim.machine import Machine
 from rsn.hw.sim.report import page
 from rsn.hw.sim.roofline import roofline
 from rsn.hw.sim.timeline import Timeline
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.op_lists import read_op_lists
 from rsn.isa.overlay import OpList, Overlay
@@ -182,7 +182,7 @@ def test_a_run_for_data_alone_names_entries_too() -> None:
     for p in both():
         stuck = replace(p, packets=(p.packets[0], *p.packets[2:]))  # FU3 takes nothing
         with pytest.raises(ProgramError) as caught:
-            Dataflow(InstructionPath.of(stuck), banks={"ddr": np.zeros(1 << 18, np.float32)}, where=stuck.where).run()
+            DataRun(InstructionPath.of(stuck), banks={"ddr": np.zeros(1 << 18, np.float32)}, where=stuck.where).run()
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
     assert "the last from FU2 uOP 12 (p.rsn:16)" in texts[0]
@@ -200,7 +200,7 @@ def test_reports_of_words_left_are_those_of_the_unrolled_list() -> None:
 def test_an_op_is_named_by_its_entry() -> None:
     short, _ = both(more=1)
     bare = replace(short, preloaded_places={})
-    expansion = Expansion(bare)
+    expansion = ExpandedProgram(bare)
     assert [expansion.where("FU2", n) for n in (0, 3, 8, 9, 11, 12)] == [f"FU2 op {i}" for i in (0, 1, 2, 4, 4, 6)]
     assert [f.code for f in check(bare)] == ["S01", "S01"]
 

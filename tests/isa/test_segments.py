@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.fig6 import FIG6, Read, Write
 from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program
 from rsn.isa.segments import StoredBuffer, stored_buffers
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
 from rsn.tests.effort import long
 
@@ -32,7 +32,7 @@ def program(stores: Sequence[tuple[int, int]], buffers: Sequence[tuple[str, int,
 
 
 def found(p: Program) -> list[tuple[str, str, int, int]]:
-    return [(s.name, s.unit, s.first, s.last) for s in stored_buffers(Expansion(p))]
+    return [(s.name, s.unit, s.first, s.last) for s in stored_buffers(ExpandedProgram(p))]
 
 
 def test_each_buffer_that_is_stored_to_is_one() -> None:
@@ -74,7 +74,7 @@ def test_buffers_apart_from_each_other(sizes: list[int], gaps: list[int], data: 
 
 def slow(p: Program) -> list[StoredBuffer]:
     """The segments found access by access: the n-th store to an address belongs to the n-th buffer there."""
-    expansion = Expansion(p)
+    expansion = ExpandedProgram(p)
     unit = p.overlay.address_unit
     rows: dict[tuple[int, str], list[int]] = {}
     for bank, accesses in expansion.accesses.items():
@@ -102,14 +102,16 @@ def slow(p: Program) -> list[StoredBuffer]:
 def test_buffers_that_share_memory(buffers: list[tuple[int, int]], stores: list[int]) -> None:
     """The result equals that of `slow`, which goes through the accesses one by one."""
     p = program([(at, 1) for at in stores], [(f"b{i}", at, size) for i, (at, size) in enumerate(buffers)])
-    assert sorted(map(str, stored_buffers(Expansion(p)))) == sorted(map(str, slow(p)))
+    assert sorted(map(str, stored_buffers(ExpandedProgram(p)))) == sorted(map(str, slow(p)))
 
 
 # -- compiled programs ----------------------------------------------------------------------------------------------
 
 
 def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int) -> LayerGraph:
-    def gemm(x: str, y: str, k: int, n: int, residual: str | None = None, act: Activation | None = None) -> Gemm:
+    def gemm(
+        x: str, y: str, k: int, n: int, residual: str | None = None, act: ActivationFunction | None = None
+    ) -> Gemm:
         weight, bias = np.zeros((k, n), np.float32), np.zeros(n, np.float32)
         if residual is None:
             return Gemm(y, x, y, weight, bias, act)
@@ -121,7 +123,7 @@ def encoder(layers: int, batch: int, seq: int, hidden: int, heads: int, ffn: int
         q, k, v, c, d, h, y = (f"l{i}.{n}" for n in "qkvcdhy")
         out += [gemm(x, n, hidden, hidden) for n in (q, k, v)]
         out += [AttentionLayer(c, q, k, v, c, heads, hidden // heads), gemm(c, d, hidden, hidden, x)]
-        out += [gemm(d, h, hidden, ffn, act=Activation.GELU_TANH), gemm(h, y, ffn, hidden, d)]
+        out += [gemm(d, h, hidden, ffn, act=ActivationFunction.GELU_TANH), gemm(h, y, ffn, hidden, d)]
         x = y
     return LayerGraph(batch, seq, {"x": hidden}, (Output(x),), tuple(out))
 
@@ -134,12 +136,12 @@ def test_those_of_a_stack_of_encoders_are_its_layers(
     """The segments come in the order of the layers, although layers share memory; each covers all its blocks."""
     network = encoder(*shape)
     p = build(network, XNN, schedule).program
-    rows = stored_buffers(Expansion(p))
+    rows = stored_buffers(ExpandedProgram(p))
     assert [s.name for s in rows] == [layer.y for layer in network.layers]
     assert {s.unit for s in rows} == {"DDR"}
     assert len({b.offset for b in p.buffers if b.bank == "ddr"}) < len([b for b in p.buffers if b.bank == "ddr"])
     assert sorted(map(str, rows)) == sorted(map(str, slow(p)))
-    a = Expansion(p).accesses["ddr"]
+    a = ExpandedProgram(p).accesses["ddr"]
     _, batch, seq, hidden, _, ffn = shape
     for s in rows:  # all of it is stored between the first and the last, and nothing else at its place
         start = s.buffer.offset * p.overlay.address_unit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rsn.assembler.parser import parse, parse_file
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.program import Program, UnpackedProgram
 from rsn.isa.statistics import count
 from rsn.scheduler.pack import pack
@@ -19,10 +19,10 @@ def packed(source: Program | UnpackedProgram) -> Program:
 
 @pytest.mark.parametrize("name", ["fig6_app1", "fig6_app2", "fig7_app1", "fig7_app2", "fig10", "gemm768"])
 def test_uops_are_those_that_the_units_run(name: str, root: Path) -> None:
-    """Compares with `Expansion`, which lists the uOPs of each unit."""
+    """Compares with `ExpandedProgram`, which lists the uOPs of each unit."""
     program = packed(parse_file(root / "programs" / f"{name}.rsn"))
     overlay = program.overlay
-    runs = Expansion(program).sequences
+    runs = ExpandedProgram(program).sequences
     uops = count(program)["uops"]
     for kind, units in overlay.by_kind.items():
         each = [len(runs[u.name]) for u in units]

@@ -8,7 +8,7 @@ from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.fig6 import Read, Write
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Header, Packet
-from rsn.isa.program import Buffer, Layout, Parameter, Patch, Place, Program, Role
+from rsn.isa.program import Buffer, Layout, Parameter, Patch, Program, Role, SourceLine
 from rsn.isa.verify import check, dry_run, smallest_depth, verify
 
 X = Buffer("x", "ddr", 0, (128, 128))
@@ -167,7 +167,7 @@ def test_bits_without_effect() -> None:
 
 
 def test_a_findings_place_is_its_source_line() -> None:
-    places = tuple(Place("a.rsn", 10 + i) for i in range(8))
+    places = tuple(SourceLine("a.rsn", 10 + i) for i in range(8))
     (finding,) = (x for x in verify(program(load(addr=600), places=places)))
     assert str(finding) == (
         "a.rsn:10: error A01: DDR reads 8192 elements at ddr address 0x258, which lie in no declared buffer "

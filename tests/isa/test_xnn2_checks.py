@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError, FieldError, ProgramError
 from rsn.base.finding import Finding
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.fields import Record
 from rsn.isa.instruction_path import InstructionPath
-from rsn.isa.lanes import Part, PostTarget, ResultTarget, TileSource, TileTarget, Weight
+from rsn.isa.lanes import PostTarget, ResultTarget, SlotPart, TileSource, TileTarget, Weight
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.checks import rules
 from rsn.isa.overlays.xnn2.machine import FORMATS
@@ -56,7 +56,7 @@ def program(**units: Sequence[Record]) -> Program:
 
 
 def found(**units: Sequence[Record]) -> list[Finding]:
-    return list(rules(Expansion(program(**units)), True))
+    return list(rules(ExpandedProgram(program(**units)), True))
 
 
 def codes(**units: Sequence[Record]) -> list[str]:
@@ -267,14 +267,14 @@ def test_slices_of_a_sum() -> None:
 
 
 def test_halves_of_a_slot() -> None:
-    left, right = TIn(slot=3, tiles=1, part=Part.LEFT), TIn(slot=3, tiles=1, part=Part.RIGHT)
+    left, right = TIn(slot=3, tiles=1, part=SlotPart.LEFT), TIn(slot=3, tiles=1, part=SlotPart.RIGHT)
     whole = TOut(slot=3, tiles=1)
     assert codes(TIn0=[left, right], TOut0=[whole.replace(wait=2)]) == []
     assert codes(TIn0=[left], TOut0=[whole.replace(wait=1)]) == []
     assert codes(TIn0=[right], TOut0=[whole.replace(wait=1)]) == ["Y01"]
-    assert codes(TIn0=[right], TOut0=[whole.replace(wait=1, part=Part.RIGHT)]) == []
+    assert codes(TIn0=[right], TOut0=[whole.replace(wait=1, part=SlotPart.RIGHT)]) == []
     # the left half is read while the right one is written
-    assert codes(TIn0=[left, right], TOut0=[whole.replace(wait=1, part=Part.LEFT), whole.replace(wait=1)]) == []
+    assert codes(TIn0=[left, right], TOut0=[whole.replace(wait=1, part=SlotPart.LEFT), whole.replace(wait=1)]) == []
     assert codes(TIn0=[left, right], TOut0=[whole.replace(wait=1), whole.replace(wait=1)]) == ["Y02"]
 
 
@@ -419,11 +419,11 @@ def test_a_rotation_needs_a_table() -> None:
 
 
 def test_halves_of_left_tiles() -> None:
-    left, whole = TIn(slot=0, tiles=1, part=Part.LEFT), TOut(slot=0, tiles=1, wait=1)
+    left, whole = TIn(slot=0, tiles=1, part=SlotPart.LEFT), TOut(slot=0, tiles=1, wait=1)
     units: dict[str, Any] = {"TIn0": [left], "MeshA0": [LaneMeshA(tiles=1, source=2)], "W0": [W(tiles=1, lanes=1)]}
     units["MeshB0"] = [LaneMeshB(tiles=1)]
     product = LaneMme(first=1, first_depth=1)
-    half = whole.replace(part=Part.LEFT)
+    half = whole.replace(part=SlotPart.LEFT)
     assert codes(**units, TOut0=[whole], MME0=[product]) == []
     assert codes(**units, TOut0=[half], MME0=[product.replace(k64=1)]) == []
     finding = only(**units, TOut0=[half], MME0=[product])
@@ -501,13 +501,13 @@ def changed(made: Program, at: tuple[int, int], **fields: int) -> Program:
 
 
 def is_legal(made: Program) -> bool:
-    expansion = Expansion(made)
+    expansion = ExpandedProgram(made)
     units = [(run.unit, kind) for run in expansion.sequences.values() for kind in np.unique(run.kinds).tolist()]
     return not any(list(XNN2.legal(unit, expansion.uops[kind])) for unit, kind in units)
 
 
 def errors(made: Program) -> list[Finding]:
-    return [f for f in rules(Expansion(made), True) if not f.warning]
+    return [f for f in rules(ExpandedProgram(made), True) if not f.warning]
 
 
 def results(name: str, made: Program, seed: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rsn.base.finding import Finding
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.fields import Record
 from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn import formats as f
@@ -37,7 +37,7 @@ def program(**units: Sequence[Record]) -> Program:
 
 
 def found(balanced: bool, **units: Sequence[Record]) -> list[Finding]:
-    return list(rules(Expansion(program(**units)), balanced))
+    return list(rules(ExpandedProgram(program(**units)), balanced))
 
 
 def codes(balanced: bool = False, **units: Sequence[Record]) -> list[str]:
@@ -338,7 +338,7 @@ def test_programs_with_too_many_tiles_are_not_followed(monkeypatch: pytest.Monke
 
 
 def test_places_are_source_lines() -> None:
-    from rsn.isa.program import Place
+    from rsn.isa.program import SourceLine
 
-    p = dataclasses.replace(program(MemA0=[SEND_A]), places=(Place("a.rsn", 7),))
-    assert [x.where for x in rules(Expansion(p), False)] == ["a.rsn:7"]
+    p = dataclasses.replace(program(MemA0=[SEND_A]), places=(SourceLine("a.rsn", 7),))
+    assert [x.where for x in rules(ExpandedProgram(p), False)] == ["a.rsn:7"]

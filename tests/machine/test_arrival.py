@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rsn.base.errors import DeadlockError, ProgramError
-from rsn.hw.sim.dataflow import Dataflow
+from rsn.hw.sim.dataflow import DataRun
 from rsn.machine.description import Stream
 from rsn.machine.executor import ProcessNetwork
-from rsn.machine.plan import Plan
+from rsn.machine.plan import TimedWorkload
 from rsn.machine.steps import AnyOf, Channel, Step, Steps
 from rsn.machine.unit import Unit
 from rsn.tests.effort import cases, in_both
@@ -105,10 +105,10 @@ def test_other_engines_leave_it_to_the_reference() -> None:
     net = two_into_one({"a": [5, 5], "b": [3, 4]})
     overlay = toy(Stream("a", "m", 1), Stream("b", "m", 1))
     programs = {"m": [choosing("a", "b")], "a": [put("m")], "b": [put("m")]}
-    assert not Plan(overlay, programs).traced
+    assert not TimedWorkload(overlay, programs).traced
     assert on_engine(net)[0].chosen
 
-    class Refusing(Dataflow):
+    class Refusing(DataRun):
         def __init__(self) -> None:
             ProcessNetwork.__init__(self, overlay, programs, data=True)
 

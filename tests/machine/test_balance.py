@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.fields import Record, bits
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import InstructionFormat, Overlay
@@ -15,7 +15,7 @@ from rsn.isa.overlays.fig6 import Add, Read, Write
 from rsn.isa.overlays.fig7 import Compute, Operand, Result
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.packet import Packet
-from rsn.isa.program import Place, Program
+from rsn.isa.program import Program, SourceLine
 from rsn.machine import balance as module
 from rsn.machine.balance import balance
 from rsn.machine.description import Stream, UnitSpec
@@ -26,8 +26,8 @@ from rsn.tests.machine.toys import toy_overlay
 
 
 def count(overlay: Overlay, *packets: Packet, **more: Any) -> module.Balance:
-    places = tuple(Place("t.rsn", i + 1) for i in range(len(packets)))
-    return balance(Expansion(Program(overlay, packets, places=places, **more)).uop_table)
+    places = tuple(SourceLine("t.rsn", i + 1) for i in range(len(packets)))
+    return balance(ExpandedProgram(Program(overlay, packets, places=places, **more)).uop_table)
 
 
 def test_fig6() -> None:
@@ -80,7 +80,7 @@ def test_registers_change_what_is_exchanged() -> None:
 
 
 def test_units_without_op_lists_are_left_out() -> None:
-    expansion = Expansion(Program(XNN, (Packet.of(6, [f.MeshA(size=512, a0_0=1)]),)))
+    expansion = ExpandedProgram(Program(XNN, (Packet.of(6, [f.MeshA(size=512, a0_0=1)]),)))
     expansion.missing = frozenset(f"MME{i}" for i in range(6))
     out = balance(expansion.uop_table)
     assert not out.even

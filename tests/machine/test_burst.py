@@ -1,5 +1,5 @@
 """A burst equals the same number of single steps: clocks, results, counts and traces in every engine, and the data that
-the simulator without clocks (`Dataflow`) computes."""
+the simulator without clocks (`DataRun`) computes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsn.base.errors import DeadlockError, ProgramError
-from rsn.hw.sim.dataflow import Dataflow
-from rsn.isa.expansion import Expansion
+from rsn.hw.sim.dataflow import DataRun
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.fields import Record, bits
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.overlay import OpList, Overlay
@@ -27,7 +27,7 @@ from rsn.machine.fast_engine import run_traces
 from rsn.machine.jit import available
 from rsn.machine.plan import trace_workload
 from rsn.machine.steps import Burst, Par, Step, Steps
-from rsn.machine.timing import Timing
+from rsn.machine.timing import RunTiming
 from rsn.machine.unit import Unit
 from rsn.tests.machine.toys import toy_overlay
 
@@ -199,7 +199,7 @@ def rows(log: EventLog) -> list[tuple[Any, ...]]:
     return list(zip([log.steps[i] for i in log.step], *columns, strict=True))
 
 
-def found(run: Callable[[], Timing]) -> Any:
+def found(run: Callable[[], RunTiming]) -> Any:
     """The complete result of a run, or its error."""
     try:
         t = run()
@@ -212,7 +212,7 @@ def found(run: Callable[[], Timing]) -> Any:
 def in_network(unit: type[Unit], case: Case, data: bool) -> tuple[Any, Any]:
     depths, programs = case
     net = ProcessNetwork(toy(unit, depths), programs, data=data, record=True)
-    return found(lambda: Timing.of(net, net.run())), {n: u.received for n, u in net.units.items()}  # type: ignore[attr-defined]
+    return found(lambda: RunTiming.of(net, net.run())), {n: u.received for n, u in net.units.items()}  # type: ignore[attr-defined]
 
 
 @settings(max_examples=150)
@@ -247,7 +247,7 @@ def test_the_compiled_engine_runs_bursts(case: Case) -> None:
 def test_words_are_counted_the_same(case: Case) -> None:
     depths, programs = case
     lists = {unit: tuple(uops) for unit, uops in programs.items()}
-    one, other = (balance(Expansion(Program(toy(u, depths), (), lists)).uop_table) for u in (Single, Bursting))
+    one, other = (balance(ExpandedProgram(Program(toy(u, depths), (), lists)).uop_table) for u in (Single, Bursting))
     assert not other.undecided
     assert (one.totals, one.uneven) == (other.totals, other.uneven)
 
@@ -257,7 +257,7 @@ def test_words_are_counted_the_same(case: Case) -> None:
 def test_dataflow_computes_the_same(case: Case, unit: type[Unit]) -> None:
     """Every payload on every stream is equal bit for bit, for any sizes of pieces; no words are left over."""
     depths, programs = case
-    net = Dataflow(InstructionPath(toy(unit, depths), [], programs), banks={}, where=lambda u, o: "")
+    net = DataRun(InstructionPath(toy(unit, depths), [], programs), banks={}, where=lambda u, o: "")
     net.run()
     expected = in_network(Single, case, True)
     assert isinstance(expected[0][0], float)  # a latency: the run has ended
@@ -271,9 +271,9 @@ def test_dataflow_reports_what_does_not_fit_together(case: Case) -> None:
     """If sends and receives differ, words are left over or a unit waits for ever, at any depth of the streams."""
     depths, programs = case
     totals = balance(
-        Expansion(Program(toy(Single, depths), (), {n: tuple(p) for n, p in programs.items()})).uop_table
+        ExpandedProgram(Program(toy(Single, depths), (), {n: tuple(p) for n, p in programs.items()})).uop_table
     ).totals
-    net = Dataflow(InstructionPath(toy(Bursting, depths), [], programs), banks={}, where=lambda u, o: f"line {o}")
+    net = DataRun(InstructionPath(toy(Bursting, depths), [], programs), banks={}, where=lambda u, o: f"line {o}")
     if all(sent == received for sent, received in totals.values()):
         net.run()
         return
@@ -281,7 +281,7 @@ def test_dataflow_reports_what_does_not_fit_together(case: Case) -> None:
         net.run()
 
 
-@pytest.mark.parametrize("engine", [ProcessNetwork, Dataflow])
+@pytest.mark.parametrize("engine", [ProcessNetwork, DataRun])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_burst_returns_no_payloads_to_the_kernel(engine: type[ProcessNetwork], times: int) -> None:
     """Only its `do` gets them, also in a burst of one step, and after a step that returned payloads."""
@@ -298,8 +298,8 @@ def test_a_burst_returns_no_payloads_to_the_kernel(engine: type[ProcessNetwork],
 
     overlay = toy(Reader, {("A", "B"): 9})
     programs = {"A": [(Equal(1 + times, 0, (), ("B",), 1, False),)], "B": [()]}
-    if engine is Dataflow:
-        Dataflow(InstructionPath(overlay, [], programs), banks={}, where=lambda u, o: "").run()
+    if engine is DataRun:
+        DataRun(InstructionPath(overlay, [], programs), banks={}, where=lambda u, o: "").run()
     else:
         ProcessNetwork(overlay, programs, data=True).run()
     assert len(after[0]) == 1
@@ -308,7 +308,7 @@ def test_a_burst_returns_no_payloads_to_the_kernel(engine: type[ProcessNetwork],
 
 def test_a_deadlock_without_clocks_names_unit_and_stream() -> None:
     programs = {"A": [(Equal(1, 0, (), ("B",), 1, False),)], "B": [(Equal(2, 0, ("A",), (), 1, False),)]}
-    net = Dataflow(InstructionPath(toy(Bursting, {("A", "B"): 2}), [], programs), banks={}, where=lambda u, o: "t:1")
+    net = DataRun(InstructionPath(toy(Bursting, {("A", "B"): 2}), [], programs), banks={}, where=lambda u, o: "t:1")
     with pytest.raises(DeadlockError) as e:
         net.run()
     (wait,) = e.value.report.waits
@@ -317,6 +317,6 @@ def test_a_deadlock_without_clocks_names_unit_and_stream() -> None:
 
 def test_left_overs_without_clocks_name_who_sent_them() -> None:
     programs = {"A": [(Equal(3, 0, (), ("B",), 1, False),)], "B": [(Equal(2, 0, ("A",), (), 1, False),)]}
-    net = Dataflow(InstructionPath(toy(Bursting, {("A", "B"): 2}), [], programs), banks={}, where=lambda u, o: "t:1")
+    net = DataRun(InstructionPath(toy(Bursting, {("A", "B"): 2}), [], programs), banks={}, where=lambda u, o: "t:1")
     with pytest.raises(ProgramError, match=r"A->B: 1 of \d+ words, the last from A uOP 0 \(t:1\)"):
         net.run()

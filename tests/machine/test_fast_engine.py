@@ -35,13 +35,13 @@ from rsn.machine.event_log import EventLog
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.fast_engine import run_traces
 from rsn.machine.jit import available
-from rsn.machine.plan import Plan, execute, trace_workload
+from rsn.machine.plan import TimedWorkload, execute, trace_workload
 from rsn.machine.steps import Par, Step, Steps
-from rsn.machine.timing import Timing
+from rsn.machine.timing import RunTiming
 from rsn.machine.traces import UntraceableError
 from rsn.machine.unit import Unit
 from rsn.scheduler import pack
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, Norm, Output
 from rsn.scheduler.graph import LayerGraph as Layers
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
@@ -60,7 +60,7 @@ PROGRAMS = sorted(p.stem for p in (Path(jit.__file__).parent.parent / "programs"
 LARGE = {"hidden": 1024, "heads": 16, "ffn": 4096}
 
 
-def found(timing: Timing, units: Sequence[str]) -> dict[str, Any]:
+def found(timing: RunTiming, units: Sequence[str]) -> dict[str, Any]:
     """The complete result of a run."""
     return {
         "latency": timing.latency,
@@ -89,15 +89,15 @@ def same(
     """Assert that both engines give the same result, and return it."""
     units = [u.name for u in machine.units]
 
-    def outcome(run: Callable[[], Timing]) -> dict[str, Any] | tuple[type, str]:
+    def outcome(run: Callable[[], RunTiming]) -> dict[str, Any] | tuple[type, str]:
         try:
             return found(run(), units)
         except ProgramError as e:
             return type(e), str(e)
 
-    def defined() -> Timing:
+    def defined() -> RunTiming:
         net = ProcessNetwork(machine, workload, where=where, record=True)
-        return Timing.of(net, net.run())
+        return RunTiming.of(net, net.run())
 
     traces = trace_workload(machine, workload, where=where)
     got = outcome(lambda: run_traces(traces, machine, record=True, compiled=ENGINES[engine]))
@@ -137,7 +137,7 @@ def encoder(batch: int, seq: int, hidden: int = 128, heads: int = 2, ffn: int = 
         *(gemm("x", y, hidden, hidden) for y in "qkv"),
         AttentionLayer("a", "q", "k", "v", "c", heads, hidden // heads, masked),
         gemm("c", "d", hidden, hidden, residual="x", residual_scale=one, norm=norm),
-        gemm("d", "h", hidden, ffn, activation=Activation.GELU_TANH),
+        gemm("d", "h", hidden, ffn, activation=ActivationFunction.GELU_TANH),
         gemm("h", "y", ffn, hidden, residual="d", residual_scale=one, norm=norm),
     )
     return Layers(batch, seq, {"x": hidden}, (Output("y"),), layers)
@@ -550,7 +550,7 @@ def test_other_rates_need_no_other_traces(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(planning, "NUMBA_MIN_FIRINGS", 0)
     program = parts(packed(6, 512, **LARGE))
     overlay = program.pop("machine")
-    plan = Plan(overlay, **program)
+    plan = TimedWorkload(overlay, **program)
     for changes in ({}, {"ddr_read_gbs": 42}, {"mme_tile_us": 0.5, "decode": 3}, {"mop_fifo_depth": 4}, {}):
         other = overlay.with_rates(**changes)
         net = ProcessNetwork(other, **program)

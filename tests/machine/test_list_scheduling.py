@@ -23,7 +23,7 @@ from rsn.machine.jit import available
 from rsn.machine.list_scheduling import ListSchedulingProblem
 from rsn.machine.plan import trace_workload
 from rsn.machine.steps import Step, Steps
-from rsn.machine.timing import Timing
+from rsn.machine.timing import RunTiming
 from rsn.machine.unit import Unit
 from rsn.tests import effort
 from rsn.tests.machine.toys import toy_overlay
@@ -88,7 +88,9 @@ def get(peer: str, us: float = 1.0, **more: Any) -> Job:
 Programs = dict[str, list[Uop]]
 
 
-def arbitrate(overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine: str, record: bool = False) -> Timing:
+def arbitrate(
+    overlay: Overlay, jobs: Sequence[Job], programs: Programs, engine: str, record: bool = False
+) -> RunTiming:
     issues: Programs = {**programs, "D": [u for job in jobs for u in job.uops]}
     traces = trace_workload(overlay, issues)
     numbers = {c.name: c.number for c in traces.net.channels}

@@ -29,8 +29,8 @@ from rsn.isa.overlays.xnn.resources import (
     SOFTMAX,
     added,
 )
-from rsn.isa.versal.logic import Work, arithmetic, block_rams, multiplexer, ultra_rams
-from rsn.isa.versal.loop import Loop
+from rsn.isa.versal.logic import LoopWork, arithmetic, block_rams, multiplexer, ultra_rams
+from rsn.isa.versal.loop import PipelinedLoop
 from rsn.isa.versal.memory import memory_of
 from rsn.isa.versal.tiles import BEAT, BEATS, TILE
 from rsn.machine.description import UnitSpec
@@ -74,7 +74,7 @@ def test_capabilities_are_all_that_the_base_machine_lacks() -> None:
         assert sum(amounts.get(resource, 0) for amounts in found.values()) == more
 
 
-def of_part(part: str) -> list[Work]:
+def of_part(part: str) -> list[LoopWork]:
     """The work of a file of the sources: today's, and that of capabilities, which have names of their own."""
     files = {
         "activation": {"activation", "gate"},
@@ -163,7 +163,7 @@ def test_luts_of_a_multiplexer(ways: int, luts: float) -> None:
 
 def test_an_interval_needs_multiplexers_and_rounds_need_one() -> None:
     operators = {"add": 32}
-    whole, rounds, shared = (arithmetic(Loop(ii, 0, "", n), operators) for ii, n in ((1, 1), (1, 8), (8, 1)))
+    whole, rounds, shared = (arithmetic(PipelinedLoop(ii, 0, "", n), operators) for ii, n in ((1, 1), (1, 8), (8, 1)))
     assert [dsp for dsp, _ in (whole, rounds, shared)] == [32, 4, 4]
     assert rounds[1] - 32 * BEAT // 2 == shared[1] - 4 * 2 * 32 * multiplexer(8)
 

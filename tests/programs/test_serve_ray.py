@@ -25,7 +25,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError  
 from rsn.base.errors import BoardBusy, BoardError, BoardMemory, ProgramError, RsnError, TensorError  # noqa: E402
 from rsn.host.serving import QueueFull, RequestTimeout, State  # noqa: E402
 from rsn.programs import serve_ray  # noqa: E402
-from rsn.programs.serve_ray import Model, Replica, Replicas, Settings, front  # noqa: E402
+from rsn.programs.serve_ray import Replica, Replicas, ReplicatedModel, Settings, front  # noqa: E402
 from rsn.tests.effort import cases, in_full  # noqa: E402
 from rsn.tests.host.rigged import Gate, Rig  # noqa: E402
 from rsn.tests.host.soak_http import Client  # noqa: E402
@@ -292,7 +292,7 @@ class Handle:
 def asked(models: dict[str, str]) -> Iterator[Callable[..., Any]]:
     """Asks an application whose replicas give these results."""
     opened: list[Replicas] = []
-    model = Model("one", models["one"], 60.0)
+    model = ReplicatedModel("one", models["one"], 60.0)
 
     def ask(*results: Any, **more: Any) -> tuple[Any, Handle]:
         handle = Handle(*results)
@@ -393,7 +393,7 @@ def test_figures_of_all_replicas(models: dict[str, str]) -> None:
         "a": ("one", 3),
         "b": ("one", 4),
     }
-    model = Model("one", models["one"], 60.0)
+    model = ReplicatedModel("one", models["one"], 60.0)
     model.replicas = replicas
     response = call(front(replicas, {"one": model}), "GET", "/metrics")
     assert 'rsn_requests_total{replica="b",runner="one"} 4.0' in response.text

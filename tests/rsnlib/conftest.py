@@ -13,15 +13,15 @@ from torch import nn
 
 from rsn.rsnlib.key_spans import KeySpans
 from rsn.rsnlib.partition import Traced
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Rotary
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Rotary
 
 Lengths = KeySpans | None
 
-ACTIVATIONS: dict[Activation, Callable[[Any], Any]] = {
-    Activation.RELU: lambda x: np.maximum(x, 0),
-    Activation.SILU: lambda x: x / (1 + np.exp(-x)),
-    Activation.GELU_ERF: lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
-    Activation.GELU_TANH: lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+ACTIVATIONS: dict[ActivationFunction, Callable[[Any], Any]] = {
+    ActivationFunction.RELU: lambda x: np.maximum(x, 0),
+    ActivationFunction.SILU: lambda x: x / (1 + np.exp(-x)),
+    ActivationFunction.GELU_ERF: lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    ActivationFunction.GELU_TANH: lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
 
 

@@ -16,10 +16,10 @@ from rsn.isa.overlays import find  # noqa: E402
 from rsn.isa.verify import check  # noqa: E402
 from rsn.rsnlib.experts.library import SWITCH  # noqa: E402
 from rsn.rsnlib.experts.operators import run_in_pytorch  # noqa: E402
-from rsn.rsnlib.experts.replace import ExpertsPlan, Sizes, replace_experts  # noqa: E402
+from rsn.rsnlib.experts.replace import ExpertLayerSizes, ExpertsPlan, replace_experts  # noqa: E402
 from rsn.rsnlib.trace import captured  # noqa: E402
 from rsn.scheduler.expert_programs import ExpertPrograms, ExpertSizes, counted  # noqa: E402
-from rsn.scheduler.graph import Activation  # noqa: E402
+from rsn.scheduler.graph import ActivationFunction  # noqa: E402
 from rsn.tests.effort import full, long, sampled  # noqa: E402
 from rsn.tests.rsnlib.expert_layers import Changed, Given, Loop, assert_equal, block  # noqa: E402
 
@@ -182,7 +182,7 @@ def test_a_whole_model_in_pieces(kind: str) -> None:
 # -- programs of active experts
 
 
-SIZES = ExpertSizes("experts", 5, 192, 320, Activation.SILU, 300)
+SIZES = ExpertSizes("experts", 5, 192, 320, ActivationFunction.SILU, 300)
 
 
 def test_every_template_and_count_passes_the_checks() -> None:
@@ -258,7 +258,7 @@ def test_packets_that_reach_several_buffers() -> None:
     programs = ExpertPrograms(replace(SIZES, experts=3, width=225, inner=160, rows=1422), find("xnn"))
     (launch,) = programs.launches({1: 1422, 2: 1422})
     assert list(check(launch.program)) == []
-    sizes = Sizes("experts", 474, 3, 3, 225, 160, "silu")
+    sizes = ExpertLayerSizes("experts", 474, 3, 3, 225, 160, "silu")
     torch.manual_seed(0)
     x, shares, index = torch.randn(474, 225), torch.rand(474, 3), torch.full((474, 3), 2)
     weights = torch.randn(3, 320, 225) / 15, torch.randn(3, 225, 160) / 12

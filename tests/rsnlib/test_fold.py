@@ -12,7 +12,7 @@ from rsn.base.errors import ScheduleError
 from rsn.isa.overlays.xnn import XNN
 from rsn.rsnlib.fold import fold, fold_shapes
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, Layer, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER
 
 RANDOM = np.random.default_rng(0)
@@ -114,7 +114,7 @@ def test_weights_are_copied_row_major() -> None:
 def test_products_are_inserted_for_narrow_heads() -> None:
     """The values are an output too, so that they are also needed without padding between heads; queries are not. The
     scale of the keys cannot be folded into an attention."""
-    q, k, v = linear("q", "x", 4, 4), linear("k", "x", 4, 4, activation=Activation.RELU), linear("v", "x", 4, 4)
+    q, k, v = linear("q", "x", 4, 4), linear("k", "x", 4, 4, activation=ActivationFunction.RELU), linear("v", "x", 4, 4)
     k = replace(k, scale=np.full(4, 0.5))
     folded = fold(graph(q, k, v, AttentionLayer("a", "q", "k", "v", "a", 2, 2), outputs=("a", "v")))
     assert [(layer.y, layer.operands) for layer in folded.layers] == [

@@ -22,7 +22,7 @@ from rsn.rsnlib.streamed.generate import DEFAULT, Generated, generate, place
 from rsn.rsnlib.streamed.resources import area
 from rsn.streams.placing.devices import DEVICES, U55C
 from rsn.streams.placing.dies import DieError
-from rsn.streams.timing.timed import Model, Timing
+from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.effort import full, sampled
 from rsn.tests.rsnlib.streamed_blocks import block
 
@@ -101,11 +101,11 @@ def together(block: Streamed) -> int:
 def test_kernels_that_are_sped_up_take_the_time_that_their_program_says() -> None:
     single = captured().changed(Knobs(rows=16, columns=16, depth=16, unroll=1, lanes=1, port=1, packed=1))
     sized = single.sized()
-    model = Model(sized.outcomes.bodies[0], sized.packing)
+    model = TimedProgram(sized.outcomes.bodies[0], sized.packing)
     names = [instance.task.name for instance in single.report.region.instances]
     faster = {"linear_1": 100, "gelu_2": 3, "load_linear_3_weight": 7}
     run = model.sped_up([faster.get(name, 1) for name in names]).run({})
-    assert isinstance(run, Timing)
+    assert isinstance(run, BeatTiming)
     of = {"linear_1": {"unroll": 100}, "gelu_2": {"lanes": 3}, "linear_3": {"port": 7}}
     assert run.latency == together(single.changed(replace(single.knobs, of=of))) < together(single)
 

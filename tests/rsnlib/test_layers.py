@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rsn.rsnlib.fold import fold
-from rsn.rsnlib.layers import Base, LayerBuilder, Source
+from rsn.rsnlib.layers import Base, HostInput, LayerBuilder
 from rsn.rsnlib.view import View
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, Norm
 
 RANDOM = np.random.default_rng(0)
 
@@ -19,7 +19,7 @@ def layers() -> LayerBuilder:
 
 
 @pytest.fixture
-def x(layers: LayerBuilder) -> Source:
+def x(layers: LayerBuilder) -> HostInput:
     return layers.source("x", 4, View.dense((2, 3, 4)))
 
 
@@ -28,7 +28,7 @@ def linear(layers: LayerBuilder, path: str, x: Base, n: int = 4) -> Gemm:
     return layers.product(path, x, weight, RANDOM.standard_normal(n))
 
 
-def test_layers_come_after_their_operands_under_unique_names(layers: LayerBuilder, x: Source) -> None:
+def test_layers_come_after_their_operands_under_unique_names(layers: LayerBuilder, x: HostInput) -> None:
     unused = linear(layers, "self", x)
     q, k, v = (linear(layers, "self", x) for _ in range(3))
     attention = layers.attention("self", q, k, v, heads=2, head_dim=2, masked=True)
@@ -44,7 +44,7 @@ def test_layers_come_after_their_operands_under_unique_names(layers: LayerBuilde
     assert fold(graph).show() == graph.show()
 
 
-def test_a_result_needed_before_and_after_its_norm_is_normalised_by_a_pass(layers: LayerBuilder, x: Source) -> None:
+def test_a_result_needed_before_and_after_its_norm_is_normalised_by_a_pass(layers: LayerBuilder, x: HostInput) -> None:
     plain = linear(layers, "block.dense", x)
     scale, shift = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.5, 0.0, 0.0, 0.0])
     after = layers.fuse(plain, "", norm=Norm(1e-6), scale=scale, shift=shift)
@@ -72,29 +72,29 @@ def test_a_result_needed_before_and_after_its_norm_is_normalised_by_a_pass(layer
     assert np.array_equal(folded.weight, (following.weight * scale[:, None]).astype(np.float32))
 
 
-def test_what_is_needed_at_the_end_alone_is_one_layer(layers: LayerBuilder, x: Source) -> None:
+def test_what_is_needed_at_the_end_alone_is_one_layer(layers: LayerBuilder, x: HostInput) -> None:
     plain = linear(layers, "up", x)
-    after = layers.fuse(layers.fuse(plain, factor=2.0), "act", activation=Activation.RELU)
+    after = layers.fuse(layers.fuse(plain, factor=2.0), "act", activation=ActivationFunction.RELU)
     graph, _ = layers.graph([after], 2, 3)
     assert graph.show().splitlines()[1:] == ["  up = relu(2 * (x @ weight 4x4 + bias))", "  -> up"]
     assert layers.before(plain) is None
 
 
-def test_a_factor_behind_an_activation_that_has_one_is_relative_to_it(layers: LayerBuilder, x: Source) -> None:
-    halved = layers.fuse(linear(layers, "up", x), "act", activation=Activation.RELU, scale=np.full(4, 0.5))
+def test_a_factor_behind_an_activation_that_has_one_is_relative_to_it(layers: LayerBuilder, x: HostInput) -> None:
+    halved = layers.fuse(linear(layers, "up", x), "act", activation=ActivationFunction.RELU, scale=np.full(4, 0.5))
     whole = layers.fuse(halved, scale=None)
     graph, names = layers.graph([halved, whole], 2, 3)
     first, second = graph.layers
     assert isinstance(first, Gemm)
     assert isinstance(second, Gemm)
-    assert (first.activation, second.activation, second.operands) == (Activation.RELU, None, ("up",))
+    assert (first.activation, second.activation, second.operands) == (ActivationFunction.RELU, None, ("up",))
     assert first.scale is not None
     assert second.scale is not None
     assert (first.scale.tolist(), second.scale.tolist()) == ([0.5] * 4, [2.0] * 4)
     assert names[whole.y] == "act"
 
 
-def test_product_needed_before_and_after_a_sum_is_computed_twice(layers: LayerBuilder, x: Source) -> None:
+def test_product_needed_before_and_after_a_sum_is_computed_twice(layers: LayerBuilder, x: HostInput) -> None:
     plain = linear(layers, "block.dense", x)
     added = layers.fuse(plain, residual=x.y)
     following = layers.fuse(linear(layers, "next", added), residual=plain.y)

@@ -13,7 +13,7 @@ import torch
 
 from rsn.rsnlib.models import SpecError, load_spec, preset
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm
 
 # (M, K, N) of the layers of CHARM's benchmarks.
 MLP = [(3072, 2048, 4096), (3072, 4096, 4096), (3072, 4096, 4096), (3072, 4096, 1024)]
@@ -57,7 +57,10 @@ def test_minilm_computes_what_pytorch_does(call: Callable[..., Any], base: bool)
     got, expected = call(traced, **inputs), model(**inputs)
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
     gemms = [layer for layer in traced.network.layers if isinstance(layer, Gemm)]
-    assert {layer.activation for layer in gemms} == {None, Activation.GELU_TANH if base else Activation.GELU_ERF}
+    assert {layer.activation for layer in gemms} == {
+        None,
+        ActivationFunction.GELU_TANH if base else ActivationFunction.GELU_ERF,
+    }
     assert {layer.norm.eps for layer in gemms if layer.norm} == {1e-6 if base else 1e-12}
     assert [x.masked for x in traced.network.layers if isinstance(x, AttentionLayer)] == [not base] * 6
     assert len({layer.weight.tobytes() for layer in gemms}) == 36, "each layer has weights of its own"

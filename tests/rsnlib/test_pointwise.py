@@ -16,21 +16,21 @@ from torch import nn
 from rsn.base.errors import UnsupportedError
 from rsn.rsnlib.pointwise import recognise
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.graph import Activation, Gemm
+from rsn.scheduler.graph import ActivationFunction, Gemm
 
 from .conftest import ACTIVATIONS
 
 
 @given(
-    st.sampled_from(list(Activation)),
+    st.sampled_from(list(ActivationFunction)),
     st.floats(0.05, 20),
     st.floats(0.05, 20) | st.floats(-20, -0.05),
 )
-def test_any_scaling_of_an_activation(which: Activation, factor: float, gain: float) -> None:
+def test_any_scaling_of_an_activation(which: ActivationFunction, factor: float, gain: float) -> None:
     found = recognise(lambda x: gain * np.asarray(ACTIVATIONS[which](factor * x), np.float64))
     assert found is not None
     assert found.activation is which
-    scale = 1 if which is Activation.RELU else factor
+    scale = 1 if which is ActivationFunction.RELU else factor
     assert found.factor == pytest.approx(scale, rel=1e-4)
     assert found.gain == pytest.approx(gain * factor / scale, rel=1e-4)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rsn.rsnlib.streamed import Knobs, streamed
-from rsn.streams.timing.timed import Model, Timing
+from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.effort import full, sampled
 from rsn.tests.rsnlib.scaled_blocks import SCALED
 from rsn.tests.rsnlib.streamed_blocks import block
@@ -25,8 +25,8 @@ def test_depths_of_blocks(name: str) -> None:
         assert one.report.code == ""
         sized = one.sized()
         (bodies,) = sized.outcomes.bodies
-        run = Model(bodies, sized.packing).run(sized.of_streams(sized.declared))
-        assert isinstance(run, Timing), "a deadlock"
+        run = TimedProgram(bodies, sized.packing).run(sized.of_streams(sized.declared))
+        assert isinstance(run, BeatTiming), "a deadlock"
         assert run.latency == endless.latency
         runs[kind], bits[kind] = run, sized.bits(sized.declared)
     assert not any(runs["normal"].full.values())

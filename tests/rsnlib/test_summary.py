@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 import rsn  # noqa: E402
 from rsn.host.model.compiled import modelled_layers  # noqa: E402
 from rsn.rsnlib.flops import FlopCounter  # noqa: E402
-from rsn.rsnlib.summary import MAX_LINES, Modelled, Work, head, table  # noqa: E402
+from rsn.rsnlib.summary import MAX_LINES, Modelled, ModuleWork, head, table  # noqa: E402
 from rsn.rsnlib.trace import trace  # noqa: E402
 
 B, L = 2, 10
@@ -103,15 +103,15 @@ def test_flops_of_a_graph_within_the_graph() -> None:
 
 def test_table_of_a_stack() -> None:
     """Equal layers are one line, divided into their modules; what is neither a product nor timed has no line."""
-    work = [Work("embeddings"), Work("mask", 0, False)]
+    work = [ModuleWork("embeddings"), ModuleWork("mask", 0, False)]
     for i in range(12):
         work += [
-            Work(f"layer.{i}.query", 1_000_000, True, 1e-3),
-            Work(f"layer.{i}.attn", 500_000, True),
-            Work(f"layer.{i}.attn.out", 500_000, True, 1e-3),
-            Work(f"layer.{i}.norm", 0, True, 0.5e-3),
+            ModuleWork(f"layer.{i}.query", 1_000_000, True, 1e-3),
+            ModuleWork(f"layer.{i}.attn", 500_000, True),
+            ModuleWork(f"layer.{i}.attn.out", 500_000, True, 1e-3),
+            ModuleWork(f"layer.{i}.norm", 0, True, 0.5e-3),
         ]
-    work.append(Work("pooler.dense", 10_000))
+    work.append(ModuleWork("pooler.dense", 10_000))
     latency = 12 * 2.5e-3 + 1e-3
     assert head(work, latency) == ">99.9 % of 24.01 MFLOP, modelled latency 31.000 ms"
     assert (
@@ -134,7 +134,12 @@ what PyTorch computes on the host is not timed"""
 
 
 def test_table_without_times() -> None:
-    work = [Work("", 100, True), Work("0.dense", 200, True), Work("2.dense", 200, False), Work("3.dense", 200, True)]
+    work = [
+        ModuleWork("", 100, True),
+        ModuleWork("0.dense", 200, True),
+        ModuleWork("2.dense", 200, False),
+        ModuleWork("3.dense", 200, True),
+    ]
     assert head(work, None) == "71.4 % of 700 FLOP"
     assert (
         "\n".join(table(work))
@@ -149,14 +154,14 @@ FLOPs: products, convolutions and attention at the model's sizes, 2 for a multip
 
 
 def test_nothing_to_count() -> None:
-    assert head([Work("relu", 0, True)], 40e-6) == "no FLOPs, modelled latency 40.0 us"
+    assert head([ModuleWork("relu", 0, True)], 40e-6) == "no FLOPs, modelled latency 40.0 us"
     assert table([])[1].split() == ["total", "-", "-", "-"]
 
 
 @given(
     st.lists(
         st.builds(
-            Work,
+            ModuleWork,
             st.lists(st.sampled_from(["a", "b", "c", "0", "1", "2", "3"]), max_size=4).map(".".join),
             st.integers(0, 10**12),
             st.booleans(),
@@ -165,9 +170,9 @@ def test_nothing_to_count() -> None:
         max_size=60,
     )
 )
-def test_parts_add_up(work: list[Work]) -> None:
+def test_parts_add_up(work: list[ModuleWork]) -> None:
     """The lines without a margin add up to the total, and there are few of them."""
-    lines = table([*work, Work("x", 1000, True, 1.0)], sum(x.seconds for x in work) + 1.0)
+    lines = table([*work, ModuleWork("x", 1000, True, 1.0)], sum(x.seconds for x in work) + 1.0)
     rows = [line for line in lines[1:] if not line.startswith(("FLOPs:", "modelled:", "what "))]
     *rows, total = rows
     assert len(rows) <= MAX_LINES + 1
@@ -182,7 +187,7 @@ def test_parts_add_up(work: list[Work]) -> None:
 
 
 def test_many_modules_are_few_lines() -> None:
-    work = [Work(f"m{chr(97 + i)}.dense", 1000 * (i + 1), True) for i in range(26)]
+    work = [ModuleWork(f"m{chr(97 + i)}.dense", 1000 * (i + 1), True) for i in range(26)]
     lines = table(work)
     assert len(lines) == MAX_LINES + 3
     assert [line.split()[0] for line in lines[1:-2]] == [*(f"m{chr(97 + i)}.dense" for i in range(11, 26)), "11"]

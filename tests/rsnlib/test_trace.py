@@ -15,7 +15,7 @@ from torch import nn
 
 from rsn.base.errors import RsnError, TensorError, UnsupportedError
 from rsn.rsnlib.trace import trace
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, Norm
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, Norm
 
 Call = Callable[..., Any]
 Randomised = Callable[..., Any]
@@ -88,7 +88,7 @@ def test_bert_layers_are_fused(randomised: Randomised) -> None:
     dense, up, down = gemms[3:6]
     assert dense.path == "encoder.layer.0.attention.output.dense"
     assert (dense.residual, dense.norm, dense.activation) == ("embeddings_LayerNorm", Norm(1e-12), None)
-    assert (up.residual, up.norm, up.activation) == (None, None, Activation.GELU_ERF)
+    assert (up.residual, up.norm, up.activation) == (None, None, ActivationFunction.GELU_ERF)
     assert (down.residual, down.norm, down.activation) == (dense.y, Norm(1e-12), None)
 
 
@@ -420,13 +420,13 @@ def test_variant(call: Call, randomised: Randomised, kind: type[Block]) -> None:
 @pytest.mark.parametrize(
     ("activate", "expected"),
     [
-        (F.relu, Activation.RELU),
-        (F.silu, Activation.SILU),
-        (F.gelu, Activation.GELU_ERF),
-        (lambda x: F.gelu(x, approximate="tanh"), Activation.GELU_TANH),
+        (F.relu, ActivationFunction.RELU),
+        (F.silu, ActivationFunction.SILU),
+        (F.gelu, ActivationFunction.GELU_ERF),
+        (lambda x: F.gelu(x, approximate="tanh"), ActivationFunction.GELU_TANH),
     ],
 )
-def test_activations(call: Call, randomised: Randomised, activate: Any, expected: Activation) -> None:
+def test_activations(call: Call, randomised: Randomised, activate: Any, expected: ActivationFunction) -> None:
     class Activated(Block):
         def activate(self, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = activate(x)

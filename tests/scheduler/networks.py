@@ -15,10 +15,15 @@ from rsn.isa.overlays import XNN
 from rsn.isa.program import Program, Role
 from rsn.isa.versal.functions import activation
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, Schedule
 
-CODES = {Activation.GELU_TANH: 0, Activation.GELU_ERF: 1, Activation.RELU: 2, Activation.SILU: 3}
+CODES = {
+    ActivationFunction.GELU_TANH: 0,
+    ActivationFunction.GELU_ERF: 1,
+    ActivationFunction.RELU: 2,
+    ActivationFunction.SILU: 3,
+}
 
 
 @dataclass
@@ -33,7 +38,7 @@ class Maker:
     def vector(self, n: int) -> np.ndarray:
         return (self.rng.standard_normal(n) * 0.1).astype(np.float32)
 
-    def gemm(self, m: int, k: int, n: int, act: Activation | None = None) -> LayerGraph:
+    def gemm(self, m: int, k: int, n: int, act: ActivationFunction | None = None) -> LayerGraph:
         layer = Gemm("g", "x", "y", self.matrix(k, n), self.vector(n), activation=act)
         return LayerGraph(1, m, {"x": k}, (Output("y"),), (layer,))
 
@@ -45,7 +50,7 @@ class Maker:
         heads: int,
         ffn: int,
         *,
-        act: Activation = Activation.GELU_TANH,
+        act: ActivationFunction = ActivationFunction.GELU_TANH,
         eps: float = 1e-6,
         masked: bool = False,
         layers: int = 1,

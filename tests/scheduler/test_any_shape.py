@@ -14,7 +14,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.groups import plan
 from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.mapping import MappingType
@@ -173,7 +173,9 @@ def test_many_short_sequences(batch: int, seq: int, schedule: Schedule) -> None:
     assert_computes(Maker().encoder(batch, seq, 40, 2, 50, masked=True), schedule, lengths=[max(1, seq - 5)] * batch)
 
 
-def shared(rows: int, k: int, widths: tuple[int, int], out: int, act: Activation | None, normed: bool) -> LayerGraph:
+def shared(
+    rows: int, k: int, widths: tuple[int, int], out: int, act: ActivationFunction | None, normed: bool
+) -> LayerGraph:
     """Two products of one input, of any widths; then one with what is made of the second as its residual."""
     make = Maker()
     n1, n2 = widths
@@ -193,11 +195,11 @@ def shared(rows: int, k: int, widths: tuple[int, int], out: int, act: Activation
     rows=st.integers(1, 900),
     k=st.integers(1, 700),
     widths=st.tuples(st.integers(1, 1400), st.integers(1, 1400)),
-    act=st.sampled_from([None, *Activation]),
+    act=st.sampled_from([None, *ActivationFunction]),
     data=st.data(),
 )
 def test_products_of_one_activation(
-    rows: int, k: int, widths: tuple[int, int], act: Activation | None, data: st.DataObject
+    rows: int, k: int, widths: tuple[int, int], act: ActivationFunction | None, data: st.DataObject
 ) -> None:
     """They are lowered together, whether or not their tiles are alike."""
     network = shared(

@@ -16,7 +16,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role
 from rsn.isa.verify import check
-from rsn.machine.plan import Plan
+from rsn.machine.plan import TimedWorkload
 from rsn.scheduler.attention import bind_attention
 from rsn.scheduler.attention_unfused import bind_as, bind_scores, bind_values, place_scores
 from rsn.scheduler.bind import place_activations
@@ -81,7 +81,7 @@ def expected(network: LayerGraph, values: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def milliseconds(p: Program) -> float:
-    return 1e3 * Plan(p.overlay, InstructionPath.of(p)).run().latency
+    return 1e3 * TimedWorkload(p.overlay, InstructionPath.of(p)).run().latency
 
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT], ids=["paper", "strict"])

@@ -21,7 +21,7 @@ from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program, Role
 from rsn.isa.verify import check, dry_run
-from rsn.machine.plan import Plan
+from rsn.machine.plan import TimedWorkload
 from rsn.rsnlib import reference
 from rsn.scheduler.bind import bind
 from rsn.scheduler.bounds import bounds
@@ -201,7 +201,7 @@ def test_time_is_near_that_of_the_unit_that_binds(
     layer = AttentionLayer("a", "q", "k", "v", "y", heads, width, kv_heads=kv_heads, causal=causal)
     columns = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * width}
     network = LayerGraph(4 if rows == 512 else 1, rows, columns, (Output("y"),), (layer,))
-    latency = Plan(XNN, InstructionPath.of(build(network, XNN, PAPER).program)).run().latency
+    latency = TimedWorkload(XNN, InstructionPath.of(build(network, XNN, PAPER).program)).run().latency
     least = times * bounds(network, XNN).seconds[resource]
     assert least < latency < 1.2 * least
 

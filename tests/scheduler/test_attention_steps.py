@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsn.isa.overlays import XNN
-from rsn.isa.work import LengthField, Part
-from rsn.scheduler.attention_steps import Keys, RowBlock, Slot, parts_of, runs, slots_of, softmax_of
+from rsn.isa.work import KeyPart, LengthField
+from rsn.scheduler.attention_steps import KeyBlocks, KeySharers, RowBlock, parts_of, runs, slots_of, softmax_of
 from rsn.scheduler.binder import Binder
 from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER
@@ -30,7 +30,7 @@ def attention(
 
 @given(st.integers(0, 9), st.integers(9, 80), st.sampled_from([4, 6, 8]), st.booleans())
 def test_parts_are_few_even_and_cover_all_keys(first: int, blocks: int, most: int, alike: bool) -> None:
-    found = parts_of(Keys(first, blocks), most, alike=alike)
+    found = parts_of(KeyBlocks(first, blocks), most, alike=alike)
     assert [b for piece in found for b in range(piece.first, piece.first + piece.blocks)] == [
         *range(first, first + blocks)
     ]
@@ -45,11 +45,11 @@ def test_parts_are_few_even_and_cover_all_keys(first: int, blocks: int, most: in
         assert len(found) == -(-blocks // most)
 
 
-def valid(slot: Slot, keys: Keys, att: AttentionLayer, s: Binder, start: int, i: int) -> np.ndarray:
+def valid(slot: KeySharers, keys: KeyBlocks, att: AttentionLayer, s: Binder, start: int, i: int) -> np.ndarray:
     """Which keys of a part count for the rows of memories (i, 0) and (i, 1), by their registers; (rows, keys)."""
     parts, before = [], 0
     for j, half in enumerate(keys.halves):
-        softmax = softmax_of(s, att, slot, keys, Part.ALL, i, j)
+        softmax = softmax_of(s, att, slot, keys, KeyPart.ALL, i, j)
         own = np.arange(half.blocks * TILE)
         first, last = softmax.first, softmax.columns
         if isinstance(first, LengthField):
@@ -92,12 +92,15 @@ def test_every_pair_of_a_row_and_a_key_is_masked_as_the_layer_says(
             if not of_unit:
                 continue
             rows_of_unit = np.concatenate([wanted[row.block * TILE :][:TILE] for row in of_unit])
-            seen = {part: np.zeros_like(rows_of_unit) for part in Part}
+            seen = {part: np.zeros_like(rows_of_unit) for part in KeyPart}
             for keys, part in slot.steps:
                 at = slice(keys.first * TILE, (keys.first + keys.blocks) * TILE)
                 assert not seen[part][:, at].any()
                 seen[part][:, at] = valid(slot, keys, att, s, start, i)
-            for found in (seen[Part.ALL] | seen[Part.APPLY], seen[Part.ALL] | seen[Part.FIRST] | seen[Part.MORE]):
+            for found in (
+                seen[KeyPart.ALL] | seen[KeyPart.APPLY],
+                seen[KeyPart.ALL] | seen[KeyPart.FIRST] | seen[KeyPart.MORE],
+            ):
                 np.testing.assert_array_equal(found, rows_of_unit)
             if causal or window is not None:
                 assert len([*runs(of_unit)]) == 1
@@ -112,7 +115,7 @@ def test_keys_of_lengths_are_fields_of_the_run() -> None:
     base = keys.halves[1].first * TILE
     assert softmax.columns == LengthField(1, base, 2 * TILE)
     assert softmax.first == LengthField(1, base, 2 * TILE, "start")
-    assert part is Part.APPLY
+    assert part is KeyPart.APPLY
 
 
 def test_masks_save_parts() -> None:

@@ -14,11 +14,11 @@ from rsn.hw.sim.timeline import Timeline
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.file import made
-from rsn.isa.program import Segment
+from rsn.isa.program import ProgramSegment
 from rsn.machine.description import Capability
 from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, AttentionLayer, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, LayerGraph, Norm, Output
 from rsn.scheduler.schedule import PAPER, Loops, Schedule
 from rsn.tests.effort import examples
 
@@ -66,9 +66,9 @@ def test_no_encoder_is_faster(
     assert_not_faster(network, overlay, data.draw(schedules(network), "schedule"))
 
 
-@pytest.mark.parametrize("act", Activation)
+@pytest.mark.parametrize("act", ActivationFunction)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (129, 64, 700), (700, 300, 129), (128, 2048, 128)])
-def test_no_product_is_faster(shape: tuple[int, int, int], act: Activation) -> None:
+def test_no_product_is_faster(shape: tuple[int, int, int], act: ActivationFunction) -> None:
     assert_not_faster(Maker().gemm(*shape, act), XNN, PAPER)
 
 
@@ -191,4 +191,4 @@ def test_what_a_machine_does_not_state_has_no_bound() -> None:
 
 def test_segments_of_another_network() -> None:
     with pytest.raises(ProgramError, match="segment s computes z, which the network does not have"):
-        bounds(BERT, XNN, [Segment("s", (), "", ("z",), {})])
+        bounds(BERT, XNN, [ProgramSegment("s", (), "", ("z",), {})])

@@ -17,8 +17,8 @@ from rsn.host.model.expert_layer import ExpertLayer
 from rsn.hw.sim.machine import Machine
 from rsn.isa.image import decode_image
 from rsn.isa.overlays.moe import moe
-from rsn.isa.overlays.moe.formats import Line, Patch, Rows
-from rsn.isa.overlays.moe.sequence import Part, SequencedPath, issued, parts_of
+from rsn.isa.overlays.moe.formats import Line, Rows, TemplatePatch
+from rsn.isa.overlays.moe.sequence import ExpertRows, SequencedPath, issued, parts_of
 from rsn.isa.packet import Packet, encode_image
 from rsn.isa.program import Program
 from rsn.isa.verify import check
@@ -73,7 +73,7 @@ class AnyOrder(ProcessNetwork):
 
 
 def network(
-    program: Program, banks: dict[str, Array] | None, seed: int | None = None, parts: Sequence[Part] | None = None
+    program: Program, banks: dict[str, Array] | None, seed: int | None = None, parts: Sequence[ExpertRows] | None = None
 ) -> ProcessNetwork:
     """A run. seed: of the order in which tasks are visited, None for the usual one."""
     path = SequencedPath(program, decode_image(program.image, program.overlay), parts)
@@ -179,10 +179,10 @@ def test_a_template_that_is_wrong_ends_in_a_report() -> None:
     program = programs.sequenced()
     packets = []
     for packet in program.packets:
-        kept = [m for m in packet.mops if not (isinstance(m, Line) and m.patch == Patch.GATHER)]
+        kept = [m for m in packet.mops if not (isinstance(m, Line) and m.patch == TemplatePatch.GATHER)]
         packets.append(Packet.of(packet.header.opcode, kept) if len(kept) < len(packet.mops) else packet)
     image = encode_image(packets)
-    path = SequencedPath(program, decode_image(image, SMALL), [Part(0, (0, 2))])
+    path = SequencedPath(program, decode_image(image, SMALL), [ExpertRows(0, (0, 2))])
     with pytest.raises(DeadlockError, match=r"X .* waits to get Acts->X"):
         ProcessNetwork(SMALL, path).run()
 
@@ -192,8 +192,8 @@ def test_instructions_of_parts() -> None:
     by_name = SMALL.by_format
     rows = Rows(addr=100, size=4)
     lines = [
-        Line.of(by_name["Acts"].opcode, rows.replace(port=0), Patch.GATHER),
-        Line.of(by_name["Acts"].opcode, rows.replace(port=4), Patch.SCATTER),
+        Line.of(by_name["Acts"].opcode, rows.replace(port=0), TemplatePatch.GATHER),
+        Line.of(by_name["Acts"].opcode, rows.replace(port=4), TemplatePatch.SCATTER),
     ]
     parts = parts_of([[0, 1], [0, 1]] * 6, 2, 10)
     assert [(p.expert, len(p.pairs)) for p in parts] == [(0, 10), (0, 2), (1, 10), (1, 2)]

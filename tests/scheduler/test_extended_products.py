@@ -17,7 +17,7 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import check, dry_run
 from rsn.rsnlib import reference
 from rsn.rsnlib.fold import fold
-from rsn.scheduler.graph import Activation, Gemm, Layer, LayerGraph, Norm, Output, Rotary
+from rsn.scheduler.graph import ActivationFunction, Gemm, Layer, LayerGraph, Norm, Output, Rotary
 from rsn.scheduler.lower import lower, place
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Loops, Schedule
@@ -80,8 +80,10 @@ def assert_computes(
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(200, 64, 100), long(900, 130, 700), long(300, 100, 1100)])
-@pytest.mark.parametrize(("kind", "schedule"), [(Activation.SILU, PAPER), long(None, LISTED), long(None, STRICT)])
-def test_gate(m: int, k: int, n: int, kind: Activation | None, schedule: Schedule) -> None:
+@pytest.mark.parametrize(
+    ("kind", "schedule"), [(ActivationFunction.SILU, PAPER), long(None, LISTED), long(None, STRICT)]
+)
+def test_gate(m: int, k: int, n: int, kind: ActivationFunction | None, schedule: Schedule) -> None:
     make = Maker()
     up = Gemm("up", "x", "h", make.matrix(k, 2 * n), make.vector(2 * n), kind, gated=True)
     down = Gemm("down", "h", "y", make.matrix(n, k), make.vector(k))
@@ -193,7 +195,7 @@ def networks(draw: st.DrawFn) -> LayerGraph:
         same = [name for name, count in columns.items() if count == columns[x]]
         match draw(st.sampled_from(["gate", "heads", "norm", "sum", "product"])):
             case "gate":
-                kind = draw(st.sampled_from([None, *Activation]))
+                kind = draw(st.sampled_from([None, *ActivationFunction]))
                 add("product", f"g{i}", draw(st.integers(1, 800)), x, gated=True, activation=kind)
                 x = f"g{i}"
             case "heads":
@@ -254,7 +256,7 @@ def test_the_bytes_of_a_program_are_nearly_unavoidable() -> None:
     """Whole tiles of two gated products with rotated heads, where nothing is padded."""
     make, k = Maker(), 512
     q = heads_of(make, "q", k, 16, 128, rotary=rotary(768, 128))
-    up = Gemm("up", "q", "y", make.matrix(2048, 2048), make.vector(2048), Activation.SILU, gated=True)
+    up = Gemm("up", "q", "y", make.matrix(2048, 2048), make.vector(2048), ActivationFunction.SILU, gated=True)
     network = fold(graph([q, up], 768, k))
     expected = unavoidable_bytes(network, XNN)
     assert expected["q"]["lpddr"] == 4 * 513 * 2048

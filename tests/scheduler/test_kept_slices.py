@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rsn.isa.overlay import OpList, Overlay
 from rsn.isa.overlays import XNN
 from rsn.isa.verify import check, dry_run
-from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lower import lower
 from rsn.scheduler.schedule import Interleave, Loops, Schedule
 
@@ -88,7 +88,7 @@ def test_any_segment_of_several_ops(
     ones = 1 + make.vector(columns).astype(np.float64)
     none, zeros = np.zeros((0, columns), np.float32), np.zeros(columns, np.float32)
     norm = Gemm("n", "x", "n", none, zeros, None, "x", norm=Norm(1e-5, rms=True), scale=ones)
-    act = Activation.SILU if gated else None
+    act = ActivationFunction.SILU if gated else None
     wide = n * (2 if gated else 1)
     up = Gemm("u", "n" if normed else "x", "u", make.matrix(columns, wide), make.vector(wide), act, gated=gated)
     down = Gemm("d", "u", "y", make.matrix(n, columns), make.vector(columns), None, "x")

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from rsn.base.errors import UnsupportedError
 from rsn.hw.sim.machine import Machine
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.instruction_path import InstructionPath
-from rsn.isa.lanes import Part
+from rsn.isa.lanes import SlotPart
 from rsn.isa.layout import block
 from rsn.isa.overlays.xnn2 import XNN2
-from rsn.isa.overlays.xnn2.tokens import Slots
+from rsn.isa.overlays.xnn2.tokens import SlotTokens
 from rsn.isa.program import Role
 from rsn.isa.verify import check
 from rsn.isa.work import Access
 from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.lanes.blocks import Sequences
 from rsn.scheduler.lanes.lowering import best
 from rsn.scheduler.lanes.order import jobs
@@ -67,7 +67,7 @@ def rows(network: LayerGraph, rng: np.random.Generator) -> np.ndarray:
 )
 def test_encoder_of_any_length(batch: int, seq: int, mode: str, on_chip: bool) -> None:
     maker = Maker()
-    network = maker.encoder(batch, seq, 256, 4, 512, act=Activation.GELU_ERF, layers=2)
+    network = maker.encoder(batch, seq, 256, 4, 512, act=ActivationFunction.GELU_ERF, layers=2)
     lowering = best(network, XNN2, PAPER)
     assert (lowering.mode.name, lowering.on_chip) == (mode, on_chip)
     assert worst(network, rows(network, maker.rng)) < 1e-5
@@ -84,7 +84,7 @@ def test_any_encoder_is_computed(data: st.DataObject) -> None:
         heads * width,
         heads,
         data.draw(st.integers(1, 5)) * 96,
-        act=data.draw(st.sampled_from(Activation)),
+        act=data.draw(st.sampled_from(ActivationFunction)),
         layers=data.draw(st.integers(1, 2)),
         pre_norm=data.draw(st.booleans()),
         rms=data.draw(st.booleans()),
@@ -106,7 +106,7 @@ def test_any_chain_of_products_is_computed(data: st.DataObject) -> None:
         residuals = [name for name in known if known[name] <= 1024]
         residual = data.draw(st.none() | st.sampled_from(sorted(residuals)))
         n = data.draw(widths) if residual is None else known[residual]
-        act = data.draw(st.none() | st.sampled_from(Activation)) if residual is None else None
+        act = data.draw(st.none() | st.sampled_from(ActivationFunction)) if residual is None else None
         norm = (
             Norm(data.draw(st.sampled_from([1e-5, 1.0])), data.draw(st.booleans()))
             if act is None and data.draw(st.booleans())
@@ -174,7 +174,7 @@ def test_statistics_of_a_panel_before_do_not_change_while_it_is_stored() -> None
     layers: list[Gemm] = []
     adds, norms = {"b": "x", "f": "c"}, "bdf"
     for name, (k, n) in widths.items():
-        act = Activation.GELU_ERF if name in "ace" else None
+        act = ActivationFunction.GELU_ERF if name in "ace" else None
         norm = Norm(1e-5) if name in norms else None
         layers.append(Gemm(name, x, name, m.matrix(k, n), m.vector(n), act, adds.get(name), None, norm))
         x = name
@@ -260,7 +260,7 @@ def test_segments_have_all_instructions_and_the_bound_holds(batch: int, seq: int
     assert [s.name for s in program.segments] == ["l0.x1", "l0.y", "l1.x1", "l1.y"]
     assert [s.outputs for s in program.segments][-1] == ("l1.y",)
     assert {path for s in program.segments for path in s.layers} == {layer.path for layer in network.layers}
-    for unit, uops in Expansion(program).sequences.items():
+    for unit, uops in ExpandedProgram(program).sequences.items():
         covered = np.zeros(len(uops), bool)
         for segment in program.segments:
             for first, end in segment.uops.get(unit, ()):
@@ -289,7 +289,7 @@ def test_panels_hold_all_rows_once_and_groups_share_no_sequence(lengths: list[in
 def test_tokens_order_reads_behind_writes_and_writes_behind_reads(accesses: list[tuple[bool, list[int]]]) -> None:
     """Each operation waits for enough tokens that every access to its slots before it has ended; and never for what
     comes behind it."""
-    slots = Slots()
+    slots = SlotTokens()
     tiles, reads = 0, 0
     waited = {True: 0, False: 0}
     last_write: dict[int, int] = {}
@@ -323,7 +323,7 @@ def test_weights_come_behind_the_first_rows() -> None:
 def test_where_results_of_heads_wait(seq: int, lanes: set[int]) -> None:
     """In P3, T of the odd lane has enough to do with probabilities."""
     kernels = build(Maker().encoder(1, seq, 256, 4, 512), XNN2, PAPER).kernels.sequences
-    takes = {lane for lane in range(6) for mop in kernels[f"TIn{lane}"] if mop.part != Part.WHOLE}
+    takes = {lane for lane in range(6) for mop in kernels[f"TIn{lane}"] if mop.part != SlotPart.WHOLE}
     assert takes == lanes
 
 

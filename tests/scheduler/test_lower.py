@@ -11,10 +11,10 @@ from rsn.hw.sim.machine import Machine, simulate
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import verify
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm, Output
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.schedule import PAPER, STRICT, Schedule
-from rsn.scheduler.tile import Limits, row_tiles
+from rsn.scheduler.tile import GridLimits, row_tiles
 from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute, reference
@@ -35,9 +35,9 @@ def inputs(network: LayerGraph, seed: int = 1) -> np.ndarray:
     m=st.integers(1, 900),
     k=st.integers(1, 300),
     n=st.integers(1, 1400),
-    act=st.sampled_from([None, *Activation]),
+    act=st.sampled_from([None, *ActivationFunction]),
 )
-def test_any_gemm(m: int, k: int, n: int, act: Activation | None) -> None:
+def test_any_gemm(m: int, k: int, n: int, act: ActivationFunction | None) -> None:
     network = Maker(np.random.default_rng([m, k, n])).gemm(m, k, n, act)
     x = inputs(network)
     y, program, _ = execute(network, x)
@@ -82,7 +82,7 @@ def test_an_encoder_on_the_base_overlay(batch: int, seq: int, hidden: int, heads
 def test_any_encoder_with_masks(batch: int, seq: int, heads: int, head_dim: int, ffn: int, data: st.DataObject) -> None:
     """Padding leaks neither from masked keys nor from the rows and columns that fill up blocks."""
     network = Maker(np.random.default_rng(seq)).encoder(
-        batch, seq, heads * head_dim, heads, ffn, act=Activation.GELU_ERF, eps=1e-12, masked=True
+        batch, seq, heads * head_dim, heads, ffn, act=ActivationFunction.GELU_ERF, eps=1e-12, masked=True
     )
     lengths = [data.draw(st.integers(1, seq)) for _ in range(batch)]
     x = inputs(network)
@@ -126,7 +126,7 @@ def test_interleaving_is_faster_than_strict_order(make: Maker) -> None:
 def test_a_row_tile_never_exceeds_three_mema_of_two_blocks() -> None:
     for blocks in range(1, 40):
         for largest in (1, 2, 3, 4, 6):
-            tiles = row_tiles(blocks, Tiles(tile_rows=largest), Limits(3, 2, 2, 4, 1))
+            tiles = row_tiles(blocks, Tiles(tile_rows=largest), GridLimits(3, 2, 2, 4, 1))
             assert [t.start for t in tiles] == list(np.cumsum([0] + [t.groups * t.acc for t in tiles])[:-1])
             assert sum(t.groups * t.acc for t in tiles) == blocks
             assert all(t.groups <= 3 and t.acc <= 2 and t.groups * t.acc <= largest for t in tiles)
@@ -148,7 +148,7 @@ def test_refusals_name_the_layer_and_the_reason(make: Maker) -> None:
         assert expected in refused(make.encoder(1, seq, hidden, heads, 128))
     masked = make.encoder(1, 256, 1024, 16, 128, masked=True)
     assert f"l0.attention: attention with a mask; {lacks} mask; xnn can" in refused(masked)
-    assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=Activation.GELU_ERF))
+    assert "activation gelu_erf" in refused(make.encoder(1, 256, 1024, 16, 128, act=ActivationFunction.GELU_ERF))
     assert "LayerNorm with eps 1e-05" in refused(make.encoder(1, 256, 1024, 16, 128, eps=1e-5))
     long = refused(make.encoder(1, 1152, 1024, 16, 128))
     assert "768 rows; no mapping type runs more than 1024 rows" in long

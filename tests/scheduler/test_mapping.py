@@ -8,7 +8,7 @@ import pytest
 
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.scheduler.graph import AttentionLayer, LayerGraph, Output
-from rsn.scheduler.mapping import MappingType, Roofline, Shape, choose, estimate, mapping_of, max_rows
+from rsn.scheduler.mapping import AttentionShape, MappingType, PeakRates, choose, estimate, mapping_of, max_rows
 
 A, B, C, D, E = MappingType
 
@@ -23,7 +23,7 @@ TABLE3 = {
 
 @pytest.mark.parametrize("kind", TABLE3)
 def test_table_3_to_its_last_digit(kind: MappingType) -> None:
-    e = estimate(kind, Shape(96, 512), Roofline.published(XNN_BASE))
+    e = estimate(kind, AttentionShape(96, 512), PeakRates.published(XNN_BASE))
     found = (1e3 * e.inf_flops_s, 64 * e.units / 400, *(1e3 * s for s in (e.mm1_s, e.mm2_s, e.inf_bw_s, e.final_s)))
     digits = [f"{value:.{len(wanted.split('.')[1])}f}" for value, wanted in zip(found, TABLE3[kind], strict=True)]
     assert tuple(digits) == TABLE3[kind]
@@ -32,31 +32,31 @@ def test_table_3_to_its_last_digit(kind: MappingType) -> None:
 def test_shape_of_a_layer_is_padded_as_it_is_stored() -> None:
     attention = AttentionLayer("a", "q", "k", "v", "y", 12, 32)
     network = LayerGraph(3, 200, {"x": 384}, (Output("y"),), (attention,))
-    assert Shape.of(network, attention) == Shape(36, 256, 64)
+    assert AttentionShape.of(network, attention) == AttentionShape(36, 256, 64)
 
 
 def test_scores_through_ddr_cost_their_bytes_twice() -> None:
     """Two times 4 bytes for each of 512 x 512 scores."""
-    roofline = Roofline.of(XNN_BASE)
-    ways = [estimate(kind, Shape(1, 512), roofline).inf_flops_s for kind in (B, A)]
+    roofline = PeakRates.of(XNN_BASE)
+    ways = [estimate(kind, AttentionShape(1, 512), roofline).inf_flops_s for kind in (B, A)]
     assert ways[0] - ways[1] == pytest.approx(2**20 * (1 / 21e9 + 1 / 23.5e9))
 
 
 def test_a_single_head_gains_nothing_from_a_pipeline_but_loses_nothing_either() -> None:
-    roofline = Roofline.of(XNN_BASE)
-    e = estimate(D, Shape(1, 512), roofline)
+    roofline = PeakRates.of(XNN_BASE)
+    e = estimate(D, AttentionShape(1, 512), roofline)
     assert e.setup_s == pytest.approx(2 * 512 * 64 * 4 / 21e9)
     assert e.steady_s == pytest.approx(max(e.inf_flops_s - e.setup_s, e.mm2_s))
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(128, D), (512, D), (768, D), (896, B), (1024, B)])
 def test_choice_is_the_pipeline_as_long_as_it_fits(rows: int, wanted: MappingType) -> None:
-    assert choose(Shape(96, rows), XNN_BASE) is wanted
+    assert choose(AttentionShape(96, rows), XNN_BASE) is wanted
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(512, D), (768, D), (896, E), (8192, E)])
 def test_more_rows_go_in_parts_where_the_machine_can(rows: int, wanted: MappingType) -> None:
-    assert choose(Shape(96, rows), XNN) is wanted
+    assert choose(AttentionShape(96, rows), XNN) is wanted
 
 
 def test_what_only_parts_can_takes_them_whatever_its_size() -> None:
@@ -70,10 +70,14 @@ def test_what_only_parts_can_takes_them_whatever_its_size() -> None:
 def test_parts_cost_their_loads_and_products_twice() -> None:
     """Of 1024 rows: K twice and V once for each 512 rows, and Q K^T twice. Up to 768 rows, they are like the pipeline,
     but a group of heads loads its keys once."""
-    roofline = Roofline.of(XNN)
+    roofline = PeakRates.of(XNN)
     long, grouped, plain = (
         estimate(kind, shape, roofline)
-        for kind, shape in ((E, Shape(1, 1024)), (E, Shape(4, 512, groups=4)), (D, Shape(4, 512)))
+        for kind, shape in (
+            (E, AttentionShape(1, 1024)),
+            (E, AttentionShape(4, 512, groups=4)),
+            (D, AttentionShape(4, 512)),
+        )
     )
     operand = 64 * 4 / 21e9
     assert long.inf_flops_s == pytest.approx(1024 * (64 * 4 / 23.5e9 + (1 + 2 * 3 + 2) * operand))
@@ -84,8 +88,8 @@ def test_parts_cost_their_loads_and_products_twice() -> None:
 def test_choice_follows_the_rates() -> None:
     """Where off-chip time is nothing the pipeline wins by the time of the first product, whatever the engines."""
     fast = XNN_BASE.with_rates(ddr_read_gbs=float("inf"), ddr_write_gbs=float("inf"))
-    for shape in (Shape(1, 128), Shape(96, 512)):
-        bounds = {kind: estimate(kind, shape, Roofline.of(fast)).steady_s for kind in (A, B, D)}
+    for shape in (AttentionShape(1, 128), AttentionShape(96, 512)):
+        bounds = {kind: estimate(kind, shape, PeakRates.of(fast)).steady_s for kind in (A, B, D)}
         assert choose(shape, fast) is min(bounds, key=bounds.__getitem__) is D
 
 

@@ -25,7 +25,7 @@ from rsn.host.boards.sim import SimBoard
 from rsn.host.tensors import pack as pack_tensor
 from rsn.host.tensors import unpack
 from rsn.hw.sim.machine import Machine
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import FIG6, OVERLAYS, XNN
 from rsn.isa.program import Program, Role
@@ -37,7 +37,7 @@ from rsn.scheduler.best import Best
 from rsn.scheduler.bounds import bounds
 from rsn.scheduler.build import Built, build
 from rsn.scheduler.circuits import circuits_of
-from rsn.scheduler.graph import Activation, AttentionLayer, LayerGraph
+from rsn.scheduler.graph import ActivationFunction, AttentionLayer, LayerGraph
 from rsn.scheduler.lower import require_compilable
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule
@@ -254,7 +254,7 @@ def small(draw: st.DrawFn) -> tuple[LayerGraph, list[int] | None]:
     """An encoder or a product, with lengths."""
     batch, seq = draw(st.integers(1, 2)), draw(st.integers(1, 24) | st.sampled_from([16, 48]))
     if draw(st.integers(0, 3)) == 0:
-        act = draw(st.sampled_from([None, *Activation]))
+        act = draw(st.sampled_from([None, *ActivationFunction]))
         return Maker().gemm(seq, draw(st.integers(1, 50)), draw(st.integers(1, 50)), act), None
     heads, head_dim = draw(st.integers(1, 3)), draw(st.integers(1, 18))
     masked = draw(st.booleans())
@@ -264,7 +264,7 @@ def small(draw: st.DrawFn) -> tuple[LayerGraph, list[int] | None]:
         heads * head_dim,
         heads,
         draw(st.integers(1, 50)),
-        act=draw(st.sampled_from(Activation)),
+        act=draw(st.sampled_from(ActivationFunction)),
         masked=masked,
         pre_norm=draw(st.booleans()),
         biases=draw(st.none() | st.tuples(st.sampled_from([1, batch]), st.sampled_from([1, heads]))),
@@ -308,10 +308,10 @@ def test_every_layer_is_a_segment(overlay: Overlay) -> None:
     program = assert_computes(network, overlay).program
     assert [s.outputs for s in program.segments] == [(layer.y,) for layer in network.layers]
     assert [s.kind for s in program.segments][3:5] == ["attention 2x16", "gemm 32x32 residual norm"]
-    for unit, sequence in Expansion(program).sequences.items():
+    for unit, sequence in ExpandedProgram(program).sequences.items():
         covered = {i for s in program.segments for a, b in s.uops.get(unit, ()) for i in range(a, b)}
         assert covered == set(range(len(sequence)))
-    stored = {b.name: b for b in stored_buffers(Expansion(program))}
+    stored = {b.name: b for b in stored_buffers(ExpandedProgram(program))}
     assert set(stored) == {layer.y for layer in network.layers} | {"scores"}
     bound = bounds(network, overlay, program.segments)
     assert 0 < bound.bound_s < Machine(program).timing.latency
@@ -354,7 +354,7 @@ def test_a_product_unit_that_cannot_is_left_out() -> None:
         replace(u, capabilities=tuple(c for c in u.capabilities if c.op != "relu")) if u.name == "Post0" else u
         for u in both.units
     )
-    built = assert_computes(Maker().gemm(64, 16, 16, Activation.RELU), replace(both, units=units))
+    built = assert_computes(Maker().gemm(64, 16, 16, ActivationFunction.RELU), replace(both, units=units))
     assert products_of(built) == {"Product1": 8}
 
 
@@ -384,7 +384,7 @@ def causal(network: LayerGraph) -> LayerGraph:
     ("op", "network", "words"),
     [
         ("bias", Maker().gemm(8, 8, 8), "g: bias; "),
-        ("relu", Maker().gemm(8, 8, 8, Activation.RELU), "g: activation relu; "),
+        ("relu", Maker().gemm(8, 8, 8, ActivationFunction.RELU), "g: activation relu; "),
         ("softmax", Maker().encoder(1, 32, 32, 1, 32), "l0.attention: attention over 32 rows; "),
         ("layernorm", Maker().encoder(1, 32, 32, 1, 32), "l0.dense: LayerNorm over 32 columns; "),
         ("rmsnorm", Maker().encoder(1, 32, 32, 1, 32, rms=True), "l0.dense: RMSNorm over 32 columns; "),
@@ -425,7 +425,7 @@ def test_a_refusal_names_the_limit() -> None:
         for u in without("gelu_tanh").units
     )
     with pytest.raises(UnsupportedError, match="gelu_tanh of overlay less takes 1 to 16 columns; xnn, "):
-        build(Maker().gemm(8, 8, 8, Activation.GELU_TANH), replace(without("gelu_tanh"), units=units), PAPER)
+        build(Maker().gemm(8, 8, 8, ActivationFunction.GELU_TANH), replace(without("gelu_tanh"), units=units), PAPER)
 
 
 def test_a_capability_at_another_place_is_named() -> None:
@@ -486,7 +486,7 @@ def test_weights_in_a_memory_of_their_own(held: tuple[int, int] | None) -> None:
     overlay = toy(Toy("apart", tiles=((16, 16, 16), (32, 16, 16)), apart=True, held=held))
     circuits = circuits_of(overlay)
     assert (circuits.weights_bank, circuits.activations_bank) == ("weights", "ddr")
-    built = assert_computes(Maker().gemm(40, 50, 30, Activation.SILU), overlay)
+    built = assert_computes(Maker().gemm(40, 50, 30, ActivationFunction.SILU), overlay)
     assert {b.name: b.bank for b in built.program.buffers} == {
         "g.weight": "weights",
         "g.bias": "ddr",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rsn.hw.sim.explain import explain
 from rsn.hw.sim.machine import Machine
-from rsn.isa.expansion import Expansion
+from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
 from rsn.isa.segments import accessed_buffers, stored_buffers
@@ -47,7 +47,7 @@ def assert_recorded(network: LayerGraph, schedule: Schedule, program: Program) -
     """Every uOP belongs to a segment; those of the off-chip units to one, which reads and writes what its layers do."""
     planned = plan(network, schedule)
     assert [s.kind for s in program.segments] == [p.kind for p in planned]
-    x = Expansion(program)
+    x = ExpandedProgram(program)
     for unit, run in x.sequences.items():
         found = owners(program, unit, len(run))
         assert all(found), unit
@@ -99,7 +99,7 @@ def test_every_uop_belongs_to_its_segment(
     schedule = data.draw(schedules(network), "schedule")
     program = build(network, XNN, schedule).program
     assert_recorded(network, schedule, program)
-    assert {s.name for s in stored_buffers(Expansion(program))} >= {layer.y for layer in network.layers}
+    assert {s.name for s in stored_buffers(ExpandedProgram(program))} >= {layer.y for layer in network.layers}
 
 
 @pytest.mark.parametrize("schedule", [PAPER, STRICT, PUBLISHED])
@@ -136,7 +136,7 @@ def test_memory_that_is_not_stored_to_as_a_whole() -> None:
     schedule = Schedule(whole_tiles=True)
     program = build(network, XNN, schedule).program
     assert_recorded(network, schedule, program)
-    known, guessed = (Expansion(p) for p in (program, replace(program, segments=())))
+    known, guessed = (ExpandedProgram(p) for p in (program, replace(program, segments=())))
     wrong = accessed_buffers(guessed.program, "ddr", guessed.accesses["ddr"])
     assert (accessed_buffers(program, "ddr", known.accesses["ddr"]) != wrong).any()
 
@@ -145,7 +145,7 @@ def test_without_a_record_each_stored_buffer_is_one() -> None:
     network = Maker().encoder(1, 128, 128, 2, 256)
     program = build(network, XNN, PAPER).program
     bare = replace(program, segments=())
-    assert [s.name for s in stored_buffers(Expansion(bare))] == [s.name for s in program.segments]
+    assert [s.name for s in stored_buffers(ExpandedProgram(bare))] == [s.name for s in program.segments]
     by_store = [(s.name, s.start, s.end, s.causes) for s in explain(Machine(bare)).segments]
     assert [(s.name, s.start, s.end, s.causes) for s in explain(Machine(program)).segments] == by_store
 

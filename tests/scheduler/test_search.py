@@ -14,14 +14,14 @@ import pytest
 
 from rsn.base.errors import DeadlockError, ProgramError, ScheduleError, UnsupportedError
 from rsn.isa.overlays import XNN, XNN_BASE
-from rsn.machine.timing import Timing
+from rsn.machine.timing import RunTiming
 from rsn.scheduler import best as best_module
 from rsn.scheduler import search as module
 from rsn.scheduler.best import Best, Chosen, choose
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph, Output
 from rsn.scheduler.schedule import PAPER, Interleave, Schedule
-from rsn.scheduler.search import Found, describe, first, price, sample, search
+from rsn.scheduler.search import SearchResult, describe, first, price, sample, search
 from rsn.tests.effort import sampled, thinned
 
 from .networks import Maker, error, execute, reference
@@ -41,7 +41,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begun(*args: Any, **more: Any) -> Found:
+    def begun(*args: Any, **more: Any) -> SearchResult:
         monkeypatch.setattr(module, "time", Clock())
         return search(*args, **more)
 
@@ -49,7 +49,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_module, "search", begun)
 
 
-def searched(network: LayerGraph, calls: float = 60, seed: int = 0, **more: Any) -> Found:
+def searched(network: LayerGraph, calls: float = 60, seed: int = 0, **more: Any) -> SearchResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "time", Clock())
         return search(network, more.pop("overlay", XNN), calls, seed, **more)
@@ -118,8 +118,8 @@ def test_the_seed_decides_what_is_tried_first() -> None:
     assert len(orders) > 1
 
 
-def _noting(tried: list[Schedule]) -> Callable[..., Timing]:
-    def noting(network: LayerGraph, overlay: Any, schedule: Schedule) -> Timing:
+def _noting(tried: list[Schedule]) -> Callable[..., RunTiming]:
+    def noting(network: LayerGraph, overlay: Any, schedule: Schedule) -> RunTiming:
         tried.append(schedule)
         return price(network, overlay, schedule)
 
@@ -184,7 +184,7 @@ def test_schedules_that_do_not_run_are_passed_over(monkeypatch: pytest.MonkeyPat
     """And one without an image does not count, however quick."""
     network = encoder()
 
-    def fragile(network: LayerGraph, overlay: Any, schedule: Schedule) -> Timing:
+    def fragile(network: LayerGraph, overlay: Any, schedule: Schedule) -> RunTiming:
         if schedule.balance:
             raise DeadlockError(lambda: None)  # type: ignore[arg-type, return-value]
         return price(network, overlay, schedule)
@@ -286,7 +286,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[LayerGraph]:
     seen: list[LayerGraph] = []
     counted = best_module.search
 
-    def noting(network: LayerGraph, *args: Any, **more: Any) -> Found:
+    def noting(network: LayerGraph, *args: Any, **more: Any) -> SearchResult:
         seen.append(network)
         return counted(network, *args, **more)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from rsn.streams.dataflow.fusion import FusionSpace, Stream
+from rsn.streams.dataflow.fusion import FusedStream, FusionSpace
 
 
 def drawn_space(random: Random, most: int = 7) -> tuple[FusionSpace, int]:
     """A space of up to `most` nodes with streams of all kinds, and a limit in which each node fits."""
     count = random.randint(1, most)
     density = random.choice([0.15, 0.3, 0.5])
-    streams: list[Stream] = []
+    streams: list[FusedStream] = []
     converters: list[int] = []
     for target in range(count):
         for source in range(target):
@@ -26,7 +26,7 @@ def drawn_space(random: Random, most: int = 7) -> tuple[FusionSpace, int]:
                         converter = len(converters)
                         converters.append(random.choice([0, 10, 30, 100]))
                 size = random.choice([1, 5, 5, 20])
-                streams.append(Stream(source, target, size, converter, random.choice([0, 0, 3])))
+                streams.append(FusedStream(source, target, size, converter, random.choice([0, 0, 3])))
     own = tuple(random.choice([0, 0, 5, 20]) for _ in range(count))
     space = FusionSpace(tuple("abcdefg"[:count]), own, tuple(streams), tuple(converters))
     return space, max(*own, random.choice([0, 20, 60, 100, 150, 300]), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from rsn.streams.tree import Beat, Body, Repeat
+from rsn.streams.tree import Beat, Body, FixedLoop
 
 Listed = list[tuple[int, list[tuple[int, bool]]]]
 """Beats in order: cycles, and (stream, put) of each operation."""
@@ -15,7 +15,7 @@ def listed(body: Body) -> Listed:
     """All beats of a body without branches, loops unrolled."""
     out: Listed = []
     for node in body:
-        if isinstance(node, Repeat):
+        if isinstance(node, FixedLoop):
             out += listed(node.body) * node.times
         else:
             assert isinstance(node, Beat)

@@ -12,7 +12,7 @@ from rsn.base.errors import BudgetError, CycleError, ProgramError, ScheduleError
 from rsn.benchmarks.compared.transformer_block import BlockShape, block
 from rsn.streams.dataflow.best_fusion import fuse
 from rsn.streams.dataflow.fusion import printed
-from rsn.streams.dataflow.graph import Dataflow, Edge, Node, Timing
+from rsn.streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from rsn.streams.dataflow.memory import Counted, fusion_space, memory_use
 from rsn.streams.orders.order import Order
 from rsn.tests.effort import cases, in_both
@@ -35,7 +35,7 @@ def edges(*pairs: tuple[str, str]) -> list[Edge]:
 
 
 def test_nodes_come_in_a_fixed_topological_order() -> None:
-    nodes = [Node(name, "op") for name in ("c", "x", "b", "a")]
+    nodes = [KernelNode(name, "op") for name in ("c", "x", "b", "a")]
     links = edges(("a", "c"), ("b", "c"), ("x", "a"))
     graph = Dataflow.of(nodes, links)
     assert [node.name for node in graph.nodes] == ["x", "b", "a", "c"]
@@ -47,7 +47,7 @@ def test_nodes_come_in_a_fixed_topological_order() -> None:
 
 
 def test_a_cycle_is_named() -> None:
-    nodes = [Node(name, "op") for name in ("x", "cache", "qk", "softmax")]
+    nodes = [KernelNode(name, "op") for name in ("x", "cache", "qk", "softmax")]
     links = edges(("x", "qk"), ("cache", "qk"), ("qk", "softmax"), ("softmax", "cache"))
     with pytest.raises(CycleError, match="the graph has a cycle: cache -> qk -> softmax -> cache;") as error:
         Dataflow.of(nodes, links)
@@ -55,7 +55,7 @@ def test_a_cycle_is_named() -> None:
 
 
 def test_graphs_that_are_none_are_refused() -> None:
-    a, b = Node("a", "op"), Node("b", "op")
+    a, b = KernelNode("a", "op"), KernelNode("b", "op")
     with pytest.raises(ProgramError, match="no node has the name b"):
         Dataflow.of([a], edges(("a", "b")))
     with pytest.raises(ProgramError, match="two streams lead to operand 0 of b"):
@@ -63,7 +63,7 @@ def test_graphs_that_are_none_are_refused() -> None:
     with pytest.raises(ProgramError, match=r"a puts a tensor of shape \[8, 8\] of i8, b gets one of shape \[4, 4\]"):
         Edge("a", "b", ROWS, replace(ROWS, trips=(1, 1)))
     with pytest.raises(ProgramError, match="node a has -1 bytes"):
-        Node("a", "op", memory_bytes=-1)
+        KernelNode("a", "op", memory_bytes=-1)
     with pytest.raises(ProgramError, match="no node has the name c; there are a, b"):
         Dataflow.of([a, b], []).node("c")
 
@@ -175,7 +175,7 @@ def test_what_counts_is_an_argument() -> None:
         use.kernels,
         use.fifos,
     )
-    alone = memory_use(Dataflow((Node("a", "x", {}, 8),), ()))
+    alone = memory_use(Dataflow((KernelNode("a", "x", {}, 8),), ()))
     assert (alone.whole, alone.kernels, alone.ratio, alone.shared_ratio, alone.fused_ratio) == (0, 8, 0, 0, 0)
     deeper = fusion_space(graph, depths={0: 10})
     assert deeper.bytes_of(nodes) == taken[Counted.ALL] + 8 * 256
@@ -214,7 +214,7 @@ def test_a_graph_is_taken_apart_into_its_groups() -> None:
         assert part.store_bytes == sum(256 * graph.outof(name)[0].put.tokens for name in part.stored)
         earlier |= set(part.stored)
     with pytest.raises(ProgramError, match="the fusion is of 15 other kernels, not of the 1 given"):
-        parts(Dataflow((Node("a", "op"),), ()), fusion)
+        parts(Dataflow((KernelNode("a", "op"),), ()), fusion)
 
 
 def test_groups_are_checked_again_with_depths_that_were_found_later() -> None:

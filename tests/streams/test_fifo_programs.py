@@ -12,12 +12,11 @@ from rsn.streams.dataflow.graph import Timing
 from rsn.streams.fifos.equations import NEXT_CYCLE
 from rsn.streams.fifos.measure import alone, peak, together
 from rsn.streams.fifos.normal import fast_depths, later_starts, normal_depths, waiting
-from rsn.streams.fifos.starts import Fifo, KernelGraph, Schedule, conservative
+from rsn.streams.fifos.starts import Fifo, KernelGraph, StartTimes, conservative
 from rsn.streams.reader import read
 from rsn.streams.sizing.depths import sizes
 from rsn.streams.sizing.program import SizedProgram
-from rsn.streams.timing.timed import Model
-from rsn.streams.timing.timed import Timing as Run
+from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams import maxplus
 from rsn.tests.streams.fifo_programs import program_of, row_program, sized
@@ -69,10 +68,10 @@ def write() -> None:
     assert found.depths == {"s": 8, "t": 1}
 
 
-def no_waits(program: SizedProgram, depths: dict[str, int], starts: dict[int, int]) -> Run:
+def no_waits(program: SizedProgram, depths: dict[str, int], starts: dict[int, int]) -> BeatTiming:
     (bodies,) = program.outcomes.bodies
-    run = Model(waiting(bodies, starts), program.packing).run(program.of_streams(depths))
-    assert isinstance(run, Run), "a deadlock"
+    run = TimedProgram(waiting(bodies, starts), program.packing).run(program.of_streams(depths))
+    assert isinstance(run, BeatTiming), "a deadlock"
     return run
 
 
@@ -97,8 +96,8 @@ def check_normal(text: str, counts: dict[str, int]) -> None:
     assert one == {s: soon.depths[program.region.stream(s)[0].name] for s in one}
     for name, depth in soon.depths.items():
         if depth > 1:
-            less = Model(bodies, program.packing).run(program.of_streams({**soon.depths, name: depth - 1}))
-            assert not isinstance(less, Run) or any(less.full.values())
+            less = TimedProgram(bodies, program.packing).run(program.of_streams({**soon.depths, name: depth - 1}))
+            assert not isinstance(less, BeatTiming) or any(less.full.values())
     assert later.bits <= soon.bits
     lowered = fast_depths(program)
     assert program.later(lowered.levels, endless) is None
@@ -155,7 +154,7 @@ def test_equations_are_exact_on_the_engine_where_no_input_is_slower() -> None:
         graph = conservative(random_graph(random))
         if not graph.fifos:
             continue
-        soon = Schedule(graph, graph.as_soon_as_possible())
+        soon = StartTimes(graph, graph.as_soon_as_possible())
         program = sized(program_of(graph))
         depths = {f"s{k}": depth for k, depth in enumerate(soon.depths("exact", NEXT_CYCLE))}
         assert normal_depths(program).depths == depths
@@ -168,7 +167,7 @@ def test_a_slow_input_needs_more_than_the_equation_for_a_pair() -> None:
         (Timing(8, 1, 128), Timing(8, 4, 128), Timing(8, 1, 128)),
         (Fifo(0, 1, 32), Fifo(1, 2, 32), Fifo(0, 2, 32)),
     )
-    pairs = Schedule(graph, graph.as_soon_as_possible()).depths("exact", NEXT_CYCLE)
+    pairs = StartTimes(graph, graph.as_soon_as_possible()).depths("exact", NEXT_CYCLE)
     assert pairs == (96, 1, 10)
     program = sized(program_of(graph))
     found = normal_depths(program)

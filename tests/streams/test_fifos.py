@@ -10,9 +10,9 @@ import pytest
 
 from rsn.base.errors import CycleError, ProgramError
 from rsn.benchmarks.compared.path_delays import path_delays
-from rsn.streams.dataflow.graph import Dataflow, Edge, Node, Timing
+from rsn.streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from rsn.streams.fifos.equations import AT_ONCE, NEXT_CYCLE, max_tokens
-from rsn.streams.fifos.starts import Fifo, KernelGraph, Schedule, conservative, schedule
+from rsn.streams.fifos.starts import Fifo, KernelGraph, StartTimes, conservative, schedule
 from rsn.streams.orders.order import Order
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.fifo_runs import random_case, random_graph, run
@@ -112,9 +112,9 @@ def test_figure_8f() -> None:
     found = schedule(FIGURE_8F, "cycles")
     assert (found.delays, found.objective()) == ((10, 30, 40), 80)
     assert found.depths() == found.depths("paper") == (1, 1, 31)
-    slow_target = Schedule(with_intervals(FIGURE_8F, 1, 1, 2), found.starts)
+    slow_target = StartTimes(with_intervals(FIGURE_8F, 1, 1, 2), found.starts)
     assert (slow_target.depths("paper")[2], slow_target.depths()[2]) == (48, 47)
-    slow_source = Schedule(with_intervals(FIGURE_8F, 2, 1, 1), found.starts)
+    slow_source = StartTimes(with_intervals(FIGURE_8F, 2, 1, 1), found.starts)
     assert (slow_source.depths("paper")[2], slow_source.depths()[2]) == (15, 16)
 
 
@@ -139,10 +139,10 @@ def test_conservative_equalisation() -> None:
     slowed = conservative(chain)
     assert [t.interval for t in slowed.timings] == [4, 4, 4, 4]
     starts = (0, 8, 16, 26)
-    assert Schedule(chain, starts).depths("paper")[0] == 97
-    assert Schedule(chain, (0, 8, 16, 24)).depths("paper")[1:3] == (1, 1)
-    assert Schedule(slowed, (0, 8, 16, 24)).depths("paper")[:3] == (1, 1, 1)
-    assert (Schedule(chain, starts).depths("paper")[3], Schedule(slowed, starts).depths("paper")[3]) == (19, 6)
+    assert StartTimes(chain, starts).depths("paper")[0] == 97
+    assert StartTimes(chain, (0, 8, 16, 24)).depths("paper")[1:3] == (1, 1)
+    assert StartTimes(slowed, (0, 8, 16, 24)).depths("paper")[:3] == (1, 1, 1)
+    assert (StartTimes(chain, starts).depths("paper")[3], StartTimes(slowed, starts).depths("paper")[3]) == (19, 6)
 
 
 @in_both
@@ -151,7 +151,7 @@ def test_conservative_depths_are_no_larger_and_its_latency_no_shorter() -> None:
     for _ in range(cases(500, 30)):
         graph = random_graph(random)
         normal = schedule(graph, latency=None)
-        slowed = Schedule(conservative(graph), normal.starts)
+        slowed = StartTimes(conservative(graph), normal.starts)
         assert all(less <= more for less, more in zip(slowed.depths(), normal.depths(), strict=True)), graph
         # Printed, equation (2) is one too few for the normal depth, and (1) one too many for the conservative one.
         printed = zip(slowed.depths("paper"), normal.depths("paper"), strict=True)
@@ -165,7 +165,7 @@ def exhaustive(graph: KernelGraph, weights: str, latest: int) -> tuple[Fraction,
     ranges = [(0,) if k in graph.sources else range(latest + 1) for k in range(len(graph.names))]
     for starts in product(*ranges):
         if all(starts[f.target] - starts[f.source] >= graph.after(f) for f in graph.fifos):
-            found = Schedule(graph, starts)
+            found = StartTimes(graph, starts)
             best.append((found.objective("bits" if weights == "bits" else "cycles"), starts))
     least = min(objective for objective, _ in best)
     optimal = [starts for objective, starts in best if objective == least]
@@ -190,10 +190,10 @@ def test_start_times_are_the_best_of_all_schedules() -> None:
             found = schedule(graph, "bits" if weights == "bits" else "cycles")
             assert (found.objective("bits" if weights == "bits" else "cycles"), found.starts) == (least, starts)
             later += found.starts != soon
-        latency = Schedule(graph, soon).latency
+        latency = StartTimes(graph, soon).latency
         bounded = schedule(graph, "bits", latency)
         assert bounded.latency == latency
-        assert bounded.objective("bits") <= Schedule(graph, soon).objective("bits")
+        assert bounded.objective("bits") <= StartTimes(graph, soon).objective("bits")
     assert later or count < 400
 
 
@@ -235,25 +235,27 @@ def test_paths_that_are_no_schedule() -> None:
 def test_graphs_that_are_refused() -> None:
     two = (Timing(1, 1, 4), Timing(1, 1, 5))
     with pytest.raises(ProgramError, match="a puts 4 tokens and b takes 5"):
-        Schedule(KernelGraph(("a", "b"), two, (Fifo(0, 1),)), (0, 1)).depths()
+        StartTimes(KernelGraph(("a", "b"), two, (Fifo(0, 1),)), (0, 1)).depths()
     with pytest.raises(ProgramError, match="kernel a has no timing"):
         KernelGraph(("a", "b"), (None, two[0]), (Fifo(0, 1),), (5, 5))
     with pytest.raises(ProgramError, match="2 kernels have 0 last cycles"):
         KernelGraph(("a", "b"), (None, two[0]), ())
     with pytest.raises(ProgramError, match="a has no single rate"):
-        Schedule(KernelGraph(("a", "b"), (None, two[0]), (Fifo(0, 1, 8, 1, Fraction(1)),), (5, 5)), (0, 1)).depths()
+        StartTimes(KernelGraph(("a", "b"), (None, two[0]), (Fifo(0, 1, 8, 1, Fraction(1)),), (5, 5)), (0, 1)).depths()
     same = (Timing(1, 1, 4),) * 2
     with pytest.raises(CycleError, match="a -> b -> a"):
         KernelGraph(("a", "b"), same, (Fifo(0, 1), Fifo(1, 0)))
     with pytest.raises(ProgramError, match="9 cycles after 0, which is less than 10"):
-        Schedule(FIGURE_8F, (0, 9, 50))
+        StartTimes(FIGURE_8F, (0, 9, 50))
     with pytest.raises(ProgramError, match="take 103 cycles as soon as possible; 90 are too few"):
         schedule(FIGURE_8F, latency=90)
 
 
 def test_the_kernels_of_a_dataflow() -> None:
     rows, columns = Order.parse("4x4 [2,2]*[4,4] (d0,d1)"), Order.parse("4x4 [2,2]*[4,4] (d1,d0)")
-    nodes = tuple(Node(name, "scale", timing=Timing(first, 1, 4)) for name, first in (("a", 3), ("b", 9), ("c", 1)))
+    nodes = tuple(
+        KernelNode(name, "scale", timing=Timing(first, 1, 4)) for name, first in (("a", 3), ("b", 9), ("c", 1))
+    )
     edges = (Edge("a", "b", rows, rows), Edge("b", "c", rows, rows), Edge("a", "c", rows, rows, operand=1))
     graph = KernelGraph.of_dataflow(Dataflow(nodes, edges))
     assert [fifo.bits for fifo in graph.fifos] == [512] * 3
@@ -262,4 +264,4 @@ def test_the_kernels_of_a_dataflow() -> None:
     with pytest.raises(ProgramError, match=r"stream a -> b has two orders, 4x4 \[2,2\]"):
         KernelGraph.of_dataflow(Dataflow(nodes[:2], (Edge("a", "b", rows, columns),)))
     with pytest.raises(ProgramError, match="kernel d has no timing"):
-        KernelGraph.of_dataflow(Dataflow((Node("d", "scale"),), ()))
+        KernelGraph.of_dataflow(Dataflow((KernelNode("d", "scale"),), ()))

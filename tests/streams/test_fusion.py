@@ -10,7 +10,7 @@ import pytest
 from rsn.base.errors import BudgetError, CycleError, ProgramError
 from rsn.streams.dataflow.best_fusion import by_windows, fuse, improved
 from rsn.streams.dataflow.exact_fusion import exact
-from rsn.streams.dataflow.fusion import Fusion, FusionSpace, Stream, algorithm_2, printed
+from rsn.streams.dataflow.fusion import FusedStream, Fusion, FusionSpace, algorithm_2, printed
 from rsn.streams.dataflow.topology import topological_order
 from rsn.tests.effort import cases, in_full
 
@@ -142,12 +142,12 @@ def test_a_wide_graph_has_a_bound() -> None:
 
 
 def test_streams_of_one_converter_pay_for_it_once() -> None:
-    streams = (Stream(0, 1, 8, 0), Stream(0, 2, 8, 0), Stream(0, 3, 8, 0))
+    streams = (FusedStream(0, 1, 8, 0), FusedStream(0, 2, 8, 0), FusedStream(0, 3, 8, 0))
     space = FusionSpace(("ln", "q", "k", "v"), (0, 0, 0, 0), streams, (100,))
     for fusion in (printed(space, 100), fuse(space, 100)):
         assert fusion.groups == (("ln", "q", "k", "v"),)
         assert fusion.bytes == (100,)
-    apart = FusionSpace(space.names, space.own_bytes, tuple(Stream(0, k, 8, k - 1) for k in (1, 2, 3)), (100,) * 3)
+    apart = FusionSpace(space.names, space.own_bytes, tuple(FusedStream(0, k, 8, k - 1) for k in (1, 2, 3)), (100,) * 3)
     assert len(fuse(apart, 100).off_chip) == 2
 
 
@@ -186,11 +186,11 @@ def test_spaces_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(ProgramError, match="a stands before b, which it reads"):
         FusionSpace.of_numbers("ab", [("b", "a", 0)])
     with pytest.raises(ProgramError, match="shares a converter with a stream of another source"):
-        FusionSpace(("a", "b", "c"), (0, 0, 0), (Stream(0, 1, 1, 0), Stream(1, 2, 1, 0)), (10,))
+        FusionSpace(("a", "b", "c"), (0, 0, 0), (FusedStream(0, 1, 1, 0), FusedStream(1, 2, 1, 0)), (10,))
     with pytest.raises(ProgramError, match="negative number of bytes"):
         FusionSpace.of_numbers("ab", [("a", "b", -1)])
     with pytest.raises(ProgramError, match="stream a -> c: no node has the name c"):
         FusionSpace.of_numbers("ab", [("a", "c", 1)])
     for ends in ((0, 2), (-1, 1)):
         with pytest.raises(ProgramError, match=f"a stream leads from node {ends[0]} to {ends[1]} of 2"):
-            FusionSpace(("a", "b"), (0, 0), (Stream(*ends, 1),), ())
+            FusionSpace(("a", "b"), (0, 0), (FusedStream(*ends, 1),), ())

@@ -8,7 +8,7 @@ import pytest
 
 from rsn.streams.check import check
 from rsn.streams.reader import read
-from rsn.streams.tree import Body, Op, Repeat, total
+from rsn.streams.tree import Body, FixedLoop, Op, total
 from rsn.tests.effort import cases, in_both
 
 HEAD = """from rsn.streams import *
@@ -107,7 +107,7 @@ def expected(body: str, tid: int) -> list[int]:
 def flat(body: Body) -> list[int]:
     out: list[int] = []
     for node in body:
-        if isinstance(node, Repeat):
+        if isinstance(node, FixedLoop):
             out += flat(node.body) * node.times
         else:
             assert isinstance(node, Op)
@@ -128,7 +128,7 @@ def test_every_iteration_is_there() -> None:
         for tid in (0, 3):
             body = region.instances[tid].body
             assert flat(body) == expected(plain, tid), text
-            stepped += any(isinstance(node, Repeat) for node in body)
+            stepped += any(isinstance(node, FixedLoop) for node in body)
     assert stepped > cases(800, 30) // 2
 
 

@@ -15,7 +15,7 @@ from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.proof import check_mapped
 from rsn.streams.mapping.search import search
 from rsn.streams.mapping.shots import Shots
-from rsn.streams.tree import Body, Choice, Op, Repeat
+from rsn.streams.tree import Body, Choice, FixedLoop, Op
 from rsn.tests.effort import cases, in_full
 
 from .graphs import HEAD, start
@@ -67,7 +67,7 @@ def expand(body: Body) -> Word:
     for node in body:
         if isinstance(node, Op):
             out.append((node.stream, node.put))
-        elif isinstance(node, Repeat):
+        elif isinstance(node, FixedLoop):
             out += expand(node.body) * node.times
         else:
             assert isinstance(node, Choice)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rsn.base.errors import ProgramError
-from rsn.streams.dataflow.graph import Dataflow, Edge, Node
+from rsn.streams.dataflow.graph import Dataflow, Edge, KernelNode
 from rsn.streams.orders.order import Order
 from rsn.streams.orders.packed_tensor import PackedTensor, widened
 from rsn.tests.streams.end_buffers import end_buffers, folded_bytes
@@ -30,7 +30,7 @@ def test_one_buffer_for_write_and_read_of_one_pattern() -> None:
     same, other = Edge("a", "b", order, order), Edge("b", "c", order, turned)
     assert [end_buffers(same, fold).elements for fold in (False, True)] == [4 * 256, 2 * 256]
     assert [end_buffers(other, fold).elements for fold in (False, True)] == [4 * 256, 4 * 256]
-    graph = Dataflow((Node("a", "x"), Node("b", "x"), Node("c", "x")), (same, other))
+    graph = Dataflow((KernelNode("a", "x"), KernelNode("b", "x"), KernelNode("c", "x")), (same, other))
     assert folded_bytes(graph) == (8 * 256 * 4, 6 * 256 * 4)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rsn.base.errors import ProgramError, ResourceError
 from rsn.streams.placing.devices import BRAM_BYTES, DEVICES, RESOURCES, URAM_BYTES, VC1902, device_named
 from rsn.streams.placing.dies import DieError, Wire, place_on_dies
-from rsn.streams.placing.memories import KINDS, LUTRAM_BELOW, Memories, MemoryFitError, Place, allocate
+from rsn.streams.placing.memories import KINDS, LUTRAM_BELOW, BufferPlace, Memories, MemoryFitError, allocate
 from rsn.streams.placing.unrolling import unroll
 from rsn.tests.effort import cases, in_both, in_full
 
@@ -135,8 +135,8 @@ def test_published_buffers() -> None:
         "buffer b of 40,000 bytes fits in no memory: 2 URAM needed, 0 of 4 left (a holds 4); 9 BRAM needed, 8 of 8 "
         "left; choose smaller tiles or depths"
     )
-    rest = {"a": Place("URAM", 4), "c": Place("BRAM", 2), "d": Place("BRAM", 2)}
-    rest |= {"e": Place("LUTRAM", 600), "f": Place("LUTRAM", 64)}
+    rest = {"a": BufferPlace("URAM", 4), "c": BufferPlace("BRAM", 2), "d": BufferPlace("BRAM", 2)}
+    rest |= {"e": BufferPlace("LUTRAM", 600), "f": BufferPlace("LUTRAM", 64)}
     assert error.value.allocation.places == rest
     del buffers["b"]
     assert allocate(buffers, small).places == rest
@@ -189,7 +189,7 @@ def test_a_buffer_makes_room_for_another() -> None:
 def test_the_memories_of_a_device() -> None:
     whole = Memories.of_device(device_named("U55C"))
     assert whole.bram * BRAM_BYTES + whole.uram * URAM_BYTES == pytest.approx(44.7e6, rel=0.01)
-    assert allocate({"tile": 2_392_064}, whole).places == {"tile": Place("URAM", 65)}
+    assert allocate({"tile": 2_392_064}, whole).places == {"tile": BufferPlace("URAM", 65)}
     dies = [Memories.of_die(device_named("U55C"), die) for die in range(3)]
     assert (sum(die.bram for die in dies), sum(die.uram for die in dies)) == (whole.bram, whole.uram)
     assert whole.lutram - 3 < sum(die.lutram for die in dies) <= whole.lutram

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from rsn.streams.beats import fire_together
 from rsn.streams.check import Report, check
 from rsn.streams.reader import read
-from rsn.streams.run import Effort, Run, Unending
+from rsn.streams.run import BodyRun, Effort, Unending
 from rsn.streams.sizing.cover import cost
-from rsn.streams.sizing.depths import Sizes, sizes
+from rsn.streams.sizing.depths import KnownDepths, sizes
 from rsn.streams.sizing.least import least, lowest
 from rsn.streams.sizing.program import SizedProgram
 from rsn.tests.effort import cases, examples, in_both, in_full
@@ -37,7 +37,7 @@ def sized(text: str, executions: int = 3) -> SizedProgram:
     return SizedProgram(read(text, timed=True), executions)
 
 
-def found(text: str, executions: int = 3) -> Sizes:
+def found(text: str, executions: int = 3) -> KnownDepths:
     return sizes(sized(text, executions))
 
 
@@ -314,7 +314,7 @@ def test_a_run_that_would_be_too_long_is_given_up_early(n: int, is_long: bool, m
     monkeypatch.setattr(limits, "MOVES", 6000)
     monkeypatch.setattr(limits, "LOOKED", 300)
     effort = Effort()
-    run = Run([x.body for x in program.region.instances], {0: 2, 1: n, 2: 2}, {}, effort)
+    run = BodyRun([x.body for x in program.region.instances], {0: 2, 1: n, 2: 2}, {}, effort)
     before = effort.moves
     if is_long:
         with pytest.raises(Unending):

@@ -14,7 +14,7 @@ from rsn.streams.beats import fire_together, stream_depths
 from rsn.streams.build import build
 from rsn.streams.check import report_on
 from rsn.streams.reader import Rates, read
-from rsn.streams.timing.timed import Model, Timing
+from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.test_exhaustive import program_of, source_of
 
@@ -27,8 +27,8 @@ def evaluated(text: str, rates: Rates) -> int:
     region = read(text, timed=True, rates=rates)
     depths, packing = stream_depths(region)
     bodies = fire_together([i.beats for i in region.instances], depths, packing).bodies
-    timing = Model(bodies, packing).run(depths)
-    assert isinstance(timing, Timing)
+    timing = TimedProgram(bodies, packing).run(depths)
+    assert isinstance(timing, BeatTiming)
     return timing.latency
 
 

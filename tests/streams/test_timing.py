@@ -13,7 +13,7 @@ from rsn.streams.beats import fire_together, stream_depths
 from rsn.streams.check import check
 from rsn.streams.reader import read
 from rsn.streams.timing.outcomes import ByDataError, outcomes
-from rsn.streams.timing.timed import Model, Stuck, Timing
+from rsn.streams.timing.timed import BeatTiming, EndlessWait, TimedProgram
 from rsn.streams.tree import Region, total
 from rsn.tests.effort import cases, in_both, long, sampled
 from rsn.tests.streams import maxplus
@@ -27,13 +27,13 @@ def timed(text: str) -> Region:
     return region
 
 
-def model(region: Region, executions: int = 1) -> Model:
+def model(region: Region, executions: int = 1) -> TimedProgram:
     _, packing = stream_depths(region)
-    return Model([instance.beats for instance in region.instances], packing, executions)
+    return TimedProgram([instance.beats for instance in region.instances], packing, executions)
 
 
-def ran(result: Timing | Stuck) -> Timing:
-    assert isinstance(result, Timing)
+def ran(result: BeatTiming | EndlessWait) -> BeatTiming:
+    assert isinstance(result, BeatTiming)
     return result
 
 
@@ -71,7 +71,7 @@ def test_random_programs_take_the_time_of_the_equations(seed: int) -> None:
         depths, packing = stream_depths(region)
         executions = random.randint(1, 4)
         bodies = fire_together([i.beats for i in region.instances], depths, packing).bodies
-        one = Model(bodies, packing, executions)
+        one = TimedProgram(bodies, packing, executions)
         for deep in (depths, {}, {s: d for s, d in depths.items() if random.random() < 0.5}):
             expected = maxplus.run(bodies, deep, packing, executions)
             assert expected is not None, text
@@ -80,7 +80,7 @@ def test_random_programs_take_the_time_of_the_equations(seed: int) -> None:
             assert result.peak == {s: expected[1][s] for s in deep}, f"{deep} {text}"
             assert all(sum(part) <= last for *part, last in zip(result.busy, result.last, strict=True))
             walked = ran(one.run(deep, skips=False))
-            assert walked == Timing(**{**vars(result), "skipped": 0}), text
+            assert walked == BeatTiming(**{**vars(result), "skipped": 0}), text
             counts["skipped"] += result.skipped > 0
             counts["packed"] += max(packing.values()) > 1
             counts["waits"] += any(result.full.values())
@@ -206,8 +206,8 @@ def test_a_beat_that_cannot_fire_at_once_is_taken_apart() -> None:
         assert one.live
         assert [beat.place.line for beat in one.apart] == places
         stuck = model(region).run(depths)
-        assert isinstance(stuck, Stuck if places else Timing)
-        ran(Model(one.bodies, packing).run(depths))
+        assert isinstance(stuck, EndlessWait if places else BeatTiming)
+        ran(TimedProgram(one.bodies, packing).run(depths))
 
 
 BRANCH = """
@@ -232,7 +232,7 @@ def both(times: int, first: str, second: str) -> tuple[list[int], bool]:
     region = timed(BRANCH.format(times=times, first=first, second=second))
     depths, packing = stream_depths(region)
     found = outcomes([i.beats for i in region.instances])
-    return [ran(Model(bodies, packing).run(depths)).latency for bodies in found.bodies], found.exact
+    return [ran(TimedProgram(bodies, packing).run(depths)).latency for bodies in found.bodies], found.exact
 
 
 def test_few_outcomes_are_timed_one_by_one_and_many_between_fastest_and_slowest() -> None:

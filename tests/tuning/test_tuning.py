@@ -13,13 +13,13 @@ from rsn.base.errors import MissingError, StudyError
 from rsn.tests.tuning.valley import Valley
 from rsn.tuning.page import page
 from rsn.tuning.problem import Choice, Knob, Outcome, Problem
-from rsn.tuning.study import Result, Trial, tune
+from rsn.tuning.study import StudyResult, Trial, tune
 from rsn.tuning.workers import InThisProcess, workers
 
 pytest.importorskip("optuna")
 
 
-def found(result: Result) -> list[tuple[Choice, Outcome]]:
+def found(result: StudyResult) -> list[tuple[Choice, Outcome]]:
     return [(trial.choice, trial.outcome) for trial in result.trials]
 
 
@@ -184,7 +184,7 @@ def test_of_equal_choices_the_first_is_the_best(goals: tuple[str, ...]) -> None:
     assert [trial.number for trial in result.best] == [costs.index(x) for x in unbeaten]
 
 
-def result_of_first(result: Result, count: int) -> list[Trial]:
+def result_of_first(result: StudyResult, count: int) -> list[Trial]:
     """Of the first trials those that none beats."""
     costly = [t for t in result.trials[:count] if t.outcome.costs]
 

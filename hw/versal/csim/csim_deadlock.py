@@ -16,7 +16,7 @@ from ....base.errors import BoardError
 from ....isa.instruction_path import InstructionPath, decoder_of, uop_fifo
 from ....isa.packet import expand
 from ....isa.versal.tiles import BEAT
-from ....machine.executor import ProcessNetwork, Task
+from ....machine.executor import ProcessNetwork, RunningProcess
 from ....machine.steps import NEVER, Burst, Channel, Issue, Par, Step, Steps
 
 End = tuple[str, bool]
@@ -24,7 +24,7 @@ End = tuple[str, bool]
 
 
 @dataclass(frozen=True)
-class Wait:
+class BlockedProcess:
     """A process that waits to put to a stream (put) or to get from it. uop: number of the uOP that it runs."""
 
     process: str
@@ -34,7 +34,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Held:
+class StalledPipeline:
     """A process whose pipeline, of style stp and with so many stages, holds elements for a stream back."""
 
     process: str
@@ -45,7 +45,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Flow:
+class StreamProgress:
     """What a stream has carried. depth, written, taken: in elements of the stream. last: number of the uOP that wrote
     last."""
 
@@ -54,19 +54,19 @@ class Flow:
     taken: int
     last: int
 
-    def least(self, other: Flow) -> Flow:
+    def least(self, other: StreamProgress) -> StreamProgress:
         """Return the minimum of two lanes in every number: what both have carried."""
-        return Flow(*map(min, astuple(self), astuple(other)))
+        return StreamProgress(*map(min, astuple(self), astuple(other)))
 
 
 @dataclass
-class Facts:
+class NativeReport:
     """The report of the native machine. The lanes of a stream count as one stream, under its name."""
 
     error: str = ""
-    waits: list[Wait] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
-    streams: dict[str, Flow] = field(default_factory=dict)
+    waits: list[BlockedProcess] = field(default_factory=list)
+    held: list[StalledPipeline] = field(default_factory=list)
+    streams: dict[str, StreamProgress] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -74,19 +74,19 @@ class Facts:
         return not self.waits and all(f.written == f.taken for f in self.streams.values())
 
     @staticmethod
-    def parse(report: str) -> Facts:
+    def parse(report: str) -> NativeReport:
         """Parse the text of a report; csim.h describes its lines."""
-        out = Facts()
+        out = NativeReport()
         for line in report.splitlines():
             kind, *rest = line.split("\t")
             if kind == "wait":
                 process, uop, what, stream, _ = rest
-                out.waits.append(Wait(process, int(uop), what == "put", _whole(stream)))
+                out.waits.append(BlockedProcess(process, int(uop), what == "put", _whole(stream)))
             elif kind == "held":
                 process, uop, stream, elements, stages = rest
-                out.held.append(Held(process, int(uop), _whole(stream), int(elements), int(stages)))
+                out.held.append(StalledPipeline(process, int(uop), _whole(stream), int(elements), int(stages)))
             elif kind == "stream":
-                name, flow = _whole(rest[0]), Flow(*map(int, rest[1:]))
+                name, flow = _whole(rest[0]), StreamProgress(*map(int, rest[1:]))
                 out.streams[name] = flow.least(out.streams.get(name, flow))
             else:
                 out.error = "\t".join(rest)
@@ -97,7 +97,7 @@ def _whole(stream: str) -> str:
     return stream.partition("[")[0]
 
 
-def stalled(facts: Facts, seed: int) -> str:
+def stalled(facts: NativeReport, seed: int) -> str:
     """Describe a deadlock that pipelines cause which cannot flush: a line for each of them.
 
     Returns "" if none does: what waits for room alone would wait in any style.
@@ -119,7 +119,7 @@ def stalled(facts: Facts, seed: int) -> str:
     return "\n".join(lines)
 
 
-def settle(path: InstructionPath, facts: Facts, where: Callable[[str, int], str]) -> NoReturn:
+def settle(path: InstructionPath, facts: NativeReport, where: Callable[[str, int], str]) -> NoReturn:
     """Raise the error that the executor would raise in the state of the native machine, if any.
 
     path: the program's instructions. where: source line of a unit's packet or op, for the report. Raises
@@ -142,7 +142,7 @@ class _GoesOnError(Exception):
 
 
 def _stopped(
-    path: InstructionPath, facts: Facts, where: Callable[[str, int], str]
+    path: InstructionPath, facts: NativeReport, where: Callable[[str, int], str]
 ) -> tuple[ProcessNetwork, dict[str, Effects]]:
     """Return the executor in the state of the native machine, and what each waiting process has still to do."""
     net = ProcessNetwork(path.overlay, path, where=where)
@@ -164,7 +164,7 @@ def _stopped(
     return net, left
 
 
-def _frozen(net: ProcessNetwork, left: Mapping[str, Effects]) -> Iterator[Task]:
+def _frozen(net: ProcessNetwork, left: Mapping[str, Effects]) -> Iterator[RunningProcess]:
     """The processes and their lanes, each at the step that it cannot take."""
     for name, effects in left.items():
         task = net.progress[name].task
@@ -172,7 +172,7 @@ def _frozen(net: ProcessNetwork, left: Mapping[str, Effects]) -> Iterator[Task]:
         lanes = effects[0] if effects else []
         for number, steps in enumerate(lanes):
             if steps:
-                lane = task if len(lanes) == 1 else Task(_each([]), task.unit, task, number)
+                lane = task if len(lanes) == 1 else RunningProcess(_each([]), task.unit, task, number)
                 lane.pending = steps[0]
                 yield lane
 
@@ -189,7 +189,7 @@ def _fill(channel: Channel, words: int) -> None:
 
 
 def _left_of(
-    net: ProcessNetwork, path: InstructionPath, name: str, waits: Sequence[Wait], moved: dict[End, int]
+    net: ProcessNetwork, path: InstructionPath, name: str, waits: Sequence[BlockedProcess], moved: dict[End, int]
 ) -> Effects:
     """Return what a waiting process has still to do of its uOP, from the part of a step on that it cannot take.
 

@@ -23,7 +23,7 @@ from ....isa.overlays.xnn2 import XNN2
 from ....isa.packet import Words
 from ....isa.program import Program
 from .build import build
-from .csim_deadlock import Facts, settle, stalled
+from .csim_deadlock import NativeReport, settle, stalled
 
 Array = npt.NDArray[np.float32]
 
@@ -37,7 +37,7 @@ POLL_MS = 100
 """Milliseconds after which ^C or `stop` takes effect at the latest."""
 
 
-class State(IntEnum):
+class NativeState(IntEnum):
     """State of a run; the values are those of csim.h."""
 
     RUNNING = 0
@@ -47,7 +47,7 @@ class State(IntEnum):
     FAILED = 4
 
 
-class _Program(ctypes.Structure):
+class _NativeProgram(ctypes.Structure):
     _fields_ = (
         ("image", ctypes.c_void_p),
         ("image_words", ctypes.c_uint64),
@@ -71,7 +71,7 @@ def _library(path: Path) -> ctypes.CDLL:
     except OSError as e:
         raise BoardError(f"{path} cannot be loaded: {e}; delete it to have it built again") from e
     library.rsn_csim_fingerprint.restype = ctypes.c_char_p
-    library.rsn_csim_start.argtypes = (ctypes.POINTER(_Program), ctypes.POINTER(ctypes.c_void_p))
+    library.rsn_csim_start.argtypes = (ctypes.POINTER(_NativeProgram), ctypes.POINTER(ctypes.c_void_p))
     library.rsn_csim_wait.argtypes = (ctypes.c_void_p, ctypes.c_int)
     library.rsn_csim_stop.argtypes = (ctypes.c_void_p,)
     library.rsn_csim_report.restype = ctypes.c_char_p
@@ -127,7 +127,7 @@ class Native:
             raise BoardError(f"the C++ machine of {self.machine} does not run programs for {program.overlay.name}")
         image = np.ascontiguousarray(program.image if words is None else words)
         ops = op_words(program)
-        what = _Program(
+        what = _NativeProgram(
             image.ctypes.data,
             len(image),
             (ctypes.c_void_p * MMES)(*(o.ctypes.data for o in ops)),
@@ -143,7 +143,7 @@ class Native:
         try:
             if self._library.rsn_csim_start(ctypes.byref(what), ctypes.byref(handle)):
                 raise BoardError("no memory for a run of board csim")
-            while (state := self._library.rsn_csim_wait(handle, POLL_MS)) == State.RUNNING:
+            while (state := self._library.rsn_csim_wait(handle, POLL_MS)) == NativeState.RUNNING:
                 if stop is not None and stop.is_set():
                     self._library.rsn_csim_stop(handle)
             took = time.perf_counter() - start
@@ -151,10 +151,10 @@ class Native:
         finally:
             if handle:
                 self._library.rsn_csim_free(handle)
-        facts = Facts.parse(report)
-        if state == State.FAILED:
+        facts = NativeReport.parse(report)
+        if state == NativeState.FAILED:
             raise ProgramError(f"board csim: {facts.error}")
-        if state == State.STOPPED:
+        if state == NativeState.STOPPED:
             raise BoardError("the run was stopped")
         if reason := stalled(facts, stalls):
             raise BoardError(reason)

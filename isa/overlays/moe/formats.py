@@ -12,7 +12,7 @@ ROWS = 8
 """Rows that one instruction of Acts names."""
 
 
-class Port(IntEnum):
+class RowPort(IntEnum):
     """Where Acts moves a row: to X, Route, Sum, or (shares) Post; or from Post, or from Sum."""
 
     X = 0
@@ -25,7 +25,7 @@ class Port(IntEnum):
     @property
     def stores(self) -> bool:
         """Whether the row goes to memory."""
-        return self >= Port.RESULT
+        return self >= RowPort.RESULT
 
 
 class Rows(Record, words=6):
@@ -121,7 +121,7 @@ class Choose(Record, words=3):
     dense: int = bits(2, 0, 1, "shares of all experts and rows, 0 for those not chosen; nothing for Seq")
 
 
-class Patch(IntEnum):
+class TemplatePatch(IntEnum):
     """What Seq changes in a line of its template."""
 
     NONE = 0
@@ -151,7 +151,7 @@ class Line(Record, words=8):
     word5: int = bits(7, 0, 32, "the instruction")
 
     @staticmethod
-    def of(opcode: int, mop: Record, patch: Patch = Patch.NONE, pitch: int = 0) -> Line:
+    def of(opcode: int, mop: Record, patch: TemplatePatch = TemplatePatch.NONE, pitch: int = 0) -> Line:
         """The line of an instruction."""
         words = {f"word{i}": word for i, word in enumerate(mop.encode())}
         return Line(opcode=opcode, patch=int(patch), pitch=pitch, **words)

@@ -18,9 +18,9 @@ from typing import Any
 from ....machine.description import Capability, Rate, Stream, UnitSpec
 from ...layout import Layout
 from ...overlay import BankAccess, InstructionFormat, Overlay, one_uop
-from .formats import Add, Choose, Fill, Finish, Hold, Line, Move, Port, Product, Rows, Run, Tiles, rows_uops
+from .formats import Add, Choose, Fill, Finish, Hold, Line, Move, Product, RowPort, Rows, Run, Tiles, rows_uops
 from .sequence import SeqUnit
-from .units import ACTIVATIONS, ActsUnit, HiddenUnit, MacUnit, PostUnit, RouteUnit, SumUnit, WeightsUnit, XUnit
+from .units import ACTIVATIONS, ActsUnit, GateUnit, HiddenUnit, MacUnit, RouteUnit, SumUnit, WeightsUnit, XUnit
 
 MACS = 13056
 """Multiply-adds a cycle: six products of 128x128x128 in 3.709 us each at 260 MHz, as XNN's (paper Table 6a)."""
@@ -56,8 +56,8 @@ FORMATS: tuple[tuple[str, str, Any], ...] = (
 def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
     """Yield the reasons why a unit cannot execute a uOP."""
     match uop:
-        case Move(port=port) if port > max(Port):
-            yield f"port {port}: Acts has 0 to {int(max(Port))}"
+        case Move(port=port) if port > max(RowPort):
+            yield f"port {port}: Acts has 0 to {int(max(RowPort))}"
         case Finish(activation=number) if number >= len(ACTIVATIONS):
             yield f"activation {number}: Post has 0 to {len(ACTIVATIONS) - 1}"
         case Choose(each=each, experts=experts, size=size) if not each <= experts <= size:
@@ -74,7 +74,7 @@ def moe(name: str = "moe", *, rows: int = 64, tile: int = 128, fifo: int = 6) ->
 
     def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
         if isinstance(uop, Move):
-            return BankAccess("ddr", uop.addr, uop.size, Port(uop.port).stores)
+            return BankAccess("ddr", uop.addr, uop.size, RowPort(uop.port).stores)
         return BankAccess("weights", uop.addr, uop.tiles * size, store=False) if isinstance(uop, Tiles) else None
 
     sizes = {"tile_rows": (1, rows), "tile_depth": (tile, tile), "tile_columns": (tile, tile)}
@@ -87,7 +87,7 @@ def moe(name: str = "moe", *, rows: int = 64, tile: int = 128, fifo: int = 6) ->
             UnitSpec("X", "X", 0, XUnit),
             UnitSpec("Hidden", "Hidden", 0, HiddenUnit),
             UnitSpec("Mac", "Mac", 0, MacUnit, capabilities=(matmul,)),
-            UnitSpec("Post", "Post", 0, PostUnit),
+            UnitSpec("Post", "Post", 0, GateUnit),
             UnitSpec("Sum", "Sum", 0, SumUnit),
             UnitSpec("Route", "Route", 0, RouteUnit),
             UnitSpec("Seq", "Seq", 0, SeqUnit),

@@ -18,7 +18,7 @@ from ....base.errors import TensorError
 from ....machine.description import UnitSpec
 from ....machine.executor import ProcessNetwork
 from ....machine.steps import Channel, Issue, Step, Steps
-from ....machine.traces import Items, TraceTable, UntraceableError
+from ....machine.traces import TraceItems, TraceTable, UntraceableError
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record
@@ -26,20 +26,20 @@ from ...instruction_path import DISPATCHER, InstructionPath, decoder_of, mop_fif
 from ...overlay import InstructionFormat, Overlay
 from ...packet import Header, Packet, expand_window
 from ...program import Program
-from .formats import ROWS, Line, Patch, Rows, Run
+from .formats import ROWS, Line, Rows, Run, TemplatePatch
 
 SEQ, ROUTE = "Seq", "Route"
 ONCE = Header(window=1, reuse=1)
 
 
-class Part(NamedTuple):
+class ExpertRows(NamedTuple):
     """Rows of one expert that are computed together. pairs: of token and selector, each token * k + selector."""
 
     expert: int
     pairs: tuple[int, ...]
 
 
-def parts_of(chosen: Sequence[Sequence[int]], experts: int, tile: int, most: int | None = None) -> list[Part]:
+def parts_of(chosen: Sequence[Sequence[int]], experts: int, tile: int, most: int | None = None) -> list[ExpertRows]:
     """The parts of a call: experts in ascending order, each one's pairs in the order of tokens, `tile` to a part.
 
     chosen: the experts of each token. most: rows that one expert may have. Raises `TensorError` for an expert that
@@ -54,11 +54,11 @@ def parts_of(chosen: Sequence[Sequence[int]], experts: int, tile: int, most: int
                     f"{experts - 1}"
                 )
             pairs.setdefault(expert, []).append(token * len(row) + place)
-    out: list[Part] = []
+    out: list[ExpertRows] = []
     for expert, found in sorted(pairs.items()):
         if most is not None and len(found) > most:
             raise TensorError(f"{len(found)} rows select expert {expert}; the program is for at most {most}")
-        out += [Part(expert, tuple(found[i : i + tile])) for i in range(0, len(found), tile)]
+        out += [ExpertRows(expert, tuple(found[i : i + tile])) for i in range(0, len(found), tile)]
     return out
 
 
@@ -67,7 +67,7 @@ Issued = tuple[InstructionFormat, Record]
 
 
 def of_part(
-    lines: Sequence[Line], part: Part, number: int, each: int, overlay: Overlay
+    lines: Sequence[Line], part: ExpertRows, number: int, each: int, overlay: Overlay
 ) -> tuple[list[Issued], list[Issued]]:
     """The instructions of one part: its stores apart, which come last. number: of the part. each: selectors of a
     token."""
@@ -76,23 +76,23 @@ def of_part(
     for line in lines:
         form = overlay.by_opcode[line.opcode]
         mop: Any = line.mop(form.mop)
-        match Patch(line.patch):
-            case Patch.NONE:
+        match TemplatePatch(line.patch):
+            case TemplatePatch.NONE:
                 first.append((form, mop))
-            case Patch.WEIGHTS:
+            case TemplatePatch.WEIGHTS:
                 first.append((form, mop.replace(addr=mop.addr + part.expert * line.pitch)))
-            case Patch.ROWS:
+            case TemplatePatch.ROWS:
                 first.append((form, mop.replace(rows=len(part.pairs))))
-            case Patch.PART:
+            case TemplatePatch.PART:
                 first.append((form, mop.replace(row0=number)))
-            case Patch.GATHER:
+            case TemplatePatch.GATHER:
                 first += [(form, m) for m in by_rows(mop, [pair // each for pair in part.pairs])]
-            case Patch.SCATTER:
+            case TemplatePatch.SCATTER:
                 stores += [(form, m) for m in by_rows(mop, part.pairs)]
     return first, stores
 
 
-def issued(lines: Sequence[Line], parts: Iterable[Part], each: int, overlay: Overlay) -> Iterator[Issued]:
+def issued(lines: Sequence[Line], parts: Iterable[ExpertRows], each: int, overlay: Overlay) -> Iterator[Issued]:
     """The instructions of parts. Stores of a part come behind the loads of the next one, so that its weights and rows
     are on their way by then. each: selectors of a token."""
     waiting: list[Issued] = []
@@ -168,7 +168,7 @@ class SequencedPath(InstructionPath):
         self,
         program: Program,
         packets: Sequence[Packet],
-        parts: Sequence[Part] | None = None,
+        parts: Sequence[ExpertRows] | None = None,
         most: int | None = None,
     ) -> None:
         super().__init__(program.overlay, packets)
@@ -222,6 +222,6 @@ class SequencedPath(InstructionPath):
             for uop in expand_window(form, window, range(header.reuse)):
                 yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
 
-    def trace(self, table: TraceTable) -> Mapping[str, Items]:
+    def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
         """Refused: what Seq issues is known only in a run."""
         raise UntraceableError("Seq issues what its selectors say")

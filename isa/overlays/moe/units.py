@@ -15,8 +15,8 @@ from ....machine.steps import Step, Steps
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...versal.functions import activation
-from .formats import Add, Choose, Fill, Finish, Hold, Move, Port, Product, Tiles
-from .sequence import Part, parts_of
+from .formats import Add, Choose, Fill, Finish, Hold, Move, Product, RowPort, Tiles
+from .sequence import ExpertRows, parts_of
 
 Array = npt.NDArray[np.float32]
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu")
@@ -43,14 +43,14 @@ class ActsUnit(Unit):
     """The memory of activations: rows, in the order of its list."""
 
     def kernel(self, uop: Move) -> Steps:
-        port = Port(uop.port)
+        port = RowPort(uop.port)
         yield Step("offchip_uop")
         if port.stores:
-            source = self.source("Sum" if port is Port.TOTAL else "Post")
+            source = self.source("Sum" if port is RowPort.TOTAL else "Post")
             write = partial(self._write_flat, uop.addr)
             yield Step("ddr_write_gbs", 4 * uop.size, gets=(source,), words=uop.size, do=write)
             return
-        peer = {Port.X: "X", Port.ROUTE: "Route", Port.SUM: "Sum", Port.SHARES: "Post"}[port]
+        peer = {RowPort.X: "X", RowPort.ROUTE: "Route", RowPort.SUM: "Sum", RowPort.SHARES: "Post"}[port]
         read = partial(_read, self, uop.addr, uop.size)
         yield Step("ddr_read_gbs", 4 * uop.size, puts=(self.sink(peer),), words=uop.size, do=read)
 
@@ -155,7 +155,7 @@ class MacUnit(Sized):
         return uop
 
 
-class PostUnit(Sized):
+class GateUnit(Sized):
     """Gates, and rows with their shares."""
 
     def kernel(self, uop: Finish) -> Steps:
@@ -218,7 +218,7 @@ class RouteUnit(Sized):
     parts: what it chooses in a run without data. most: rows that one expert may have.
     """
 
-    parts: Sequence[Part] | None = None
+    parts: Sequence[ExpertRows] | None = None
     most: int | None = None
 
     def kernel(self, uop: Choose) -> Steps:
@@ -242,7 +242,7 @@ class RouteUnit(Sized):
         for part in parts:
             yield Step("dispatch", puts=(self.sink("Seq"),), send=(part,))
 
-            def of_part(part: Part = part) -> tuple[Array]:
+            def of_part(part: ExpertRows = part) -> tuple[Array]:
                 out = np.zeros(self.tile_rows, np.float32)
                 out[: len(part.pairs)] = share.reshape(-1)[list(part.pairs)]
                 return (out,)

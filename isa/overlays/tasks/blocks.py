@@ -52,7 +52,7 @@ ROUNDS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Compute:
+class LocalStatements:
     """Statements that touch no stream. loops: they end a beat. effects: they change what is no variable."""
 
     place: Place
@@ -96,7 +96,7 @@ class Spend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop:
+class CountedLoop:
     """A loop over values that are known when it begins. alike: no index, test, trip or cycles in it depends on what it
     writes, its own index included: all its iterations take the same steps."""
 
@@ -121,7 +121,7 @@ class Until:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Branch:
+class StreamBranch:
     """A branch whose arms touch streams. decided: it is no branch of the machine."""
 
     place: Place
@@ -133,14 +133,14 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exit:
+class EarlyExit:
     """`break`, `continue`, `return`."""
 
     place: Place
     how: str
 
 
-Block = Compute | Take | Give | Spend | Loop | Until | Branch | Exit
+Block = LocalStatements | Take | Give | Spend | CountedLoop | Until | StreamBranch | EarlyExit
 
 
 # -- statements -------------------------------------------------------------------------------------------------------
@@ -215,24 +215,26 @@ class Compiler:
             case Cycles(place, count):
                 return Spend(place, self._guarded(place, _whole(value_of(count))), names_in(count))
             case Leave(place, how):
-                return Exit(place, how)
+                return EarlyExit(place, how)
         if isinstance(node, If) and (divides((*node.body, *node.other)) or node.decided):
             test = self._guarded(node.place, value_of(node.test))
             arms = self.blocks(node.body), self.blocks(node.other)
-            return Branch(node.place, test, *arms, node.decided, names_in(node.test))
+            return StreamBranch(node.place, test, *arms, node.decided, names_in(node.test))
         if isinstance(node, For) and self._steps(node.body):
             writes = written(node)
             inside = frozenset().union(*(self._decides(s) for s in node.body))
             alike = not writes & inside and not (written(node.body) & self.deciding)
             values = self._guarded(node.place, _trips(node))
             body = self.blocks(node.body)
-            return Loop(node.place, node.names, values, body, node.unrolled, alike, names_in(node.bounds), writes)
+            return CountedLoop(
+                node.place, node.names, values, body, node.unrolled, alike, names_in(node.bounds), writes
+            )
         if isinstance(node, While) and self._steps((*node.head, *node.body)):
             test = self._guarded(node.place, value_of(node.test))
             return Until(node.place, self.blocks(node.head), test, self.blocks(node.body))
         loops = any(isinstance(n, For | While) for n in nodes(node))
         effects = any(isinstance(n, Store | External) for n in nodes(node))
-        return Compute(node.place, self.action(node), names_in(node), written(node), loops, effects)
+        return LocalStatements(node.place, self.action(node), names_in(node), written(node), loops, effects)
 
     def _index(self, place: Place, index: tuple[Expression, ...]) -> tuple[Value, ...]:
         return tuple(self._guarded(place, _whole(value_of(part))) for part in index)

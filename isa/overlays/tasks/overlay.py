@@ -31,12 +31,11 @@ from ....machine.description import Rate, Stream, UnitSpec
 from ....machine.token_type import TokenType
 from ...layout import Layout
 from ...overlay import OpList, Overlay
-from ...program import Buffer, Role, UnpackedProgram
-from ...program import Place as Line
+from ...program import Buffer, Role, SourceLine, UnpackedProgram
 from .codec import encoded, statements, toml
-from .program import Link, Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
+from .program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
 from .tree import External, Get, Put, Statement, nodes
-from .unit import BANK, CYCLE, Part, Prepared, RunShot, TaskUnit, transfers
+from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit, TensorPart, transfers
 from .values import DTYPES
 
 NAME = "tasks"
@@ -48,7 +47,7 @@ LONGEST = 1 << 16
 """Limit of the task instances that one unit runs."""
 
 
-def machine_of(program: TaskProgram, part: type[Part] | None = None) -> Overlay:
+def machine_of(program: TaskProgram, part: type[TensorPart] | None = None) -> Overlay:
     """Return the machine that runs a task program. part: how its instances see tensors, if not as arrays in memory."""
     prepared = Prepared(program, part)
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
@@ -125,7 +124,7 @@ def uops_of(program: TaskProgram) -> UnpackedProgram:
     overlay, prepared = machine_of(program), Prepared(program)
     lists = shots_of(program)
     places = {
-        name: tuple(Line(program.file, prepared.tasks[shot.task].place.line) for shot in shots)
+        name: tuple(SourceLine(program.file, prepared.tasks[shot.task].place.line) for shot in shots)
         for name, shots in program.units
     }
     buffers = tuple(
@@ -212,7 +211,7 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
     tensors = []
     for key, value in _table(given, "tensors"):
         kind, reads, writes = _row(f"tensors.{key}", value, list, bool, bool)
-        tensors.append(Tensor(key, _type(f"tensors.{key}", kind), reads, writes))
+        tensors.append(OffChipTensor(key, _type(f"tensors.{key}", kind), reads, writes))
     tasks = [_task(key, value) for key, value in _table(given, "tasks")]
     units = [(key, tuple(_shot(f"units.{key}", shot) for shot in value)) for key, value in _table(given, "units", list)]
     links = []
@@ -289,7 +288,7 @@ def _task(name: str, value: Any) -> Task:
     what = f"tasks.{name}"
     mapping, parameters, place, body = _row(what, value, list, list, list, list)
     rows = [_row(what, p, str, str, list) for p in parameters]
-    made = tuple(Parameter(p, tensor, _sizes(what, axes, -1)) for p, tensor, axes in rows)
+    made = tuple(TensorParameter(p, tensor, _sizes(what, axes, -1)) for p, tensor, axes in rows)
     return Task(name, _sizes(what, mapping), made, statements(body, what), Place(*_row(what, place, int, int)))
 
 

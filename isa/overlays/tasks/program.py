@@ -23,7 +23,7 @@ class StreamArray:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class OffChipTensor:
     """An array off the chip. output: tasks write it; input: they read it before they write it."""
 
     name: str
@@ -38,7 +38,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class TensorParameter:
     """A name in a task for a part of a tensor. axes: for each axis of the tensor, the axis of the task's grid that cuts
     it, -1 for none."""
 
@@ -53,7 +53,7 @@ class Task:
 
     name: str
     mapping: tuple[int, ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[TensorParameter, ...]
     body: tuple[Statement, ...]
     place: Place
 
@@ -102,7 +102,7 @@ class TaskProgram:
     name: str
     file: str
     streams: tuple[StreamArray, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[OffChipTensor, ...]
     tasks: tuple[Task, ...]
     units: tuple[tuple[str, tuple[Shot, ...]], ...]
     links: tuple[Link, ...]

@@ -24,19 +24,19 @@ from ....machine.unit import Unit
 from ...fields import Record, bits
 from .blocks import (
     Block,
-    Branch,
     Compiler,
-    Compute,
-    Exit,
+    CountedLoop,
+    EarlyExit,
     Give,
-    Loop,
+    LocalStatements,
     Spend,
+    StreamBranch,
     Take,
     Until,
     bind,
 )
 from .expressions import Value, Variables
-from .program import Parameter, Shot, StreamArray, Task, TaskProgram, Tensor
+from .program import OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
 from .tree import last_cycles
 from .values import UNKNOWN, WORDS, ByData, convert, from_words, words_of
 
@@ -58,11 +58,11 @@ class RunShot(Record, words=1):
 class Prepared:
     """A task program with what all its units share. part: how instances see tensors."""
 
-    def __init__(self, program: TaskProgram, part: type[Part] | None = None) -> None:
+    def __init__(self, program: TaskProgram, part: type[TensorPart] | None = None) -> None:
         self.program = program
-        self.part = Part if part is None else part
+        self.part = TensorPart if part is None else part
         self.streams: dict[str, StreamArray] = {s.name: s for s in program.streams}
-        self.tensors: dict[str, Tensor] = {t.name: t for t in program.tensors}
+        self.tensors: dict[str, OffChipTensor] = {t.name: t for t in program.tensors}
         self.tasks: dict[str, Task] = {t.name: t for t in program.tasks}
         self.shots: list[Shot] = [shot for _, shots in program.units for shot in shots]
         self.links = {(link.stream, link.index): link for link in program.links}
@@ -88,7 +88,7 @@ class Prepared:
         return self._compiled[task]
 
 
-class Part:
+class TensorPart:
     """The part of a tensor off the chip that a task instance sees. It reads and writes copies."""
 
     off_chip = True
@@ -98,7 +98,7 @@ class Part:
         """Whether the run is one without data."""
         return self._unit.memory is None
 
-    def __init__(self, unit: Unit, tensor: Tensor, offset: int, cut: tuple[slice, ...]) -> None:
+    def __init__(self, unit: Unit, tensor: OffChipTensor, offset: int, cut: tuple[slice, ...]) -> None:
         self._unit, self._tensor, self._offset, self._cut = unit, tensor, offset, cut
         self.shape = tuple(s.stop - s.start for s in cut)
 
@@ -149,7 +149,7 @@ class TaskUnit(Unit):
         if uop.shot >= len(self.prepared.shots):
             raise ProgramError(f"{self.name}: there is no shot {uop.shot}")
         shot = self.prepared.shots[uop.shot]
-        return _Frame(self, shot, uop.shot).run()
+        return _InstanceRun(self, shot, uop.shot).run()
 
     def effect_key(self, uop: RunShot) -> Hashable:
         return uop
@@ -168,7 +168,7 @@ class _Leave(Exception):
         self.how = how
 
 
-class _Frame:
+class _InstanceRun:
     """One run of a task instance: its variables, and the beat that is open."""
 
     def __init__(self, unit: TaskUnit, shot: Shot, number: int) -> None:
@@ -188,7 +188,7 @@ class _Frame:
         self._moved: dict[tuple[str, tuple[int, ...]], int] = {}
         self._reset()
 
-    def _part(self, parameter: Parameter) -> Part:
+    def _part(self, parameter: TensorParameter) -> TensorPart:
         tensor = self.prepared.tensors[parameter.tensor]
         cut = []
         for size, axis in zip(tensor.type.shape, parameter.axes, strict=True):
@@ -208,7 +208,7 @@ class _Frame:
     def _reset(self) -> None:
         self.gets: list[Channel] = []
         self.puts: list[Channel] = []
-        self.actions: list[Take | Give | Compute] = []
+        self.actions: list[Take | Give | LocalStatements] = []
         self.pending: set[str] = set()
         self.awaited: set[str] = set()
         self.cycles = 0
@@ -327,7 +327,7 @@ class _Frame:
             self.actions.append(Give(block.place, "", (), lambda env: None, frozenset(), frozenset()))
         self.awaited |= block.reads
 
-    def _compute(self, block: Compute) -> None:
+    def _compute(self, block: LocalStatements) -> None:
         waits = block.reads & self.pending or block.writes & (self.pending | self.awaited)
         if waits or (block.effects and self.actions):
             self.actions.append(block)
@@ -346,7 +346,7 @@ class _Frame:
                     yield from self._take(block)
                 case Give():
                     yield from self._give(block)
-                case Compute():
+                case LocalStatements():
                     if block.loops:
                         yield from self._fire()
                     self._compute(block)
@@ -354,16 +354,16 @@ class _Frame:
                     if block.reads & self.pending:
                         yield from self._fire()
                     self.cycles += block.count(self.env)
-                case Loop():
+                case CountedLoop():
                     yield from self._loop(block)
                 case Until():
                     yield from self._until(block)
-                case Branch():
+                case StreamBranch():
                     yield from self._branch(block)
-                case Exit():
+                case EarlyExit():
                     raise _Leave(block.how)
 
-    def _branch(self, block: Branch) -> Steps:
+    def _branch(self, block: StreamBranch) -> Steps:
         if not block.decided or block.reads & self.pending:
             yield from self._fire()
         arm = block.body if self._decide(block.test, block.place) else block.other
@@ -381,7 +381,7 @@ class _Frame:
         where = f"{self.prepared.program.file}:{place.line}:{place.column}"
         return UndecidedError(f"{where}: data decides here what {self.unit.name} does: a run without data has no time")
 
-    def _loop(self, block: Loop) -> Steps:
+    def _loop(self, block: CountedLoop) -> Steps:
         if not block.unrolled or block.reads & self.pending:
             yield from self._fire()
         try:
@@ -410,7 +410,7 @@ class _Frame:
             if not block.unrolled:
                 yield from self._fire()
 
-    def _burst(self, block: Loop, values: Sequence[Any]) -> Burst | None:
+    def _burst(self, block: CountedLoop, values: Sequence[Any]) -> Burst | None:
         """The steps of a loop whose iterations are alike, if an iteration is one beat; None if not."""
         actions: list[Any] = []
         gets: list[Channel] = []
@@ -429,7 +429,7 @@ class _Frame:
                 case Spend():
                     cycles += part.count(self.env)
                     continue
-                case Compute(loops=False):
+                case LocalStatements(loops=False):
                     pass
                 case _:
                     return None
@@ -450,7 +450,7 @@ class _Frame:
     def _straight(self, blocks: tuple[Block, ...]) -> Iterator[Block]:
         """The blocks of a body, with the arms that are decided before the run in place of their branches."""
         for block in blocks:
-            if isinstance(block, Branch) and block.decided and not block.reads & self.pending:
+            if isinstance(block, StreamBranch) and block.decided and not block.reads & self.pending:
                 yield from self._straight(block.body if self._decide(block.test, block.place) else block.other)
             else:
                 yield block

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from ...layout import BLOCK, QUARTER, block, unblock
 from ...versal.functions import HeadNorm, activation
-from ...versal.tiles import TILE, Array, Pieces, Places, Tiles
+from ...versal.tiles import TILE, Array, Pieces, Places, TilePayloads
 
 TABLE_LANES = 8
 """Columns of a head whose own factors, and then partner factors, lie side by side in a table."""
 
 
-class Buffer:
+class SlotData:
     """rows x cols floats; what has never been written is NaN, so that reading it shows in the result.
 
     Tiles that were sent may still be on their way: they are views of `x`, so `x` is replaced before it changes.
@@ -65,7 +65,7 @@ class Buffer:
     def add(self, tiles: Sequence[Array], places: Places, done: int) -> None:
         """Take tiles that come in rounds over `places`, `done` of which have come: the first round overwrites, the
         others add."""
-        if isinstance(tiles, Tiles) and tiles.places == places and not done % len(places):
+        if isinstance(tiles, TilePayloads) and tiles.places == places and not done % len(places):
             rows, cols = (1 + n for n in places[-1])
             pairs = [(self.x[: rows * TILE, : cols * TILE], tiles.block(rows, cols))]
         else:
@@ -80,7 +80,7 @@ class Buffer:
 
     def tiles(self, places: Places, first: int = 0) -> Sequence[Array]:
         """Tiles by row and column, in tiles, counted from row tile `first` on."""
-        return Tiles(self.x[first * TILE :], places)
+        return TilePayloads(self.x[first * TILE :], places)
 
     def half_tiles(self, rows: Sequence[int]) -> Sequence[Array]:
         """Tiles of the first 64 columns, by row in tiles; their other columns are 0."""
@@ -113,7 +113,7 @@ class Buffer:
         part = self.x[:rows, :cols]
         part[:] = activation(part, which) * self.x[:rows, cols : 2 * cols]
 
-    def rotate(self, rows: int, cols: int, head: int, table: Buffer) -> None:
+    def rotate(self, rows: int, cols: int, head: int, table: SlotData) -> None:
         """x * own + partner's x * partner, where the partner of column c is c ^ 1; heads are `head` columns apart.
 
         table: (rows, 2 * head): for every eight columns of a head their eight own factors, then their eight partner

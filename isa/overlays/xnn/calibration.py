@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ....machine.description import UnitSpec
 from ....machine.resources import VC1902, Deviation, Need
 from ...overlay import Overlay
-from ...versal.logic import Work
+from ...versal.logic import LoopWork
 from .cycles import LOOPS
 from .mem_c import BASE_LOOPS
 from .resources import LOGIC, ROW_ARRAYS, buffers, computes_softmax, mem_c, mesh, outside, streams
@@ -39,20 +39,20 @@ _LOOPS = {
 """Its times are those of four elements of gelu a cycle, and about those of our norm. Whether it has an interval above 1
 there is not known; that needs more LUTs, and the report has more than the unit would need otherwise."""
 _MEM_C = (
-    Work("receive", "", {"add": 32}, reads=1, writes=1),
-    Work("store", "", reads=1),
-    Work("activation", "", {"mul": 4 * 32, "add": 3 * 32, "exp": 32, "div": 32}, reads=1, writes=1),
-    Work("norm_sum", "", {"add": 32}, reads=1),
-    Work("norm_squares", "", {"add": 64, "mul": 32}, reads=1),
-    Work("norm_scale", "", {"add": 32, "div": 32}, reads=1, writes=1),
-    Work("exchange", "", {"add": 2, "div": 1, "sqrt": 1}),
+    LoopWork("receive", "", {"add": 32}, reads=1, writes=1),
+    LoopWork("store", "", reads=1),
+    LoopWork("activation", "", {"mul": 4 * 32, "add": 3 * 32, "exp": 32, "div": 32}, reads=1, writes=1),
+    LoopWork("norm_sum", "", {"add": 32}, reads=1),
+    LoopWork("norm_squares", "", {"add": 64, "mul": 32}, reads=1),
+    LoopWork("norm_scale", "", {"add": 32, "div": 32}, reads=1, writes=1),
+    LoopWork("exchange", "", {"add": 2, "div": 1, "sqrt": 1}),
 )
 """gelu in its tanh form by one exp, and a division per element."""
 _SOFTMAX = (
-    Work("send", "", reads=1),
-    Work("softmax_exp", "", {"exp": 32, "add": 4, "add in fabric": 28}, reads=1, writes=1),
-    Work("softmax_scale", "", {"div": 32}, reads=1, writes=1),
-    Work("exchange", "", {"add": 1}),
+    LoopWork("send", "", reads=1),
+    LoopWork("softmax_exp", "", {"exp": 32, "add": 4, "add in fabric": 28}, reads=1, writes=1),
+    LoopWork("softmax_scale", "", {"div": 32}, reads=1, writes=1),
+    LoopWork("exchange", "", {"add": 1}),
 )
 """No scale, no mask, no maximum. Its 36 DSPs are 32 exps and 4 others, so most sums of rows are in fabric."""
 

@@ -12,23 +12,23 @@ import numpy as np
 
 from ....base.finding import Finding
 from ....machine.wiring import Wiring
-from ...expansion import Expansion, Ints
+from ...expansion import ExpandedProgram, Ints
 from ...layout import BLOCK
 from ...overlay import Overlay
 from ...versal.tiles import BEAT, ROW_SUM_TOKEN, TILE
 from .counts import Exchange
-from .flow import Flow, words_moved
+from .flow import TileFlow, words_moved
 from .mem_a import MemA, MemANorm
 from .mem_c import MemC, MemCStore
 from .off_chip import RowTransfer, Transfer
 from .row_statistics import QUARTER_WORDS
 
 
-def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
+def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
     """All findings about a program: of tiles and buffers, exchanges of neighbours, vectors, statistics of rows.
     balanced: sends equal receives on every stream. Otherwise it is not known which tile goes where, so tiles are not
     followed beyond the Mem that sends them."""
-    flow = Flow(expansion)
+    flow = TileFlow(expansion)
     yield from flow.findings(balanced)
     yield from _exchanges(expansion, flow.exchanges)
     yield from _vectors(expansion, flow.net)
@@ -44,7 +44,7 @@ _EXCHANGE_HELP = {
 }
 
 
-def _exchanges(expansion: Expansion, found: Mapping[str, list[tuple[int, Exchange]]]) -> Iterator[Finding]:
+def _exchanges(expansion: ExpandedProgram, found: Mapping[str, list[tuple[int, Exchange]]]) -> Iterator[Finding]:
     """Softmax and LayerNorm: each neighbour sends what the other expects, the same number of times."""
     for pair in _pairs(expansion.overlay):
         for what, code in (("softmax", "X07"), ("layernorm", "X08")):
@@ -83,7 +83,7 @@ def _agree(a: Exchange, b: Exchange) -> bool:
 # -- statistics of rows -----------------------------------------------------------------------------------------------
 
 
-def _statistics(expansion: Expansion) -> Iterator[Finding]:
+def _statistics(expansion: ExpandedProgram) -> Iterator[Finding]:
     """A transfer of DDR is of data, or of statistics of rows, which lie elsewhere: none is of both."""
     for stream in expansion.overlay.streams:
         left, right = (expansion.overlay.by_unit[unit].kind for unit in (stream.src, stream.dst))
@@ -114,7 +114,7 @@ def _statistics(expansion: Expansion) -> Iterator[Finding]:
                 break
 
 
-def _stored(expansion: Expansion, name: str) -> Iterator[tuple[int, str, int]]:
+def _stored(expansion: ExpandedProgram, name: str) -> Iterator[tuple[int, str, int]]:
     """The words that a MemC stores, run by run: uOP, what they are, how many."""
     registers, even = MemCStore(), not expansion.overlay.by_unit[name].index & 1
     sends = expansion.overlay.by_unit[name].capability("send") is not None
@@ -130,7 +130,7 @@ def _stored(expansion: Expansion, name: str) -> Iterator[tuple[int, str, int]]:
             yield number, "statistics", uop.dim1 // TILE * QUARTER_WORDS
 
 
-def _loaded(expansion: Expansion, name: str) -> Iterator[tuple[int, str, int]]:
+def _loaded(expansion: ExpandedProgram, name: str) -> Iterator[tuple[int, str, int]]:
     """The words that a MemA loads, as `_stored`."""
     for number, kind in enumerate(expansion.sequences[name].kinds.tolist()):
         uop = expansion.uops[kind]
@@ -140,7 +140,7 @@ def _loaded(expansion: Expansion, name: str) -> Iterator[tuple[int, str, int]]:
             yield number, "data", uop.dim1 * uop.dim2 // BEAT
 
 
-def _transfers(expansion: Expansion, name: str, peer: str) -> tuple[Ints, Ints]:
+def _transfers(expansion: ExpandedProgram, name: str, peer: str) -> tuple[Ints, Ints]:
     """Where each transfer of DDR with a peer ends, in words, and its uOP."""
     each = np.array([_elements(u, peer) // BEAT for u in expansion.uops])
     words = each[expansion.sequences[name].kinds]
@@ -157,7 +157,7 @@ def _elements(uop: object, peer: str) -> int:
 # -- vectors ----------------------------------------------------------------------------------------------------------
 
 
-def _vectors(expansion: Expansion, net: Wiring) -> Iterator[Finding]:
+def _vectors(expansion: ExpandedProgram, net: Wiring) -> Iterator[Finding]:
     """LPDDR and a MemB must mean the same by every word: a vector's words are not a matrix's. Quarters of blocks meet
     whole ones, so that only the counts of words say which uOPs meet."""
     for stream in (s for s in expansion.overlay.streams if expansion.overlay.by_unit[s.src].kind == "LPDDR"):
@@ -176,7 +176,7 @@ def _vectors(expansion: Expansion, net: Wiring) -> Iterator[Finding]:
             yield Finding("X09", text, expansion.where(stream.src, i), help="set `bias` in both or in neither")
 
 
-def _words(expansion: Expansion, net: Wiring, name: str, stream: str) -> tuple[Ints, Ints, Ints]:
+def _words(expansion: ExpandedProgram, net: Wiring, name: str, stream: str) -> tuple[Ints, Ints, Ints]:
     """Where each transfer of a unit on a stream ends, in words; its uOP; and whether it is a vector."""
     unit, run = net.units[name], expansion.sequences[name]
     distinct = np.unique(run.kinds).tolist()

@@ -1,6 +1,6 @@
 """The XNN units on tokens that carry only how many of their rows and columns are valid.
 
-The kernels are those of the machine; what they do to numbers (`Buffer`, products, softmax, norm) is replaced here by
+The kernels are those of the machine; what they do to numbers (`SlotData`, products, softmax, norm) is replaced here by
 what it does to counts.
 """
 
@@ -16,18 +16,18 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...overlay import Overlay
 from ...versal.tiles import TILE
-from ...work import Part
-from .counts import WHOLE, Counted, CountedBuffer, Exchange, Held, Problem, RowNumbers, Tile
+from ...work import KeyPart
+from .counts import WHOLE, CountedBuffer, CountingUnit, Exchange, RowNumbers, SlotContents, UopFault, ValidTile
 from .mem_a import MemAUnit
 from .mem_b import MemB2Unit, MemBUnit
 from .mem_c import MemCConfig, MemCScores, MemCUnit
 from .mme import Mme, MmeUnit
-from .post_ops import Norm, Softmax, no_parts
+from .post_ops import NormData, SoftmaxData, no_parts
 from .ring import RingUnit
 from .row_statistics import RowFactors
 
 
-class CountedSoftmax(Softmax):
+class CountedSoftmax(SoftmaxData):
     """Its result is valid wherever something was received: masked columns become 0."""
 
     unit: CountedMemC
@@ -66,10 +66,10 @@ class CountedSoftmax(Softmax):
         self.buffer.whole(self.rows // TILE, self.cols // TILE)
 
     def keep(self) -> None:
-        if self.scores.part == Part.MORE:
+        if self.scores.part == KeyPart.MORE:
             self._need_parts()
         self.unit.kept_rows = self.rows
-        self.buffer.held = Held(spent=True)
+        self.buffer.held = SlotContents(spent=True)
 
     def apply(self) -> None:
         self._need_parts()
@@ -80,7 +80,7 @@ class CountedSoftmax(Softmax):
             self.unit.refuse(no_parts(self.rows, self.unit.kept_rows))
 
 
-class CountedNorm(Norm):
+class CountedNorm(NormData):
     """Its result is valid in all columns: those beyond norm_cols become 0."""
 
     def __init__(self, unit: CountedMemC, side: int, reg: MemCConfig, rows: int) -> None:
@@ -128,7 +128,7 @@ class CountedFactors(RowFactors):
         pass
 
 
-class CountedMem(Counted, RingUnit):
+class CountedMem(CountingUnit, RingUnit):
     """A Mem whose buffers count."""
 
     buffers: list[CountedBuffer]  # type: ignore[assignment]
@@ -167,7 +167,7 @@ class CountedMemA(CountedMem, MemAUnit):
 
     def refuse(self, reason: str) -> None:
         way_out = "load statistics of as many row tiles, or clear normalise"
-        self.report(Problem("X11", reason, way_out))
+        self.report(UopFault("X11", reason, way_out))
 
 
 class CountedMemB(CountedMem, MemBUnit):
@@ -193,7 +193,7 @@ class CountedMemB2(CountedMemB, MemB2Unit):
         return f"{rows} row tiles" if cols == 1 else f"{rows}x{cols} tiles"
 
     def refuse(self, reason: str) -> None:
-        self.report(Problem("X11", reason, "clear whole, or send as many column tiles as there are"))
+        self.report(UopFault("X11", reason, "clear whole, or send as many column tiles as there are"))
 
 
 class CountedMemC(CountedMem, MemCUnit):
@@ -234,7 +234,7 @@ class CountedMemC(CountedMem, MemCUnit):
 
     def refuse(self, reason: str) -> None:
         self.report(
-            Problem("X11", reason, "set the registers as this uOP needs them (MemCScores, MemCStore, MemCTable)")
+            UopFault("X11", reason, "set the registers as this uOP needs them (MemCScores, MemCStore, MemCTable)")
         )
 
 
@@ -242,17 +242,17 @@ class CountedVector:
     """A bias, or previous-layer weights, of an MME. tile: what it was loaded from; None if it never was. loaded: the op
     that uses it has loaded it."""
 
-    def __init__(self, unit: CountedMme, what: str, tile: Tile | None, loaded: bool) -> None:
+    def __init__(self, unit: CountedMme, what: str, tile: ValidTile | None, loaded: bool) -> None:
         self.unit, self.what, self.tile = unit, what, tile
         if tile is not None and not tile.groups and loaded:
             text = f"reads {what} from a B tile that is a matrix, {{sender}}"
             way_out = "load the vector with `bias` just before, or drop the flag"
-            unit.report(Problem("X04", text, way_out, sender=tile.sender))
+            unit.report(UopFault("X04", text, way_out, sender=tile.sender))
 
     def __getitem__(self, part: slice) -> CountedVector:
         if self.tile is None:
             text = f"uses {self.what} that were never loaded"
-            self.unit.report(Problem("X04", text, "set load_prev in this op or in one before"))
+            self.unit.report(UopFault("X04", text, "set load_prev in this op or in one before"))
         elif self.tile.groups and part.stop > 32 * self.tile.groups:
             op, there = self.unit.op, "{sender}" if self.tile.sender else "that it keeps"
             text = (
@@ -260,23 +260,23 @@ class CountedVector:
                 f"{32 * self.tile.groups}"
             )
             way_out = "load as many groups of 32 floats as the op has columns"
-            self.unit.report(Problem("X04", text, way_out, sender=self.tile.sender))
+            self.unit.report(UopFault("X04", text, way_out, sender=self.tile.sender))
         return self
 
-    def __radd__(self, tile: Tile) -> Tile:
+    def __radd__(self, tile: ValidTile) -> ValidTile:
         return tile
 
-    def __rmul__(self, tile: Tile) -> Tile:
+    def __rmul__(self, tile: ValidTile) -> ValidTile:
         self.unit.need_columns(tile, TILE)
         return WHOLE
 
 
-class CountedMme(Counted, MmeUnit):
+class CountedMme(CountingUnit, MmeUnit):
     """Products of what is valid are valid."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
-        self.kept: Tile | None = None
+        self.kept: ValidTile | None = None
         """The previous-layer weights."""
 
     def kernel(self, op: Mme) -> Steps:
@@ -287,27 +287,27 @@ class CountedMme(Counted, MmeUnit):
     def product(self, a: Any, b: Any, full_k: bool, full_n: bool) -> Any:
         if b.groups:
             way_out = "read it with bias or load_prev, or load a matrix"
-            self.report(Problem("X04", f"multiplies by {_A_VECTOR}", way_out, sender=b.sender))
+            self.report(UopFault("X04", f"multiplies by {_A_VECTOR}", way_out, sender=b.sender))
             b = WHOLE
         depth = TILE if full_k else 64
         self.need_columns(a, depth)
         if b.rows < depth:
             text = f"works in K = {depth} mode on a B tile with {b.rows} valid rows, {{sender}}"
-            self.report(Problem("X05", text, f"load {depth} rows (dim1={depth}), or clear k128", sender=b.sender))
-        return Tile(a.rows, b.cols if full_n else min(b.cols, 64))
+            self.report(UopFault("X05", text, f"load {depth} rows (dim1={depth}), or clear k128", sender=b.sender))
+        return ValidTile(a.rows, b.cols if full_n else min(b.cols, 64))
 
-    def need_columns(self, a: Tile, depth: int) -> None:
+    def need_columns(self, a: ValidTile, depth: int) -> None:
         """Report an A tile of which fewer than `depth` columns are valid."""
         if a.cols < depth:
             text = f"works in K = {depth} mode on an A tile with {a.cols} valid columns, {{sender}}"
-            self.report(Problem("X05", text, f"load {depth} columns (dim2={depth}), or clear k128", sender=a.sender))
+            self.report(UopFault("X05", text, f"load {depth} columns (dim2={depth}), or clear k128", sender=a.sender))
 
     def _keep_bias(self, tile: Any) -> None:
         self.bias = CountedVector(self, "a bias", tile, loaded=True)  # type: ignore[assignment]
 
     def _keep_scale(self, tile: Any) -> None:
         self.scale = CountedVector(self, _WEIGHTS, tile, loaded=True)  # type: ignore[assignment]
-        self.kept = Tile(groups=tile.groups)
+        self.kept = ValidTile(groups=tile.groups)
 
     @property
     def state(self) -> Hashable:

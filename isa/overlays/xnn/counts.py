@@ -14,7 +14,7 @@ from ....machine.description import UnitSpec
 from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...versal.tiles import TILE, Places
-from .buffer import Buffer
+from .buffer import SlotData
 from .ring import blocks_of
 from .row_statistics import BLOCK_QUARTERS
 
@@ -22,7 +22,7 @@ From = tuple[str, int]
 """Where a token came from: the stream, and how many tokens of it the uOP took before."""
 
 
-class Problem(NamedTuple):
+class UopFault(NamedTuple):
     """What a uOP does wrong. sender: the token that shows it; `{sender}` in the text stands for who sent it."""
 
     code: str
@@ -33,7 +33,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tile:
+class ValidTile:
     """A 128x128 tile of which the first rows and columns are valid; or, instead, one that holds a vector of so many
     groups of 32 floats."""
 
@@ -42,13 +42,13 @@ class Tile:
     groups: int = 0
     sender: From | None = None
 
-    def __add__(self, other: Tile) -> Tile:
-        if not isinstance(other, Tile):
+    def __add__(self, other: ValidTile) -> ValidTile:
+        if not isinstance(other, ValidTile):
             return NotImplemented
-        return Tile(min(self.rows, other.rows), min(self.cols, other.cols))
+        return ValidTile(min(self.rows, other.rows), min(self.cols, other.cols))
 
 
-WHOLE = Tile()
+WHOLE = ValidTile()
 
 
 @dataclass
@@ -71,7 +71,7 @@ class RowNumbers:
 
 # -- buffers ----------------------------------------------------------------------------------------------------------
 
-LOST = Problem(
+LOST = UopFault(
     "X02",
     "fills a buffer whose data were never sent or stored: they are lost",
     "send or store it before; what is padding alone may be lost",
@@ -79,11 +79,11 @@ LOST = Problem(
 )
 
 
-class Held(NamedTuple):
+class SlotContents(NamedTuple):
     """What a buffer holds: the tiles that are valid at all, or a vector. used: some of it was sent or stored. done: it
     was changed in place. spent: a softmax has kept maxima and sums of it, and left the rest undefined."""
 
-    tiles: tuple[tuple[tuple[int, int], Tile], ...] = ()
+    tiles: tuple[tuple[tuple[int, int], ValidTile], ...] = ()
     groups: int = 0
     used: bool = False
     done: bool = False
@@ -100,12 +100,12 @@ class Held(NamedTuple):
         return self.filled and not self.used
 
 
-class CountedBuffer(Buffer):
+class CountedBuffer(SlotData):
     """Which tiles of a buffer are valid, and how far."""
 
-    def __init__(self, unit: Counted) -> None:
+    def __init__(self, unit: CountingUnit) -> None:
         self.unit = unit
-        self.held = Held()
+        self.held = SlotContents()
 
     @property
     def rows(self) -> int:
@@ -128,31 +128,31 @@ class CountedBuffer(Buffer):
     def size(self) -> str:
         return f"{self.rows}x{self.cols}"
 
-    def _keep(self, tiles: dict[tuple[int, int], Tile]) -> None:
+    def _keep(self, tiles: dict[tuple[int, int], ValidTile]) -> None:
         self.held = self.held._replace(tiles=tuple(sorted(tiles.items())))
 
     def renew(self, rows: int, cols: int) -> None:
         if self.held.lost:
             self.unit.report(LOST)
-        self.held = Held()
+        self.held = SlotContents()
 
     def detach(self) -> None:
         if self.held.filled and self.held.done:
             way_out = "recv in between, or drop the flag"
-            self.unit.report(Problem("X06", "applies a post-op to a buffer that has had one", way_out, True))
+            self.unit.report(UopFault("X06", "applies a post-op to a buffer that has had one", way_out, True))
         self.held = self.held._replace(done=self.held.filled)
 
     def put_blocks(self, places: Places, pieces: Any, rows: int, cols: int) -> None:
         tiles = dict(self.held.tiles)
         for i, j in places:
             at = i // TILE, j // TILE
-            tiles[at] = Tile(TILE, j % TILE + 64)
+            tiles[at] = ValidTile(TILE, j % TILE + 64)
         self._keep(tiles)
 
     def put_transposed(self, places: Places, pieces: Any) -> None:
         tiles = dict(self.held.tiles)
         for i, j in places:
-            tiles[j // TILE, i // TILE] = Tile(j % TILE + 64, TILE)
+            tiles[j // TILE, i // TILE] = ValidTile(j % TILE + 64, TILE)
         self._keep(tiles)
 
     def put_vector(self, vector: Any, rows: int, blocks: int) -> None:
@@ -180,15 +180,15 @@ class CountedBuffer(Buffer):
         """Report that nothing is there."""
         if self.held.spent:
             text = f"{verb}s a buffer of which a softmax kept maxima and sums only"
-            self.unit.report(Problem("X11", text, "receive the keys again, with part 3 (MemCScores)"))
+            self.unit.report(UopFault("X11", text, "receive the keys again, with part 3 (MemCScores)"))
             return
         way_out = f"the flag flips at every uOP: the {self.unit.fill} must stand in the uOP before the {verb}"
-        self.unit.report(Problem("X01", f"{verb}s a buffer that nothing has filled", way_out))
+        self.unit.report(UopFault("X01", f"{verb}s a buffer that nothing has filled", way_out))
 
     def stale(self, what: str, has: str) -> None:
         """Report that a uOP uses more than is valid. what: it does; has: what there is."""
         text = f"{what}; the buffer holds {has}, the rest is stale"
-        self.unit.report(Problem("X03", text, "make the two sizes agree"))
+        self.unit.report(UopFault("X03", text, "make the two sizes agree"))
 
     def tiles(self, places: Places, first: int = 0) -> list[Any]:
         if not places or not self._use("send"):
@@ -198,7 +198,7 @@ class CountedBuffer(Buffer):
         if self.held.groups:
             if cols > 1:
                 self.stale(f"sends {cols} column tiles", "a vector, which is one tile")
-            return [Tile(groups=self.held.groups)] * len(places)
+            return [ValidTile(groups=self.held.groups)] * len(places)
         tiles = dict(self.held.tiles)
         if not tiles.keys() >= set(places):
             self.stale(f"sends {self.unit.tiles(rows, cols)}", self.size)
@@ -247,18 +247,18 @@ class CountedBuffer(Buffer):
 # -- units ------------------------------------------------------------------------------------------------------------
 
 
-class Counted(Unit):
+class CountingUnit(Unit):
     """A unit that reports problems, and whose state can be kept and set: it is hashable."""
 
     fill = "load"
-    problems: dict[tuple[str, str], Problem]
+    problems: dict[tuple[str, str], UopFault]
     exchanges: list[Exchange]
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.clear()
 
-    def report(self, problem: Problem) -> None:
+    def report(self, problem: UopFault) -> None:
         """Keep a problem of this uOP; of equal ones the first."""
         self.problems.setdefault((problem.code, problem.text), problem)
 

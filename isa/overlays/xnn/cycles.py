@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ....machine.resources import Cost
+from ....machine.resources import OperationTime
 from ...layout import BLOCK
 from ...overlay import Overlay
 from ...versal import loop as versal
-from ...versal.loop import Loop
+from ...versal.loop import PipelinedLoop
 from ...versal.tiles import BEAT, BEATS, BLOCK_WORDS
 from . import mem_a, mem_c, row_statistics
 
-LOOPS: Mapping[str, Loop] = {
+LOOPS: Mapping[str, PipelinedLoop] = {
     **versal.LOOPS,
     **mem_c.LOOPS,
     **mem_a.LOOPS,
@@ -27,12 +27,14 @@ def _walk(rows: int, cols: int) -> int:
     return rows * cols // BEAT
 
 
-def costs(overlay: Overlay) -> Iterator[Cost]:
+def costs(overlay: Overlay) -> Iterator[OperationTime]:
     """Cycles of each kind of work, beside the rates that the simulator charges for it."""
     rate, clock_hz = overlay.seconds, overlay.clock_hz
 
-    def cost(what: str, cycles: int, simulated: float, remark: str = "", sets: tuple[str, float] | None = None) -> Cost:
-        return Cost(what, cycles, cycles / clock_hz, simulated, remark, sets)
+    def cost(
+        what: str, cycles: int, simulated: float, remark: str = "", sets: tuple[str, float] | None = None
+    ) -> OperationTime:
+        return OperationTime(what, cycles, cycles / clock_hz, simulated, remark, sets)
 
     loop = {name: x.cycles for name, x in LOOPS.items()}
     bursts = BLOCK_WORDS // BURST_WORDS

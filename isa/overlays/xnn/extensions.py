@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from ....machine.description import UnitSpec
 from ....machine.resources import Need
 from ...overlay import Overlay
-from ...versal.logic import CONTROL, FLOAT, WORD_BITS, Work, arithmetic, crossbars, lut_ram, multiplexer, ultra_rams
+from ...versal.logic import CONTROL, FLOAT, WORD_BITS, LoopWork, arithmetic, crossbars, lut_ram, multiplexer, ultra_rams
 from ...versal.memory import memory_of
 from ...versal.tiles import BEAT
 from .cycles import LOOPS
 from .mem_c import MemCStore
 
-TABLE = (Work("receive", "rotation", writes=1), Work("rotate", "rotation", reads=1))
+TABLE = (LoopWork("receive", "rotation", writes=1), LoopWork("rotate", "rotation", reads=1))
 """Accesses to the table of a rotation, which is as large as a buffer."""
 TABLE_BANKS = 2
 """As of every buffer that is not filled transposed."""
@@ -34,7 +34,7 @@ class Extension:
 
     name: str
     kind: str
-    works: Sequence[Work] = ()
+    works: Sequence[LoopWork] = ()
     arrays: Sequence[tuple[int, int]] = ()
     softmax: bool = False
     table: bool = False
@@ -49,23 +49,23 @@ PATCH = int(WORD_BITS * multiplexer(2))
 """LUTs of a second patch that is loaded or moves down beside that of its loop."""
 
 EXTENSIONS = (
-    Extension("gate", "MemC", (Work("activation", "gate", {"mul": 32}, reads=1),)),
+    Extension("gate", "MemC", (LoopWork("activation", "gate", {"mul": 32}, reads=1),)),
     Extension(
         "rotation",
         "MemC",
-        (Work("rotate", "rotation", {"mul": 64, "add": 32}, 1, 1),),
+        (LoopWork("rotate", "rotation", {"mul": 64, "add": 32}, 1, 1),),
         table=True,
         luts=PATCH + CONTROL,
     ),
     Extension("norm of heads", "MemC", luts=2 * CONTROL),
-    Extension("statistics of rows", "MemC", (Work("statistics", "statistics of rows"),)),
+    Extension("statistics of rows", "MemC", (LoopWork("statistics", "statistics of rows"),)),
     Extension(
         "norm at a load",
         "MemA",
         (
-            Work("normalise", "norm at a load", {"add in fabric": 32, "mul": 32}, writes=1),
-            Work("statistics", "norm at a load", {"mul": 12, "add in fabric": 14, "div": 2}),
-            Work("exchange", "norm at a load", {"add in fabric": 1, "div": 1, "sqrt": 1, "reciprocal": 1}),
+            LoopWork("normalise", "norm at a load", {"add in fabric": 32, "mul": 32}, writes=1),
+            LoopWork("statistics", "norm at a load", {"mul": 12, "add in fabric": 14, "div": 2}),
+            LoopWork("exchange", "norm at a load", {"add in fabric": 1, "div": 1, "sqrt": 1, "reciprocal": 1}),
         ),
         arrays=(NUMBERS,) * 3,
     ),
@@ -73,21 +73,21 @@ EXTENSIONS = (
         "windows, left padding",
         "MemC",
         (
-            Work("softmax_max", "windows, left padding", {"bound": 8}),
-            Work("softmax_exp", "windows, left padding", {"bound": 8}),
+            LoopWork("softmax_max", "windows, left padding", {"bound": 8}),
+            LoopWork("softmax_exp", "windows, left padding", {"bound": 8}),
         ),
         softmax=True,
     ),
     Extension(
         "soft cap",
         "MemC",
-        (Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 64, "div": 32}, 1, 1),),
+        (LoopWork("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 64, "div": 32}, 1, 1),),
         softmax=True,
     ),
     Extension(
         "softmax in parts",
         "MemC",
-        (Work("exchange", "softmax in parts", {"mul": 1, "exp": 1, "add": 2}),),
+        (LoopWork("exchange", "softmax in parts", {"mul": 1, "exp": 1, "add": 2}),),
         arrays=(ROWS, ROWS),
         softmax=True,
     ),
@@ -100,7 +100,7 @@ def extended(overlay: Overlay) -> bool:
     return any(form.mop is MemCStore for form in overlay.formats)
 
 
-def needs(unit: UnitSpec, works: Sequence[Work], *, softmax: bool) -> Iterator[Need]:
+def needs(unit: UnitSpec, works: Sequence[LoopWork], *, softmax: bool) -> Iterator[Need]:
     """What the extensions of a unit add. works: what it does without them, for the crossbars. softmax: it computes
     one."""
     memory, so_far = memory_of(unit), list(works)

@@ -17,10 +17,10 @@ import numpy as np
 from ....base.finding import Finding
 from ....machine.steps import Burst, Par, Step, Steps
 from ....machine.wiring import Wiring
-from ...expansion import Expansion, Ints
+from ...expansion import ExpandedProgram, Ints
 from ...versal.tiles import ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 from .counted import CountedMem, counted
-from .counts import LOST, WHOLE, Counted, Exchange, Problem, RowNumbers, Tile
+from .counts import LOST, WHOLE, CountingUnit, Exchange, RowNumbers, UopFault, ValidTile
 
 MAX_FOUND = 100
 """Findings of one code that are kept."""
@@ -46,7 +46,7 @@ class _Effect(NamedTuple):
 
     after: int
     sends: Ints
-    problems: tuple[Problem, ...]
+    problems: tuple[UopFault, ...]
     exchanges: tuple[Exchange, ...]
 
 
@@ -54,11 +54,11 @@ class _TooManyError(Exception):
     """Following the tiles would take too long."""
 
 
-class Flow:
+class TileFlow:
     """Follows the tiles of one program. Off-chip memory and the numbers between neighbours are not followed: a load
     brings what the Mem asks for, and what a MemC expects of its neighbour is kept in `exchanges`, with its uOP."""
 
-    def __init__(self, expansion: Expansion) -> None:
+    def __init__(self, expansion: ExpandedProgram) -> None:
         self.x = expansion
         self.net = Wiring(counted(expansion.overlay))
         self.found: list[Finding] = []
@@ -68,8 +68,8 @@ class Flow:
         """Streams of which it is known what they carry."""
         self.routed: dict[str, set[str]] = {}
         """The lines that each Mesh has been walked through with."""
-        self.kinds: list[Tile] = []
-        self.numbers: dict[Tile, int] = {}
+        self.kinds: list[ValidTile] = []
+        self.numbers: dict[ValidTile, int] = {}
         streams, units = expansion.overlay.streams, expansion.overlay.units
         tiles = [s for s in streams if s.token is TILE_TOKEN]
         self.into = {u.name: [s.name for s in tiles if s.dst == u.name] for u in units}
@@ -104,10 +104,10 @@ class Flow:
                         self._unit(self.writer[source])
                     self._unit(c.name)
 
-    def number(self, tile: Tile) -> int:
+    def number(self, tile: ValidTile) -> int:
         """The number of a kind of tile, wherever it came from."""
         if tile.sender is not None:
-            tile = Tile(tile.rows, tile.cols, tile.groups)
+            tile = ValidTile(tile.rows, tile.cols, tile.groups)
         n = self.numbers.get(tile)
         if n is None:
             n = self.numbers[tile] = len(self.kinds)
@@ -116,7 +116,7 @@ class Flow:
 
     # -- findings
 
-    def _report(self, unit: str, uop: int, problem: Problem, taken: Mapping[str, int]) -> None:
+    def _report(self, unit: str, uop: int, problem: UopFault, taken: Mapping[str, int]) -> None:
         """taken: tiles of each stream that the unit took before this uOP."""
         self.told[problem.code] += 1
         if self.told[problem.code] > MAX_FOUND:
@@ -193,7 +193,7 @@ class Flow:
         for s in self.out[name]:
             self.lines[s] = _Line(tiles, uops, np.full(len(tiles), position))
 
-    def _needs(self, unit: Counted, run: Ints, inputs: Sequence[str]) -> Ints:
+    def _needs(self, unit: CountingUnit, run: Ints, inputs: Sequence[str]) -> Ints:
         """How many tiles of each input each uOP takes: that depends on the uOP alone (`Unit.effect_key`)."""
         each = np.zeros((len(inputs), len(self.x.uops)), np.int64)
         start = unit.state
@@ -204,7 +204,7 @@ class Flow:
         unit.clear()
         return each[:, run]
 
-    def _step(self, unit: Counted, uop: Any, state: Any, tiles: Mapping[str, Sequence[int]]) -> _Effect:
+    def _step(self, unit: CountingUnit, uop: Any, state: Any, tiles: Mapping[str, Sequence[int]]) -> _Effect:
         """One uOP. Tokens know where they came from only where something is wrong."""
         for traced in (False, True):
             unit.clear()
@@ -270,15 +270,15 @@ class _Kernel:
     """One kernel, stepped with nobody at the other end. tiles: the kinds of those that it takes, by stream."""
 
     def __init__(
-        self, flow: Flow, unit: str, exchanges: list[Exchange], tiles: Mapping[str, Sequence[int]], traced: bool
+        self, flow: TileFlow, unit: str, exchanges: list[Exchange], tiles: Mapping[str, Sequence[int]], traced: bool
     ) -> None:
         self.flow, self.exchanges = flow, exchanges
         self.out, self.into = flow.out[unit], flow.into[unit]
-        self.tokens: dict[str, Iterator[Tile]] = {}
+        self.tokens: dict[str, Iterator[ValidTile]] = {}
         for stream, numbers in tiles.items():
             found = [flow.kinds[n] for n in numbers]
             if traced:
-                found = [Tile(t.rows, t.cols, t.groups, (stream, i)) for i, t in enumerate(found)]
+                found = [ValidTile(t.rows, t.cols, t.groups, (stream, i)) for i, t in enumerate(found)]
             self.tokens[stream] = iter(found)
         self.sends: list[int] = []
 

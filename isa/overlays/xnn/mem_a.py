@@ -14,16 +14,16 @@ from ....machine.steps import Burst, Step, Steps
 from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...versal.loop import Loop
+from ...versal.loop import PipelinedLoop
 from ...versal.memory import memory_of
 from ...versal.tiles import BEAT, TILE, tile_rows
 from ...work import Load, LoadNorm, Patched, Send
 from .registers import Registers
-from .ring import Bound, RingUnit, check_fixed, check_size
+from .ring import RingUnit, SizeField, check_fixed, check_size
 from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS, RowFactors
 
-LOOPS: Mapping[str, Loop] = {
-    "normalise": Loop(1, 25, "a word into a buffer: minus mean, times factor"),
+LOOPS: Mapping[str, PipelinedLoop] = {
+    "normalise": PipelinedLoop(1, 25, "a word into a buffer: minus mean, times factor"),
 }
 
 
@@ -157,7 +157,7 @@ def legal_norm(unit: UnitSpec, uop: MemANorm) -> Iterator[str]:
 
 def check_memory(unit: UnitSpec) -> None:
     """Raise `ProgramError` if the fields of `MemA` cannot say all of a memory."""
-    check_size(unit, "rows", [Bound(MemA, "dim1"), Bound(MemA, "acc_a", TILE)])
+    check_size(unit, "rows", [SizeField(MemA, "dim1"), SizeField(MemA, "acc_a", TILE)])
     check_fixed(unit, "columns", TILE, "a MemA sends one column of tiles")
 
 

@@ -15,7 +15,7 @@ from ...versal.memory import memory_of
 from ...versal.tiles import BEAT, BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
 from ...work import Load, LoadVector, Patched, Send
 from .registers import Registers
-from .ring import Bound, RingUnit, blocks_of, check_fixed, check_size, nothing
+from .ring import RingUnit, SizeField, blocks_of, check_fixed, check_size, nothing
 
 GROUP = 32
 """Elements of a vector that lie in one row of a slot."""
@@ -197,12 +197,12 @@ def capabilities(unit: UnitSpec, *, registers: bool) -> tuple[Capability, ...]:
 
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
     """Raise `ProgramError` if the fields of `MemB` cannot say all of a memory. registers: it has those of opcode 13."""
-    check_size(unit, "rows", [Bound(MemB, "dim1"), Bound(MemB, "acc_k", TILE)])
+    check_size(unit, "rows", [SizeField(MemB, "dim1"), SizeField(MemB, "acc_k", TILE)])
     half = memory_of(unit).columns == TILE // 2
     if issubclass(unit.behaviour, MemB2Unit) and not (registers and not half):
         check_fixed(unit, "columns", TILE // 2, f"{unit.name} sends tiles of which one half is 0")
     else:
-        check_size(unit, "columns", [Bound(MemB, "dim2"), Bound(MemB, "acc_b", TILE)])
+        check_size(unit, "columns", [SizeField(MemB, "dim2"), SizeField(MemB, "acc_b", TILE)])
 
 
 @lru_cache(typed=True)

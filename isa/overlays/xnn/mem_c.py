@@ -10,28 +10,32 @@ from ....machine.unit import Halves
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...versal.functions import HeadNorm
-from ...versal.loop import Loop
+from ...versal.loop import PipelinedLoop
 from ...versal.tiles import BEAT, BEATS, TILE, Array, Pieces, tile_grid
-from ...work import Part
-from .buffer import Buffer
-from .post_ops import Norm, Softmax
+from ...work import KeyPart
+from .buffer import SlotData
+from .post_ops import NormData, SoftmaxData
 from .ring import RingUnit, nothing
 from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
 
-LOOPS: Mapping[str, Loop] = {
-    "receive": Loop(1, 10, "a beat added to a buffer"),
-    "exchange": Loop(1, 30, "a row's number to or from a neighbour, or made of both"),
-    "softmax_max": Loop(1, 30, "a 4x8 patch: row maxima"),
-    "softmax_exp": Loop(1, 50, "a 4x8 patch: scale, subtract, exp, row sums"),
-    "deliver": Loop(1, 12, "a beat to MeshA, a word to DDR or back: times 1 / row sums, where they are still missing"),
-    "activation": Loop(1, 150, "a 4x8 patch, four elements a round", rounds=8),
-    "norm_sum": Loop(1, 25, "a 4x8 patch, two rows a round: row sums", rounds=2),
-    "norm_squares": Loop(1, 30, "a 4x8 patch, a row a round: sums of squares", rounds=4),
-    "norm_scale": Loop(1, 70, "a 4x8 patch, a row a round: subtract, multiply", rounds=4),
-    "rotate": Loop(1, 40, "a 4x8 patch, a row a round: times own and partner's factors of a table", rounds=4),
-    "softcap": Loop(1, 110, "a 4x8 patch, four elements a round: cap * tanh(score / cap)", rounds=8),
+LOOPS: Mapping[str, PipelinedLoop] = {
+    "receive": PipelinedLoop(1, 10, "a beat added to a buffer"),
+    "exchange": PipelinedLoop(1, 30, "a row's number to or from a neighbour, or made of both"),
+    "softmax_max": PipelinedLoop(1, 30, "a 4x8 patch: row maxima"),
+    "softmax_exp": PipelinedLoop(1, 50, "a 4x8 patch: scale, subtract, exp, row sums"),
+    "deliver": PipelinedLoop(
+        1, 12, "a beat to MeshA, a word to DDR or back: times 1 / row sums, where they are still missing"
+    ),
+    "activation": PipelinedLoop(1, 150, "a 4x8 patch, four elements a round", rounds=8),
+    "norm_sum": PipelinedLoop(1, 25, "a 4x8 patch, two rows a round: row sums", rounds=2),
+    "norm_squares": PipelinedLoop(1, 30, "a 4x8 patch, a row a round: sums of squares", rounds=4),
+    "norm_scale": PipelinedLoop(1, 70, "a 4x8 patch, a row a round: subtract, multiply", rounds=4),
+    "rotate": PipelinedLoop(1, 40, "a 4x8 patch, a row a round: times own and partner's factors of a table", rounds=4),
+    "softcap": PipelinedLoop(1, 110, "a 4x8 patch, four elements a round: cap * tanh(score / cap)", rounds=8),
 }
-BASE_LOOPS: Mapping[str, Loop] = {"softmax_scale": Loop(1, 35, "a 4x8 patch: multiply by 1 / row sum")}
+BASE_LOOPS: Mapping[str, PipelinedLoop] = {
+    "softmax_scale": PipelinedLoop(1, 35, "a 4x8 patch: multiply by 1 / row sum")
+}
 """Of a machine that multiplies by them after exp, in a pass of its own, as the published one. The sources have no such
 loop."""
 
@@ -177,8 +181,8 @@ class MemCUnit(RingUnit):
     """Result scratchpad: receives and accumulates; applies softmax before its flip, activation and norm before its
     store. Neighbours are 0-1, 2-3 and 4-5."""
 
-    softmax: type[Softmax] = Softmax
-    norm: type[Norm] = Norm
+    softmax: type[SoftmaxData] = SoftmaxData
+    norm: type[NormData] = NormData
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
@@ -193,7 +197,7 @@ class MemCUnit(RingUnit):
         self.kept: tuple[Array, Array] | None = None
         """Maxima and sums of the parts of a softmax; known in a run with data."""
         self.at_store = MemCStore()
-        self.tables: list[Buffer] = [Buffer(self.size.rows, TABLE_COLUMNS)] if net.data else []
+        self.tables: list[SlotData] = [SlotData(self.size.rows, TABLE_COLUMNS)] if net.data else []
         self.table_tiles = 0, 0
         """Rows and columns of the table, in tiles; known in a run with data."""
         self.begun = 0
@@ -248,7 +252,7 @@ class MemCUnit(RingUnit):
         """What `unscaled` is for the next uOP."""
         cur, *between = self.unscaled
         if uop.recv and uop.k_iter:
-            cur = bool(self.late and uop.softmax and self.scores.part in (Part.ALL, Part.APPLY))
+            cur = bool(self.late and uop.softmax and self.scores.part in (KeyPart.ALL, KeyPart.APPLY))
         if between and self._multiplies_first(uop):
             between[-1] = False
         return (*between, cur)
@@ -282,7 +286,7 @@ class MemCUnit(RingUnit):
             state = self.softmax(self, side, reg, scores, rows * TILE, uop.recv_b * TILE)
             yield from self._softmax(state, rows * uop.recv_b * BEATS)
 
-    def _softmax(self, state: Softmax, beats: int) -> Steps:
+    def _softmax(self, state: SoftmaxData, beats: int) -> Steps:
         """exp over the valid columns, times the reciprocal of the row sum over both neighbours.
 
         A pass walks over all that was received, whatever is masked: one for a soft cap, one for the maxima where they
@@ -290,7 +294,7 @@ class MemCUnit(RingUnit):
         a number per row goes to the neighbour and comes back, at the cost of filling the two loops that do it. Of all
         keys but the last, in parts, maxima and sums are kept; to apply them takes no exchange."""
         reg, part, some = state.reg, state.scores.part, int(beats > 0)
-        product = 0 if self.late or part in (Part.FIRST, Part.MORE) else beats
+        product = 0 if self.late or part in (KeyPart.FIRST, KeyPart.MORE) else beats
         yield Step("softmax_fill", some, do=state.begin)
         if state.scores.capped:
             yield Step("softcap_beat", beats, do=state.cap)
@@ -298,7 +302,7 @@ class MemCUnit(RingUnit):
             out, back = self.softmax_links
             yield Step(puts=(out,), do=lambda: (state.cols,))
             yield Step(gets=(back,), do=state.set_left)
-        if part == Part.APPLY:
+        if part == KeyPart.APPLY:
             yield Step("softmax_beat", beats + product, do=state.apply)
         elif reg.alone:
             yield Step("softmax_max_fill", some * state.max_sub)
@@ -308,7 +312,7 @@ class MemCUnit(RingUnit):
             yield from self._exchanges(state, beats)
             yield Step("softmax_beat", product, do=state.keep if part else state.finish)
 
-    def _exchanges(self, state: Softmax, beats: int) -> Steps:
+    def _exchanges(self, state: SoftmaxData, beats: int) -> Steps:
         """Maxima, exp and sums with the neighbour."""
         out, back = self.softmax_links
         if state.max_sub:
@@ -387,7 +391,7 @@ class MemCUnit(RingUnit):
 
         return Step("rotate_beat", uop.dim1 * uop.dim2 // BEAT, do=rotate)
 
-    def _statistics(self, state: Norm, tiles: int) -> Burst:
+    def _statistics(self, state: NormData, tiles: int) -> Burst:
         """The quarter blocks that follow the data."""
         at = 0
 
@@ -399,7 +403,7 @@ class MemCUnit(RingUnit):
         words = QUARTER_WORDS
         return Burst(tiles, "mem_word", words, puts=(self.sink("DDR"),), words=words, do=quarters)
 
-    def _norm(self, state: Norm, *, statistics: bool) -> Steps:
+    def _norm(self, state: NormData, *, statistics: bool) -> Steps:
         """Two passes over own and neighbour's columns; sums are exchanged together with counts. statistics: without the
         pass that rescales."""
         out, back = self.norm_links

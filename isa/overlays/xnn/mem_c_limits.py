@@ -20,7 +20,7 @@ from .mem_c import (
     MemCTable,
     max_sent,
 )
-from .ring import Bound, check_size
+from .ring import SizeField, check_size
 
 
 def legal(unit: UnitSpec, uop: MemC) -> Iterator[str]:
@@ -92,10 +92,10 @@ def legal_table(unit: UnitSpec, uop: MemCTable) -> Iterator[str]:
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
     """Raise `ProgramError` if the fields of `MemC`, and of its registers, cannot say all of a memory. `recv_a` has 3
     bits, of which a MemC that sends reads two."""
-    rows = [Bound(MemC, "dim1"), Bound(MemC, "recv_a", TILE), Bound(MemC, "send_a", TILE)]
-    columns = [Bound(MemC, "dim2"), Bound(MemC, "recv_b", TILE)]
+    rows = [SizeField(MemC, "dim1"), SizeField(MemC, "recv_a", TILE), SizeField(MemC, "send_a", TILE)]
+    columns = [SizeField(MemC, "dim2"), SizeField(MemC, "recv_b", TILE)]
     if registers:
-        columns += [Bound(MemCConfig, "softmax_cols"), Bound(MemCConfig, "norm_cols")]
+        columns += [SizeField(MemCConfig, "softmax_cols"), SizeField(MemCConfig, "norm_cols")]
     check_size(unit, "rows", rows)
     check_size(unit, "columns", columns)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....machine.description import Machine
+from ....machine.description import StreamNetwork
 from ...patterns import AttentionPipeline, Patterns, ProductGrid
 
 PAIR = 2
 """Columns of the grid of Q K^T, whose MemCs share the rows of a softmax."""
 
 
-def patterns(machine: Machine) -> Patterns | None:
+def patterns(machine: StreamNetwork) -> Patterns | None:
     """The patterns that a machine of XNN's units has; None if it has not even a grid of one product unit."""
     units = machine.by_unit
     switches = [u for u in machine.units if u.routes is not None]
@@ -59,7 +59,7 @@ def patterns(machine: Machine) -> Patterns | None:
     return Patterns(grid, pipeline)
 
 
-def _sources(machine: Machine, switch: str) -> dict[str, list[str]]:
+def _sources(machine: StreamNetwork, switch: str) -> dict[str, list[str]]:
     """What each source of a switch can be connected to, in the order of the units; only units that exist."""
     out: dict[str, list[str]] = {}
     routes = machine.by_unit[switch].routes or ()
@@ -70,7 +70,7 @@ def _sources(machine: Machine, switch: str) -> dict[str, list[str]]:
     return out
 
 
-def _feeds(machine: Machine, source: str, unit: str) -> bool:
+def _feeds(machine: StreamNetwork, source: str, unit: str) -> bool:
     return any(port.receives and port.peer == source for port in machine.ports[unit])
 
 
@@ -80,7 +80,7 @@ def _common(a: Sequence[str], b: Sequence[str]) -> str | None:
     return both[0] if len(both) == 1 else None
 
 
-def _result(machine: Machine, product: str) -> str:
+def _result(machine: StreamNetwork, product: str) -> str:
     """The memory that receives the results of a product unit."""
     return next(port.peer for port in machine.ports[product] if not port.receives)
 

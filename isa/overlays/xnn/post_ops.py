@@ -8,19 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ...versal.tiles import Array
-from ...work import Part
+from ...work import KeyPart
 from .row_statistics import packed
 
 if TYPE_CHECKING:
     from .mem_c import MemCConfig, MemCScores, MemCUnit
 
 
-class Softmax:
+class SoftmaxData:
     """The data of one softmax on one MemC, between its exchanges with the neighbour."""
 
     def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, scores: MemCScores, rows: int, cols: int) -> None:
         self.reg, self.scores = reg, scores
-        self.max_sub = int(reg.max_sub or scores.part != Part.ALL)
+        self.max_sub = int(reg.max_sub or scores.part != KeyPart.ALL)
         self.odd = unit.index & 1
         self.unit, self.side, self.rows, self.cols = unit, side, rows, cols
         self.left = 0
@@ -75,9 +75,9 @@ class Softmax:
 
     def _exp(self) -> None:
         if self.max_sub:
-            if self.reg.alone and self.scores.part != Part.APPLY:
+            if self.reg.alone and self.scores.part != KeyPart.APPLY:
                 self.own_max()
-            if self.scores.part == Part.MORE:
+            if self.scores.part == KeyPart.MORE:
                 self.top = np.maximum(self.top, self._kept()[0])
             self.x -= np.where(np.isfinite(self.top), self.top, 0)[:, None]
         with np.errstate(over="ignore"):
@@ -113,7 +113,7 @@ class Softmax:
         if self.reg.alone:
             self._exp()
         total = self.total
-        if self.scores.part == Part.MORE:
+        if self.scores.part == KeyPart.MORE:
             top, before = self._kept()
             with np.errstate(invalid="ignore"):
                 total = before * np.where(np.isfinite(top), np.exp(top - self.top), 0) + total
@@ -149,7 +149,7 @@ def reciprocal(total: Array, *, masked: bool) -> Array:
     return out
 
 
-class Norm:
+class NormData:
     """The data of one norm on one MemC. A sum travels with its column count."""
 
     def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, rows: int) -> None:

@@ -24,7 +24,7 @@ from ...versal.logic import (
     TILES_PER_MME,
     UNIT,
     WORD_BITS,
-    Work,
+    LoopWork,
     arithmetic,
     axi_ports,
     block_rams,
@@ -35,7 +35,7 @@ from ...versal.logic import (
     multiplexer,
     ultra_rams,
 )
-from ...versal.loop import Loop
+from ...versal.loop import PipelinedLoop
 from ...versal.memory import memory_of
 from ...versal.tiles import BEAT, BLOCK_WORDS, LANES, ROW_TOKEN
 from . import extensions
@@ -48,25 +48,25 @@ ROW_BITS = 24
 
 # What a loop takes for one item: a beat, a patch of 32 elements, a row.
 MEM_C = (
-    Work("receive", "sums", {"add": 32}, reads=1, writes=1),
-    Work("store", "sums", reads=1),
-    Work("activation", "activation", {"mul": 256, "add": 224, "exp": 32, "div": 32}, reads=1, writes=1),
-    Work("norm_sum", "norm", {"add": 32}, reads=1),
-    Work("norm_squares", "norm", {"add": 64, "mul": 32}, reads=1),
-    Work("norm_scale", "norm", {"add": 32, "mul": 32}, reads=1, writes=1),
-    Work("exchange", "norm", {"add": 2, "div": 1, "sqrt": 1, "reciprocal": 1}),
+    LoopWork("receive", "sums", {"add": 32}, reads=1, writes=1),
+    LoopWork("store", "sums", reads=1),
+    LoopWork("activation", "activation", {"mul": 256, "add": 224, "exp": 32, "div": 32}, reads=1, writes=1),
+    LoopWork("norm_sum", "norm", {"add": 32}, reads=1),
+    LoopWork("norm_squares", "norm", {"add": 64, "mul": 32}, reads=1),
+    LoopWork("norm_scale", "norm", {"add": 32, "mul": 32}, reads=1, writes=1),
+    LoopWork("exchange", "norm", {"add": 2, "div": 1, "sqrt": 1, "reciprocal": 1}),
 )
-RECEIVE_WITHOUT_DSPS = Work("receive", "sums", {"add in fabric": 32}, reads=1, writes=1)
+RECEIVE_WITHOUT_DSPS = LoopWork("receive", "sums", {"add in fabric": 32}, reads=1, writes=1)
 """Instead of the first, where extensions need the DSPs: the loop with the most operators that do nothing but add."""
 SOFTMAX = (
-    Work("send", "sums", reads=1),
-    Work("softmax_max", "softmax", {"mask": 32, "compare": 32, "mul": 4}, reads=1),
-    Work("softmax_exp", "softmax", {"mask": 32, "mul": 32, "add": 64, "exp": 32}, reads=1, writes=1),
-    Work("softmax_scale", "softmax", {"mul": 32}, reads=1, writes=1),
-    Work("exchange", "softmax", {"add": 1, "reciprocal": 1}),
+    LoopWork("send", "sums", reads=1),
+    LoopWork("softmax_max", "softmax", {"mask": 32, "compare": 32, "mul": 4}, reads=1),
+    LoopWork("softmax_exp", "softmax", {"mask": 32, "mul": 32, "add": 64, "exp": 32}, reads=1, writes=1),
+    LoopWork("softmax_scale", "softmax", {"mul": 32}, reads=1, writes=1),
+    LoopWork("exchange", "softmax", {"add": 1, "reciprocal": 1}),
 )
 """What those MemCs have in addition that compute softmax and send to MeshA."""
-LATE_PRODUCT = Work("deliver", "softmax's product on the way out", {"mul": 32}, reads=2, writes=1)
+LATE_PRODUCT = LoopWork("deliver", "softmax's product on the way out", {"mul": 32}, reads=2, writes=1)
 """Instead of the loops store, send and softmax_scale of such a MemC: one loop, so that all that leaves goes through the
 same multipliers, and one that takes it from either shape of a word."""
 LATE_ARRAYS = 2
@@ -77,8 +77,8 @@ ROW_ARRAYS = 2
 """Arrays of a number per row: of the norm, and as many of the softmax."""
 ROW_BANKS, ROW_DEPTH = 4, 128
 """Of each array: patch_rows and row_patches of pl/mem_c.h."""
-FILL_AND_SEND = (Work("load", "", writes=1), Work("send", "", reads=1))
-FILL_ANYHOW_AND_SEND = (Work("load", "", writes=3), Work("send", "", reads=1))
+FILL_AND_SEND = (LoopWork("load", "", writes=1), LoopWork("send", "", reads=1))
+FILL_ANYHOW_AND_SEND = (LoopWork("load", "", writes=3), LoopWork("send", "", reads=1))
 """Where blocks, transposed blocks and vectors are written by loops of their own."""
 
 
@@ -140,7 +140,7 @@ def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
 
 
 def mem_c(
-    overlay: Overlay, unit: UnitSpec, loops: Mapping[str, Loop], works: Sequence[Work], row_arrays: int
+    overlay: Overlay, unit: UnitSpec, loops: Mapping[str, PipelinedLoop], works: Sequence[LoopWork], row_arrays: int
 ) -> Iterator[Need]:
     """LUTs and DSPs of a MemC. loops: intervals and rounds. works: what its loops do. row_arrays: how many it has."""
     for work in works:
@@ -151,7 +151,7 @@ def mem_c(
     yield from ring(overlay, unit, works)
 
 
-def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[Work]) -> Iterator[Need]:
+def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[LoopWork]) -> Iterator[Need]:
     """LUTs between the ports of a unit with slots and its slots."""
     memory = memory_of(unit)
     yield Need("LUT", crossbars(works, memory.banks, memory.slots), f"crossbars of {unit.kind}", True)
@@ -167,7 +167,7 @@ def frame(overlay: Overlay, unit: UnitSpec) -> Need:
 
 def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     softmax, extended = computes_softmax(overlay, unit), extensions.extended(overlay)
-    works: Sequence[Work] = (RECEIVE_WITHOUT_DSPS, *MEM_C[1:]) if extended else MEM_C
+    works: Sequence[LoopWork] = (RECEIVE_WITHOUT_DSPS, *MEM_C[1:]) if extended else MEM_C
     if softmax:
         works = (*works, *SOFTMAX)
     if softmax and extended:

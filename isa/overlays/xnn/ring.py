@@ -14,7 +14,7 @@ from ....machine.wiring import Wiring
 from ...fields import Record
 from ...versal.memory import memory_of
 from ...versal.tiles import BEATS, BLOCK_WORDS, TILE, Array, Pieces, Places
-from .buffer import Buffer
+from .buffer import SlotData
 from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
 
 MAX_SLOTS = 64
@@ -35,7 +35,7 @@ class RingUnit(Unit):
         self.ahead = self.size.slots - 1 if self.size.slots > 2 else 0
         self.cur = 0
         buffers = range(self.size.slots if net.data else 0)
-        self.buffers: list[Buffer] = [Buffer(self.size.rows, self.size.columns) for _ in buffers]
+        self.buffers: list[SlotData] = [SlotData(self.size.rows, self.size.columns) for _ in buffers]
 
     def turn(self) -> int:
         """Go on to the next slot. Returns the one that was current."""
@@ -151,7 +151,7 @@ def blocks_of(rows: int, cols: int) -> Places:
 # -- what a memory's size must be for the fields of its unit's uOPs ----------------------------------------------------
 
 
-class Bound(NamedTuple):
+class SizeField(NamedTuple):
     """A field that says how much of a memory an operation uses, in steps of `step` rows or columns."""
 
     record: type[Record]
@@ -166,7 +166,7 @@ class Bound(NamedTuple):
         return f"{self.record.NAME}.{self.field} ({self.record.field(self.field).width} bits)"
 
 
-def check_size(unit: UnitSpec, size: str, bounds: Sequence[Bound], grain: int = TILE) -> None:
+def check_size(unit: UnitSpec, size: str, bounds: Sequence[SizeField], grain: int = TILE) -> None:
     """Raise `ProgramError` unless `size` ("rows" or "columns") of a unit's memory is a multiple of `grain` that all
     fields can say."""
     value = getattr(memory_of(unit), size)

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...layout import QUARTER
-from ...versal.loop import Loop
+from ...versal.loop import PipelinedLoop
 from ...versal.tiles import TILE, Array, Pieces
 
-LOOPS: Mapping[str, Loop] = {
-    "statistics": Loop(1, 120, "a word of statistics, a row a round: made, or added to those of before", rounds=2),
+LOOPS: Mapping[str, PipelinedLoop] = {
+    "statistics": PipelinedLoop(
+        1, 120, "a word of statistics, a row a round: made, or added to those of before", rounds=2
+    ),
 }
 QUARTER_WORDS = 64
 """Words of a quarter block."""

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from ....base.finding import Finding
-from ...expansion import Expansion, Ints
-from ...lanes import Part, TileSource
+from ...expansion import ExpandedProgram, Ints
+from ...lanes import SlotPart, TileSource
 from . import half_tiles
 from .operands import FROM_DDR, LANES, OF_PORT, KvIn, KvOut, writer_of
-from .order import Flags, Memory, Reads, Written, fields_of, reads_of, spread
+from .order import Flags, MemoryPorts, Reads, Written, fields_of, reads_of, spread
 from .ports import TILE_BLOCKS
 from .results import Post, Soft
-from .row_checks import Rows
+from .row_checks import RowMemory
 from .rows import XOut
 from .scratch import TIn, TOut
 
@@ -27,16 +27,16 @@ HALVES = 2
 """Cells of a slot of T, whose halves may be written and sent apart."""
 
 
-def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
+def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
     """All findings about a program: of the memories X, T, K and V, of joined statistics, heads, rotations, and halves
     of tiles. balanced: sends equal receives on every stream, so that it is known which tile goes where. What is wrong
     with the counts of tokens alone is not repeated: streams that do not balance have findings of their own."""
     for unit in expansion.overlay.by_kind["XIn"]:
-        yield from Rows(expansion, unit.index).findings()
+        yield from RowMemory(expansion, unit.index).findings()
     for unit in expansion.overlay.by_kind["TIn"]:
         yield from Scratch(expansion, unit.index).findings()
     for unit in expansion.overlay.by_kind["KvOut"]:
-        yield from Heads(expansion, unit.index).findings()
+        yield from HeadSlots(expansion, unit.index).findings()
     yield from _joins(expansion)
     yield from _ends_of_heads(expansion)
     yield from _tables(expansion)
@@ -44,13 +44,13 @@ def rules(expansion: Expansion, balanced: bool) -> Iterator[Finding]:
         yield from half_tiles.findings(expansion)
 
 
-class Heads(Memory):
+class HeadSlots(MemoryPorts):
     """One of the memories of a K or V: cells are its slots."""
 
     kind = "Kv"
     earlier = "uOPs before it that write the same memory"
 
-    def __init__(self, expansion: Expansion, kv: int) -> None:
+    def __init__(self, expansion: ExpandedProgram, kv: int) -> None:
         super().__init__(expansion, kv, writer_of(kv))
         self.number, self.own = kv % OF_PORT, self.slots // OF_PORT
 
@@ -72,7 +72,7 @@ class Heads(Memory):
         self.compare(written, [port], np.zeros(0, np.int64))
 
 
-class Scratch(Memory):
+class Scratch(MemoryPorts):
     """T: cells are halves of slots, and behind them the ends of heads, by the slot of their first tile."""
 
     kind = "T"
@@ -86,7 +86,7 @@ class Scratch(Memory):
         op, i = spread(w["tiles"])
         at = np.arange(1, len(op) + 1)
         slot = (w["slot"][op] + i) % self.slots
-        left = w["part"][op] != Part.RIGHT  # a write of the left half makes the right one 0
+        left = w["part"][op] != SlotPart.RIGHT  # a write of the left half makes the right one 0
         soft = w["source"] == TileSource.SOFTMAX
         (heads,) = np.nonzero(soft & (w["tiles"] > 0))
         cells = np.concatenate([HALVES * slot[left], HALVES * slot + 1, ends_from + w["slot"][heads]])
@@ -94,7 +94,7 @@ class Scratch(Memory):
         written = Written.of(w["wait"], w["tiles"], cells, tiles)
         op, i = spread(np.where(r["times"] > 0, r["tiles"], 0))
         slot = (r["slot"][op] + i) % self.slots
-        a, b = r["part"][op] != Part.RIGHT, r["part"][op] != Part.LEFT
+        a, b = r["part"][op] != SlotPart.RIGHT, r["part"][op] != SlotPart.LEFT
         (ended,) = np.nonzero((r["weights"] > 0) & (r["tiles"] > 0) & (r["times"] > 0))
         of = np.concatenate([op[a], op[b], ended])
         cells = np.concatenate([HALVES * slot[a], HALVES * slot[b] + 1, ends_from + r["slot"][ended]])
@@ -128,7 +128,7 @@ class Scratch(Memory):
 # -- several units ----------------------------------------------------------------------------------------------------
 
 
-def _joins(expansion: Expansion) -> Iterator[Finding]:
+def _joins(expansion: ExpandedProgram) -> Iterator[Finding]:
     """The lanes of a pair that join statistics: one of them has some."""
     for even in range(0, LANES, 2):
         uops = []
@@ -145,7 +145,7 @@ def _joins(expansion: Expansion) -> Iterator[Finding]:
                 break
 
 
-def _ends_of_heads(expansion: Expansion) -> Iterator[Finding]:
+def _ends_of_heads(expansion: ExpandedProgram) -> Iterator[Finding]:
     """Softmax and T mean the same by a head: behind its last tile comes its end."""
     for unit in expansion.overlay.by_kind["Soft"]:
         taker = f"TIn{2 * unit.index + 1}"
@@ -162,7 +162,7 @@ def _ends_of_heads(expansion: Expansion) -> Iterator[Finding]:
             yield Finding("Y07", text, expansion.where(taker, b), help="give both the same `tiles`")
 
 
-def _tables(expansion: Expansion) -> Iterator[Finding]:
+def _tables(expansion: ExpandedProgram) -> Iterator[Finding]:
     """A rotation needs a table."""
     for unit in expansion.overlay.by_kind["Post"]:
         p = fields_of(expansion, unit.name, Post)

@@ -9,40 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ....machine.resources import Cost
+from ....machine.resources import OperationTime
 from ...overlay import Overlay
 from ...versal import loop as versal
-from ...versal.loop import Loop
+from ...versal.loop import PipelinedLoop
 from ...versal.tiles import BEATS, BLOCK_WORDS, TILE
 from .scratch import GROUPS
 
-LOOPS: Mapping[str, Loop] = {
+LOOPS: Mapping[str, PipelinedLoop] = {
     **versal.LOOPS,
-    "take": Loop(1, 12, "a beat into X, T, K or V; X adds it to what is there"),
-    "statistics": Loop(1, 60, "a beat into X: sums of its rows and of squares, two rows a round", rounds=2),
-    "join": Loop(2, 70, "a row's statistics joined with those of the columns before"),
-    "factors": Loop(2, 70, "a row's factor and what is added, from its statistics"),
-    "head_sums": Loop(
+    "take": PipelinedLoop(1, 12, "a beat into X, T, K or V; X adds it to what is there"),
+    "statistics": PipelinedLoop(1, 60, "a beat into X: sums of its rows and of squares, two rows a round", rounds=2),
+    "join": PipelinedLoop(2, 70, "a row's statistics joined with those of the columns before"),
+    "factors": PipelinedLoop(2, 70, "a row's factor and what is added, from its statistics"),
+    "head_sums": PipelinedLoop(
         1, 50, "a beat, four elements a round: sums of heads, or of squares apart from their means", rounds=8
     ),
-    "head_factors": Loop(4, 70, "a row of a head: mean, or its factor and what is added"),
-    "combine": Loop(1, 30, "a beat of a result, two rows a round: bias, residual times scale", rounds=2),
-    "softmax": Loop(1, 110, "a beat: a row of 32 columns: mask, running maximum, exp, running sum"),
-    "softcap": Loop(1, 110, "a beat, two elements a round: cap * tanh(score / cap)", rounds=16),
-    "rotate": Loop(1, 50, "a beat, two elements a round: norm of a head, gains, rotation", rounds=16),
-    "activation": Loop(1, 150, "a beat, two elements a round: activation, gate", rounds=16),
+    "head_factors": PipelinedLoop(4, 70, "a row of a head: mean, or its factor and what is added"),
+    "combine": PipelinedLoop(1, 30, "a beat of a result, two rows a round: bias, residual times scale", rounds=2),
+    "softmax": PipelinedLoop(1, 110, "a beat: a row of 32 columns: mask, running maximum, exp, running sum"),
+    "softcap": PipelinedLoop(1, 110, "a beat, two elements a round: cap * tanh(score / cap)", rounds=16),
+    "rotate": PipelinedLoop(1, 50, "a beat, two elements a round: norm of a head, gains, rotation", rounds=16),
+    "activation": PipelinedLoop(1, 150, "a beat, two elements a round: activation, gate", rounds=16),
 }
 
 
-def costs(overlay: Overlay) -> Iterator[Cost]:
+def costs(overlay: Overlay) -> Iterator[OperationTime]:
     """Cycles of each kind of work by these loops, beside the time that the simulator charges."""
     rate, clock_hz = overlay.seconds, overlay.clock_hz
     loop = {name: x.cycles for name, x in LOOPS.items()}
     statistics, combine = LOOPS["statistics"].rounds, LOOPS["combine"].rounds
     beat = BEATS * rate["mesh_beat"]
 
-    def cost(what: str, cycles: int, simulated: float, remark: str = "") -> Cost:
-        return Cost(what, cycles, cycles / clock_hz, simulated, remark)
+    def cost(what: str, cycles: int, simulated: float, remark: str = "") -> OperationTime:
+        return OperationTime(what, cycles, cycles / clock_hz, simulated, remark)
 
     yield cost("X, T, K, V, W: send a tile", loop["send"](BEATS), beat)
     yield cost("X, T: take a tile", loop["take"](BEATS), beat)

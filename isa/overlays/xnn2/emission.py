@@ -10,11 +10,11 @@ from typing import Any
 from ...fields import Record
 from ...lanes import (
     HeadFunctions,
-    Part,
     ResultTarget,
-    RowNorm,
     RowSource,
     RowTarget,
+    SentNorm,
+    SlotPart,
     TileSource,
     TileTarget,
     Weight,
@@ -32,11 +32,11 @@ from .ports import TILE_BLOCKS
 from .results import ACTIVATIONS, IDENTITY, C, Post, Soft
 from .rows import BANKS, XIn, XOut, XStore
 from .scratch import TIn, TOut
-from .tokens import Slots
+from .tokens import SlotTokens
 
 
 @dataclass(frozen=True)
-class Group:
+class ProductSums:
     """Products of an MME: `results` sums over `depth` products."""
 
     results: int
@@ -63,7 +63,7 @@ class Emission:
         """The segments that each instruction is for."""
         self.accesses: list[Access] = []
         self.patches: dict[str, list[KernelPatch]] = defaultdict(list)
-        self.x, self.t, self.kv = ([Slots() for _ in overlay.by_kind[kind]] for kind in ("XIn", "TIn", "KvOut"))
+        self.x, self.t, self.kv = ([SlotTokens() for _ in overlay.by_kind[kind]] for kind in ("XIn", "TIn", "KvOut"))
         assert len(self.kv) == KV
         self.stores: list[list[Sequence[int]]] = [[] for _ in self.x]
         """Of each X, the slots that XStore reads and that no later operation of XIn waits for."""
@@ -93,7 +93,7 @@ class Emission:
 
     # -- lanes
 
-    def send_rows(self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: RowNorm | None = None) -> None:
+    def send_rows(self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: SentNorm | None = None) -> None:
         """X sends consecutive slots."""
         fields = _norm(norm)
         fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to)}
@@ -155,7 +155,7 @@ class Emission:
         return BANKS * self.columns + slot // self.columns
 
     def store_rows(
-        self, lane: int, parts: Sequence[Sequence[int]], norm: RowNorm | None = None, *, joined: bool = False
+        self, lane: int, parts: Sequence[Sequence[int]], norm: SentNorm | None = None, *, joined: bool = False
     ) -> None:
         """X stores parts of consecutive slots, each on its own, when all that was taken before is there. joined: and
         when statistics are joined."""
@@ -175,7 +175,7 @@ class Emission:
         to: TileTarget,
         *,
         times: int = 1,
-        part: Part = Part.WHOLE,
+        part: SlotPart = SlotPart.WHOLE,
         weights: bool = False,
     ) -> None:
         """T sends consecutive slots, each `times` times. weights: they are the probabilities of a head."""
@@ -193,7 +193,9 @@ class Emission:
             ),
         )
 
-    def take_tiles(self, lane: int, slots: Sequence[int], source: TileSource, *, part: Part = Part.WHOLE) -> None:
+    def take_tiles(
+        self, lane: int, slots: Sequence[int], source: TileSource, *, part: SlotPart = SlotPart.WHOLE
+    ) -> None:
         """T takes tiles into consecutive slots."""
         wait = self.t[lane].write(slots)
         self._add(f"TIn{lane}", TIn(slot=slots[0], tiles=len(slots), source=int(source), part=int(part), wait=wait))
@@ -235,7 +237,7 @@ class Emission:
         self, lane: int, results: int, depth: int, *, half_depth: bool = False, half_columns: bool = False
     ) -> None:
         """A product unit makes results, each a sum over `depth` products."""
-        self._add(f"MME{lane}", Group(results, depth, int(half_depth), int(half_columns)))
+        self._add(f"MME{lane}", ProductSums(results, depth, int(half_depth), int(half_columns)))
 
     def result(
         self,
@@ -314,7 +316,7 @@ class Emission:
 
     def finish(self) -> None:
         """End the program."""
-        ports: list[tuple[Slots, str, Record, str, Record]] = []
+        ports: list[tuple[SlotTokens, str, Record, str, Record]] = []
         ports += [(book, f"XOut{i}", XOut(), f"XIn{i}", XIn()) for i, book in enumerate(self.x)]
         ports += [(book, f"TOut{i}", TOut(), f"TIn{i}", TIn()) for i, book in enumerate(self.t)]
         for i, book in enumerate(self.kv):
@@ -391,7 +393,7 @@ def _read(name: str) -> str:
     return name if name[0] == "W" else f"{name[:-1]}Out{name[-1]}"
 
 
-def _norm(norm: RowNorm | None) -> dict[str, Any]:
+def _norm(norm: SentNorm | None) -> dict[str, Any]:
     """The fields of XOut or XStore that say a norm; none for none."""
     return {} if norm is None else {"normalise": 1, "eps": norm.eps, "rms": int(norm.rms)}
 
@@ -400,16 +402,16 @@ MOST_RESULTS = 255
 MOST_TIMES = 4095
 
 
-def ops_of(groups: Sequence[Group]) -> tuple[tuple[LaneMme, ...], list[tuple[int, int]]]:
+def ops_of(groups: Sequence[ProductSums]) -> tuple[tuple[LaneMme, ...], list[tuple[int, int]]]:
     """Groups of products as ops: two groups in one, and pairs that repeat in one. Returns the ops, and for each group
     the range of ops that it is in: one."""
-    joined: list[Group] = []
+    joined: list[ProductSums] = []
     joins: list[int] = []
     for g in groups:
         last = joined[-1] if joined else None
         alike = last is not None and (last.depth, last.k64, last.n64) == (g.depth, g.k64, g.n64)
         if last is not None and alike and last.results + g.results <= MOST_RESULTS:
-            joined[-1] = Group(last.results + g.results, g.depth, g.k64, g.n64)
+            joined[-1] = ProductSums(last.results + g.results, g.depth, g.k64, g.n64)
         else:
             joined.append(g)
         joins.append(len(joined) - 1)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ....base.finding import Finding
-from ...expansion import Expansion, Ints
-from ...lanes import Part, TileTarget
+from ...expansion import ExpandedProgram, Ints
+from ...lanes import SlotPart, TileTarget
 from .mesh import LaneMeshA, LaneMeshB, left_sources, right_sources
 from .mme import LaneMme
 from .operands import KV, LANES, KvOut, lanes_of_heads
@@ -28,7 +28,7 @@ class Sent(NamedTuple):
     half: Flags
 
 
-def findings(expansion: Expansion) -> Iterator[Finding]:
+def findings(expansion: ExpandedProgram) -> Iterator[Finding]:
     """Find halves that an MME multiplies as whole tiles, the first from each unit. Sends must equal receives on every
     stream."""
     for lane in range(LANES):
@@ -58,21 +58,21 @@ def findings(expansion: Expansion) -> Iterator[Finding]:
                 yield Finding("Y08", text, expansion.where(f"MME{lane}", i), help=f"set `{mode}`, or send whole tiles")
 
 
-def _routes(expansion: Expansion, mesh: str, record: type[LaneMeshA | LaneMeshB]) -> Ints:
+def _routes(expansion: ExpandedProgram, mesh: str, record: type[LaneMeshA | LaneMeshB]) -> Ints:
     """The source of each tile that a mesh passes on."""
     routed = fields_of(expansion, mesh, record)
     return np.repeat(routed["source"], routed["tiles"])
 
 
-def _tiles(expansion: Expansion, name: str, lane: int) -> Sent:
+def _tiles(expansion: ExpandedProgram, name: str, lane: int) -> Sent:
     """What a T sends to the MME of a lane."""
     t = fields_of(expansion, name, TOut)
     to = (t["to"] == TileTarget.PAIR) | (t["to"] == (TileTarget.ODD if lane & 1 else TileTarget.EVEN))
     op, _ = spread(np.where(to, t["tiles"] * t["times"], 0))
-    return Sent(op, t["part"][op] != Part.WHOLE)
+    return Sent(op, t["part"][op] != SlotPart.WHOLE)
 
 
-def _heads(expansion: Expansion, name: str, lane: int) -> Sent:
+def _heads(expansion: ExpandedProgram, name: str, lane: int) -> Sent:
     """What a K or V sends to the MME of a lane."""
     k = fields_of(expansion, name, KvOut)
     op, _ = spread(np.where(k["lanes"] >> lane & 1, k["tiles"], 0))

@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ....base.finding import Finding
-from ...expansion import Expansion, Ints
+from ...expansion import ExpandedProgram, Ints
 from ...fields import Record
 
 Flags = npt.NDArray[np.bool_]
 Columns = Mapping[str, Ints]
 
 
-def fields_of(expansion: Expansion, unit: str, record: type[Record]) -> Columns:
+def fields_of(expansion: ExpandedProgram, unit: str, record: type[Record]) -> Columns:
     """The values of all uOPs of a unit by field, each an array as long as its program. Fields of real numbers are left
     out."""
     distinct, of = np.unique(expansion.sequences[unit].kinds, return_inverse=True)
@@ -129,14 +129,14 @@ class Told:
     uops: set[int] = field(default_factory=set)
 
 
-class Memory(ABC):
+class MemoryPorts(ABC):
     """The two ports of a memory, and what is wrong with the order of their operations."""
 
     kind: str
     earlier = "uOPs before it"
     """Operations of the write port that may wait instead of a later one."""
 
-    def __init__(self, expansion: Expansion, index: int, writer: str | None = None) -> None:
+    def __init__(self, expansion: ExpandedProgram, index: int, writer: str | None = None) -> None:
         """index: of the read port. writer: the write port, if that has another index."""
         self.x = expansion
         self.writer, self.reader = writer or f"{self.kind}In{index}", f"{self.kind}Out{index}"

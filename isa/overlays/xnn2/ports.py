@@ -46,7 +46,7 @@ def has_fifo(stream: Stream) -> bool:
     return stream.token.rows * stream.token.columns < BLOCK_WORDS * BEAT or beats > PIECE
 
 
-class Slots:
+class SlotValues:
     """What a memory holds, by slot. A tile is replaced, never changed in place: one that was sent may still be on its
     way."""
 
@@ -68,7 +68,7 @@ class FilledMemory:
     """What a write port knows of a memory that it fills: its slots, and the tokens between it and the read port."""
 
     def __init__(self, port: Unit, reader: str, slots: int) -> None:
-        self.slots = Slots(slots)
+        self.slots = SlotValues(slots)
         self._filled, self._free = port.sink(reader, FILLED), port.source(reader, FREE)
 
     def wait(self, tokens: int) -> Steps:

@@ -24,7 +24,7 @@ from ...versal.logic import (
     TILES_PER_MME,
     UNIT,
     WORD_BITS,
-    Work,
+    LoopWork,
     arithmetic,
     axi_ports,
     block_rams,
@@ -66,43 +66,43 @@ ROW_BANKS = 4
 # What the loops of hw/versal/xnn2 compute for one beat, or for a row.
 _FACTORS = {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2}
 ROWS = (
-    Work("take", "sums in X", {"add": 32}),
-    Work("statistics", "statistics in X", {"mask": 16, "add in fabric": 2, "add": 78, "mul": 16, "madd": 16}),
-    Work("join", "statistics in X", {"add": 3, "mul": 3, "madd": 3, "div": 1, "reciprocal": 1}),
+    LoopWork("take", "sums in X", {"add": 32}),
+    LoopWork("statistics", "statistics in X", {"mask": 16, "add in fabric": 2, "add": 78, "mul": 16, "madd": 16}),
+    LoopWork("join", "statistics in X", {"add": 3, "mul": 3, "madd": 3, "div": 1, "reciprocal": 1}),
 )
 """Statistics: of each element what it is apart from the first one of its row, some of these in the fabric; of eight, a
 sum and a sum of squares; sums of four of those, one in a round."""
-NORM = Work("send", "norm in X", {"madd": 32})
-FACTORS = Work("factors", "norm in X", _FACTORS)
-ROWS_OUT = (NORM, FACTORS, Work("join", "statistics in X", {"add": 2, "mul": 2, "madd": 2, "div": 1}))
-COUNTED = Work("store", "norm of rows that are stored", {"reciprocal": 1})
-NORM_STORED = Work(
+NORM = LoopWork("send", "norm in X", {"madd": 32})
+FACTORS = LoopWork("factors", "norm in X", _FACTORS)
+ROWS_OUT = (NORM, FACTORS, LoopWork("join", "statistics in X", {"add": 2, "mul": 2, "madd": 2, "div": 1}))
+COUNTED = LoopWork("store", "norm of rows that are stored", {"reciprocal": 1})
+NORM_STORED = LoopWork(
     "port", "norm of rows that are stored", {"madd": 32 + 2 * 2, "mul": 2 * 2, "sqrt": 2, "reciprocal": 2}
 )
-WEIGHTS = (Work("send", "last factors in T", {"mul": 32, "add": 1, "exp": 1, "div": 1}),)
-SUMS = (Work("combine", "sums in C", {"add": 32, "madd": 32}),)
+WEIGHTS = (LoopWork("send", "last factors in T", {"mul": 32, "add": 1, "exp": 1, "div": 1}),)
+SUMS = (LoopWork("combine", "sums in C", {"add": 32, "madd": 32}),)
 FUNCTIONS = (
-    Work("activation", "activation in Post", {"mul": 64, "madd": 192, "add": 32, "exp": 32, "div": 32}),
-    Work("activation", "gate in Post", {"mul": 32}),
-    Work("rotate", "rotation in Post", {"mul": 64, "madd": 64}),
-    Work("head_sums", "norm of heads in Post", {"add": 40, "mul": 8, "madd": 24}),
-    Work("head_factors", "norm of heads in Post", {"mul": 2, "madd": 1, "sqrt": 1, "reciprocal": 2}),
+    LoopWork("activation", "activation in Post", {"mul": 64, "madd": 192, "add": 32, "exp": 32, "div": 32}),
+    LoopWork("activation", "gate in Post", {"mul": 32}),
+    LoopWork("rotate", "rotation in Post", {"mul": 64, "madd": 64}),
+    LoopWork("head_sums", "norm of heads in Post", {"add": 40, "mul": 8, "madd": 24}),
+    LoopWork("head_factors", "norm of heads in Post", {"mul": 2, "madd": 1, "sqrt": 1, "reciprocal": 2}),
 )
 """A rotation applies the norm of heads and the gains as well."""
 PROBABILITIES = (
-    Work(
+    LoopWork(
         "softmax",
         "softmax",
         {"mask": 32, "bound": 2, "compare": 32, "exp": 33, "add": 65, "madd": 1},
     ),
-    Work("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 48, "add": 16, "div": 32}),
+    LoopWork("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 48, "add": 16, "div": 32}),
 )
 """A maximum that grows takes an exp more, and a product with the sum so far. Most sums of the soft cap are made of
 LUTs: DSPs are scarcer."""
 
-TILE_PORTS = (Work("take", "", writes=1), Work("send", "", reads=1))
-ROW_PORTS = (Work("take", "", reads=1, writes=1), Work("send", "", reads=1), Work("send", "", reads=1))
-HEAD_PORTS = (Work("take", "", writes=1), *OF_PORT * (Work("send", "", reads=1),))
+TILE_PORTS = (LoopWork("take", "", writes=1), LoopWork("send", "", reads=1))
+ROW_PORTS = (LoopWork("take", "", reads=1, writes=1), LoopWork("send", "", reads=1), LoopWork("send", "", reads=1))
+HEAD_PORTS = (LoopWork("take", "", writes=1), *OF_PORT * (LoopWork("send", "", reads=1),))
 """Ports of a memory: of X those of XIn, XOut and XStore. Of K or V that of KvIn, and one KvOut of each memory."""
 
 
@@ -209,14 +209,14 @@ def _post(unit: UnitSpec) -> Iterator[Need]:
     yield from loops(FUNCTIONS)
 
 
-def _computes(works: Sequence[Work]) -> Callable[[UnitSpec], Iterator[Need]]:
+def _computes(works: Sequence[LoopWork]) -> Callable[[UnitSpec], Iterator[Need]]:
     def of(unit: UnitSpec) -> Iterator[Need]:
         yield from loops(works)
 
     return of
 
 
-def loops(works: Sequence[Work]) -> Iterator[Need]:
+def loops(works: Sequence[LoopWork]) -> Iterator[Need]:
     """LUTs and DSPs of what loops compute. Works of the same name are one loop."""
     seen = set[str]()
     for work in works:

@@ -18,7 +18,7 @@ from ...versal.functions import HeadNorm, activation
 from ...versal.tiles import BEAT, BEATS, TILE, Array
 from .cycles import LOOPS
 from .ports import TILE_WORDS, blocks_out, tile_by, tiles_by
-from .scratch import ENDS, GROUPS, Ended, Weighted
+from .scratch import ENDS, GROUPS, HeadTotals, Weighted
 
 VECTOR_WORDS = TILE // BEAT
 """Words of the vector of a column tile."""
@@ -248,9 +248,9 @@ class Head:
             self.top, tops[:, g] = top, top
         return Weighted(out.reshape(TILE, TILE), tops)
 
-    def end(self) -> tuple[Ended]:
+    def end(self) -> tuple[HeadTotals]:
         """The last maximum and the sum of each row, (128,) float32 each; the maximum of a row without a key is 0."""
-        return (Ended(np.where(np.isfinite(self.top), self.top, 0).astype(np.float32), self.total),)
+        return (HeadTotals(np.where(np.isfinite(self.top), self.top, 0).astype(np.float32), self.total),)
 
 
 def legal_c(unit: UnitSpec, uop: C) -> Iterator[str]:

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...expansion import Expansion, Ints
+from ...expansion import ExpandedProgram, Ints
 from ...versal.tiles import TILE
-from .order import Flags, Memory, Reads, Written, fields_of, first_behind, reads_of, spread
+from .order import Flags, MemoryPorts, Reads, Written, fields_of, first_behind, reads_of, spread
 from .rows import BANKS, XIn, XOut, XStore
 
 
-class Rows(Memory):
+class RowMemory(MemoryPorts):
     """X: cells are slots. It has two read ports, and statistics of each bank."""
 
     kind = "X"
 
-    def __init__(self, expansion: Expansion, index: int) -> None:
+    def __init__(self, expansion: ExpandedProgram, index: int) -> None:
         super().__init__(expansion, index)
         self.columns = self.slots // BANKS
         self.store = f"XStore{index}"
@@ -92,12 +92,12 @@ class Rows(Memory):
             (tiles,) = np.nonzero(counts & (bank_of == bank))
             total = np.cumsum(columns[tiles])
             others = np.maximum.accumulate(np.where(begins[tiles], total - columns[tiles], 0))
-            made = Statistics(
+            made = CountedTiles(
                 bank, tiles + 1, np.maximum.accumulate(np.where(begins[tiles], tiles + 1, 0)), total - others
             )
             self.norms(written, counted, ports, made)
 
-    def norms(self, written: Written, counted: Written, ports: list[Reads], made: Statistics) -> None:
+    def norms(self, written: Written, counted: Written, ports: list[Reads], made: CountedTiles) -> None:
         """Find uses of the statistics of one bank that are wrong. counted: the writes that statistics count."""
         out, store = ports
         of = self.r["slot"] // self.columns == made.bank
@@ -122,7 +122,7 @@ class Rows(Memory):
         known = first >= last
         self.normalise(written, counted, store, uops[known], made, Joined(shares, joined, first[known]))
 
-    def moving(self, written: Written, port: Reads, uops: Ints, made: Statistics, verb: str) -> Flags:
+    def moving(self, written: Written, port: Reads, uops: Ints, made: CountedTiles, verb: str) -> Flags:
         """Whether each of these operations uses statistics while they may still change. Reports those."""
         low = made.count(port.low[uops])
         found: Flags = low != made.count(port.high[uops])
@@ -135,7 +135,7 @@ class Rows(Memory):
         return found
 
     def normalise(
-        self, written: Written, counted: Written, port: Reads, uops: Ints, made: Statistics, joined: Joined
+        self, written: Written, counted: Written, port: Reads, uops: Ints, made: CountedTiles, joined: Joined
     ) -> None:
         """Find operations that normalise by statistics of other data."""
         help = "set `statistics` in the uOPs that write these slots last: 1 in the first, 2 in the others"
@@ -167,7 +167,7 @@ class Rows(Memory):
 
 
 @dataclass(frozen=True, eq=False)
-class Statistics:
+class CountedTiles:
     """The tiles that the statistics of a bank count.
 
     tiles: their numbers. starts: of each, the number of the tile with which its statistics begin; 0 is power-on.

@@ -70,7 +70,7 @@ class XStore(Record, words=2):
     eps: float = bits(1, 0, 32, "added to the variance", default=1e-5, real=True)
 
 
-class Statistics:
+class RowStatistics:
     """Number of columns, mean, and sum of squared deviations of each row: float32, as the hardware keeps them."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class XInUnit(WritePort):
             RowSource.SCRATCH: self.source(f"TOut{spec.index | 1}"),
         }
         self.stored, self.store = self.source(f"XStore{spec.index}", FREE), self.sink(f"XStore{spec.index}", FILLED)
-        self.statistics = [Statistics() for _ in range(BANKS)]
+        self.statistics = [RowStatistics() for _ in range(BANKS)]
         self.columns = columns_of(spec)
 
     def kernel(self, uop: XIn) -> Steps:
@@ -147,7 +147,7 @@ class XInUnit(WritePort):
         if uop.statistics:
             bank = slot // self.columns
             if uop.statistics == 1 and not i:
-                self.statistics[bank] = Statistics()
+                self.statistics[bank] = RowStatistics()
             valid = min(max(uop.columns - i * TILE, 0), TILE)
             if valid:
                 self.statistics[bank].add(tile[:, :valid])
@@ -198,7 +198,7 @@ class XOutUnit(ReadPort):
         bank = uop.slot // self.writer.columns
 
         def kept() -> tuple[Any, Array, Array]:
-            of = Statistics() if uop.share > 1 else self.writer.statistics[bank]
+            of = RowStatistics() if uop.share > 1 else self.writer.statistics[bank]
             return of.count, of.mean, of.squares
 
         def own() -> tuple[Any]:
@@ -206,7 +206,7 @@ class XOutUnit(ReadPort):
 
         def join(other: Any) -> None:
             # both lanes join the even one's first, so that they get the same numbers
-            made = Statistics()
+            made = RowStatistics()
             parts = [kept(), other]
             for part in parts if not self.index & 1 else parts[::-1]:
                 made.join(*part)

@@ -18,12 +18,12 @@ from ....machine.description import UnitSpec
 from ....machine.steps import Step, Steps
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
-from ...lanes import Part, TileSource, TileTarget
+from ...lanes import SlotPart, TileSource, TileTarget
 from ...versal.tiles import BEAT, BEATS, TILE, Array
 from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, send, tile_by
 
 ENDS = "ends"
-"""Label of the streams of `Ended` from Softmax."""
+"""Label of the streams of `HeadTotals` from Softmax."""
 GROUPS = TILE // BEAT
 """Groups of columns of a tile that share a maximum of each row."""
 
@@ -36,7 +36,7 @@ class Weighted(NamedTuple):
     tops: Array
 
 
-class Ended(NamedTuple):
+class HeadTotals(NamedTuple):
     """The last maximum and the sum of each row, (128,) both, that end the tiles of a head."""
 
     top: Array
@@ -79,7 +79,7 @@ class TInUnit(WritePort):
             self.sources[TileSource.SOFTMAX] = self.source(f"Soft{spec.index // 2}")
             self.ends = self.source(f"Soft{spec.index // 2}", ENDS)
             self.sources[TileSource.DDR] = self.source("DDR")
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, HeadTotals] = {}
         """The ends of heads, by the slot of their first tile."""
 
     def kernel(self, uop: TIn) -> Steps:
@@ -102,14 +102,14 @@ class TInUnit(WritePort):
 
     def _keep(self, uop: TIn, i: int, tile: Any) -> None:
         slot = uop.slot + i
-        if uop.part != Part.WHOLE:
+        if uop.part != SlotPart.WHOLE:
             at = HALF * (uop.part - 1)
             whole = self.slots[slot].copy() if at else np.zeros((TILE, TILE), np.float32)
             whole[:, at : at + HALF] = tile[:, :HALF]
             tile = whole
         self.slots[slot] = tile
 
-    def _end(self, slot: int, ended: Ended) -> None:
+    def _end(self, slot: int, ended: HeadTotals) -> None:
         self.ended[slot] = ended
 
     def effect_key(self, uop: TIn) -> Hashable:
@@ -150,7 +150,7 @@ class TOutUnit(ReadPort):
                     end.total[:, None] > 0, np.exp(tile.tops - end.top[:, None]) / end.total[:, None], 0
                 ).astype(np.float32)
             tile = (tile.tile.reshape(TILE, GROUPS, BEAT) * factor[:, :, None]).reshape(TILE, TILE)
-        if uop.part != Part.WHOLE:
+        if uop.part != SlotPart.WHOLE:
             half = np.full((TILE, TILE), np.nan, np.float32)
             at = HALF * (uop.part - 1)
             half[:, :HALF] = tile[:, at : at + HALF]
@@ -176,7 +176,7 @@ def legal_in(unit: UnitSpec, uop: TIn, slots: int) -> Iterator[str]:
             yield f"takes whole tiles from {name}, not part={uop.part}"
     if uop.source == TileSource.EVEN and unit.index & 1:
         yield f"{unit.name}, of an odd lane, has no stream from Post of the even one"
-    if uop.part > Part.RIGHT:
+    if uop.part > SlotPart.RIGHT:
         yield f"part={uop.part} is none"
 
 
@@ -193,7 +193,7 @@ def legal_out(unit: UnitSpec, uop: TOut, slots: int) -> Iterator[str]:
         yield f"to={uop.to} is none"
     elif uop.to >= TileTarget.ROWS_EVEN and not unit.index & 1:
         yield f"{unit.name}, of an even lane, has no stream to X"
-    if uop.part > Part.RIGHT:
+    if uop.part > SlotPart.RIGHT:
         yield f"part={uop.part} is none"
     elif uop.part and uop.to >= TileTarget.ROWS_EVEN:
         yield "sends half tiles to X, which takes whole ones"

@@ -20,7 +20,7 @@ ports.py)."""
 
 
 @dataclass
-class Slots:
+class SlotTokens:
     """The tokens between the two ports of one memory, counted. Writes and reads must be added in an order in which they
     could be executed one by one."""
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import sympy
 
 from ..errors import StepError, StreamFault, TokenError
-from ..functions import Refused
+from ..functions import InputRefused
 from ..requests import Kernel
 from ..shapes import Dimension, Expression, StreamType, Symbols, as_on_chip, bytes_of
 from ..tokens import Groups, Stop, Token
 
 if TYPE_CHECKING:
     from ..graph import Program, Stream
-    from ..memory import Memory
+    from ..memory import TensorMemory
 
 Accounting: TypeAlias = Literal["paper", "figures"]
 
@@ -53,12 +53,12 @@ PAPER = Rules()
 FIGURES = Rules("figures", "f32")
 
 
-class Reader:
+class InputReader:
     """An input of a kernel, or what stands in it: follows its groups, and says what is wrong with a token."""
 
     __slots__ = ("_context", "groups", "label")
 
-    def __init__(self, context: Context, label: str, rank: int) -> None:
+    def __init__(self, context: KernelContext, label: str, rank: int) -> None:
         self._context = context
         self.label = label
         self.groups = Groups(rank)
@@ -93,18 +93,18 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Context:
+class KernelContext:
     """What a kernel sees of its place. inputs, outputs: types. memory: off the chip; made anew for each run."""
 
     node: str
     where: str
     inputs: tuple[StreamType, ...]
     outputs: tuple[StreamType, ...]
-    memory: Memory
+    memory: TensorMemory
 
-    def reader(self, port: int) -> Reader:
+    def reader(self, port: int) -> InputReader:
         """A reader of an input."""
-        return Reader(self, f"input {port}", self.inputs[port].rank)
+        return InputReader(self, f"input {port}", self.inputs[port].rank)
 
     def fault(self, stream: str, text: str, position: int | None) -> StreamFault:
         """An error of this node."""
@@ -134,10 +134,10 @@ class Operator(ABC):
 
     @abstractmethod
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
-        """Return the types of the outputs. Raises `Refused` with what is wrong."""
+        """Return the types of the outputs. Raises `InputRefused` with what is wrong."""
 
     @abstractmethod
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         """Return what runs."""
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
@@ -176,25 +176,25 @@ BUILDING: ContextVar[Program | None] = ContextVar("BUILDING", default=None)
 
 
 def take(inputs: Sequence[StreamType], count: int) -> None:
-    """Raise `Refused` unless there are `count` inputs."""
+    """Raise `InputRefused` unless there are `count` inputs."""
     if len(inputs) != count:
-        raise Refused(f"takes {count} stream{'s' * (count != 1)}, not {len(inputs)}")
+        raise InputRefused(f"takes {count} stream{'s' * (count != 1)}, not {len(inputs)}")
 
 
 def check_same(a: Sequence[Dimension], b: Sequence[Dimension], what: str = "") -> None:
-    """Raise `Refused` unless dimensions are equal, the innermost one being dimension 0. what: both streams."""
+    """Raise `InputRefused` unless dimensions are equal, the innermost one being dimension 0. what: both streams."""
     if len(a) != len(b):
-        raise Refused(f"{what}rank {len(a) - 1} and rank {len(b) - 1}")
+        raise InputRefused(f"{what}rank {len(a) - 1} and rank {len(b) - 1}")
     for number in range(len(a)):
         one, other = a[-1 - number], b[-1 - number]
         if not one.same(other):
-            raise Refused(f"{what}dimension {number} is {one} there and {other} here")
+            raise InputRefused(f"{what}dimension {number} is {one} there and {other} here")
 
 
 def check_ragged_traffic(stream: StreamType, limits: Limits) -> None:
-    """Raise `Refused` for ragged dimensions that the equation of traffic has no place for (v1, section 4.1)."""
+    """Raise `InputRefused` for ragged dimensions that the equation of traffic has no place for (v1, section 4.1)."""
     if not limits.ragged_traffic and any(one.ragged for one in stream.shape[2:]):
-        raise Refused("ragged below the two outermost dimensions of its output (the restriction of 4.1)")
+        raise InputRefused("ragged below the two outermost dimensions of its output (the restriction of 4.1)")
 
 
 def merged_stop(level: int, after_empty: bool, raised: int) -> tuple[int, ...]:

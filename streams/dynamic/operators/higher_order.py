@@ -12,8 +12,8 @@ import sympy
 from ....base.element_types import BITS
 from ..errors import StepError
 from ..expansions import Expansion
-from ..functions import Cost, Function, Refused
-from ..requests import Busy, Get, Keep, Kernel, Put, Work
+from ..functions import Cost, Function, InputRefused
+from ..requests import Busy, DeliverToken, ElementWork, Keep, Kernel, TakeToken
 from ..shapes import (
     DataType,
     Dimension,
@@ -28,14 +28,14 @@ from ..shapes import (
 )
 from ..tokens import DONE, Done, Element, Stop, Tile, encode, size_in_bytes
 from ..updates import Update, folded
-from .base import Context, Limits, Operator, Rules, merged_stop, take
+from .base import KernelContext, Limits, Operator, Rules, merged_stop, take
 
 MATMUL_ROWS = 16
 """Rows of a unit of matrix products: of the input tile, a product holds so many (v2, section 4.2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit(Operator):
+class ComputeOperator(Operator):
     """What computes. compute: operations per cycle, None for no bound. memory_in: for each operand, whether it comes
     through a memory unit, which bounds its rate; memory_out: the same for the result."""
 
@@ -47,12 +47,12 @@ class Unit(Operator):
         if self.compute is not None and self.compute < 1:
             raise StepError(self.name, f"{self.compute} operations a cycle; the least is 1, None for no bound")
 
-    def work(self, cost: Cost, operands: Sequence[Element], result: Element | None) -> Work:
+    def work(self, cost: Cost, operands: Sequence[Element], result: Element | None) -> ElementWork:
         """The work of an element."""
         factor, sizes = cost
         read = tuple(size_in_bytes(one) for one, through in zip(operands, self.memory_in, strict=False) if through)
         written = size_in_bytes(result) if self.memory_out and result is not None else 0
-        return Work(read, factor * prod(sizes), written, self.compute)
+        return ElementWork(read, factor * prod(sizes), written, self.compute)
 
 
 def parts(data: Any) -> tuple[Any, ...]:
@@ -87,13 +87,13 @@ def held_by_product(operands: Sequence[Tile]) -> int:
 
 
 def no_buffers(stream: StreamType) -> None:
-    """Raise `Refused` if a stream carries buffers: types A and B of the paper are none."""
+    """Raise `InputRefused` if a stream carries buffers: types A and B of the paper are none."""
     if has_buffers(stream.data):
-        raise Refused("takes no buffers")
+        raise InputRefused("takes no buffers")
 
 
 @dataclass(frozen=True)
-class Map(Unit):
+class Map(ComputeOperator):
     """Apply a function to each element; shape unchanged. Called with several streams, it zips them."""
 
     function: Function
@@ -104,19 +104,19 @@ class Map(Unit):
         no_buffers(stream)
         return (StreamType(stream.shape, self.function.type(*parts(stream.data))),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader = context.reader(0)
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if isinstance(token, Stop):
-                yield Put((0,), token)
+                yield DeliverToken((0,), token)
                 continue
             operands = parts(token)
             result = reader.apply(self.function, *operands)
             if self.function.matmul:
                 yield Keep(held_by_product(operands))
             yield Busy(self.work(self.function.cost(*operands), operands, result))
-            yield Put((0,), result)
-        yield Put((0,), DONE)
+            yield DeliverToken((0,), result)
+        yield DeliverToken((0,), DONE)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
         return product_memory(inputs[0].data, rules) if self.function.matmul else sympy.Integer(0)
@@ -126,7 +126,7 @@ class Map(Unit):
 
 
 @dataclass(frozen=True)
-class Reduction(Unit):
+class Reduction(ComputeOperator):
     """What Accum and Scan share. rank: of the groups that are reduced. update: an `Update`, or a function of state and
     element that begins with `initial`."""
 
@@ -140,12 +140,12 @@ class Reduction(Unit):
         return folded(self.update, self.initial)
 
     def check(self, inputs: Sequence[StreamType]) -> StreamType:
-        """The input. Raises `Refused` unless its groups can be reduced."""
+        """The input. Raises `InputRefused` unless its groups can be reduced."""
         take(inputs, 1)
         (stream,) = inputs
         no_buffers(stream)
         if not 1 <= self.rank <= stream.rank:
-            raise Refused(f"reduces {self.rank} dimensions of a stream of rank {stream.rank}")
+            raise InputRefused(f"reduces {self.rank} dimensions of a stream of rank {stream.rank}")
         return stream
 
     def held(self, element: Element, state: Element) -> int:
@@ -171,10 +171,10 @@ class Accum(Reduction):
         state = self.fold.state(stream.data, stream.inner(self.rank), symbols)
         return (StreamType(stream.outer(self.rank), state),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, fold, data = context.reader(0), self.fold, context.inputs[0].data
         state = fold.start(data)
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if not isinstance(token, Stop):
                 state = reader.apply(fold, state, token)
                 yield Keep(self.held(token, state))
@@ -183,12 +183,12 @@ class Accum(Reduction):
             if reader.ended(self.rank, token):
                 yield Keep(size_in_bytes(state))
                 if self.memory_out:
-                    yield Busy(Work(bytes_out=size_in_bytes(state), least=0))
-                yield Put((0,), state)
+                    yield Busy(ElementWork(bytes_out=size_in_bytes(state), least=0))
+                yield DeliverToken((0,), state)
                 state = fold.start(data)
             if token.level > self.rank:
-                yield Put((0,), Stop(token.level - self.rank))
-        yield Put((0,), DONE)
+                yield DeliverToken((0,), Stop(token.level - self.rank))
+        yield DeliverToken((0,), DONE)
 
 
 @dataclass(frozen=True)
@@ -199,24 +199,24 @@ class Scan(Reduction):
         stream = self.check(inputs)
         return (StreamType(stream.shape, self.fold.running(stream.data, stream.inner(self.rank), symbols)),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, fold, data = context.reader(0), self.fold, context.inputs[0].data
         state = fold.start(data)
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if isinstance(token, Stop):
                 if reader.ended(self.rank, token):
                     state = fold.start(data)
-                yield Put((0,), token)
+                yield DeliverToken((0,), token)
                 continue
             state = reader.apply(fold, state, token)
             yield Keep(self.held(token, state))
             yield Busy(self.work(fold.cost(token), parts(token), state))
-            yield Put((0,), state)
-        yield Put((0,), DONE)
+            yield DeliverToken((0,), state)
+        yield DeliverToken((0,), DONE)
 
 
 @dataclass(frozen=True)
-class FlatMap(Unit):
+class FlatMap(ComputeOperator):
     """Make a stream of rank b of each element, and join those of a group along their outermost dimension:
     [D_a .. D_1, D_0] -> [D_a .. D_1, D'_b .. D'_0], D'_b being the sum over D_0."""
 
@@ -245,29 +245,29 @@ class FlatMap(Unit):
             return symbols.regular("F", value=total)
         return symbols.ragged("F", total=total)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, rank = context.reader(0), self.function.rank
         held: Stop | None = None  # the end of the last tensor, which a stop of the input may raise
         grown = False  # whether the group has something in the output
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if isinstance(token, Stop):
                 if not grown and not reader.empty and reader.groups.lowest == 1:
                     for level in merged_stop(1 + rank, True, token.level - 1):
-                        yield Put((0,), Stop(level))
+                        yield DeliverToken((0,), Stop(level))
                 else:
-                    yield Put((0,), Stop(token.level + rank))
+                    yield DeliverToken((0,), Stop(token.level + rank))
                 held, grown = None, False
                 continue
             nested = reader.apply(self.function, token)
             made = encode(nested, rank)[:-1]
             grown = grown or bool(made)
             if made and held is not None:
-                yield Put((0,), held)
+                yield DeliverToken((0,), held)
                 held = None
             if rank and context.inputs[0].rank and len(nested) and len(nested[-1]):
                 held = made.pop()  # type: ignore[assignment]
             for one in made:
                 if not isinstance(one, Stop | Done):
                     yield Busy(self.work((0, ()), parts(token), one))
-                yield Put((0,), one)
-        yield Put((0,), DONE)
+                yield DeliverToken((0,), one)
+        yield DeliverToken((0,), DONE)

@@ -9,9 +9,9 @@ from math import prod
 from typing import Any
 
 from ....base.element_types import BITS
-from ..functions import Refused
+from ..functions import InputRefused
 from ..memory import Tensor
-from ..requests import Get, Keep, Kernel, OffChip, Peek, Put, Request
+from ..requests import DeliverToken, Keep, Kernel, MoveTile, Peek, Request, TakeToken
 from ..shapes import (
     FLAG,
     Expression,
@@ -24,7 +24,7 @@ from ..shapes import (
     tile,
 )
 from ..tokens import DONE, Done, Stop, Tile
-from .base import Context, Limits, Operator, Rules, SourceOperator, check_ragged_traffic, check_same, take
+from .base import KernelContext, Limits, Operator, Rules, SourceOperator, check_ragged_traffic, check_same, take
 
 
 def affine(shape: Sequence[int], stride: Sequence[int]) -> Iterator[int]:
@@ -33,9 +33,9 @@ def affine(shape: Sequence[int], stride: Sequence[int]) -> Iterator[int]:
         yield sum(i * step for i, step in zip(at, stride, strict=True))
 
 
-def _transfer(tensor: Tensor, index: int, size: tuple[int, int], read: bool) -> OffChip:
+def _transfer(tensor: Tensor, index: int, size: tuple[int, int], read: bool) -> MoveTile:
     address, stride = tensor.address(index, size)
-    return OffChip(read, address, size[0], size[1] * BITS[tensor.dtype] // 8, stride)
+    return MoveTile(read, address, size[0], size[1] * BITS[tensor.dtype] // 8, stride)
 
 
 @dataclass(frozen=True)
@@ -55,49 +55,51 @@ class LinearOffChipLoad(SourceOperator):
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         count = prod(self.tensor.tiled(self.tile))
         if len(self.stride) != len(self.shape):
-            raise Refused(f"{len(self.stride)} strides for {len(self.shape)} dimensions")
+            raise InputRefused(f"{len(self.stride)} strides for {len(self.shape)} dimensions")
         if not self.shape or min(self.shape) < 1 or min(self.stride) < 0:
-            raise Refused(f"reads shape {list(self.shape)} by strides {list(self.stride)}; sizes >= 1, strides >= 0")
+            raise InputRefused(
+                f"reads shape {list(self.shape)} by strides {list(self.stride)}; sizes >= 1, strides >= 0"
+            )
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         if last >= count:
-            raise Refused(f"reads tile {last} of a tensor of {count} tiles")
+            raise InputRefused(f"reads tile {last} of a tensor of {count} tiles")
         outer = inputs[0].shape if inputs else (dimension(1),)
         made = StreamType((*outer, *map(dimension, self.shape)), tile(*self.tile, self.tensor.dtype))
         check_ragged_traffic(made, limits)
         return (made,)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         yield Keep(2 * context.memory.read(self.tensor, 0, self.tile).bytes)
         rank = len(self.shape)
         if not context.inputs:
             yield from self._read(context)
-            yield Put((0,), Stop(rank))
-            yield Put((0,), DONE)
+            yield DeliverToken((0,), Stop(rank))
+            yield DeliverToken((0,), DONE)
             return
         reader = context.reader(0)
         while True:
-            token = reader((yield Get(0)))
+            token = reader((yield TakeToken(0)))
             if isinstance(token, Done):
-                yield Put((0,), DONE)
+                yield DeliverToken((0,), DONE)
                 return
             if isinstance(token, Stop):
-                yield Put((0,), Stop(token.level + rank))
+                yield DeliverToken((0,), Stop(token.level + rank))
                 continue
             yield from self._read(context)
             raised = 0
             if context.inputs[0].rank and isinstance((yield Peek(0)), Stop):
-                raised = reader((yield Get(0))).level  # type: ignore[union-attr]
-            yield Put((0,), Stop(rank + raised))
+                raised = reader((yield TakeToken(0))).level  # type: ignore[union-attr]
+            yield DeliverToken((0,), Stop(rank + raised))
 
-    def _read(self, context: Context) -> Kernel:
+    def _read(self, context: KernelContext) -> Kernel:
         """Read the tensor once, with the stops inside of the read."""
         places = list(affine(self.shape, self.stride))
         for number, index in enumerate(places, 1):
             yield _transfer(self.tensor, index, self.tile, read=True)
-            yield Put((0,), context.memory.read(self.tensor, index, self.tile))
+            yield DeliverToken((0,), context.memory.read(self.tensor, index, self.tile))
             ended = stops_after(number, self.shape)
             if ended and number < len(places):
-                yield Put((0,), Stop(ended))
+                yield DeliverToken((0,), Stop(ended))
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
         return outputs[0].count() * bytes_of(outputs[0].data)
@@ -134,13 +136,13 @@ class LinearOffChipStore(Operator):
         places = prod(self.tensor.tiled((int(data.rows.size), int(data.columns.size))))
         count = inputs[0].count()
         if self.first < 0 or (count.is_Integer and self.first + count > places):
-            raise Refused(f"{count} tiles from number {self.first} on, in a tensor of {places} tiles")
+            raise InputRefused(f"{count} tiles from number {self.first} on, in a tensor of {places} tiles")
         check_ragged_traffic(inputs[0], limits)
         return ()
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, index = context.reader(0), self.first
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if isinstance(token, Stop):
                 continue
             assert isinstance(token, Tile)
@@ -155,23 +157,23 @@ class LinearOffChipStore(Operator):
 
 
 def static_tile(stream: StreamType, what: str) -> TileType:
-    """The type of a stream's tiles. Raises `Refused` unless it is type S of the paper."""
+    """The type of a stream's tiles. Raises `InputRefused` unless it is type S of the paper."""
     if not isinstance(stream.data, TileType):
-        raise Refused(f"takes tiles, not {stream.data}")
+        raise InputRefused(f"takes tiles, not {stream.data}")
     if not stream.data.static:
-        raise Refused(f"{what} of dynamic size (type S is a statically sized tile)")
+        raise InputRefused(f"{what} of dynamic size (type S is a statically sized tile)")
     return stream.data
 
 
 def check_whole(tensor: Tensor, data: TileType) -> None:
-    """Raise `Refused` unless a tensor takes tiles of this type."""
+    """Raise `InputRefused` unless a tensor takes tiles of this type."""
     rows, columns = (int(one.size) for one in data.shape)
     tensor.tiled((rows, columns))
     if data.dtype != tensor.dtype:
-        raise Refused(f"tiles of {data.dtype} and a tensor of {tensor.dtype}")
+        raise InputRefused(f"tiles of {data.dtype} and a tensor of {tensor.dtype}")
 
 
-def place(context: Context, tensor: Tensor, index: int, size: tuple[int, int], stream: str, position: int) -> int:
+def place(context: KernelContext, tensor: Tensor, index: int, size: tuple[int, int], stream: str, position: int) -> int:
     """The number of a tile. Raises `StreamFault` if the tensor has no such tile."""
     count = prod(tensor.tiled(size))
     if not 0 <= index < count:
@@ -180,7 +182,7 @@ def place(context: Context, tensor: Tensor, index: int, size: tuple[int, int], s
 
 
 def write(
-    context: Context, tensor: Tensor, index: int, value: Tile, stream: str, position: int
+    context: KernelContext, tensor: Tensor, index: int, value: Tile, stream: str, position: int
 ) -> Generator[Request, Any, None]:
     """Move a tile to its place off the chip."""
     place(context, tensor, index, value.shape, stream, position)
@@ -204,19 +206,19 @@ class RandomOffChipLoad(Operator):
         check_ragged_traffic(made, limits)
         return (made,)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader = context.reader(0)
         yield Keep(2 * context.memory.read(self.tensor, 0, self.tile).bytes)
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if isinstance(token, Stop):
-                yield Put((0,), token)
+                yield DeliverToken((0,), token)
                 continue
             assert isinstance(token, Tile)
             address = reader.apply(_address, token)
             index = place(context, self.tensor, address, self.tile, reader.label, reader.groups.position)
             yield _transfer(self.tensor, index, self.tile, read=True)
-            yield Put((0,), context.memory.read(self.tensor, index, self.tile))
-        yield Put((0,), DONE)
+            yield DeliverToken((0,), context.memory.read(self.tensor, index, self.tile))
+        yield DeliverToken((0,), DONE)
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
         return outputs[0].count() * bytes_of(outputs[0].data)
@@ -230,9 +232,9 @@ def _address(token: Tile) -> int:
 
 
 def check_address(stream: StreamType) -> None:
-    """Raise `Refused` unless a stream carries addresses."""
+    """Raise `InputRefused` unless a stream carries addresses."""
     if not is_address(stream.data):
-        raise Refused("an address is a [1,1] tile of integers")
+        raise InputRefused("an address is a [1,1] tile of integers")
 
 
 @dataclass(frozen=True)
@@ -253,17 +255,17 @@ class RandomOffChipStore(Operator):
         check_ragged_traffic(inputs[1], limits)
         return (StreamType(inputs[0].shape, FLAG),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         readers = [context.reader(port) for port in range(2)]
         while True:
-            where, value = readers[0]((yield Get(0))), readers[1]((yield Get(1)))
+            where, value = readers[0]((yield TakeToken(0))), readers[1]((yield TakeToken(1)))
             if isinstance(where, Tile) and isinstance(value, Tile):
                 position = readers[0].groups.position
                 address = readers[0].apply(_address, where)
                 yield from write(context, self.tensor, address, value, readers[0].label, position)
-                yield Put((0,), Tile.of(True, "boolean"))
+                yield DeliverToken((0,), Tile.of(True, "boolean"))
             elif where == value and isinstance(where, Stop | Done):
-                yield Put((0,), where)
+                yield DeliverToken((0,), where)
                 if isinstance(where, Done):
                     return
             else:

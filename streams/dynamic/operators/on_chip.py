@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..functions import Refused
-from ..requests import CYCLE, Busy, Get, Keep, Kernel, Peek, Put, Request
+from ..functions import InputRefused
+from ..requests import CYCLE, Busy, DeliverToken, Keep, Kernel, Peek, Request, TakeToken
 from ..shapes import (
     ANY,
     REGULAR,
@@ -23,7 +23,7 @@ from ..shapes import (
     volume,
 )
 from ..tokens import DONE, BufferReference, Done, Element, Stop, Token, encode, size_in_bytes
-from .base import Context, Limits, Operator, Reader, Rules, check_same, merged_stop, take
+from .base import InputReader, KernelContext, Limits, Operator, Rules, check_same, merged_stop, take
 from .off_chip import affine
 
 
@@ -41,19 +41,19 @@ class Bufferize(Operator):
         take(inputs, 1)
         (stream,) = inputs
         if not 1 <= self.rank <= stream.rank:
-            raise Refused(f"buffers {self.rank} dimensions of a stream of rank {stream.rank}")
+            raise InputRefused(f"buffers {self.rank} dimensions of a stream of rank {stream.rank}")
         for one in dimensions_of(stream.data):
             if one.ragged or one.dynamic:
-                raise Refused("tile of dynamic size (type S is a statically sized tile)")
+                raise InputRefused("tile of dynamic size (type S is a statically sized tile)")
         outermost, *inside = stream.inner(self.rank)
         if not ANY.takes(outermost.kind) or not all(REGULAR.takes(one.kind) for one in inside):
-            raise Refused("only the outermost bufferized dimension may be ragged (v2 3.2.2; none in v1)")
+            raise InputRefused("only the outermost bufferized dimension may be ragged (v2 3.2.2; none in v1)")
         return (StreamType(stream.outer(self.rank), BufferType(stream.data, stream.inner(self.rank))),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, held = context.reader(0), list[Element]()
-        sizes = Sizes(self.rank)
-        while not isinstance(token := reader((yield Get(0))), Done):
+        sizes = BufferSizes(self.rank)
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if not isinstance(token, Stop):
                 held.append(token)
                 sizes.element()
@@ -63,11 +63,11 @@ class Bufferize(Operator):
                 continue
             sizes.stop(token, reader, self.rank)
             if reader.ended(self.rank, token):
-                yield Put((0,), BufferReference(sizes.shape(), tuple(held)))
-                held, sizes = [], Sizes(self.rank)
+                yield DeliverToken((0,), BufferReference(sizes.shape(), tuple(held)))
+                held, sizes = [], BufferSizes(self.rank)
             if token.level > self.rank:
-                yield Put((0,), Stop(token.level - self.rank))
-        yield Put((0,), DONE)
+                yield DeliverToken((0,), Stop(token.level - self.rank))
+        yield DeliverToken((0,), DONE)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
         element = rules.size(inputs[0].data)
@@ -76,7 +76,7 @@ class Bufferize(Operator):
         return element + 2 * largest_volume(buffer.shape) * element
 
 
-class Sizes:
+class BufferSizes:
     """The sizes of a buffer that fills. All groups of a level must be of one size: a buffer is regular."""
 
     def __init__(self, rank: int) -> None:
@@ -87,7 +87,7 @@ class Sizes:
         """Count an element of the innermost group."""
         self._open[1] += 1
 
-    def stop(self, stop: Stop, reader: Reader, rank: int) -> None:
+    def stop(self, stop: Stop, reader: InputReader, rank: int) -> None:
         """A stop. Raises `StreamFault` for a group of another size than the one before."""
         for level in range(reader.groups.lowest, min(stop.level, rank) + 1):
             size, known = self._open[level], self._known[level]
@@ -121,19 +121,19 @@ class Streamify(Operator):
         take(inputs, 2 if self.count is None else 1)
         buffers = inputs[0]
         if not isinstance(buffers.data, BufferType):
-            raise Refused(f"reads buffers, not {buffers.data}")
+            raise InputRefused(f"reads buffers, not {buffers.data}")
         if self.inner < 1 or (self.count is not None and (self.count < 1 or self.inner != 1)):
-            raise Refused("the inner dimensions of its reference are at least 1, and 1 for a count")
+            raise InputRefused("the inner dimensions of its reference are at least 1, and 1 for a count")
         if self.count is not None:
             repeated: tuple[Dimension, ...] = (dimension(self.count),)
         else:
             reference = inputs[1]
             if reference.rank != buffers.rank + self.inner:
-                raise Refused(f"reference of rank {reference.rank}, not {buffers.rank + self.inner}")
+                raise InputRefused(f"reference of rank {reference.rank}, not {buffers.rank + self.inner}")
             check_same(buffers.shape, reference.outer(self.inner), "buffers and reference: ")
             repeated = reference.inner(self.inner)
         if len(self.stride) != len(self.shape):
-            raise Refused(f"{len(self.stride)} strides for {len(self.shape)} dimensions")
+            raise InputRefused(f"{len(self.stride)} strides for {len(self.shape)} dimensions")
         if self.shape:
             self._check_affine(buffers.data)
         outer = (*buffers.shape, *repeated)
@@ -146,13 +146,13 @@ class Streamify(Operator):
 
     def _check_affine(self, data: BufferType) -> None:
         if not data.static:
-            raise Refused("stride and shape for a buffer of dynamic shape, which is read linearly")
+            raise InputRefused("stride and shape for a buffer of dynamic shape, which is read linearly")
         count = prod(int(one.size) for one in data.shape)
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         if min(self.shape) < 1 or min(self.stride) < 0 or last >= count:
-            raise Refused(f"reads element {last} of a buffer of {count} elements")
+            raise InputRefused(f"reads element {last} of a buffer of {count} elements")
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         buffers = context.reader(0)
         if self.count is not None:
             yield from self._counted(buffers, context.inputs[0].rank, _read_rank(self, context))
@@ -160,40 +160,40 @@ class Streamify(Operator):
         reference, current = context.reader(1), None
         rank = _read_rank(self, context)
         while True:
-            token = reference((yield Get(1)))
+            token = reference((yield TakeToken(1)))
             if isinstance(token, Done):
-                _agree(buffers, buffers((yield Get(0))), DONE)
-                yield Put((0,), DONE)
+                _agree(buffers, buffers((yield TakeToken(0))), DONE)
+                yield DeliverToken((0,), DONE)
                 return
             stop = token if isinstance(token, Stop) else None
             if stop is None:
                 if current is None:
-                    current = _buffer(buffers, buffers((yield Get(0))), token)
+                    current = _buffer(buffers, buffers((yield TakeToken(0))), token)
                 empty = yield from self._read(current)
                 if isinstance((yield Peek(1)), Stop):
-                    stop = reference((yield Get(1)))  # type: ignore[assignment]
+                    stop = reference((yield TakeToken(1)))  # type: ignore[assignment]
                 for level in merged_stop(rank, empty, stop.level if stop else 0):
-                    yield Put((0,), Stop(level))
+                    yield DeliverToken((0,), Stop(level))
             else:
-                yield Put((0,), Stop(stop.level + rank))
+                yield DeliverToken((0,), Stop(stop.level + rank))
             if stop is None or stop.level < self.inner:
                 continue
             if reference.ended(self.inner, stop):
                 if current is None:
-                    _buffer(buffers, buffers((yield Get(0))), stop)
+                    _buffer(buffers, buffers((yield TakeToken(0))), stop)
                 current = None
             if stop.level > self.inner:
-                _agree(buffers, buffers((yield Get(0))), Stop(stop.level - self.inner))
+                _agree(buffers, buffers((yield TakeToken(0))), Stop(stop.level - self.inner))
 
-    def _counted(self, buffers: Reader, rank: int, inside: int) -> Kernel:
+    def _counted(self, buffers: InputReader, rank: int, inside: int) -> Kernel:
         assert self.count is not None
         while True:
-            token = buffers((yield Get(0)))
+            token = buffers((yield TakeToken(0)))
             if isinstance(token, Done):
-                yield Put((0,), DONE)
+                yield DeliverToken((0,), DONE)
                 return
             if isinstance(token, Stop):
-                yield Put((0,), Stop(token.level + 1 + inside))
+                yield DeliverToken((0,), Stop(token.level + 1 + inside))
                 continue
             current = _buffer(buffers, token, token)
             raised = 1
@@ -201,12 +201,12 @@ class Streamify(Operator):
                 empty = yield from self._read(current)
                 if number == self.count - 1:
                     if rank and isinstance((yield Peek(0)), Stop):
-                        raised += buffers((yield Get(0))).level  # type: ignore[union-attr]
+                        raised += buffers((yield TakeToken(0))).level  # type: ignore[union-attr]
                     levels = merged_stop(inside, empty, raised)
                 else:
                     levels = (inside,)
                 for level in levels:
-                    yield Put((0,), Stop(level))
+                    yield DeliverToken((0,), Stop(level))
 
     def _read(self, buffer: BufferReference) -> Generator[Request, Any, bool]:
         """Read a buffer once, without the stop that ends it. Returns whether it has no children."""
@@ -216,7 +216,7 @@ class Streamify(Operator):
         for token in encode([nested(shape, elements)], len(shape))[:-2]:
             if not isinstance(token, Stop):
                 yield Busy(CYCLE)
-            yield Put((0,), token)
+            yield DeliverToken((0,), token)
         return shape[0] == 0
 
 
@@ -225,18 +225,18 @@ def nested(shape: Sequence[int], elements: Iterator[Element]) -> Any:
     return [nested(shape[1:], elements) for _ in range(shape[0])] if shape else next(elements)
 
 
-def _read_rank(operator: Streamify, context: Context) -> int:
+def _read_rank(operator: Streamify, context: KernelContext) -> int:
     data = context.inputs[0].data
     assert isinstance(data, BufferType)
     return len(operator.shape or data.shape)
 
 
-def _buffer(reader: Reader, token: Token, there: Token) -> BufferReference:
+def _buffer(reader: InputReader, token: Token, there: Token) -> BufferReference:
     if not isinstance(token, BufferReference):
         raise reader.fault(f"{token}, and the reference has {there}")
     return token
 
 
-def _agree(reader: Reader, token: Token, expected: Token) -> None:
+def _agree(reader: InputReader, token: Token, expected: Token) -> None:
     if token != expected:
         raise reader.fault(f"{token}, and the reference asks for {expected}")

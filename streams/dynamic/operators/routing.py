@@ -11,8 +11,8 @@ from typing import Any
 
 import sympy
 
-from ..functions import Refused
-from ..requests import CYCLE, AnyOf, Busy, Get, Kernel, Peek, Put, Request
+from ..functions import InputRefused
+from ..requests import CYCLE, Busy, DeliverToken, EarliestInput, Kernel, Peek, Request, TakeToken
 from ..shapes import (
     Dimension,
     SelectorType,
@@ -22,25 +22,25 @@ from ..shapes import (
     same_type,
 )
 from ..tokens import DONE, Done, Selector, Stop
-from .base import Context, Limits, Operator, Reader, check_same, merged_stop, take
+from .base import InputReader, KernelContext, Limits, Operator, check_same, merged_stop, take
 
 
 def selectors(stream: StreamType, choices: int) -> SelectorType:
-    """The type of a selector stream. Raises `Refused` unless it chooses among `choices`."""
+    """The type of a selector stream. Raises `InputRefused` unless it chooses among `choices`."""
     if not isinstance(stream.data, SelectorType):
-        raise Refused("selector stream carries no selectors")
+        raise InputRefused("selector stream carries no selectors")
     if stream.data.choices != choices:
-        raise Refused(f"selectors of {stream.data.choices} and {choices} streams")
+        raise InputRefused(f"selectors of {stream.data.choices} and {choices} streams")
     return stream.data
 
 
 def check_consumers(count: int) -> None:
-    """Raise `Refused` unless there is a consumer."""
+    """Raise `InputRefused` unless there is a consumer."""
     if count < 1:
-        raise Refused(f"{count} consumers; the least is 1")
+        raise InputRefused(f"{count} consumers; the least is 1")
 
 
-def chosen(token: Selector, reader: Reader, choices: int) -> tuple[int, ...]:
+def chosen(token: Selector, reader: InputReader, choices: int) -> tuple[int, ...]:
     """What a selector chooses. Raises `StreamFault` if there is no such stream."""
     if any(not 0 <= one < choices for one in token.chosen):
         raise reader.fault(f"selector {token} of {choices} streams")
@@ -71,28 +71,28 @@ class Partition(Operator):
         selectors(selector, self.consumers)
         rank = stream.rank - selector.rank
         if rank < 0 or (self.rank is not None and rank != self.rank):
-            raise Refused(f"data of rank {stream.rank} and selectors of rank {selector.rank}")
+            raise InputRefused(f"data of rank {stream.rank} and selectors of rank {selector.rank}")
         check_same(stream.outer(rank), selector.shape, "data and selector: ")
         return parts(stream, rank, self.consumers, symbols)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, selector = context.reader(0), context.reader(1)
         rank = context.inputs[0].rank - context.inputs[1].rank
         while True:
-            token = selector((yield Get(1)))
+            token = selector((yield TakeToken(1)))
             if isinstance(token, Done):
-                _agree(reader, reader((yield Get(0))), DONE)
+                _agree(reader, reader((yield TakeToken(0))), DONE)
                 break
             if isinstance(token, Stop):  # of a group without children, or after a chunk of rank 0
-                _agree(reader, reader((yield Get(0))), Stop(token.level + rank))
+                _agree(reader, reader((yield TakeToken(0))), Stop(token.level + rank))
                 continue
             assert isinstance(token, Selector)
             yield Busy(CYCLE)
             stop = yield from route(reader, rank, chosen(token, selector, self.consumers))
             if stop > rank:
-                _agree(selector, selector((yield Get(1))), Stop(stop - rank))
+                _agree(selector, selector((yield TakeToken(1))), Stop(stop - rank))
         for port in range(self.consumers):
-            yield Put((port,), DONE)
+            yield DeliverToken((port,), DONE)
 
 
 def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[StreamType, ...]:
@@ -108,28 +108,28 @@ def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[
     return tuple(made)
 
 
-def route(reader: Reader, rank: int, ports: tuple[int, ...]) -> Generator[Request, Any, int]:
+def route(reader: InputReader, rank: int, ports: tuple[int, ...]) -> Generator[Request, Any, int]:
     """Move a chunk of an input to outputs. Returns the level of the stop that ended it; 0 for an element."""
     while True:
-        token = reader((yield Get(0)))
+        token = reader((yield TakeToken(0)))
         if isinstance(token, Done):
             raise reader.fault(f"D, and a selector asks for a chunk of rank {rank}")
         if not isinstance(token, Stop):
             yield Busy(CYCLE)
             if ports:
-                yield Put(ports, token)
+                yield DeliverToken(ports, token)
             if rank == 0:
                 return 0
             continue
         if token.level >= rank and not reader.ended(rank, token):
             raise reader.fault(f"{token} where a selector asks for a chunk of rank {rank}")
         if ports:
-            yield Put(ports, Stop(min(token.level, rank)))
+            yield DeliverToken(ports, Stop(min(token.level, rank)))
         if token.level >= rank:
             return token.level
 
 
-def _agree(reader: Reader, token: object, expected: object) -> None:
+def _agree(reader: InputReader, token: object, expected: object) -> None:
     if token != expected:
         raise reader.fault(f"{token} where the stream beside it has {expected}: the groups of both do not agree")
 
@@ -151,41 +151,41 @@ class Parallelize(Operator):
         (stream,) = inputs
         check_consumers(self.consumers)
         if not 0 <= self.rank <= stream.rank:
-            raise Refused(f"chunks of rank {self.rank} of a stream of rank {stream.rank}")
+            raise InputRefused(f"chunks of rank {self.rank} of a stream of rank {stream.rank}")
         made = parts(stream, self.rank, self.consumers, symbols)
         chunks = stream.count(self.rank)
         for port, part in enumerate(made):
             symbols.defined[part.shape[0].size] = sympy.ceiling((chunks - port) / self.consumers)
         return made
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, turn = context.reader(0), 0
         while True:
             token = yield Peek(0)
             if isinstance(token, Done):
                 break
             if isinstance(token, Stop) and (not self.rank or token.level > self.rank):
-                reader((yield Get(0)))  # of what is around chunks
+                reader((yield TakeToken(0)))  # of what is around chunks
                 continue
             yield from route(reader, self.rank, (turn % self.consumers,))
             turn += 1
-        reader((yield Get(0)))
+        reader((yield TakeToken(0)))
         for port in range(self.consumers):
-            yield Put((port,), DONE)
+            yield DeliverToken((port,), DONE)
 
 
 def mergeable(inputs: Sequence[StreamType]) -> None:
-    """Raise `Refused` unless streams are equal but for their outermost dimension."""
+    """Raise `InputRefused` unless streams are equal but for their outermost dimension."""
     first = inputs[0]
     for other in inputs[1:]:
         if other.rank != first.rank:
-            raise Refused(f"inputs of rank {first.rank} and {other.rank}")
+            raise InputRefused(f"inputs of rank {first.rank} and {other.rank}")
         if not same_type(first.data, other.data):
-            raise Refused("inputs of different data types")
+            raise InputRefused("inputs of different data types")
         for number in range(first.rank):
             one, another = first.shape[-1 - number], other.shape[-1 - number]
             if not (one.same(another) or (one.ragged and another.ragged)):
-                raise Refused(f"inputs: dimension {number} is {one} there and {another} here")
+                raise InputRefused(f"inputs: dimension {number} is {one} there and {another} here")
 
 
 def merged(inputs: Sequence[StreamType], symbols: Symbols) -> tuple[tuple[Dimension, ...], Any]:
@@ -210,7 +210,7 @@ class Reassemble(Operator):
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         *streams, selector = inputs
         if not streams:
-            raise Refused("takes streams and, last, selectors")
+            raise InputRefused("takes streams and, last, selectors")
         kind = selectors(selector, len(streams))
         mergeable(streams)
         total = sum((stream.count(stream.rank) for stream in streams), start=sympy.Integer(0))
@@ -221,17 +221,17 @@ class Reassemble(Operator):
         inner, data = merged(streams, symbols)
         return (StreamType((*selector.shape, hot, *inner), data),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         last = len(context.inputs) - 1
         readers = [context.reader(port) for port in range(last + 1)]
         selector, around = readers[last], context.inputs[last].rank
         rank = context.inputs[0].rank
         while True:
-            token = selector((yield Get(last)))
+            token = selector((yield TakeToken(last)))
             if isinstance(token, Done):
                 break
             if isinstance(token, Stop):
-                yield Put((0,), Stop(token.level + rank + 1))
+                yield DeliverToken((0,), Stop(token.level + rank + 1))
                 continue
             assert isinstance(token, Selector)
             yield Busy(CYCLE)
@@ -239,37 +239,37 @@ class Reassemble(Operator):
             empty = not left
             ended_empty = False
             while left:
-                port = (yield AnyOf(tuple(left))) if len(left) > 1 else left[0]
+                port = (yield EarliestInput(tuple(left))) if len(left) > 1 else left[0]
                 left.remove(port)
                 ended_empty = yield from collect(readers[port], port, rank, keep_stop=not left)
             raised = 0
             if around and isinstance((yield Peek(last)), Stop):
-                raised = selector((yield Get(last))).level  # type: ignore[union-attr]
+                raised = selector((yield TakeToken(last))).level  # type: ignore[union-attr]
             levels = merged_stop(rank + 1, empty, raised)
             for level in (rank, *levels) if ended_empty else levels:
-                yield Put((0,), Stop(level))
+                yield DeliverToken((0,), Stop(level))
         for port in range(last):
-            rest = readers[port]((yield Get(port)))
+            rest = readers[port]((yield TakeToken(port)))
             if not isinstance(rest, Done):
                 raise readers[port].fault(f"{rest} is left over: all selectors are used")
-        yield Put((0,), DONE)
+        yield DeliverToken((0,), DONE)
 
 
-def collect(reader: Reader, port: int, rank: int, keep_stop: bool = False) -> Generator[Request, Any, bool]:
+def collect(reader: InputReader, port: int, rank: int, keep_stop: bool = False) -> Generator[Request, Any, bool]:
     """Move a chunk of an input to output 0. keep_stop: without the stop that ends it, which the caller puts. Returns
     whether the chunk is a tensor without children (of a rank above 0)."""
     while True:
-        token = reader((yield Get(port)))
+        token = reader((yield TakeToken(port)))
         if isinstance(token, Done):
             raise reader.fault(f"D, and a selector asks for a chunk of rank {rank}")
         if not isinstance(token, Stop):
             yield Busy(CYCLE)
-            yield Put((0,), token)
+            yield DeliverToken((0,), token)
             if rank == 0:
                 return False
             continue
         if token.level < rank or not keep_stop:
-            yield Put((0,), token)
+            yield DeliverToken((0,), token)
         if token.level == rank:
             return reader.empty
 
@@ -284,22 +284,22 @@ class EagerMerge(Operator):
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         if not inputs:
-            raise Refused("takes streams")
+            raise InputRefused("takes streams")
         mergeable(inputs)
         outer = dimension(sum((stream.count(stream.rank) for stream in inputs), start=sympy.Integer(0)))
         inner, data = merged(inputs, symbols)
         return StreamType((outer, *inner), data), StreamType((outer,), SelectorType(len(inputs), 1))
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         readers = [context.reader(port) for port in range(len(context.inputs))]
         rank, left = context.inputs[0].rank, list(range(len(readers)))
         while left:
-            port = yield AnyOf(tuple(left))
+            port = yield EarliestInput(tuple(left))
             if isinstance((yield Peek(port)), Done):
-                readers[port]((yield Get(port)))
+                readers[port]((yield TakeToken(port)))
                 left.remove(port)
                 continue
-            yield Put((1,), Selector((port,)))
+            yield DeliverToken((1,), Selector((port,)))
             yield from collect(readers[port], port, rank)
-        yield Put((0,), DONE)
-        yield Put((1,), DONE)
+        yield DeliverToken((0,), DONE)
+        yield DeliverToken((1,), DONE)

@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 import sympy
 
-from ..functions import Refused
-from ..requests import CYCLE, Busy, Get, Kernel, Peek, Put
+from ..functions import InputRefused
+from ..requests import CYCLE, Busy, DeliverToken, Kernel, Peek, TakeToken
 from ..shapes import (
     FLAG,
     STATIC,
@@ -26,7 +26,7 @@ from ..shapes import (
     volume,
 )
 from ..tokens import DONE, Done, Element, Stop, Tile, Token
-from .base import Context, Limits, Operator, Reader, Rules, check_same, merged_stop, take
+from .base import InputReader, KernelContext, Limits, Operator, Rules, check_same, merged_stop, take
 from .off_chip import stops_after
 
 
@@ -42,7 +42,7 @@ class Flatten(Operator):
         take(inputs, 1)
         (stream,) = inputs
         if not 0 <= self.least <= self.most <= stream.rank:
-            raise Refused(f"dimensions {self.least} to {self.most} of a stream of rank {stream.rank}")
+            raise InputRefused(f"dimensions {self.least} to {self.most} of a stream of rank {stream.rank}")
         size = len(stream.shape)
         outer, inner = stream.shape[: size - 1 - self.most], stream.shape[size - self.least :]
         flat = stream.shape[size - 1 - self.most : size - self.least]
@@ -60,34 +60,34 @@ class Flatten(Operator):
         key = ("flatten", stream.shape, self.least, self.most)
         return symbols.same_again(key, lambda: symbols.ragged("R", total=total, static=static))
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader = context.reader(0)
         least, most = self.least, self.most
         # A stop of the flattened dimensions becomes one that a stop above may still raise.
         holds = 0 < least < most < context.inputs[0].rank
         held, grown = False, False  # grown: whether the flat group has children
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if not isinstance(token, Stop):
                 if held:
-                    yield Put((0,), Stop(least))
+                    yield DeliverToken((0,), Stop(least))
                     held = False
                 yield Busy(CYCLE)
-                yield Put((0,), token)
+                yield DeliverToken((0,), token)
                 grown = True
             elif token.level > most:
                 empty = not grown and reader.ended(most + 1, token)
                 held = grown = False
                 for level in merged_stop(least + 1, empty, token.level - most - 1):
-                    yield Put((0,), Stop(level))
+                    yield DeliverToken((0,), Stop(level))
             elif token.level <= least or (least and reader.ended(least, token)):
                 if held:
-                    yield Put((0,), Stop(least))
+                    yield DeliverToken((0,), Stop(least))
                 # An own stop of a group without children never rises.
                 held = holds and token.level >= least and not reader.empty
                 grown = True
                 if not held:
-                    yield Put((0,), Stop(min(token.level, least)))
-        yield Put((0,), DONE)
+                    yield DeliverToken((0,), Stop(min(token.level, least)))
+        yield DeliverToken((0,), DONE)
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,18 @@ class Reshape(Operator):
         take(inputs, 1)
         (stream,) = inputs
         if not 0 <= self.rank <= stream.rank or self.chunk < 1:
-            raise Refused(f"dimension {self.rank} of a stream of rank {stream.rank} in chunks of {self.chunk}")
+            raise InputRefused(f"dimension {self.rank} of a stream of rank {stream.rank} in chunks of {self.chunk}")
         if has_buffers(stream.data):
-            raise Refused("takes no buffers (v2)")
+            raise InputRefused("takes no buffers (v2)")
         at = stream.rank - self.rank
         split = stream.shape[at]
         static = STATIC.takes(split.kind)
         if self.rank and not static:
-            raise Refused(f"dimension {self.rank} is {split}, not static (A.1)")
+            raise InputRefused(f"dimension {self.rank} is {split}, not static (A.1)")
         if static and int(split.size) % self.chunk and (self.rank or self.pad is None):
-            raise Refused(f"dimension {self.rank} of {split} is not divisible by {self.chunk}")
+            raise InputRefused(f"dimension {self.rank} of {split} is not divisible by {self.chunk}")
         if self.pad is not None and not self.rank and self.chunk > 1 and not isinstance(stream.data, TileType):
-            raise Refused(f"pads tiles, not {stream.data}")
+            raise InputRefused(f"pads tiles, not {stream.data}")
         chunks = self._chunks(stream, split, symbols)
         shape = (*stream.shape[:at], chunks, dimension(self.chunk), *stream.shape[at + 1 :])
         padded = not (self.rank or self.chunk == 1 or static)
@@ -133,14 +133,14 @@ class Reshape(Operator):
             return symbols.same_again(key, lambda: symbols.ragged("R", static=not split.dynamic, largest=largest))
         return dimension(sympy.ceiling(split.size / self.chunk))
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         return self._innermost(context) if self.rank == 0 else self._outer(context)
 
-    def _innermost(self, context: Context) -> Kernel:
+    def _innermost(self, context: KernelContext) -> Kernel:
         reader, rank = context.reader(0), context.inputs[0].rank
         filled, held, last = 0, False, None  # held: the stop of a full chunk, which the end of the group raises
         while True:
-            token = reader((yield Get(0)))
+            token = reader((yield TakeToken(0)))
             if not isinstance(token, Stop | Done):
                 if held:
                     yield from _both(Stop(1))
@@ -165,7 +165,7 @@ class Reshape(Operator):
             if isinstance(token, Done):
                 return
 
-    def _padding(self, last: Token | None, reader: Reader, filled: int) -> Tile:
+    def _padding(self, last: Token | None, reader: InputReader, filled: int) -> Tile:
         if self.pad is None:
             raise reader.fault(f"a chunk of {filled} of {self.chunk} elements, and no value to pad it with")
         assert isinstance(last, Tile)
@@ -173,11 +173,11 @@ class Reshape(Operator):
             return replace(last, filled=None)
         return replace(last, data=np.full(last.shape, self.pad, last.data.dtype), filled=None)
 
-    def _outer(self, context: Context) -> Kernel:
+    def _outer(self, context: KernelContext) -> Kernel:
         reader, rank = context.reader(0), context.inputs[0].rank
         number, held = 0, False  # chunks' children so far; held: the stop of a chunk whose last child is empty
         while True:
-            token = reader((yield Get(0)))
+            token = reader((yield TakeToken(0)))
             if isinstance(token, Done):
                 if number:
                     raise reader.fault(f"{number} at the end are no whole chunk of {self.chunk}")
@@ -213,13 +213,13 @@ class Reshape(Operator):
 
 
 def _both(token: Stop | Done) -> Kernel:
-    yield Put((0,), token)
-    yield Put((1,), token)
+    yield DeliverToken((0,), token)
+    yield DeliverToken((1,), token)
 
 
 def _flagged(token: Element, padded: bool) -> Kernel:
-    yield Put((0,), token)
-    yield Put((1,), Tile.of(padded, "boolean"))
+    yield DeliverToken((0,), token)
+    yield DeliverToken((1,), Tile.of(padded, "boolean"))
 
 
 @dataclass(frozen=True)
@@ -233,22 +233,22 @@ class Promote(Operator):
         outermost = stream.shape[0].size
         return (StreamType((dimension(positive(outermost)), *stream.shape), stream.data),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, rank = context.reader(0), context.inputs[0].rank
         held, seen = False, False
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             if held:
-                yield Put((0,), Stop(rank))
+                yield DeliverToken((0,), Stop(rank))
             held, seen = False, True
             if isinstance(token, Stop) and token.level == rank and not reader.empty:
                 held = True
                 continue
             if not isinstance(token, Stop):
                 yield Busy(CYCLE)
-            yield Put((0,), token)
+            yield DeliverToken((0,), token)
         if seen:
-            yield Put((0,), Stop(rank + 1))
-        yield Put((0,), DONE)
+            yield DeliverToken((0,), Stop(rank + 1))
+        yield DeliverToken((0,), DONE)
 
 
 @dataclass(frozen=True)
@@ -266,15 +266,15 @@ class Expand(Operator):
         take(inputs, 1 if self.counts else 2)
         stream = inputs[0]
         if not self.counts and inputs[1].rank != stream.rank:
-            raise Refused(f"data and reference: rank {stream.rank} and rank {inputs[1].rank}")
+            raise InputRefused(f"data and reference: rank {stream.rank} and rank {inputs[1].rank}")
         if not 1 <= self.rank <= stream.rank + 1:
-            raise Refused(f"expands {self.rank} dimensions of a stream of rank {stream.rank}")
+            raise InputRefused(f"expands {self.rank} dimensions of a stream of rank {stream.rank}")
         if any(one.ragged or one.size != 1 for one in stream.inner(self.rank)):
             shape = ",".join(map(str, stream.shape))
-            raise Refused(f"the {self.rank} innermost dimensions of [{shape}] are not 1")
+            raise InputRefused(f"the {self.rank} innermost dimensions of [{shape}] are not 1")
         if self.counts:
             if len(self.counts) != self.rank or min(self.counts) < 1:
-                raise Refused(f"{list(self.counts)} for {self.rank} dimensions; each is at least 1")
+                raise InputRefused(f"{list(self.counts)} for {self.rank} dimensions; each is at least 1")
             shape_out: tuple[Dimension, ...] = (*stream.outer(self.rank), *map(dimension, self.counts))
         else:
             check_same(stream.outer(self.rank), inputs[1].outer(self.rank), "data and reference: ")
@@ -283,60 +283,60 @@ class Expand(Operator):
         times = None if any(one.ragged for one in inner) else volume(inner)
         return (StreamType(shape_out, symbols.again(stream.data, times)),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         return self._counted(context) if self.counts else self._referred(context)
 
-    def _referred(self, context: Context) -> Kernel:
+    def _referred(self, context: KernelContext) -> Kernel:
         data, reference = context.reader(0), context.reader(1)
         whole = self.rank > context.inputs[0].rank  # all of the reference is one group
         current: Token | None = None
-        while not isinstance(token := reference((yield Get(1))), Done):
+        while not isinstance(token := reference((yield TakeToken(1))), Done):
             if not isinstance(token, Stop):
                 if current is None:
-                    current = _element(data, data((yield Get(0))), token)
+                    current = _element(data, data((yield TakeToken(0))), token)
                 yield Busy(CYCLE)
-                yield Put((0,), current)
+                yield DeliverToken((0,), current)
                 continue
-            yield Put((0,), token)
+            yield DeliverToken((0,), token)
             if whole or token.level < self.rank:
                 continue
             if reference.ended(self.rank, token):
                 if current is None:
-                    _element(data, data((yield Get(0))), token)
+                    _element(data, data((yield TakeToken(0))), token)
                 current = None
                 following = yield Peek(0)
                 if reference.empty and isinstance(following, Stop) and following.level > token.level:
                     continue  # the data's group is not empty, so that its stop is merged with that of a group around
-            there = data((yield Get(0)))
+            there = data((yield TakeToken(0)))
             if there != token:
                 raise data.fault(f"{there} where the reference has {token}")
         if whole:  # the data are one element at most, and its stop
             while not isinstance((yield Peek(0)), Done):
-                data((yield Get(0)))
-        there = data((yield Get(0)))
+                data((yield TakeToken(0)))
+        there = data((yield TakeToken(0)))
         if not isinstance(there, Done):
             raise data.fault(f"{there} where the reference has D")
-        yield Put((0,), DONE)
+        yield DeliverToken((0,), DONE)
 
-    def _counted(self, context: Context) -> Kernel:
+    def _counted(self, context: KernelContext) -> Kernel:
         data, last = context.reader(0), prod(self.counts)
-        while not isinstance(token := data((yield Get(0))), Done):
+        while not isinstance(token := data((yield TakeToken(0))), Done):
             if isinstance(token, Stop):
-                yield Put((0,), token)
+                yield DeliverToken((0,), token)
                 continue
             for number in range(1, last + 1):
                 yield Busy(CYCLE)
-                yield Put((0,), token)
+                yield DeliverToken((0,), token)
                 level = stops_after(number, self.counts)
                 if level and number < last:
-                    yield Put((0,), Stop(level))
-        yield Put((0,), DONE)
+                    yield DeliverToken((0,), Stop(level))
+        yield DeliverToken((0,), DONE)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
         return rules.size(outputs[0].data)
 
 
-def _element(reader: Reader, token: Token, there: Token) -> Token:
+def _element(reader: InputReader, token: Token, there: Token) -> Token:
     if isinstance(token, Stop | Done):
         raise reader.fault(f"{token} where the reference has {there}")
     return token
@@ -352,24 +352,24 @@ class Repeat(Operator):
         take(inputs, 1)
         (stream,) = inputs
         if self.count < 1:
-            raise Refused(f"repeats {self.count} times; the least is 1")
+            raise InputRefused(f"repeats {self.count} times; the least is 1")
         data = symbols.again(stream.data, sympy.Integer(self.count))
         return (StreamType((*stream.shape, dimension(self.count)), data),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, rank = context.reader(0), context.inputs[0].rank
-        while not isinstance(token := reader((yield Get(0))), Done):
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
             raised = 0
             if isinstance(token, Stop):
-                yield Put((0,), Stop(token.level + 1))
+                yield DeliverToken((0,), Stop(token.level + 1))
                 continue
             for _ in range(self.count):
                 yield Busy(CYCLE)
-                yield Put((0,), token)
+                yield DeliverToken((0,), token)
             if rank and isinstance((yield Peek(0)), Stop):
-                raised = reader((yield Get(0))).level  # type: ignore[union-attr]
-            yield Put((0,), Stop(1 + raised))
-        yield Put((0,), DONE)
+                raised = reader((yield TakeToken(0))).level  # type: ignore[union-attr]
+            yield DeliverToken((0,), Stop(1 + raised))
+        yield DeliverToken((0,), DONE)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
         return rules.size(outputs[0].data)
@@ -381,26 +381,26 @@ class Zip(Operator):
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         if len(inputs) < 2:
-            raise Refused("takes two streams or more")
+            raise InputRefused("takes two streams or more")
         for other in inputs[1:]:
             check_same(inputs[0].shape, other.shape)
         return (StreamType(inputs[0].shape, TupleType(tuple(stream.data for stream in inputs))),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         readers = [context.reader(port) for port in range(len(context.inputs))]
         while True:
             tokens: list[Token] = []
             for port, reader in enumerate(readers):
-                token = reader((yield Get(port)))
+                token = reader((yield TakeToken(port)))
                 steers = isinstance(token, Stop | Done)
                 if tokens and (steers or isinstance(tokens[0], Stop | Done)) and token != tokens[0]:
                     raise reader.fault(f"{token} where input 0 has {tokens[0]}")
                 tokens.append(token)
             if not isinstance(tokens[0], Stop | Done):
                 yield Busy(CYCLE)
-                yield Put((0,), tuple(tokens))
+                yield DeliverToken((0,), tuple(tokens))
                 continue
-            yield Put((0,), tokens[0])
+            yield DeliverToken((0,), tokens[0])
             if isinstance(tokens[0], Done):
                 return
 
@@ -419,14 +419,14 @@ class Broadcast(Operator):
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)
         if self.count < 1:
-            raise Refused(f"{self.count} streams; the least is 1")
+            raise InputRefused(f"{self.count} streams; the least is 1")
         return (inputs[0],) * self.count
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, ports = context.reader(0), tuple(range(self.count))
-        while not isinstance(token := reader((yield Get(0))), Done):
-            yield Put(ports, token)
-        yield Put(ports, DONE)
+        while not isinstance(token := reader((yield TakeToken(0))), Done):
+            yield DeliverToken(ports, token)
+        yield DeliverToken(ports, DONE)
 
 
 @dataclass(frozen=True)
@@ -440,21 +440,21 @@ class First(Operator):
         take(inputs, 1)
         (stream,) = inputs
         if stream.rank:
-            raise Refused(f"takes a stream of rank 0, not {stream.rank}")
+            raise InputRefused(f"takes a stream of rank 0, not {stream.rank}")
         if self.count < 0:
-            raise Refused(f"takes the first {self.count} elements; the least is 0")
+            raise InputRefused(f"takes the first {self.count} elements; the least is 0")
         size = stream.shape[0]
         least = sympy.Min(self.count, size.size)
         return (StreamType((dimension(least),), symbols.again(stream.data, None)),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader, left = context.reader(0), self.count
-        while left and not isinstance(token := reader((yield Get(0))), Done):
-            yield Put((0,), token)
+        while left and not isinstance(token := reader((yield TakeToken(0))), Done):
+            yield DeliverToken((0,), token)
             left -= 1
-        yield Put((0,), DONE)
+        yield DeliverToken((0,), DONE)
         if not left:
-            while not isinstance(reader((yield Get(0))), Done):
+            while not isinstance(reader((yield TakeToken(0))), Done):
                 pass
 
 
@@ -466,7 +466,7 @@ class Discard(Operator):
         take(inputs, 1)
         return ()
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         reader = context.reader(0)
-        while not isinstance(reader((yield Get(0))), Done):
+        while not isinstance(reader((yield TakeToken(0))), Done):
             pass

@@ -8,11 +8,11 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import StepError
-from ..functions import Refused
-from ..requests import CYCLE, Busy, Kernel, Put
+from ..functions import InputRefused
+from ..requests import CYCLE, Busy, DeliverToken, Kernel
 from ..shapes import Dimension, SelectorType, StreamType, Symbols, dimension, ragged, tile
 from ..tokens import Element, Selector, Stop, Tile, encode
-from .base import Context, Limits, SourceOperator
+from .base import KernelContext, Limits, SourceOperator
 
 
 def sizes_of(nested: Sequence[Any], rank: int, symbols: Symbols) -> tuple[Dimension, ...]:
@@ -45,10 +45,10 @@ def leaves(nested: Any, rank: int) -> Iterator[Any]:
 
 
 def _check_integers(values: Iterable[Any], what: str) -> None:
-    """Raise `Refused` unless all are integers."""
+    """Raise `InputRefused` unless all are integers."""
     for one in values:
         if not isinstance(one, Integral):
-            raise Refused(f"{one} is no {what}, an integer; a stream of rank a has lists a + 1 deep")
+            raise InputRefused(f"{one} is no {what}, an integer; a stream of rank a has lists a + 1 deep")
 
 
 @dataclass(frozen=True, init=False)
@@ -70,16 +70,16 @@ class SelectGen(SourceOperator):
         flat = [one for one in encode(self.nested, self.rank, Selector) if isinstance(one, Selector)]
         for one in flat:
             if any(not 0 <= choice < self.choices for choice in one.chosen):
-                raise Refused(f"selector {one} of {self.choices} streams")
+                raise InputRefused(f"selector {one} of {self.choices} streams")
         hot = {len(one.chosen) for one in flat}
         kind = SelectorType(self.choices, hot.pop() if len(hot) == 1 else None)
         return (StreamType(sizes_of(self.nested, self.rank, symbols), kind),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         for token in encode(self.nested, self.rank, Selector):
             if not isinstance(token, Stop):
                 yield Busy(CYCLE)
-            yield Put((0,), token)
+            yield DeliverToken((0,), token)
 
 
 @dataclass(frozen=True, init=False)
@@ -97,11 +97,11 @@ class MetadataGen(SourceOperator):
         _check_integers(leaves(self.nested, self.rank), "number")
         return (StreamType(sizes_of(self.nested, self.rank, symbols), tile(1, 1, "i32")),)
 
-    def kernel(self, context: Context) -> Kernel:
+    def kernel(self, context: KernelContext) -> Kernel:
         for token in encode(self.nested, self.rank, _integer):
             if not isinstance(token, Stop):
                 yield Busy(CYCLE)
-            yield Put((0,), token)
+            yield DeliverToken((0,), token)
 
 
 def _integer(value: int) -> Element:

@@ -115,7 +115,7 @@ def attention(
     if cache is not None:
         _check(cache, heads, len(lengths), rows)
     jobs = [length for length in lengths for _ in range(heads.kv)]
-    build = _Builder(heads, rows // tile_rows, len(jobs), compute, dtype, cache)
+    build = _RegionBuilder(heads, rows // tile_rows, len(jobs), compute, dtype, cache)
     with Program() as program:
         waiting: list[Stream] = []
         match dispatch:
@@ -161,7 +161,7 @@ def _check(cache: Cache, heads: Heads, requests: int, rows: int) -> None:
             raise StepError("attention", f"{name} have shape {list(found)}; the batch needs {list(shape)}")
 
 
-class _Builder:
+class _RegionBuilder:
     """Makes regions. slow: streams that wait beside loads."""
 
     def __init__(

@@ -24,7 +24,7 @@ from . import METADATA, SUMS
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayerShape:
     """A layer of experts of gated form: down(SiLU(gate(x)) * up(x)). model, hidden: columns of x, and of gate(x).
     chosen: experts of each row. columns: of a tile of gate and up, rows of a tile of down."""
 
@@ -50,7 +50,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Values:
+class ExpertTensors:
     """The layer's tensors. rows [B, model]; gate, up [experts, model, hidden]; down [experts, hidden, model]; routing
     [B, chosen], of the experts of a row in rising order."""
 
@@ -77,10 +77,10 @@ class ExpertProgram:
 
 
 @dataclass
-class _Builder:
-    layer: Layer
+class _ExpertBuilder:
+    layer: ExpertLayerShape
     compute: int | None
-    values: Values | None
+    values: ExpertTensors | None
     dtype: str
     slow: list[Stream] = field(default_factory=list)
 
@@ -121,13 +121,13 @@ class _Builder:
 
 
 def mixture(
-    layer: Layer,
+    layer: ExpertLayerShape,
     chosen: Sequence[Sequence[int]],
     tile_rows: int | None,
     *,
     regions: int | None = None,
     compute: int | None = None,
-    values: Values | None = None,
+    values: ExpertTensors | None = None,
     dtype: str = "bf16",
 ) -> ExpertProgram:
     """The program of a layer.
@@ -157,7 +157,7 @@ def mixture(
     if values is not None:
         _check(values, layer, batch)
     rising = [tuple(sorted(experts)) for experts in chosen]
-    build = _Builder(layer, compute, values, dtype)
+    build = _ExpertBuilder(layer, compute, values, dtype)
     result = Tensor((batch, layer.model), SUMS, name="result")
     with Program() as program:
         rows = build.tensor("rows", (batch, layer.model))
@@ -187,7 +187,7 @@ def mixture(
     return ExpertProgram(program, result, names, depths)
 
 
-def _check(values: Values, layer: Layer, rows: int) -> None:
+def _check(values: ExpertTensors, layer: ExpertLayerShape, rows: int) -> None:
     wide, high = (layer.experts, layer.model, layer.hidden), (layer.experts, layer.hidden, layer.model)
     for name, shape in (
         ("rows", (rows, layer.model)),
@@ -201,7 +201,7 @@ def _check(values: Values, layer: Layer, rows: int) -> None:
             raise StepError("mixture", f"{name} has shape {list(found)}; the layer needs {list(shape)}")
 
 
-def _side_by_side(build: _Builder, packed: Sequence[Stream]) -> list[Stream]:
+def _side_by_side(build: _ExpertBuilder, packed: Sequence[Stream]) -> list[Stream]:
     """A set of units for each expert; its weights are loaded once for each tile of rows."""
     layer, made = build.layer, []
     for expert, rows in enumerate(packed):
@@ -217,7 +217,7 @@ def _side_by_side(build: _Builder, packed: Sequence[Stream]) -> list[Stream]:
     return made
 
 
-def _in_turn(build: _Builder, packed: Sequence[Stream], regions: int) -> list[Stream]:
+def _in_turn(build: _ExpertBuilder, packed: Sequence[Stream], regions: int) -> list[Stream]:
     """A set of units for several experts; addresses say whose weights are loaded."""
     layer = build.layer
     share = layer.experts // regions

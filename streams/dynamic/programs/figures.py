@@ -21,7 +21,7 @@ from ..metrics import metrics
 from ..operators.base import Accounting
 from ..run import Rates, TimedRun, timed
 from .attention import Dispatch, Heads, attention
-from .experts import ExpertProgram, Layer, mixture
+from .experts import ExpertLayerShape, ExpertProgram, mixture
 from .swiglu import swiglu
 
 HBM = Rates(latency=16)
@@ -30,9 +30,9 @@ HBM = Rates(latency=16)
 VALIDATION = Rates(on_chip=256, channels=4, per_client=4, latency=16)
 """Of Fig. 8: 256 B a cycle on chip and off it, which one loader may use up."""
 
-MIXTRAL = Layer("Mixtral 8x7B", 4096, 14336, 8, 2, 64)
-QWEN = Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 64)
-QWEN_REGIONS = Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 48)
+MIXTRAL = ExpertLayerShape("Mixtral 8x7B", 4096, 14336, 8, 2, 64)
+QWEN = ExpertLayerShape("Qwen3-30B-A3B", 2048, 768, 128, 8, 64)
+QWEN_REGIONS = ExpertLayerShape("Qwen3-30B-A3B", 2048, 768, 128, 8, 48)
 """As of Figs. 12 and 13, with other tiles."""
 
 QWEN_HEADS = Heads(kv=1, queries=8, columns=64, tile_rows=32)
@@ -100,7 +100,7 @@ class PointResult:
 
 
 @dataclass(frozen=True)
-class Point(ABC):
+class FigurePoint(ABC):
     """A point of a figure. key: its name. figure: the figure with its cycles."""
 
     figure: str
@@ -112,7 +112,7 @@ class Point(ABC):
 
 
 @dataclass(frozen=True)
-class GatedPoint(Point):
+class GatedPoint(FigurePoint):
     """Of Fig. 8. rows, columns: of a tile."""
 
     rows: int
@@ -125,12 +125,12 @@ class GatedPoint(Point):
 
 
 @dataclass(frozen=True)
-class ExpertPoint(Point):
+class ExpertPoint(FigurePoint):
     """Of the figures with experts. counts: rows of each expert. tile_rows: None for dynamic tiles. regions: None for a
     set of units for each expert. compute: operations a cycle of each unit. on_demand: operators that get no element
     count no memory."""
 
-    layer: Layer
+    layer: ExpertLayerShape
     counts: tuple[int, ...]
     tile_rows: int | None
     compute: int
@@ -155,7 +155,7 @@ class ExpertPoint(Point):
 
 
 @dataclass(frozen=True)
-class AttentionPoint(Point):
+class AttentionPoint(FigurePoint):
     """Of the figures with attention. lengths: of the requests. queue: jobs that wait before a region."""
 
     lengths: tuple[int, ...]
@@ -189,9 +189,9 @@ def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_dem
     )
 
 
-def points() -> tuple[Point, ...]:
+def points() -> tuple[FigurePoint, ...]:
     """All points of these figures, the longest runs first."""
-    made: list[Point] = []
+    made: list[FigurePoint] = []
     counts = {key: tuple(rows) for key, rows in expert_counts().items()}
     for figure, batch, sizes in (("fig10", 1024, (16, 32, 64, 128, 256, 512, 1024)), ("fig9", 64, (8, 16, 32, 64))):
         for layer, model in ((MIXTRAL, "mixtral"), (QWEN, "qwen")):

@@ -18,7 +18,7 @@ from ..updates import MatmulAdd
 
 
 @dataclass(frozen=True)
-class Weights:
+class SwigluTensors:
     """x [B, model]; gate, up [model, hidden]; down [hidden, model]."""
 
     x: Array
@@ -45,7 +45,7 @@ def swiglu(
     compute: int | None = None,
     through_memory: bool = False,
     dtype: str = "f32",
-    values: Weights | None = None,
+    values: SwigluTensors | None = None,
 ) -> SwigluProgram:
     """The program of a layer.
 

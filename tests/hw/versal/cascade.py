@@ -15,7 +15,7 @@ import numpy as np
 
 from rsn.isa.overlay import Overlay
 from rsn.isa.versal.mme import TileProducts, TileSum
-from rsn.isa.versal.tiles import TILE, Array, Tiles, tile_grid
+from rsn.isa.versal.tiles import TILE, Array, TilePayloads, tile_grid
 
 CASCADES = 4
 
@@ -42,10 +42,10 @@ def product(a: Array, b: Array, start: Array | None, full_k: bool, full_n: bool)
 
 
 class CascadeProducts(TileProducts):
-    def _block(self, a: Array, b: Array) -> Tiles:
+    def _block(self, a: Array, b: Array) -> TilePayloads:
         out = product(a, b, self.bias if not self.done else None, self.full_k, self.full_n)
         self.done += len(self.left)
-        return Tiles(out, tile_grid(self.rows, self.cols))
+        return TilePayloads(out, tile_grid(self.rows, self.cols))
 
     def _tile(self, a: Array, b: Array) -> Array:
         at = self.done % self.cols * TILE

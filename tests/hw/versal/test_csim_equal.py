@@ -17,7 +17,7 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.program import Role, UnpackedProgram
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, LayerGraph
+from rsn.scheduler.graph import ActivationFunction, LayerGraph
 from rsn.scheduler.pack import pack
 from rsn.scheduler.schedule import PAPER, Schedule
 from rsn.tests.effort import examples
@@ -74,11 +74,11 @@ def made(network: LayerGraph, schedule: Schedule = PAPER, overlay: Overlay = XNN
     m=st.integers(1, 300),
     k=st.integers(1, 300),
     n=st.integers(1, 700),
-    act=st.sampled_from([None, Activation.RELU]),
+    act=st.sampled_from([None, ActivationFunction.RELU]),
     data=st.data(),
 )
 def test_any_gemm_by_any_schedule_to_the_bit(
-    m: int, k: int, n: int, act: Activation | None, data: st.DataObject
+    m: int, k: int, n: int, act: ActivationFunction | None, data: st.DataObject
 ) -> None:
     network = Maker().gemm(m, k, n, act)
     e = made(network, data.draw(schedules(network)))
@@ -91,12 +91,12 @@ def test_any_gemm_by_any_schedule_to_the_bit(
     heads=st.integers(1, 4),
     head_dim=st.sampled_from([8, 33, 64]),
     ffn=st.integers(1, 400),
-    act=st.sampled_from(Activation),
+    act=st.sampled_from(ActivationFunction),
     masked=st.booleans(),
     data=st.data(),
 )
 def test_any_encoder_by_any_schedule(
-    seq: int, heads: int, head_dim: int, ffn: int, act: Activation, masked: bool, data: st.DataObject
+    seq: int, heads: int, head_dim: int, ffn: int, act: ActivationFunction, masked: bool, data: st.DataObject
 ) -> None:
     biases = data.draw(st.sampled_from([None, (1, 1), (1, heads)]), "biases")
     network = Maker().encoder(1, seq, heads * head_dim, heads, ffn, act=act, masked=masked, biases=biases)

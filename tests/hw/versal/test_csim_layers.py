@@ -17,7 +17,7 @@ from rsn.isa.packet import Words
 from rsn.isa.program import Program
 from rsn.rsnlib.fold import fold
 from rsn.scheduler.build import build
-from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Norm
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Norm
 from rsn.scheduler.norms import norms_at_loads
 from rsn.scheduler.schedule import PAPER
 from rsn.tests.effort import long
@@ -56,7 +56,7 @@ def random_banks(program: Program) -> dict[str, np.ndarray]:
 
 def gated() -> LayerGraph:
     make = Maker()
-    up = Gemm("up", "x", "h", make.matrix(64, 200), make.vector(200), Activation.SILU, gated=True)
+    up = Gemm("up", "x", "h", make.matrix(64, 200), make.vector(200), ActivationFunction.SILU, gated=True)
     return products.graph([up, Gemm("down", "h", "y", make.matrix(100, 64), make.vector(64))], 200, 64)
 
 
@@ -73,7 +73,7 @@ def normed(rows: int, columns: int, norm: Norm) -> LayerGraph:
     """Of an input, with a product behind whose result is normed again, by statistics of several parts."""
     make, scale = Maker(), 1 + Maker().vector(columns).astype(np.float64)
     first = Gemm("n1", "x", "n1", *products.nothing(columns), residual="x", norm=norm, scale=scale)
-    up = Gemm("up", "n1", "h", make.matrix(columns, 80), make.vector(80), Activation.SILU)
+    up = Gemm("up", "n1", "h", make.matrix(columns, 80), make.vector(80), ActivationFunction.SILU)
     down = Gemm("down", "h", "x1", make.matrix(80, columns), make.vector(columns), None, "x")
     last = Gemm("n2", "x1", "n2", *products.nothing(columns), residual="x1", norm=norm, scale=scale)
     out = Gemm("out", "n2", "g", make.matrix(columns, 130), make.vector(130), gated=True)

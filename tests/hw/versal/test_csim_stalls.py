@@ -15,9 +15,9 @@ from rsn.base.errors import BoardError
 from rsn.host.boards.csim import STALLS_VARIABLE, CsimBoard
 from rsn.hw.versal.csim import build as b
 from rsn.hw.versal.csim import machine
-from rsn.hw.versal.csim.csim_deadlock import Facts, stalled
+from rsn.hw.versal.csim.csim_deadlock import NativeReport, stalled
 from rsn.hw.versal.sources import sources
-from rsn.scheduler.graph import Activation
+from rsn.scheduler.graph import ActivationFunction
 from rsn.tests.effort import cases, examples, in_full, sampled
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.scheduler.test_any_shape import schedules
@@ -69,8 +69,10 @@ def test_any_registers_and_post_ops(case: Case, seed: int) -> None:
 
 @pytest.mark.long
 @settings(max_examples=5, phases=UNSHRUNK)
-@given(st.integers(1, 300), st.integers(1, 4), st.sampled_from(Activation), st.booleans(), SEEDS, st.data())
-def test_any_encoder(seq: int, heads: int, act: Activation, masked: bool, seed: int, data: st.DataObject) -> None:
+@given(st.integers(1, 300), st.integers(1, 4), st.sampled_from(ActivationFunction), st.booleans(), SEEDS, st.data())
+def test_any_encoder(
+    seq: int, heads: int, act: ActivationFunction, masked: bool, seed: int, data: st.DataObject
+) -> None:
     network = Maker().encoder(1, seq, heads * 64, heads, 256, act=act, masked=masked)
     check_stalls(made(network, data.draw(schedules(network))), seed)
 
@@ -118,13 +120,13 @@ held\tLPDDR\t4\tLPDDR->MemB0\t5\t16
 
 
 def test_the_report_names_the_loop_that_waits_for_input() -> None:
-    assert stalled(Facts.parse(REPORT), 9).splitlines() == [
+    assert stalled(NativeReport.parse(REPORT), 9).splitlines() == [
         "board csim: deadlock with stalls=9: a pipeline of style stp holds back what others wait for",
         "MeshA uOP 0: waits for MemA0->MeshA; its loop of 44 stages holds 44 for MeshA->MME0",
         "also blocked: MME0, LPDDR",
         "a loop that waits for one stream and writes to another needs style=flp (hw/versal/README.md)",
     ]
-    assert stalled(Facts.parse("".join(REPORT.splitlines(keepends=True)[2:3])), 9) == ""
+    assert stalled(NativeReport.parse("".join(REPORT.splitlines(keepends=True)[2:3])), 9) == ""
 
 
 # -- a loop of the wrong style ----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.rsnlib.nn import Encoder
-from rsn.scheduler.graph import Activation, Gemm, LayerGraph, Output
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Output
 from rsn.tests.effort import examples, long
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.test_families_lanes import MODELS, inputs, made
@@ -54,7 +54,7 @@ def test_chains_of_products_to_the_bit(data: st.DataObject) -> None:
         x = data.draw(st.sampled_from(sorted(known)))
         residual = data.draw(st.none() | st.sampled_from(sorted(known)))
         n = data.draw(widths) if residual is None else known[residual]
-        act = data.draw(st.sampled_from([None, Activation.RELU])) if residual is None else None
+        act = data.draw(st.sampled_from([None, ActivationFunction.RELU])) if residual is None else None
         scale = 1 + maker.vector(n) if residual is not None and data.draw(st.booleans()) else None
         layers.append(Gemm(f"g{i}", x, f"y{i}", maker.matrix(known[x], n), maker.vector(n), act, residual, scale))
         known[f"y{i}"] = n
@@ -76,7 +76,7 @@ def test_any_encoder(data: st.DataObject) -> None:
         heads * width,
         heads,
         data.draw(st.integers(1, 4)) * 96,
-        act=data.draw(st.sampled_from(Activation)),
+        act=data.draw(st.sampled_from(ActivationFunction)),
         pre_norm=data.draw(st.booleans()),
         rms=data.draw(st.booleans()),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rsn.hw.versal.check import Sources, hls_pragmas
-from rsn.hw.versal.directives import DIRECTIVES, Value
+from rsn.hw.versal.directives import DIRECTIVES, PragmaValue
 from rsn.hw.versal.pragmas import check
 from rsn.hw.versal.sources import sources
 from rsn.streams.build import task_program
@@ -149,7 +149,7 @@ def test_the_table_is_consistent() -> None:
         for needed in directive.required:
             assert set(needed.split("|")) <= directive.options.keys()
         if directive.free:
-            assert not isinstance(directive.options[directive.free], Value)
+            assert not isinstance(directive.options[directive.free], PragmaValue)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from rsn.hw.sim.dataflow import Dataflow
+from rsn.hw.sim.dataflow import DataRun
 from rsn.isa.fields import Record
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.layout import unblock
@@ -82,7 +82,7 @@ def run(overlay: Overlay, banks: Sequence[Array], units: Mapping[str, Iterable[R
     path = InstructionPath(overlay, [*packets(overlay, units)], preloaded)
     timed, fast = (dict(zip(("ddr", "lpddr"), (x.reshape(-1).copy() for x in banks), strict=True)) for _ in range(2))
     seconds = ProcessNetwork(overlay, {u.name: path.uops(u.name) for u in overlay.units}, banks=timed, data=True).run()
-    Dataflow(path, banks=fast, where=path.where).run()
+    DataRun(path, banks=fast, where=path.where).run()
     return [timed["ddr"], fast["ddr"]], seconds
 
 

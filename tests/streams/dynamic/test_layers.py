@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rsn.streams.dynamic import metrics, run, timed
 from rsn.streams.dynamic.errors import StepError
-from rsn.streams.dynamic.programs.experts import Layer, Values, mixture
-from rsn.streams.dynamic.programs.swiglu import Weights, swiglu
+from rsn.streams.dynamic.programs.experts import ExpertLayerShape, ExpertTensors, mixture
+from rsn.streams.dynamic.programs.swiglu import SwigluTensors, swiglu
 from rsn.tests.effort import examples
 
 Array = npt.NDArray[Any]
@@ -27,10 +27,10 @@ def gated(x: Array, gate: Array, up: Array, down: Array) -> Array:
     return made
 
 
-def drawn_values(layer: Layer, rows: int, seed: int = 0) -> Values:
+def drawn_values(layer: ExpertLayerShape, rows: int, seed: int = 0) -> ExpertTensors:
     random = np.random.default_rng(seed)
     wide, high = (layer.experts, layer.model, layer.hidden), (layer.experts, layer.hidden, layer.model)
-    return Values(
+    return ExpertTensors(
         random.normal(size=(rows, layer.model)),
         random.normal(size=wide),
         random.normal(size=wide),
@@ -39,7 +39,7 @@ def drawn_values(layer: Layer, rows: int, seed: int = 0) -> Values:
     )
 
 
-def expected(values: Values, chosen: Sequence[Sequence[int]]) -> Array:
+def expected(values: ExpertTensors, chosen: Sequence[Sequence[int]]) -> Array:
     result = np.zeros_like(values.rows)
     for row, experts in enumerate(chosen):
         for place, one in enumerate(sorted(experts)):
@@ -53,7 +53,7 @@ def expected(values: Values, chosen: Sequence[Sequence[int]]) -> Array:
 def test_mixtures(data: st.DataObject) -> None:
     """In all forms; some experts get no row, or all."""
     regions = data.draw(st.sampled_from([None, 1, 2, 4]))
-    layer = Layer("drawn", 3, 6, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2, 3, 6])))
+    layer = ExpertLayerShape("drawn", 3, 6, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2, 3, 6])))
     rows = data.draw(st.integers(1, 7))
     some = data.draw(st.permutations(range(4)))
     pool = some[: data.draw(st.integers(layer.chosen, 4))]
@@ -93,21 +93,23 @@ def test_a_module_of_transformers(tile_rows: int | None, regions: int | None) ->
         shares = shares / shares.sum(dim=-1, keepdim=True)
         places, order = places.sort(dim=-1)
         both = module.experts.gate_up_proj.transpose(1, 2).numpy()
-    values = Values(
+    values = ExpertTensors(
         x[0].numpy(),
         both[:, :, :12],
         both[:, :, 12:],
         module.experts.down_proj.detach().transpose(1, 2).numpy(),
         shares.gather(-1, order).numpy(),
     )
-    made = mixture(Layer("Qwen3 MoE", 16, 12, 8, 2, 4), places.tolist(), tile_rows, regions=regions, values=values)
+    made = mixture(
+        ExpertLayerShape("Qwen3 MoE", 16, 12, 8, 2, 4), places.tolist(), tile_rows, regions=regions, values=values
+    )
     ran = timed(made.program, depths=made.depths)
     reference = (found[0] if isinstance(found, tuple) else found)[0].numpy()
     assert abs(ran.memory.tensor(made.result) - reference).max() < 1e-5 * abs(reference).max()
 
 
 def test_what_is_no_mixture() -> None:
-    layer = Layer("some", 4, 6, 4, 2, 3)
+    layer = ExpertLayerShape("some", 4, 6, 4, 2, 3)
     for chosen, tile_rows, regions, text in (
         ([], None, None, "a layer without rows"),
         ([(0, 1), (2, 4)], None, None, r"row 1 has the experts \[2, 4\]; it needs 2 below 4"),
@@ -121,16 +123,16 @@ def test_what_is_no_mixture() -> None:
     with pytest.raises(StepError, match=r"rows has shape \[1, 4\]; the layer needs \[2, 4\]"):
         mixture(layer, [(0, 1), (2, 3)], None, values=values)
     with pytest.raises(StepError, match="a row has 1 to 4 experts"):
-        Layer("some", 4, 6, 4, 5, 3)
+        ExpertLayerShape("some", 4, 6, 4, 5, 3)
     with pytest.raises(StepError, match="some: 6 hidden columns are not whole in tiles of 4"):
-        Layer("some", 4, 6, 4, 2, 4)
+        ExpertLayerShape("some", 4, 6, 4, 2, 4)
 
 
 @pytest.mark.parametrize(("tile_rows", "columns"), [(2, 3), (4, 6), (1, 2)])
 @pytest.mark.parametrize("through_memory", [False, True])
 def test_gated_layers(tile_rows: int, columns: int, through_memory: bool) -> None:
     random = np.random.default_rng(3)
-    weights = Weights(*(random.normal(size=shape) for shape in ((4, 5), (5, 6), (5, 6), (6, 5))))
+    weights = SwigluTensors(*(random.normal(size=shape) for shape in ((4, 5), (5, 6), (5, 6), (6, 5))))
     made = swiglu(4, 5, 6, tile_rows, columns, compute=16, through_memory=through_memory, values=weights)
     ran = timed(made.program, depths=1)
     np.testing.assert_allclose(ran.memory.tensor(made.result), gated(weights.x, weights.gate, weights.up, weights.down))

@@ -50,7 +50,7 @@ from rsn.streams.dynamic.shapes import (
     REGULAR,
     STATIC,
     BufferType,
-    Kind,
+    DimensionKind,
     StreamType,
     Symbols,
     dimension,
@@ -350,7 +350,7 @@ def test_ragged_traffic_may_be_allowed() -> None:
 
 
 def test_looser_kinds_take_stricter_ones() -> None:
-    static_ragged = Kind(ragged=True, dynamic=False)
+    static_ragged = DimensionKind(ragged=True, dynamic=False)
     kinds = [STATIC, REGULAR, static_ragged, ANY]
     taken = {(a, b) for a in range(4) for b in range(4) if kinds[a].takes(kinds[b])}
     assert taken == {(0, 0), (1, 0), (1, 1), (2, 0), (2, 2), (3, 0), (3, 1), (3, 2), (3, 3)}

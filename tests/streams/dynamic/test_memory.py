@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsn.streams.dynamic import Arrivals, Program, RandomOffChipLoad, RandomOffChipStore, Tensor, Tile, encode, tile
-from rsn.streams.dynamic.memory import Memory
+from rsn.streams.dynamic.memory import TensorMemory
 from rsn.streams.dynamic.run import run, timed
 from rsn.tests.effort import examples
 
@@ -23,7 +23,7 @@ ACCESSES = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 47)), max_siz
 def test_reads_are_those_of_an_array(accesses: list[tuple[bool, tuple[int, int], int]], given_data: bool) -> None:
     expected = np.arange(48.0).reshape(2, 4, 6) if given_data else np.full((2, 4, 6), np.nan)
     tensor = Tensor((2, 4, 6), data=expected.copy() if given_data else None)
-    memory = Memory()
+    memory = TensorMemory()
     flat = expected.reshape(8, 6)
     for number, (write, (rows, columns), index) in enumerate(accesses):
         row, column = divmod(index % (48 // (rows * columns)), 6 // columns)
@@ -58,6 +58,6 @@ def test_a_load_of_other_tiles_than_a_store(runs: Any) -> None:
 
 def test_what_is_written_in_a_tensor_of_integers_is_not_cut_off() -> None:
     tensor = Tensor.of(np.zeros((1, 2), dtype=int))
-    memory = Memory()
+    memory = TensorMemory()
     memory.write(tensor, 1, Tile.of(1.5))
     assert memory.tensor(tensor).tolist() == [[0, 1.5]]
