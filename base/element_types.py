@@ -33,7 +33,7 @@ class ScalarFacts:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest value of an integer type."""
+        """The smallest and the largest value of an integer type, or of a Boolean."""
         if self.kept.startswith("int"):
             return -(1 << self.bits - 1), (1 << self.bits - 1) - 1
         return 0, (1 << self.bits) - 1

@@ -15,5 +15,5 @@ class Place(NamedTuple):
 
     @property
     def start(self) -> Place:
-        """Its beginning alone."""
+        """The same place without its end."""
         return Place(self.line, self.column)

@@ -9,5 +9,6 @@ FEW_LAYERS, BOUND_OF_FEW = 4, 1e-5
 
 
 def bound_of(layers: int) -> float:
-    """The largest allowed difference for a network of so many layers of a transformer."""
+    """Return the largest allowed difference from PyTorch, relative to the largest magnitude in the tensor. layers: of
+    the transformer."""
     return BOUND_OF_FEW if layers <= FEW_LAYERS else BOUND

@@ -72,6 +72,7 @@ class ExpertTraffic:
 
     @property
     def text(self) -> str:
+        """Return the row as one line of text, in the columns of `HEAD`; of a refused layer the reason."""
         head = f"{self.layer:8} {self.tokens:6} {self.active:6}  {self.machine:7} {self.how:9}"
         if self.refused:
             return f"{head} refused: {self.refused}"
@@ -218,6 +219,7 @@ def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, ske
 
 
 def main() -> None:
+    """Print a row for each layer, number of tokens, machine and way; with `--json`, write them to a file as well."""
     parser = command_line(__doc__)
     parser.add_argument("layers", nargs="*", default=list(LAYERS), help=f"of {', '.join(LAYERS)}")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64])

@@ -75,6 +75,7 @@ class LayerSearch:
     start: tuple[Choice, ...] = (START,)
 
     def evaluate(self, choice: Choice) -> Outcome:
+        """Return the modelled latency of the machine of a choice, in ms. Raises `RsnError` if it does not fit."""
         return Outcome((self.made(choice).latency_s * 1e3,))
 
     def made(self, choice: Choice, rule: Rule = "balanced") -> Generated:
@@ -135,6 +136,7 @@ def shown(made: Generated) -> str:
 
 
 def main() -> None:
+    """Print the modelled times of each model and length beside the published ones, or all figures as JSON."""
     parser = command_line(__doc__, json=True)
     parser.add_argument("models", nargs="*", choices=[*SIZES, []], default=["gpt2"])
     parser.add_argument("--lengths", nargs="+", type=int, default=list(PUBLISHED), help="of prompt and answer")

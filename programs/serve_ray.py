@@ -422,7 +422,8 @@ class ReplicatedModel:
         unused; the length of Ray's queue is fixed."""
         return self.replicas.ask(self.name, inputs, self._timeout_s if timeout is None else timeout)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing: `Replicas.close` ends the calls of all models."""
 
 
 def front(

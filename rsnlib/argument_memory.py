@@ -13,9 +13,12 @@ from ..base.errors import TensorError
 
 
 def as_laid_out(node: Node, value: torch.Tensor, *, is_written: bool) -> torch.Tensor:
-    """An argument with the strides of the example's, for a graph without writes, which is valid for these alone: the
-    argument itself, or a copy. is_written: the module may write to it, then a copy will not do, and raises
-    TensorError."""
+    """Return an argument with the strides of the example's: the argument itself, or a copy. A graph without writes is
+    valid for these strides alone.
+
+    is_written: the module may write to the argument. A copy would lose the write, so other strides then raise
+    TensorError.
+    """
     strides = node.meta["val"].stride()
     if all(one == other for n, one, other in zip(value.shape, value.stride(), strides, strict=True) if n > 1):
         return value
@@ -32,7 +35,8 @@ Layouts = dict[int, tuple[tuple[int, ...], int]]
 
 
 def results_in_common(program: ExportedProgram) -> tuple[Layouts, ...]:
-    """The results of a module of one type that are views of the same memory, and of no argument's."""
+    """Return groups of two or more results of one type that are views of the same memory. Memory that an argument uses
+    too does not count."""
     returned = list(program.graph.output_node().args[0])
     values = {i: x.meta["val"] for i, x in enumerate(returned) if isinstance(x, Node)}
     tensors = {i: x for i, x in values.items() if isinstance(x, torch.Tensor)}
@@ -50,7 +54,8 @@ def results_in_common(program: ExportedProgram) -> tuple[Layouts, ...]:
 
 
 def put_in_common(results: list[Any], groups: Iterable[Layouts]) -> None:
-    """Replace results by views of common memory, where they are not: a part of them comes from the machine."""
+    """Make the results of each group views of one memory again, in place. Results that the machine computed have memory
+    of their own before."""
     for group in groups:
         if len({results[i].untyped_storage().data_ptr() for i in group}) == 1:
             continue

@@ -32,7 +32,8 @@ def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def filled(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of where. Those that hide keys are masks that are added (`score_masks`)."""
+    """Rule of where, which the machine never runs: it returns the reason. One that hides scores is rewritten before,
+    into a mask that is added to them (`score_masks`)."""
     given = (a["self"], a["other"])
     scores = next((x for x in given if isinstance(x, Node) and isinstance(values.of[x], PartialAttention)), None)
     if scores is None:

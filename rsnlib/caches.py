@@ -118,7 +118,8 @@ def moved_up(graph: Rewriter, node: Node) -> Node | None:
 
 
 def form(values: AbstractState, shape: tuple[int, ...]) -> View:
-    """The view of an activation as (batch, heads, rows, columns of a head)."""
+    """Return the view of an activation (batch * rows, heads * columns) as a tensor (batch, heads, rows, columns of a
+    head). shape: of that tensor; its batch and that of `values` are the same."""
     _, heads, rows, columns = shape
     return View.dense((values.batch, rows, heads, columns)).permute((0, 2, 1, 3))
 
@@ -126,10 +127,12 @@ def form(values: AbstractState, shape: tuple[int, ...]) -> View:
 def attended(
     values: AbstractState, node: Node, x: Abstract, rows: int, masks: Sequence[Node], causal: bool
 ) -> Abstract:
-    """What an attention reads of a key or value: for a prompt the new rows alone. rows: of its query.
+    """Return what an attention reads of a key or value. For a prompt these are the new rows alone. rows: of each
+    sequence of its queries.
 
-    It sees no others if it takes the first rows of the cache alone, or if it is causal. A mask over all rows of the
-    cache is checked where it is read: it must hide the others. Raises UnsupportedError for other attention.
+    The attention sees only new rows if it takes the first rows of the cache alone, or if it is causal. A mask over all
+    rows of the cache must hide the others; this is checked where the mask is read. Raises UnsupportedError for any
+    other attention.
     """
     append = values.appends.get(x.base) if isinstance(x, Value) and isinstance(x.base, Gemm) else None
     if append is None or append.is_step or not isinstance(x, Value):

@@ -27,7 +27,8 @@ def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by parameter name; arguments collected by **kwargs keep their own names."""
+    """Return the arguments of a call by parameter name. Arguments collected by **kwargs keep their own names. Raises
+    TypeError if they do not fit the signature."""
     named: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD

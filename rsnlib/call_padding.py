@@ -43,7 +43,8 @@ class Factor:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a result is cut. axes: the factors of each axis, outermost first."""
+    """How to cut one result of a program to the sizes of a call. axes: for each axis of the result its factors,
+    outermost first; several if dimensions were flattened into one axis."""
 
     axes: tuple[tuple[Factor, ...], ...]
 

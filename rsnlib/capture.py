@@ -391,8 +391,8 @@ class Interface:
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:
-    """Run operators in order. environment: has their operands, and receives their results. Raises `TensorError` for
-    operands that an operator cannot take, such as an index that is out of range."""
+    """Run operators in order. environment: holds the values of their operands, and receives their results. Raises
+    `TensorError` for operands that an operator cannot take, such as an index that is out of range."""
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)
@@ -403,7 +403,7 @@ def run(nodes: Iterable[Node], environment: Environment) -> None:
 
 
 def lifted(program: ExportedProgram) -> Environment:
-    """The values of all inputs of a graph that are no arguments: parameters, buffers, constants, and subgraphs."""
+    """Return the values of all inputs of a graph other than arguments: parameters, buffers, constants and subgraphs."""
     values = {node: getattr(program.graph_module, node.target) for node in program.graph.find_nodes(op="get_attr")}
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -423,7 +423,8 @@ class Constants:
             self.note(node)
 
     def note(self, node: Node) -> bool:
-        """Look at an operator whose operands were looked at. Returns whether it is one of these nodes."""
+        """Decide whether an operator depends on no argument, and remember it. Call it for the operators in order: its
+        operands must have been noted before. Returns whether the operator is constant."""
         if node.op == "call_function" and not draws(node) and all(x in self._nodes for x in node.all_input_nodes):
             self._nodes.add(node)
         return node in self._nodes

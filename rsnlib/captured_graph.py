@@ -24,7 +24,7 @@ from .verification import in_double
 
 class CompiledWeights:
     """The weights that a program was compiled with. They are kept alive, so that no other tensor gets their id().
-    checksums: as for `Numbers`."""
+    checksums: compare checksums of the contents too, as for `Numbers`."""
 
     def __init__(self, tensors: Sequence[Any], checksums: bool) -> None:
         self._tensors = tensors
@@ -50,7 +50,7 @@ class CapturedGraph:
         self.end = _end(graph)
 
     def in_pytorch(self, *args: Any) -> Any:
-        """Run the graph in PyTorch. Returns its results."""
+        """Run the graph in PyTorch and return its results."""
         return self._graph.forward(*args)
 
     def reference(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
@@ -58,20 +58,21 @@ class CapturedGraph:
         return self._graph.forward(*(in_double(args) if is_double else args))
 
     def key(self, args: Sequence[Any]) -> Any:
-        """A key of everything in the arguments of a call, except weights, that a program depends on. Calls with equal
-        keys share a program."""
+        """Return a key of everything in the arguments of a call, except weights and counters, that a program depends
+        on. Calls with equal keys share a program."""
         others, _ = self._positions(args)
         counters = self._counters.positions
         return tuple(_facts(args[i]) for i in others if i not in counters), _wants_gradients(args)
 
     def with_counters(self, results: Any, args: Sequence[Any]) -> Any:
-        """The results of a call, with the numbers among them that depend on counters alone. results: from a program
-        that may have been compiled with other counters."""
+        """Return the results of a call, with those numbers computed again from `args` that are made of counters and
+        constants alone. results: from a program that may have been compiled with other values of the counters. A
+        counter is an argument that nothing but such numbers uses."""
         numbers = self._counters.results(args)
         return [numbers.get(i, x) for i, x in enumerate(results)] if numbers else results
 
     def weights(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments that are parameters or buffers of the model."""
+        """Return the arguments that are parameters or buffers of the model."""
         _, weights = self._positions(args)
         return [args[i] for i in weights]
 
@@ -87,8 +88,8 @@ class CapturedGraph:
         return self.pipeline.divide(module, tuple(args[i] for i in taken), whole=self.whole)
 
     def taken(self, args: Sequence[Any]) -> list[int]:
-        """The positions of the arguments that a program takes in each call. All others, weights and numbers, are
-        compiled into it."""
+        """Return the positions of the arguments that a program takes in each call. All other arguments (weights and
+        numbers) are compiled into it."""
         others, _ = self._positions(args)
         return [i for i in others if not _is_number(args[i])]
 

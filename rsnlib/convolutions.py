@@ -41,13 +41,13 @@ class Windows:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of windows."""
+        """Return the number of windows along each spatial dimension."""
         axes = zip(self.sizes, self.kernel, self.stride, self.dilation, self.before, self.after, strict=True)
         return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, d, a, b in axes)
 
 
 def windows_of(node: Node) -> Windows | None:
-    """The windows of a convolution; None for any other operator."""
+    """Return the windows of a convolution; None for any other operator."""
     n = CONVOLUTIONS.get(packet(node), 0)
     a = arguments(node)
     if not n:

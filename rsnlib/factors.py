@@ -9,8 +9,9 @@ from torch.fx import Node
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors of a rotation as tensors of the host, four-dimensional or with fewer leading dimensions; `heads` is
-    the axis of the four that has one position."""
+    """The factors of a rotation, computed by the host: `own` for each column, `partner` for the column that it is
+    paired with. Both broadcast to (batch, heads, rows, columns). heads: the axis of those four in which they have one
+    position."""
 
     own: Node
     partner: Node

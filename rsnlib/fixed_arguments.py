@@ -18,10 +18,10 @@ FIXED = "rsn_argument_"
 
 
 def arguments_of_tables(values: AbstractState, node: Node) -> tuple[str, ...]:
-    """The names of the arguments that decide by what the operands of an operator were multiplied, or what was added to
-    them, on the way from the machine to the operator.
+    """Return the names of the arguments from which the host computes tables, such as those of rotary positions: tensors
+    that results of the machine were multiplied by, or that were added to them, before they reached `node`.
 
-    Arguments on which the machine's part of these operands depends, such as token ids, are not among them.
+    An argument that these results of the machine depend on too, such as token ids, is left out.
     """
     tables: set[Node] = set()
     computed: set[Node] = set()
@@ -61,8 +61,9 @@ def _behind(nodes: Iterable[Node]) -> set[Node]:
 def fix(
     program: ExportedProgram, interface: Interface, environment: Environment, names: Sequence[str]
 ) -> tuple[Interface, Environment]:
-    """Make arguments constants of a captured graph, with their values of the example. Returns an interface that
-    compares them in each call, and the environment with copies of them."""
+    """Make arguments constants of a captured graph, in place, with their values of the example. names: of their
+    placeholders. Returns an interface that compares the arguments of each call with these values, and the environment
+    with copies of them."""
     fixed = {x: environment[x].detach().clone() for x in interface.arguments if x.name in names}
     specs = program.graph_signature.input_specs
     for i, (node, spec) in enumerate(zip(program.graph.find_nodes(op="placeholder"), specs, strict=True)):

@@ -15,8 +15,8 @@ from .view import View
 
 
 def gate(values: AbstractState, node: Node, x: Any, y: Any) -> Value | None:
-    """The product of two products of the same operand, element by element, as one product with a gate; one of both may
-    have an activation. None if the factors are no such products."""
+    """Return the elementwise product of two matrix products with the same operand as one product with a gate. At most
+    one of the two may have an activation. Returns None if x and y are not such products."""
     left, right = _product(values, x), _product(values, y)
     if left is None or right is None or left[0] is right[0] or left[0].x != right[0].x:
         return None
@@ -65,8 +65,8 @@ def scaled_gate(values: AbstractState, layer: Gemm, factor: float) -> Gemm:
 
 
 def summed(values: AbstractState, node: Node, x: Node, y: Node) -> Value | None:
-    """The sum of two tensors of the same shape, of which the machine has one at least, as a pass; None if they are not
-    whole activations."""
+    """Return the sum of two tensors of the same shape as a pass of the machine (a layer without a product). The machine
+    must have computed at least one of them. Returns None if they are not whole activations."""
     if dtype_of(x) != torch.float32 or dtype_of(y) != torch.float32:
         return None
     return _total(values, node, x, y) or _total(values, node, y, x)

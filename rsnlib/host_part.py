@@ -29,15 +29,16 @@ from .view import View
 
 @dataclass(frozen=True, eq=False)
 class RotaryTable:
-    """An input of the network with the factors of a rotation. factors: the host's tensors of them. rotary: what they
-    are multiplied by, in the order of the machine's columns. pitch: columns from a head to the next."""
+    """An input of the network with the factors of a rotation, which the host computes in each call. factors: the host's
+    tensors with them. rotary: constant factors by which they are multiplied, in the order of the machine's columns.
+    pitch: columns from one head to the next."""
 
     factors: Factors
     rotary: Rotary
     pitch: int
 
     def rows(self, environment: Environment, batch: int, seq: int) -> Array:
-        """The factors in the form that the machine takes them in: float32 (batch, seq, 2 * pitch)."""
+        """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch)."""
         columns = self.rotary.head_dim
         own, partner = (
             _four(environment[x]).select(self.factors.heads, 0).broadcast_to((batch, seq, columns))
@@ -61,20 +62,23 @@ def _four(x: torch.Tensor) -> torch.Tensor:
 class HostPart:
     """The host's operators before and after the machine. A call of the model is: prologue, machine, epilogue.
 
-    batch, seq, lengths: of the network, as in `LayerGraph`. columns: of each output of the network, by activation name.
-    constants: weights that the operators use. before, after: operators in order. sources: by input of the network, the
-    host's tensor and the view of the input that it is. results: by node, the output of the network and the view of it
-    that the node is. masks: the attention masks; all must hide the same keys. patterns: which keys each row sees, of
-    masks by which not all rows see the same. seqs: rows of each sequence of those inputs and outputs of the network
-    that have another number than `seq`. counted: of the keys that the masks hide, 0 for `seq`. added: inputs of the
-    network that are masks, added to scores.
+    batch, seq, lengths: of the network, as in `LayerGraph`. columns: number of columns of each output of the network,
+    by activation name. constants: weights that the operators use. before, after: operators in order. sources: by input
+    of the network, the host's tensor and the view of the input that this tensor is. results: by node, the output of the
+    network and the view of it that the node is. seqs: rows of each sequence, by input or output of the network, where
+    they differ from `seq`.
 
-    states: by input of the network that keeps its contents between runs, the cache of the host and the view of the
-    input that it is. state_columns: where the columns of these lie. rows_taken: of these caches, the row that a call
-    replaces; the same in all caches of a kind. A kind is 0, or a number of rows that other caches have. counts: of
-    masks of another kind than 0. rings: by input of the network, the kinds of caches whose rows move up; the machine
-    replaces the oldest row. prompts: of other caches, the rows that a call replaces, with their number: the first ones.
-    tables: by input that has the factors of a rotation for each row.
+    Masks. masks: nodes of the attention masks; all must hide the same keys. patterns: by mask, which keys each row
+    sees, for masks that do not show all rows the same keys. counted: number of keys of each sequence in these masks; 0
+    means `seq`. added: inputs of the network that are masks, added to scores.
+
+    Caches come in kinds. Kind 0 is the network's own; any other kind is a number of rows that its caches have. states:
+    by input of the network that keeps its contents between runs, the host's cache and the view of the input that it is.
+    state_columns: by such an input, the position of its columns. rows_taken: by the node with the row that a call
+    replaces, the kind of the caches; all caches of a kind must replace the same row. counts: by mask of another kind
+    than 0, that kind. rings: by input of the network, the kind of a cache whose rows move up; the machine replaces the
+    oldest row. prompts: for caches in which a call replaces the first rows, the node with their positions, and their
+    number. tables: by input with the factors of a rotation for each row, what the host computes them from.
     """
 
     batch: int
@@ -132,7 +136,7 @@ class HostPart:
         return self.inputs(environment), spans, state
 
     def visible(self, spans: KeySpans | None) -> Visible | None:
-        """The rows that the masks of a call show; None without masks. spans: from the prologue."""
+        """Return the rows that the masks of a call show; None without masks. spans: as the prologue returns them."""
         return None if spans is None or not len(spans.lengths) else Visible(spans, self.counted or self.seq)
 
     def _spans(self, environment: Environment) -> KeySpans | None:
@@ -184,13 +188,13 @@ class HostPart:
         return np.full(self.batch, row, np.int64)
 
     def state(self, name: str, environment: Environment) -> Array:
-        """The contents of an input that keeps them between runs, as the host has them: float32 (batch, rows,
-        columns)."""
+        """Return the host's contents of an input that keeps them between runs: float32 (batch, rows, columns)."""
         node, view = self.states[name]
         return _rows(environment[node], view).reshape(self.batch, self.seq_of(name), -1)
 
     def inputs(self, environment: Environment) -> dict[str, Array]:
-        """The network's inputs by activation name, float32 (batch, seq, columns), from the host's tensors."""
+        """Return the network's inputs by activation name, float32 (batch, rows, columns), made from the host's
+        tensors."""
         return {
             name: _rows(_to_add(environment[node]) if name in self.added else environment[node], view).reshape(
                 self.batch, self.seq_of(name), -1
@@ -199,9 +203,10 @@ class HostPart:
         } | {name: table.rows(environment, self.batch, self.seq) for name, table in self.tables.items()}
 
     def at_rows(self, spans: KeySpans | None, rows: RowsOfCaches) -> KeySpans:
-        """The parameters of a call in which each sequence takes new rows of its own in caches. spans: from the
-        prologue. rows: by the number of rows that caches have, or of all caches. Raises `UnsupportedError` for a
-        network without such caches, `CacheFull` for a row beyond them."""
+        """Return the parameters of a call in which each sequence takes a new row at a place of its own in the caches.
+        spans: as the prologue returns them. rows: for each sequence the row of all caches, or by the number of rows
+        that caches have. Raises `UnsupportedError` for a network without such caches, `TensorError` for rows that are
+        not integers or not one for each sequence, and `CacheFull` for a row beyond the cache."""
         if spans is None or not self.rows_taken or self.rings or self.after_caches:
             raise UnsupportedError("rows of sequences: the model appends no rows to caches, or uses these otherwise")
         for kind in set(self.rows_taken.values()):
@@ -231,7 +236,7 @@ class HostPart:
 
     @property
     def after_caches(self) -> bool:
-        """Whether an operator behind the machine makes a cache that a call does not only keep in its argument."""
+        """Whether the host puts new rows into a cache after the machine has run (`index_copy`)."""
         return any(node.target is torch.ops.aten.index_copy.default for node in self.after)
 
     def epilogue(self, outputs: Mapping[str, Array], state: Environment, rows: RowsOfCaches | None = None) -> Any:

@@ -25,9 +25,9 @@ def rows_of(rows: RowsOfCaches, count: int) -> Sequence[int]:
 
 
 class KeySpans(NamedTuple):
-    """The valid keys of each sequence, int64 (batch,): those before `lengths`, from `starts` on; None: from the
-    first. rows: where a cache takes the new row of each sequence; None without caches. others: the same of caches with
-    other numbers of rows, by these."""
+    """Which keys of each sequence attention sees, as int64 (batch,) arrays: the keys from `starts` up to `lengths`
+    (exclusive). starts: None means 0. rows: the row at which a cache takes the new row of each sequence; None without
+    caches. others: the same for caches with other numbers of rows, by that number."""
 
     lengths: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64] | None = None
@@ -36,13 +36,13 @@ class KeySpans(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, int], batch: int) -> KeySpans:
-        """From all run-time parameters of a program, by name."""
+        """Read the spans of `batch` sequences from all run-time parameters of a program, by name."""
         lengths, starts = ([parameters.get(f"{x}[{i}]", -1) for i in range(batch)] for x in ("len", "start"))
         return cls(np.array(lengths, np.int64), None if min(starts) < 0 else np.array(starts, np.int64))
 
     def parameters(self, count: int | None = None, kind: int | str = "") -> dict[str, int]:
-        """The run-time parameters of a program, by name. count: of sequences, the first ones; None: all. kind: the
-        number of rows of caches that have parameters of their own."""
+        """Return the run-time parameters of a program, by name. count: only those of the first `count` sequences; None:
+        all. kind: the number of rows of caches that have parameters of their own."""
         named = {f"len{kind}[{i}]": int(n) for i, n in enumerate(self.lengths[:count])}
         for name, numbers in (("start", self.starts), ("row", self.rows)):
             named |= {f"{name}{kind}[{i}]": int(n) for i, n in enumerate(() if numbers is None else numbers[:count])}

@@ -78,8 +78,8 @@ def on_chip_kib(overlay: Overlay) -> float:
 
 
 def usual(overlay: Overlay) -> Choice:
-    """The choice that is the overlay as it ships, with the schedule `paper`. Raises `UnsupportedError` for an overlay
-    without lanes."""
+    """Return the choice that stands for the overlay as it ships, with the schedule `paper`. Raises `UnsupportedError`
+    for an overlay without lanes."""
     lanes = overlay.lanes
     if lanes is None:
         raise UnsupportedError(f"overlay {overlay.name} has no row lanes, whose memories a search could change")
@@ -118,8 +118,8 @@ def overlay_text(base: Overlay, choice: Choice) -> str:
 
 
 def overlay_of(base: Overlay, choice: Choice) -> Overlay:
-    """The overlay of a choice: the base itself if no memory differs. Raises `ProgramError` for sizes that instructions
-    cannot say."""
+    """Return the overlay of a choice: the base itself if no memory differs. Raises `ProgramError` for sizes that the
+    overlay's instructions cannot express."""
     ships = usual(base)
     if all(choice[k.name] == ships[k.name] for k in MEMORY_KNOBS):
         return base
@@ -133,10 +133,11 @@ def built(network: LayerGraph, base: Overlay, choice: Choice) -> Built:
 
 @dataclass(frozen=True)
 class LaneSearch:
-    """The memories of an overlay, and the schedule of a model.
+    """A search over the memories of an overlay and the schedule of a model.
 
     spec: FILE.py:CALLABLE or a preset, as `rsn compile` takes it; each worker loads it. overlay: name of an overlay
-    with lanes. wanted: of `GOALS`. on_chip_bytes: most bytes on the chip; None sets no limit.
+    with lanes. wanted: keys of `GOALS`, the costs to minimise. on_chip_bytes: most bytes on the chip; None sets no
+    limit.
     """
 
     spec: str
@@ -161,8 +162,8 @@ class LaneSearch:
 
     @property
     def base(self) -> Overlay:
-        """The overlay whose memories are changed. Raises `ProgramError` or `UnsupportedError` if it is none that ships
-        and has lanes."""
+        """Return the overlay whose memories are changed. Raises `ProgramError` or `UnsupportedError` for an overlay
+        that does not ship with this package or has no lanes."""
         overlay = find(self.overlay)
         usual(overlay)
         if overlay.base is not None:
@@ -176,19 +177,24 @@ class LaneSearch:
 
     @property
     def goals(self) -> tuple[str, ...]:
+        """Return the names of the costs, with units, in the order of `wanted`."""
         return tuple(GOALS[goal] for goal in self.wanted)
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
+        """Return the knobs of the schedule, then those of the memories."""
         return SCHEDULE_KNOBS + MEMORY_KNOBS
 
     @property
     def start(self) -> tuple[Choice, ...]:
-        """The overlay as it ships in either mode, and with half of X in mode P3."""
+        """Return the choices to try first: the overlay as it ships, in mode R6 and in mode P3, and in mode P3 with half
+        of the memory X."""
         ships = usual(self.base)
         return ({**ships, "mode": "R6"}, {**ships, "mode": "P3"}, {**ships, "mode": "P3", "x": 4})
 
     def evaluate(self, choice: Choice) -> Outcome:
+        """Return the costs of a choice: modelled latency in ms, memory on the chip in KiB. Raises `RsnError` if the
+        choice cannot work, `UnsupportedError` if its memories exceed `on_chip_bytes`."""
         kib = on_chip_kib(overlay_of(self.base, choice))
         if self.on_chip_bytes is not None and kib * 1024 > self.on_chip_bytes:
             raise UnsupportedError(f"memories of {kib:.0f} KiB; at most {self.on_chip_bytes >> 10} KiB are asked for")

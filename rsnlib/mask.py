@@ -21,10 +21,10 @@ FORBIDDEN = -1e30
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which keys a mask shows to each row, besides hiding keys of padding.
+    """Which keys a mask shows to each row, apart from the keys of padding that it hides.
 
-    causal: no keys behind the row. window: no keys `window` rows or more before the row and, unless causal, none as far
-    behind it; None without. left: sequences may begin with padding.
+    causal: the row sees no keys behind it. window: the row sees only keys less than `window` rows before it and, unless
+    causal, less than `window` rows behind it; None without such a limit. left: sequences may begin with padding.
     """
 
     causal: bool = False

@@ -48,8 +48,9 @@ def changes_state(name: str, changed: Iterable[str]) -> UnsupportedError:
 
 
 def depends_on_calls(model: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Whether a module whose attributes change in a call computes something else in the next one: it does not if they
-    only remember what does not change, such as a table. PyTorch runs it twice. model: a copy of the module."""
+    """Whether a second call of a module computes other results than the first, because its attributes changed; a table
+    that is only remembered makes no difference. PyTorch runs the module twice, with the same arguments. model: a copy
+    of the module, because the calls change it. A call that raises in the second run counts as a difference."""
 
     def called() -> list[Any]:
         by_position, by_name = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))

@@ -200,11 +200,13 @@ PLAIN = (int, float, str, tuple)
 
 
 def leaves_of(result: Any) -> list[Any]:
+    """Return the tensors and other values in a result, in order, without the containers (pytree) that hold them."""
     return list(pytree.tree_leaves(result))
 
 
 def base_size(dim: Dim, size: int) -> int:
-    """The size of a dimension in an example; smaller than the largest size, so that the example can be padded."""
+    """Return the size of a dimension in an example. It is below the largest size, if that is above 2, so that the
+    example can be padded."""
     if dim.exact:
         return dim.sizes[0]
     largest = dim.sizes[-1]

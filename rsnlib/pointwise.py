@@ -115,7 +115,8 @@ def _plain(x: float) -> float:
 
 
 def root_of(layers: LayerBuilder, base: Gemm) -> tuple[Gemm, float]:
-    """The product before it was only scaled, and the ratio of both factors."""
+    """Follow a product back through the steps that only scaled it. Returns the first product, and by how much `base` is
+    larger (ratio of their factors)."""
     ratio, before = 1.0, layers.before(base)
     while before is not None and _only_scaled(base, before):
         ratio *= base.factor / before.factor

@@ -26,8 +26,8 @@ class Pool:
         self._tensors: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
     def shared(self, traced: Traced) -> Traced:
-        """Return the traced module with weights larger than `SMALL` replaced by equal arrays that other programs
-        already hold."""
+        """Return the traced module with its weights of more than `SMALL` bytes replaced by equal arrays that other
+        programs already hold."""
         layers = tuple(
             replace(x, weight=self._array(x.weight), bias=self._array(x.bias)) if isinstance(x, Gemm) else x
             for x in traced.network.layers

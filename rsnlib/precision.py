@@ -62,7 +62,7 @@ class Borders:
 
     @property
     def told(self) -> str:
-        """The note to the user about conversions, printed once for each compilation."""
+        """Return the note to the user about conversions, which is printed once for each compilation."""
         return (
             f"the model's weights are {' and '.join(filter(None, self.weights))}: the machine computes in float32; "
             "arguments and results are converted"
@@ -103,7 +103,7 @@ class Borders:
 
 
 def widened_example(example_inputs: tuple[Any, ...] | dict[str, Any]) -> Any:
-    """Convert example inputs for the model in float32."""
+    """Convert half-precision example inputs to float32; others stay."""
     return pytree.tree_map_only(torch.Tensor, lambda x: x if _half(x) is None else x.float(), example_inputs)
 
 

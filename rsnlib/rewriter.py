@@ -42,11 +42,11 @@ class Premise:
 
     @classmethod
     def of(cls, tensors: Iterable[torch.Tensor]) -> Premise:
-        """That tensors keep their present values."""
+        """Record the present values of tensors."""
         return cls(tuple((x, _digest(x)) for x in tensors))
 
     def holds(self) -> bool:
-        """Whether all have the same values as then."""
+        """Whether all tensors still have the values that were recorded."""
         return all(_digest(x) == digest for x, digest in self.read)
 
 
@@ -116,7 +116,7 @@ class Rewriter(Editor):
 
     @property
     def premise(self) -> Premise:
-        """The values that `value` has given out."""
+        """Return what the rewritten graph relies on: the weights and constants whose values `value` has returned."""
         return Premise.of(self._read.values())
 
     def value(self, node: Node) -> torch.Tensor:

@@ -43,7 +43,7 @@ aten = torch.ops.aten
 
 
 def in_rows(view: View, width: int) -> bool:
-    """Whether the last dimension of a view is the columns of its activation."""
+    """Whether the last dimension of a view is exactly the `width` columns of its activation."""
     return view.with_columns(width, width) is not None
 
 
@@ -125,7 +125,8 @@ def activation(kind: Callable[[Arguments], ActivationFunction]) -> LoweringPatte
 
 
 def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
-    """Make the rule of an elementwise operator. function: on numpy arrays. names: of its arguments."""
+    """Make the rule of an elementwise operator. function: computes it on NumPy arrays. names: of the operator's
+    arguments that the function takes, in order."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """Treat the operator as part of an activation that is written with several operators."""

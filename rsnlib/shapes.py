@@ -161,16 +161,16 @@ class Arguments:
         return ShapeBuckets(map(SizeBucket, product(*choices)))
 
     def resized(self, given: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
-        """The arguments, cut or padded to `sizes`, one for each of `dims`."""
+        """Return the arguments, cut or padded to `sizes`, one size for each of `dims`."""
         size_of, out = dict(zip(self.dims, sizes, strict=True)), dict(given)
         for name, axis, dim in self.places(given):
             out[name] = _resized(out[name], axis, size_of[dim], copies=isinstance(dim, Batch))
         return out
 
     def example_of(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """The example for a program of these sizes. Masks of padding show as many rows as there are: of few rows, one
-        would not tell whether it is causal. A mask that hides first rows of a sequence, as padding on the left, hides
-        one: else the program would refuse such calls."""
+        """Return the example for a program of these sizes. A mask of padding becomes 1 everywhere, because a mask with
+        few rows of 1 would not tell whether it is causal. One exception: a mask that hides the first rows of a sequence
+        (padding on the left) hides one row, or the program would refuse such calls."""
         made = self.resized(self.example, sizes)
         for name in self.shapes:
             x = self.example[name]

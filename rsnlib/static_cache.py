@@ -36,11 +36,10 @@ def register() -> None:
 
 
 def without_windows(cache: Any, rows: int | None = None) -> None:
-    """Replace the sliding layers of an empty cache by plain ones, whose rows the caller arranges.
-
-    rows: of these layers; None: as many as they had. The masks that a model makes for them hide what a window hides
-    from the row `cumulative_length`. Raises UnsupportedError for layers that keep other things than keys and values.
-    """
+    """Replace the sliding-window layers of an empty cache by plain ones, in place. The caller then says which row each
+    new key goes to. rows: number of rows of these layers; None keeps it. The masks that a model makes for them hide
+    what a window that ends at row `cumulative_length` would hide. Raises UnsupportedError for layers that keep other
+    things than keys and values."""
     _check(cache)
     for i, layer in enumerate(cache.layers):
         if hasattr(layer, COUNTER):
@@ -90,7 +89,8 @@ def _plain_layer() -> Any:
 
 
 def count_rows(arguments: Any) -> None:
-    """Bring the Python numbers of the sliding layers among the arguments of a call up to the tensors that it wrote."""
+    """Set the Python counters of the sliding-window layers in the arguments of a call to the values of the tensors that
+    the call wrote."""
     module = sys.modules.get("transformers.cache_utils")
     if module is None:
         return

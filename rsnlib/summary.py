@@ -28,9 +28,9 @@ class ModuleWork:
 
 @dataclass(frozen=True)
 class Modelled:
-    """The modelled time of a program. latency_s: seconds from launch to end. layers: seconds of each layer, by the name
-    of its result, from the last store of the layer before to its own last store. segments: the same of each segment, by
-    name. bound: what these times cannot fall below."""
+    """The modelled time of a program, in seconds. latency_s: from launch to end. layers: by name of a layer's result,
+    the time from the last store of the layer before to the layer's own last store. segments: the same for each segment,
+    by name. bound: a lower bound for these times."""
 
     latency_s: float
     layers: Mapping[str, float]

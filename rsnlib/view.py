@@ -89,7 +89,8 @@ class View:
         return View(tuple(repeated), self.offset)
 
     def once(self, axis: int) -> tuple[View, int]:
-        """The view without the repetitions of each position of an axis, and how often each is repeated in place."""
+        """Return the view without the repetitions of each position of an axis (innermost atoms of stride 0), and the
+        number of times that each position is repeated."""
         atoms, count = list(self.dims[axis]), 1
         while atoms and atoms[-1][1] == 0:
             count *= atoms.pop()[0]

@@ -29,8 +29,8 @@ def _part(view: View, axis: int, start: int, length: int, shape: Sequence[int]) 
 
 
 def seen(view: View, node: Node) -> View | str:
-    """What a view operator shows of an activation of which its operand shows `view`, or the reason why that is no
-    view."""
+    """Return the view that the result of a view operator is, if its operand is `view` of the same activation. Returns a
+    reason (text) if the result is no such view."""
     a, shape = arguments(node), shape_of(node)
     made: View | None = view
     if packet(node) is aten.reshape:
@@ -62,7 +62,7 @@ def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def moved(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of operators that move elements. A tensor of the host that is repeated stays there."""
+    """Rule of operators that move elements. If one repeats a tensor of the host, the host runs it."""
     value = values.of[node.all_input_nodes[0]]
     if not isinstance(value, Value):
         return "its operand is not an activation"

@@ -29,7 +29,7 @@ their strides, as after `contiguous` or `reshape`, which copy some tensors and n
 
 
 class UnfollowedWriteError(Exception):
-    """A graph writes in place, and nobody can tell what else the write changes. node: the operator that is the
+    """A graph writes in place, and it cannot be told what else that write changes. node: the operator that is the
     reason."""
 
     def __init__(self, node: Node, why: str) -> None:

@@ -174,7 +174,7 @@ class Expressions:
         self._beat.append(op)
 
     def end_beat(self) -> None:
-        """End the beat, if one is open: what follows comes after it."""
+        """End the open beat, if there is one. Operations that follow belong to the next beat."""
         if self._beat or self._cycles:
             place = self._beat[0].place if self._beat else self._since
             assert place is not None
@@ -182,7 +182,8 @@ class Expressions:
             self._beat, self._cycles, self._since = [], 0, None
 
     def take_cycles(self, node: syn.Invocation) -> Value:
-        """`cycles(n)`: the beat takes n cycles, which are added to those stated before in the same beat."""
+        """Read `cycles(n)`: add n cycles to the open beat. Raises `Refusal` unless n is a whole number, at least 0,
+        known before the run."""
         if len(node.arguments) != 1 or node.named:
             self.fail(node, "cycles takes one number")
         value = self.data(node.arguments[0])
@@ -192,23 +193,23 @@ class Expressions:
         return Data()
 
     def spend(self, count: int, place: Place) -> None:
-        """Add cycles to the beat."""
+        """Add cycles to the open beat. Has no effect if the program is read without beats."""
         if self.context.reading.timed:
             self._cycles += count
             self._since = self._since or place
 
     def begin(self) -> Around:
-        """Begin a body of its own; return what was read around it."""
+        """Begin to read a new body. Return the operations and beats before it, for `resume`."""
         around = self.ops, self.beats
         self.ops, self.beats = [], []
         return around
 
     def closed(self) -> WrittenBody:
-        """The body that was read."""
+        """Return the operations and beats of the body that was read."""
         return WrittenBody(tuple(self.ops), tuple(self.beats))
 
     def resume(self, around: Around, made: WrittenBody = EMPTY) -> None:
-        """Go on behind a body. around: what `begin` returned."""
+        """Continue behind a body. around: what `begin` returned. made: what the body adds."""
         self.ops, self.beats = [*around[0], *made.ops], [*around[1], *made.beats]
 
     def chosen(self, arms: Sequence[WrittenBody], place: Place) -> WrittenBody:
@@ -250,16 +251,17 @@ class Expressions:
         self.context.source.add("future", message, node.place, note, subject=self.name)
 
     def data(self, node: syn.ExpressionNode) -> Value:
-        """Evaluate an expression and read it."""
+        """Return the value of an expression, which is read here. Raises `Refusal`."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
     def fail(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
+        """Raise `Refusal` with code `unsupported` at a node. notes: more lines of the message."""
         raise Refusal("unsupported", what, node, *notes)
 
     def held(self, node: syn.Assertion) -> None:
-        """`assert`: a condition that is known before the run holds. Raises `Refusal` if it does not."""
+        """Check an `assert`, if its condition is known before the run. Raises `Refusal` if the condition is false."""
         test = self.data(node.test)
         if isinstance(test, Data) or test.value:
             return
@@ -271,7 +273,7 @@ class Expressions:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def eval(self, node: syn.ExpressionNode) -> Value:
-        """Evaluate an expression. Raises `Refusal`."""
+        """Return the value of an expression. Raises `Refusal`."""
         self.context.step(node)
         match node:
             case syn.Literal():

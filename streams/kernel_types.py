@@ -134,6 +134,7 @@ def stored(part: KernelOperand, value: KernelOperand, mesh: Sequence[int]) -> No
 
 
 def typed(dtype: str | None, shape: Shape | None) -> ElementType | None:
+    """Return an element type, or None if its number type or its shape is unknown."""
     return None if dtype is None or shape is None else ElementType(dtype, shape)
 
 

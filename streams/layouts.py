@@ -41,7 +41,7 @@ class Distribution:
 
     @property
     def local(self) -> bool:
-        """Whether nothing is known about the other instances."""
+        """Whether nothing is known about what the other instances hold."""
         return self.labels is None and not self.uniform
 
     @property
@@ -61,7 +61,7 @@ UNIFORM = Distribution(uniform=True)
 
 
 def constant(number: int | float | None) -> Distribution:
-    """A number that all instances have."""
+    """Return the distribution of a number that is equal in all instances."""
     return Distribution(uniform=True, number=number)
 
 
@@ -82,7 +82,7 @@ def parse(text: str) -> tuple[Labels, bool]:
 
 
 def shown(labels: Labels) -> str:
-    """Write labels as they are read."""
+    """Return labels as text, in the form that `parse` reads."""
     return "".join("R" if axis is None else f"S{axis}" for axis in labels) or "no axes"
 
 
@@ -153,8 +153,8 @@ def group_of(axes: Sequence[int], mesh: Sequence[int], tid: Sequence[int]) -> li
 
 
 def merged(a: Distribution, b: Distribution) -> Distribution:
-    """Return the distribution of a value that comes from one of two paths. A debt that one of them has alone can never
-    be paid: it becomes "?"."""
+    """Return the distribution of a value that comes from one of two paths. A reduction that is pending on one path only
+    can never be completed: it becomes "?"."""
     if a == b:
         return a
     pending = (a.pending & b.pending) | {("?", axis) for _, axis in a.pending ^ b.pending}
@@ -165,7 +165,7 @@ def merged(a: Distribution, b: Distribution) -> Distribution:
 
 
 def localised(dist: Distribution) -> Distribution:
-    """Return the distribution of a value that some instances may not have computed: its debts remain."""
+    """Return the distribution of a value that some instances may not have computed. Its pending reductions remain."""
     return Distribution(None, dist.pending)
 
 

@@ -56,10 +56,12 @@ class LoweredExpressions:
         self.at = Place(1, 1)
 
     def refuse(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
+        """Raise `Refusal` with code `unsupported` at a node; the message begins with the task's name."""
         raise Refusal("unsupported", f"{self.name}: {what}", node, *notes)
 
     def kept(self, place: Place, value: t.Expression) -> t.Expression:
-        """A value that later assignments do not change."""
+        """Return an expression whose value later assignments do not change: assign it to a new variable, unless it is a
+        constant."""
         if isinstance(value, t.Constant):
             return value
         name = self.fresh()
@@ -67,6 +69,7 @@ class LoweredExpressions:
         return t.Name(name)
 
     def fresh(self) -> str:
+        """Return a new variable name, `%1`, `%2` and so on, which no user's name equals."""
         self.count += 1
         return f"%{self.count}"
 
@@ -337,6 +340,8 @@ class LoweredExpressions:
         return self.roots[name]
 
     def index_of(self, stream: tuple[str, str, tuple[int, ...]], node: syn.Invocation) -> tuple[t.Expression, ...]:
+        """Return the full index, in the declared array, of the stream of a put or a get. stream: what `stream` returned
+        for `node`."""
         assert isinstance(node.function, syn.Attribute)
         base = node.function.base
         parts = base.indices if isinstance(base, syn.Subscript) else ()
@@ -346,6 +351,8 @@ class LoweredExpressions:
         return ElementType(name) if name in BITS else None
 
     def type_of(self, annotation: syn.ExpressionNode) -> ElementType | None:
+        """Return the element type that an annotation states, None if it states none. Raises `Refusal`."""
+
         def constant(node: syn.ExpressionNode) -> Value:
             if isinstance(node, syn.Literal):
                 return Static(node.value)

@@ -29,17 +29,18 @@ class Paths(Stores):
         self.before = 0
 
     def save(self) -> PathState:
-        """Return what this path has come to."""
+        """Return a copy of the state of this path: variables, unread futures, and how futures were used."""
         size = len(self.env) + len(self.pending) + len(self.tokens)
         self.context.step(self.task.body, size // 8)
         return PathState(dict(self.env), {n: replace(future) for n, future in self.pending.items()}, dict(self.tokens))
 
     def restore(self, state: PathState) -> None:
-        """Go on from where a path was."""
+        """Continue from a state that `save` returned."""
         self.env, self.pending, self.tokens = state
 
     def merge(self, a: PathState, b: PathState) -> None:
-        """Go on from two paths: a variable that differs is data; a future is used if both have used it."""
+        """Continue from the states of two paths. A variable whose values differ becomes data; a future counts as used
+        only if both paths used it."""
         env: dict[str, Value] = {}
         tokens = either(a.tokens, b.tokens)
         self.context.step(self.task.body, len(a.env) // 2)

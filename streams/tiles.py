@@ -51,12 +51,12 @@ class TileExpressions(Expressions):
     # -- values ------------------------------------------------------------------------------------------------------
 
     def report(self, refusal: Refusal, node: syn.SyntaxNode) -> None:
-        """Add a refusal as a finding at a node; the reading goes on."""
+        """Add a refusal as a finding, at its own place or else at the node. The reading goes on."""
         place = refusal.place or node.place
         self.context.source.add(refusal.code, refusal.message, place, *refusal.notes, subject=self.task.name)
 
     def varies(self, node: syn.SyntaxNode) -> bool:
-        """Whether static parts of an expression differ between instances."""
+        """Whether the value of an expression may differ between instances, judged by the static names in it."""
         if isinstance(node, syn.Identifier | syn.Literal):
             return isinstance(node, syn.Identifier) and node.name in self.varying
         known = self.context.varies.get(node)
@@ -65,13 +65,15 @@ class TileExpressions(Expressions):
         return known
 
     def taken(self, node: syn.ExpressionNode) -> Value:
-        """Evaluate an expression and take its tokens; it may be a partial value."""
+        """Return the value of an expression, and take its tokens. The value may have a pending reduction. Raises
+        `Refusal`."""
         value = self.eval(node)
         self.read(value, node)
         return value
 
     def data(self, node: syn.ExpressionNode) -> Value:
-        """Evaluate an expression and read it: it must be complete."""
+        """Return the value of an expression that is read, and take its tokens. Add a finding if a reduction of it is
+        pending. Raises `Refusal`."""
         value = self.taken(node)
         if isinstance(value, Data) and value.dist.pending:
             self.incomplete(self.operand(node, value), node, f"{short(node)} is read here")
@@ -79,13 +81,16 @@ class TileExpressions(Expressions):
         return value
 
     def incomplete(self, operand: KernelOperand, node: syn.SyntaxNode, what: str) -> None:
+        """Add a finding: an operand is read while a reduction of it is pending. The note gives the call that completes
+        it. what: how the message begins."""
         pending = operand.dist.pending
         message = f"{what}, and its {layouts.described(pending)} is pending"
         note = f"complete it: {collective(operand.text, pending)}"
         self.report(Refusal("pending", message, None, note), node)
 
     def operand(self, node: syn.ExpressionNode, value: Value) -> KernelOperand:
-        """Return a value as kernels see it."""
+        """Return a value as an operand of a library kernel: its type, its distribution over the instances, and its
+        text."""
         text = short(node)
         if isinstance(value, Data):
             return KernelOperand(value.type, value.dist, text)
@@ -95,6 +100,8 @@ class TileExpressions(Expressions):
     def kernel(
         self, name: str, nodes: Sequence[syn.ExpressionNode], at: syn.SyntaxNode, options: Options | None = None
     ) -> Value:
+        """Return the result of a library kernel, and take its tokens and cycles. name: of the kernel. nodes: the
+        operands. at: the node at which findings stand. On a mistake, add a finding and return data of unknown type."""
         values = [self.taken(node) for node in nodes]
         return self._applied(name, nodes, values, at, options)
 

@@ -15,8 +15,8 @@ GROUPS = "grouped_mm"
 
 @contextmanager
 def in_groups(model: nn.Module) -> Iterator[None]:
-    """Context in which the experts of a model compute in groups, if its configurations have that switch. Both compute
-    the same."""
+    """Context in which the experts of a model compute products in groups instead of a loop, if the configurations of
+    its modules have that switch. Both ways compute the same result. The switch is set back at the end."""
     configs = {id(c): c for part in model.modules() if (c := getattr(part, "config", None)) is not None}
     switched = [(c, getattr(c, SWITCH)) for c in configs.values() if hasattr(c, SWITCH) and getattr(c, SWITCH) in LOOPS]
     try:

@@ -44,7 +44,8 @@ _numbers = itertools.count(1)
 
 
 def attached(executor: Executor) -> int:
-    """The number by which `rsn::experts` finds an executor, as long as somebody else holds it."""
+    """Return the number under which `rsn::experts` finds an executor. It stays valid while the caller holds the
+    executor: only a weak reference is kept."""
     number = next(_numbers)
     _executors[number] = executor
     return number

@@ -27,14 +27,14 @@ CHUNKS = "rsn_chunks"
 
 
 class Editor:
-    """A graph that passes change. Its nodes have tensors without values in their meta."""
+    """A graph that passes change. Each node's meta has a fake tensor in `val`: shape and type without values."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._mode: Any = detect_fake_mode([x.meta["val"] for x in graph.nodes if "val" in x.meta])
 
     def insert(self, at: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert an operator before `at`, of which it is a part."""
+        """Insert an operator before `at`, which it becomes a part of. Its result is computed on fake tensors."""
         with self._mode, torch.no_grad():
             values = map_arg((args, kwargs), lambda x: x.meta["val"])
             made = target(*values[0], **values[1])
@@ -48,7 +48,7 @@ class Editor:
         return node
 
     def decompose(self, node: Node) -> None:
-        """Put the operators that PyTorch composes an operator of in its place."""
+        """Replace an operator by the operators that PyTorch composes it of."""
         recorder = _Recorder(self, node)
         args, kwargs = map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
         with self._mode, torch.no_grad(), recorder:
@@ -89,8 +89,9 @@ class NormalFormError(Exception):
 
 
 def is_exempt(node: Node) -> bool:
-    """Whether passes may leave an operator: sizes depend on data, bits become numbers of another type, elements become
-    conjugate, a tensor tells how often each position is repeated or where a part begins, or dropout drops."""
+    """Whether passes may leave an operator as it is. This holds for operators whose sizes depend on data, that read
+    bits as numbers of another type, that make complex conjugates, that read from a tensor how often each position is
+    repeated or where a part begins, and for dropout in training mode."""
     op, a = packet(node), arguments(node)
     if not all(map(is_static, (node, *node.all_input_nodes))):
         parts = node.meta["val"]  # of a dimension of known size
@@ -114,7 +115,6 @@ def check_form(graph: Graph, after: str = "copies") -> None:
 # -- checks
 
 CHECKS = set(named("_assert_async _assert_scalar _assert_tensor_metadata"))
-
 
 
 def checks(graph: Editor) -> None:
@@ -223,7 +223,7 @@ DECOMPOSITIONS: dict[Any, Callable[[Editor, Node, dict[str, Any]], None]] = {
 
 
 def decompositions(graph: Editor) -> None:
-    """Put several operators in the place of one."""
+    """Replace each operator of `DECOMPOSITIONS` by the several operators that it is composed of."""
     for node in graph.graph.nodes:
         made = DECOMPOSITIONS.get(packet(node))
         if made is not None and not is_exempt(node):
@@ -363,7 +363,7 @@ SPELLINGS: dict[Any, Callable[[Node, dict[str, Any]], Spelling]] = {
 
 
 def spellings(graph: Editor) -> None:
-    """Give each operator one name, and views the shape of their result."""
+    """Give each operator its one name in the normal form. Views get the shape of their result as their argument."""
     for node in graph.graph.nodes:
         op = packet(node)
         if op in ALIASES:
@@ -380,9 +380,9 @@ def spellings(graph: Editor) -> None:
 
 
 def copies(graph: Editor) -> None:
-    """Remove copies of the same type, and operators that change nothing: those on which the memory of no result
-    depends, nor that of an operand of an operator beyond the normal form, which may want its elements side by side.
-    An alias stays: it is a slice of the whole, which for another size is a slice."""
+    """Remove copies of the same type, and operators that change nothing. One stays if the memory of a result of the
+    graph depends on it, or that of an operand of an operator outside the normal form, which may need contiguous
+    elements. An alias (a slice of the whole dimension) stays too: for another size it may be a part."""
     graph.graph.eliminate_dead_code()
     same = {aten.detach, aten.clone, aten.contiguous}
     shown: set[Node] = set()

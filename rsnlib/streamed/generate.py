@@ -89,18 +89,18 @@ class Generated:
 
     @property
     def latency_s(self) -> float:
-        """Seconds of an execution, modelled: its cycles at the clock of the device."""
+        """Return the modelled seconds of one execution: its cycles at the clock of the device."""
         return self.cycles / (self.device.mhz * 1e6)
 
     @property
     def on_chip_bytes(self) -> int:
-        """Bytes that kernels, converters and streams hold."""
+        """Return the bytes on the chip that kernels, converters and streams hold."""
         return sum(self.held.values())
 
     @property
     def bounds_s(self) -> dict[str, float]:
-        """Least seconds by the busiest kernel of this machine, by all multipliers that kernels may use if products had
-        them all the time, and by the memory off the chip at its peak bandwidth."""
+        """Return lower bounds of the latency, in seconds: the busiest kernel of this machine, all multipliers that
+        kernels may use if products kept them busy, and the memory off the chip at its peak bandwidth."""
         hz = self.device.mhz * 1e6
         most = max(1, int(FILL * self.device.total["DSP"]) // multiply_add_dsps(self.device))
         return {
@@ -110,7 +110,7 @@ class Generated:
         }
 
     def used(self) -> dict[str, int]:
-        """What is used of each resource of the device; DSP and LUT are estimates."""
+        """Return how much of each resource of the device is used, by its name; DSP and LUT are estimates."""
         sums = {name: sum(load.get(name, 0) for load in self.dies.loads) for name in self.device.total}
         return sums | {"LUTRAM bytes": self.memories.used("LUTRAM")}
 

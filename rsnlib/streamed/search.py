@@ -28,10 +28,10 @@ GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 
 @dataclass(frozen=True)
 class BlockSearch:
-    """The knobs of a machine for a module on a device.
+    """A search over the knobs of a machine for a module on a device.
 
-    spec: FILE.py:CALLABLE or a preset, as `rsn compile` takes it; each worker loads it. goals: of `GOALS`.
-    on_chip_bytes: as for `generate`.
+    spec: FILE.py:CALLABLE or a preset, as `rsn compile` takes it; each worker loads it. wanted: keys of `GOALS`, the
+    costs to minimise. on_chip_bytes: limit of bytes on the chip, as for `generate`.
     """
 
     spec: str
@@ -57,17 +57,22 @@ class BlockSearch:
 
     @property
     def goals(self) -> tuple[str, ...]:
+        """Return the names of the costs, with units, in the order of `wanted`."""
         return tuple(GOALS[goal] for goal in self.wanted)
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
+        """Return the knobs: the sizes of a tile, and whether tensors off the chip lie tile by tile (`packed`)."""
         return KNOBS
 
     @property
     def start(self) -> tuple[Choice, ...]:
+        """Return the choice to try first: the tiles of a machine for which no knobs are given."""
         return (START,)
 
     def evaluate(self, choice: Choice) -> Outcome:
+        """Return the costs of a choice: modelled latency in ms, memory on the chip in KiB. Its facts add the cycles and
+        the number of groups of operators. Raises as `generate` does."""
         made = self.made(choice)
         kib = made.on_chip_bytes / 1024
         costs = {"latency": made.latency_s * 1e3, "memory": kib}

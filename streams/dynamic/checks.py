@@ -41,7 +41,8 @@ class Sizes:
         self._most = min((n for n in (self._known, self._bound) if n is not None), default=inf)
 
     def at_most(self, size: int, position: int) -> None:
-        """Raise `TokenError` if no size may be as large as this."""
+        """Raise `TokenError` if a size that is `size` so far is already above its bound. position: of the token, from
+        0."""
         if size <= self._most:
             return
         if self._bound is not None and size > self._bound:
@@ -50,7 +51,8 @@ class Sizes:
         raise TokenError(f"{self._what} is {size} or more, and {self._known} by its type or before", position)
 
     def add(self, size: int, position: int) -> None:
-        """Count one more size. Raises `TokenError` if the dimension cannot have it."""
+        """Take one more size into account. position: of its token, from 0. Raises `TokenError` if it differs from the
+        type, from the sizes before it, or exceeds the bound."""
         self.at_most(size, position)
         if self._known is None:
             if self._regular:
@@ -65,8 +67,8 @@ class Sizes:
             self.values.add(size)
 
     def bind(self, found: dict[sympy.Symbol, int]) -> None:
-        """Add the values of the symbols that are the dimension's own: of a regular one its value, of a ragged one the
-        sum and the largest one."""
+        """Add the values of this dimension's symbols to `found`: the size of a regular dimension; the sum and the
+        largest size of a ragged one."""
         if self.dimension.ragged:
             for expression, value in ((self.dimension.total, self.total), (self.dimension.largest, self.largest)):
                 if isinstance(expression, sympy.Symbol):
@@ -141,7 +143,7 @@ class Measured:
 
     @property
     def position(self) -> int:
-        """The position of the last token, counted from 0."""
+        """The position of the last token, from 0."""
         return self.groups.position
 
     def see(self, token: Token) -> None:

@@ -19,8 +19,8 @@ class Expansion(Base, ABC):
 
     @abstractmethod
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
-        """Return the sizes of what it makes of an element, outermost first, None where data decide; and the type of
-        its elements."""
+        """Return the shape that one element becomes, outermost dimension first, and the type of the new elements. A
+        size is None if the data decide it. Raises `InputRefused`."""
 
     @abstractmethod
     def __call__(self, element: Any) -> list[Any]:

@@ -43,7 +43,7 @@ class Base:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name that error messages use."""
         return type(self).__name__
 
     @property
@@ -57,18 +57,22 @@ class Function(Base, ABC):
 
     @abstractmethod
     def type(self, *of: DataType) -> DataType:
-        """Return the type of the result. Raises `InputRefused`."""
+        """Return the type of the result for operands of these types. Raises `InputRefused` if the function does not
+        take them."""
 
     @abstractmethod
     def __call__(self, *of: Any) -> Element:
         """Return the result."""
 
     def cost(self, *of: Any) -> Cost:
-        """Return what an application costs; arguments are tiles or their types."""
+        """Return the operations of one application, as a factor and sizes: their product is the count. of: tiles, or
+        their types."""
         return NONE
 
 
 def tiles_in(name: str, of: Sequence[DataType], count: int) -> list[TileType]:
+    """Return the operand types, which must be exactly `count` tile types. Raises `InputRefused` otherwise. name: of the
+    function, for the message."""
     tiles = [one for one in of if isinstance(one, TileType)]
     if len(tiles) != len(of) or len(of) != count:
         raise InputRefused(f"{name} takes {count} tile{'s' * (count > 1)}, not {' and '.join(map(str, of))}")
@@ -76,6 +80,8 @@ def tiles_in(name: str, of: Sequence[DataType], count: int) -> list[TileType]:
 
 
 def same_size(name: str, a: Dimension, b: Dimension, left: TileType, right: TileType) -> None:
+    """Raise `InputRefused` unless two sizes are surely equal. name: of the function; left, right: the tiles of `a` and
+    `b`, for the message."""
     if not a.same(b):
         raise InputRefused(f"{name} of {left} and {right}")
 
@@ -100,7 +106,8 @@ class Matmul(Function):
         return True
 
     def sizes(self, left: Any, right: Any) -> tuple[Any, Any, Any, Any]:
-        """Rows, inner size of the left and of the right tile, columns."""
+        """Return (rows, inner size of the left tile, inner size of the right tile, columns) of the product, after the
+        transposes."""
         rows, inner = reversed(left.shape) if self.transpose_left else left.shape
         other, columns = reversed(right.shape) if self.transpose_right else right.shape
         return rows, inner, other, columns
@@ -175,6 +182,7 @@ _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1. size: a `Dimension` or an int."""
     return bool(size.size == 1 if isinstance(size, Dimension) else size == 1)
 
 
@@ -249,7 +257,8 @@ class Affine(Function):
 
 
 def index_in(element: Element) -> int:
-    """The number that a tile or a selector of one holds."""
+    """Return the integer in a [1,1] tile, or the number that a selector chooses. Raises `ValueError` for a selector
+    that does not choose exactly one, and for a tile without an integer."""
     if isinstance(element, Selector):
         if len(element.chosen) != 1:
             raise ValueError(f"selector {element} does not choose one")

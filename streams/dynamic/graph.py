@@ -88,12 +88,12 @@ class OperatorNode:
 
     @property
     def input_types(self) -> tuple[StreamType, ...]:
-        """Types of its inputs."""
+        """The types of the input streams."""
         return tuple(stream.type for stream in self.inputs)
 
     @property
     def output_types(self) -> tuple[StreamType, ...]:
-        """Types of its outputs."""
+        """The types of the output streams."""
         return tuple(stream.type for stream in self.outputs)
 
     def __str__(self) -> str:
@@ -138,7 +138,8 @@ class Program:
         BUILDING.reset(self._reset)
 
     def symbol(self, name: str, at_most: int | None = None) -> sympy.Symbol:
-        """A size that is known at run time. at_most: a bound, which a run checks."""
+        """Return the symbol of a size that is known at run time only. at_most: its largest value, which a run
+        checks."""
         self._give([name])
         made = symbol(name)
         self._bound(made, at_most)
@@ -190,13 +191,14 @@ class Program:
         return stream
 
     def feedback(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
-        """A stream whose writer comes later; `close` names it."""
+        """Return a placeholder for a stream that is made later; `close` puts that stream in its place."""
         made = Stream(self, StreamType.of(shape, data), name)
         self._open[made] = users_line()
         return made
 
     def close(self, loop: Stream, stream: Stream) -> None:
-        """Make a stream what a `feedback` carries. Raises `StepError` unless ranks and types agree."""
+        """Put a stream in the place of the `feedback` stream `loop`: all readers of `loop` then read it. Raises
+        `StepError` if `loop` is no open feedback, or if ranks or types differ."""
         if loop not in self._open:
             raise StepError("close", f"{loop.name} is no open feedback", users_line())
         if loop.type.rank != stream.type.rank or str(loop.type.data) != str(stream.type.data):
@@ -235,12 +237,12 @@ class Program:
         return node.outputs[0] if types else None
 
     def readers(self, stream: Stream) -> tuple[StreamReader, ...]:
-        """Who reads a stream."""
+        """Return each place where a stream is read."""
         return tuple(self._readings.get(stream, ()))
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """All streams: inputs, then outputs of nodes."""
+        """All streams: first the inputs, then the outputs of the nodes."""
         return (*self.inputs.values(), *(stream for node in self.nodes for stream in node.outputs))
 
     def check_closed(self) -> None:

@@ -40,11 +40,12 @@ class Tensor:
 
     @classmethod
     def of(cls, data: Array, dtype: str = "bf16", base: int = 0) -> Tensor:
-        """A tensor with this data."""
+        """Return a tensor with this data. base: address of its first byte."""
         return cls(tuple(data.shape), dtype, data, base)
 
     def tiled(self, tile: Sequence[int]) -> tuple[int, ...]:
-        """Its shape in tiles. Raises `InputRefused` unless it is whole in them."""
+        """Return the shape of the tensor, counted in tiles. Raises `InputRefused` if it is not a whole number of
+        tiles."""
         rows, columns = tile
         if rows < 1 or columns < 1:
             raise InputRefused(f"tiles [{rows},{columns}] of tensor {self.shape}; the least is [1,1]")
@@ -53,7 +54,8 @@ class Tensor:
         return (*self.shape[:-2], self.shape[-2] // rows, self.shape[-1] // columns)
 
     def address(self, index: int, tile: Sequence[int]) -> tuple[int, int]:
-        """Address of the first byte of a tile, and the bytes from one of its rows to the next."""
+        """Return the address of the first byte of a tile, and the bytes from one of its rows to the next. index: of the
+        tile, row-major."""
         across = self.shape[-1] // tile[1]
         row, column = divmod(index, across)
         width = BITS[self.dtype]
@@ -73,7 +75,7 @@ class TensorMemory:
         self._sizes: dict[Tensor, set[tuple[int, int]]] = {}
 
     def read(self, tensor: Tensor, index: int, tile: Sequence[int]) -> Tile:
-        """A tile of a tensor. The caller has checked that there is such a tile."""
+        """Return a tile of a tensor. index: of the tile, row-major. The caller has checked that the tile exists."""
         rows, columns = tile
         written = self._written.get(tensor, {})
         if self._sizes.get(tensor, set()) <= {(rows, columns)}:
@@ -106,14 +108,15 @@ class TensorMemory:
         return Tile(rows, columns, tensor.dtype, part)
 
     def write(self, tensor: Tensor, index: int, value: Tile) -> None:
-        """Put a tile in its place."""
+        """Store a tile in a tensor. index: of the tile, row-major."""
         written = self._written.setdefault(tensor, {})
         written.pop((index, value.shape), None)
         written[index, value.shape] = value
         self._sizes.setdefault(tensor, set()).add(value.shape)
 
     def tensor(self, tensor: Tensor) -> Array:
-        """A tensor as it is now; where nothing was written or given, 0. Raises `ValueError` for tiles without data."""
+        """Return the present values of a tensor; 0 where nothing was given or written. Raises `ValueError` if tiles
+        without data were written."""
         whole = np.zeros(tensor.shape) if tensor.data is None else tensor.data.copy()
         flat = whole.reshape(-1, tensor.shape[-1])
         for (index, size), value in self._written.get(tensor, {}).items():

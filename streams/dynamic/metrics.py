@@ -40,37 +40,39 @@ class Metrics:
 
     @cached_property
     def traffic(self) -> Expression:
-        """Bytes between the chip and the memory off it."""
+        """Bytes between the chip and off-chip memory, of all operators."""
         return sympy.Add(*(one.traffic for one in self.nodes.values()))
 
     @cached_property
     def memory(self) -> Expression:
-        """Bytes on chip."""
+        """Bytes on chip, of all operators."""
         return sympy.Add(*(one.memory for one in self.nodes.values()))
 
     @cached_property
     def flops(self) -> Expression:
-        """Operations."""
+        """Operations, of all operators."""
         return sympy.Add(*(one.flops for one in self.nodes.values()))
 
     @property
     def intensity(self) -> Expression:
-        """Operations for each byte of traffic."""
+        """Operations for each byte of off-chip traffic."""
         return self.flops / self.traffic
 
     def of(self, name: str) -> NodeMetrics:
-        """The metrics of an operator, by its name in the program."""
+        """Return the metrics of one operator. name: in the program. Raises `StopIteration` if no operator has it."""
         return next(metrics for node, metrics in self.nodes.items() if node.name == name)
 
     def value(self, expression: Expression, values: Mapping[Any, Any] | Run) -> Expression:
-        """An expression with the values of symbols, by name or symbol: a number, for a ragged dimension the list of its
-        sizes, or all that a run measured. What is not given stays."""
+        """Return an expression with values in place of symbols; other symbols stay. values: by name or symbol, a
+        number, or the list of the sizes of a ragged dimension in the whole stream; or a run, for all that it
+        measured."""
         given = values.values if isinstance(values, Run) else substitution(values)
         return replaced(sympy.sympify(expression), {**self.program.symbols.defined, **given})
 
 
 def substitution(values: Mapping[Any, Any]) -> dict[sympy.Symbol, Any]:
-    """Symbols and their values: a list stands for the sizes of a ragged dimension, in the whole stream."""
+    """Return the value of each symbol. A list holds the sizes of a ragged dimension in the whole stream; it gives their
+    sum and the largest one."""
     given: dict[sympy.Symbol, Any] = {}
     for name, value in values.items():
         one = symbol(name) if isinstance(name, str) else name

@@ -70,8 +70,8 @@ class ElementWork:
     least: int = 1
 
     def cycles(self, on_chip: int) -> int:
-        """Cycles by the roofline. on_chip: bytes per cycle of a memory unit. Two operands from memory: their times
-        add."""
+        """Return the cycles of this work: the slowest of reading, computing and writing, and at least `least`. on_chip:
+        bytes per cycle of a memory unit. The times of several operands from memory add up."""
         reading = sum(-(-size // on_chip) for size in self.bytes_in)
         computing = -(-self.flops // self.compute) if self.compute else 0
         return max(self.least, reading, computing, -(-self.bytes_out // on_chip))

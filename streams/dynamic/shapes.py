@@ -341,8 +341,8 @@ class StreamType:
         return self.shape[: len(self.shape) - count]
 
     def volume(self, dimensions: Sequence[Dimension]) -> Expression | None:
-        """The sum over all elements of the product of dimensions in their type; None where several vary from element
-        to element."""
+        """Return the sum, over all elements of the stream, of the product of some dimensions of an element. None if
+        more than one of them is ragged."""
         varying = [one for one in dimensions if one.ragged]
         if len(varying) > 1:
             return None
@@ -378,12 +378,12 @@ class Symbols:
         return name
 
     def number(self) -> int:
-        """The next number: symbols that are made together share one."""
+        """Return the next number for names. Symbols that one operator makes together share a number."""
         return next(self._numbers)
 
     def regular(self, letter: str, suffix: str = "", number: int | None = None, value: Any = None) -> Dimension:
-        """A new dynamic-regular dimension. value: what it is equal to, if that is known; then the same value has one
-        symbol."""
+        """Return a new dynamic-regular dimension. letter, suffix: of its name. value: the expression that it equals, if
+        known; equal values give the same symbol."""
         if value is not None:
             known = next((one for one, other in self.defined.items() if other == value), None)
             if known is not None:
@@ -394,22 +394,23 @@ class Symbols:
         return made
 
     def same_again(self, key: Hashable, make: Callable[[], Dimension]) -> Dimension:
-        """A new dimension, or the one that was made for this key: what an operator makes of equal shapes is equal."""
+        """Return the dimension that was made for this key; make it at the first call. So an operator gives equal inputs
+        equal dimensions."""
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
 
     def ragged(self, letter: str, suffix: str = "", number: int | None = None, **known: Any) -> Dimension:
-        """A new ragged dimension; `known` as for `ragged`."""
+        """Return a new ragged dimension. letter, suffix: of its name. known: arguments of the function `ragged`."""
         return ragged(self._name(letter, suffix, number), **known)
 
     def again(self, data: DataType, times: Expression | None) -> DataType:
-        """A data type when each element comes so often; None: for elements that are chosen, or come any number of
-        times, so that the sums over the stream and the largest values are new symbols."""
+        """Return a data type whose elements are repeated. times: how often each element comes; None if that is unknown,
+        and then ragged dimensions get new symbols for their sum and largest size."""
         return mapped(data, lambda one: self.again_one(one, times))
 
     def again_one(self, one: Dimension, times: Expression | None) -> Dimension:
-        """The same for a dimension."""
+        """Return one dimension of a repeated element. times: as for `again`."""
         if not one.ragged or times == 1:
             return one
         if times is None:
@@ -418,14 +419,15 @@ class Symbols:
         return replace(one, total=one.total * times)
 
     def merged(self, several: Sequence[DataType], counts: Sequence[Expression], letter: str = "M") -> DataType:
-        """The data type of streams that merge: where dimensions are not the same, a new ragged one. counts: how many
-        elements each stream has."""
+        """Return the data type of merged streams. Dimensions that are not the same become a new ragged one. counts:
+        elements of each stream."""
         columns = zip(*map(dimensions_of, several), strict=True)
         made = iter([self.merged_one(column, counts, letter) for column in columns])
         return mapped(several[0], lambda _: next(made))
 
     def merged_one(self, several: Sequence[Dimension], counts: Sequence[Expression], letter: str = "M") -> Dimension:
-        """The same for a dimension. Its total is the sum of theirs."""
+        """Return one dimension of merged streams: the same one if all agree, else a new ragged one, whose total is the
+        sum of theirs. counts: elements of each stream."""
         if all(one.same(several[0]) and not one.ragged for one in several):
             return several[0]
         totals = [one.total if one.total is not None else one.size * n for one, n in zip(several, counts, strict=True)]

@@ -59,8 +59,8 @@ class Tile:
 
     @property
     def scalar(self) -> int:
-        """The value of a [1,1] tile as an integer: an address, a size, or a flag. Raises `ValueError` if it has no
-        value: what steers a program is computed in every run."""
+        """The value of a [1,1] tile as an integer: an address, a size, or a flag. Raises `ValueError` for another
+        shape, for a tile without data, and for a value that is no integer."""
         if self.data is None or self.shape != (1, 1):
             raise ValueError(f"a tile of {self.rows}x{self.columns}{'' if self.data is not None else ' without data'}")
         value = self.data[0, 0]

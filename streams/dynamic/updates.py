@@ -19,11 +19,12 @@ class Update(Base, ABC):
 
     @abstractmethod
     def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-        """Return the type of the state after a group of elements, whose dimensions are given, outermost first."""
+        """Return the type of the state after a whole group of elements. group: its dimensions, outermost first."""
 
     @abstractmethod
     def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
-        """Return the type of the state after any element of such a group (Scan)."""
+        """Return the type of the state after any element of a group, which Scan puts. group: its dimensions, outermost
+        first."""
 
     @abstractmethod
     def start(self, element: DataType) -> Element:
@@ -34,7 +35,8 @@ class Update(Base, ABC):
         """Return the state after one more element."""
 
     def cost(self, *of: Any) -> Cost:
-        """Return what an update costs. of: the elements, or their types."""
+        """Return the operations of one update, as a factor and sizes: their product is the count. of: the elements, or
+        their types."""
         return NONE
 
 
@@ -82,7 +84,8 @@ def check_alike(name: str, state: Tile, more: Any) -> None:
 
 
 def folded(function: Function | Update, initial: float = 0) -> Update:
-    """An update as it is; a function as one."""
+    """Return an update as it is, and a function as a `Fold`. initial: each value of the state before the first
+    element."""
     return function if isinstance(function, Update) else Fold(function, initial)
 
 

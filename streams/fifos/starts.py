@@ -92,7 +92,7 @@ class KernelGraph:
         return cls(tuple(node.name for node in graph.nodes), tuple(node.timing for node in graph.nodes), tuple(fifos))
 
     def after(self, fifo: Fifo) -> int:
-        """Return the least cycles from the start of the source to that of the target."""
+        """Return the smallest delay, in cycles, from the start of the source to that of the target."""
         return self.timing(fifo.source).first if fifo.after is None else fifo.after
 
     def last(self, kernel: int) -> int:

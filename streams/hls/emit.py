@@ -296,18 +296,18 @@ class _ProjectWriter:
 
 
 def element_type(stream: StreamArray) -> str:
-    """The C++ type of an element of a stream."""
+    """Return the C++ type of one element of a stream."""
     kind = stream.type
     return tile_type(kind.dtype, kind.shape) if kind.shape else CPP[kind.dtype]
 
 
 def carried(stream: StreamArray) -> str:
-    """The C++ type of a transfer of a stream."""
+    """Return the C++ type of one transfer of a stream."""
     return f"hls::vector<{element_type(stream)}, {stream.packing}>" if stream.packing > 1 else element_type(stream)
 
 
 def tensor_bytes(tensor: OffChipTensor) -> int:
-    """Bytes of a tensor in the memory that the region reads and writes."""
+    """Return the bytes of a tensor in the memory that the C++ function reads and writes."""
     return prod(tensor.type.shape) * -(-BITS[tensor.type.dtype] // 8)
 
 

@@ -72,7 +72,7 @@ class StreamEndWriter(Variables):
             self.env[p.name], self.parts[p.name] = part, part
 
     def bound(self, value: Value) -> Val:
-        """A whole number: a bound of a loop, or an index of a stream."""
+        """Return a whole number: a bound of a loop, or an index of a stream. Raises `HlsError` for another value."""
         made = self.plain(value)
         if not made.kind.is_int:
             self.fail(f"a bound of a loop and an index of a stream are whole numbers, not {made.kind}")
@@ -100,7 +100,7 @@ class StreamEndWriter(Variables):
         return Val(INT, text, simple=False), sorted((_number(at, shape), port) for at, port in there.items())
 
     def port(self, port: EndParameter) -> str:
-        """The name of an end in this function."""
+        """Return the C++ name of this function's port for an end of a stream; make one at the first use."""
         if port not in self.ports:
             same = sum(1 for p in self.ports if (p.stream, p.put) == (port.stream, port.put))
             self.ports[port] = self.names.of(port.stream, f"_{'out' if port.put else 'in'}{same or ''}")
@@ -114,6 +114,8 @@ class StreamEndWriter(Variables):
         self.emit("}")
 
     def get(self, name: str, stream: str, index: tuple[t.Expression, ...]) -> None:
+        """Write the C++ that reads one element from an array of streams, and bind it to `name`. index: of the stream in
+        the array. Raises `HlsError`."""
         chosen, ports = self._ends(stream, index, put=False)
         kind = self.streams[stream].type
         cpp = tile_type(kind.dtype, kind.shape) if kind.shape else CPP[kind.dtype]
@@ -139,6 +141,8 @@ class StreamEndWriter(Variables):
             self.env[name] = self.keep(name, value, kind.dtype)
 
     def put(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> None:
+        """Write the C++ that writes the value of `node` to an array of streams. index: of the stream in the array.
+        Raises `HlsError` if the shape differs from that of the stream."""
         value = self.number(self.value(node))
         kind = self.streams[stream].type
         if value.kind.shape != kind.shape:

@@ -29,7 +29,8 @@ Affine = tuple[dict[t.Expression, int], int]
 
 
 def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...]) -> list[Index]:
-    """The indices of all axes. A tuple has one for each of the first axes; the others are taken whole."""
+    """Return one index for each axis of a shape. A tuple gives the indices of the first axes; the other axes are taken
+    whole. Raises `HlsError` for more indices than axes."""
     given = node.items if isinstance(node, t.Group) else (node,)
     if not shape:  # a tensor without axes: any index is the whole
         return []
@@ -52,7 +53,7 @@ def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...])
 
 
 def without_new_axes(node: t.Expression) -> tuple[t.Expression, tuple[int, ...]]:
-    """An index without the `None` in it, and where they stand among its parts."""
+    """Return an index without its `None` parts, and the positions of these among its parts."""
     given = node.items if isinstance(node, t.Group) else (node,)
     axes = tuple(k for k, part in enumerate(given) if part == NEW_AXIS)
     return (t.Group(tuple(part for part in given if part != NEW_AXIS)), axes) if axes else (node, ())

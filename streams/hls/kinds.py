@@ -138,7 +138,7 @@ class Val:
 
     @property
     def width(self) -> int:
-        """0 for an integer that is C++'s int, 1 for one of 64 bits, 2 for others."""
+        """The C++ type of an integer, as an index of `WIDTHS`: 0 int, 1 std::int64_t, 2 rsn::Int."""
         return max(self.wide, width(self.low, self.high))
 
 
@@ -187,7 +187,8 @@ Value = Val | ItemsKind | TextKind | ShardKind
 
 
 def width(low: int | None, high: int | None) -> int:
-    """Which C++ integer holds the values from low to high: 0 int, 1 of 64 bits, 2 rsn::Int."""
+    """Return the narrowest C++ integer type for values from `low` to `high`, as an index of `WIDTHS`: 0 int, 1
+    std::int64_t, 2 rsn::Int. None: no known limit."""
     if low is None or high is None:
         return 2
     for k, name in enumerate(("i32", "i64")):
@@ -200,7 +201,8 @@ WIDTHS = ("int", "std::int64_t", "rsn::Int")
 
 
 def literal(value: Any, text: str = "") -> Value:
-    """A value that is known before the run. text: how C++ names it, if not as a literal. Raises `TypeError`."""
+    """Return a value that is known at compile time as a C++ constant, or as a tuple or text. text: the C++ name of the
+    constant, if it has one. Raises `TypeError` for a tile or for another kind of value."""
     if isinstance(value, tuple | list | set | frozenset):
         return ItemsKind(tuple(literal(v) for v in value))
     if isinstance(value, str):
@@ -218,7 +220,7 @@ def literal(value: Any, text: str = "") -> Value:
 
 
 def written(value: Any) -> str:
-    """A number as C++ text."""
+    """Return a number as a C++ literal."""
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, int | np.integer):
@@ -244,8 +246,8 @@ def written(value: Any) -> str:
 
 
 def joined(a: ValueKind, b: ValueKind) -> ValueKind | None:
-    """The kind of a variable that holds values of two kinds; None if no kind does. The caller sees to it that it makes
-    no difference: see `adapts`."""
+    """Return the kind of a variable that holds values of both kinds; None if there is none. The caller must check that
+    the conversion changes no result: see `adapts`."""
     if a == b:
         return a
     if a.is_int and b.is_int:
@@ -259,43 +261,43 @@ def joined(a: ValueKind, b: ValueKind) -> ValueKind | None:
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """Elements of a shape."""
+    """Return the number of elements of a shape."""
     return prod(shape)
 
 
 def hull(a: Val, b: Val) -> tuple[int | None, int | None]:
-    """The limits that hold for two integers."""
+    """Return the (lowest, highest) value that either of two integers may have; None where there is no known limit."""
     low = None if a.low is None or b.low is None else min(a.low, b.low)
     high = None if a.high is None or b.high is None else max(a.high, b.high)
     return low, high
 
 
 def retold(value: Val, **changes: Any) -> Val:
-    """A value with other fields, not known before the run."""
+    """Return the value with some fields changed, and without its known value."""
     return replace(value, known=None, has_known=False, symbolic=False, **changes)
 
 
 def known_bool(value: bool) -> Val:
-    """A Boolean that is known before the run."""
+    """Return a Boolean constant."""
     made = literal(bool(value))
     assert isinstance(made, Val)
     return made
 
 
 def known_int(value: int) -> Val:
-    """An integer that is known before the run."""
+    """Return an integer constant."""
     made = literal(value)
     assert isinstance(made, Val)
     return made
 
 
 def element_type(kind: ValueKind) -> str:
-    """The C++ type of an element of a kind."""
+    """Return the C++ type of one element of a kind."""
     if kind.dtype in CPP:
         return CPP[kind.dtype]
     return {"bool": "bool", "int": "rsn::Int", "float": "double"}[kind.dtype]
 
 
 def inside(value: Val, low: int, high: int) -> bool:
-    """Whether the limits of an integer are inside others."""
+    """Whether an integer surely lies between `low` and `high`, both included."""
     return value.low is not None and value.high is not None and low <= value.low and value.high <= high

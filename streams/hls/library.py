@@ -115,6 +115,8 @@ class KernelWriter(Operators):
         return self._library(name, operands, options)
 
     def fixed(self, value: Value, what: str) -> Any:
+        """Return the Python value that is known at compile time. Raises `HlsError` if only the run knows it. what:
+        names it in the message."""
         if not value.has_known:
             self.fail(f"{what} must be known before the run")
         return value.known

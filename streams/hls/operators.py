@@ -50,7 +50,8 @@ class Operators(ValueWriter):
     """Writes operators."""
 
     def folded(self, function: Callable[..., Any], values: Sequence[Value], made: Val | None) -> Val | None:
-        """What a function of known values gives; under the text of `made` where a value is symbolic."""
+        """Return the result of a function of known values as a constant; `made` if one is not known. If a value is
+        symbolic, return `made` with that constant as its known value. Raises `HlsError` if the function fails."""
         if not all(v.has_known for v in values):
             return made
         try:
@@ -65,6 +66,8 @@ class Operators(ValueWriter):
         return out
 
     def unary(self, op: str, given: Value) -> Value:
+        """Return the C++ value of a unary operator, folded to a constant if the operand is known. op: `not`, `+`, `-`
+        or `~`. Raises `HlsError`."""
         if op == "not":
             value = self.truth_of(given)
             made = Val(BOOL, f"!{value.operand}", 0, 1)
@@ -91,10 +94,12 @@ class Operators(ValueWriter):
         return self.folded(UNARY[op], [value], made) or made
 
     def integer(self, value: Val, wide: int) -> str:
-        """An integer as an operand of at least this width."""
+        """Return the C++ text of an integer as an operand, cast if its type is narrower than `wide`."""
         return value.operand if value.width >= wide else f"{WIDTHS[wide]}({value.text})"
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
+        """Return the C++ value of a binary operator, folded to a constant if both operands are known. op: as written in
+        Python, such as `//` or `not in`. Raises `HlsError`."""
         if op in ("in", "not in"):
             return self._contains(op, a, b)
         if isinstance(a, ItemsKind | TextKind) or isinstance(b, ItemsKind | TextKind):

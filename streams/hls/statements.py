@@ -57,7 +57,7 @@ class BodyWriter(StreamEndWriter):
         self._reads = Counter(n.name for n in t.nodes(task.body) if isinstance(n, t.Name))
 
     def write(self) -> list[str]:
-        """The lines of the body. Raises `HlsError`."""
+        """Return the C++ lines of the body of a task. Raises `HlsError`."""
         try:
             self.block(fused(self.task.body, self._reads))
         except NeedsUnrolling:
@@ -65,7 +65,8 @@ class BodyWriter(StreamEndWriter):
         return self.lines
 
     def block(self, body: Sequence[t.Statement]) -> None:
-        """Write statements, until one leaves the block."""
+        """Write statements up to the first that leaves the block. Raises `HlsError` if the function becomes longer than
+        `LONGEST` lines."""
         for statement in body:
             if not self.alive:
                 return
@@ -74,7 +75,7 @@ class BodyWriter(StreamEndWriter):
             self.statement(statement)
 
     def statement(self, node: t.Statement) -> None:
-        """Write a statement, under the place where it stands."""
+        """Write one statement, with a mark of its line in the user's file before it."""
         self.place = node.place
         at, start = self.line, len(self.lines)
         self.line = node.place.line
@@ -112,7 +113,8 @@ class BodyWriter(StreamEndWriter):
                 self.fail(f"a statement of this kind ({type(node).__name__}) has no C++")
 
     def captured(self, body: Sequence[t.Statement], env: Env) -> tuple[list[str], Env, bool]:
-        """Write statements apart. Returns their lines, the values after them, and whether the end is reached."""
+        """Write statements to a list of their own. Return their lines, the values of names after them, and whether
+        control reaches their end. env: the values before them."""
         outer, self.lines, self.env = self.lines, [], dict(env)
         line, self.line = self.line, 0
         self.block(body)

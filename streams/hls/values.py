@@ -65,18 +65,21 @@ class ValueWriter:
         self._count = 0
 
     def fail(self, what: str) -> NoReturn:
+        """Raise `HlsError` with the file, line and column of the statement that is being written."""
         raise HlsError(f"{self.file}:{self.place.line}:{self.place.column}: hls: {what}")
 
     def emit(self, line: str) -> None:
+        """Append one line of C++ to the function."""
         self.lines.append(line)
 
     def fresh(self, prefix: str) -> str:
-        """A name that nothing else has."""
+        """Return a C++ name that is not in use: the prefix and a count."""
         self._count += 1
         return f"{prefix}_{self._count}"
 
     def number(self, value: Value) -> Val:
-        """A value that is a number or a tile; a shard is loaded."""
+        """Return a value that is a number or a tile; read a shard of a tensor into a tile. Raises `HlsError` for a
+        tuple or a text."""
         if isinstance(value, ShardKind):
             if not value.shape:
                 return self.element(f"{value.name}.at()", value.dtype)
@@ -89,20 +92,24 @@ class ValueWriter:
         self.fail("a tuple or a text where a number or a tile is expected")
 
     def plain(self, value: Value) -> Val:
-        """A number or tile that has had one kind from the start; tiles under a name."""
+        """Return a number or a tile; store a tile in a C++ variable. Raises `HlsError` for a variable that changes its
+        type."""
         made = self.number(value)
         if made.adapted:
             self.fail_adapted(made)
         return self.held(made)
 
     def fail_adapted(self, value: Val) -> NoReturn:
+        """Raise `HlsError` for a variable whose first value is a Python int or float and whose later values have
+        another type."""
         self.fail(
             f"{value.text} holds an int or a float at first and {value.kind} later: annotate its first assignment, "
             f"such as {value.text}: {value.kind} = ..."
         )
 
     def held(self, value: Val) -> Val:
-        """A value whose text is simple if it is a tile."""
+        """Return the value; store a tile that is a longer C++ expression in a variable first, so that it is computed
+        once."""
         if not value.kind.shape or value.simple:
             return value
         name = self.fresh("tile")
@@ -110,7 +117,7 @@ class ValueWriter:
         return Val(value.kind, name)
 
     def truth_of(self, given: Value) -> Val:
-        """A Boolean: whether a value is true."""
+        """Return whether a value is true, as a C++ Boolean. Raises `HlsError` for a tile."""
         if isinstance(given, ItemsKind | TextKind):
             return known_bool(bool(given.known))
         value = self.plain(given)
@@ -124,7 +131,8 @@ class ValueWriter:
         return replace(made, known=bool(value.known), has_known=True, symbolic=True) if value.has_known else made
 
     def result_of(self, function: Callable[..., Any], kinds: tuple[Any, ...], **named: Any) -> ValueKind:
-        """The kind of what a function returns; what it raises is refused."""
+        """Return the kind of the result of a function. kinds: of its arguments. Raises `HlsError` if the function
+        raises an error."""
         try:
             return result(function, kinds, tuple(named.items()))
         except (ArithmeticError, TypeError, ValueError, IndexError, AttributeError, ProgramError) as e:
@@ -154,7 +162,8 @@ class ValueWriter:
         return Val(kind, f"{kind.cpp}({value.text})")
 
     def beside(self, value: Val, kind: ValueKind) -> str:
-        """An operand beside a tile, or of a kernel: numbers of Python become elements of the computation."""
+        """Return the C++ text of an operand that meets a tile or goes to a kernel. A Python number is converted to the
+        element type of `kind`."""
         if value.kind.shape:
             return value.text
         compute = element_type(kind)
@@ -171,7 +180,8 @@ class ValueWriter:
         return f"rsn::beside<{compute}>({value.text})"
 
     def converted(self, given: Value, kind: ElementType) -> Val:
-        """A value as an element type: what a typed assignment and a put do."""
+        """Return a value converted to an element type, as a put or a typed assignment does. Raises `HlsError` if the
+        shapes differ."""
         value = self.number(given)
         if value.kind.shape != kind.shape:
             what = f"a tile of shape {value.kind.shape}" if value.kind.shape else "a number"
@@ -203,7 +213,7 @@ class ValueWriter:
         return made
 
     def scalar_converted(self, value: Val, dtype: str) -> str:
-        """A number as the C++ type of an element."""
+        """Return the C++ text of a number, converted to the C++ type of an element."""
         if dtype in ("f32", "f64") and value.has_known and not value.symbolic:
             made = literal(np.asarray(value.known).astype(np.float32 if dtype == "f32" else np.float64)[()])
             assert isinstance(made, Val)
@@ -217,7 +227,8 @@ class ValueWriter:
         return f"rsn::convert<{CPP[dtype]}>({value.text})"
 
     def element(self, text: str, dtype: str) -> Val:
-        """An element of a tile, tensor or stream as a value."""
+        """Return an element of a tile, tensor or stream as a value. text: the C++ that reads it. dtype: its type in
+        memory."""
         kind = of_element(dtype)
         if dtype in NARROW:
             text = f"float({text})"

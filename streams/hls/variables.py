@@ -74,7 +74,7 @@ class Variables(ExpressionWriter):
         self.plain_indices: frozenset[str] = frozenset()
 
     def variable(self, name: str, kind: ValueKind) -> Variable:
-        """The variable for values of a name of one kind."""
+        """Return the C++ variable that holds a name's values of one kind; make it at the first use."""
         key = "number" if kind == INT else str(kind)
         found = self.variables.get((name, key))
         if found is None:
@@ -85,7 +85,8 @@ class Variables(ExpressionWriter):
         return found
 
     def keep(self, name: str, value: Val, dtype: str = "", adapted: bool = False) -> Val:
-        """Assign a value to the variable of its kind, and return what is read of it from now on."""
+        """Write the assignment of a value to its C++ variable, and return the value as later statements read it. dtype:
+        the element type that bounds an integer, if known. adapted: the variable also held another kind."""
         variable = self.variable(name, value.kind)
         self._widen(variable, value, dtype)
         if value.kind == INT and value.width == 2 > width(value.low, value.high):
@@ -111,7 +112,7 @@ class Variables(ExpressionWriter):
                 variable.dtype = ""
 
     def bind(self, name: str, value: Value, dtype: str = "") -> None:
-        """Give a name a value. Known numbers need no variable."""
+        """Give a name a value. A value that is known at compile time gets no C++ variable."""
         if isinstance(value, ItemsKind):
             self.env[name] = self._kept_items(name, value)
         elif isinstance(value, Val) and not value.has_known:
@@ -170,7 +171,8 @@ class Variables(ExpressionWriter):
         return Val(kind, variable.text, low, high, adapted=mixed or a.adapted or b.adapted, wide=wide)
 
     def settle(self, now: Env, wanted: Env) -> list[str]:
-        """The assignments after which variables hold what a join expects."""
+        """Return the C++ assignments at the end of a path, so that variables hold the values that the other paths
+        expect. now: values of this path. wanted: values after the join."""
         outer, self.lines = self.lines, []
         for name, target in wanted.items():
             value = now.get(name)
@@ -190,6 +192,8 @@ class Variables(ExpressionWriter):
             self.keep(name, self.as_kind(value, target.kind), dtype)
 
     def declare(self, name: str, value: Value | Poison) -> None:
+        """Make the C++ variable of a name, and one for each item of a tuple. A value that is known at compile time gets
+        none."""
         if isinstance(value, Val) and not value.has_known and name not in self.plain_indices:
             self.variable(name, value.kind)
         elif isinstance(value, ItemsKind):

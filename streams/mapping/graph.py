@@ -32,10 +32,12 @@ class VirtualNode:
 
     @property
     def name(self) -> str:
+        """The name of the task instance, such as `gemm[0,1]`."""
         return self.instance.name
 
     @property
     def body(self) -> Body:
+        """The puts and gets of the instance, as a tree."""
         return self.instance.body
 
 
@@ -72,6 +74,7 @@ class MappingGraph:
 
     @cached_property
     def by_name(self) -> dict[str, int]:
+        """The number of each node, by its name, such as `gemm[0,1]`."""
         return {node.name: node.number for node in self.nodes}
 
     @cached_property
@@ -91,7 +94,8 @@ class MappingGraph:
         return found
 
     def node(self, name: str) -> int:
-        """Return the number of a node. name: such as gemm[0,1]; spaces do not matter."""
+        """Return the number of a node. name: such as `gemm[0,1]`; spaces are ignored. Raises `MappingError` if no node
+        has it."""
         found = self.by_name.get(name.replace(" ", ""))
         if found is None:
             raise MappingError("name", f"no task instance has the name {name}")
@@ -154,7 +158,8 @@ def _end(region: Region, stream: int, put: bool) -> tuple[object, ...]:
 
 
 def canonical(body: Body, order: dict[int, int]) -> tuple[object, ...]:
-    """Return a body with its streams numbered as they come. order: of the streams so far; it grows."""
+    """Return a body in a form that is equal for bodies that differ only in stream numbers: streams are renumbered in
+    the order of first use. order: new number of each stream; new streams are added to it."""
     out: list[object] = []
     for node in body:
         if isinstance(node, Op):
@@ -185,7 +190,7 @@ def cycles(body: Sequence[Node]) -> int:
 
 
 def operations(body: Sequence[Node]) -> Iterator[Op]:
-    """Every put and get of a body, once."""
+    """Yield every put and get of a body once, those in a loop too, whatever its number of iterations."""
     for node in body:
         if isinstance(node, Op):
             yield node

@@ -26,24 +26,27 @@ class PhysicalStream:
 
     @property
     def type(self) -> ElementType:
+        """The element type, which all its logical streams share."""
         return self.logical[0].type
 
     @property
     def packing(self) -> int:
+        """The packing, which all its logical streams share: the elements of one transfer."""
         return self.logical[0].packing
 
     @property
     def depth(self) -> int:
-        """Elements: the largest of the logical streams."""
+        """The depth, in elements: the largest depth of its logical streams."""
         return max(edge.depth for edge in self.logical)
 
     @property
     def tokens(self) -> int:
+        """Elements that pass it in one run, over all its logical streams."""
         return sum(edge.tokens for edge in self.logical)
 
     @property
     def size(self) -> int:
-        """Bytes that pass it."""
+        """Bytes that pass it in one run."""
         return sum(edge.tokens * edge.size for edge in self.logical)
 
 
@@ -98,6 +101,7 @@ class Mapped:
 
     @property
     def graph(self) -> MappingGraph:
+        """The virtual mapping graph that is mapped."""
         return self.made.graph
 
     def group(self, name: str) -> int:
@@ -131,7 +135,8 @@ class Mapped:
 
     @cached_property
     def between(self) -> Mapping[tuple[int, int], list[int]]:
-        """The streams from one node to another, by (writer, reader)."""
+        """The logical streams from one node to another, as numbers, by (writer, reader). Streams inside a node are left
+        out."""
         found: dict[tuple[int, int], list[int]] = defaultdict(list)
         for stream, edge in self.graph.edges.items():
             a, b = self.of[edge.writer], self.of[edge.reader]
@@ -141,6 +146,7 @@ class Mapped:
 
     @cached_property
     def successors(self) -> Sequence[Sequence[int]]:
+        """For each node, the numbers of the nodes that it writes to."""
         out: list[list[int]] = [[] for _ in self.groups]
         for a, b in self.between:
             out[a].append(b)
@@ -148,6 +154,7 @@ class Mapped:
 
     @cached_property
     def predecessors(self) -> Sequence[Sequence[int]]:
+        """For each node, the numbers of the nodes that it reads from."""
         out: list[list[int]] = [[] for _ in self.groups]
         for a, b in self.between:
             out[b].append(a)

@@ -41,6 +41,7 @@ class Placement:
 
     @property
     def optimal(self) -> bool:
+        """Whether the length equals the lower bound, so that no placement is shorter."""
         return self.length == self.bound
 
 

@@ -26,11 +26,13 @@ class MappingProof:
 
     @property
     def ok(self) -> bool:
+        """Whether the mapped program is well-typed."""
         return not self.report.code
 
 
 def prove(mapped: Mapped) -> MappingProof:
-    """Check a mapped program; if it does not end with fused loops, without them."""
+    """Check a mapped program. If the check fails with fused loops, try again without fusion, and return that result if
+    it is good."""
     first = MappingProof(check_mapped(mapped), mapped)
     if first.ok or not mapped.made.fuse:
         return first
@@ -40,8 +42,8 @@ def prove(mapped: Mapped) -> MappingProof:
 
 
 def mapped_region(mapped: Mapped) -> tuple[Region, dict[int, str]]:
-    """Return a mapped program: a task instance for each node, a stream for each physical stream. With it, for each
-    operation, by identity, the name of its logical stream."""
+    """Return the mapped program as a region: a task instance for each node, a stream for each physical stream. Return
+    with it the name of the logical stream of each put and get, by its `id`."""
     source = mapped.graph.region.source
     decls: list[StreamDecl] = []
     names: dict[int, int] = {}
@@ -65,7 +67,8 @@ def mapped_region(mapped: Mapped) -> tuple[Region, dict[int, str]]:
 
 
 def check_mapped(mapped: Mapped) -> Report:
-    """Check a mapped program once more."""
+    """Return the check of a mapped program. Deadlock and depth findings name the node and the logical stream that
+    wait."""
     region, logical = mapped_region(mapped)
     report = report_on(region)
     if report.code in ("deadlock", "depth"):

@@ -16,7 +16,7 @@ from .order import Axis, Order
 
 
 def fork(order: Order, streams: int) -> tuple[Order, ...]:
-    """Orders of `streams` streams that all get every token. Raises `ProgramError` for less than 1."""
+    """Return the orders of `streams` streams that each get every token. Raises `ProgramError` for less than 1."""
     if streams < 1:
         raise ProgramError(f"a fork into {streams} streams; the least is 1")
     return (order,) * streams

@@ -99,7 +99,7 @@ class Order:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the loops give, those that are given again included."""
+        """Number of tokens that the loops give. A token that is given again counts again."""
         return prod(self.trips)
 
     @cached_property
@@ -109,7 +109,7 @@ class Order:
         return tuple(count * size for count, size in zip(trips, self.element, strict=True))
 
     def axis_of(self, loop: int) -> int | None:
-        """The data axis that a loop drives; None for one that gives the same tokens again."""
+        """Return the data axis along which a loop moves; None for a loop that repeats the same tokens."""
         return next((k for k, axis in enumerate(self.axes) if axis.loop == loop), None)
 
     @property

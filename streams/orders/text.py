@@ -18,7 +18,8 @@ INDICES = "ijklmnop"
 
 
 def nest(loops: Sequence[tuple[str, int]], body: Sequence[str]) -> list[str]:
-    """Loops around statements, outermost first. loops: index and trips. A loop of one trip is none: its index is 0."""
+    """Return the lines of loops around statements, outermost first. loops: index and number of iterations. For a loop
+    of one iteration no line is written: its index is 0."""
     inner = [(name, trips) for name, trips in loops if trips > 1]
     fixed = [f"{name} = 0" for name, trips in loops if trips == 1 and _uses(name, body)]
     if not inner:
@@ -57,7 +58,7 @@ def token_shape(order: Order) -> tuple[int, ...]:
 
 
 def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> str:
-    """A token as a part of a tensor. kept: axes along which `tensor` is a buffer that holds one token only."""
+    """Return a token as a slice of a tensor. kept: axes along which `tensor` is a buffer of one token only."""
     parts = []
     front = len(order.element) - len(token_shape(order))
     for k, (axis, size, whole) in enumerate(zip(order.axes, order.element, order.tensor, strict=True)):

@@ -23,7 +23,7 @@ class Cover:
 
 
 def cost(levels: Mapping[str, int], weights: Mapping[str, int]) -> int:
-    """The sum of level x weight."""
+    """Return the sum of level x weight over all names."""
     return sum(level * weights[name] for name, level in levels.items())
 
 

@@ -52,22 +52,22 @@ class Times:
 
     @property
     def ends(self) -> tuple[tuple[int, ...], ...]:
-        """The end of each execution, for each outcome."""
+        """The cycle in which each execution ends, for each outcome."""
         return tuple(run.ends for run in self.runs)
 
     @property
     def latency(self) -> int:
-        """Cycles of the first execution, at worst."""
+        """Cycles of the first execution, in the slowest outcome."""
         return max(run.latency for run in self.runs)
 
     @property
     def interval(self) -> int | None:
-        """Cycles between the ends of the last two executions, at worst; None for one execution."""
+        """Cycles between the ends of the last two executions, in the slowest outcome; None for a single execution."""
         return max((run.interval for run in self.runs if run.interval is not None), default=None)
 
     @property
     def total(self) -> int:
-        """Cycles of all executions, at worst."""
+        """Cycles of all executions, in the slowest outcome."""
         return max(run.ends[-1] for run in self.runs)
 
     @property
@@ -193,7 +193,8 @@ class SizedProgram:
         return {s: k for k, body in enumerate(bodies) for node in body for s, put, _ in node.needs if put is side}
 
     def walked(self) -> int:
-        """Return how many beats all runs so far have walked, but for those with beats taken apart."""
+        """Return the number of beats that all runs so far have executed, without the runs in which beats were taken
+        apart."""
         return sum(model.walked for model in self._made)
 
     # -- timed --------------------------------------------------------------------------------------------------------
@@ -215,13 +216,14 @@ class SizedProgram:
             raise self._error(e.place, message) from None
 
     def together(self, depths: Mapping[str, int]) -> Times | None:
-        """Return the times with these depths, a stream that is not among them being endless; None if a beat waits for
-        ever to fire. Raises `TimeError`."""
+        """Return the times with these depths. A stream that `depths` does not name has no bound. None if a beat waits
+        for ever. Raises `TimeError`."""
         return self._times(self._models, depths, ())
 
     def later(self, depths: Mapping[str, int], than: Times) -> frozenset[str] | None:
-        """Return None if beats fire together with these depths, and executions end when they do in `than`, which is
-        with endless streams; otherwise streams of which one must be deeper for that, however deep all others are."""
+        """Return None if these depths delay no execution against `than`, a run on streams without bound. Otherwise
+        return streams of which at least one must become deeper, whatever the depths of the others. Raises `TimeError`
+        for too many tokens."""
         numbers = self.of_streams(depths)
         try:
             for model, run in zip(self._models, than.runs, strict=True):
@@ -236,8 +238,8 @@ class SizedProgram:
         return None
 
     def times(self, depths: Mapping[str, int]) -> Times | None:
-        """The same, with beats that cannot fire at once with these depths taken apart; None if an instance waits for
-        ever even then."""
+        """Return the times with these depths; beats that cannot fire at once are taken apart. None if an instance waits
+        for ever even then. Raises `TimeError`."""
         found = self.together(depths)
         if found is not None:
             return found

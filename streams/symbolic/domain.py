@@ -66,7 +66,7 @@ class Domain:
 
     @contextmanager
     def bound(self, name: str, count: Polynomial) -> Iterator[Polynomial]:
-        """Bind an index from 0 to count - 1. count: of at least 1 at all points."""
+        """Bind an index that runs from 0 to `count` - 1, and yield it. count: at least 1 at all points."""
         before = len(self.indices)
         self.indices.append((name, count))
         try:
@@ -77,8 +77,8 @@ class Domain:
     # -- proofs -------------------------------------------------------------------------------------------------------
 
     def proves(self, p: Polynomial) -> bool:
-        """Whether p >= 0 is seen to hold at all points. An index is replaced by both ends of its range where p is a
-        straight line in it, which is least at one of them."""
+        """Whether p >= 0 can be proved for all points. False means that there is no proof, not that p is negative
+        somewhere. If p is linear in an index, the proof tests both ends of the index."""
         for name, count in reversed(self.indices):
             degree = p.degree(name)
             if degree == 0:

@@ -147,12 +147,12 @@ Block = LocalStatements | Take | Give | Spend | CountedLoop | Until | StreamBran
 
 
 def names_in(*parts: Any) -> frozenset[str]:
-    """The names that expressions read."""
+    """Return the names that expressions read."""
     return frozenset(node.name for node in nodes(parts) if isinstance(node, Name))
 
 
 def written(parts: Any) -> frozenset[str]:
-    """The names that statements write. A store into a tile writes its name."""
+    """Return the names that statements write. A store into a tile writes the name of the tile."""
     out: set[str] = set()
     for node in nodes(parts):
         match node:
@@ -164,7 +164,8 @@ def written(parts: Any) -> frozenset[str]:
 
 
 def deciding(body: tuple[Statement, ...]) -> frozenset[str]:
-    """The variables that tests, trips, cycles and indices of streams depend on, directly or through others."""
+    """Return the variables that decide the course of a run: tests, bounds of loops, cycles and indices of streams
+    depend on them, directly or through other variables."""
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in nodes(body):
@@ -200,11 +201,11 @@ class Compiler:
         self.body = self.blocks(body)
 
     def blocks(self, body: tuple[Statement, ...]) -> tuple[Block, ...]:
-        """Compile statements."""
+        """Return the compiled form of statements."""
         return tuple(map(self.block, body))
 
     def block(self, node: Statement) -> Block:
-        """Compile a statement."""
+        """Return the compiled form of one statement."""
         match node:
             case Get(place, name, stream, index):
                 return Take(place, name, stream, self._index(place, index), names_in(index))

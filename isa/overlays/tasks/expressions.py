@@ -34,7 +34,7 @@ Value = Callable[[Variables], Any]
 
 
 def value_of(node: Expression) -> Value:
-    """Compile an expression."""
+    """Return a function that computes an expression from the values of variables."""
     match node:
         case Constant(value):
             return lambda env: value
@@ -132,12 +132,13 @@ def _is_absent(value: Any) -> bool:
 
 
 def item(base: Any, index: Any) -> Any:
-    """`base[index]`. Tiles and tensors take no negative index."""
+    """Return `base[index]`. Raises `IndexError` for a negative index into a tile or tensor, and for one beyond its
+    end."""
     return base[within(base, index)]
 
 
 def within(base: Any, index: Any) -> Any:
-    """Check that an index is inside an array. Raises `IndexError`."""
+    """Return the index, after a check that it is inside the array, if `base` is one. Raises `IndexError`."""
     shape = getattr(base, "shape", None)
     if shape is not None:
         parts = tuple(p for p in (index if type(index) is tuple else (index,)) if p is not None)
@@ -151,6 +152,8 @@ def within(base: Any, index: Any) -> Any:
 
 
 def converted(kind: ElementType, value: Any) -> Any:
+    """Return a value as an element type. A number type converts each element of a tile; a `Symbolic` value stays as it
+    is. Raises `ProgramError` for a tile of another shape."""
     if isinstance(value, Symbolic):
         return value
     if isinstance(value, np.ndarray) and not kind.shape:

@@ -201,7 +201,7 @@ class LibraryKernel:
 
 
 def no_kernel(*values: Any) -> NoReturn:
-    """What has a contract alone."""
+    """Raise `ProgramError`: stands in for kernels that only the type check knows; no machine runs them."""
     raise ProgramError("this is no kernel of a machine")
 
 

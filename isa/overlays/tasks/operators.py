@@ -19,14 +19,15 @@ LARGEST_SHIFT = 64
 
 
 def wide(x: Any) -> Any:
-    """A tile of integers or Booleans in 64 bits; other values as they are."""
+    """Return a tile of integers or Booleans in 64 bits, and any other value as it is."""
     if isinstance(x, np.ndarray) and x.dtype.kind in "biu" and x.dtype.itemsize < 8:
         return x.astype(np.int64)
     return x
 
 
 def exact(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A function of two values whose tiles of integers are in 64 bits, of one type."""
+    """Return the function with its tiles of integers widened to 64 bits first. If one tile is signed and one unsigned,
+    both become signed."""
 
     def compute(a: Any, b: Any) -> Any:
         tiles = isinstance(a, np.ndarray), isinstance(b, np.ndarray)

@@ -111,7 +111,7 @@ def program_of(overlay: Overlay) -> TaskProgram:
 
 
 def shots_of(program: TaskProgram) -> dict[str, tuple[RunShot, ...]]:
-    """The uOPs of each unit: the task instances that it runs."""
+    """Return the uOPs of each unit, by its name: one for each task instance that it runs, in order."""
     lists, number = {}, 0
     for name, shots in program.units:
         lists[name] = tuple(RunShot(shot=number + k) for k in range(len(shots)))

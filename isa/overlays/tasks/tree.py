@@ -235,12 +235,12 @@ def nodes(root: Any) -> Iterator[Any]:
 
 
 def last_cycles(cycles: int, before: int) -> int:
-    """The cycles of the last piece of a beat that is taken apart. cycles: of the beat. before: the pieces before it,
-    each of which takes one."""
+    """Return the cycles of the last piece of a beat, at least 1. cycles: of the whole beat. before: number of the
+    earlier pieces, of 1 cycle each."""
     return max(1, cycles - before)
 
 
 def divides(body: tuple[Statement, ...]) -> bool:
-    """Whether a branch with these statements ends a beat before and behind it: one that holds nothing but computation
-    does not."""
+    """Whether a branch with these statements ends the beat before it and begins a new beat after it. A branch that only
+    computes stays inside a beat."""
     return any(isinstance(node, Get | Put | Cycles | For | While | Leave) for node in nodes(body))

@@ -95,7 +95,7 @@ class TensorPart:
 
     @property
     def absent(self) -> bool:
-        """Whether the run is one without data."""
+        """Whether the run has no data, so that the tensor has no values."""
         return self._unit.memory is None
 
     def __init__(self, unit: Unit, tensor: OffChipTensor, offset: int, cut: tuple[slice, ...]) -> None:

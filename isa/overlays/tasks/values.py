@@ -99,7 +99,8 @@ def scalar(value: Any) -> Any:
 
 
 def words_of(tile: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
-    """Return the elements of a tile as words of an off-chip memory: their bits, those of less than 32 extended."""
+    """Return the elements of a tile as 32-bit words of off-chip memory. Elements of less than 32 bits are widened to
+    32; those of 64 bits take two words."""
     dtype = DTYPES[name]
     flat = np.ascontiguousarray(tile, dtype).reshape(-1)
     wide = {"b": np.int32, "i": np.int64 if dtype.itemsize == 8 else np.int32, "u": np.uint32}.get(dtype.kind)

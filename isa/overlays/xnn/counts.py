@@ -278,4 +278,5 @@ class CountingUnit(Unit):
 
     @state.setter
     def state(self, state: Any) -> None:
+        """Return the unit to a state that this property gave before."""
         raise NotImplementedError

@@ -41,11 +41,11 @@ class Rules:
 
     @property
     def tiles_off_chip(self) -> int:
-        """Tiles that an operator at the memory off the chip holds."""
+        """Tiles that one operator for off-chip memory holds on chip."""
         return 2 if self.accounting == "paper" else 1
 
     def size(self, data: Any) -> Expression:
-        """|data|: bytes of an element on chip."""
+        """Return the bytes of one element on chip: |data| in the paper."""
         return bytes_of(as_on_chip(data, self.on_chip_dtype))
 
 
@@ -64,7 +64,7 @@ class InputReader:
         self.groups = Groups(rank)
 
     def __call__(self, token: Token) -> Token:
-        """Take a token into account, and return it. Raises `StreamFault`."""
+        """Follow one more token, and return it. Raises `StreamFault` if the token cannot come here."""
         try:
             self.groups.see(token)
         except TokenError as error:
@@ -72,18 +72,19 @@ class InputReader:
         return token
 
     def fault(self, text: str) -> StreamFault:
-        """An error at the last token."""
+        """Return an error for the caller to raise, at the position of the last token."""
         return self._context.fault(self.label, text, self.groups.position)
 
     def apply(self, function: Callable[..., Any], *of: Any) -> Any:
-        """Apply a function to elements. Raises `StreamFault` at the last token for values that it does not take."""
+        """Return the result of a function of elements. Raises `StreamFault`, at the last token, if the function raises
+        `ValueError`."""
         try:
             return function(*of)
         except ValueError as error:
             raise self.fault(str(error)) from error
 
     def ended(self, level: int, stop: Stop) -> bool:
-        """Whether a stop, the last token, ended a tensor of this rank."""
+        """Whether a stop, which was the last token, ended a tensor of rank `level`."""
         return self.groups.lowest <= level <= stop.level
 
     @property
@@ -103,18 +104,19 @@ class KernelContext:
     memory: TensorMemory
 
     def reader(self, port: int) -> InputReader:
-        """A reader of an input."""
+        """Return a reader of the input with this number."""
         return InputReader(self, f"input {port}", self.inputs[port].rank)
 
     def fault(self, stream: str, text: str, position: int | None) -> StreamFault:
-        """An error of this node."""
+        """Return an error of this node for the caller to raise. stream: such as "input 0". position: of the token, from
+        0; None if there is none."""
         return StreamFault(self.node, self.where, stream, text, position)
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a program allows. ragged_traffic: an operator at the memory off the chip may have ragged dimensions below
-    the two outermost ones (v2; v1, section 4.1, forbids it)."""
+    the two outermost ones (v2; STeP v1, section 4.1, forbids it)."""
 
     ragged_traffic: bool = False
 
@@ -124,7 +126,7 @@ class Operator(ABC):
 
     @property
     def name(self) -> str:
-        """The paper's name."""
+        """The name of the operator in the paper."""
         return type(self).__name__
 
     @property
@@ -134,22 +136,23 @@ class Operator(ABC):
 
     @abstractmethod
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
-        """Return the types of the outputs. Raises `InputRefused` with what is wrong."""
+        """Return the types of the outputs. symbols: makes new dimensions. Raises `InputRefused`, with the reason, for
+        inputs that the operator does not take."""
 
     @abstractmethod
     def kernel(self, context: KernelContext) -> Kernel:
-        """Return what runs."""
+        """Return the generator that runs this operator: it yields requests, such as `Get`, `Put` and `Busy`."""
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
-        """Bytes that it moves between the chip and the memory off it."""
+        """Return the bytes that the operator moves between the chip and off-chip memory in the whole run."""
         return sympy.Integer(0)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
-        """Bytes that it holds on chip."""
+        """Return the bytes that the operator holds on chip. rules: how they are counted."""
         return sympy.Integer(0)
 
     def flops(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression | None:
-        """Operations that it computes; None where that is known after a run only."""
+        """Return the operations that the operator computes in the whole run; None if only a run can count them."""
         return sympy.Integer(0)
 
     def __call__(self, *streams: Stream) -> Any:
@@ -182,7 +185,8 @@ def take(inputs: Sequence[StreamType], count: int) -> None:
 
 
 def check_same(a: Sequence[Dimension], b: Sequence[Dimension], what: str = "") -> None:
-    """Raise `InputRefused` unless dimensions are equal, the innermost one being dimension 0. what: both streams."""
+    """Raise `InputRefused` unless two shapes are equal. The message counts dimensions from the innermost one, 0. what:
+    begins the message, such as "buffers and reference: "."""
     if len(a) != len(b):
         raise InputRefused(f"{what}rank {len(a) - 1} and rank {len(b) - 1}")
     for number in range(len(a)):
@@ -192,12 +196,14 @@ def check_same(a: Sequence[Dimension], b: Sequence[Dimension], what: str = "") -
 
 
 def check_ragged_traffic(stream: StreamType, limits: Limits) -> None:
-    """Raise `InputRefused` for ragged dimensions that the equation of traffic has no place for (v1, section 4.1)."""
+    """Raise `InputRefused` for ragged dimensions below the two outermost ones, for which v1 has no equation of traffic
+    (STeP, section 4.1), unless `limits` allows them."""
     if not limits.ragged_traffic and any(one.ragged for one in stream.shape[2:]):
         raise InputRefused("ragged below the two outermost dimensions of its output (the restriction of 4.1)")
 
 
 def merged_stop(level: int, after_empty: bool, raised: int) -> tuple[int, ...]:
-    """The levels of the stops that end a tensor of rank `level` and `raised` more ranks around it. after_empty: the
-    tensor has no children, so that its own stop stands for itself."""
+    """Return the levels of the stops to put at the end of a tensor. level: its rank. raised: how many more ranks end
+    with it. One stop ends all of them, but a tensor without children (`after_empty`) keeps its own stop before that of
+    the outer ranks."""
     return (level, level + raised) if after_empty and raised else (level + raised,)

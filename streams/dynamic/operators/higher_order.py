@@ -48,7 +48,8 @@ class ComputeOperator(Operator):
             raise StepError(self.name, f"{self.compute} operations a cycle; the least is 1, None for no bound")
 
     def work(self, cost: Cost, operands: Sequence[Element], result: Element | None) -> ElementWork:
-        """The work of an element."""
+        """Return the work of one element. cost: factor and sizes, whose product is the operations. operands: the
+        elements that are read. result: None if nothing is put."""
         factor, sizes = cost
         read = tuple(size_in_bytes(one) for one, through in zip(operands, self.memory_in, strict=False) if through)
         written = size_in_bytes(result) if self.memory_out and result is not None else 0
@@ -56,14 +57,15 @@ class ComputeOperator(Operator):
 
 
 def parts(data: Any) -> tuple[Any, ...]:
-    """The operands in an element or its type: of a tuple, its parts."""
+    """Return the operands in an element or in a type: the parts of a tuple, or the thing itself."""
     if isinstance(data, TupleType):
         return data.parts
     return data if isinstance(data, tuple) else (data,)
 
 
 def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
-    """FLOPs of a function on all elements of a stream; None if no sum over its ragged sizes gives it."""
+    """Return the operations of a function on all elements of a stream. None if several ragged sizes are multiplied, so
+    that no known sum gives the total."""
     factor, sizes = cost
     if not factor:
         return sympy.Integer(0)
@@ -72,7 +74,8 @@ def symbolic(stream: StreamType, cost: Cost) -> Expression | None:
 
 
 def product_memory(data: DataType, rules: Rules) -> Expression:
-    """What a product holds: rows of the input tile, and the weight tile. `figures`: nothing."""
+    """Return the bytes on chip of a product: some rows of the input tile, and the weight tile. 0 with the accounting
+    "figures"."""
     operands = parts(data)
     if rules.accounting == "figures":
         return sympy.Integer(0)
@@ -82,12 +85,13 @@ def product_memory(data: DataType, rules: Rules) -> Expression:
 
 
 def held_by_product(operands: Sequence[Tile]) -> int:
-    """The same in a run."""
+    """Return the bytes on chip that a product of these tiles holds in a run: some rows of the first tile, and the last
+    tile."""
     return MATMUL_ROWS * operands[0].columns * BITS[operands[0].dtype] // 8 + operands[-1].bytes
 
 
 def no_buffers(stream: StreamType) -> None:
-    """Raise `InputRefused` if a stream carries buffers: types A and B of the paper are none."""
+    """Raise `InputRefused` if a stream carries references to buffers, which the paper's types A and B exclude."""
     if has_buffers(stream.data):
         raise InputRefused("takes no buffers")
 
@@ -136,11 +140,12 @@ class Reduction(ComputeOperator):
 
     @property
     def fold(self) -> Update:
-        """The update."""
+        """The update that folds elements into the state."""
         return folded(self.update, self.initial)
 
     def check(self, inputs: Sequence[StreamType]) -> StreamType:
-        """The input. Raises `InputRefused` unless its groups can be reduced."""
+        """Return the type of the only input. Raises `InputRefused` if it carries buffers, or has fewer than `rank`
+        dimensions to reduce."""
         take(inputs, 1)
         (stream,) = inputs
         no_buffers(stream)
@@ -149,7 +154,7 @@ class Reduction(ComputeOperator):
         return stream
 
     def held(self, element: Element, state: Element) -> int:
-        """Bytes of the state, and of what a product takes."""
+        """Return the bytes on chip of the state, and of the operands of a product."""
         product = held_by_product(parts(element)) if self.fold.matmul else 0
         return product + size_in_bytes(state)
 

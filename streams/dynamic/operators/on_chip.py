@@ -88,7 +88,8 @@ class BufferSizes:
         self._open[1] += 1
 
     def stop(self, stop: Stop, reader: InputReader, rank: int) -> None:
-        """A stop. Raises `StreamFault` for a group of another size than the one before."""
+        """Close the groups that a stop ends. rank: of the buffer. Raises `StreamFault` if a group has another size than
+        the one before it."""
         for level in range(reader.groups.lowest, min(stop.level, rank) + 1):
             size, known = self._open[level], self._known[level]
             if known is not None and known != size:
@@ -98,7 +99,7 @@ class BufferSizes:
                 self._open[level + 1] += 1
 
     def shape(self) -> tuple[int, ...]:
-        """The sizes, outermost first; what is inside of an empty group is 0."""
+        """Return the sizes, outermost first. A dimension inside an empty group has size 0."""
         return tuple(size or 0 for size in reversed(self._known[1:]))
 
 
@@ -221,7 +222,7 @@ class Streamify(Operator):
 
 
 def nested(shape: Sequence[int], elements: Iterator[Element]) -> Any:
-    """Elements as nested lists of a shape."""
+    """Return elements as nested lists of a shape, row-major."""
     return [nested(shape[1:], elements) for _ in range(shape[0])] if shape else next(elements)
 
 

@@ -26,7 +26,8 @@ from .base import InputReader, KernelContext, Limits, Operator, check_same, merg
 
 
 def selectors(stream: StreamType, choices: int) -> SelectorType:
-    """The type of a selector stream. Raises `InputRefused` unless it chooses among `choices`."""
+    """Return the data type of a selector stream. Raises `InputRefused` if it carries no selectors, or chooses among
+    another number of streams than `choices`."""
     if not isinstance(stream.data, SelectorType):
         raise InputRefused("selector stream carries no selectors")
     if stream.data.choices != choices:
@@ -35,13 +36,14 @@ def selectors(stream: StreamType, choices: int) -> SelectorType:
 
 
 def check_consumers(count: int) -> None:
-    """Raise `InputRefused` unless there is a consumer."""
+    """Raise `InputRefused` unless `count` is at least 1."""
     if count < 1:
         raise InputRefused(f"{count} consumers; the least is 1")
 
 
 def chosen(token: Selector, reader: InputReader, choices: int) -> tuple[int, ...]:
-    """What a selector chooses. Raises `StreamFault` if there is no such stream."""
+    """Return the numbers of the streams that a selector chooses. Raises `StreamFault` for a number that is not below
+    `choices`."""
     if any(not 0 <= one < choices for one in token.chosen):
         raise reader.fault(f"selector {token} of {choices} streams")
     return token.chosen
@@ -96,7 +98,8 @@ class Partition(Operator):
 
 
 def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[StreamType, ...]:
-    """The types of streams over which chunks of a rank are spread: what is in each is not known."""
+    """Return the types of `count` streams over which the chunks of a stream are spread. rank: of a chunk. Each stream
+    gets new symbols, because only a run knows which chunks it gets."""
     number = symbols.number()
     made = []
     for port in range(count):
@@ -109,7 +112,8 @@ def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[
 
 
 def route(reader: InputReader, rank: int, ports: tuple[int, ...]) -> Generator[Request, Any, int]:
-    """Move a chunk of an input to outputs. Returns the level of the stop that ended it; 0 for an element."""
+    """Move one chunk of input 0 to the outputs `ports`. Return the level of the stop that ended it; 0 for a chunk of
+    one element. Raises `StreamFault` if the input ends before."""
     while True:
         token = reader((yield TakeToken(0)))
         if isinstance(token, Done):
@@ -175,7 +179,8 @@ class Parallelize(Operator):
 
 
 def mergeable(inputs: Sequence[StreamType]) -> None:
-    """Raise `InputRefused` unless streams are equal but for their outermost dimension."""
+    """Raise `InputRefused` unless streams have the same rank and data type, and the same dimensions except the
+    outermost one. Two ragged dimensions count as the same."""
     first = inputs[0]
     for other in inputs[1:]:
         if other.rank != first.rank:
@@ -189,7 +194,7 @@ def mergeable(inputs: Sequence[StreamType]) -> None:
 
 
 def merged(inputs: Sequence[StreamType], symbols: Symbols) -> tuple[tuple[Dimension, ...], Any]:
-    """The inner dimensions and the data type of streams that merge."""
+    """Return the dimensions, except the outermost one, and the data type of the stream into which streams merge."""
     inner = []
     for level in range(inputs[0].rank):
         column = [stream.shape[level + 1] for stream in inputs]

@@ -108,7 +108,7 @@ class FigurePoint(ABC):
 
     @abstractmethod
     def measure(self) -> PointResult:
-        """Run it, without the values of tiles."""
+        """Run the program of this point, without the values of tiles, and return what it takes."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ExpertPoint(FigurePoint):
     on_demand: bool = False
 
     def program(self) -> ExpertProgram:
-        """The program, without data."""
+        """Return the program of this point, without the values of tensors."""
         chosen = deal(self.counts, sum(self.counts) // self.layer.chosen, self.layer.chosen)
         return mixture(self.layer, chosen, self.tile_rows, regions=self.regions, compute=self.compute)
 
@@ -148,7 +148,7 @@ class ExpertPoint(FigurePoint):
         return _measured(made.program, run, made.counts(self.counts), self.on_demand)
 
     def memory(self, accounting: Accounting = "figures", on_demand: bool = False) -> float:
-        """Bytes on chip, without a run."""
+        """Return the bytes on chip, computed without a run. accounting, on_demand: as for `metrics`."""
         made = self.program()
         found = metrics(made.program, accounting, on_demand=on_demand)
         return float(found.value(found.memory, made.counts(self.counts)))
@@ -190,7 +190,7 @@ def _measured(program: Program, run: TimedRun, values: Mapping[str, int], on_dem
 
 
 def points() -> tuple[FigurePoint, ...]:
-    """All points of these figures, the longest runs first."""
+    """Return the points of all these figures, in an order that begins with the longest runs."""
     made: list[FigurePoint] = []
     counts = {key: tuple(rows) for key, rows in expert_counts().items()}
     for figure, batch, sizes in (("fig10", 1024, (16, 32, 64, 128, 256, 512, 1024)), ("fig9", 64, (8, 16, 32, 64))):
@@ -238,8 +238,8 @@ EQUAL_COMPUTE = "fig10.mixtral.dynamic_4096"
 
 
 def pareto_improvement(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
-    """The Pareto improvement distance of (cycles, memory) from other points (v2, equation 2): the least factor by which
-    one of those that none dominates must improve to be as good in both."""
+    """Return the Pareto improvement distance of a point (cycles, memory in bytes) from other points (v2, equation 2):
+    the smallest factor by which a Pareto-optimal one of the others must improve to be as good in both."""
     frontier = [
         one for one in others if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in others)
     ]
