@@ -56,7 +56,7 @@ import json, sys, time
 task = json.loads(sys.argv[1])
 import numpy as np
 from rsn.assembler import container
-from rsn.machine.plan import Plan
+from rsn.machine.plan import TimedWorkload
 from rsn.isa.overlays.xnn import XNN_BASE
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.image import decode_image
@@ -78,7 +78,7 @@ def schedule():
 
 def plan(program):
     packets = decode_image(program.image, XNN_BASE)
-    return Plan(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded))
+    return TimedWorkload(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded))
 
 if task["write"]:
     program = schedule()

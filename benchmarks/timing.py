@@ -47,14 +47,14 @@ AGAIN_GOAL = 0.1
 FIRST = """
 import sys, time
 from rsn.assembler import container
-from rsn.machine.plan import Plan
+from rsn.machine.plan import TimedWorkload
 from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.image import decode_image
 program = container.read(sys.argv[1])
 image = program.image
 before = time.process_time()
 packets = decode_image(image, program.overlay)
-latency = Plan(program.overlay, InstructionPath(program.overlay, packets, program.preloaded)).run().latency
+latency = TimedWorkload(program.overlay, InstructionPath(program.overlay, packets, program.preloaded)).run().latency
 print(time.process_time() - before, latency.hex())
 """
 

@@ -167,13 +167,13 @@ def _csim() -> list[Check]:
 
 _TRY_XRT = """
 import ctypes, sys
-from rsn.host.boards.xrt_ctypes import INSTALL, LIBRARY, Library
+from rsn.host.boards.xrt_ctypes import INSTALL, LIBRARY, XrtLibrary
 from rsn.base.errors import BoardError
 try:
-    ctypes.CDLL(LIBRARY)  # first: Library looks at the environment, which matters only where there is XRT
+    ctypes.CDLL(LIBRARY)  # first: XrtLibrary looks at the environment, which matters only where there is XRT
 except OSError as e:
     raise BoardError(f"{e}: install XRT ({INSTALL})") from None
-xrt = Library()
+xrt = XrtLibrary()
 print("\\nlibrary", xrt.version)
 device = xrt.call("xrtDeviceOpen", int(sys.argv[1]))
 if device is not None:

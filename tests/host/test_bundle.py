@@ -305,9 +305,9 @@ XRT = """
 import sys
 from rsn.cli.main import main
 from rsn.host.boards import named
-from rsn.host.boards.xrt_ctypes import CtypesXrt, Library
+from rsn.host.boards.xrt_ctypes import CtypesXrt, XrtLibrary
 
-named.REAL["xrt"] = lambda index: CtypesXrt(index, Library(sys.argv[1]))
+named.REAL["xrt"] = lambda index: CtypesXrt(index, XrtLibrary(sys.argv[1]))
 main(sys.argv[2:])
 """
 

@@ -144,45 +144,48 @@ SIZES = [(1, 1), (2, 3), (4, 8), (3, 7)]
 
 @pytest.mark.parametrize(
     "made",
-    thinned([
-        lambda m, y, mask, ids: attention(y, mask),
-        lambda m, y, mask, ids: attention(y, None, is_causal=True),
-        lambda m, y, mask, ids: eager(y, causal(y.shape[1])),
-        lambda m, y, mask, ids: eager(y, (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min),
-        lambda m, y, mask, ids: attention(y, mask).reshape(-1, C),  # batch and length in one dimension
-        lambda m, y, mask, ids: y + m.positions[:, : y.shape[1]] + m.words(ids),
-        lambda m, y, mask, ids: (y * mask[..., None]).sum(1) / mask.sum(1, keepdim=True),
-        lambda m, y, mask, ids: y.masked_fill(mask[..., None] == 0, -torch.inf).amax((0, 1)),
-        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), (torch.arange(y.shape[1]) * mask.bool()).argmax(1)],
-        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.sum(1) - 1],
-        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.bool().sum(1) - 1],
-        lambda m, y, mask, ids: y.gather(1, (mask.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, C)),
-        lambda m, y, mask, ids: (y * (mask / mask.sum(1, keepdim=True))[..., None]).sum(1),
-        lambda m, y, mask, ids: torch.isin(ids, torch.tensor([3, 7])).sum(1),
-        lambda m, y, mask, ids: torch.max(y, m.layer(y)) - torch.clip(torch.multiply(y, y), 0, 1),
-        lambda m, y, mask, ids: torch.einsum("...ld,...l", y, mask.float()),
-        lambda m, y, mask, ids: y.flatten(0, 1) * torch.ones_like(y.flatten(0, 1)).cumsum(1),
-        lambda m, y, mask, ids: torch.nn.functional.max_pool1d(y, 2),
-        lambda m, y, mask, ids: added(y, mask, -torch.inf).sort(1, descending=True)[0],
-        lambda m, y, mask, ids: torch.where(mask.bool(), y[..., 0], -1e9).argsort(1, descending=True),
-        lambda m, y, mask, ids: eager(eager(y, hidden(mask)).transpose(1, 2).flatten(2), hidden(mask)),
-        lambda m, y, mask, ids: put(y, mask[..., None].expand(y.shape) == 0, -1e9).max(1)[0],
-        lambda m, y, mask, ids: put(y, ~mask.bool(), 0.0).sum(1),
-        lambda m, y, mask, ids: m.heads(m.positions[:, :2].expand(y.shape[0], -1, -1), y, y, ~mask.bool())[0],
-        lambda m, y, mask, ids: twice(y, lambda s, n: s.masked_fill(causal(n) < 0, -torch.inf)),
-        lambda m, y, mask, ids: twice(y, lambda s, n: s * 2 + causal(n) * torch.finfo(torch.float32).max),
-        lambda m, y, mask, ids: twice(y, lambda s, n: torch.where((causal(n) == 0)[None, None], s, -torch.inf)),
-        lambda m, y, mask, ids: y[:, 0],
-        lambda m, y, mask, ids: y.narrow(0, 0, 1) + y[:, :1],
-        lambda m, y, mask, ids: y[-1],  # of a batch the last, of which there are copies
-        lambda m, y, mask, ids: y[:, ::2],
-        lambda m, y, mask, ids: torch.cat([m.positions[:, :2].expand(y.shape[0], -1, -1), y], 1)[:, :-1],
-        lambda m, y, mask, ids: torch.cumsum(ids.ne(0).int(), 1) * ids.ne(0).int(),
-        lambda m, y, mask, ids: (y.relu() * ids.ne(0)[..., None]).amax(1),
-        lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids.argmax(1)] + m.words(ids)[:, 0],
-        lambda m, y, mask, ids: torch.einsum("bld,bl->bd", y, mask.float()),
-        lambda m, y, mask, ids: y.transpose(0, 1).flip(2).roll(1, 2).transpose(0, 1).diff(dim=2),
-    ], 2),
+    thinned(
+        [
+            lambda m, y, mask, ids: attention(y, mask),
+            lambda m, y, mask, ids: attention(y, None, is_causal=True),
+            lambda m, y, mask, ids: eager(y, causal(y.shape[1])),
+            lambda m, y, mask, ids: eager(y, (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min),
+            lambda m, y, mask, ids: attention(y, mask).reshape(-1, C),  # batch and length in one dimension
+            lambda m, y, mask, ids: y + m.positions[:, : y.shape[1]] + m.words(ids),
+            lambda m, y, mask, ids: (y * mask[..., None]).sum(1) / mask.sum(1, keepdim=True),
+            lambda m, y, mask, ids: y.masked_fill(mask[..., None] == 0, -torch.inf).amax((0, 1)),
+            lambda m, y, mask, ids: y[torch.arange(y.shape[0]), (torch.arange(y.shape[1]) * mask.bool()).argmax(1)],
+            lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.sum(1) - 1],
+            lambda m, y, mask, ids: y[torch.arange(y.shape[0]), mask.bool().sum(1) - 1],
+            lambda m, y, mask, ids: y.gather(1, (mask.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, C)),
+            lambda m, y, mask, ids: (y * (mask / mask.sum(1, keepdim=True))[..., None]).sum(1),
+            lambda m, y, mask, ids: torch.isin(ids, torch.tensor([3, 7])).sum(1),
+            lambda m, y, mask, ids: torch.max(y, m.layer(y)) - torch.clip(torch.multiply(y, y), 0, 1),
+            lambda m, y, mask, ids: torch.einsum("...ld,...l", y, mask.float()),
+            lambda m, y, mask, ids: y.flatten(0, 1) * torch.ones_like(y.flatten(0, 1)).cumsum(1),
+            lambda m, y, mask, ids: torch.nn.functional.max_pool1d(y, 2),
+            lambda m, y, mask, ids: added(y, mask, -torch.inf).sort(1, descending=True)[0],
+            lambda m, y, mask, ids: torch.where(mask.bool(), y[..., 0], -1e9).argsort(1, descending=True),
+            lambda m, y, mask, ids: eager(eager(y, hidden(mask)).transpose(1, 2).flatten(2), hidden(mask)),
+            lambda m, y, mask, ids: put(y, mask[..., None].expand(y.shape) == 0, -1e9).max(1)[0],
+            lambda m, y, mask, ids: put(y, ~mask.bool(), 0.0).sum(1),
+            lambda m, y, mask, ids: m.heads(m.positions[:, :2].expand(y.shape[0], -1, -1), y, y, ~mask.bool())[0],
+            lambda m, y, mask, ids: twice(y, lambda s, n: s.masked_fill(causal(n) < 0, -torch.inf)),
+            lambda m, y, mask, ids: twice(y, lambda s, n: s * 2 + causal(n) * torch.finfo(torch.float32).max),
+            lambda m, y, mask, ids: twice(y, lambda s, n: torch.where((causal(n) == 0)[None, None], s, -torch.inf)),
+            lambda m, y, mask, ids: y[:, 0],
+            lambda m, y, mask, ids: y.narrow(0, 0, 1) + y[:, :1],
+            lambda m, y, mask, ids: y[-1],  # of a batch the last, of which there are copies
+            lambda m, y, mask, ids: y[:, ::2],
+            lambda m, y, mask, ids: torch.cat([m.positions[:, :2].expand(y.shape[0], -1, -1), y], 1)[:, :-1],
+            lambda m, y, mask, ids: torch.cumsum(ids.ne(0).int(), 1) * ids.ne(0).int(),
+            lambda m, y, mask, ids: (y.relu() * ids.ne(0)[..., None]).amax(1),
+            lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids.argmax(1)] + m.words(ids)[:, 0],
+            lambda m, y, mask, ids: torch.einsum("bld,bl->bd", y, mask.float()),
+            lambda m, y, mask, ids: y.transpose(0, 1).flip(2).roll(1, 2).transpose(0, 1).diff(dim=2),
+        ],
+        2,
+    ),
 )
 def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
     check(made, SIZES)
@@ -190,59 +193,81 @@ def test_what_may_be_filled_up(made: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     ("made", "why"),
-    [long(*case) if i % 2 else case for i, case in enumerate([
-        (lambda m, y, mask, ids: attention(y, None), "scaled_dot_product_attention.*no mask hides them"),
-        (lambda m, y, mask, ids: y.amax(1), "the length changes output 0: aten.amax.default .*no mask hides them"),
-        (lambda m, y, mask, ids: (y, m.layer(y).argmax(1)), "the length changes output 1: aten.argmax"),
-        (lambda m, y, mask, ids: m.layer(y.relu()).topk(2, 1), "the length changes output 0: aten.topk"),
-        (lambda m, y, mask, ids: y / y.abs().amax(), "aten.amax"),
-        (lambda m, y, mask, ids: (y * mask[..., None]).amax(1), "aten.amax"),  # 0 may be the largest
-        (lambda m, y, mask, ids: (y * mask[..., None]).mean(1), "how many rows there are"),
-        (lambda m, y, mask, ids: y * y.shape[1], "the length .*its other .8. depends on the size"),
-        (lambda m, y, mask, ids: y + torch.linspace(0, 1, y.shape[1])[:, None], "its values depend on the size"),
-        (lambda m, y, mask, ids: y[:, -1], "a position from the end, where the padded rows are"),
-        (lambda m, y, mask, ids: y[:, y.shape[1] // 2], "which position it selects"),
-        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids[:, 0] % 2], "indices may select padded rows"),
-        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), -mask.sum(1)], "indices may select padded rows"),
-        (lambda m, y, mask, ids: y / y.amax().type_as(mask.float()), "aten.amax"),
-        (lambda m, y, mask, ids: y[..., y.shape[1] % 6], "which position it selects"),  # of a dimension of one size
-        (lambda m, y, mask, ids: y[..., y.shape[1] % 4 : y.shape[1] % 4 + 2], "where its range begins"),
-        (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), :, torch.arange(y.shape[0])].amax(0), "no mask hides"),
-        (lambda m, y, mask, ids: (y.topk(1, 0)[1], y), "the batch changes output 0: aten.topk"),  # of equal ones which?
-        (lambda m, y, mask, ids: added(y, mask, -1e9).topk(2, 1)[1], "aten.topk.* among equal elements"),
-        (
-            lambda m, y, mask, ids: added(y, mask, -1e9).argsort(1, descending=True),
-            "aten.argsort.* among equal elements",
-        ),
-        (lambda m, y, mask, ids: attention(y.log(), mask), "may be infinite"),
-        (  # the first row sees no key
-            lambda m, y, mask, ids: twice(y, lambda s, n: s.masked_fill(torch.ones(n, n).triu(0) > 0, -torch.inf)),
-            "may be infinite",
-        ),
-        (  # rows behind the third see no key
-            lambda m, y, mask, ids: twice(
-                y,
-                lambda s, n: s.masked_fill((causal(n) < 0) | (torch.arange(n)[:, None] > 2), -torch.inf),
-            ),
-            "may be infinite",
-        ),
-        (lambda m, y, mask, ids: y[:, min(y.shape[1] // 3, 1)], "which position it selects"),  # 0, 1, 1, 1
-        (lambda m, y, mask, ids: y[:, : y.shape[1] // 2], "where its range ends"),
-        (
-            # A query before the others sees one row more than is valid.
-            lambda m, y, mask, ids: (
-                (torch.cat([y[:, :1], y], 1) @ y.mT + causal(y.shape[1] + 1)[:, :-1]).softmax(-1) @ y
-            ),
-            "aten.softmax.*no mask hides",
-        ),
-        (lambda m, y, mask, ids: y.reciprocal().log() * mask[..., None] @ y.mT.amax(-1, True), "aten"),
-        (lambda m, y, mask, ids: (y.log() * mask[..., None]).sum(1), "no mask hides them"),  # 0 times -inf
-        (lambda m, y, mask, ids: (y.cumsum(0), y.mean(0)), "the batch changes output 1.*how many sequences"),
-        (
-            lambda m, y, mask, ids: torch.fft.fft(y, dim=1).real,
-            "how its result depends on the sequences and on the rows is unknown",
-        ),
-    ])],
+    [
+        long(*case) if i % 2 else case
+        for i, case in enumerate(
+            [
+                (lambda m, y, mask, ids: attention(y, None), "scaled_dot_product_attention.*no mask hides them"),
+                (
+                    lambda m, y, mask, ids: y.amax(1),
+                    "the length changes output 0: aten.amax.default .*no mask hides them",
+                ),
+                (lambda m, y, mask, ids: (y, m.layer(y).argmax(1)), "the length changes output 1: aten.argmax"),
+                (lambda m, y, mask, ids: m.layer(y.relu()).topk(2, 1), "the length changes output 0: aten.topk"),
+                (lambda m, y, mask, ids: y / y.abs().amax(), "aten.amax"),
+                (lambda m, y, mask, ids: (y * mask[..., None]).amax(1), "aten.amax"),  # 0 may be the largest
+                (lambda m, y, mask, ids: (y * mask[..., None]).mean(1), "how many rows there are"),
+                (lambda m, y, mask, ids: y * y.shape[1], "the length .*its other .8. depends on the size"),
+                (
+                    lambda m, y, mask, ids: y + torch.linspace(0, 1, y.shape[1])[:, None],
+                    "its values depend on the size",
+                ),
+                (lambda m, y, mask, ids: y[:, -1], "a position from the end, where the padded rows are"),
+                (lambda m, y, mask, ids: y[:, y.shape[1] // 2], "which position it selects"),
+                (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), ids[:, 0] % 2], "indices may select padded rows"),
+                (lambda m, y, mask, ids: y[torch.arange(y.shape[0]), -mask.sum(1)], "indices may select padded rows"),
+                (lambda m, y, mask, ids: y / y.amax().type_as(mask.float()), "aten.amax"),
+                (
+                    lambda m, y, mask, ids: y[..., y.shape[1] % 6],
+                    "which position it selects",
+                ),  # of a dimension of one size
+                (lambda m, y, mask, ids: y[..., y.shape[1] % 4 : y.shape[1] % 4 + 2], "where its range begins"),
+                (
+                    lambda m, y, mask, ids: y[torch.arange(y.shape[0]), :, torch.arange(y.shape[0])].amax(0),
+                    "no mask hides",
+                ),
+                (
+                    lambda m, y, mask, ids: (y.topk(1, 0)[1], y),
+                    "the batch changes output 0: aten.topk",
+                ),  # of equal ones which?
+                (lambda m, y, mask, ids: added(y, mask, -1e9).topk(2, 1)[1], "aten.topk.* among equal elements"),
+                (
+                    lambda m, y, mask, ids: added(y, mask, -1e9).argsort(1, descending=True),
+                    "aten.argsort.* among equal elements",
+                ),
+                (lambda m, y, mask, ids: attention(y.log(), mask), "may be infinite"),
+                (  # the first row sees no key
+                    lambda m, y, mask, ids: twice(
+                        y, lambda s, n: s.masked_fill(torch.ones(n, n).triu(0) > 0, -torch.inf)
+                    ),
+                    "may be infinite",
+                ),
+                (  # rows behind the third see no key
+                    lambda m, y, mask, ids: twice(
+                        y,
+                        lambda s, n: s.masked_fill((causal(n) < 0) | (torch.arange(n)[:, None] > 2), -torch.inf),
+                    ),
+                    "may be infinite",
+                ),
+                (lambda m, y, mask, ids: y[:, min(y.shape[1] // 3, 1)], "which position it selects"),  # 0, 1, 1, 1
+                (lambda m, y, mask, ids: y[:, : y.shape[1] // 2], "where its range ends"),
+                (
+                    # A query before the others sees one row more than is valid.
+                    lambda m, y, mask, ids: (
+                        (torch.cat([y[:, :1], y], 1) @ y.mT + causal(y.shape[1] + 1)[:, :-1]).softmax(-1) @ y
+                    ),
+                    "aten.softmax.*no mask hides",
+                ),
+                (lambda m, y, mask, ids: y.reciprocal().log() * mask[..., None] @ y.mT.amax(-1, True), "aten"),
+                (lambda m, y, mask, ids: (y.log() * mask[..., None]).sum(1), "no mask hides them"),  # 0 times -inf
+                (lambda m, y, mask, ids: (y.cumsum(0), y.mean(0)), "the batch changes output 1.*how many sequences"),
+                (
+                    lambda m, y, mask, ids: torch.fft.fft(y, dim=1).real,
+                    "how its result depends on the sequences and on the rows is unknown",
+                ),
+            ]
+        )
+    ],
 )
 def test_what_may_not(made: Callable[..., Any], why: str) -> None:
     with pytest.raises(UnsupportedError, match=f"padding .*{why}.*exact=True"):

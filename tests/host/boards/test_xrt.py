@@ -43,7 +43,7 @@ from rsn.host.boards.device import *
 from rsn.host.boards.profile import VCK190, VCK190_ISCA25
 from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
-from rsn.host.boards.xrt_ctypes import CtypesXrt, Library
+from rsn.host.boards.xrt_ctypes import CtypesXrt, XrtLibrary
 from rsn.base.errors import BoardError
 from rsn.tests.host.boards.programs import X, attention, base
 from rsn.host import tensors
@@ -164,7 +164,7 @@ def test_where_xrt_would_end_the_process(script: Script, tmp_path: Path) -> None
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
-            return error(Library, library)[1]
+            return error(XrtLibrary, library)[1]
         root, mode = os.environ["XILINX_XRT"], os.environ["XCL_EMULATION_MODE"]
         done([said(None, mode), said(str(folder), mode), said(root, ""), said(root, "emulated"),
               said(root, mode, "libxrt_of_nobody.so.2"), said(root, mode, "libm.so.6"), said(None, None, "libm.so.6")])
@@ -235,7 +235,7 @@ def stub(tmp_path: Path, script: Script) -> Script:
                 from rsn.host.boards.xrt_pyxrt import Pyxrt
                 return Pyxrt(0, library)
             return CtypesXrt(0, library)
-        library = Library(str(folder / "libgraph.so"))
+        library = XrtLibrary(str(folder / "libgraph.so"))
         """
 
     def run(body: str, **extra: str) -> tuple[Any, list[str]]:
