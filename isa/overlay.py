@@ -57,7 +57,7 @@ class InstructionFormat:
 
 
 @dataclass(frozen=True)
-class BankAccess:
+class Transfer:
     """The off-chip access of a uOP: `size` float32 elements of `bank` from address `addr` (address units) on.
 
     store: it writes; otherwise it reads. partial: it writes some of these elements only.
@@ -109,7 +109,7 @@ class Overlay(StreamNetwork):
     address_unit: int = 1
     image_bytes: int | None = None
     legal: Callable[[UnitSpec, Any], Iterator[str]] = lambda unit, uop: iter(())
-    transfer: Callable[[UnitSpec, Any], BankAccess | None] = lambda unit, uop: None
+    transfer: Callable[[UnitSpec, Any], Transfer | None] = lambda unit, uop: None
     flops: Callable[[Any], int] = lambda op: 0
     title: Callable[[Any], str] = lambda uop: ""
     lint: Callable[[Any], Iterator[str]] = lambda mop: iter(())

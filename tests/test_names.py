@@ -26,6 +26,7 @@ SHARED = {
     "Store": "a statement by which files of task machines name a node, and a work item that `--dump-after` prints",
     "Stream": DOCUMENTED,
     "Tiles": "documented as a part of a schedule, and an operation of `moe`",
+    "Transfer": "documented as what an overlay says of an operation, and an operation of `xnn`, shown at a breakpoint",
 }
 """Names that several classes have, and why none of them can give way."""
 

@@ -27,7 +27,7 @@ from ...machine.steps import Step, Steps
 from ...machine.token_type import ELEMENT
 from ...machine.unit import Unit
 from ..fields import Record, bits
-from ..overlay import BankAccess, InstructionFormat, Overlay
+from ..overlay import InstructionFormat, Overlay, Transfer
 
 ELEMENT_BYTES = 4
 
@@ -101,10 +101,10 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
             yield "stores from one of FU1 and FU2"
 
 
-def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
+def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
     """The off-chip access of a uOP, None if it makes none."""
     if isinstance(uop, Read | Write) and uop.size:
-        return BankAccess("ddr", uop.addr, uop.size, store=isinstance(uop, Write))
+        return Transfer("ddr", uop.addr, uop.size, store=isinstance(uop, Write))
     return None
 
 

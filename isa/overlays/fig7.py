@@ -39,7 +39,7 @@ from ...machine.steps import Channel, Par, Step, Steps
 from ...machine.token_type import ELEMENT
 from ...machine.unit import Unit
 from ..fields import Record, bits
-from ..overlay import BankAccess, InstructionFormat, Overlay
+from ..overlay import InstructionFormat, Overlay, Transfer
 
 SIDE = 10
 """Rows and columns of a buffer."""
@@ -218,13 +218,13 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
             yield "send suppresses store"
 
 
-def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
+def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
     """The off-chip access of a uOP, None if it makes none."""
     match uop:
         case Operand(load=1):
-            return BankAccess("ddr", uop.addr, uop.size, store=False)
+            return Transfer("ddr", uop.addr, uop.size, store=False)
         case Result(store=1, send=0):
-            return BankAccess("ddr", uop.addr, uop.size, store=True)
+            return Transfer("ddr", uop.addr, uop.size, store=True)
     return None
 
 

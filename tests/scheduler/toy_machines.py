@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rsn.isa.fields import Record
 from rsn.isa.layout import Layout
-from rsn.isa.overlay import BankAccess, InstructionFormat, Overlay, one_uop
+from rsn.isa.overlay import InstructionFormat, Overlay, Transfer, one_uop
 from rsn.isa.work import (
     Access,
     Item,
@@ -198,11 +198,11 @@ def _streams(t: Toy) -> tuple[Stream, ...]:
     return tuple(out)
 
 
-def transfer(unit: UnitSpec, uop: Any, address_unit: int) -> BankAccess | None:
+def transfer(unit: UnitSpec, uop: Any, address_unit: int) -> Transfer | None:
     """The off-chip access of a uOP. One that transposes counts as all from its first to its last element."""
     if isinstance(uop, Move):
         span = (uop.chunks - 1) * uop.chunk_stride * address_unit
-        return BankAccess(str(unit.bank), uop.addr, span + uop.size, store=bool(uop.store))
+        return Transfer(str(unit.bank), uop.addr, span + uop.size, store=bool(uop.store))
     return None
 
 

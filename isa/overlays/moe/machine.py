@@ -17,7 +17,7 @@ from typing import Any
 
 from ....machine.description import Capability, Rate, Stream, UnitSpec
 from ...layout import Layout
-from ...overlay import BankAccess, InstructionFormat, Overlay, one_uop
+from ...overlay import InstructionFormat, Overlay, Transfer, one_uop
 from .formats import Add, Choose, Fill, Finish, Hold, Line, Move, Product, RowPort, Rows, Run, Tiles, rows_uops
 from .sequence import SeqUnit
 from .units import ACTIVATIONS, ActsUnit, GateUnit, HiddenUnit, MacUnit, RouteUnit, SumUnit, WeightsUnit, XUnit
@@ -72,10 +72,10 @@ def moe(name: str = "moe", *, rows: int = 64, tile: int = 128, fifo: int = 6) ->
     """
     size, block = tile * tile, rows * tile
 
-    def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
+    def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
         if isinstance(uop, Move):
-            return BankAccess("ddr", uop.addr, uop.size, RowPort(uop.port).stores)
-        return BankAccess("weights", uop.addr, uop.tiles * size, store=False) if isinstance(uop, Tiles) else None
+            return Transfer("ddr", uop.addr, uop.size, RowPort(uop.port).stores)
+        return Transfer("weights", uop.addr, uop.tiles * size, store=False) if isinstance(uop, Tiles) else None
 
     sizes = {"tile_rows": (1, rows), "tile_depth": (tile, tile), "tile_columns": (tile, tile)}
     matmul = Capability("matmul", limits=sizes, rate="multiply")

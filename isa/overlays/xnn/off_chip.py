@@ -13,7 +13,7 @@ from ....machine.steps import Burst, Step, Steps
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, QUARTER, UNIT, padded
-from ...overlay import BankAccess
+from ...overlay import Transfer as BankAccess
 from ...versal.off_chip import READ_ONLY, BankUnit, starts
 from ...versal.tiles import BIAS_WORD, BLOCK_WORDS, Pieces
 from ...work import Access, Patched, RowStore, SetRow

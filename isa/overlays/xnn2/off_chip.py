@@ -10,7 +10,7 @@ from ....machine.steps import Step, Steps
 from ...fields import Record, bits
 from ...lanes import Weight
 from ...layout import BLOCK, UNIT
-from ...overlay import BankAccess
+from ...overlay import Transfer
 from ...versal.off_chip import BankUnit, starts
 from ...versal.tiles import BEAT, TILE
 from .operands import LANES
@@ -90,10 +90,10 @@ class LaneBankUnit(BankUnit):
         return uop.size, uop.store, uop.peers, uop.piece
 
 
-def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
+def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
     """The off-chip access of a uOP; None if it makes none."""
     if isinstance(uop, LaneTransfer) and uop.size:
-        return BankAccess(str(unit.bank), uop.addr, uop.size, uop.store)
+        return Transfer(str(unit.bank), uop.addr, uop.size, uop.store)
     return None
 
 
