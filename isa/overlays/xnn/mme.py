@@ -85,8 +85,8 @@ class MmeUnit(MatrixEngine):
                         len(block), "mesh_beat", BEATS, gets=(self.a,), puts=c, do=scale, needs_whole_token=True
                     )
                 if acc_k and op.k_iter:
-                    for t in block:
-                        sums = self.sums(self.product, self._vector(t) if bias else None, full_k, full_n)
+                    for t in block:  # in K = 64 mode nothing is summed
+                        sums = self.sums(self.product, self._vector(t) if bias else None, True, full_n)
                         yield Burst(op.k_iter - 1, rate, gets=ab, do=sums.add, needs_whole_token=True)
                         yield Step(rate, gets=ab, puts=c, do=sums.emit, needs_whole_token=True)
                 else:
