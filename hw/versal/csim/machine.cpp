@@ -79,7 +79,7 @@ void Channel::tell(Direction d) {
     if (!other.waits) return;
     Machine::Lock lock(machine_->mutex_);
     Process *sleeper = other.waits;
-    if (!sleeper || limit(opposite(d)) < other.wanted) return;
+    if (!sleeper || !sleeper->parked_ || limit(opposite(d)) < other.wanted) return;
     other.waits = nullptr;
     sleeper->parked_ = false;
     ++machine_->running_;
@@ -146,6 +146,31 @@ void wait_all(const std::vector<Need> &needs) {
     Process::current->needs_ = &needs;
     for (const auto &[channel, direction, count] : needs) channel->wait(direction, count);
     Process::current->needs_ = nullptr;
+}
+
+void wait_any(const std::vector<Channel *> &sources) {
+    for (Channel *source : sources)
+        if (source->ask(Channel::get)) return;
+    Process &self = *Process::current;
+    Machine &machine = self.machine;
+    self.tell_all();
+    Machine::Lock lock(machine.mutex_);
+    if (machine.halted_) throw Stopped();
+    bool any = false;
+    for (Channel *source : sources) {
+        Side &side = source->side_[Channel::get];
+        side.wanted = side.moved + 1;
+        side.waits = &self;
+        any = any || source->limit(Channel::get) >= side.wanted;
+    }
+    if (!any) {
+        self.parked_ = self.serves_ = true;
+        machine.pause();
+        self.woken_.wait(lock, [&] { return !self.parked_ || machine.halted_; });
+        self.serves_ = false;
+    }
+    for (Channel *source : sources) source->side_[Channel::get].waits = nullptr;
+    if (machine.halted_) throw Stopped();
 }
 
 void *Machine::enter(void *process) {
@@ -238,7 +263,7 @@ void Machine::pause() {
 
 void Machine::settle() {
     for (const auto &process : processes_) {
-        if (!process->parked_ || process->daemon) continue;
+        if (!process->parked_ || process->serves_ || process->daemon) continue;
         const std::vector<Need> alone = {process->need_};
         for (const auto &[channel, direction, count] : process->needs_ ? *process->needs_ : alone)
             if (channel->limit(direction) < channel->side_[direction].moved + count)

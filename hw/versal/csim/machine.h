@@ -101,6 +101,7 @@ class Channel {
   private:
     friend class Machine;
     friend class Process;
+    friend void wait_any(const std::vector<Channel *> &sources);
     std::uint64_t limit(Direction d) const;
     void park(Direction d, std::uint64_t count);
     void list(Direction d);
@@ -123,6 +124,10 @@ struct Need {
 
 // Waits until all needs are met at the same time; takes and puts nothing.
 void wait_all(const std::vector<Need> &needs);
+
+// Waits until one of the channels has an element. A process that waits here serves others: it is not what a deadlock is
+// about, so its waits are in no report.
+void wait_any(const std::vector<Channel *> &sources);
 
 // A thread of the machine. `uop` is the number that it announced last.
 class Process {
@@ -153,6 +158,7 @@ class Process {
     friend class Machine;
     friend class Channel;
     friend void wait_all(const std::vector<Need> &needs);
+    friend void wait_any(const std::vector<Channel *> &sources);
 
     std::uint64_t random();
 
@@ -167,6 +173,7 @@ class Process {
     unsigned children_ = 0;
     bool joining_ = false;  // waits for its children
     bool parked_ = false;
+    bool serves_ = false;  // parked for any of several channels
     Need need_{};                               // the need that it is parked at
     const std::vector<Need> *needs_ = nullptr;  // all needs of its wait, if it has several
     std::condition_variable woken_;
@@ -215,6 +222,7 @@ class Machine {
   private:
     friend class Channel;
     friend class Process;
+    friend void wait_any(const std::vector<Channel *> &sources);
     using Lock = std::unique_lock<std::mutex>;
 
     static void *enter(void *process);

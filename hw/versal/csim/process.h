@@ -41,6 +41,11 @@ class StalledLoop {
     const int before_ = std::uncaught_exceptions();
 };
 
+template <typename... Streams>
+void wait_for_any(Streams &...streams) {
+    wait_any({&streams.channel()...});
+}
+
 // A memory without an owner in the sources. It begins as NaN, so that reading what nobody has written shows.
 template <typename T>
 struct Memory {
@@ -57,6 +62,7 @@ struct Memory {
 #define RSN_MEMORY(type, name)                                         \
     const auto rsn_##name = std::make_unique<rsn::csim::Memory<type>>(); \
     auto &name = rsn_##name->value
+#define RSN_WAIT_FOR_ANY(...) rsn::csim::wait_for_any(__VA_ARGS__)
 #define RSN_STALLS() const rsn::csim::StalledLoop rsn_stalled_loop
 #define RSN_UOP(number) rsn::csim::Process::current->begin(number)
 

@@ -118,16 +118,13 @@ struct by_cols {
     unsigned place;
 };
 
-// A 4x8 beat in this order.
-template <typename Order, unsigned Cols, unsigned Banks, unsigned Depth>
-Beat get_beat(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col) {
+// A 4x8 beat in this order, of its cells, and its cells.
+template <typename Order, unsigned Banks>
+Beat beat_of(const Cell<Banks> cells[Banks]) {
 #pragma HLS INLINE
     constexpr unsigned width = 16 / Banks;
-    Cell<Banks> cells[Banks];
-#pragma HLS ARRAY_PARTITION variable=cells complete
-    get<Beat4x8, Cols>(buffer, row, col, cells);
     Beat beat;
-get_beat_floats:
+beat_of_floats:
     for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
         const unsigned r = n / 8, c = n % 8;
@@ -136,18 +133,33 @@ get_beat_floats:
     return beat;
 }
 
-template <typename Order, unsigned Cols, unsigned Banks, unsigned Depth>
-void put_beat(Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col, const Beat &beat) {
+template <typename Order, unsigned Banks>
+void cells_of(const Beat &beat, Cell<Banks> cells[Banks]) {
 #pragma HLS INLINE
     constexpr unsigned width = 16 / Banks;
-    Cell<Banks> cells[Banks];
-#pragma HLS ARRAY_PARTITION variable=cells complete
-put_beat_floats:
+cells_of_floats:
     for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
         const unsigned r = n / 8, c = n % 8;
         cells[r / 2 * (Banks / 2) + c / width][r % 2 * width + c % width] = beat[Order(r, c)];
     }
+}
+
+template <typename Order, unsigned Cols, unsigned Banks, unsigned Depth>
+Beat get_beat(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col) {
+#pragma HLS INLINE
+    Cell<Banks> cells[Banks];
+#pragma HLS ARRAY_PARTITION variable=cells complete
+    get<Beat4x8, Cols>(buffer, row, col, cells);
+    return beat_of<Order, Banks>(cells);
+}
+
+template <typename Order, unsigned Cols, unsigned Banks, unsigned Depth>
+void put_beat(Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col, const Beat &beat) {
+#pragma HLS INLINE
+    Cell<Banks> cells[Banks];
+#pragma HLS ARRAY_PARTITION variable=cells complete
+    cells_of<Order, Banks>(beat, cells);
     put<Beat4x8, Cols>(buffer, row, col, cells);
 }
 
@@ -169,21 +181,27 @@ get_transposed_floats:
 }
 
 // A word of off-chip memory: 16 columns of an even row from port 0, of the next one from port 1.
-template <unsigned Cols, unsigned Banks, unsigned Depth>
-Beat get_word(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col) {
+template <unsigned Banks>
+Beat word_of(const Cell<Banks> cells[Banks]) {
 #pragma HLS INLINE
     constexpr unsigned width = 16 / Banks;
-    Cell<Banks> cells[Banks];
-#pragma HLS ARRAY_PARTITION variable=cells complete
-    get<Word2x16, Cols>(buffer, row, col, cells);
     Beat word;
-get_word_floats:
+word_of_floats:
     for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
         const unsigned r = n / line_floats, c = n % line_floats;
         word[n] = cells[c / width][r * width + c % width];
     }
     return word;
+}
+
+template <unsigned Cols, unsigned Banks, unsigned Depth>
+Beat get_word(const Cell<Banks> (&buffer)[Banks][Depth], unsigned row, unsigned col) {
+#pragma HLS INLINE
+    Cell<Banks> cells[Banks];
+#pragma HLS ARRAY_PARTITION variable=cells complete
+    get<Word2x16, Cols>(buffer, row, col, cells);
+    return word_of<Banks>(cells);
 }
 
 template <unsigned Cols, unsigned Banks, unsigned Depth>

@@ -16,6 +16,9 @@
 #define RSN_PROCESS(name, function, ...) function(__VA_ARGS__)
 // A memory that processes share; natively not on the stack, for which it may be too large.
 #define RSN_MEMORY(type, name) type name
+// In a process that looks at several streams in each cycle, if it has nothing else to do: natively it waits here until one
+// of them has an element.
+#define RSN_WAIT_FOR_ANY(...) static_cast<void>(0)
 // Before a loop of style stp, in the same block: natively it may hold its last outputs back, as hardware does.
 #define RSN_STALLS() static_cast<void>(0)
 // The calling process begins its uOP (a decoder: window or mOP; the dispatcher: packet) of this number, from 0.

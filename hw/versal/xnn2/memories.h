@@ -1,7 +1,9 @@
 // What units share and send: memories of tiles, statistics of rows, probabilities before their last factor.
 //
 // A memory has a port that writes and one or two that read, each a process with a program of its own. Streams of tokens
-// keep them in order (isa/overlays/xnn2/ports.py), so that HLS must not: dma_hls.cpp says `unsync` of each memory.
+// keep them in order (isa/overlays/xnn2/ports.py), so that HLS must not: dma_hls.cpp says `unsync` of each memory. HLS
+// gives an array to two processes at most, of which one writes. X has three ports, so processes of its own hold its rows
+// and their statistics, and the ports ask them.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_XNN2_MEMORIES_H
 #define RSN_XNN2_MEMORIES_H
@@ -28,7 +30,6 @@ using Tiles = Cell<plain>[plain][depth_of(Slots * tile, tile)];
 template <unsigned Banks, unsigned Slots>
 using Blocks = Cell<Banks>[Banks][depth_of(Slots * tile, half_tile)];
 
-using RowMemory = Tiles<buffers::XIn_slots>;
 using EvenScratch = Tiles<buffers::TIn0_slots>;
 using OddScratch = Tiles<buffers::TIn1_slots>;
 // Of each of the two memories of K, and of V.
@@ -39,13 +40,54 @@ using Values = Blocks<plain, head_slots>;
 // A number of each row of a tile, four rows at a time.
 using Rows = float[patch_rows][row_groups];
 
-// Of the rows of each bank of X: over how many columns, mean, and sum of squared deviations.
+// X of a lane: two banks, each a RAM with a port that writes and one that reads.
 constexpr unsigned row_banks = 2;
 constexpr unsigned bank_tiles = buffers::XIn_slots / row_banks;
-struct Statistics {
-    float count[row_banks];
-    Rows mean[row_banks];
-    Rows squares[row_banks];
+using RowBank = Cell<plain>[plain][depth_of(bank_tiles * tile, tile)];
+
+// How many answers a port has asked for before it takes the first one: more than the latency of X's memories. The FIFOs of
+// answers hold them and one more, so that a memory never waits. Natively there are more, and FIFOs of what is asked, so
+// that threads take turns less often.
+#if defined(RSN_CSIM) && !defined(RSN_TWO_BEATS)
+constexpr unsigned asked_ahead = 255, asked_depth = asked_ahead + 1;
+#else
+constexpr unsigned asked_ahead = 15, asked_depth = 2;
+#endif
+constexpr unsigned answers_depth = asked_ahead + 1;
+
+// Where the two cells of a beat or word are in a bank, and whether the first one is in the second RAM.
+struct RowPlace {
+    bool swapped;
+    std::uint8_t bank;
+    std::uint16_t address[plain];
+};
+struct RowCells {
+    Cell<plain> of[plain];
+};
+struct RowRead {
+    bool last;
+    RowPlace at;
+};
+// add: to what is there. answered: what is now there is sent back. ends: a token, once it is there.
+struct RowWrite {
+    bool last, add, answered, ends;
+    RowPlace at;
+    RowCells cells;
+};
+
+// Of the columns of a row: how many, their mean, and the sum of squared deviations.
+struct RowStatistic {
+    float count, mean, squares;
+};
+struct StatisticRead {
+    bool last;
+    std::uint8_t bank, row;
+};
+// Statistics of further columns of a row. begins: there were none before. ahead: they come before those that are there.
+struct StatisticPart {
+    bool last, begins, ahead;
+    std::uint8_t bank, row;
+    RowStatistic of;
 };
 
 // A word that is to be stored, and by what its two rows are normalised, where they are: 1 / columns, and of each row its
@@ -83,8 +125,10 @@ struct Weights {
     float top[patch_rows][buffers::TIn1_slots * row_groups];
     float total[patch_rows][buffers::TIn1_slots * row_groups];
 };
-// Beats of the ends of a head: the last maxima of 32 rows each, then the sums.
-constexpr unsigned end_beats = tile / beat_floats;
+// The ends of a head: the last maxima of four rows, and the sums.
+struct HeadEnds {
+    float top[patch_rows], total[patch_rows];
+};
 
 // Takes so many tokens.
 inline void wait_for(unsigned tokens, hls::stream<Token> &from) {

@@ -69,7 +69,10 @@ struct LastFactors {
     const Weights &weights;
     float next[ahead] = {}, now[ahead] = {};
 
-    explicit LastFactors(const Weights &of_heads) : weights(of_heads) {}
+    explicit LastFactors(const Weights &of_heads) : weights(of_heads) {
+#pragma HLS ARRAY_PARTITION variable=next complete
+#pragma HLS ARRAY_PARTITION variable=now complete
+    }
 
     static constexpr unsigned lag(const TOut &op) { return op.weights ? ahead : 0; }
     // slot: of the tile. row, col: where the eight beats begin. number: of the beat.
@@ -166,7 +169,7 @@ t_in_even_uops:
 }
 
 void t_in_odd(hls::stream<Uop<TIn::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Beat> &ddr,
-              hls::stream<Token> &free, hls::stream<Beat> &post, hls::stream<Weighted> &soft, hls::stream<Beat> &ends,
+              hls::stream<Token> &free, hls::stream<Beat> &post, hls::stream<Weighted> &soft, hls::stream<HeadEnds> &ends,
               hls::stream<Token> &filled) {
     constexpr unsigned slots = buffers::TIn1_slots;
     unsigned number = 0;
@@ -207,16 +210,13 @@ t_in_odd_uops:
             }
             if (source == From::softmax && i + 1 == op.tiles) {
             t_in_ends:
-                for (unsigned n = 0; n < 2 * end_beats; ++n) {
+                for (unsigned g = 0; g < row_groups; ++g) {
 #pragma HLS PIPELINE II=ii::take style=flp
-                    const Beat beat = ends.read();
-                t_in_end_rows:
-                    for (unsigned k = 0; k < beat_floats; ++k) {
+                    const HeadEnds end = ends.read();
+                    for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
-                        const unsigned row = n % end_beats * beat_floats + k;
-                        const unsigned at = op.slot % slots * row_groups + row / patch_rows;
-                        if (n < end_beats) weights.top[row % patch_rows][at] = beat[k];
-                        else weights.total[row % patch_rows][at] = beat[k];
+                        weights.top[r][op.slot % slots * row_groups + g] = end.top[r];
+                        weights.total[r][op.slot % slots * row_groups + g] = end.total[r];
                     }
                 }
             }

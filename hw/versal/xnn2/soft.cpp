@@ -68,25 +68,50 @@ struct Valid {
     }
 };
 
-// A row of 32 columns that begins at (row, col). top, total: of its head so far. Returns the maximum.
-inline float exps_of(const Soft &op, unsigned row, unsigned col, float (&x)[group_cols], float &top, float &total) {
+inline float larger(float a, float b) {
+#pragma HLS INLINE
+    return b > a ? b : a;
+}
+
+// By a tree: one behind the other, 32 comparisons would be as deep.
+inline float maximum_of(const float (&x)[group_cols]) {
+#pragma HLS INLINE
+    float most[group_cols];
+    for (unsigned k = 0; k < group_cols; ++k) {
+#pragma HLS UNROLL
+        most[k] = x[k];
+    }
+    for (unsigned n = group_cols / 2; n > 0; n /= 2) {
+#pragma HLS UNROLL
+        for (unsigned k = 0; k < n; ++k) {
+#pragma HLS UNROLL
+            most[k] = larger(most[k], most[k + n]);
+        }
+    }
+    return most[0];
+}
+
+// Of a row of 32 columns that begins at (row, col). The exps go to registers of their own: if they replaced the scores,
+// the next row would wait for them. top, total: of its head so far. Returns the maximum.
+inline float exps_of(const Soft &op, unsigned row, unsigned col, const float (&scores)[group_cols],
+                     float (&exps)[group_cols], float &top, float &total) {
 #pragma HLS INLINE
     const float before = top;
-    float most = before;
+    float x[group_cols];
     const Valid valid(op, static_cast<int>(row));
     for (unsigned k = 0; k < group_cols; ++k) {
 #pragma HLS UNROLL
         const int at = static_cast<int>(col + k);
-        if (at < valid.first || at >= valid.end) x[k] = lowest;
-        if (x[k] > most) most = x[k];
+        x[k] = at < valid.first || at >= valid.end ? lowest : scores[k];
     }
+    const float most = larger(before, maximum_of(x));
     const float base = finite(most) ? most : 0.0f;
     for (unsigned k = 0; k < group_cols; ++k) {
 #pragma HLS UNROLL
-        x[k] = exp_of(x[k] - base);
+        exps[k] = exp_of(x[k] - base);
     }
     const float less = before - base, drop = less < 0.0f ? less : 0.0f;
-    total = fmadd(total, exp_of(drop), sum_of(x));
+    total = fmadd(total, exp_of(drop), sum_of(exps));
     top = most;
     return most;
 }
@@ -94,7 +119,7 @@ inline float exps_of(const Soft &op, unsigned row, unsigned col, float (&x)[grou
 }  // namespace
 
 void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &c, hls::stream<Weighted> &probabilities,
-          hls::stream<Beat> &ends) {
+          hls::stream<HeadEnds> &ends) {
     Rows top, total;
 #pragma HLS ARRAY_PARTITION variable=top complete dim=1
 #pragma HLS ARRAY_PARTITION variable=total complete dim=1
@@ -119,14 +144,15 @@ soft_uops:
     soft_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
             // Beats come into one group while rows of the one before become exps, and those before that leave.
-            Group in = {}, at_work = {}, out = {};
+            Group in = {}, at_work = {}, made = {}, out = {};
 #pragma HLS ARRAY_PARTITION variable=in.rows complete dim=0
 #pragma HLS ARRAY_PARTITION variable=at_work.rows complete dim=0
+#pragma HLS ARRAY_PARTITION variable=made.rows complete dim=0
 #pragma HLS ARRAY_PARTITION variable=out.rows complete dim=0
             float tops[patch_rows] = {}, last[patch_rows] = {};
 #pragma HLS ARRAY_PARTITION variable=tops complete
 #pragma HLS ARRAY_PARTITION variable=last complete
-            Beat scores;
+            Beat scores, capped_scores = Beat(0.0f);
         soft_beats:
             for (Rounds at(caps ? rounds::softcap : 1, beats_per_tile + 2 * groups); at.more(); at.next()) {
 #pragma HLS PIPELINE II=ii::softmax style=flp
@@ -140,21 +166,23 @@ soft_uops:
 #pragma HLS UNROLL
                         part[k] = capped(scores[k], op.cap, twice_inverse, k == 0);
                     }
-                    shift_in(scores, part);
+                    shift_in(capped_scores, part);
+                    shift<elements_of(rounds::softcap)>(scores);
                 }
                 if (!at.ends()) continue;
                 if (r == 0) {
-                    out = at_work;
+                    out = made;
                     at_work = in;
                     for (unsigned k = 0; k < patch_rows; ++k) {
 #pragma HLS UNROLL
                         last[k] = tops[k];
                     }
                 }
-                in.put(r, scores);
+                in.put(r, caps ? capped_scores : scores);
                 if (t >= groups && t < beats_per_tile + groups) {
                     const unsigned first = t / groups * groups - groups, row = right_row(first), g = row / patch_rows;
-                    tops[r] = exps_of(op, row + r, i * tile + right_col(first), at_work.rows[r], top[r][g], total[r][g]);
+                    tops[r] = exps_of(op, row + r, i * tile + right_col(first), at_work.rows[r], made.rows[r], top[r][g],
+                                      total[r][g]);
                 }
                 if (t >= 2 * groups) {
                     Weighted weighted;
@@ -168,15 +196,15 @@ soft_uops:
             }
         }
     soft_ends:
-        for (unsigned n = 0; n < 2 * end_beats; ++n) {
+        for (unsigned g = 0; g < row_groups; ++g) {
 #pragma HLS PIPELINE II=1 style=flp
-            Beat beat;
-            for (unsigned k = 0; k < beat_floats; ++k) {
+            HeadEnds end;
+            for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
-                const unsigned row = n % end_beats * beat_floats + k, r = row % patch_rows, g = row / patch_rows;
-                beat[k] = n < end_beats ? (finite(top[r][g]) ? top[r][g] : 0.0f) : total[r][g];
+                end.top[r] = finite(top[r][g]) ? top[r][g] : 0.0f;
+                end.total[r] = total[r][g];
             }
-            ends << beat;
+            ends << end;
         }
     }
 }

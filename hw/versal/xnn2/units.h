@@ -79,24 +79,36 @@ void k_out(hls::stream<Uop<KvOut::words>> &uops, Keys &keys, hls::stream<Token> 
 void v_out(hls::stream<Uop<KvOut::words>> &uops, Values &values, hls::stream<Token> &filled, hls::stream<Token> &free,
            hls::stream<Beat> &lane1, hls::stream<Beat> &lane3, hls::stream<Beat> &lane5);
 
-// rows.cpp: X. The other lane of a pair has the other parity.
-void x_in(hls::stream<Uop<XIn::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &free,
+// rows.cpp: X. The other lane of a pair has the other parity. Its memories, then its ports.
+void x_rows(hls::stream<RowWrite> &writes, hls::stream<RowRead> &sends, hls::stream<RowRead> &stores,
+            hls::stream<RowCells> &answers, hls::stream<Token> &written, hls::stream<RowCells> &sent,
+            hls::stream<RowCells> &stored);
+void x_statistics(hls::stream<StatisticPart> &made, hls::stream<StatisticPart> &joined,
+                  hls::stream<StatisticRead> &sends, hls::stream<StatisticRead> &stores,
+                  hls::stream<RowStatistic> &sent, hls::stream<RowStatistic> &stored);
+void x_in(hls::stream<Uop<XIn::words>> &uops, hls::stream<RowWrite> &writes, hls::stream<StatisticPart> &made,
+          hls::stream<RowCells> &answers, hls::stream<Token> &written, hls::stream<Token> &free,
           hls::stream<Token> &stored, hls::stream<Beat> &t_odd, hls::stream<Beat> &c, hls::stream<Token> &filled,
           hls::stream<Token> &store);
-void x_out_even(hls::stream<Uop<XOut::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &filled,
-                hls::stream<Beat> &from_other, hls::stream<Token> &free, hls::stream<Beat> &to_other,
-                hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Beat> &c);
-void x_out_odd(hls::stream<Uop<XOut::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &filled,
-               hls::stream<Beat> &from_other, hls::stream<Token> &free, hls::stream<Beat> &to_other,
-               hls::stream<Beat> &even, hls::stream<Beat> &odd, hls::stream<Beat> &c);
-void x_store(hls::stream<Uop<XStore::words>> &uops, RowMemory &x, Statistics &made, hls::stream<Token> &filled,
+void x_out_even(hls::stream<Uop<XOut::words>> &uops, hls::stream<RowRead> &reads, hls::stream<StatisticPart> &joined,
+                hls::stream<StatisticRead> &asked, hls::stream<RowCells> &rows, hls::stream<RowStatistic> &statistics,
+                hls::stream<Token> &filled, hls::stream<RowStatistic> &from_other, hls::stream<Token> &free,
+                hls::stream<RowStatistic> &to_other, hls::stream<Beat> &even, hls::stream<Beat> &odd,
+                hls::stream<Beat> &c);
+void x_out_odd(hls::stream<Uop<XOut::words>> &uops, hls::stream<RowRead> &reads, hls::stream<StatisticPart> &joined,
+               hls::stream<StatisticRead> &asked, hls::stream<RowCells> &rows, hls::stream<RowStatistic> &statistics,
+               hls::stream<Token> &filled, hls::stream<RowStatistic> &from_other, hls::stream<Token> &free,
+               hls::stream<RowStatistic> &to_other, hls::stream<Beat> &even, hls::stream<Beat> &odd,
+               hls::stream<Beat> &c);
+void x_store(hls::stream<Uop<XStore::words>> &uops, hls::stream<RowRead> &reads, hls::stream<StatisticRead> &asked,
+             hls::stream<RowCells> &rows, hls::stream<RowStatistic> &statistics, hls::stream<Token> &filled,
              hls::stream<Stored> &ddr, hls::stream<Token> &free);
 
 // scratch.cpp: T. That of an odd lane takes probabilities and rows as well.
 void t_in_even(hls::stream<Uop<TIn::words>> &uops, EvenScratch &t, hls::stream<Token> &free, hls::stream<Beat> &even,
                hls::stream<Beat> &odd, hls::stream<Token> &filled);
 void t_in_odd(hls::stream<Uop<TIn::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Beat> &ddr,
-              hls::stream<Token> &free, hls::stream<Beat> &post, hls::stream<Weighted> &soft, hls::stream<Beat> &ends,
+              hls::stream<Token> &free, hls::stream<Beat> &post, hls::stream<Weighted> &soft, hls::stream<HeadEnds> &ends,
               hls::stream<Token> &filled);
 void t_out_even(hls::stream<Uop<TOut::words>> &uops, EvenScratch &t, hls::stream<Token> &filled,
                 hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd);
@@ -126,7 +138,8 @@ void post_odd(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hls
               hls::stream<Beat> &t_odd);
 
 // soft.cpp
-void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &c, hls::stream<Weighted> &t, hls::stream<Beat> &ends);
+void soft(hls::stream<Uop<Soft::words>> &uops, hls::stream<Beat> &c, hls::stream<Weighted> &t,
+          hls::stream<HeadEnds> &ends);
 
 }  // namespace rsn::xnn
 

@@ -18,10 +18,12 @@ from .scratch import GROUPS
 
 LOOPS: Mapping[str, PipelinedLoop] = {
     **versal.LOOPS,
-    "take": PipelinedLoop(1, 12, "a beat into X, T, K or V; X adds it to what is there"),
-    "statistics": PipelinedLoop(1, 60, "a beat into X: sums of its rows and of squares, two rows a round", rounds=2),
-    "join": PipelinedLoop(2, 70, "a row's statistics joined with those of the columns before"),
-    "factors": PipelinedLoop(2, 70, "a row's factor and what is added, from its statistics"),
+    "take": PipelinedLoop(1, 12, "a beat into X, T, K or V"),
+    "rows": PipelinedLoop(1, 40, "what a port of X asks of its memories, until it is done"),
+    "statistics": PipelinedLoop(
+        1, 130, "a beat into X: sums of its rows and of squares, two rows a round; then they are joined", rounds=2
+    ),
+    "factors": PipelinedLoop(1, 70, "a row's factor and what is added, from its statistics"),
     "head_sums": PipelinedLoop(
         1, 50, "a beat, four elements a round: sums of heads, or of squares apart from their means", rounds=8
     ),
@@ -45,11 +47,13 @@ def costs(overlay: Overlay) -> Iterator[OperationTime]:
         return OperationTime(what, cycles, cycles / clock_hz, simulated, remark)
 
     yield cost("X, T, K, V, W: send a tile", loop["send"](BEATS), beat)
-    yield cost("X, T: take a tile", loop["take"](BEATS), beat)
+    yield cost("T: take a tile", loop["take"](BEATS), beat)
+    asked = LOOPS["rows"].fill
+    yield cost("X: take a tile", loop["rows"](BEATS), beat + asked * rate["mesh_beat"], "until it is written")
     yield cost("T, K, V: take a 128x64 block", loop["take"](BLOCK_WORDS), BLOCK_WORDS * rate["mem_word"])
     yield cost("MeshA, MeshB: a tile", loop["mesh"](BEATS), beat)
-    of_rows = loop["statistics"](BEATS + GROUPS) + loop["join"](TILE)
-    yield cost("X: take a tile, with statistics", of_rows, statistics * beat, "then rows are joined")
+    counted = statistics * beat + LOOPS["statistics"].fill * rate["mesh_beat"]
+    yield cost("X: take a tile, with statistics", loop["statistics"](BEATS), counted, "until rows are joined")
     normalised = loop["factors"](TILE) + loop["send"](8 * BEATS)
     yield cost("X: send eight tiles, normalised", normalised, TILE * rate["mem_word"] + 8 * beat)
     yield cost("C: a tile, with bias or residual", loop["combine"](BEATS), combine * beat)

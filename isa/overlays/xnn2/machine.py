@@ -40,13 +40,13 @@ from .ports import FILLED, FREE, PIECE, TILE_TOKEN, TILE_WORDS, TOKENS
 from .resources import needs
 from .results import ACTIVATIONS, VECTOR_WORDS, C, CUnit, Post, PostUnit, Soft, SoftUnit
 from .rows import BANKS, COLUMNS, XIn, XInUnit, XOut, XOutUnit, XStore, XStoreUnit
-from .scratch import ENDS, TIn, TInUnit, TOut, TOutUnit
+from .scratch import END_WORDS, ENDS, TIn, TInUnit, TOut, TOutUnit
 
 PAIRS = LANES // 2
 TOKEN_TYPE = TokenType("token", 1, 1, 1, "a word says that a tile was written, or an operation has ended")
 VECTOR_TOKEN = TokenType("vector", 1, TILE, VECTOR_WORDS, f"{VECTOR_WORDS} words of 1024 bit make 128 elements")
-ROWS_TOKEN = TokenType("statistics", TILE, 3, 1, "a word is the statistics of 128 rows")
-ENDS_TOKEN = TokenType("ends", TILE, 2, 1, "a word is the last maxima and the sums of 128 rows")
+ROWS_TOKEN = TokenType("statistics", TILE, 3, TILE, "a word is the statistics of a row")
+ENDS_TOKEN = TokenType("ends", TILE, 2, END_WORDS, "a word is the last maxima and the sums of four rows")
 TABLE_TOKEN = TokenType("table", TILE, TILE, BEATS, f"{BEATS} words of 1024 bit make a tile of numbers, row by row")
 VECTORS = 4
 """Vectors on their way to C of a lane: biases and scales of two column tiles. LPDDR sends those of a column tile before
@@ -171,7 +171,7 @@ def _streams() -> tuple[Stream, ...]:
         tiles(f"C{i}", f"XIn{i}")
         # X puts its token when all of an operation has gone to C, and C may wait for X to write to a slot of that
         tiles(f"XOut{i}", f"C{i}", 1)
-        out.append(Stream(f"XOut{i}", f"XOut{i ^ 1}", 1, "norm", ROWS_TOKEN))
+        out.append(Stream(f"XOut{i}", f"XOut{i ^ 1}", TILE, "norm", ROWS_TOKEN))
         tiles(f"TOut{i | 1}", f"XIn{i}")
         for lane in range(i & ~1, i + 1):
             tiles(f"Post{i}", f"TIn{lane}")
@@ -180,7 +180,7 @@ def _streams() -> tuple[Stream, ...]:
     for i in range(PAIRS):
         tiles(f"C{2 * i}", f"Soft{i}")
         tiles(f"Soft{i}", f"TIn{2 * i + 1}")
-        out.append(Stream(f"Soft{i}", f"TIn{2 * i + 1}", 1, ENDS, ENDS_TOKEN))
+        out.append(Stream(f"Soft{i}", f"TIn{2 * i + 1}", END_WORDS, ENDS, ENDS_TOKEN))
     return tuple(out)
 
 

@@ -16,13 +16,43 @@ from ...reference import MADE_BY, WIDTH
 from ...versal.tiles import BEAT
 from .operands import KV, LANES, memories_of
 from .ports import has_fifo
-from .scratch import ENDS
 
 INDENT = " " * 4
 MME = "MME"
 PARITY = ("even", "odd")
 PORTS = {"DDR": "ddr0, ddr1", "LPDDR": "lpddr0, lpddr1"}
 """Memory ports of units, as arguments."""
+
+ELEMENTS = {"token": "Token", "statistics": "RowStatistic", "ends": "HeadEnds"}
+"""What streams of a type of tokens carry; others carry beats, which some have with more beside them."""
+
+ROW_STREAMS = {
+    "writes": ("RowWrite", "asked_depth"),
+    "sends": ("RowRead", "asked_depth"),
+    "stores": ("RowRead", "asked_depth"),
+    "answers": ("RowCells", "answers_depth"),
+    "written": ("Token", "2"),
+    "sent": ("RowCells", "answers_depth"),
+    "stored": ("RowCells", "answers_depth"),
+    "made": ("StatisticPart", "asked_depth"),
+    "joined": ("StatisticPart", "asked_depth"),
+    "asked": ("StatisticRead", "asked_depth"),
+    "asked_to_store": ("StatisticRead", "asked_depth"),
+    "statistics": ("RowStatistic", "answers_depth"),
+    "statistics_to_store": ("RowStatistic", "answers_depth"),
+}
+"""The streams between the ports of X and the processes that hold its rows and their statistics: their element and
+depth."""
+ROW_MEMORIES = {
+    "x_rows": ("writes", "sends", "stores", "answers", "written", "sent", "stored"),
+    "x_statistics": ("made", "joined", "asked", "asked_to_store", "statistics", "statistics_to_store"),
+}
+ROW_PORTS = {
+    "XIn": ("writes", "made", "answers", "written"),
+    "XOut": ("sends", "joined", "asked", "sent", "statistics"),
+    "XStore": ("stores", "asked_to_store", "stored", "statistics_to_store"),
+}
+"""The arguments of these processes, and of the ports of X: those to a memory, those from it."""
 
 
 def top(overlay: Overlay) -> str:
@@ -61,6 +91,12 @@ def top(overlay: Overlay) -> str:
         lines += pragmas
     lines += ["", f"{INDENT}// Streams between units, in beats, words, or tokens."]
     lines += [f'{INDENT}hls::stream<{_element(s)}, {_depth(s)}> {_variable(s)}("{s.name}");' for s in streams]
+    lines += ["", f"{INDENT}// Between the ports of X and its memories."]
+    lines += [
+        f'{INDENT}hls::stream<{kind}, {depth}> x{i}_{name}("{name} of X{i}");'
+        for i in range(LANES)
+        for name, (kind, depth) in ROW_STREAMS.items()
+    ]
     lines += ["", f"{INDENT}// Instructions.", f'{INDENT}hls::stream<Word, fetch_depth> words("fetched words");']
     for u in units:
         n = _snake(u.name)
@@ -75,6 +111,9 @@ def top(overlay: Overlay) -> str:
         n = _snake(u.name)
         decoder = f"decode_{n}" if u.name in PORTS else f"decode<{_words(overlay, u)}>"
         lines += _process(f"decoder {u.name}", decoder, [f"{n}_mops", f"{n}_uops"])
+    for i in range(LANES):
+        for function, names in ROW_MEMORIES.items():
+            lines += _process(f"{function} of X{i}", function, [f"x{i}_{name}" for name in names])
     for u in units:
         lines += _process(u.name, _function(u), [f"{_snake(u.name)}_uops", *_arguments(overlay, u)])
     lines += ["}", ""]
@@ -199,10 +238,6 @@ def _memories() -> Iterator[tuple[str, str, list[str]]]:
         return out + [line for member in members for line in pragmas(f"{name}.{member}", dim, "bram")]
 
     for i in range(LANES):
-        yield "RowMemory", f"x{i}", pragmas(f"x{i}", 1, "uram")
-        statistics = f"statistics{i}"
-        yield "Statistics", statistics, parts(statistics, ("mean", "squares"), 2)
-    for i in range(LANES):
         yield "OddScratch" if i % 2 else "EvenScratch", f"t{i}", pragmas(f"t{i}", 1, "uram")
         if i % 2:
             yield "Weights", f"weights{i}", parts(f"weights{i}", ("tops", "top", "total"), 1)
@@ -212,11 +247,11 @@ def _memories() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _shared(unit: UnitSpec) -> list[str]:
-    """The memories that a unit shares."""
+    """The memories that a unit shares; of X, the streams to and from them."""
     i = unit.index
     match unit.kind:
         case "XIn" | "XOut" | "XStore":
-            return [f"x{i}", f"statistics{i}"]
+            return [f"x{i}_{name}" for name in ROW_PORTS[unit.kind]]
         case "TIn" | "TOut":
             return [f"t{i}", *([f"weights{i}"] if i % 2 else [])]
         case "KvIn":
@@ -263,11 +298,11 @@ def _variable(stream: Stream) -> str:
 
 
 def _element(stream: Stream) -> str:
-    if stream.token.name == "token":
-        return "Token"
+    if stream.token.name in ELEMENTS:
+        return ELEMENTS[stream.token.name]
     if stream.src.startswith("XStore"):
         return "Stored"
-    return "Weighted" if stream.src.startswith("Soft") and stream.label != ENDS else "Beat"
+    return "Weighted" if stream.src.startswith("Soft") else "Beat"
 
 
 def _depth(stream: Stream) -> str:

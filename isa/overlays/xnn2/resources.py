@@ -21,6 +21,7 @@ from ...versal.logic import (
     CONTROL,
     FLOAT,
     REGISTER_SLICE,
+    SRL_DEPTH,
     TILES_PER_MME,
     UNIT,
     WORD_BITS,
@@ -58,23 +59,29 @@ DECODER = 300
 """LUTs of a decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000."""
 FETCH = 5000
 """LUTs of fetch and dispatcher."""
+TWO_BEATS = 2
+"""What a stream without a FIFO holds."""
 WORD_ROWS = 2
 """Rows of a word of a block."""
 ROW_BANKS = 4
 """A beat has four rows, so numbers of rows lie in as many memories."""
 
 # What the loops of hw/versal/xnn2 compute for one beat, or for a row.
-_FACTORS = {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2}
 ROWS = (
-    LoopWork("take", "sums in X", {"add": 32}),
-    LoopWork("statistics", "statistics in X", {"mask": 16, "add in fabric": 2, "add": 78, "mul": 16, "madd": 16}),
-    LoopWork("join", "statistics in X", {"add": 3, "mul": 3, "madd": 3, "div": 1, "reciprocal": 1}),
+    LoopWork("rows", "sums in X", {"add": 32}),
+    LoopWork(
+        "statistics",
+        "statistics in X",
+        {"mask": 16, "add in fabric": 2, "add": 78 + 2 * 4, "mul": 16 + 2, "madd": 16 + 2},
+    ),
+    LoopWork("rows", "statistics in X", {"add": 3, "mul": 2, "madd": 2, "div": 1}),
 )
-"""Statistics: of each element what it is apart from the first one of its row, some of these in the fabric; of eight, a
-sum and a sum of squares; sums of four of those, one in a round."""
+"""Statistics: of each element what it is apart from the first one of its 32 columns, some of these in the fabric; of
+eight, a sum and a sum of squares; one in a round, sums of four of those, and from them mean and squares. Those of a row
+are joined with those of its other columns."""
 NORM = LoopWork("send", "norm in X", {"madd": 32})
-FACTORS = LoopWork("factors", "norm in X", _FACTORS)
-ROWS_OUT = (NORM, FACTORS, LoopWork("join", "statistics in X", {"add": 2, "mul": 2, "madd": 2, "div": 1}))
+FACTORS = LoopWork("factors", "norm in X", {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2})
+ROWS_OUT = (NORM, FACTORS)
 COUNTED = LoopWork("store", "norm of rows that are stored", {"reciprocal": 1})
 NORM_STORED = LoopWork(
     "port", "norm of rows that are stored", {"madd": 32 + 2 * 2, "mul": 2 * 2, "sqrt": 2, "reciprocal": 2}
@@ -101,9 +108,9 @@ PROBABILITIES = (
 LUTs: DSPs are scarcer."""
 
 TILE_PORTS = (LoopWork("take", "", writes=1), LoopWork("send", "", reads=1))
-ROW_PORTS = (LoopWork("take", "", reads=1, writes=1), LoopWork("send", "", reads=1), LoopWork("send", "", reads=1))
+ROW_PORTS = (LoopWork("rows", "", reads=3, writes=1),)
 HEAD_PORTS = (LoopWork("take", "", writes=1), *OF_PORT * (LoopWork("send", "", reads=1),))
-"""Ports of a memory: of X those of XIn, XOut and XStore. Of K or V that of KvIn, and one KvOut of each memory."""
+"""Ports of a memory: of X, in the process that holds it, those for XIn, XOut and XStore. Of K or V that of KvIn, and one KvOut of each memory."""
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -135,24 +142,43 @@ def words_of(unit: UnitSpec) -> int:
     return memory.slots * memory.rows * memory.columns // BEAT
 
 
+ASKED_AHEAD = 16
+"""Answers that the FIFOs between a port of X and its memories hold (`answers_depth` in memories.h)."""
+PLACE_BITS = 26
+"""Of a place in a bank: two addresses of 12 bits, the bank, and the order of the two cells."""
+STATISTIC_BITS, ROW_BITS = 3 * FLOAT, 9
+"""Of the statistics of a row; of its number, its bank, and a mark of the end."""
+
+
 def _rows_in(unit: UnitSpec) -> Iterator[Need]:
     """X has a RAM for each of its two banks, so that one is stored while the other is read. Of each row and bank it
-    keeps mean and squares."""
+    keeps number of columns, mean and squares. What its ports ask of these memories goes over streams."""
     yield Need("URAM", BANKS * rams(words_of(unit) // BANKS, ultra=True), "rows in X")
-    kept = 2 * ROW_BANKS * lut_ram(FLOAT, BANKS * TILE // ROW_BANKS)
-    yield Need("LUT", kept, "statistics in X", True)
+    yield Need("LUT", lut_ram(STATISTIC_BITS, BANKS * TILE), "statistics in X", True)
     yield from loops(ROWS)
     yield Need("LUT", crossbars(ROW_PORTS, HALVES, BANKS), "crossbars of X", True)
+    yield Need("LUT", fifo(WORD_BITS + PLACE_BITS, TWO_BEATS), "streams in X", True)
+    yield Need("LUT", fifo(WORD_BITS, ASKED_AHEAD) + fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS), "streams in X", True)
+
+
+def _asking(unit: UnitSpec) -> Iterator[Need]:
+    """A port that reads X asks for places and rows, and gets words and statistics."""
+    asked = fifo(PLACE_BITS, TWO_BEATS) + fifo(ROW_BITS, TWO_BEATS)
+    yield Need("LUT", asked + fifo(WORD_BITS, ASKED_AHEAD) + fifo(STATISTIC_BITS, ASKED_AHEAD), "streams in X", True)
 
 
 def _rows_out(unit: UnitSpec) -> Iterator[Need]:
     """What a read port of X needs: memory for two factors of each row, and the loops that apply them."""
     yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
+    yield Need("LUT", fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS), "streams in X", True)
+    yield from _asking(unit)
     yield from loops(ROWS_OUT)
 
 
 def _rows_stored(unit: UnitSpec) -> Iterator[Need]:
-    """The statistics of two rows go to DDR with each word."""
+    """The statistics of all rows are read before; those of two rows go to DDR with each word."""
+    yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm of rows that are stored", True)
+    yield from _asking(unit)
     yield from loops((COUNTED,))
 
 
@@ -248,7 +274,6 @@ TOGETHER = {"C": ("MME", "XOut", "LPDDR")}
 """Kinds of units from which a unit takes words at the same time; other units take one word at a time."""
 
 
-TWO_BEATS = 2
 BESIDE = {("Soft", "TIn"): ROW_BANKS * FLOAT, ("XStore", "DDR"): (3 + 2 * WORD_ROWS) * FLOAT}
 """Bits that go beside a beat or word: the maxima of its rows; numbers for the norm, and statistics of its rows."""
 
@@ -277,9 +302,10 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
         yield Need("PLIO in" if sink.kind == "MME" else "PLIO out", PLIOS, part)
         yield Need("LUT", ceil(WORD_BITS * REGISTER_SLICE), "ports to and from MMEs", True)
     elif not is_wide(stream):
-        # tokens are counted; of statistics, a row goes at a time
-        bits = stream.token.columns * (FLOAT if stream.token.rows > 1 else 1)
-        yield Need("LUT", fifo(bits, 1), "streams of tokens and statistics", True)
+        # tokens are counted; of statistics a row goes at a time, of the ends of a head four
+        bits = stream.token.word_elements * (FLOAT if stream.token.rows > 1 else 1)
+        held = lut_ram(bits, stream.depth) if bits > 1 and stream.depth > SRL_DEPTH else 0
+        yield Need("LUT", held + fifo(bits, min(stream.depth, SRL_DEPTH)), "streams of tokens and statistics", True)
     else:
         width, depth = size_of(overlay, stream)
         if depth <= TWO_BEATS:

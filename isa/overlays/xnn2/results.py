@@ -18,7 +18,7 @@ from ...versal.functions import HeadNorm, activation
 from ...versal.tiles import BEAT, BEATS, TILE, Array
 from .cycles import LOOPS
 from .ports import TILE_WORDS, blocks_out, tile_by, tiles_by
-from .scratch import ENDS, GROUPS, HeadTotals, Weighted
+from .scratch import END_WORDS, ENDS, GROUPS, HeadTotals, Weighted
 
 VECTOR_WORDS = TILE // BEAT
 """Words of the vector of a column tile."""
@@ -207,7 +207,7 @@ class SoftUnit(Unit):
         rate = "softcap_beat" if uop.cap else "softmax_beat"
         head = Head(uop)
         yield tiles_by(rate, BEATS, uop.tiles, gets=(self.scores,), puts=(self.probabilities,), do=head.add)
-        yield Step(puts=(self.ends,), do=head.end)
+        yield Step("mem_word", END_WORDS, puts=(self.ends,), words=END_WORDS, do=head.end)
 
     def effect_key(self, uop: Soft) -> Hashable:
         return uop.tiles, bool(uop.cap)

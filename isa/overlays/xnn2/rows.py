@@ -18,7 +18,7 @@ from ....machine.unit import Unit
 from ....machine.wiring import Wiring
 from ...fields import Record, bits
 from ...lanes import RowSource, RowTarget
-from ...versal.tiles import BEATS, TILE, Array
+from ...versal.tiles import BEAT, BEATS, TILE, Array
 from .cycles import LOOPS
 from .ports import FILLED, FREE, TOKEN, ReadPort, WritePort, blocks_out, outside, send, tile_by
 
@@ -89,13 +89,16 @@ class RowStatistics:
         self.count = total
 
     def add(self, tile: Array) -> None:
-        """Add those of the columns of a tile, of which there is one at least. Sums are of what is apart from the first
-        one, which is at most as far from the mean as the root of their number times the deviation."""
-        count, first = np.float32(tile.shape[1]), tile[:, 0]
-        apart = tile - first[:, None]
-        less = apart.sum(axis=1, dtype=np.float32)
-        squares = np.square(apart).sum(axis=1, dtype=np.float32) - less * (less / count)
-        self.join(tile.shape[1], first + less / count, squares)
+        """Add those of the columns of a tile, 32 at a time. Sums are of what is apart from the first of these, which is
+        at most as far from their mean as the root of their number times their deviation."""
+        for start in range(0, tile.shape[1], BEAT):
+            part = tile[:, start : start + BEAT]
+            count, first = np.float32(part.shape[1]), part[:, 0]
+            apart = part - first[:, None]
+            less = apart.sum(axis=1, dtype=np.float32)
+            mean = less / count
+            squares = np.square(apart).sum(axis=1, dtype=np.float32) - less * mean
+            self.join(count, first + mean, squares)
 
     def factors(self, eps: float, rms: bool) -> tuple[Array, Array]:
         """What each row is multiplied by, and what is then added: (rows, 1) both."""
@@ -134,7 +137,8 @@ class XInUnit(WritePort):
         source = self.sources[RowSource(uop.source)]
         for i in range(uop.tiles):
             rounds = ROUNDS if uop.statistics else 1
-            yield tile_by("mesh_beat", rounds * BEATS, gets=(source,), do=partial(self._keep, uop, i))
+            after = LOOPS["statistics" if uop.statistics else "rows"].fill
+            yield tile_by("mesh_beat", rounds * BEATS + after, gets=(source,), do=partial(self._keep, uop, i))
             yield self.done()
         if uop.store:
             yield Step(puts=(self.store,), do=lambda: (TOKEN,))
@@ -213,8 +217,8 @@ class XOutUnit(ReadPort):
             if uop.share == 1:
                 self.writer.statistics[bank] = made
 
-        yield Step("mem_word", TILE, puts=(self.to_other,), do=own)
-        yield Step("mem_word", TILE, gets=(self.from_other,), do=join)
+        yield Step("mem_word", TILE, puts=(self.to_other,), words=TILE, do=own)
+        yield Step("mem_word", TILE, gets=(self.from_other,), words=TILE, do=join)
 
     def effect_key(self, uop: XOut) -> Hashable:
         return uop.tiles, uop.times, uop.to, uop.normalise, uop.share, uop.wait
@@ -231,6 +235,8 @@ class XStoreUnit(Unit):
     def kernel(self, uop: XStore) -> Steps:
         if uop.wait:
             yield Burst(uop.wait, gets=(self.filled,))
+        if uop.normalise:
+            yield Step("mem_word", TILE)
         for slot in range(uop.slot, uop.slot + uop.tiles):
             yield from blocks_out(self.ddr, partial(self._tile, uop, slot))
         yield Step(puts=(self.free,), do=lambda: (TOKEN,))

@@ -24,6 +24,8 @@ from .ports import HALF, TILE_BLOCKS, ReadPort, WritePort, blocks_in, outside, s
 
 ENDS = "ends"
 """Label of the streams of `HeadTotals` from Softmax."""
+END_WORDS = TILE // 4
+"""Words of a `HeadTotals`: of four rows each."""
 GROUPS = TILE // BEAT
 """Groups of columns of a tile that share a maximum of each row."""
 
@@ -91,7 +93,7 @@ class TInUnit(WritePort):
             else:
                 yield tile_by("mesh_beat", BEATS, gets=(source,), do=partial(self._keep, uop, i))
             if uop.source == TileSource.SOFTMAX and i == uop.tiles - 1:
-                yield Step(gets=(self.ends,), do=partial(self._end, uop.slot))
+                yield Step("mem_word", END_WORDS, gets=(self.ends,), words=END_WORDS, do=partial(self._end, uop.slot))
             yield self.done()
 
     def _join(self, uop: TIn, i: int, number: int, piece: Array) -> None:
