@@ -107,14 +107,33 @@ head_walks:
     }
 }
 
+// A gain of each column of a tile. Those of the eight columns of a beat lie side by side: a word brings four such parts.
+struct Gains {
+    using Part = hls::vector<float, patch_cols>;
+    Part of[beat_floats / patch_cols][vector_words];
+
+    void put(unsigned word, const Beat &from) {
+#pragma HLS INLINE
+        for (unsigned n = 0; n < beat_floats; ++n) {
+#pragma HLS UNROLL
+            of[n / patch_cols][word][n % patch_cols] = from[n];
+        }
+    }
+    Part get(unsigned col) const {
+#pragma HLS INLINE
+        return of[col / patch_cols % (beat_floats / patch_cols)][col / beat_floats];
+    }
+};
+
 // Norm, gains and rotation of a tile, two columns of a row in a round: the two have one cosine and one sine, by the number
 // of the pair in its head; sines lie behind the cosines.
 struct OfHeads {
     Beat in, out, cosines, sines;
+    Gains::Part gained;
 
     // The next two columns. Behind the last ones, `out` is a beat in the order of the buffer.
     void two(const Post &op, const Rounds &at, const Buffer &buffer, const HeadNorm &norm,
-             const Beat (&gains)[vector_words], const Buffer &table) {
+             const Gains &gains, const Buffer &table) {
 #pragma HLS INLINE
         constexpr unsigned taken = elements_of(rounds::rotate), pairs = patch_cols / taken;
         static_assert(taken == 2, "a pair in a round");
@@ -127,14 +146,15 @@ struct OfHeads {
             in = get_beat<in_rows, tile>(buffer, row, left);
             cosines = get_beat<in_rows, tile>(table, row, place);
             sines = get_beat<in_rows, tile>(table, row, width / 2 + place);
+            gained = gains.get(left);
         }
         float x[taken], turned[taken];
         for (unsigned c = 0; c < taken; ++c) {
 #pragma HLS UNROLL
             const float normalised = fmadd(in[c], norm.times[head][r][g], norm.plus[head][r][g]);
             x[c] = !op.norm ? in[c] : in_head + c < op.columns ? normalised : 0.0f;
-            const float gained = x[c] * gains[(col + c) / beat_floats][(col + c) % beat_floats];
-            if (op.gains) x[c] = gained;
+            const float times_gain = x[c] * gained[col % patch_cols + c];
+            if (op.gains) x[c] = times_gain;
         }
         const unsigned at_pair = r * patch_cols + first % patch_cols + at.round % pairs;
         const float cosine = cosines[at_pair], sine = sines[at_pair];
@@ -188,10 +208,13 @@ void functions(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hl
                hls::stream<Beat> &ddr, Streams &...streams) {
 #pragma HLS INLINE
     Buffer buffer, table;
+#pragma HLS ARRAY_PARTITION variable=buffer complete dim=1
+#pragma HLS ARRAY_PARTITION variable=table complete dim=1
     poison(buffer);
     poison(table);
     HeadNorm norm = {};
-    Beat gains[vector_words] = {};
+    Gains gains = {};
+#pragma HLS ARRAY_PARTITION variable=gains.of complete dim=1
     unsigned number = 0;
 post_uops:
     for (;;) {
@@ -206,7 +229,7 @@ post_uops:
     gain_words:
         for (unsigned w = 0; op.gains && w < vector_words; ++w) {
 #pragma HLS PIPELINE II=ii::load style=flp
-            gains[w] = lpddr.read();
+            gains.put(w, lpddr.read());
         }
     post_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {

@@ -77,6 +77,8 @@ w_tiles:
 void w0(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &lane0, hls::stream<Beat> &lane1,
         hls::stream<Beat> &lane2, hls::stream<Beat> &lane3, hls::stream<Beat> &lane4, hls::stream<Beat> &lane5) {
     Buffer ping, pong;
+#pragma HLS ARRAY_PARTITION variable=ping complete dim=1
+#pragma HLS ARRAY_PARTITION variable=pong complete dim=1
     poison(ping);
     poison(pong);
     unsigned number = 0;
@@ -92,6 +94,8 @@ w0_uops:
 void w1(hls::stream<Uop<W::words>> &uops, hls::stream<Beat> &ddr, hls::stream<Beat> &lpddr, hls::stream<Beat> &lane1,
         hls::stream<Beat> &lane3, hls::stream<Beat> &lane5) {
     Buffer ping, pong;
+#pragma HLS ARRAY_PARTITION variable=ping complete dim=1
+#pragma HLS ARRAY_PARTITION variable=pong complete dim=1
     poison(ping);
     poison(pong);
     unsigned number = 0;

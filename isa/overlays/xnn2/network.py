@@ -230,7 +230,7 @@ def _memories() -> Iterator[tuple[str, str, list[str]]]:
         return [
             f"#pragma HLS STREAM variable={variable} type=unsync",
             f"#pragma HLS ARRAY_PARTITION variable={variable} complete dim={dim}",
-            f"#pragma HLS BIND_STORAGE variable={variable} type=ram_t2p impl={impl}",
+            f"#pragma HLS BIND_STORAGE variable={variable} type=ram_s2p impl={impl}",
         ]
 
     def parts(name: str, members: Sequence[str], dim: int) -> list[str]:

@@ -110,7 +110,8 @@ LUTs: DSPs are scarcer."""
 TILE_PORTS = (LoopWork("take", "", writes=1), LoopWork("send", "", reads=1))
 ROW_PORTS = (LoopWork("rows", "", reads=3, writes=1),)
 HEAD_PORTS = (LoopWork("take", "", writes=1), *OF_PORT * (LoopWork("send", "", reads=1),))
-"""Ports of a memory: of X, in the process that holds it, those for XIn, XOut and XStore. Of K or V that of KvIn, and one KvOut of each memory."""
+"""Ports of a memory: of X, in the process that holds it, those for XIn, XOut and XStore; of K or V that of KvIn, and
+one KvOut of each memory."""
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -197,18 +198,14 @@ def _ddr(unit: UnitSpec) -> Iterator[Need]:
 
 def _tiles_in(unit: UnitSpec) -> Iterator[Need]:
     """T. That of an odd lane keeps a maximum of each row and group of 32 columns beside each tile, and the last maximum
-    and 1 / sum of each row beside the heads."""
+    and sum of each row beside the first tile of a head."""
     yield Need("URAM", rams(words_of(unit), ultra=True), "tiles in T")
     yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of T", True)
     if unit.index & 1:
-        yield Need("BRAM", block_rams(FLOAT, memory_of(unit).slots * TILE * GROUPS), "maxima of rows in T")
-        yield Need("LUT", 2 * lut_ram(FLOAT, ENDS * TILE), "last factors in T", True)
+        of_rows = memory_of(unit).slots * TILE // ROW_BANKS
+        yield Need("BRAM", ROW_BANKS * block_rams(FLOAT, of_rows * GROUPS), "maxima of rows in T")
+        yield Need("BRAM", 2 * ROW_BANKS * block_rams(FLOAT, of_rows), "last factors in T")
         yield from loops(WEIGHTS)
-
-
-ENDS = 4
-"""Heads whose last maximum and sum T holds: at least three tiles each at the length from which it pays to keep heads
-apart, and further ones wait in Softmax."""
 
 
 def _heads_in(unit: UnitSpec) -> Iterator[Need]:
