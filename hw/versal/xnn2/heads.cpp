@@ -76,6 +76,7 @@ heads_in_uops:
             wait_for(op.wait, free1);
         else
             wait_for(op.wait, free0);
+        hls::fence(first, second, free0, free1);
     heads_in_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
             if (op.source == from_ddr)
@@ -83,6 +84,7 @@ heads_in_uops:
             else
                 take_both(first, second, to_second, op.slot + i, op.second + i, op.source, post0, post1, post2, post3,
                           post4, post5);
+            hls::fence(first, second, filled0, filled1);
             if (to_second)
                 filled1 << Token(1);
             else
@@ -118,6 +120,7 @@ heads_out_uops:
         if (uop.last) break;
         const KvOut op = KvOut::decode(uop.words);
         wait_for(op.wait, filled);
+        hls::fence(memory, filled);
     heads_out_tiles:
         for (unsigned i = 0; op.lanes && i < op.tiles; ++i) {
         heads_out_beats:
@@ -131,6 +134,7 @@ heads_out_uops:
                 if (op.lanes >> First & 16) pair2 << beat;
             }
         }
+        hls::fence(memory, free);
         free << Token(1);
     }
 }

@@ -35,9 +35,21 @@ each_result:
     }
 }
 
+// What a sum begins with.
+struct Zeros {
+    alignas(32) const float of[8] = {};
+};
+
+// Whether the stack of tile c of a cascade has room for what is kept there, beside that for calls.
+template <typename Place>
+constexpr bool fits(unsigned c) {
+    return sizeof(Place) + sizeof(Zeros) + stack_for_calls <= stack_bytes(c);
+}
+static_assert(fits<First>(0) && fits<Middle>(1) && fits<Middle>(2) && fits<Last>(3));
+
 template <typename Place>
 void run(Place &place, Operand &a, Operand &b, Ops ops) {
-    alignas(32) const float zeros[8] = {};
+    const Zeros zeros;
     unsigned number = 0, left = 0;
     bool repeats = false;
 each_entry:
@@ -53,8 +65,8 @@ each_entry:
         RSN_UOP(number++);
     both_parts:
         for (unsigned t = 0; t < op.times; ++t) {
-            results(place, a, b, op, op.first, op.first_depth, zeros);
-            results(place, a, b, op, op.second, op.second_depth, zeros);
+            results(place, a, b, op, op.first, op.first_depth, zeros.of);
+            results(place, a, b, op, op.second, op.second_depth, zeros.of);
         }
         ++i;
     }

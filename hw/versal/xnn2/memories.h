@@ -1,12 +1,15 @@
 // What units share and send: memories of tiles, statistics of rows, probabilities before their last factor.
 //
 // A memory has a port that writes and one or two that read, each a process with a program of its own. Streams of tokens
-// keep them in order (isa/overlays/xnn2/ports.py), so that HLS must not: dma_hls.cpp says `unsync` of each memory. HLS
+// keep them in order (isa/overlays/xnn2/ports.py), so that HLS must not: dma_hls.cpp says `unsync` of each memory, and the
+// ports fence its accesses from those of the tokens that tell of them. HLS
 // gives an array to two processes at most, of which one writes. X has three ports, so processes of its own hold its rows
 // and their statistics, and the ports ask them.
 // SPDX-License-Identifier: Apache-2.0
 #ifndef RSN_XNN2_MEMORIES_H
 #define RSN_XNN2_MEMORIES_H
+
+#include <hls_fence.h>
 
 #include "../pl/counter.h"
 #include "../pl/math.h"

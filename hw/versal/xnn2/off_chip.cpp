@@ -115,7 +115,7 @@ lpddr_uops:
             if (words) port0.read_request(uop.addr, 2 * words);
         load_vectors:
             for (Countdown<32> left(words); left.more(); left.next()) {
-#pragma HLS PIPELINE II=2 style=stp
+#pragma HLS PIPELINE II=ii::vector style=stp
                 const Line first = port0.read();
                 const Beat word = joined(first, port0.read());
                 if (to == To::vector) {

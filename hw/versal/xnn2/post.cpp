@@ -6,6 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../pl/dataflow.h"
 #include "../pl/functions.h"
+#include "../pl/port.h"
 #include "units.h"
 
 namespace rsn::xnn {
@@ -18,23 +19,29 @@ enum class To : std::uint8_t { t_even, t_odd, ddr, k, v };
 
 using Buffer = Tiles<1>;
 
-// Cosines and sines of 128 rows, row by row: of 8 KiB, port 0 brings eight rows, port 1 the next eight.
+// Cosines and sines of 128 rows, row by row: of 8 KiB, port 0 brings eight rows, port 1 the next eight. A line of an even
+// row waits for that of the next one, with which it makes a word.
 void take_table(hls::stream<Beat> &lpddr, Buffer &table) {
 #pragma HLS INLINE
+    constexpr unsigned lines = tile / line_floats;
+    Line even[2][lines];
+#pragma HLS ARRAY_PARTITION variable=even complete dim=1
 table_words:
     for (unsigned w = 0; w < beats_per_tile; ++w) {
-#pragma HLS PIPELINE II=2 style=flp
+#pragma HLS PIPELINE II=ii::table style=flp
         const Beat word = lpddr.read();
-        const unsigned row = w / port_lines * 16 + w % port_lines / 8, col = w % 8 * line_floats;
+        const unsigned row = w / port_lines * 16 + w % port_lines / lines, line = w % lines;
         for (unsigned h = 0; h < 2; ++h) {
 #pragma HLS UNROLL
-            // a line of one row is the half of a word of two
-            Beat both = get_word<tile>(table, (row + 8 * h) & ~1u, col);
+            Beat both;
+            const Line before = even[h][line];
             for (unsigned n = 0; n < line_floats; ++n) {
 #pragma HLS UNROLL
-                both[(row & 1) * line_floats + n] = word[h * line_floats + n];
+                both[n] = before[n];
+                both[line_floats + n] = word[h * line_floats + n];
             }
-            put_word<tile>(table, (row + 8 * h) & ~1u, col, both);
+            if (row & 1) put_word<tile>(table, row + 8 * h - 1, line * line_floats, both);
+            else even[h][line] = half(word, h);
         }
     }
 }

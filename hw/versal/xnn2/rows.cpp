@@ -191,6 +191,13 @@ receive_rows:
     }
 }
 
+// What a port says last, in a state of its own.
+template <typename Element>
+void put(const Element &last, hls::stream<Element> &to) {
+#pragma HLS INLINE off
+    to << last;
+}
+
 void x_out(bool odd, hls::stream<Uop<XOut::words>> &uops, hls::stream<RowRead> &reads,
            hls::stream<StatisticPart> &joined, hls::stream<StatisticRead> &asked, hls::stream<RowCells> &rows,
            hls::stream<RowStatistic> &statistics, hls::stream<Token> &filled, hls::stream<RowStatistic> &from_other,
@@ -253,13 +260,29 @@ x_out_uops:
         }
         free << Token(1);
     }
-    reads << RowRead{true, {}};
-    asked << StatisticRead{true, 0, 0};
-    joined << StatisticPart{true, false, false, 0, 0, {}};
+    put(RowRead{true, {}}, reads);
+    put(StatisticRead{true, 0, 0}, asked);
+    put(StatisticPart{true, false, false, 0, 0, {}}, joined);
+}
+
+RowCells cells_at(const RowBank &bank, const RowPlace &at) {
+#pragma HLS INLINE
+    RowCells lying, cells;
+#pragma HLS ARRAY_PARTITION variable=lying.of complete
+#pragma HLS ARRAY_PARTITION variable=cells.of complete
+    for (unsigned ram = 0; ram < plain; ++ram) {
+#pragma HLS UNROLL
+        lying.of[ram] = bank[ram][at.address[ram]];
+    }
+    for (unsigned k = 0; k < plain; ++k) {
+#pragma HLS UNROLL
+        cells.of[k] = lying.of[at.swapped ? plain - 1 - k : k];
+    }
+    return cells;
 }
 
 // So many cycles after it was read, what a write makes is in the memory; so many after a part came, it has been joined.
-constexpr unsigned write_cycles = 24;
+constexpr unsigned write_cycles = 40;
 constexpr unsigned join_cycles = 96;
 
 }  // namespace
@@ -276,6 +299,8 @@ void x_rows(hls::stream<RowWrite> &writes, hls::stream<RowRead> &sends, hls::str
 #pragma HLS BIND_STORAGE variable=second type=ram_s2p impl=uram
     bool in_on = true, out_on = true, store_on = true, sending = false, storing = false;
     RowRead send = {}, store = {};
+#pragma HLS ARRAY_PARTITION variable=send.at.address complete
+#pragma HLS ARRAY_PARTITION variable=store.at.address complete
     bool ended[write_cycles] = {};
 #pragma HLS ARRAY_PARTITION variable=ended complete
     Counter under_way = 0;
@@ -286,6 +311,8 @@ x_rows_cycles:
 #pragma HLS DEPENDENCE variable=second type=inter dependent=false
         if (!sending && !storing && !under_way) RSN_WAIT_FOR_ANY(writes, sends, stores);
         RowWrite write = {};
+#pragma HLS ARRAY_PARTITION variable=write.at.address complete
+#pragma HLS ARRAY_PARTITION variable=write.cells.of complete
         bool writing = false;
         if (!writes.empty()) {
             write = writes.read();
@@ -307,21 +334,16 @@ x_rows_cycles:
         const bool sends_now = sending && !(adds && write.at.bank == send.at.bank);
         const bool stores_now = storing && !(adds && write.at.bank == store.at.bank) &&
                                 !(sends_now && send.at.bank == store.at.bank);
-        RowCells there[row_banks];
-#pragma HLS ARRAY_PARTITION variable=there complete
-        for (unsigned b = 0; b < row_banks; ++b) {
-#pragma HLS UNROLL
-            const RowPlace &at = adds && write.at.bank == b ? write.at : sends_now && send.at.bank == b ? send.at : store.at;
-            for (unsigned k = 0; k < plain; ++k) {
-#pragma HLS UNROLL
-                const unsigned ram = at.swapped ? plain - 1 - k : k;
-                there[b].of[k] = b ? second[ram][at.address[ram]] : first[ram][at.address[ram]];
-            }
-        }
+        const RowPlace &read = sends_now && !send.at.bank ? send.at : store.at;
+        const RowPlace &read_too = sends_now && send.at.bank ? send.at : store.at;
+        const RowCells in_first = cells_at(first, adds && !write.at.bank ? write.at : read);
+        const RowCells in_second = cells_at(second, adds && write.at.bank ? write.at : read_too);
+#pragma HLS ARRAY_PARTITION variable=in_first.of complete
+#pragma HLS ARRAY_PARTITION variable=in_second.of complete
         if (writing) {
             for (unsigned k = 0; k < plain; ++k) {
 #pragma HLS UNROLL
-                const Cell<plain> old = write.at.bank ? there[1].of[k] : there[0].of[k];
+                const Cell<plain> old = write.at.bank ? in_second.of[k] : in_first.of[k];
                 for (unsigned i = 0; i < beat_floats / plain; ++i) {
 #pragma HLS UNROLL
                     const float sum = old[i] + write.cells.of[k][i];
@@ -336,8 +358,8 @@ x_rows_cycles:
             }
             if (write.answered) answers << write.cells;
         }
-        if (sends_now) sent << (send.at.bank ? there[1] : there[0]);
-        if (stores_now) stored << (store.at.bank ? there[1] : there[0]);
+        if (sends_now) sent << (send.at.bank ? in_second : in_first);
+        if (stores_now) stored << (store.at.bank ? in_second : in_first);
         sending = sending && !sends_now;
         storing = storing && !stores_now;
         // Tokens leave once what they tell of has been written.
@@ -436,15 +458,15 @@ x_in_uops:
             const bool begins = op.statistics == 1 && i == 0, counts = op.statistics && valid;
             take(op, op.slot + i, counts, begins, valid, writes, made, answers, t_odd, c);
             if (begins && !counts) forget(bank_of(op.slot + i), made);
-            written.read();
-            filled << Token(1);
+            // hls-allow state-order: the token that is put is the one that was got, which comes whatever waits for it
+            filled << written.read();
         }
         if (op.store) store << Token(1);
     }
     RowWrite end = {};
     end.last = true;
-    writes << end;
-    made << StatisticPart{true, false, false, 0, 0, {}};
+    put(end, writes);
+    put(StatisticPart{true, false, false, 0, 0, {}}, made);
 }
 
 void x_out_even(hls::stream<Uop<XOut::words>> &uops, hls::stream<RowRead> &reads, hls::stream<StatisticPart> &joined,
@@ -523,8 +545,8 @@ x_store_uops:
         }
         free << Token(1);
     }
-    reads << RowRead{true, {}};
-    asked << StatisticRead{true, 0, 0};
+    put(RowRead{true, {}}, reads);
+    put(StatisticRead{true, 0, 0}, asked);
 }
 
 }  // namespace rsn::xnn

@@ -62,6 +62,8 @@ inline bool to_rows(To to) { return to == To::rows_even || to == To::rows_odd; }
 constexpr unsigned ahead = 8;
 struct NoFactors {
     static constexpr unsigned lag(const TOut &) { return 0; }
+    void begin(hls::stream<Token> &) {}
+    void end(hls::stream<Token> &) {}
     void make(const TOut &, unsigned, unsigned, unsigned, unsigned) {}
     Beat applied(const TOut &, unsigned, const Beat &beat) const { return beat; }
 };
@@ -69,12 +71,18 @@ struct LastFactors {
     const Weights &weights;
     float next[ahead] = {}, now[ahead] = {};
 
-    explicit LastFactors(const Weights &of_heads) : weights(of_heads) {
-#pragma HLS ARRAY_PARTITION variable=next complete
-#pragma HLS ARRAY_PARTITION variable=now complete
-    }
+    explicit LastFactors(const Weights &of_heads) : weights(of_heads) {}
 
     static constexpr unsigned lag(const TOut &op) { return op.weights ? ahead : 0; }
+    // The weights are read behind the tokens that are taken before, and before the token that is put behind.
+    void begin(hls::stream<Token> &filled) {
+#pragma HLS INLINE
+        hls::fence(weights.tops, weights.top, weights.total, filled);
+    }
+    void end(hls::stream<Token> &free) {
+#pragma HLS INLINE
+        hls::fence(weights.tops, weights.top, weights.total, free);
+    }
     // slot: of the tile. row, col: where the eight beats begin. number: of the beat.
     void make(const TOut &op, unsigned slot, unsigned row, unsigned col, unsigned number) {
 #pragma HLS INLINE
@@ -102,7 +110,7 @@ struct LastFactors {
 };
 
 template <unsigned Slots, typename Factors, typename... Streams>
-void send_tiles(Factors factors, hls::stream<Uop<TOut::words>> &uops, Tiles<Slots> &t, hls::stream<Token> &filled,
+void send_tiles(Factors &factors, hls::stream<Uop<TOut::words>> &uops, Tiles<Slots> &t, hls::stream<Token> &filled,
                 hls::stream<Token> &free, Streams &...streams) {
 #pragma HLS INLINE
     unsigned number = 0;
@@ -115,6 +123,8 @@ t_out_uops:
         const To to = static_cast<To>(op.to);
         const Part part = static_cast<Part>(op.part);
         wait_for(op.wait, filled);
+        hls::fence(t, filled);
+        factors.begin(filled);
     t_out_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
         t_out_times:
@@ -139,6 +149,8 @@ t_out_uops:
                 }
             }
         }
+        hls::fence(t, free);
+        factors.end(free);
         free << Token(1);
     }
 }
@@ -155,6 +167,7 @@ t_in_even_uops:
         if (uop.last) break;
         const TIn op = TIn::decode(uop.words);
         wait_for(op.wait, free);
+        hls::fence(t, free);
     t_in_even_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
         t_in_even_beats:
@@ -163,6 +176,7 @@ t_in_even_uops:
                 const Beat beat = static_cast<From>(op.source) == From::even ? even.read() : odd.read();
                 keep<buffers::TIn0_slots>(t, op.slot + i, static_cast<Part>(op.part), n, beat);
             }
+            hls::fence(t, filled);
             filled << Token(1);
         }
     }
@@ -181,6 +195,7 @@ t_in_odd_uops:
         const TIn op = TIn::decode(uop.words);
         const From source = static_cast<From>(op.source);
         wait_for(op.wait, free);
+        hls::fence(t, weights.tops, weights.top, weights.total, free);
     t_in_odd_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
             const unsigned slot = (op.slot + i) % slots;
@@ -211,7 +226,7 @@ t_in_odd_uops:
             if (source == From::softmax && i + 1 == op.tiles) {
             t_in_ends:
                 for (unsigned g = 0; g < row_groups; ++g) {
-#pragma HLS PIPELINE II=ii::take style=flp
+#pragma HLS PIPELINE II=ii::ends style=flp
                     const HeadEnds end = ends.read();
                     for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL
@@ -220,6 +235,7 @@ t_in_odd_uops:
                     }
                 }
             }
+            hls::fence(t, weights.tops, weights.top, weights.total, filled);
             filled << Token(1);
         }
     }
@@ -227,13 +243,17 @@ t_in_odd_uops:
 
 void t_out_even(hls::stream<Uop<TOut::words>> &uops, EvenScratch &t, hls::stream<Token> &filled,
                 hls::stream<Token> &free, hls::stream<Beat> &even, hls::stream<Beat> &odd) {
-    send_tiles<buffers::TIn0_slots>(NoFactors{}, uops, t, filled, free, even, odd);
+    NoFactors factors;
+    send_tiles<buffers::TIn0_slots>(factors, uops, t, filled, free, even, odd);
 }
 
 void t_out_odd(hls::stream<Uop<TOut::words>> &uops, OddScratch &t, Weights &weights, hls::stream<Token> &filled,
                hls::stream<Beat> &x_even, hls::stream<Beat> &x_odd, hls::stream<Token> &free, hls::stream<Beat> &even,
                hls::stream<Beat> &odd) {
-    send_tiles<buffers::TIn1_slots>(LastFactors(weights), uops, t, filled, free, x_even, x_odd, even, odd);
+    LastFactors factors(weights);
+#pragma HLS ARRAY_PARTITION variable=factors.next complete
+#pragma HLS ARRAY_PARTITION variable=factors.now complete
+    send_tiles<buffers::TIn1_slots>(factors, uops, t, filled, free, x_even, x_odd, even, odd);
 }
 
 }  // namespace rsn::xnn

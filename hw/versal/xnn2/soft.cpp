@@ -74,21 +74,20 @@ inline float larger(float a, float b) {
 }
 
 // By a tree: one behind the other, 32 comparisons would be as deep.
-inline float maximum_of(const float (&x)[group_cols]) {
+template <unsigned N>
+float maximum_of(const float (&x)[N]) {
 #pragma HLS INLINE
-    float most[group_cols];
-    for (unsigned k = 0; k < group_cols; ++k) {
+    if constexpr (N == 1) {
+        return x[0];
+    } else {
+        float most[N / 2];
+#pragma HLS ARRAY_PARTITION variable=most complete
+        for (unsigned k = 0; k < N / 2; ++k) {
 #pragma HLS UNROLL
-        most[k] = x[k];
-    }
-    for (unsigned n = group_cols / 2; n > 0; n /= 2) {
-#pragma HLS UNROLL
-        for (unsigned k = 0; k < n; ++k) {
-#pragma HLS UNROLL
-            most[k] = larger(most[k], most[k + n]);
+            most[k] = larger(x[k], x[k + N / 2]);
         }
+        return maximum_of(most);
     }
-    return most[0];
 }
 
 // Of a row of 32 columns that begins at (row, col). The exps go to registers of their own: if they replaced the scores,
@@ -197,7 +196,7 @@ soft_uops:
         }
     soft_ends:
         for (unsigned g = 0; g < row_groups; ++g) {
-#pragma HLS PIPELINE II=1 style=flp
+#pragma HLS PIPELINE II=ii::ends style=flp
             HeadEnds end;
             for (unsigned r = 0; r < patch_rows; ++r) {
 #pragma HLS UNROLL

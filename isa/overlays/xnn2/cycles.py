@@ -18,8 +18,14 @@ from .scratch import GROUPS
 
 LOOPS: Mapping[str, PipelinedLoop] = {
     **versal.LOOPS,
-    "take": PipelinedLoop(1, 12, "a beat into X, T, K or V"),
-    "rows": PipelinedLoop(1, 40, "what a port of X asks of its memories, until it is done"),
+    "port": PipelinedLoop(1, 32, "a word from or to both ports of a bank, in bursts of 64; those of X are normalised"),
+    "vector": PipelinedLoop(2, 32, "a word of a vector, of two lines of one port"),
+    "load": PipelinedLoop(1, 8, "a word into a buffer"),
+    "send": PipelinedLoop(1, 30, "a beat out of a buffer, by a multiply-add, or by a factor that is made before"),
+    "take": PipelinedLoop(1, 16, "a beat into T, K or V"),
+    "table": PipelinedLoop(2, 8, "a word of a table into Post: of two rows, whose other halves came before"),
+    "ends": PipelinedLoop(1, 8, "the ends of four rows of a head"),
+    "rows": PipelinedLoop(1, 54, "what a port of X asks of its memories, until it is done"),
     "statistics": PipelinedLoop(
         1, 130, "a beat into X: sums of its rows and of squares, two rows a round; then they are joined", rounds=2
     ),
