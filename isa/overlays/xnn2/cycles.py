@@ -56,7 +56,8 @@ def costs(overlay: Overlay) -> Iterator[OperationTime]:
     yield cost("T: take a tile", loop["take"](BEATS), beat)
     asked = LOOPS["rows"].fill
     yield cost("X: take a tile", loop["rows"](BEATS), beat + asked * rate["mesh_beat"], "until it is written")
-    yield cost("T, K, V: take a 128x64 block", loop["take"](BLOCK_WORDS), BLOCK_WORDS * rate["mem_word"])
+    blocks = BLOCK_WORDS * rate["mem_word"]
+    yield cost("T, K, V: take a 128x64 block", loop["take"](BLOCK_WORDS), blocks, "the depth of the loop")
     yield cost("MeshA, MeshB: a tile", loop["mesh"](BEATS), beat)
     counted = statistics * beat + LOOPS["statistics"].fill * rate["mesh_beat"]
     yield cost("X: take a tile, with statistics", loop["statistics"](BEATS), counted, "until rows are joined")

@@ -134,7 +134,8 @@ class PostUnit(Unit):
     def kernel(self, uop: Post) -> Steps:
         sink = self.targets[uop.to]
         if uop.table:
-            yield Step("mem_word", LOOPS["table"].ii * BEATS, gets=(self.tables,), words=BEATS, parts=TILE_WORDS, do=self._keep_table)
+            cycles = LOOPS["table"].ii * BEATS
+            yield Step("mem_word", cycles, gets=(self.tables,), words=BEATS, parts=TILE_WORDS, do=self._keep_table)
         if uop.gains:
             yield Step("mem_word", VECTOR_WORDS, gets=(self.tables,), words=VECTOR_WORDS, do=self._keep_gains)
         heads = bool(uop.norm or uop.gains or uop.rotate)
