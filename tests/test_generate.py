@@ -24,6 +24,7 @@ from transformers.cache_utils import StaticCache
 
 from rsn.base.errors import CacheFull, TensorError, UnsupportedError
 from rsn.host.model.compiled import Compiled
+from rsn.host.runner import Runner
 from rsn.rsnlib.fallback import Fallback
 from rsn.tests.effort import full, long, sampled
 
@@ -233,19 +234,19 @@ def test_a_module_with_a_cache(batch: int) -> None:
         assert_step(model, compiled, one, 7, 12)
 
 
-def test_caches_stay_on_the_board() -> None:
+def test_caches_stay_on_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step brings no cache that the board has."""
     torch.manual_seed(0)
     model = Step().eval()
     with compiled_step(model, 1) as compiled:
         brought: list[list[str]] = []
-        run = compiled._runner.run
+        run = Runner.run
 
-        def watched(inputs: Any, parameters: Any) -> Any:
+        def watched(runner: Runner, inputs: Any, parameters: Any) -> Any:
             brought.append(sorted(set(inputs) & {b.name for b in compiled.program.buffers if b.role.value == "state"}))
-            return run(inputs, parameters)
+            return run(runner, inputs, parameters)
 
-        compiled._runner.run = watched  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(Runner, "run", watched)
         kept = caches(1, 1)
         for row in range(3):
             assert_step(model, compiled, kept, row, row)

@@ -237,7 +237,7 @@ class Decoder(Closing):
         """A program of the model. All programs share their weights, on the host and on the board."""
         traced = self._pool.shared(self._pipeline.trace(self._model, arguments))
         self._joined = self._shared.changes
-        return Compiled(traced, self._pipeline.build(traced.network), self._board, shared=self._shared)
+        return Compiled(traced, self._pipeline.build(traced.network), self._board, shared=self._shared).open()
 
     def _prompt_arguments(self, tokens: Sequence[int], rows: int) -> dict[str, Any]:
         import torch

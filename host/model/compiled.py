@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ...assembler import container
 from ...base.deferred import deferred
 from ...base.durations import duration
-from ...base.errors import RsnError, ScheduleError, StateLost, TensorError, UnsupportedError
+from ...base.errors import BoardError, RsnError, ScheduleError, StateLost, TensorError, UnsupportedError
 from ...hw.sim.explain import Explanation, explain, seconds_of, windows
 from ...hw.sim.machine import Machine, Run, launch_seconds
 from ...isa.program import Program, Role
@@ -127,12 +127,14 @@ class Compiled(CompiledModule):
         """The rows that the masks of the latest call showed; None without masks."""
         self._turn = threading.RLock()
         self._simulated: Machine | None = None
-        self._shared, self._joined, self._is_closed = shared, 0, False
+        self._shared, self._is_closed = shared, False
+        self._joined = 0 if shared is None else shared.changes
         self._placed: Built | None = None
         """The program on the board; None if the board must be opened."""
         self._runner: Runner
         self._caches: Caches
-        self._open()
+        if board != "sim":  # the first call opens the simulator, which anyone can use at any time
+            self._open()
         forget_in_children(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -254,14 +256,22 @@ class Compiled(CompiledModule):
             self._shared.changed(self._joined)
         self._traced, self._built, self._seen, self._simulated = self._kept(traced), built, seen, None
 
+    def open(self) -> Self:
+        """Open the board now, not at the first call. Raises `BoardError` as a call does."""
+        with self._turn:
+            self._open()
+        return self
+
     def _open(self) -> None:
         """Open the board for the program, unless it is open. In the bank of weights the program takes the places that
-        it shares with the other programs of the model."""
+        it shares with the other programs of the model. Raises `BoardError` after `close`, and as `Runner`."""
+        if self._is_closed:
+            raise BoardError("this runner is closed")
         placed = self._built
         if self._shared is not None:
             self._joined = self._shared.changes
             placed = self._shared.place(self, self._built)
-        if placed is self._placed or self._is_closed:
+        if placed is self._placed:
             return
         self.release()
         self._runner = Runner(placed.program, weights=placed.weights, board=self._board)
@@ -414,7 +424,8 @@ class Compiled(CompiledModule):
     def close(self) -> None:
         """Release the board for good."""
         self._is_closed = True
-        self._runner.close()
+        if self._placed is not None:
+            self._runner.close()
 
     def forget(self) -> None:
         """In a forked child: replace locks that another thread of the parent may have held."""

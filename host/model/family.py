@@ -132,9 +132,9 @@ class Family(CompiledModule):
             return self._made[sizes]
 
     def prepare(self) -> Self:
-        """Compile the programs for all sizes now, not at their first calls."""
+        """Compile the programs for all sizes now, and open their boards, not at their first calls."""
         for sizes in self._every:
-            self.program(*sizes)
+            self.program(*sizes).open()
         return self
 
     @property
