@@ -14,19 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import Node
 
 from ..scheduler.graph import Gemm
 from .capture import arguments, dtype_of, module_path, packet, shape_of
+from .rewriter import Rewriter, replacing
 from .rotate import ROLL_IN
 from .values import Abstract, AbstractState, Arguments, Value, is_host, unsupported
-from .view import View
-
-if TYPE_CHECKING:
-    from .rewriter import Rewriter
 
 aten = torch.ops.aten
 
@@ -78,12 +74,12 @@ def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None
         return "rows of an activation of the machine cannot be replaced"
     if not isinstance(new, Value) or is_host(new):
         return "the new rows are computed before the machine"
-    found = values.fit(new, lambda view, width: view == form(values, shape_of(source)))
+    found = values.fit(new, lambda view, width: view == values.in_heads(shape_of(source)))
     if found is None:
         return f"the new rows are not a projection of {values.batch} x {shape_of(source)[2]} rows, cut into heads"
     if any(append.cache is cache for append in values.appends.values()):
         return "rows of its cache are replaced twice"
-    view = form(values, shape)
+    view = values.in_heads(shape)
     state = values.source(cache, view, found.base.width)
     layer = values.layers.appended(module_path(node), state, found.base)
     is_step = shape_of(source)[2] == 1 and values.written.get(cache) is node
@@ -91,11 +87,10 @@ def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None
     return Value(layer, view)
 
 
+@replacing(aten.copy)
 def moved_up(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite a cache whose rows move up, with a new last row, into one operator: it is copied from a rolled copy of
     itself, whose last row was replaced."""
-    if packet(node) is not aten.copy:
-        return None
     a = arguments(node)
     cache, source = a["self"], a["src"]
     if not isinstance(source, Node) or packet(source) is not aten.index_put or arguments(source)["accumulate"]:
@@ -117,13 +112,6 @@ def moved_up(graph: Rewriter, node: Node) -> Node | None:
     return graph.insert(node, ROLL_IN.default, cache, new, origin=node) if shape_of(new) == row else None
 
 
-def form(values: AbstractState, shape: tuple[int, ...]) -> View:
-    """Return the view of an activation (batch * rows, heads * columns) as a tensor (batch, heads, rows, columns of a
-    head). shape: of that tensor; its batch and that of `values` are the same."""
-    _, heads, rows, columns = shape
-    return View.dense((values.batch, rows, heads, columns)).permute((0, 2, 1, 3))
-
-
 def attended(
     values: AbstractState, node: Node, x: Abstract, rows: int, masks: Sequence[Node], causal: bool
 ) -> Abstract:
@@ -137,7 +125,7 @@ def attended(
     append = values.appends.get(x.base) if isinstance(x, Value) and isinstance(x.base, Gemm) else None
     if append is None or append.is_step or not isinstance(x, Value):
         return x
-    whole = form(values, shape_of(append.cache))
+    whole = values.in_heads(shape_of(append.cache))
     count, capacity = append.new.view.shape[2], shape_of(append.cache)[2]
     hides = causal or any(shape_of(mask)[-1:] == (capacity,) for mask in masks)
     fits = x.view == whole.narrow(2, 0, count) or (x.view == whole and hides)

@@ -1,13 +1,17 @@
-"""The arguments of a call of a module: by name, in one form, and NumPy arrays among them as tensors."""
+"""The arguments of a call of a module: by name, in one form, and NumPy arrays among them as tensors; and the memory of
+arguments and results, where it lies and what shares it, for those who write to it."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
 
 from ..base.errors import TensorError
 
@@ -42,3 +46,88 @@ def canonical(
     """Bring arguments into one form, whether given by position or by name. Raises TypeError if they do not fit."""
     bound = signature.bind(*args, **kwargs)
     return bound.args, dict(sorted(bound.kwargs.items()))  # sorted, because calls may give them in any order
+
+
+def as_laid_out(node: Node, value: torch.Tensor, *, is_written: bool) -> torch.Tensor:
+    """Return an argument with the strides of the example's: the argument itself, or a copy. A graph without writes is
+    valid for these strides alone.
+
+    is_written: the module may write to the argument. A copy would lose the write, so other strides then raise
+    TensorError.
+    """
+    strides = node.meta["val"].stride()
+    if all(one == other for n, one, other in zip(value.shape, value.stride(), strides, strict=True) if n > 1):
+        return value
+    if is_written:
+        raise TensorError(
+            f"argument {node.name}, which the module may write to, has strides {value.stride()}; it must have those of "
+            f"the example, {strides}"
+        )
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
+
+
+Layouts = dict[int, tuple[tuple[int, ...], int]]
+"""Strides and offset in common memory, by position among the results of a module."""
+
+
+def results_in_common(program: ExportedProgram) -> tuple[Layouts, ...]:
+    """Return groups of two or more results of one type that are views of the same memory. Memory that an argument uses
+    too does not count."""
+    returned = list(program.graph.output_node().args[0])
+    values = {i: x.meta["val"] for i, x in enumerate(returned) if isinstance(x, Node)}
+    tensors = {i: x for i, x in values.items() if isinstance(x, torch.Tensor)}
+    given = [x.meta.get("val") for x in program.graph.find_nodes(op="placeholder")]
+    theirs = {x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)}
+    groups: dict[int, Layouts] = {}
+    for i, x in tensors.items():
+        if x.untyped_storage()._cdata not in theirs:
+            groups.setdefault(x.untyped_storage()._cdata, {})[i] = x.stride(), x.storage_offset()
+    return tuple(
+        group
+        for group in groups.values()
+        if len({returned[i] for i in group}) > 1 and len({tensors[i].dtype for i in group}) == 1
+    )
+
+
+def put_in_common(results: list[Any], groups: Iterable[Layouts]) -> None:
+    """Make the results of each group views of one memory again, in place. Results that the machine computed have memory
+    of their own before."""
+    for group in groups:
+        if len({results[i].untyped_storage().data_ptr() for i in group}) == 1:
+            continue
+        first = results[min(group)]
+        ends = (_reach(results[i].shape, stride) + offset for i, (stride, offset) in group.items())
+        memory = torch.empty(max(ends), dtype=first.dtype)
+        for i, (stride, offset) in group.items():
+            view = memory.as_strided(results[i].shape, stride, offset)
+            results[i] = view.copy_(results[i])
+
+
+def check_apart(arguments: Mapping[Node, Any], written: Collection[Node]) -> None:
+    """Check that no argument shares memory with one of those that the module writes to. Raises TensorError."""
+    tensors = {node: x for node, x in arguments.items() if isinstance(x, torch.Tensor)}
+    for node in written:
+        for other, x in tensors.items():
+            if other is not node and overlap(tensors[node], x):
+                raise TensorError(
+                    f"arguments {node.name} and {other.name} share their memory, and the module writes to "
+                    f"{node.name}: give {other.name}.clone()"
+                )
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the elements of two tensors lie within the same memory, in ranges that overlap."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    (first, last), (begin, end) = map(_span, (a, b))
+    return first < end and begin < last
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The first address of a tensor's elements, and the one behind the last."""
+    return x.data_ptr(), x.data_ptr() + _reach(x.shape, x.stride()) * x.element_size()
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements of memory lie from the first element of a tensor to the last."""
+    return sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1

@@ -1,6 +1,6 @@
 """Export a module with torch.export, and query the exported graph: names, shapes, arguments, values.
 
-`normal_form.capture` brings the graph to its normal form; what captures a module calls that.
+`normal_form.passes.capture` brings the graph to its normal form; what captures a module calls that.
 """
 
 from __future__ import annotations
@@ -32,14 +32,22 @@ from torch.utils import _pytree as pytree
 
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import TOP
-from .argument_memory import Layouts, as_laid_out, check_apart, overlap, put_in_common, results_in_common
-from .call_arguments import as_tensor, by_name, canonical
+from .call_arguments import (
+    Layouts,
+    as_laid_out,
+    as_tensor,
+    by_name,
+    canonical,
+    check_apart,
+    overlap,
+    put_in_common,
+    results_in_common,
+)
 from .exporting import TRACER, in_turn, without_extras
 from .key_spans import RowsOfCaches, rows_of
-from .own_state import Attributes, changes_state, depends_on_calls
 from .static_cache import register as register_static_cache
 from .structure import Structure
-from .writes import LAID_OUT, UnfollowedWriteError, without_writes, writes
+from .writes import LAID_OUT, Attributes, UnfollowedWriteError, changes_state, depends_on_calls, without_writes, writes
 
 Environment = dict[Node, Any]
 """Values of nodes."""

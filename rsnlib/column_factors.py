@@ -8,11 +8,12 @@ import torch
 from torch.fx import Node
 
 from .capture import dtype_of, packet, shape_of
-from .rewriter import Rewriter
+from .rewriter import Rewriter, replacing
 
 aten = torch.ops.aten
 
 
+@replacing(aten.mul)
 def column_factors(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite (x @ W + b) * g with a constant vector g, one number for each column (layer scale), into
     x @ (W * g) + b * g.
@@ -20,7 +21,7 @@ def column_factors(graph: Rewriter, node: Node) -> Node | None:
     Reshapes that keep the columns, operators that change nothing, and sums with a constant vector may be between. Not
     applied if the product has other users.
     """
-    if packet(node) is not aten.mul or node.kwargs:
+    if node.kwargs:
         return None
     for x, factors in (node.args[:2], tuple(reversed(node.args[:2]))):
         if isinstance(x, Node) and isinstance(factors, Node) and x in graph.computed and factors in graph.constants:

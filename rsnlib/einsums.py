@@ -9,8 +9,8 @@ from string import ascii_letters
 import torch
 from torch.fx import Node
 
-from .capture import arguments, dtype_of, is_empty, is_static, packet, shape_of
-from .rewriter import Rewriter
+from .capture import arguments, dtype_of, is_empty, is_static, shape_of
+from .rewriter import Rewriter, replacing
 
 aten = torch.ops.aten
 
@@ -60,6 +60,7 @@ class _Equation:
         return "".join(c for c in self.y if c not in self.x)
 
 
+@replacing(aten.einsum)
 def einsums(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite an einsum of an activation with a constant into a matrix product, and one of two activations over the
     same batch and heads, which an attention may be, into matmul.
@@ -68,7 +69,7 @@ def einsums(graph: Rewriter, node: Node) -> Node | None:
     if dimensions of size 1 are broadcast; to types other than float32; and to two activations with more than one free
     or summed dimension.
     """
-    if packet(node) is not aten.einsum or not is_static(node) or is_empty(node):
+    if not is_static(node) or is_empty(node):
         return None
     a = arguments(node)
     operands = a["tensors"]

@@ -94,16 +94,3 @@ def _rotated(values: AbstractState, node: Node, heads: ProjectedHeads, made: Rot
     if layer.rotary is not None or layer.gated or whole_norm or layer.residual is not None:
         return Value(values.layers.pass_over(path, layer, rotary=made, heads=heads.count), heads.view)
     return Value(values.layers.fuse(layer, path, rotary=made, heads=heads.count), heads.view)
-
-
-def scaled_keys(values: AbstractState, key: Gemm, factor: float) -> Gemm | None:
-    """The keys multiplied by a factor, which their weights or the scale of their norm take up; None if these cannot.
-
-    Not fused: if queries and keys share a projection, it is computed twice, with and without the factor."""
-    if key.residual is not None or key.gated or not key.multiplies or key.activation is not None:
-        return None
-    if key.norm is None:
-        return values.layers.variant(key, factor=key.factor * factor)
-    scale = np.ones(key.width) if key.scale is None else key.scale
-    shift = None if key.shift is None else key.shift * factor
-    return values.layers.variant(key, scale=scale * factor, shift=shift)

@@ -8,13 +8,14 @@ import torch
 from torch.fx import Node
 
 from .capture import arguments, dtype_of, is_static, packet, shape_of
-from .rewriter import Rewriter
+from .rewriter import Rewriter, replacing
 
 aten = torch.ops.aten
 
 NORMS = {aten.rms_norm, aten.layer_norm}
 
 
+@replacing(aten.mul, aten.div, aten.add)
 def norms(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite x / sqrt(mean(x^2) + eps) into rms_norm, the same of x - mean(x) into layer_norm, and a constant vector
     that a norm is multiplied by, or that is added to a layer_norm, into its weight and bias.
@@ -23,9 +24,7 @@ def norms(graph: Rewriter, node: Node) -> Node | None:
     the variance one operator. Not applied to a mean over any other than the last dimension, another x in the root, a
     vector of another size, or a norm whose result is used without the vector too.
     """
-    if packet(node) not in (aten.mul, aten.div, aten.add) or not is_static(node) or dtype_of(node) != torch.float32:
-        return None
-    if len(shape_of(node)) < 2:
+    if not is_static(node) or dtype_of(node) != torch.float32 or len(shape_of(node)) < 2:
         return None
     return _with_vector(graph, node) or _without_vector(graph, node)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -189,3 +190,16 @@ class Rewriter(Editor):
 
 Rewrite = Callable[[Rewriter, Node], Node | None]
 """A rewrite: returns the node that replaces the given one, or None to leave it."""
+
+
+def replacing(*operators: Any) -> Callable[[Rewrite], Rewrite]:
+    """Make a function a rewrite of nodes of some operators, which leaves all others."""
+
+    def made(rewrite: Rewrite) -> Rewrite:
+        @wraps(rewrite)
+        def replaced(graph: Rewriter, node: Node) -> Node | None:
+            return rewrite(graph, node) if packet(node) in operators else None
+
+        return replaced
+
+    return made

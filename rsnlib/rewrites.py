@@ -22,13 +22,12 @@ from .column_factors import column_factors
 from .convolutions import CONVOLUTIONS, gathered_rows, patch_rows, windows_of
 from .einsums import einsums
 from .norm_spellings import norms, number
-from .rewriter import LinearProduct, Premise, Rewrite, Rewriter
+from .rewriter import LinearProduct, Premise, Rewrite, Rewriter, replacing
 from .rotary import rotations
 from .row_moves import moved_rows, same_rows
-from .rules import RULES
+from .rules import RULES, SAME, VIEWS, seen
 from .score_masks import score_masks
 from .view import View
-from .view_rules import SAME, VIEWS, seen
 
 aten = torch.ops.aten
 
@@ -50,26 +49,29 @@ BETWEEN = {aten.add, aten.sub, aten.mul, aten.div, aten.where}
 # -- a tensor's type and shape
 
 
-def aliases(graph: Rewriter, node: Node) -> Node | None:
+@replacing(aten.alias)
+def aliases(_: Rewriter, node: Node) -> Node | None:
     """Remove slices of the whole tensor."""
-    return node.all_input_nodes[0] if packet(node) is aten.alias else None
+    return node.all_input_nodes[0]
 
 
+@replacing(aten.full_like)
 def likes(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite full_like(y), which uses only the shape of y, into an operator without y, so that the host can compute it
     before the machine computes y. Not applied if the shape depends on data."""
-    if packet(node) is not aten.full_like or not is_static(node):
+    if not is_static(node):
         return None
     value = arguments(node)["fill_value"]
     return graph.insert(node, aten.full.default, list(shape_of(node)), value, dtype=dtype_of(node))
 
 
+@replacing(aten.cat)
 def joins(graph: Rewriter, node: Node) -> Node | None:
     """Remove parts without elements from a cat, such as optional tokens or a prefix that a model does not use.
 
     Not applied if no part has elements, or if parts have several types, which determine the type of the result.
     """
-    if packet(node) is not aten.cat or not is_static(node) or is_empty(node):
+    if not is_static(node) or is_empty(node):
         return None
     a = arguments(node)
     parts = [x for x in a["tensors"] if not is_empty(x)]
@@ -81,6 +83,7 @@ def joins(graph: Rewriter, node: Node) -> Node | None:
 # -- convolutions
 
 
+@replacing(*CONVOLUTIONS)
 def patches(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite a convolution into a matrix product with a window per row.
 
@@ -89,7 +92,7 @@ def patches(graph: Rewriter, node: Node) -> Node | None:
     groups; if the weight is not constant; if the machine could not process the result further, because then later
     products could not run on it; and on results of the machine, unless each patch is one position.
     """
-    windows = windows_of(node) if packet(node) in CONVOLUTIONS and is_static(node) and not is_empty(node) else None
+    windows = windows_of(node) if is_static(node) and not is_empty(node) else None
     a = arguments(node)
     if windows is None or a["groups"] != 1:
         return None
@@ -157,6 +160,7 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
 # -- attention over batches of heads
 
 
+@replacing(aten.bmm)
 def heads(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite attention over (batch * heads, seq, columns) into attention with heads in a separate dimension.
 
@@ -164,7 +168,7 @@ def heads(graph: Rewriter, node: Node) -> Node | None:
     with need_weights=True. The batch follows from the product that the queries, or the keys, come from. Not applied
     with any other operator between the two products.
     """
-    if packet(node) is not aten.bmm or is_empty(node) or packet(node.args[0]) is not aten.softmax:
+    if is_empty(node) or packet(node.args[0]) is not aten.softmax:
         return None
     soft = node.args[0]
     a = arguments(soft)
@@ -224,6 +228,7 @@ def _rows_behind(graph: Rewriter, node: Node) -> int | None:
 # -- rows of the host among those of a product
 
 
+@replacing(aten.cat)
 def rows(graph: Rewriter, node: Node) -> Node | None:
     """Make rows of the host that are joined with those of a product, such as class tokens before patches, rows of the
     product.
@@ -233,7 +238,7 @@ def rows(graph: Rewriter, node: Node) -> Node | None:
     product's operand, because rows cannot be added there; if other operators than views are between product and cat; if
     the product's result has other users; or if the machine could not process the result further.
     """
-    if packet(node) is not aten.cat or not is_static(node):
+    if not is_static(node):
         return None
     parts, axis, ndim = arguments(node)["tensors"], arguments(node)["dim"], len(shape_of(node))
     same = all(len(shape_of(x)) == ndim and dtype_of(x) == torch.float32 for x in parts)
@@ -285,13 +290,14 @@ def _seen_in_full(graph: Rewriter, node: Node) -> LinearProduct | None:
 # -- factors of scores
 
 
+@replacing(aten.matmul, aten.bmm)
 def scaled_scores(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite (q * a) @ (k * b), with numbers a and b, into (q @ k) * (a * b).
 
     PyTorch's exporter to ONNX writes the scale of scores so, half to each operand. Behind a rotation there is no
     product that could take it. Views may be between.
     """
-    if packet(node) not in (aten.matmul, aten.bmm) or node in graph.products:
+    if node in graph.products:
         return None
     operands = [_unscaled(graph, x) for x in node.args if isinstance(x, Node)]
     scaled = [x for x in operands if x is not None]
@@ -328,6 +334,7 @@ def _unscaled(graph: Rewriter, node: Node) -> tuple[list[Node], Node, float] | N
 # -- what the host adds to a product
 
 
+@replacing(aten.add)
 def host_sums(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite (x @ W + g) + h, with g and h from the host, into x @ W + (g + h), because a product takes one residual.
 

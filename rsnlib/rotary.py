@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from .capture import arguments, dtype_of, is_static, packet, run, shape_of
 from .rewriter import Rewriter
 from .rotate import ROLL_IN, ROTATE, rotate
-from .view_rules import VIEWS
+from .rules import VIEWS
 
 aten = torch.ops.aten
 

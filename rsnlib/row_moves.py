@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from .capture import arguments, dtype_of, is_static, packet, shape_of
-from .rewriter import Rewriter
+from .rewriter import Rewriter, replacing
 
 aten = torch.ops.aten
 
@@ -29,6 +29,7 @@ def same_rows(parts: Sequence[Node]) -> Node | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
+@replacing(aten.cat)
 def moved_rows(graph: Rewriter, node: Node) -> Node | None:
     """Take rows apart and join them on the host, before a product instead of behind it.
 
@@ -36,7 +37,7 @@ def moved_rows(graph: Rewriter, node: Node) -> Node | None:
     -2) @ W + cat([h[:, :1], tokens, h[:, 1:]], -2). Not applied if a part is no range of rows of that product, or x or
     h is computed by the machine.
     """
-    if packet(node) is not aten.cat or not is_static(node):
+    if not is_static(node):
         return None
     parts, dims = arguments(node)["tensors"], len(shape_of(node))
     if dims < 2 or arguments(node)["dim"] % dims != dims - 2 or any(dtype_of(x) != torch.float32 for x in parts):

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from .capture import arguments, draws, dtype_of, is_empty, is_static, packet, shape_of
 from .mask import FORBIDDEN, HIDDEN
-from .rewriter import Rewriter
+from .rewriter import Rewriter, replacing
 
 aten = torch.ops.aten
 
@@ -76,6 +76,7 @@ class _Zeroed:
     condition: Node | None
 
 
+@replacing(aten.softmax, aten.nan_to_num, aten.where)
 def score_masks(graph: Rewriter, node: Node) -> Node | None:
     """Rewrite the operators between the scores of an attention and their softmax into factors of the scores, and one
     mask that is added to them.

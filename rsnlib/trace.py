@@ -51,16 +51,15 @@ from .host_part import HostPart, RotaryTable
 from .ideas import ROTARY, ideas, with_ideas
 from .layers import Base, HostInput, LayerBuilder
 from .mask import PLAIN, Pattern, attended_keys, pattern_of
-from .normal_form.capture import capture
+from .normal_form.passes import capture
 from .partition import OperatorPlacement, Traced
 from .passes import USUAL, Passes
 from .pointwise import PointwiseFunction
 from .rewriter import Premise
 from .rewrites import BETWEEN, rewrite
 from .rotate import ROLL_IN
-from .rules import PRODUCTS
+from .rules import PRODUCTS, VIEWS
 from .values import Abstract, AbstractState, HostSuffix, PartialAttention, RefusedError, Value, is_host, unsupported
-from .view_rules import VIEWS
 
 SOFTMAX = torch.ops.aten.softmax
 DRAWS = "it draws random numbers, which a compiled model does not"

@@ -234,6 +234,12 @@ class AbstractState:
             base = self._made[key]
         return Value(base, view) if fits(view, base.width) else None
 
+    def in_heads(self, shape: tuple[int, ...]) -> View:
+        """Return the view of an activation (batch * rows, heads * columns) as a tensor (batch, heads, rows, columns of
+        a head). shape: of that tensor; its batch and that of the state are the same."""
+        _, heads, rows, columns = shape
+        return View.dense((self.batch, rows, heads, columns)).permute((0, 2, 1, 3))
+
     def has_rows(self, rows: int) -> bool:
         """Whether activations of the machine may have so many rows."""
         return rows % self.batch == 0 and rows // self.batch in self.seqs

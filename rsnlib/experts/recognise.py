@@ -20,7 +20,7 @@ import torch
 from torch.fx import Node
 
 from ..capture import arguments, dtype_of, packet, shape_of
-from ..view_rules import SAME
+from ..rules import SAME
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from torch.fx import Node
 from ...base.errors import UnsupportedError
 from ...scheduler.graph import TOP
 from ..capture import Interface, arguments, fitting, module_of, module_path, packet, shape_of
-from ..normal_form.capture import capture
+from ..normal_form.passes import capture
 from ..rewriter import Rewriter
 from .library import in_groups
 from .recognise import RecognisedExperts, find, same

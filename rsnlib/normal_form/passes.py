@@ -12,13 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..capture import SPELLED, arguments, dtype_of, is_static, op_name, packet, shape_of
+from ..capture import SPELLED, arguments, dtype_of, exported, is_static, op_name, packet, shape_of
 from .operators import OPERATORS, VIEWS, named
 
 aten = torch.ops.aten
@@ -426,3 +428,10 @@ def normalise(graph: Graph) -> None:
     for change in PASSES.values():
         change(editor)
     check_form(graph)
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """Capture a module checked by `module_of`; its graph is in the normal form. Raises like `exported`."""
+    program = exported(model, args, kwargs)
+    normalise(program.graph)
+    return program

@@ -27,7 +27,7 @@ from ...streams.sizing.program import SizedProgram
 from ..capture import Interface, fitting, lifted, module_of
 from ..layers import identifier
 from ..norm_spellings import norms
-from ..normal_form.capture import capture
+from ..normal_form.passes import capture
 from ..rewrites import aliases, joins, likes, rewrite
 from ..rotary import constant_rotations
 from .attention import NEVER, flat_matrices

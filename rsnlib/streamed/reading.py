@@ -36,8 +36,8 @@ from ..capture import (
 )
 from ..changes import Numbers
 from ..layers import identifier
+from ..rules import VIEWS
 from ..view import View
-from ..view_rules import VIEWS
 from .names import RESERVED
 from .operators import Array, FromHost, OperatorGraph, Positions, StreamOperator, reachable
 from .pointwise import fused

@@ -12,8 +12,8 @@ from torch.fx import Node
 
 from ..capture import arguments, dtype_of, packet, shape_of, short_name, site
 from ..rotate import ROTATE
+from ..rules import SAME, VIEWS, seen
 from ..view import View, merge
-from ..view_rules import SAME, VIEWS, seen
 from . import pointwise as p
 from .attention import attend, flat_matrices, joined_rows, replaced_rows, scores_of
 from .operators import Array, StreamOperator

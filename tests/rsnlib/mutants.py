@@ -86,13 +86,13 @@ MUTANTS = [
     ),
     Mutant("rsnlib.head_rules:_rotated", "fuse(layer, path, rotary=made,", "fuse(layer, path, rotary=None,", "decoder"),
     Mutant("rsnlib.head_rules:rotate", "expand(values.seq, columns)", "expand(values.seq, columns).flip(0)", "decoder"),
-    Mutant("rsnlib.head_rules:scaled_keys", "key.factor * factor", "key.factor"),
+    Mutant("rsnlib.attention_rules:_scaled", "key.factor * factor", "key.factor"),
     Mutant("rsnlib.head_rules:norm_of_heads", "np.tile(scale, heads.count)", "np.ones(layer.width)", "heads"),
     Mutant(
         "rsnlib.attention_rules:attend", "_scaled(values, node, key, factor,", "_scaled(values, node, key, 2 * factor,"
     ),
     Mutant("rsnlib.attention_rules:scaled_dot_product_attention", 'shape_of(a["query"])[-1] ** -0.5', "1.0"),
-    Mutant("rsnlib.attention_masks:masks_of", "causal = causal or pattern", "causal = pattern", "decoder"),
+    Mutant("rsnlib.attention_rules:masks_of", "causal = causal or pattern", "causal = pattern", "decoder"),
     Mutant(
         "rsnlib.layers:LayerBuilder._separated", "(layer.x, layer.residual) != (bare.x, bare.residual)", "False", "sums"
     ),

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402 - torch first: it may be missing
 
 from rsn.rsnlib.capture import lifted, packet, run  # noqa: E402
 from rsn.rsnlib.column_factors import column_factors  # noqa: E402
-from rsn.rsnlib.normal_form.capture import capture  # noqa: E402
+from rsn.rsnlib.normal_form.passes import capture  # noqa: E402
 from rsn.rsnlib.rewrites import patches, rewrite  # noqa: E402
 from rsn.tests.effort import examples  # noqa: E402
 

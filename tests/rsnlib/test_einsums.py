@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402 - torch first: it may be missing
 import rsn  # noqa: E402
 from rsn.rsnlib.capture import packet  # noqa: E402
 from rsn.rsnlib.einsums import einsums  # noqa: E402
-from rsn.rsnlib.normal_form.capture import capture  # noqa: E402
+from rsn.rsnlib.normal_form.passes import capture  # noqa: E402
 from rsn.rsnlib.rewrites import rewrite  # noqa: E402
 
 from .test_convolutions import rewritten  # noqa: E402

@@ -12,8 +12,7 @@ from torch import nn
 
 from rsn.base.errors import UnsupportedError
 from rsn.rsnlib.capture import lifted, module_path, packet, run
-from rsn.rsnlib.normal_form.capture import capture
-from rsn.rsnlib.normal_form.passes import check_form
+from rsn.rsnlib.normal_form.passes import capture, check_form
 from rsn.rsnlib.rewriter import Rewrite
 from rsn.rsnlib.rewrites import (
     REWRITES,
