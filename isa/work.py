@@ -7,10 +7,11 @@ slot and drains another one. Every other unit takes its items one after the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..base.errors import ProgramError
 from ..machine.description import UnitSpec
 from .fields import Record
 from .layout import BLOCK, BLOCK_ROWS
@@ -289,3 +290,36 @@ class Patched(NamedTuple):
 
 Emit = Callable[[UnitSpec, Iterable[Item]], Iterator[Record | Patched]]
 """Turns all work items of a unit, in order, into its instructions."""
+
+
+class Registers:
+    """The registers that one format sets, in the order of the unit's instructions.
+
+    values: those that differ from the power-on values, which are the defaults of `record`.
+    """
+
+    def __init__(self, record: type[Record], **values: Any) -> None:
+        self.record = record
+        power_on = record()
+        self.values: dict[str, Any] = {x.name: getattr(power_on, x.name) for x in record.FIELDS} | values
+
+    def require_power_on(self, unit: UnitSpec, needed: Mapping[str, Any]) -> None:
+        """Raise `ProgramError` if work needs other values: for units without these registers."""
+        differ = [name for name, value in needed.items() if self.values[name] != value]
+        if differ:
+            raise ProgramError(
+                f"{unit.name}: the work needs {' and '.join(differ)} of {self.record.NAME}, which this overlay "
+                "does not have: compile for one that has (--overlay xnn)"
+            )
+
+    def set(self, needed: Mapping[str, Any]) -> Iterator[Patched]:
+        """Yield the instruction after which all `needed` registers have their values; none if they have them."""
+        if any(self.values[name] != value for name, value in needed.items()):
+            self.values |= needed
+            yield self.made()
+
+    def made(self, **once: Any) -> Patched:
+        """The instruction with the values of now, and with values that hold for this instruction alone."""
+        values = self.values | once
+        lengths = tuple((name, value) for name, value in values.items() if isinstance(value, LengthField))
+        return Patched(self.record(**values | dict.fromkeys((name for name, _ in lengths), 0)), lengths)

@@ -20,7 +20,7 @@ from .description import FREE, StreamNetwork
 from .event_log import StepSignature
 from .steps import Channel, Step
 from .traces import Fork, KernelTraces, KeyedKernels, UntraceableError
-from .wiring import Wiring
+from .unit import Wiring
 
 MAX_STEPS = 4_000_000
 """Largest number of kernel steps that are counted; the largest real program needs a few thousand."""

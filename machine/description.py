@@ -19,6 +19,7 @@ from .token_type import ELEMENT, TokenType
 if TYPE_CHECKING:
     from .unit import Unit
 
+
 FREE = "free"
 """The rate of a step that takes no time."""
 
@@ -310,3 +311,10 @@ def checked_depth(name: str, value: float) -> int:
     if value != value or value != int(min(max(value, -1), MAX_DEPTH + 1)) or not 1 <= value <= MAX_DEPTH:
         raise ProgramError(f"{name}={value}: a depth must be a whole number from 1 to {MAX_DEPTH}")
     return int(value)
+
+
+def memory_of(unit: UnitSpec) -> Memory:
+    """The memory of a unit. Raises `ProgramError` if it has none."""
+    if unit.memory is None:
+        raise ProgramError(f"{unit.name}: a {unit.kind} needs a memory")
+    return unit.memory

@@ -31,7 +31,7 @@ from .timing import RunTiming
 from .unit import Unit
 
 if TYPE_CHECKING:
-    from .wiring import Wiring
+    from .unit import Wiring
 
 CLOCK_HZ = float(1 << 30)
 CYCLE = "cycle"

@@ -28,8 +28,7 @@ from .deadlock import explain
 from .description import StreamNetwork
 from .event_log import FIRST_WORD, LAST_WORD, OWN, ROOM, EventLog, StepSignature
 from .steps import NEVER, AnyOf, Burst, Channel, Issue, Par, Step, Steps, joined
-from .unit import draining
-from .wiring import Wiring
+from .unit import Wiring, draining
 from .workload import UopLists, Workload
 
 CHOICE = Step()

@@ -27,7 +27,7 @@ from .unit import Unit, draining
 
 if TYPE_CHECKING:
     from .executor import ProcessNetwork
-    from .wiring import Wiring
+    from .unit import Wiring
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]

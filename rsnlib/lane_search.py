@@ -21,8 +21,7 @@ from ..isa.overlays import file as overlay_files
 from ..isa.overlays import find
 from ..scheduler.build import Built
 from ..scheduler.graph import LayerGraph
-from ..scheduler.knobs import LaneKnobs, LaneMode
-from ..scheduler.schedule import PAPER, Schedule
+from ..scheduler.schedule import PAPER, LaneKnobs, LaneMode, Schedule
 from ..scheduler.search import describe
 from ..tuning.problem import Choice, Knob, Outcome, Value
 from .capture import module_of

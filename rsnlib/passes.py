@@ -17,7 +17,7 @@ from ..isa.overlay import Overlay
 from ..scheduler import build
 from ..scheduler.graph import Gemm, LayerGraph
 from ..scheduler.lower import Banks
-from ..scheduler.memory_limits import check_weights
+from ..scheduler.memory import check_weights
 from ..scheduler.norms import norms_at_loads
 from .experts.replace import ExpertsPlan
 from .fold import fold, fold_shapes

@@ -22,7 +22,7 @@ from ..scheduler.best import Best, schedule_named
 from ..scheduler.build import Built, Progress, build, rebuild
 from ..scheduler.graph import LayerGraph
 from ..scheduler.lower import lower, require_compilable
-from ..scheduler.memory_limits import RoomError
+from ..scheduler.memory import RoomError
 from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split

@@ -14,11 +14,10 @@ from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_COLS
 from ..isa.work import LengthField, Load, Multiply, Receive, Send, Softmax, Store
 from . import attention_bias
-from .binder import Binder, Drain, multiply_as
+from .binder import Binder, Drain, TileAccesses, multiply_as
 from .graph import AttentionLayer
 from .grid import most
 from .mapping import PipelineLimits, pipeline_of
-from .order import TileAccesses
 from .refusal import require
 from .tile import TILE
 

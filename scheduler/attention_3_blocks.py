@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from ..isa.layout import BLOCK_COLS
 from ..isa.work import Load, Multiply, Receive, Send, Store
 from .attention import check, halved, load_values, pipelined, score_op, softmax_of
-from .binder import Binder
+from .binder import Binder, TileAccesses
 from .graph import AttentionLayer
 from .grid import most
 from .mapping import PipelineLimits, pipeline_of
-from .order import TileAccesses
 from .tile import TILE
 
 BLOCKS = 3

@@ -16,17 +16,11 @@ from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.program import Buffer
 from ..isa.work import Access, Multiply
-from .binder import Binder, multiply_as
+from .binder import Binder, TileAccesses, multiply_as
 from .graph import Array, AttentionLayer
 from .grid import most
 from .left_memories import pass_tiles
 from .mapping import pipeline_of
-from .order import TileAccesses
-
-
-def is_added(att: AttentionLayer) -> bool:
-    """Whether an attention adds a bias or a mask to its scores."""
-    return att.bias is not None or att.mask is not None
 
 
 def check(s: Binder, att: AttentionLayer) -> None:

@@ -16,11 +16,10 @@ from ..isa.work import Access, KeyPart, Load, Multiply, Receive, RowStore, Send,
 from . import attention_bias
 from .attention import pipelined
 from .attention_steps import KeyBlocks, KeySharers, RowBlock, at_once, runs, slots_of, softmax_of
-from .binder import Binder
+from .binder import Binder, TileAccesses
 from .graph import AttentionLayer
 from .mapping import pipeline_of
 from .op_counts import OpCounts
-from .order import TileAccesses
 from .refusal import require
 from .slot_contents import LoadedSlots
 from .tile import TILE
@@ -55,7 +54,7 @@ class _BoundAttention:
 def bind_in_parts(s: Binder, att: AttentionLayer) -> None:
     """Bind attention by mapping type E. Raises `UnsupportedError` like `check_in_parts`."""
     check_in_parts(s, att)
-    bound = _BoundAttention(s, att, s.columns[att.q].pitch, attention_bias.is_added(att))
+    bound = _BoundAttention(s, att, s.columns[att.q].pitch, att.is_biased)
 
     def end(step: tuple[KeySharers, KeyBlocks, KeyPart], made: TileAccesses, tile: TileAccesses) -> None:
         slot, keys, part = step
@@ -86,7 +85,7 @@ def check_in_parts(s: Binder, att: AttentionLayer) -> None:
     attention_bias.check(s, att)
     if att.softcap is not None:
         require(att.place, "attention with a soft cap", s.overlay, "softcap", unit)
-        if attention_bias.is_added(att):
+        if att.is_biased:
             raise UnsupportedError(
                 f"{att.place}: a soft cap and a bias or mask on the scores; the machine adds them before the cap, the "
                 "model behind it; express the mask by lengths, causal order or a window, or keep the layer on the host"

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_COLS, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
 from ..isa.work import Access, Receive, Send, Store
-from . import attention_3_blocks as streamed
 from .attention import (
-    bind_attention,
     bind_slot_scores,
     bind_slot_values,
     check,
@@ -25,13 +22,10 @@ from .attention import (
     slots_of,
     value_op,
 )
-from .attention_in_parts import bind_in_parts, check_in_parts
-from .binder import Binder
+from .binder import Binder, TileAccesses
 from .graph import AttentionLayer
 from .left_memories import pass_tiles
-from .mapping import MappingType, PipelineLimits, is_plain, mapping_of, pipeline_of
-from .memory import HEAD_COLS
-from .order import TileAccesses
+from .mapping import PipelineLimits, pipeline_of
 from .schedule import Interleave
 from .tile import TILE
 
@@ -39,51 +33,6 @@ IN_TURN_LAG = 2
 """Slots between the loads for a head and the stores of its output, type A."""
 SCORES_LAG = 2
 """Slots between the loads for a head and the stores of its scores, type B: with 1, DDR would wait for softmax."""
-
-
-def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
-    """Lower attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming the layer."""
-    match _kind_of(s, att, kind):
-        case MappingType.A:
-            bind_in_turn(s, att)
-        case MappingType.B | MappingType.C:
-            bind_apart(s, att)
-        case MappingType.D:
-            if s.schedule.balance and streamed.fits(s, att):
-                streamed.bind_streamed(s, att)
-            else:
-                bind_attention(s, att)
-        case MappingType.E:
-            bind_in_parts(s, att)
-
-
-def _kind_of(s: Binder, att: AttentionLayer, kind: MappingType | None) -> MappingType:
-    """The mapping type that an attention is bound by. kind: what the schedule says; D stands for any pipeline. Raises
-    `UnsupportedError` for a type that cannot run it."""
-    # Type E alone stores the one row of each sequence where the rows of all sequences lie in one block.
-    together = s.tiled.rows_of(att.y).together
-    if not together and (kind is None or is_plain(att)):
-        return kind or mapping_of(s.net, att, s.overlay)
-    if kind not in (None, MappingType.D, MappingType.E):
-        raise UnsupportedError(
-            f"{att.place}: mapping type {kind.value} runs attention with a key head for each query head, of at most "
-            f"{HEAD_COLS} columns, without window, soft cap, left padding, masks that are inputs and caches of several "
-            "sequences; types D and E run all: leave `attention` out of the schedule"
-        )
-    return MappingType.E
-
-
-def place_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
-    """Check an attention and reserve the scratch memory that `bind_as` with the same mapping type needs. Raises
-    `UnsupportedError` naming the layer."""
-    kind = _kind_of(s, att, kind)
-    if kind is MappingType.E:
-        check_in_parts(s, att)
-        return
-    in_ddr = kind in (MappingType.B, MappingType.C)
-    check(s, att, in_memory=in_ddr)
-    if in_ddr:
-        place_scores(s, att)
 
 
 def bind_in_turn(s: Binder, att: AttentionLayer) -> None:

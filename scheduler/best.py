@@ -14,8 +14,7 @@ from ..base.errors import ScheduleError
 from ..base.files import cache_folder, write_text
 from ..isa.overlay import Overlay
 from .graph import LayerGraph
-from .knobs import converted
-from .schedule import PAPER, SCHEDULES, Schedule, read_schedule, show_schedule
+from .schedule import PAPER, SCHEDULES, Schedule, converted, read_schedule, show_schedule
 from .search import CostModel, Price, describe, price, search
 
 VERSION = 10

@@ -1,7 +1,8 @@
 """Stage `bind`: assign the tasks of every segment to units.
 
 Input: `Tiled`. Output: `BoundWork`, the work items of every unit. The patterns of the overlay say which units play
-which role: products go to its grid (`grid`), attention to its pipeline, by mapping type (`attention_unfused`).
+which role: products go to its grid (`grid`), attention to its pipeline, by mapping type: A, B and C
+(`attention_unfused`), D (`attention`) or E (`attention_in_parts`).
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..base.errors import UnsupportedError
 from ..isa.layout import ALIGNED, UNIT, padded
 from ..isa.program import Buffer, Layout, Role
+from . import attention_3_blocks as streamed
 from . import attention_bias, tables
-from .attention_unfused import bind_as, place_as
+from .attention import bind_attention, check
+from .attention_in_parts import bind_in_parts, check_in_parts
+from .attention_unfused import bind_apart, bind_in_turn, place_scores
 from .binder import Binder, BoundWork
 from .graph import AttentionLayer, Gemm, Output
 from .grid import PlacedGemms, bind_gemms, place_gemms
 from .left_memories import statistics_name, statistics_size
-from .memory import Arena, plain, reads
-from .memory_limits import check_room
+from .mapping import MappingType, is_plain, mapping_of
+from .memory import HEAD_COLS, Arena, check_room, plain, reads
 from .tile import TILE, Tiled
 
 
@@ -85,7 +90,7 @@ def place_activations(s: Binder) -> None:
         s.buffers[name] = _placed_buffer(s, name, s.made.ends[bank], Role.STATE)
         s.made.ends[bank] += padded(s.buffers[name].size // UNIT, ALIGNED)
     for layer in s.net.layers:
-        if isinstance(layer, AttentionLayer) and attention_bias.is_added(layer):
+        if isinstance(layer, AttentionLayer) and layer.is_biased:
             attention_bias.place(s, layer)
         if isinstance(layer, Gemm) and layer.rotary is not None:
             tables.place(s, layer)
@@ -135,3 +140,48 @@ def _placed_buffer(s: Binder, name: str, at: int, role: Role, output: Output | N
     rows = s.net.lengths if view is not None else ()
     bank = s.bank_of(s.grid.activations)
     return Buffer(name, bank, at, shape, Layout.BLOCKED, role, view, rows, scale, shift)
+
+
+def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
+    """Lower attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming the layer."""
+    match _mapping_type(s, att, kind):
+        case MappingType.A:
+            bind_in_turn(s, att)
+        case MappingType.B | MappingType.C:
+            bind_apart(s, att)
+        case MappingType.D:
+            if s.schedule.balance and streamed.fits(s, att):
+                streamed.bind_streamed(s, att)
+            else:
+                bind_attention(s, att)
+        case MappingType.E:
+            bind_in_parts(s, att)
+
+
+def _mapping_type(s: Binder, att: AttentionLayer, kind: MappingType | None) -> MappingType:
+    """The mapping type that an attention is bound by. kind: what the schedule says; D stands for any pipeline. Raises
+    `UnsupportedError` for a type that cannot run it."""
+    # Type E alone stores the one row of each sequence where the rows of all sequences lie in one block.
+    together = s.tiled.rows_of(att.y).together
+    if not together and (kind is None or is_plain(att)):
+        return kind or mapping_of(s.net, att, s.overlay)
+    if kind not in (None, MappingType.D, MappingType.E):
+        raise UnsupportedError(
+            f"{att.place}: mapping type {kind.value} runs attention with a key head for each query head, of at most "
+            f"{HEAD_COLS} columns, without window, soft cap, left padding, masks that are inputs and caches of several "
+            "sequences; types D and E run all: leave `attention` out of the schedule"
+        )
+    return MappingType.E
+
+
+def place_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
+    """Check an attention and reserve the scratch memory that `bind_as` with the same mapping type needs. Raises
+    `UnsupportedError` naming the layer."""
+    kind = _mapping_type(s, att, kind)
+    if kind is MappingType.E:
+        check_in_parts(s, att)
+        return
+    in_ddr = kind in (MappingType.B, MappingType.C)
+    check(s, att, in_memory=in_ddr)
+    if in_ddr:
+        place_scores(s, att)

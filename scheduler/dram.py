@@ -1,26 +1,33 @@
 """Stage `dram`: the order of loads and stores on the one channel of activations.
 
-Input: `Chained`. Output: `Lowered`, the kernel sequences of all units, ready to pack. Fixed rules are in `order`, list
+Input: `Chained`. Output: `Lowered`, the kernel sequences of all units, ready to pack. Fixed rules are here, list
 scheduling, which runs the program to find the order, in `listing`.
+
+The loads of a tile come in the order in which its Mems take them, its stores in the order in which its MemCs deliver
+them (paper section 4.4 and Fig. 12). Free is only where stores go between later loads. A load always comes behind the
+store of the data that it reads, because nothing but this list orders read-after-write through DDR.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..isa.fields import Record
+from ..isa.layout import padded
+from ..isa.packet import MAX_WINDOW
 from ..isa.program import KernelPatch, Parameter, UnpackedProgram
-from ..isa.work import LengthField, SetRow
+from ..isa.work import Access, LengthField, RowStore, SetRow
 from ..machine.description import UnitSpec
 from ..machine.timing import RunTiming
+from .binder import TileAccesses
 from .chain import Chained, instructions, parameters_of, show_sequences
 from .graph import Array, AttentionLayer
 from .listing import list_accesses
-from .order import order_accesses
 from .pack import Starts, issued, starts_of
 from .schedule import Interleave
 from .tile import Tiled
@@ -135,3 +142,47 @@ def order_dram(chained: Chained) -> Lowered:
         ),
     )
     return Lowered(kernels, PackedWeights(bound.weights), found, starts)
+
+
+def order_accesses(tiles: Sequence[TileAccesses], interleave: Interleave) -> Iterator[Access | RowStore]:
+    """Order the DDR accesses of a program by a fixed rule. interleave: STRICT or INTERLEAVED."""
+    # stores not yet issued: index of the tile among whose loads they are due, access, first and end element
+    queue: deque[tuple[int, Access | RowStore, int, int]] = deque()
+    due: dict[int, TileAccesses] = {}
+    for i, tile in enumerate(tiles):
+        loads = tile.loads
+        ready = sum(1 for at, *_ in queue if at <= i)
+        if interleave is Interleave.STRICT:
+            for _ in range(ready):
+                yield queue.popleft()[1]
+            ready = 0
+        owner = due.get(i, TileAccesses())
+        start = min(owner.ahead, len(loads))
+        gaps = min(owner.within or len(loads), len(loads) - start)
+        if ready and len(loads) + ready > MAX_WINDOW and gaps >= ready * tile.step:
+            # too many mOPs for one window: let the loads between two stores form a loop, not across the ends of panels
+            every = tile.step << (gaps // ready // tile.step).bit_length() - 1
+            aligned = tile.head + padded(max(0, start - tile.head), every)
+            start = min(aligned, len(loads) - ready * every)
+            gaps = ready * every
+        issued = 0
+        for n, load in enumerate(loads):
+            low, high = load.span
+            behind = 0
+            for k, (_, _, first, end) in enumerate(queue, 1):
+                if first < high and low < end:
+                    behind = k
+            share = ready * min(n - start, gaps) // gaps if n >= start and gaps else 0
+            for _ in range(max(behind, share - issued)):
+                yield queue.popleft()[1]
+                issued += 1
+            yield load
+        for _ in range(ready - issued):
+            yield queue.popleft()[1]
+        queue.extend((i + tile.lag, store, *store.span) for store in tile.stores)
+        if tile.stores:
+            due[i + tile.lag] = tile
+        while tile.drain and queue:
+            yield queue.popleft()[1]
+    while queue:
+        yield queue.popleft()[1]

@@ -213,6 +213,11 @@ class AttentionLayer:
         return self.heads // (self.kv_heads or self.heads)
 
     @property
+    def is_biased(self) -> bool:
+        """Whether it adds a bias or a mask to its scores."""
+        return self.bias is not None or self.mask is not None
+
+    @property
     def fused(self) -> tuple[str, ...]:
         """Module paths of what is fused into it: an attention has none of its own."""
         return ()

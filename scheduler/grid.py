@@ -19,17 +19,15 @@ from ..isa.program import Buffer
 from ..isa.work import Access, Load, LoadNorm, Multiply, Receive, Rotation, RowNorm, RowStore, Send, Store
 from ..machine.description import UnitSpec
 from . import tables
-from .binder import Binder
+from .binder import Binder, TileAccesses
 from .chain import seconds_of
 from .graph import Gemm, Norm
-from .knobs import Tiles
 from .left_memories import check as check_norms
 from .left_memories import fresh_statistics, load_norm, pass_tiles, statistics_at, statistics_name
 from .memory import Columns, stored_weight
-from .order import TileAccesses
 from .parts import ColumnTile, ProductCut, vector_length, vectors
 from .refusal import require
-from .schedule import Loops
+from .schedule import Loops, Tiles
 from .tile import TILE, OutputRows, column_tiles, product_tiles, row_tiles
 
 MANY_TILES = 64

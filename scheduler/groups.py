@@ -11,9 +11,8 @@ from itertools import pairwise
 
 from ..base.errors import ScheduleError
 from .graph import AttentionLayer, Gemm, LayerGraph
-from .knobs import Tiles
 from .mapping import MappingType
-from .schedule import DramPolicy, Interleave, Loops, Schedule, Segment
+from .schedule import DramPolicy, Interleave, Loops, Schedule, Segment, Tiles
 
 Group = list[Gemm] | AttentionLayer
 """The layers of a segment: consecutive products of one activation, or one attention."""

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK, QUARTER, UNIT
 from ..isa.work import Access, Load, LoadNorm, Send
-from .binder import Binder
+from .binder import Binder, TileAccesses
 from .graph import Gemm, Norm
-from .order import TileAccesses
 from .refusal import require
 from .tile import TILE, OutputRows
 

@@ -27,8 +27,8 @@ from ..machine.jit import engine
 from ..machine.list_scheduling import ListSchedulingProblem
 from ..machine.plan import trace_workload
 from ..machine.timing import RunTiming
+from .binder import TileAccesses
 from .chain import instructions, seconds_of
-from .order import TileAccesses
 from .schedule import DramPolicy
 
 

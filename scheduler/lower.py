@@ -15,10 +15,9 @@ from .chain import chain
 from .circuits import circuits_of
 from .dram import Lowered, order_dram
 from .graph import Gemm, LayerGraph
-from .knobs import USUAL_LANES
 from .lanes import lowering
 from .memory import Columns
-from .schedule import PAPER, Schedule
+from .schedule import PAPER, USUAL_LANES, Schedule
 from .tile import tile
 
 Observe = Callable[[str, object], None]

@@ -8,9 +8,8 @@ from enum import Enum
 
 from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_ROWS, padded
-from ..isa.overlay import Overlay
+from ..isa.overlay import AttentionPipeline, Overlay
 from ..isa.overlays import OVERLAYS
-from ..isa.patterns import AttentionPipeline
 from ..isa.program import MAX_ROWS
 from .graph import AttentionLayer, LayerGraph
 from .memory import HEAD_COLS

@@ -30,8 +30,7 @@ from .circuits import Circuit, Path, circuits_of
 from .dram import Lowered, PackedWeights
 from .graph import Array, AttentionLayer, Gemm, LayerGraph, Output, free_name
 from .groups import kind_of
-from .memory import Arena, Columns, lay_out_heads, plain, reads, stored_vector, stored_weight
-from .memory_limits import check_room
+from .memory import Arena, Columns, check_room, lay_out_heads, plain, reads, stored_vector, stored_weight
 from .schedule import Interleave, Schedule
 from .strips import Operands, StoredRegion, UnitWork, WorkLists
 

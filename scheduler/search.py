@@ -24,11 +24,10 @@ from ..machine.timing import RunTiming
 from .chain import seconds_of
 from .graph import AttentionLayer, Gemm, LayerGraph, Output
 from .groups import groups_of, kind_of
-from .knobs import Tiles
 from .lower import lower, place
 from .memory import reads
 from .pack import pack, uops_of
-from .schedule import PAPER, DramPolicy, Interleave, Loops, Schedule
+from .schedule import PAPER, DramPolicy, Interleave, Loops, Schedule, Tiles
 
 DEAR = 3.0
 """Penalty for a large image: one percent above the size limit costs as much as DEAR percent of latency."""

@@ -16,11 +16,10 @@ from ..isa.fields import Record
 from ..isa.layout import ALIGNED, padded
 from ..isa.overlay import Overlay
 from ..isa.program import Buffer, Role, UnpackedProgram
-from .build import Built
+from .build import Built, require_sound
 from .dram import PackedWeights
 from .graph import Array, free_name
 from .lower import Banks
-from .sound import require_sound
 
 Key = tuple[object, ...]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from ..isa.work import Access, Load, Send
-from .binder import Binder
-from .order import TileAccesses
+from .binder import Binder, TileAccesses
 
 
 class LoadedSlots:

@@ -16,11 +16,10 @@ from ..base.errors import UnsupportedError
 from ..isa.layout import BLOCK_COLS, BLOCK_ROWS
 from ..isa.program import Buffer
 from ..isa.work import Multiply
-from .binder import Binder
+from .binder import Binder, TileAccesses
 from .graph import Array, Gemm, Rotary
 from .left_memories import pass_tiles
 from .memory import Columns
-from .order import TileAccesses
 from .refusal import require
 from .tile import TILE, OutputRows
 

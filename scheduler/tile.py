@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 from ..base.errors import ScheduleError, UnsupportedError
 from ..isa.layout import BLOCK_ROWS, padded
-from ..isa.overlay import Overlay
-from ..isa.patterns import Patterns, ProductGrid
+from ..isa.overlay import Overlay, Patterns, ProductGrid
 from .graph import AttentionLayer, Gemm, LayerGraph, Norm
 from .groups import Planned, plan
-from .knobs import Tiles
 from .mapping import pipeline_of
 from .memory import Columns, lay_out_heads
-from .schedule import Interleave, Schedule, naming
+from .schedule import Interleave, Schedule, Tiles, naming
 
 TILE = BLOCK_ROWS
 """Rows and columns of a tile of the product grid."""

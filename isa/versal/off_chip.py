@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from ...machine.description import UnitSpec
 from ...machine.steps import Burst
-from ...machine.unit import Unit
-from ...machine.wiring import Wiring
+from ...machine.unit import Unit, Wiring
 from .tiles import Array
 
 READ_ONLY = "lpddr"

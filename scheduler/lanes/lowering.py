@@ -24,11 +24,9 @@ from ..chain import parameters_of
 from ..dram import Lowered, PackedWeights
 from ..graph import Array, AttentionLayer, Gemm, LayerGraph, Output, Rotary
 from ..groups import kind_of
-from ..knobs import USUAL_LANES
-from ..memory import Columns, lay_out_heads, plain
-from ..memory_limits import check_room
+from ..memory import Columns, check_room, lay_out_heads, plain
 from ..repeats import folded
-from ..schedule import Interleave, Schedule
+from ..schedule import USUAL_LANES, Interleave, Schedule
 from . import attend as rounds
 from .blocks import (
     TILE,

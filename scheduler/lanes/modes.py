@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...base.errors import UnsupportedError
 from ...isa.lanes import RowLanes
-from ..knobs import LaneKnobs
+from ..schedule import LaneKnobs
 from .blocks import Panel, RowTile
 
 QUERY_SLOTS = 4

@@ -17,8 +17,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Buffer, Layout, Program, Role, SourceLine
 from rsn.machine.description import UnitSpec
 from rsn.machine.steps import Step, Steps
-from rsn.machine.unit import Halves, Unit
-from rsn.machine.wiring import Wiring
+from rsn.machine.unit import Halves, Unit, Wiring
 
 MOST = 20_000
 """Elements of a packet's operation."""

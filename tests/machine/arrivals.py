@@ -15,8 +15,7 @@ from typing import Any
 from rsn.machine.description import Rate, Stream, UnitSpec
 from rsn.machine.executor import ProcessNetwork
 from rsn.machine.steps import AnyOf, Step, Steps
-from rsn.machine.unit import Unit
-from rsn.machine.wiring import Wiring
+from rsn.machine.unit import Unit, Wiring
 from rsn.tests.machine.toys import toy_overlay
 
 Act = tuple[Any, ...]

@@ -31,9 +31,8 @@ from rsn.isa.overlays.xnn.resources import (
 )
 from rsn.isa.versal.logic import LoopWork, arithmetic, block_rams, multiplexer, ultra_rams
 from rsn.isa.versal.loop import PipelinedLoop
-from rsn.isa.versal.memory import memory_of
 from rsn.isa.versal.tiles import BEAT, BEATS, TILE
-from rsn.machine.description import UnitSpec
+from rsn.machine.description import UnitSpec, memory_of
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
 
 

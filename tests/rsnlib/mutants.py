@@ -121,7 +121,7 @@ MUTANTS = [
     Mutant("scheduler.bind:place_activations", "last[name] == i", "last[name] >= i", "sums"),
     Mutant("scheduler.memory:stored_weight", "x.positions(), columns", "x.positions(), columns[::-1]"),
     Mutant("scheduler.memory:stored_vector", "out[columns] = vector", "out[columns[::-1]] = vector"),
-    Mutant("scheduler.order:order_accesses", "first < high and low < end", "False"),
+    Mutant("scheduler.dram:order_accesses", "first < high and low < end", "False"),
     Mutant("scheduler.lanes.operations:Matched._note", "row_norm(last.norm) if", "None if", "lanes"),
     Mutant("scheduler.lanes.operations:Matched._is_up", "layer.residual is None", "True", "lanes"),
     # binding of calls

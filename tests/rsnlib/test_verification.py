@@ -335,7 +335,7 @@ def test_a_decoder_is_verified() -> None:
 
 
 def test_a_program_that_check_refuses_is_not_returned() -> None:
-    early = Mutant("scheduler.order:order_accesses", "first < high and low < end", "False")
+    early = Mutant("scheduler.dram:order_accesses", "first < high and low < end", "False")
     with early.injected(), pytest.raises(CompilerError, match=r"(?s)error of rsn.*H01") as found:
         MODELS["encoder"]()
     assert any(line.startswith(("o", "d", "e", "n", "q", "k", "v", "u")) for line in str(found.value).splitlines()[1:])

@@ -16,9 +16,8 @@ from rsn.isa.verify import check, dry_run
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import ActivationFunction, AttentionLayer, Gemm, LayerGraph, Norm, Output
 from rsn.scheduler.groups import plan
-from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule, Segment
+from rsn.scheduler.schedule import PAPER, STORE_BLOCKS, STRICT, DramPolicy, Interleave, Loops, Schedule, Segment, Tiles
 from rsn.tests.effort import examples, long
 
 from .networks import Maker, error, execute, reference

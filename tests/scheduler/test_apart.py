@@ -18,8 +18,8 @@ from rsn.isa.program import Program, Role
 from rsn.isa.verify import check
 from rsn.machine.plan import TimedWorkload
 from rsn.scheduler.attention import bind_attention
-from rsn.scheduler.attention_unfused import bind_as, bind_scores, bind_values, place_scores
-from rsn.scheduler.bind import place_activations
+from rsn.scheduler.attention_unfused import bind_scores, bind_values, place_scores
+from rsn.scheduler.bind import bind_as, place_activations
 from rsn.scheduler.binder import Binder
 from rsn.scheduler.chain import chain
 from rsn.scheduler.dram import order_dram

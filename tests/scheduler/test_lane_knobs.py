@@ -20,9 +20,8 @@ from rsn.rsnlib import lane_search
 from rsn.rsnlib.lane_search import MEMORY_KNOBS, SCHEDULE_KNOBS, on_chip_kib, overlay_of, schedule_of, usual
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import LayerGraph
-from rsn.scheduler.knobs import LaneKnobs, LaneMode
 from rsn.scheduler.lanes.lowering import best
-from rsn.scheduler.schedule import PAPER, Schedule
+from rsn.scheduler.schedule import PAPER, LaneKnobs, LaneMode, Schedule
 from rsn.tests.effort import examples
 from rsn.tuning.problem import Choice
 

@@ -12,8 +12,7 @@ from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.verify import verify
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Norm, Output
-from rsn.scheduler.knobs import Tiles
-from rsn.scheduler.schedule import PAPER, STRICT, Schedule
+from rsn.scheduler.schedule import PAPER, STRICT, Schedule, Tiles
 from rsn.scheduler.tile import GridLimits, row_tiles
 from rsn.tests.effort import examples, long
 

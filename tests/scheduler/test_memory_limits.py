@@ -17,11 +17,10 @@ from rsn.scheduler import bind as module
 from rsn.scheduler.best import Best, choose
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import LayerGraph
-from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.lower import lower
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.memory_limits import RoomError
-from rsn.scheduler.schedule import PAPER, Interleave, Loops, Schedule
+from rsn.scheduler.memory import RoomError
+from rsn.scheduler.schedule import PAPER, Interleave, Loops, Schedule, Tiles
 from rsn.scheduler.search import sample
 from rsn.tests.effort import thinned
 

@@ -5,8 +5,9 @@ import pytest
 from rsn.isa.layout import BLOCK
 from rsn.isa.overlays import XNN
 from rsn.isa.work import Access
+from rsn.scheduler.binder import TileAccesses
+from rsn.scheduler.dram import order_accesses
 from rsn.scheduler.lower import lower
-from rsn.scheduler.order import TileAccesses, order_accesses
 from rsn.scheduler.schedule import PAPER, STRICT, Interleave, Schedule, Segment
 
 from .networks import Maker

@@ -16,10 +16,10 @@ from rsn.isa.expansion import ExpandedProgram
 from rsn.isa.overlays import XNN, XNN_BASE
 from rsn.isa.program import Program
 from rsn.isa.segments import accessed_buffers, stored_buffers
+from rsn.scheduler.binder import joined
 from rsn.scheduler.build import build
 from rsn.scheduler.graph import AttentionLayer, Gemm, LayerGraph
 from rsn.scheduler.groups import plan
-from rsn.scheduler.record import joined
 from rsn.scheduler.schedule import PAPER, PUBLISHED, STRICT, Loops, Schedule
 from rsn.tests.effort import examples
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rsn.base.errors import ScheduleError
 from rsn.isa.overlays import XNN
 from rsn.scheduler.graph import Gemm, LayerGraph, Output
-from rsn.scheduler.knobs import LaneKnobs, LaneMode, Tiles
 from rsn.scheduler.mapping import MappingType
 from rsn.scheduler.schedule import (
     PAPER,
@@ -23,9 +22,12 @@ from rsn.scheduler.schedule import (
     TABLES,
     DramPolicy,
     Interleave,
+    LaneKnobs,
+    LaneMode,
     Loops,
     Schedule,
     Segment,
+    Tiles,
     read_schedule,
     show_schedule,
 )

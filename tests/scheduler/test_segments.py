@@ -10,9 +10,8 @@ from rsn.base.errors import ScheduleError
 from rsn.isa.overlays import XNN
 from rsn.scheduler.graph import AttentionLayer, LayerGraph
 from rsn.scheduler.groups import Planned, plan
-from rsn.scheduler.knobs import Tiles
 from rsn.scheduler.mapping import MappingType
-from rsn.scheduler.schedule import DramPolicy, Interleave, Loops, Schedule, Segment
+from rsn.scheduler.schedule import DramPolicy, Interleave, Loops, Schedule, Segment, Tiles
 from rsn.scheduler.search import price
 
 from .networks import Maker, error, execute, reference

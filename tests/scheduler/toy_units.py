@@ -15,8 +15,7 @@ from rsn.isa.fields import Record, bits
 from rsn.isa.overlay import Overlay
 from rsn.machine.description import UnitSpec
 from rsn.machine.steps import Par, Step, Steps
-from rsn.machine.unit import Unit
-from rsn.machine.wiring import Wiring
+from rsn.machine.unit import Unit, Wiring
 
 Tile = tuple[int, int, int]
 """Rows, K and columns of a product."""

@@ -19,8 +19,7 @@ from ....machine.description import UnitSpec
 from ....machine.executor import ProcessNetwork
 from ....machine.steps import Channel, Issue, Step, Steps
 from ....machine.traces import TraceItems, TraceTable, UntraceableError
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...fields import Record
 from ...instruction_path import DISPATCHER, InstructionPath, decoder_of, mop_fifo
 from ...overlay import InstructionFormat, Overlay

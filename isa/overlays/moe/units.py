@@ -12,8 +12,7 @@ import numpy.typing as npt
 from ....base.errors import ProgramError
 from ....machine.description import UnitSpec
 from ....machine.steps import Step, Steps
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...versal.functions import activation
 from .formats import Add, Choose, Fill, Finish, Hold, Move, Product, RowPort, Tiles
 from .sequence import ExpertRows, parts_of

@@ -41,7 +41,7 @@ from .tree import last_cycles
 from .values import UNKNOWN, WORDS, ByData, convert, from_words, words_of
 
 if TYPE_CHECKING:
-    from ....machine.wiring import Wiring
+    from ....machine.unit import Wiring
 
 CYCLE = "cycle"
 """The rate of a beat: one cycle of the clock."""

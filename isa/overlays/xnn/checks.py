@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ....base.finding import Finding
-from ....machine.wiring import Wiring
+from ....machine.unit import Wiring
 from ...expansion import ExpandedProgram, Ints
 from ...layout import BLOCK
 from ...overlay import Overlay
@@ -21,7 +21,7 @@ from .flow import TileFlow, words_moved
 from .mem_a import MemA, MemANorm
 from .mem_c import MemC, MemCStore
 from .off_chip import RowTransfer, Transfer
-from .row_statistics import QUARTER_WORDS
+from .post_ops import QUARTER_WORDS
 
 
 def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Steps
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...overlay import Overlay
 from ...versal.tiles import TILE
 from ...work import KeyPart
@@ -22,9 +21,8 @@ from .mem_a import MemAUnit
 from .mem_b import MemB2Unit, MemBUnit
 from .mem_c import MemCConfig, MemCScores, MemCUnit
 from .mme import Mme, MmeUnit
-from .post_ops import NormData, SoftmaxData, no_parts
+from .post_ops import NormData, RowFactors, SoftmaxData, no_parts
 from .ring import RingUnit
-from .row_statistics import RowFactors
 
 
 class CountedSoftmax(SoftmaxData):

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ....machine.description import UnitSpec
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...versal.tiles import TILE, Places
 from .buffer import SlotData
+from .post_ops import BLOCK_QUARTERS
 from .ring import blocks_of
-from .row_statistics import BLOCK_QUARTERS
 
 From = tuple[str, int]
 """Where a token came from: the stream, and how many tokens of it the uOP took before."""

@@ -10,13 +10,13 @@ from ...overlay import Overlay
 from ...versal import loop as versal
 from ...versal.loop import PipelinedLoop
 from ...versal.tiles import BEAT, BEATS, BLOCK_WORDS
-from . import mem_a, mem_c, row_statistics
+from . import mem_a, mem_c, post_ops
 
 LOOPS: Mapping[str, PipelinedLoop] = {
     **versal.LOOPS,
     **mem_c.LOOPS,
     **mem_a.LOOPS,
-    **row_statistics.LOOPS,
+    **post_ops.LOOPS,
 }
 
 BURST_WORDS = 64

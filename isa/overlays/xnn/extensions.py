@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ....machine.description import UnitSpec
+from ....machine.description import UnitSpec, memory_of
 from ....machine.resources import Need
 from ...overlay import Overlay
 from ...versal.logic import CONTROL, FLOAT, WORD_BITS, LoopWork, arithmetic, crossbars, lut_ram, multiplexer, ultra_rams
-from ...versal.memory import memory_of
 from ...versal.tiles import BEAT
 from .cycles import LOOPS
 from .mem_c import MemCStore

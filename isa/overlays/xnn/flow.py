@@ -16,7 +16,7 @@ import numpy as np
 
 from ....base.finding import Finding
 from ....machine.steps import Burst, Par, Step, Steps
-from ....machine.wiring import Wiring
+from ....machine.unit import Wiring
 from ...expansion import ExpandedProgram, Ints
 from ...versal.tiles import ROW_SUM_TOKEN, ROW_TOKEN, TILE_TOKEN
 from .counted import CountedMem, counted

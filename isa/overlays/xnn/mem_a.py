@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 
 from ....base.errors import ProgramError
-from ....machine.description import Capability, Memory, UnitSpec, Where
+from ....machine.description import Capability, Memory, UnitSpec, Where, memory_of
 from ....machine.steps import Burst, Step, Steps
-from ....machine.unit import Halves
-from ....machine.wiring import Wiring
+from ....machine.unit import Halves, Wiring
 from ...fields import Record, bits
 from ...versal.loop import PipelinedLoop
-from ...versal.memory import memory_of
 from ...versal.tiles import BEAT, TILE, tile_rows
-from ...work import Load, LoadNorm, Patched, Send
-from .registers import Registers
+from ...work import Load, LoadNorm, Patched, Registers, Send
+from .post_ops import BLOCK_QUARTERS, QUARTER_WORDS, RowFactors
 from .ring import RingUnit, SizeField, check_fixed, check_size
-from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS, RowFactors
 
 LOOPS: Mapping[str, PipelinedLoop] = {
     "normalise": PipelinedLoop(1, 25, "a word into a buffer: minus mean, times factor"),

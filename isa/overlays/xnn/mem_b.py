@@ -6,15 +6,12 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ....machine.description import Capability, Memory, UnitSpec, Where
+from ....machine.description import Capability, Memory, UnitSpec, Where, memory_of
 from ....machine.steps import Burst, Channel, Step, Steps
-from ....machine.unit import Halves
-from ....machine.wiring import Wiring
+from ....machine.unit import Halves, Wiring
 from ...fields import Record, bits
-from ...versal.memory import memory_of
 from ...versal.tiles import BEAT, BEATS, BIAS_WORD, BLOCK_WORDS, TILE, Array, Pieces, tile_columns
-from ...work import Load, LoadVector, Patched, Send
-from .registers import Registers
+from ...work import Load, LoadVector, Patched, Registers, Send
 from .ring import RingUnit, SizeField, blocks_of, check_fixed, check_size, nothing
 
 GROUP = 32

@@ -6,17 +6,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from ....machine.description import Capability, Memory, UnitSpec, Where
 from ....machine.steps import Burst, Channel, Step, Steps
-from ....machine.unit import Halves
-from ....machine.wiring import Wiring
+from ....machine.unit import Halves, Wiring
 from ...fields import Record, bits
 from ...versal.functions import HeadNorm
 from ...versal.loop import PipelinedLoop
 from ...versal.tiles import BEAT, BEATS, TILE, Array, Pieces, tile_grid
 from ...work import KeyPart
 from .buffer import SlotData
-from .post_ops import NormData, SoftmaxData
+from .post_ops import BLOCK_QUARTERS, QUARTER_WORDS, NormData, SoftmaxData
 from .ring import RingUnit, nothing
-from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
 
 LOOPS: Mapping[str, PipelinedLoop] = {
     "receive": PipelinedLoop(1, 10, "a beat added to a buffer"),

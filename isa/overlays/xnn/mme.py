@@ -10,7 +10,7 @@ import numpy as np
 
 from ....machine.description import Capability, UnitSpec
 from ....machine.steps import Burst, Step, Steps
-from ....machine.wiring import Wiring
+from ....machine.unit import Wiring
 from ...fields import Record, bits
 from ...versal.mme import HALF_MODES, MATMUL_SIZES, MatrixEngine
 from ...versal.tiles import BEAT, BEATS, TILE, Array

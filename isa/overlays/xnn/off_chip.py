@@ -10,7 +10,7 @@ import numpy as np
 
 from ....machine.description import Capability, UnitSpec, Where
 from ....machine.steps import Burst, Step, Steps
-from ....machine.wiring import Wiring
+from ....machine.unit import Wiring
 from ...fields import Record, bits
 from ...layout import BLOCK, BLOCK_COLS, BLOCK_ROWS, QUARTER, UNIT, padded
 from ...overlay import Transfer as BankAccess

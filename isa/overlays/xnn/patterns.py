@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....machine.description import StreamNetwork
-from ...patterns import AttentionPipeline, Patterns, ProductGrid
+from ...overlay import AttentionPipeline, Patterns, ProductGrid
 
 PAIR = 2
 """Columns of the grid of Q K^T, whose MemCs share the rows of a softmax."""

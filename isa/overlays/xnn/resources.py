@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
-from ....machine.description import Stream, UnitSpec
+from ....machine.description import Stream, UnitSpec, memory_of
 from ....machine.resources import Need
 from ...overlay import Overlay
 from ...packet import Header
@@ -36,7 +36,6 @@ from ...versal.logic import (
     ultra_rams,
 )
 from ...versal.loop import PipelinedLoop
-from ...versal.memory import memory_of
 from ...versal.tiles import BEAT, BLOCK_WORDS, LANES, ROW_TOKEN
 from . import extensions
 from .cycles import LOOPS

@@ -7,15 +7,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ....base.errors import ProgramError
-from ....machine.description import UnitSpec
+from ....machine.description import UnitSpec, memory_of
 from ....machine.steps import Burst, Channel, Par, Steps
-from ....machine.unit import Halves, Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Halves, Unit, Wiring
 from ...fields import Record
-from ...versal.memory import memory_of
 from ...versal.tiles import BEATS, BLOCK_WORDS, TILE, Array, Pieces, Places
 from .buffer import SlotData
-from .row_statistics import BLOCK_QUARTERS, QUARTER_WORDS
+from .post_ops import BLOCK_QUARTERS, QUARTER_WORDS
 
 MAX_SLOTS = 64
 """Largest number of slots of a Mem; far above what a device holds."""

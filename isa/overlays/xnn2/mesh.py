@@ -7,8 +7,7 @@ from typing import Any
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Steps
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...fields import Record, bits
 from ...versal.tiles import BEATS
 from .operands import KV, lanes_of_heads

@@ -13,7 +13,7 @@ from typing import Any
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
-from ....machine.wiring import Wiring
+from ....machine.unit import Wiring
 from ...fields import Record, bits
 from ...versal.mme import HALF, MatrixEngine
 from ...versal.tiles import TILE

@@ -10,8 +10,7 @@ import numpy as np
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Par, Step, Steps
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...fields import Record, bits
 from ...layout import unblock
 from ...versal.tiles import BEATS, BLOCK_WORDS, TILE, Array

@@ -17,8 +17,7 @@ import numpy as np
 from ....machine.description import Stream, UnitSpec
 from ....machine.steps import Burst, Channel, Step, Steps
 from ....machine.token_type import TokenType
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...layout import block, unblock
 from ...versal.tiles import BEAT, BEATS, BLOCK_WORDS, TILE, Array
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
-from ....machine.description import Stream, UnitSpec
+from ....machine.description import Stream, UnitSpec, memory_of
 from ....machine.resources import Need
 from ...overlay import Overlay
 from ...packet import MAX_WINDOW
@@ -36,7 +36,6 @@ from ...versal.logic import (
     multiplexer,
     ultra_rams,
 )
-from ...versal.memory import memory_of
 from ...versal.tiles import BEAT, BEATS, TILE
 from ...versal.tiles import LANES as PLIOS
 from .cycles import LOOPS

@@ -14,8 +14,7 @@ import numpy as np
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Burst, Step, Steps
-from ....machine.unit import Unit
-from ....machine.wiring import Wiring
+from ....machine.unit import Unit, Wiring
 from ...fields import Record, bits
 from ...lanes import RowSource, RowTarget
 from ...versal.tiles import BEAT, BEATS, TILE, Array

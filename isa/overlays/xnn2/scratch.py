@@ -16,7 +16,7 @@ import numpy as np
 
 from ....machine.description import UnitSpec
 from ....machine.steps import Step, Steps
-from ....machine.wiring import Wiring
+from ....machine.unit import Wiring
 from ...fields import Record, bits
 from ...lanes import SlotPart, TileSource, TileTarget
 from ...versal.tiles import BEAT, BEATS, TILE, Array

@@ -289,7 +289,7 @@ STATISTICS = (
         ),
     )
     + _of(
-        "row_statistics",
+        "post_ops",
         ("columns\n    return out", "columns - 1\n    return out"),
         ("count = total", "count = c"),
         ("squares += (v + m * m) * c", "squares += v * c"),

@@ -20,7 +20,7 @@ from rsn.isa.overlays.xnn.off_chip import Transfer
 MODULES = {
     name: f"rsn.isa.{name if name.startswith('versal.') else f'overlays.xnn.{name}'}"
     for name in (
-        *("versal.tiles", "versal.functions", "versal.mme", "versal.off_chip", "row_statistics", "post_ops", "buffer"),
+        *("versal.tiles", "versal.functions", "versal.mme", "versal.off_chip", "post_ops", "buffer"),
         *("ring", "off_chip", "mem_a", "mem_b", "mem_c", "mesh", "mme"),
     )
 }
