@@ -17,9 +17,9 @@ from ..isa.program import Program
 from ..isa.verify import check, dry_run, smallest_depth
 from ..streams.check import report_on as check_streams
 from ..streams.reader import read_file
-from .options import BINARIES, JSON, RAW, STREAMS, Count, Options, option, refuse, with_options
+from .options import BINARIES, JSON, RAW, STREAMS, Count, Options, option, refuse, refuse_contradictions, with_options
 from .progress import TIMING, working
-from .raw import BARE, OF_IMAGE, OP_LISTS, read_raw_image, refuse_contradictions, with_memories
+from .raw import BARE, OF_IMAGE, OP_LISTS, read_raw_image, with_memories
 from .stream_programs import prove_file, show, show_proof, stream_program
 
 

@@ -8,9 +8,9 @@ import click
 
 from ..assembler.printer import show
 from ..base.files import write_text
-from .options import PATH, Options, option, with_options
+from .options import PATH, Options, option, refuse_contradictions, with_options
 from .programs import loaded, refuse_overwriting
-from .raw import BARE, OF_IMAGE, OP_LISTS, refuse_contradictions
+from .raw import BARE, OF_IMAGE, OP_LISTS
 
 
 class DisOptions(Options):

@@ -14,9 +14,9 @@ from ..isa.overlays.file import changed, differences
 from ..isa.program import Program
 from ..isa.statistics import count
 from .machine import show_cycles, show_resources
-from .options import JSON, PATH, RAW, Options, option, was_given, with_options
+from .options import JSON, PATH, RAW, Options, option, refuse_contradictions, was_given, with_options
 from .programs import loaded
-from .raw import BARE, OP_LISTS, OVERLAY, RawImage, refuse_contradictions
+from .raw import BARE, OP_LISTS, OVERLAY, RawImage
 from .shown import picked, table
 
 MACHINE = "xnn"

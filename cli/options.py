@@ -113,6 +113,13 @@ def refuse(kind: str, *others: str) -> None:
         raise click.UsageError(f"{', '.join(wrong)}: {kind}")
 
 
+def refuse_contradictions(raw: bool) -> None:
+    """Raise `click.UsageError` for options of the running command that would have no effect."""
+    refuse(PROGRAMS if raw else RAW)
+    if raw and len(given("timing_only", "dump_ddr")) == 2:
+        raise click.UsageError("--dump-ddr: not with --timing-only, which computes nothing")
+
+
 class SettingOption(click.ParamType[tuple[str, float]]):
     """An option value NAME=NUMBER."""
 

@@ -31,7 +31,7 @@ from ..isa.overlays import find
 from ..isa.packet import Words
 from ..isa.program import Buffer, Layout, Program, Role
 from ..isa.verify import verify
-from .options import BINARIES, PROGRAMS, RAW, given, option, refuse
+from .options import BINARIES, RAW, option
 
 MAX_BYTES = 64 << 20
 """Bytes of the largest file that is accepted as an image or op lists; the reference setup has 512 KiB for an image."""
@@ -69,13 +69,6 @@ class RawImage:
     findings: list[Finding]
     complete: bool
     op_lists: bool
-
-
-def refuse_contradictions(raw: bool) -> None:
-    """Raise `click.UsageError` for options of the running command that would have no effect."""
-    refuse(PROGRAMS if raw else RAW)
-    if raw and len(given("timing_only", "dump_ddr")) == 2:
-        raise click.UsageError("--dump-ddr: not with --timing-only, which computes nothing")
 
 
 def read_raw_image(path: Path, overlay: Overlay, op_lists: Path | None, *, named: bool = False) -> RawImage:

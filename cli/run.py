@@ -52,10 +52,11 @@ from .options import (
     given,
     option,
     refuse,
+    refuse_contradictions,
     with_options,
 )
 from .progress import TIMING, working
-from .raw import BARE, OF_IMAGE, OP_LISTS, load_raw_image, refuse_contradictions, with_files, write_memory
+from .raw import BARE, OF_IMAGE, OP_LISTS, load_raw_image, with_files, write_memory
 from .stream_programs import machine_program, stream_program
 
 if TYPE_CHECKING:
@@ -160,10 +161,12 @@ def run_command(program: str, options: RunOptions) -> None:
         loaded, words = image.program, image.words
     else:
         loaded = container.read(program)
+    board: Board | None = None
     if loaded.overlay.whole is not None:
         _refuse_on_task_machines(options)
-    with working(f"opening board {options.board}"):  # csim is built at its first use
-        board = open_board(options.board, xclbin=options.xclbin)  # takes a device only with a program
+    else:
+        with working(f"opening board {options.board}"):  # csim is built at its first use
+            board = open_board(options.board, xclbin=options.xclbin)  # takes a device only with a program
     loaded = _with_overlay(loaded, options)
     for target in ("trace", "report", "dump", "dump_ddr"):
         if path := getattr(options, target):
@@ -177,7 +180,10 @@ def run_command(program: str, options: RunOptions) -> None:
     elif options.stop_at:
         _stop(loaded, banks, options)
     else:
-        run = _run(loaded, board, options) if words is None else _run_raw(loaded, board, words, banks, program, options)
+        if words is None or board is None:
+            run = _run(loaded, board, options)
+        else:
+            run = _run_raw(loaded, board, words, banks, program, options)
         machine = _picture(loaded, program, options)
         _report(loaded, run, machine, options)
 
@@ -234,18 +240,16 @@ def _with_overlay(program: Program, options: RunOptions) -> Program:
     return program if overlay is program.overlay else dataclasses.replace(program, overlay=overlay)
 
 
-def _run(program: Program, board: Board, options: RunOptions) -> Run:
+def _run(program: Program, board: Board | None, options: RunOptions) -> Run:
+    """Run a program. board: None for the machine of a stream program."""
     params = dict(options.params)
     if options.timing_only:
         with working(TIMING):
             return _machine(program, params).run()
     if options.outputs:
         check_target(options.outputs)
-    if program.overlay.whole is not None:
-        given = load_tensors(options.inputs) if options.inputs else {}
-        wanted = program.with_role(Role.INPUT)
-        if list(given) == [""] and len(wanted) == 1:
-            given = {wanted[0].name: given[""]}
+    if board is None:
+        given = _named(program, options)
         with working("running"):
             done = run_tasks(program, given)
         if options.outputs:
@@ -261,16 +265,22 @@ def _run(program: Program, board: Board, options: RunOptions) -> Run:
 
 
 def _inputs(program: Program, options: RunOptions) -> dict[str, npt.NDArray[np.generic]]:
-    """Read the inputs. Raises `TensorError` if inputs or weights are missing."""
+    """Read the inputs, as `_named`. Raises `TensorError` if inputs or weights are missing."""
     for name, role, flag in (("weights", Role.WEIGHT, "--weights"), ("inputs", Role.INPUT, "--inputs")):
         wanted = program.with_role(role)
         if wanted and getattr(options, name) is None and not (name == "inputs" and options.spec):
             names = ", ".join(b.name for b in wanted[:3]) + (", ..." if len(wanted) > 3 else "")
             way_out = "" if options.spec else "; --timing-only runs without"
             raise TensorError(f"this program needs {flag} ({names}){way_out}")
+    return _named(program, options)
+
+
+def _named(program: Program, options: RunOptions) -> dict[str, npt.NDArray[np.generic]]:
+    """Read the inputs. A file with one array without a name holds the only input."""
     tensors = load_tensors(options.inputs) if options.inputs else {}
-    inputs = program.with_role(Role.INPUT)
-    return {inputs[0].name: tensors[""]} if list(tensors) == [""] and len(inputs) == 1 else tensors
+    if list(tensors) == [""] and len(inputs := program.with_role(Role.INPUT)) == 1:
+        return {inputs[0].name: tensors[""]}
+    return tensors
 
 
 def _machine(program: Program, params: Mapping[str, int]) -> Machine:

@@ -10,17 +10,13 @@ to `rsn.compile`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..isa.overlay import Overlay
 from ..scheduler import build
-from ..scheduler.graph import Gemm, LayerGraph
-from ..scheduler.lower import Banks
-from ..scheduler.memory import check_weights
-from ..scheduler.norms import norms_at_loads
+from ..scheduler.graph import LayerGraph
 from .experts.replace import ExpertsPlan
-from .fold import fold, fold_shapes
+from .fold import fold
 from .rewriter import Rewrite
 from .rewrites import REWRITES
 from .rules import RULES
@@ -49,28 +45,3 @@ class Passes(build.SchedulerPasses):
 
 
 USUAL = Passes()
-
-
-def within(overlay: Overlay, passes: Passes = USUAL) -> Passes:
-    """The same passes for an overlay: its heads are laid out as it needs them, norms go where they cost least, and
-    weights that exceed its bank raise `RoomError` before folding copies them."""
-
-    def observe(name: str, made: Any) -> None:
-        if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
-            # Two layers of the same weight may become one product.
-            weights = {id(x.weight): x.weight.size for x in made.layers if isinstance(x, Gemm)}
-            check_weights(sum(weights.values()), overlay, Banks.of(overlay).weights)
-        passes.observe(name, made)
-
-    passes = replace(
-        passes,
-        norms_of_inputs=overlay.lanes is not None,  # X normalises as it sends
-        keeps_caches=overlay.capability("keep_rows") is not None,
-    )
-    if passes.fold not in (fold, fold_shapes):
-        return replace(passes, observe=observe)
-
-    def folded(graph: LayerGraph) -> LayerGraph:
-        return norms_at_loads(fold(graph, passes.fold is fold, overlay.head_pitch), overlay)
-
-    return replace(passes, observe=observe, fold=folded)

@@ -20,14 +20,16 @@ from ..isa.overlay import Overlay
 from ..isa.overlays import find
 from ..scheduler.best import Best, schedule_named
 from ..scheduler.build import Built, Progress, build, rebuild
-from ..scheduler.graph import LayerGraph
-from ..scheduler.lower import lower, require_compilable
-from ..scheduler.memory import RoomError
+from ..scheduler.graph import Gemm, LayerGraph
+from ..scheduler.lower import Banks, lower, require_compilable
+from ..scheduler.memory import RoomError, check_weights
+from ..scheduler.norms import norms_at_loads
 from ..scheduler.pack import check_lists
 from ..scheduler.schedule import PAPER, Schedule
+from .fold import fold, fold_shapes
 from .graph_split import Examples, LimitError, Split, runs_in_pieces, split
 from .partition import Traced
-from .passes import USUAL, Passes, within
+from .passes import USUAL, Passes
 from .trace import trace
 
 
@@ -68,7 +70,7 @@ class Pipeline:
     @cached_property
     def _passes(self) -> Passes:
         """The passes, with a check that the weights fit off-chip memory."""
-        return within(self.overlay, self.passes)
+        return _within(self.overlay, self.passes)
 
     @property
     def without_search(self) -> Pipeline:
@@ -149,3 +151,28 @@ class Pipeline:
     def _is_usual(self) -> bool:
         """Whether torch.compile would compile the same way; it supports neither lengths nor other passes."""
         return self.lengths is None and (self.passes.rules, self.passes.lower) == (USUAL.rules, USUAL.lower)
+
+
+def _within(overlay: Overlay, passes: Passes) -> Passes:
+    """The same passes for an overlay: its heads are laid out as it needs them, norms go where they cost least, and
+    weights that exceed its bank raise `RoomError` before folding copies them."""
+
+    def observe(name: str, made: Any) -> None:
+        if name == "match" and passes.fold in (fold, fold_shapes):  # another fold may need fewer weights
+            # Two layers of the same weight may become one product.
+            weights = {id(x.weight): x.weight.size for x in made.layers if isinstance(x, Gemm)}
+            check_weights(sum(weights.values()), overlay, Banks.of(overlay).weights)
+        passes.observe(name, made)
+
+    passes = replace(
+        passes,
+        norms_of_inputs=overlay.lanes is not None,  # X normalises as it sends
+        keeps_caches=overlay.capability("keep_rows") is not None,
+    )
+    if passes.fold not in (fold, fold_shapes):
+        return replace(passes, observe=observe)
+
+    def folded(graph: LayerGraph) -> LayerGraph:
+        return norms_at_loads(fold(graph, passes.fold is fold, overlay.head_pitch), overlay)
+
+    return replace(passes, observe=observe, fold=folded)

@@ -296,7 +296,7 @@ def _gemm_op(
             for switch, routes in ((grid.left_switch, all_left), (grid.right_switch, all_right)):
                 s.route(switch, routes, plan.k_tiles * acc * plan.acc_b)
             stored = [(i, j) for i, j in units if part.plan.held(part.n, j, part.plan.y.stored)]
-            table = tables.needed(s, part.gemm, row, stored)
+            table = part.gemm.rotary is not None and tables.needed(s, part.gemm, row, stored)
             _results(s, part, row, tile, table)
             if table:
                 assert part is group[-1], "an op goes on behind a product whose store waits for a table"
