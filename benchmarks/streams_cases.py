@@ -161,9 +161,10 @@ def mha_bytes(rows: int) -> int:
     return WORD * (3 * rows * WIDTH + 4 * WIDTH**2)
 
 
-def flash_bytes(rows: int, block: int = 128) -> int:
-    """Bytes off the chip of `flash_attention`: all keys and values are read for each block of queries."""
-    return WORD * (2 * rows * WIDTH + rows // block * 2 * rows * WIDTH)
+def flash_bytes(rows: int) -> int:
+    """Bytes off the chip of `flash_attention`: all keys and values are read for each block of 128
+    queries."""
+    return WORD * (2 * rows * WIDTH + rows // 128 * 2 * rows * WIDTH)
 
 
 def sequential_bytes(rows: int, projections: bool) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.errors import ProgramError, TensorError
 from .fields import Record
-from .layout import BLOCK_ROWS, padded
+from .layout import ALIGNED, BLOCK_ROWS, padded
 from .layout import Array as Array
 from .layout import Layout as Layout
 from .overlay import Overlay
@@ -319,16 +319,14 @@ class UnpackedProgram:
     segments: tuple[ProgramSegment, ...] = ()
 
 
-def place_buffers(buffers: Iterable[Buffer], unit: int, align: int = 64) -> tuple[Buffer, ...]:
-    """Assign an offset to each buffer whose offset is negative: behind all earlier buffers of its bank.
-
-    unit: float32 elements per address unit. align: offsets are multiples of this many address units.
-    """
+def place_buffers(buffers: Iterable[Buffer], unit: int) -> tuple[Buffer, ...]:
+    """Assign an offset to each buffer whose offset is negative: behind all earlier buffers of its bank, at a multiple
+    of `ALIGNED`. unit: float32 elements per address unit."""
     at: dict[str, int] = {}
     out = []
     for b in buffers:
         if b.offset < 0:
             b = replace(b, offset=at.get(b.bank, 0))
         out.append(b)
-        at[b.bank] = max(at.get(b.bank, 0), padded(b.offset + -(-b.size // unit), align))
+        at[b.bank] = max(at.get(b.bank, 0), padded(b.offset + -(-b.size // unit), ALIGNED))
     return tuple(out)

@@ -96,8 +96,7 @@ def execute(
     machine: StreamNetwork,
     workload: Workload | Mapping[str, Sequence[Any]],
     *,
-    record: bool = False,
     where: Callable[[str, int], str] | None = None,
 ) -> RunTiming:
-    """Time a workload once: `TimedWorkload(...).run(...)`."""
-    return TimedWorkload(machine, workload, where=where).run(record=record)
+    """Time a workload once: `TimedWorkload(...).run()`."""
+    return TimedWorkload(machine, workload, where=where).run()

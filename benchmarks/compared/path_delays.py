@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rsn.base.errors import ProgramError
-from rsn.streams.fifos.starts import KernelGraph, Weights
+from rsn.streams.fifos.starts import KernelGraph
 
 PATHS = 20_000
 """Limit of the paths of a graph."""
@@ -30,7 +30,7 @@ class PathDelays:
     schedule: bool
 
 
-def path_delays(graph: KernelGraph, weights: Weights = "cycles") -> PathDelays:
+def path_delays(graph: KernelGraph) -> PathDelays:
     """Solve the program of paths: the least sum of delays such that every path from u to v takes as long as the longest
     path of D from u to v. Raises `ProgramError` for a graph with more than `PATHS` paths."""
     from scipy.optimize import linprog
@@ -45,7 +45,7 @@ def path_delays(graph: KernelGraph, weights: Weights = "cycles") -> PathDelays:
         limits.append(-least)
     shape = len(limits), len(graph.fifos)
     matrix = csr_matrix((-np.ones(len(rows)), (rows, columns)), shape=shape)
-    cost = [float(graph.weight(fifo, weights)) for fifo in graph.fifos]
+    cost = [float(graph.weight(fifo, "cycles")) for fifo in graph.fifos]
     found = linprog(cost, A_ub=matrix, b_ub=limits, method="highs-ds")
     assert found.status == 0, found.message
     return PathDelays(tuple(map(float, found.x)), float(found.fun), len(limits), _is_schedule(graph, found.x))

@@ -138,15 +138,15 @@ class Frames:
 
 
 class Heartbeat:
-    """Calls a function at intervals in a thread, until the function raises or `stop` is called."""
+    """Calls a function every `BEAT_S` seconds in a thread, until the function raises or `stop` is called."""
 
-    def __init__(self, call: Callable[[], None], every_s: float = BEAT_S) -> None:
-        self._call, self._every_s = call, every_s
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="rsn ssh", daemon=True)
 
     def _beat(self) -> None:
-        while not self._stop.wait(self._every_s):
+        while not self._stop.wait(BEAT_S):
             try:
                 self._call()
             except (PipeClosed, Silent):

@@ -107,23 +107,7 @@ def _experts(
     return found(x, index, weights, gate_up, down)
 
 
-def _fake_weights(index: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tensor:
-    return weights.new_empty(index.shape[0], experts)
-
-
-def _fake_experts(
-    x: torch.Tensor,
-    index: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    activation: str,
-    executor: int,
-) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
 expert_weights = torch.library.custom_op("rsn::expert_weights", _expert_weights, mutates_args=())
-expert_weights.register_fake(_fake_weights)
+expert_weights.register_fake(lambda index, weights, experts: weights.new_empty(index.shape[0], experts))
 experts = torch.library.custom_op("rsn::experts", _experts, mutates_args=())
-experts.register_fake(_fake_experts)
+experts.register_fake(lambda x, *_: torch.empty_like(x))

@@ -69,9 +69,8 @@ def widened(function: Callable[..., Any]) -> Callable[..., Any]:
 def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     exact = widened(function)
 
-    def compute(x: Tensor) -> Tensor:
-        made: Tensor = exact(x)
-        return made
+    def compute(x: Tensor) -> Any:
+        return exact(x)
 
     return compute
 
@@ -110,13 +109,11 @@ TENSORS_ALONE = ("And", "Or", "Xor")
 def _binary(function: Callable[[Any, Any], Any], of_tensors: bool) -> Callable[..., Any]:
     exact = widened(function)
 
-    def numbers(a: Number, b: Number) -> Tensor:
-        made: Tensor = exact(a, b)
-        return made
+    def numbers(a: Number, b: Number) -> Any:
+        return exact(a, b)
 
-    def tensors(a: Tensor, b: Tensor) -> Tensor:
-        made: Tensor = exact(a, b)
-        return made
+    def tensors(a: Tensor, b: Tensor) -> Any:
+        return exact(a, b)
 
     return tensors if of_tensors else numbers
 
@@ -152,9 +149,8 @@ def bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
 def _of_several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     exact = widened(function)
 
-    def compute(*data_0: Tensor) -> Tensor:
-        made: Tensor = reduce(exact, data_0)
-        return made
+    def compute(*data_0: Tensor) -> Any:
+        return reduce(exact, data_0)
 
     return compute
 

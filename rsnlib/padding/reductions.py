@@ -385,26 +385,24 @@ def _windows(count: int) -> PaddingRule:
     return static(lambda n, a: range(n - count, n), "its windows include padding")
 
 
-def _shared(ops: Iterable[Any], rule: PaddingRule) -> dict[Any, PaddingRule]:
-    return dict.fromkeys(ops, rule)
-
-
 REDUCING: dict[Any, PaddingRule] = {
-    **_shared(REDUCTIONS, reduction),
-    **_shared(SCANS, scan),
-    **_shared((aten.softmax, aten.log_softmax), softmax),
-    **_shared((aten.sort, aten.topk, aten.kthvalue), sort),
-    **_shared(
+    **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(SCANS, scan),
+    **dict.fromkeys((aten.softmax, aten.log_softmax), softmax),
+    **dict.fromkeys((aten.sort, aten.topk, aten.kthvalue), sort),
+    **dict.fromkeys(
         (aten.layer_norm, aten.rms_norm),
         static(lambda n, a: range(n - len(a["normalized_shape"]), n), "it normalises over padding"),
     ),
-    **_shared((aten.group_norm, aten.instance_norm), static(lambda n, a: range(1, n), "it normalises over padding")),
-    **_shared((aten.flip, aten.glu), LINES),
-    **_shared((aten.max_pool1d, aten.avg_pool1d, aten.adaptive_avg_pool1d), _windows(1)),
-    **_shared((aten.max_pool2d, aten.avg_pool2d, aten.adaptive_avg_pool2d), _windows(2)),
-    **_shared((aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d), _windows(2)),
-    **_shared((aten.tril, aten.triu), triangle),
-    **_shared((aten.scatter, aten.scatter_add, aten.scatter_reduce), scatter),
+    **dict.fromkeys(
+        (aten.group_norm, aten.instance_norm), static(lambda n, a: range(1, n), "it normalises over padding")
+    ),
+    **dict.fromkeys((aten.flip, aten.glu), LINES),
+    **dict.fromkeys((aten.max_pool1d, aten.avg_pool1d, aten.adaptive_avg_pool1d), _windows(1)),
+    **dict.fromkeys((aten.max_pool2d, aten.avg_pool2d, aten.adaptive_avg_pool2d), _windows(2)),
+    **dict.fromkeys((aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d), _windows(2)),
+    **dict.fromkeys((aten.tril, aten.triu), triangle),
+    **dict.fromkeys((aten.scatter, aten.scatter_add, aten.scatter_reduce), scatter),
     aten.batch_norm: static(
         lambda n, a: range(n) if a["training"] else (), "it normalises over the batch, padding included"
     ),

@@ -64,7 +64,7 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
             yield f"chooses {each} of {experts} logits in rows of {size} elements"
 
 
-def moe(name: str = "moe", *, rows: int = 64, tile: int = 128, fifo: int = 6) -> Overlay:
+def moe(*, rows: int = 64, tile: int = 128, fifo: int = 6) -> Overlay:
     """A machine for experts.
 
     rows: the most rows of a part, which share a pass over the weights of an expert. tile: K and columns of a tile of
@@ -80,7 +80,7 @@ def moe(name: str = "moe", *, rows: int = 64, tile: int = 128, fifo: int = 6) ->
     sizes = {"tile_rows": (1, rows), "tile_depth": (tile, tile), "tile_columns": (tile, tile)}
     matmul = Capability("matmul", limits=sizes, rate="multiply")
     return Overlay(
-        name=name,
+        name="moe",
         units=(
             UnitSpec("Acts", "Acts", 0, ActsUnit, "ddr"),
             UnitSpec("Weights", "Weights", 0, WeightsUnit, "weights"),

@@ -156,23 +156,24 @@ class SizeField(NamedTuple):
     field: str
     step: int = 1
 
-    def most(self, grain: int) -> int:
-        """The largest size, a multiple of `grain`, that the field can say."""
-        return int(self.record.field(self.field).bounds[1]) * self.step // grain * grain
+    @property
+    def most(self) -> int:
+        """The largest size, a multiple of `TILE`, that the field can say."""
+        return int(self.record.field(self.field).bounds[1]) * self.step // TILE * TILE
 
     def __str__(self) -> str:
         return f"{self.record.NAME}.{self.field} ({self.record.field(self.field).width} bits)"
 
 
-def check_size(unit: UnitSpec, size: str, bounds: Sequence[SizeField], grain: int = TILE) -> None:
-    """Raise `ProgramError` unless `size` ("rows" or "columns") of a unit's memory is a multiple of `grain` that all
+def check_size(unit: UnitSpec, size: str, bounds: Sequence[SizeField]) -> None:
+    """Raise `ProgramError` unless `size` ("rows" or "columns") of a unit's memory is a multiple of `TILE` that all
     fields can say."""
     value = getattr(memory_of(unit), size)
-    if value % grain:
-        raise ProgramError(f"{size} = {value} of {unit.name}: must be a multiple of {grain}")
-    least = min(bounds, key=lambda b: b.most(grain))
-    if value > least.most(grain):
-        raise ProgramError(f"{size} = {value} of {unit.name}: field {least} says at most {least.most(grain)}")
+    if value % TILE:
+        raise ProgramError(f"{size} = {value} of {unit.name}: must be a multiple of {TILE}")
+    least = min(bounds, key=lambda b: b.most)
+    if value > least.most:
+        raise ProgramError(f"{size} = {value} of {unit.name}: field {least} says at most {least.most}")
 
 
 def check_fixed(unit: UnitSpec, size: str, value: int, why: str) -> None:
