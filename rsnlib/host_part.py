@@ -20,9 +20,9 @@ from ..scheduler.graph import Array, Rotary
 from ..scheduler.tables import stored_table
 from .beyond import check_rows_beyond
 from .capture import Environment, Interface, run, shape_of
-from .factors import Factors
 from .key_spans import KeySpans, RowsOfCaches, rows_of
 from .mask import FORBIDDEN, PLAIN, Pattern, key_spans
+from .rotate import Factors
 from .verification import Visible
 from .view import View
 

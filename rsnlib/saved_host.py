@@ -25,9 +25,9 @@ from ..base.json_values import Json, as_bool, as_dict, as_int, as_ints, as_list,
 from ..scheduler.graph import Rotary
 from .capture import Environment, Interface, draws, run, shape_of, site
 from .exporting import unlogged
-from .factors import Factors
 from .host_part import HostPart, RotaryTable
 from .mask import PLAIN, Pattern
+from .rotate import Factors
 from .structure import Structure, describe
 from .view import View, merge
 

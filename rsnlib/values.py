@@ -19,10 +19,10 @@ from torch.fx import Node
 from ..base.errors import TensorError, UnsupportedError
 from ..scheduler.graph import Array, AttentionLayer, Float64, Gemm, Rotary
 from .capture import Constants, Environment, Interface, is_empty, is_static, module_path, packet, shape_of, site
-from .factors import Factors
 from .layers import Base, HostInput, LayerBuilder
 from .mask import Pattern
 from .pointwise import PointwiseFunction
+from .rotate import Factors
 from .view import View
 
 if TYPE_CHECKING:
