@@ -3,7 +3,7 @@
 One or two layers of each, 4 sequences of 512 rows for texts. FLOPs: the share of the model's that the machine computes;
 of a model that is refused as a whole, the share in pieces, as torch.compile runs it. Experts that data chooses count by
 top-k x tokens x sizes, on the host; that is exact if no token is dropped.
-difference: the largest of the output, relative to its largest magnitude. compile: wall time from the module to a loaded
+difference: the largest of the output, relative to its largest magnitude. compile: wall time from the module to a
 program, schedule `paper`. paper, best: modelled time of the machine by either schedule. time / bound: modelled time of
 `best` by the largest of what this program needs of one resource, without any waiting: bytes of DDR and of LPDDR over
 their rates, products over the rate of the MMEs. bytes / least: bytes that the program moves by those that

@@ -1,7 +1,7 @@
 """Models of real size with random weights, each on the simulated machine against PyTorch: one row per model.
 
 difference: the largest of an output, relative to that output's largest magnitude. compile: wall time from the module to
-a loaded program, with the schedule `paper`. latency: the modelled time of the machine. segments: how many the machine
+a program, with the schedule `paper`. latency: the modelled time of the machine. segments: how many the machine
 runs. host: products, norms, activations and embeddings that stay in PyTorch. A refused model shows the reason. Nothing
 is downloaded: transformers builds each model from its configuration.
 

@@ -451,8 +451,7 @@ class Constants:
             for x in node.all_input_nodes:
                 self.value(x)
             run([node], self._values)
-        tensor: torch.Tensor = self._values[node]
-        return tensor
+        return self._values[node]
 
 
 def packet(node: Node) -> Any:

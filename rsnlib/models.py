@@ -81,8 +81,7 @@ class Vit(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (batch, seq, 3024), in the benchmark (48, 64, 3024). Returns (batch, seq, 3048)."""
-        head: torch.Tensor = self.head(self.down(self.up(self.attn(self.embed(x)))))
-        return head
+        return self.head(self.down(self.up(self.attn(self.embed(x)))))
 
 
 def _encoder(layers: int, hidden: int, heads: int, inner: int, masked: bool) -> Callable[..., tuple[nn.Module, Inputs]]:

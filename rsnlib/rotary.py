@@ -248,8 +248,7 @@ def _function(
     def function(x: Tensor) -> Tensor:
         environment = constants | {start: x}
         run(operators, environment)
-        result: Tensor = environment[operators[-1]]
-        return result
+        return environment[operators[-1]]
 
     return function
 

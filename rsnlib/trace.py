@@ -259,8 +259,7 @@ def _computed(node: Node, environment: Environment) -> torch.Tensor:
             needed.add(x)
             stack.extend(x.all_input_nodes)
     run([x for x in node.graph.nodes if x in needed], environment)
-    tensor: torch.Tensor = environment[node]
-    return tensor
+    return environment[node]
 
 
 class _Tracer:

@@ -129,8 +129,7 @@ for _name, _of_two in BITWISE.items():
 @operator("Mod")
 def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
     """The sign is the divisor's; with `fmod`, the dividend's."""
-    made: Tensor = widened(torch.fmod if fmod else torch.remainder)(a, b)
-    return made
+    return widened(torch.fmod if fmod else torch.remainder)(a, b)
 
 
 @operator("Pow")
@@ -142,8 +141,7 @@ def power(x: Tensor, y: Number) -> Tensor:
 
 @operator("BitShift")
 def bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
-    made: Tensor = widened(torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift)(x, y)
-    return made
+    return widened(torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift)(x, y)
 
 
 def _of_several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -163,8 +161,7 @@ for _name, _function in SEVERAL.items():
 
 @operator("Mean")
 def mean(*data_0: Tensor) -> Tensor:
-    made: Tensor = reduce(torch.add, data_0) / len(data_0)
-    return made
+    return reduce(torch.add, data_0) / len(data_0)
 
 
 @operator("IsInf")
