@@ -69,7 +69,7 @@ def _undecodable(data: bytes, error: Exception) -> tuple[str, Place]:
 
 
 def read_source(source: Source, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES) -> Region:
-    """Read a program whose text is at hand. region: as for `read`."""
+    """Read a program whose text is at hand, or its tree. region: as for `read`."""
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
@@ -108,7 +108,7 @@ def read_source(source: Source, region: str | None = None, timed: bool = False, 
 def beats_of(region: Region) -> list[Body]:
     """The bodies of a region's instances in beats. A region that was not read with them is read again."""
     if not region.timed:
-        source = Source(region.source.text, region.source.file)
+        source = Source(region.source.text, region.source.file, tree=region.source.tree)
         region = read_source(source, region.name or None, timed=True, rates=region.rates)
     return [instance.beats for instance in region.instances]
 
@@ -130,15 +130,15 @@ def declare(
 
 
 def parse(source: Source) -> Block | None:
-    """Return the statements of a file, or None after a finding."""
+    """Return the statements of a file, which is parsed once, or None after a finding."""
     if len(source.text) > LETTERS:
         source.add("limit", f"the file has more than {LETTERS} characters", None)
-        return None
-    try:
-        return parsed(source.text)
-    except UnreadableError as error:
-        source.add("syntax", str(error), error.place)
-    return None
+    elif source.tree is None:
+        try:
+            source.tree = parsed(source.text)
+        except UnreadableError as error:
+            source.add("syntax", str(error), error.place)
+    return source.tree
 
 
 def _only_region(root: Scope) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..base.place import Place
-from .syntax.nodes import SyntaxNode
+from .syntax.nodes import Block, SyntaxNode
 
 WIDEST = 200
 """Limit of characters that a finding shows of its line."""
@@ -59,11 +59,12 @@ class SourceFinding:
 
 @dataclass
 class Source:
-    """The text of a file, and what is found in it."""
+    """The text of a file, and what is found in it. tree: the text's, once it is parsed or if it was made with it."""
 
     text: str
     file: str
     findings: list[SourceFinding] = field(default_factory=list)
+    tree: Block | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.text = self.text.replace("\r\n", "\n").replace("\r", "\n")  # as Python counts lines

@@ -22,8 +22,9 @@ from ...streams.build import build
 from ...streams.check import Report, report_on
 from ...streams.dataflow.graph import Dataflow
 from ...streams.fifos.normal import fast_depths, normal_depths
-from ...streams.reader import read
+from ...streams.reader import read_source
 from ...streams.sizing.program import SizedProgram
+from ...streams.source import Source
 from ..capture import Interface, fitting, lifted, module_of
 from ..layers import identifier
 from ..norm_spellings import norms
@@ -99,7 +100,8 @@ class Streamed:
     @cached_property
     def report(self) -> Report:
         """The program, checked."""
-        return report_on(read(self.text, f"{self.name}.py", timed=True))
+        source = Source(self.text, f"{self.name}.py", tree=self.written.tree)
+        return report_on(read_source(source, timed=True))
 
     @cached_property
     def machine(self) -> Program:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ...streams.orders.order import Order
-from ...streams.orders.text import loops_of, nest, span
+from ...streams.orders.text import loops_of, span
+from ...streams.syntax.builder import Term, Value, assign, both, call, do, named, nest, when
+from ...streams.syntax.nodes import Identifier, StatementNode
+from ...streams.syntax.printer import laid_out
 from . import pointwise as p
 from .operators import StreamOperator
 from .plans import KernelPlan
@@ -15,136 +18,144 @@ from .plans import KernelPlan
 LONGEST = 88
 """Letters of an expression that is written in one line."""
 
+BUFFER, OWN, PARTNER, QUERIES = map(named, ("buffer", "own", "partner", "queries"))
+ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("row", "rows", "tile", "total", "turned"))
+
+Body = list[StatementNode]
+"""Statements of a task."""
+
 
 @dataclass(frozen=True)
 class BodyNames:
     """Names that a body uses. gets: streams of the operands. puts: streams of the result. vectors: of constants, and of
-    positions. stored: the stream to the task that stores new rows of a cache, "" for none."""
+    positions. stored: the stream to the task that stores new rows of a cache, None for none."""
 
-    gets: Sequence[str]
-    puts: Sequence[str]
-    vectors: Mapping[str, str]
-    stored: str = ""
+    gets: Sequence[Term]
+    puts: Sequence[Term]
+    vectors: Mapping[str, Term]
+    stored: Term | None = None
 
-    def put(self, value: str) -> list[str]:
+    def put(self, value: Term) -> Body:
         """Statements that put a value on all streams of the result."""
-        if len(self.puts) == 1:
-            return [f"{self.puts[0]}.put({value})"]
-        lines = [] if value.isidentifier() else [f"result = {value}"]
-        name = "result" if lines else value
-        return [*lines, *(f"{stream}.put({name})" for stream in self.puts)]
+        if len(self.puts) == 1 or isinstance(value.node, Identifier):
+            return [stream.put(value) for stream in self.puts]
+        return [assign("result", value), *(stream.put("result") for stream in self.puts)]
 
 
-def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def cycles(count: int) -> StatementNode:
+    """What is computed takes clock cycles."""
+    return do("cycles", count)
+
+
+def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """The product of a row of tiles and a column of tiles, summed tile by tile; or, outward, sums of a row of tiles, to
     which each tile of the operand adds."""
     s, n = plan.sizes, plan.loops
+    a, b = ends.gets
     columns = span("j", s["tn"], x.shape[2])
-    bias = f" + {ends.vectors['bias']}[{columns}]" if "bias" in ends.vectors else ""
+
+    def with_bias(value: Term) -> Term:
+        return value + ends.vectors["bias"][columns] if "bias" in ends.vectors else value
+
     if "sent" in s:
-        part = f"row[:, {columns}]"
-        product = [f"{part} = {part} + tile @ {ends.gets[1]}.get()", f"cycles({plan.cycles})"]
-        step = [f"tile = {ends.gets[0]}.get()", *nest([("j", n["columns"])], product)]
-        sent = [*ends.put(f"{part}{bias}"), f"cycles({s['sent']})"]
-        body = [f"row = zeros(f32, {s['tm']}, {x.shape[2]})", *nest([("k", n["parts"])], step)]
+        part = ROW[:, columns]
+        product = [assign(part, part + TILE @ b.get()), cycles(plan.cycles)]
+        step = [assign(TILE, a.get()), *nest([("j", n["columns"])], product)]
+        sent = [*ends.put(with_bias(part)), cycles(s["sent"])]
+        body = [assign(ROW, call("zeros", "f32", s["tm"], x.shape[2])), *nest([("k", n["parts"])], step)]
         return nest([("i", n["rows"])], [*body, *nest([("j", n["columns"])], sent)])
-    total = f"total{bias}"
     return nest(
         [("i", n["rows"]), ("j", n["columns"])],
         [
-            f"total = zeros(f32, {s['tm']}, {s['tn']})",
-            *nest(
-                [("k", n["parts"])],
-                [f"total = total + {ends.gets[0]}.get() @ {ends.gets[1]}.get()", f"cycles({plan.cycles})"],
-            ),
-            *ends.put(total),
+            assign(TOTAL, call("zeros", "f32", s["tm"], s["tn"])),
+            *nest([("k", n["parts"])], [assign(TOTAL, TOTAL + a.get() @ b.get()), cycles(plan.cycles)]),
+            *ends.put(with_bias(TOTAL)),
         ],
     )
 
 
-def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """An expression of the operands' tiles."""
     s, n = plan.sizes, plan.loops
     names = [chr(ord("a") + k) for k in range(len(ends.gets))]
-    lines: list[str] = []
+    steps: Body = []
 
-    def leaf(operand: p.OperandIndex | p.RowConstant) -> str:
+    def leaf(operand: p.OperandIndex | p.RowConstant) -> Term:
         if isinstance(operand, p.RowConstant):
-            return f"{ends.vectors[operand.name]}[{span('j', s['tn'], x.shape[2])}]"
-        return names[operand.index]
+            return ends.vectors[operand.name][span("j", s["tn"], x.shape[2])]
+        return named(names[operand.index])
 
     def written(e: p.Expression) -> p.Expression:
         """The expression, of which parts that are too long become statements."""
         if not isinstance(e, p.PointwiseCall):
             return e
         made = p.PointwiseCall(e.name, tuple(map(written, e.arguments)))
-        if len(p.text(made, leaf)) <= LONGEST:
+        if len(laid_out(p.term(made, leaf).node)) <= LONGEST:
             return made
         short: list[p.Expression] = []
         for argument in made.arguments:
             if isinstance(argument, p.PointwiseCall):
-                lines.append(f"t{len(lines)} = {p.text(argument, leaf)}")
-                names.append(f"t{len(lines) - 1}")
+                names.append(f"t{len(steps)}")
+                steps.append(assign(names[-1], p.term(argument, leaf)))
                 short.append(p.OperandIndex(len(names) - 1))
             else:
                 short.append(argument)
         return p.PointwiseCall(made.name, tuple(short))
 
-    value = p.text(written(x.attributes["expression"]), leaf)
-    gets = [f"{name} = {stream}.get()" for name, stream in zip(names, ends.gets, strict=False)]
-    body = [*gets, f"cycles({plan.cycles})", *lines, *ends.put(value)]
+    value = p.term(written(x.attributes["expression"]), leaf)
+    gets = [assign(name, stream.get()) for name, stream in zip(names, ends.gets, strict=False)]
+    body = [*gets, cycles(plan.cycles), *steps, *ends.put(value)]
     return nest([("h", n["heads"]), ("i", n["rows"]), ("j", n["columns"])], body)
 
 
-def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """Gather a row of tiles, compute, give it tile by tile."""
     s, n = plan.sizes, plan.loops
     arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
-    eps = [] if x.op == "softmax" else [f"eps={x.attributes['eps']!r}"]
+    eps = {} if x.op == "softmax" else {"eps": x.attributes["eps"]}
     columns = x.attributes.get("columns", x.shape[2])
 
-    def computed(value: str) -> str:
-        return f"{x.op}({', '.join([value, *arguments, *eps])})"
+    def computed(value: Term) -> Term:
+        return call(x.op, value, *arguments, **eps)
 
     outer = [("h", n["heads"]), ("i", n["rows"])]
     if columns < x.shape[2] or n["columns"] == 1:
-        body = [f"tile = {ends.gets[0]}.get()", f"cycles({plan.cycles})", *ends.put(computed("tile"))]
+        body = [assign(TILE, ends.gets[0].get()), cycles(plan.cycles), *ends.put(computed(TILE))]
         return nest([*outer, ("j", n["columns"])], body)
-    part = f"row[:, {span('j', s['tn'], columns)}]"
+    part = ROW[:, span("j", s["tn"], columns)]
     loop = [("j", n["columns"])]
     return nest(
         outer,
         [
-            f"row = zeros(f32, {s['tm']}, {columns})",
-            *nest(loop, [f"{part} = {ends.gets[0]}.get()", f"cycles({plan.cycles})"]),
-            f"row = {computed('row')}",
-            *nest(loop, [*ends.put(part), f"cycles({plan.cycles})"]),
+            assign(ROW, call("zeros", "f32", s["tm"], columns)),
+            *nest(loop, [assign(part, ends.gets[0].get()), cycles(plan.cycles)]),
+            assign(ROW, computed(ROW)),
+            *nest(loop, [*ends.put(part), cycles(plan.cycles)]),
         ],
     )
 
 
-def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """Each column of a head, and its partner, times their factors."""
     partners: Sequence[int] = x.attributes["partners"]
     runs = []
     for _, group in groupby(enumerate(partners), lambda pair: pair[1] - pair[0]):
         columns = [column for _, column in group]
-        runs.append(f"tile[:, {columns[0]}:{columns[-1] + 1}]")
-    turned = f"concat({', '.join(runs)}, axis=1)" if len(runs) > 1 else "tile"
+        runs.append(TILE[:, columns[0] : columns[-1] + 1])
     return nest(
         [("i", plan.loops["rows"]), ("j", plan.loops["columns"])],
         [
-            f"tile = {ends.gets[0]}.get()",
-            f"own = {ends.gets[1]}.get()",
-            f"partner = {ends.gets[2]}.get()",
-            f"cycles({plan.cycles})",
-            f"turned = {turned}",
-            *ends.put("tile * own + turned * partner"),
+            assign(TILE, ends.gets[0].get()),
+            assign(OWN, ends.gets[1].get()),
+            assign(PARTNER, ends.gets[2].get()),
+            cycles(plan.cycles),
+            assign(TURNED, call("concat", *runs, axis=1) if len(runs) > 1 else TILE),
+            *ends.put(TILE * OWN + TURNED * PARTNER),
         ],
     )
 
 
-def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """The columns of each head in another order, some with their sign changed."""
     columns: Sequence[int] = x.attributes["partners"]
     signs: Sequence[int] = x.attributes["signs"]
@@ -153,87 +164,91 @@ def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
         zip(range(len(columns)), columns, signs, strict=True), lambda at: (at[1] - at[0], at[2])
     ):
         taken = [column for _, column, _ in group]
-        runs.append(f"{'-' if sign < 0 else ''}tile[:, {taken[0]}:{taken[-1] + 1}]")
-    made = f"concat({', '.join(runs)}, axis=1)" if len(runs) > 1 else runs[0]
-    body = [f"tile = {ends.gets[0]}.get()", f"cycles({plan.cycles})", *ends.put(made)]
+        part = TILE[:, taken[0] : taken[-1] + 1]
+        runs.append(-part if sign < 0 else part)
+    made = call("concat", *runs, axis=1) if len(runs) > 1 else runs[0]
+    body = [assign(TILE, ends.gets[0].get()), cycles(plan.cycles), *ends.put(made)]
     return nest([("i", plan.loops["rows"]), ("j", plan.loops["columns"])], body)
 
 
-def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """The product of queries and keys, scaled; what the mask hides is minus infinity."""
     s, n, a = plan.sizes, plan.loops, x.attributes
-    value = f"queries @ transpose({ends.gets[1]}.get())"
+    value = QUERIES @ call("transpose", ends.gets[1].get())
     if a["scale"] != 1:
-        value = f"scale({value}, {a['scale']!r})"
+        value = call("scale", value, a["scale"])
     if len(ends.gets) > 2:
-        value = f"{value} + {ends.gets[2]}.get()"
+        value = value + ends.gets[2].get()
     if "first" in a or "last" in a:
-        shift = f"i * {s['tm']} - j * {s['tn']}"
-        first = _shifted(shift, a["first"]) if "first" in a else str(-s["tm"])
-        last = _shifted(shift, a["last"]) if "last" in a else str(s["tn"])
-        value = f"banded({value}, {first}, {last})"
-    inner = nest([("j", n["columns"])], [f"tile = {value}", f"cycles({plan.cycles})", *ends.put("tile")])
-    return nest([("h", n["heads"]), ("i", n["rows"])], [f"queries = {ends.gets[0]}.get()", *inner])
+        shift = named("i") * s["tm"] - named("j") * s["tn"]
+        first = _shifted(shift, a["first"]) if "first" in a else -s["tm"]
+        last = _shifted(shift, a["last"]) if "last" in a else s["tn"]
+        value = call("banded", value, first, last)
+    inner = nest([("j", n["columns"])], [assign(TILE, value), cycles(plan.cycles), *ends.put(TILE)])
+    return nest([("h", n["heads"]), ("i", n["rows"])], [assign(QUERIES, ends.gets[0].get()), *inner])
 
 
-def _shifted(text: str, number: int) -> str:
-    return text if number == 0 else f"{text} {'+' if number > 0 else '-'} {abs(number)}"
+def _shifted(value: Term, number: int) -> Term:
+    return value if number == 0 else value.joined("+" if number > 0 else "-", abs(number))
 
 
-def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """The product of the weights and the values, summed tile by tile."""
     s, n = plan.sizes, plan.loops
-    step = [f"total = total + {ends.gets[0]}.get() @ {ends.gets[1]}.get()", f"cycles({plan.cycles})"]
-    body = [f"total = zeros(f32, {s['tm']}, {s['width']})", *nest([("k", n["parts"])], step), *ends.put("total")]
-    return nest([("h", n["heads"]), ("i", n["rows"])], body)
+    step = [assign(TOTAL, TOTAL + ends.gets[0].get() @ ends.gets[1].get()), cycles(plan.cycles)]
+    body = [assign(TOTAL, call("zeros", "f32", s["tm"], s["width"])), *nest([("k", n["parts"])], step)]
+    return nest([("h", n["heads"]), ("i", n["rows"])], [*body, *ends.put(TOTAL)])
 
 
-def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """The rows of the cache, then the new ones."""
-    lines = []
-    for name, stream in zip(("before", "new"), ends.gets, strict=True):
-        body = [f"tile = {stream}.get()", f"cycles({plan.cycles})", *ends.put("tile")]
-        lines += nest([("i", plan.loops[name])], body)
+    lines: Body = []
+    for rows, stream in zip(("before", "new"), ends.gets, strict=True):
+        body = [assign(TILE, stream.get()), cycles(plan.cycles), *ends.put(TILE)]
+        lines += nest([("i", plan.loops[rows])], body)
     return nest([("h", plan.loops["heads"])], lines)
 
 
-def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> list[str]:
+def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     """The new rows, then the cache tile by tile, with them in the rows at their positions."""
     s, n = plan.sizes, plan.loops
     new, width, positions = n["new"] * s["tn"], s["width"], ends.vectors["positions"]
     kept = [
-        f"rows = {ends.gets[1]}.get()",
-        f"cycles({s['new_cycles']})",
-        f"buffer[{span('k', s['tn'], new)}, :] = rows",
-        *([f"{ends.stored}.put(rows)"] if ends.stored else []),
+        assign(ROWS, ends.gets[1].get()),
+        cycles(s["new_cycles"]),
+        assign(BUFFER[span("k", s["tn"], new), :], ROWS),
+        *([ends.stored.put(ROWS)] if ends.stored else []),
     ]
-    inside = [f"if p >= 0 and p < {s['tm']}:", f"    tile[p, :] = buffer[{'r' if new > 1 else '0'}, :]"]
-    shift = f" - i * {s['tm']}" if n["tiles"] > 1 else ""
-    place = nest([("r", new)], [f"p = {positions}[{'r' if new > 1 else '0'}]{shift}", *inside])
-    tile = [f"tile = {ends.gets[0]}.get()", f"cycles({plan.cycles})", *place, *ends.put("tile")]
+    row: Value = "r" if new > 1 else 0
+    at = named("p")
+    place = positions[row] - named("i") * s["tm"] if n["tiles"] > 1 else positions[row]
+    inside = when(both(at >= 0, at < s["tm"]), [assign(TILE[at, :], BUFFER[row, :])])
+    found = nest([("r", new)], [assign(at, place), inside])
+    tile = [assign(TILE, ends.gets[0].get()), cycles(plan.cycles), *found, *ends.put(TILE)]
     if not ends.puts:
-        tile = [f"drop({ends.gets[0]}.get())"]
-    body = [f"buffer = zeros(f32, {new}, {width})", *nest([("k", n["new"])], kept), *nest([("i", n["tiles"])], tile)]
-    return nest([("h", n["heads"])], body)
+        tile = [do("drop", ends.gets[0].get())]
+    body = [assign(BUFFER, call("zeros", "f32", new, width)), *nest([("k", n["new"])], kept)]
+    return nest([("h", n["heads"])], [*body, *nest([("i", n["tiles"])], tile)])
 
 
-def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Sequence[str]) -> list[str]:
+def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Sequence[StatementNode]) -> Body:
     """Store rows at their positions in a cache. order: of the rows, as those of a tensor like the cache. after:
     statements behind each get."""
     front, axis, columns = len(order.axes) - 2, order.axes[-2], order.axes[-1]
     tn, width = order.element[-2:]
     loops = loops_of(order)
-    sequence = [loops[axis.loop][0] if axis.loop is not None else "0" for axis in order.axes[:front]]
+    sequence: list[Value] = [loops[axis.loop][0] if axis.loop is not None else 0 for axis in order.axes[:front]]
     assert axis.loop is not None
     assert columns.loop is not None
+    index, steps = loops[axis.loop]
     part = span(loops[columns.loop][0], width, order.tensor[-1])
-    first = f"{loops[axis.loop][0]} * {tn} + " if loops[axis.loop][1] > 1 else ""
-    row = f"{positions}[{first}{'r' if tn > 1 else '0'}]" if first or tn > 1 else f"{positions}[0]"
-    place = f"{cache}[{', '.join([*sequence, row, part])}] = rows[{'r' if tn > 1 else '0'}, :]"
-    return nest(loops, [f"rows = {stream}.get()", *after, *nest([("r", tn)], [place])])
+    row: Value = "r" if tn > 1 else 0
+    position = named(positions)[named(index) * tn + row if steps > 1 else row]
+    stored = assign(named(cache)[(*sequence, position, part)], ROWS[row, :])
+    return nest(loops, [assign(ROWS, named(stream).get()), *after, *nest([("r", tn)], [stored])])
 
 
-BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], list[str]]] = {
+BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Body]] = {
     "linear": linear,
     "pointwise": pointwise,
     "softmax": along_rows,

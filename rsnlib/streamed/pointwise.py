@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ...streams.syntax import builder
+from ...streams.syntax.builder import Term
 from .operators import Array, OperatorGraph, StreamOperator, consumers, rebuilt
 
 SQRT_2_OVER_PI = 0.7978845608028654
@@ -80,20 +82,19 @@ def mapped(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Expressio
     return leaf(x) if isinstance(x, OperandIndex | RowConstant) else x
 
 
-def text(x: Expression, leaf: Callable[[OperandIndex | RowConstant], str], inside: bool = False) -> str:
-    """An expression in the language of stream programs. leaf: the text of an operand or a vector."""
-    if isinstance(x, PointwiseCall):
-        arguments = x.arguments
-        if x.name in ("+", "-", "*", "/") and len(arguments) == 2:
-            made = f"{text(arguments[0], leaf, True)} {x.name} {text(arguments[1], leaf, True)}"
-        elif x.name == "-":
-            made = f"-{text(arguments[0], leaf, True)}"
-        else:
-            return f"{x.name}({', '.join(text(argument, leaf) for argument in arguments)})"
-        return f"({made})" if inside else made
+def term(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Term], inside: bool = False) -> Term:
+    """An expression in the language of stream programs. leaf: an operand or a vector there. inside: of another
+    operator, so that it has brackets."""
     if isinstance(x, OperandIndex | RowConstant):
         return leaf(x)
-    return repr(x) if x >= 0 else f"({x!r})"
+    if not isinstance(x, PointwiseCall):
+        number = Term(builder.expression(x))
+        return number if x >= 0 else number.in_brackets()
+    if x.name not in ("+", "-", "*", "/"):
+        return builder.call(x.name, *(term(argument, leaf) for argument in x.arguments))
+    first, *others = (term(argument, leaf, True) for argument in x.arguments)
+    made = first.joined(x.name, *others) if others else -first
+    return made.in_brackets() if inside else made
 
 
 def operations(x: Expression) -> int:

@@ -14,8 +14,12 @@ from ...scheduler.graph import unique_name
 from ...streams.orders.converter import Converter, converter
 from ...streams.orders.order import Order
 from ...streams.orders.packed_tensor import PackedTensor
-from ...streams.orders.text import converted, indented, load, ping_pong, store, token_shape
-from .bodies import BODIES, BodyNames, stored_rows
+from ...streams.orders.text import converted, load, ping_pong, store, token_shape
+from ...streams.syntax import builder
+from ...streams.syntax.builder import Term, declare, do, named
+from ...streams.syntax.nodes import Block, StatementNode
+from ...streams.syntax.printer import printed
+from .bodies import BODIES, Body, BodyNames, cycles, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
@@ -29,13 +33,15 @@ LEAST_DEPTH = 2
 
 @dataclass(frozen=True)
 class StreamProgramText:
-    """A stream program. inputs: what each input tensor holds; None for one that tasks fill before they read it.
+    """A stream program. tree: what the text says, with its places. inputs: what each input tensor holds; None for one
+    that tasks fill before they read it.
     outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
     packed_tensors: of tensors that lie tile by tile. loads: the operator that each task that loads a tensor is for.
     stores: tasks that store one. requests: the streams on which the reading task of a converter asks the filling one
     for the next buffer, against the direction of the data."""
 
     text: str
+    tree: Block
     inputs: Mapping[str, Held]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
@@ -62,7 +68,7 @@ class _Task:
     """parameters: the tensors that it takes, under their own names."""
 
     name: str
-    body: list[str]
+    body: Body
     parameters: list[str] = field(default_factory=list)
     comment: str = ""
 
@@ -73,7 +79,7 @@ class _Stream:
     wait for each other in a circle; None for one that is chosen."""
 
     name: str
-    element: str
+    element: Term
     tokens: int
     source: str
     target: str
@@ -153,20 +159,15 @@ class _ProgramWriter:
         for x, task in kernels.items():
             self._kernel(x, task)
         self._check_depths(depths)
-        lines = [f'"""{title}"""', "", "from rsn.streams import *", ""]
-        lines += [f"{name}: {self._tensor_type(name)}" for name in self.tensors]
-        lines.append("")
         circles = self._in_circles()
-        for s in self.streams:
-            least = s.depth or (s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens))
-            depth = depths.get(s.name, least)
-            lines.append(f"{s.name}: Stream[{s.element}, {depth}]")
-        for task in self.tasks:
-            lines += ["", "", *self._written(task)]
-        text = "\n".join(lines) + "\n"
-        tensors = self.inputs, self.outputs, self.tensors
+        least = (s.depth or (s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens)) for s in self.streams)
+        types = ((s, depths.get(s.name, depth)) for s, depth in zip(self.streams, least, strict=True))
+        streams = [declare(s.name, named("Stream")[s.element, depth]) for s, depth in types]
+        tensors = [declare(name, self._tensor_type(name)) for name in self.tensors]
+        text, tree = printed(builder.program(title, tensors, streams, [*map(self._written, self.tasks)]))
+        held = self.inputs, self.outputs, self.tensors
         moving = self.loads, self.stores, tuple(self.requests)
-        return StreamProgramText(text, *tensors, self.converters, self.packed_tensors, *moving)
+        return StreamProgramText(text, tree, *held, self.converters, self.packed_tensors, *moving)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -183,7 +184,7 @@ class _ProgramWriter:
         self.tensors[name] = shape
         return name
 
-    def _tensor_type(self, name: str) -> str:
+    def _tensor_type(self, name: str) -> Term:
         return _type(self.tensors[name], "i32" if name in self.integers else "f32")
 
     def _stream(self, stem: str, order: Order, source: str, target: str, depth: int | None = None) -> str:
@@ -246,7 +247,7 @@ class _ProgramWriter:
         self.packed_tensors[name] = lying
         return name
 
-    def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: list[str]) -> str:
+    def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Body) -> str:
         task = unique_name(f"load_{tensor}", self.taken)
         self.loads[task] = target.name
         stream = self._stream(f"{tensor}_tiles", order, task, target.name)
@@ -295,7 +296,7 @@ class _ProgramWriter:
         handed = prod(made.put.trips[: made.shared_loops])
         # Both ends are `name`: what leads through the converter leads through both tasks.
         self.streams.append(_Stream(buffers, _type(made.buffer), handed, name, name, 1))
-        self.streams.append(_Stream(wanted, "boolean", handed, name, name, 1))
+        self.streams.append(_Stream(wanted, named("boolean"), handed, name, name, 1))
         self.requests.append(wanted)
         fill, read = ping_pong(made, source, targets, buffers, wanted)
         self.tasks.append(_Task(name, fill, [], buffer.format("two buffers")))
@@ -323,10 +324,12 @@ class _ProgramWriter:
             self.outputs[x.name] = tensor
         for other, k in readers:
             ready = unique_name(f"{tensor}_ready", self.taken)
-            stored.body.append(f"{ready}.put(True)")
+            stored.body.append(named(ready).put(True))
             before = len(self.tasks)
-            self.gets[other, k] = self._load_of(tensor, self.plans[other].gets[k], other, [f"drop({ready}.get())"])
-            self.streams.append(_Stream(ready, "boolean", 1, stored.name, self.tasks[before].name))
+            self.gets[other, k] = self._load_of(
+                tensor, self.plans[other].gets[k], other, [do("drop", named(ready).get())]
+            )
+            self.streams.append(_Stream(ready, named("boolean"), 1, stored.name, self.tasks[before].name))
 
     def _store_new_rows(self, x: StreamOperator, plan: KernelPlan, cache: _Cache) -> _Task:
         """A task that stores new rows at their positions in a cache, after the old ones were loaded. Until then the
@@ -335,21 +338,21 @@ class _ProgramWriter:
         task = _Task(unique_name(f"store_{cache.tensor}", self.taken), [], [cache.tensor, cache.positions])
         cache.stored = self._stream(f"{cache.tensor}_rows", order, x.name, task.name, order.tokens)
         loaded = unique_name(f"{cache.tensor}_loaded", self.taken)
-        cache.load.body.append(f"{loaded}.put(True)")
-        self.streams.append(_Stream(loaded, "boolean", 1, cache.load.name, task.name, 1))
+        cache.load.body.append(named(loaded).put(True))
+        self.streams.append(_Stream(loaded, named("boolean"), 1, cache.load.name, task.name, 1))
         moved = self._moved(cache.tensor, order, self.knobs.port)
         body = stored_rows(cache.tensor, cache.positions, order, cache.stored, moved)
-        task.body += [f"drop({loaded}.get())", *body]
+        task.body += [do("drop", named(loaded).get()), *body]
         return task
 
-    def _moved(self, tensor: str, order: Order, port: int) -> list[str]:
+    def _moved(self, tensor: str, order: Order, port: int) -> Body:
         """The cycles of a token on its way: of words that the port moves. Rows of a tile that do not follow each other
         in memory begin a word each."""
         rows, columns = token_shape(order)
         row = columns * order.bytes_per_token // (rows * columns)
         follows = tensor in self.packed_tensors or columns == order.tensor[-1]
-        cycles = -(-rows * row // port) if follows else rows * -(-row // port)
-        return [f"cycles({cycles})"] if cycles > 1 else []
+        taken = -(-rows * row // port) if follows else rows * -(-row // port)
+        return [cycles(taken)] if taken > 1 else []
 
     def _kernel(self, x: StreamOperator, task: _Task) -> None:
         vectors = {}
@@ -361,19 +364,17 @@ class _ProgramWriter:
         if cache is not None:
             vectors["positions"] = cache.positions
             task.parameters.append(cache.positions)
-        gets = [self.gets[x, k] for k in range(len(x.operands))]
-        task.body = BODIES[x.op](
-            x, self.plans[x], BodyNames(gets, self.puts[x], vectors, cache.stored if cache else "")
-        )
+        gets = [named(self.gets[x, k]) for k in range(len(x.operands))]
+        stored = named(cache.stored) if cache and cache.stored else None
+        names = {name: named(vector) for name, vector in vectors.items()}
+        ends = BodyNames(gets, [*map(named, self.puts[x])], names, stored)
+        task.body = BODIES[x.op](x, self.plans[x], ends)
         task.comment = x.site
 
-    def _written(self, task: _Task) -> list[str]:
-        arguments = f", args=[{', '.join(task.parameters)}]" if task.parameters else ""
-        parameters = ", ".join(f"{name}: {self._tensor_type(name)}" for name in task.parameters)
-        comment = [f"# {task.comment}"] if task.comment else []
-        head = [f"@task(mapping=[1]{arguments})", f"def {task.name}({parameters}) -> None:"]
-        return [*head, *indented([*comment, *task.body])]
+    def _written(self, task: _Task) -> StatementNode:
+        types = {name: self._tensor_type(name) for name in task.parameters}
+        return builder.task(task.name, task.body, types, task.comment)
 
 
-def _type(shape: Sequence[int], dtype: str = "f32") -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"
+def _type(shape: Sequence[int], dtype: str = "f32") -> Term:
+    return named(dtype)[tuple(shape)]

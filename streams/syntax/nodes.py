@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 from inspect import get_annotations
-from typing import Any, ClassVar, NamedTuple, TypeGuard, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar, dataclass_transform
 
 from ...base.place import Place
+
+AnyPart = TypeVar("AnyPart")
 
 NOWHERE = Place(1, 1)
 """The place of nodes that no file holds."""
@@ -164,6 +167,17 @@ def walk(node: SyntaxNode) -> Iterator[SyntaxNode]:
         yield found
 
 
+def copied(value: AnyPart) -> AnyPart:
+    """A tree, or a tuple of trees, of which each node stands in one place."""
+    if isinstance(value, tuple):
+        return tuple(map(copied, value))  # type: ignore[return-value]
+    if not isinstance(value, SyntaxNode):
+        return value
+    made = copy(value)
+    made.__dict__.update({name: copied(getattr(value, name)) for name in value.parts}, _facts=None)
+    return made
+
+
 def alike(a: Any, b: Any) -> bool:
     """Whether two trees say the same, wherever they stand."""
     if isinstance(a, tuple) and isinstance(b, tuple):
@@ -177,7 +191,10 @@ def alike(a: Any, b: Any) -> bool:
 
 
 class ExpressionNode(SyntaxNode):
-    """A node that has a value."""
+    """A node that has a value. bracketed: a text has brackets around it even if it needs none; only the printer knows,
+    and the parser does not tell."""
+
+    bracketed = False
 
 
 class Literal(ExpressionNode):
@@ -326,7 +343,11 @@ class Foreign(ExpressionNode):
 
 
 class StatementNode(SyntaxNode):
-    """A node that does something."""
+    """A node that does something. blank, comment: empty lines and a comment above it, for the printer: the parser does
+    not tell, since nothing is decided by them."""
+
+    blank = 0
+    comment = ""
 
 
 Block = tuple[StatementNode, ...]

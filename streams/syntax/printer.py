@@ -1,10 +1,16 @@
-"""Prints trees as Python: parsing what is printed gives the same tree again."""
+"""Prints trees as Python: parsing what is printed gives the same tree again, places included.
+
+An expression in a message is written as Python itself writes it. A program that is printed also has the empty lines,
+comments and brackets that its nodes ask for, and room around the colon between long ends of a slice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
+from ...base.place import Place
 from . import nodes as n
 
 CUT = 40
@@ -24,8 +30,20 @@ BINDING = {
     **dict.fromkeys(("*", "@", "/", "%", "//"), PRODUCT),
     "**": POWER,
 }
+INDENT = "    "
 HUGE = "1e309"
 """What Python reads as infinite."""
+
+
+Piece = str | n.SyntaxNode | tuple[n.SyntaxNode, int]
+"""A part of a line: a text, or a node with how tightly the operator around it binds, `TEST` if nothing is said."""
+
+
+class PrintedProgram(NamedTuple):
+    """A program as text. tree: the same, with the places of this text."""
+
+    text: str
+    tree: n.Block
 
 
 def short(node: n.SyntaxNode) -> str:
@@ -34,62 +52,213 @@ def short(node: n.SyntaxNode) -> str:
     return text if len(text) <= CUT else text[: CUT - 3] + "..."
 
 
-def shown(node: n.SyntaxNode, binding: int = TEST) -> str:
-    """An expression as Python. binding: of the operator around it; one that binds less has brackets."""
-    text, own = _text(node)
-    return f"({text})" if own < binding else text
+def shown(node: n.SyntaxNode) -> str:
+    """A node as Python."""
+    return _text(node, False)
 
 
-def _text(node: n.SyntaxNode) -> tuple[str, int]:
+def laid_out(node: n.ExpressionNode) -> str:
+    """An expression as it stands in a program that is printed."""
+    return _text(node, True)
+
+
+def printed(body: Sequence[n.StatementNode]) -> PrintedProgram:
+    """Print a program."""
+    tree, writer = n.copied(tuple(body)), _Writer(True)
+    writer.block(tree, 0)
+    return PrintedProgram("".join(f"{line}\n" for line in writer.lines), tree)
+
+
+def _text(node: n.SyntaxNode, laid: bool) -> str:
+    writer = _Writer(laid)
+    if isinstance(node, n.StatementNode):
+        writer.statement(node, 0)
+        return "\n".join(writer.lines)
+    writer.write(node)
+    return writer.line
+
+
+class _Writer:
+    """Writes lines. laid: nodes get their places, and the layout that they ask for."""
+
+    def __init__(self, laid: bool) -> None:
+        self.laid = laid
+        self.lines: list[str] = []
+        self.line = ""
+
+    def write(self, *pieces: Piece) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self.line += piece
+            else:
+                self._expression(*(piece if isinstance(piece, tuple) else (piece, TEST)))
+
+    def _expression(self, node: n.SyntaxNode, binding: int) -> None:
+        pieces, own = _pieces(node, self.laid)
+        brackets = own < binding or (self.laid and getattr(node, "bracketed", False))
+        around = int(brackets and not n.is_tuple(node))  # a tuple's brackets are its own
+        begin = len(self.line) + around
+        self.write("(" * brackets, *pieces, ")" * brackets)
+        self._mark(node, begin, len(self.line) - around)
+
+    def _mark(self, node: n.SyntaxNode, begin: int, end: int) -> None:
+        if self.laid:
+            node.place = Place(len(self.lines) + 1, begin + 1, max(end, begin + 1) + 1)
+
+    def _end_line(self) -> None:
+        self.lines.append(self.line)
+        self.line = ""
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def block(self, body: Sequence[n.StatementNode], depth: int) -> None:
+        for statement in body:
+            if self.laid:
+                self.lines += [""] * statement.blank
+                self.lines += [f"{INDENT * depth}# {line}" for line in statement.comment.splitlines()]
+            self.statement(statement, depth)
+
+    def statement(self, node: n.StatementNode, depth: int, opening: str = "") -> None:
+        """Write a statement. opening: the letters in front of its first word."""
+
+        def line(*pieces: Piece, of: n.SyntaxNode = node) -> None:
+            self.write(INDENT * depth, *pieces)
+            self._mark(of, len(INDENT * depth), len(self.line))
+            self._end_line()
+
+        def inside(body: Sequence[n.StatementNode], orelse: Sequence[n.StatementNode] = ()) -> None:
+            self.block(body, depth + 1)
+            if orelse:
+                line("else:", of=n.Skip(n.NOWHERE))
+                self.block(orelse, depth + 1)
+
+        match node:
+            case n.Evaluation(value=n.Literal(value=str(text)) as value) if self.laid and _is_plain(text):
+                line(f'"""{text}"""')
+                value.place = node.place
+            case n.Evaluation(value=value):
+                line((value, TUPLE))
+            case n.Assignment(targets=(target,), value=n.Infix(left=left, op=op, right=right), augmented=True):
+                line(target, f" {op}= ", right)
+                node.value.place = node.place
+                for read, stored in zip(n.walk(left), n.walk(target), strict=True):
+                    read.place = stored.place
+            case n.Assignment(targets=targets, value=value):
+                line(*(piece for target in targets for piece in ((target, TUPLE), " = ")), value)
+            case n.Declaration(target=target, annotation=annotation, value=value):
+                line(target, ": ", annotation, *_given(value, " = "))
+            case n.ForLoop(target=target, iterable=iterable, body=body, orelse=orelse):
+                line("for ", (target, TUPLE), " in ", iterable, ":")
+                inside(body, orelse)
+            case n.WhileLoop(test=test, body=body, orelse=orelse):
+                line("while ", test, ":")
+                inside(body, orelse)
+            case n.Branching(test=test, body=body, orelse=(n.Branching() as other,)):
+                line(opening, "if ", test, ":")
+                inside(body)
+                self.statement(other, depth, "el")
+            case n.Branching(test=test, body=body, orelse=orelse):
+                line(opening, "if ", test, ":")
+                inside(body, orelse)
+            case n.MetaChain(arms=arms):
+                for arm in arms:
+                    bound = zip(arm.heads, arm.targets, strict=True)
+                    heads = _joined([[head, *_given(target, " as ")] for head, target in bound])
+                    line("with ", *heads, ":", of=arm)
+                    inside(arm.body)
+                node.place = arms[0].place
+            case n.Skip():
+                line("pass")
+            case n.Jump(how=how):
+                line(how)
+            case n.Returning(value=value):
+                line("return", *_given(value, " "))
+            case n.Assertion(test=test, message=message):
+                line("assert ", test, *_given(message, ", "))
+            case n.ImportNames(module=module, aliases=aliases):
+                names = ", ".join(name if other is None else f"{name} as {other}" for name, other in aliases)
+                line(f"import {names}" if module is None else f"from {module} import {names}")
+            case n.FunctionDefinition(name=name, parameters=parameters, body=body):
+                for decorator in node.decorators:
+                    line("@", decorator)
+                kind = f"{'async ' * node.coroutine}def "
+                line(kind, name, "(", *_parameters(parameters), ")", *_given(node.returns, " -> "), ":")
+                inside(body)
+            case n.ForeignStatement(text=text):
+                first, *rest = text.split("\n")
+                line(first)
+                self.lines += [f"{INDENT * depth}{more}" for more in rest]
+            case _:
+                line(f"pass  # {type(node).__name__}")
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text may stand between triple quotes as it is."""
+    return text.isprintable() and not set(text) & {'"', "\\"}
+
+
+def _pieces(node: n.SyntaxNode, laid: bool) -> tuple[Sequence[Piece], int]:
+    """What an expression is written as, and how tightly it binds."""
     match node:
         case n.Literal(value=value):
-            return _literal(value), ATOM
+            return [_literal(value)], ATOM
         case n.Identifier(name=name):
-            return name, ATOM
+            return [name], ATOM
         case n.Await(value=value):
-            return f"await {shown(value, ATOM)}", AWAIT
+            return ["await ", (value, ATOM)], AWAIT
         case n.Prefix(op=op, operand=operand):
             own = NOT if op == "not" else SIGN
-            return f"{op}{' ' * (op == 'not')}{shown(operand, own)}", own
+            return [op, " " * (op == "not"), (operand, own)], own
         case n.Infix(left=left, op=op, right=right):
             own, turned = BINDING[op], op == "**"
-            return f"{shown(left, own + turned)} {op} {shown(right, own + (not turned))}", own
+            return [(left, own + turned), f" {op} ", (right, own + (not turned))], own
         case n.ComparisonChain(left=left, ops=ops, others=others):
-            rest = "".join(f" {op} {shown(other, COMPARE + 1)}" for op, other in zip(ops, others, strict=True))
-            return shown(left, COMPARE + 1) + rest, COMPARE
+            rest: list[list[Piece]] = [[f" {op} ", (other, COMPARE + 1)] for op, other in zip(ops, others, strict=True)]
+            return [(left, COMPARE + 1), *chain(*rest)], COMPARE
         case n.Logical(op=op, values=values):
             # Each operand binds more than the one before it, so that nested ones keep their brackets.
             own = AND if op == "and" else OR
-            return f" {op} ".join(shown(v, min(own + 1 + k, ATOM)) for k, v in enumerate(values)), own
+            return _joined([[(v, min(own + 1 + k, ATOM))] for k, v in enumerate(values)], f" {op} "), own
         case n.Conditional(test=test, body=body, orelse=orelse):
-            return f"{shown(body, TEST + 1)} if {shown(test, TEST + 1)} else {shown(orelse)}", TEST
+            return [(body, TEST + 1), " if ", (test, TEST + 1), " else ", orelse], TEST
         case n.Collection(form="Tuple", items=items):
-            return (_listed(items), TUPLE) if items else ("()", ATOM)
+            return (_listed(items), TUPLE) if items else (["()"], ATOM)
         case n.Collection(form=form, items=items):
-            inner = ", ".join(map(shown, items))
-            return f"[{inner}]" if form == "List" else f"{{{inner}}}" if items else "{*()}", ATOM
+            opening, closing = "[]" if form == "List" else "{}"
+            return [opening, *(_listed(items, False) if items or form == "List" else ["*()"]), closing], ATOM
         case n.Slicing(low=low, high=high, step=step):
-            low_text, high_text = ("" if part is None else shown(part) for part in (low, high))
-            return f"{low_text}:{high_text}" + (f":{shown(step)}" if step is not None else ""), ATOM
+            room = " " * (laid and not all(isinstance(end, n.Literal | n.Identifier | None) for end in (low, high)))
+            before, behind = [*_given(low), room] if low else [], _given(high, room)
+            return [*before, ":", *behind, *_given(step, ":")], ATOM
         case n.Subscript(base=base, index=index):
-            whole = isinstance(index, n.Collection) and index.form == "Tuple" and index.items
-            return f"{shown(base, ATOM)}[{_listed(index.items) if whole else shown(index)}]", ATOM  # type: ignore[attr-defined]
+            return [(base, ATOM), "[", (index, TUPLE), "]"], ATOM
         case n.Attribute(base=base, name=name):
             space = " " * (isinstance(base, n.Literal) and isinstance(base.value, int))
-            return f"{shown(base, ATOM)}{space}.{name}", ATOM
+            return [(base, ATOM), f"{space}.{name}"], ATOM
         case n.NamedArgument(name=name, value=value):
-            return f"{name}={shown(value)}" if name is not None else f"**{shown(value)}", ATOM
+            return ["**" if name is None else f"{name}=", value], ATOM
+        case n.FormalParameter(name=name, annotation=annotation):
+            return [name, *_given(annotation, ": ")], ATOM
         case n.Invocation(function=function, arguments=arguments, named=named):
-            return f"{shown(function, ATOM)}({', '.join(map(shown, (*arguments, *named)))})", ATOM
+            return [(function, ATOM), "(", *_listed((*arguments, *named), False), ")"], ATOM
         case n.Starred(value=value):
-            return f"*{shown(value, BIT_OR)}", ATOM
+            return ["*", (value, BIT_OR)], ATOM
         case n.Foreign(form=form, text=text):
-            return text, TEST if form == "Lambda" else ATOM
-    return "\n".join(_lines(node)), ATOM
+            return [text], TEST if form == "Lambda" else ATOM
+    return [type(node).__name__], ATOM
 
 
-def _listed(items: Sequence[n.ExpressionNode]) -> str:
-    return ", ".join(map(shown, items)) + "," * (len(items) == 1)
+def _given(node: n.SyntaxNode | None, before: str = "") -> list[Piece]:
+    """A node behind a text, nothing if there is none."""
+    return [] if node is None else [before, node]
+
+
+def _joined(parts: Sequence[Sequence[Piece]], between: str = ", ") -> list[Piece]:
+    return [piece for k, part in enumerate(parts) for piece in (*([between] if k else []), *part)]
+
+
+def _listed(items: Sequence[n.SyntaxNode], as_tuple: bool = True) -> list[Piece]:
+    return [*_joined([[item] for item in items]), "," * (as_tuple and len(items) == 1)]
 
 
 def _literal(value: Any) -> str:
@@ -100,90 +269,13 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-# -- statements -------------------------------------------------------------------------------------------------------
-
-
-def printed(body: Sequence[n.StatementNode]) -> str:
-    """A program as Python."""
-    return "".join(f"{line}\n" for statement in body for line in _lines(statement))
-
-
-def _lines(node: n.SyntaxNode) -> Iterator[str]:
-    match node:
-        case n.Evaluation(value=value):
-            yield shown(value, TUPLE)
-        case n.Assignment(targets=(target,), value=n.Infix(op=op, right=right), augmented=True):
-            yield f"{shown(target)} {op}= {shown(right)}"
-        case n.Assignment(targets=targets, value=value):
-            yield "".join(f"{shown(target, TUPLE)} = " for target in targets) + shown(value)
-        case n.Declaration(target=target, annotation=annotation, value=value):
-            yield f"{shown(target)}: {shown(annotation)}" + ("" if value is None else f" = {shown(value)}")
-        case n.ForLoop(target=target, iterable=iterable, body=body, orelse=orelse):
-            yield f"for {shown(target, TUPLE)} in {shown(iterable)}:"
-            yield from _inner(body)
-            yield from _else(orelse)
-        case n.WhileLoop(test=test, body=body, orelse=orelse):
-            yield f"while {shown(test)}:"
-            yield from _inner(body)
-            yield from _else(orelse)
-        case n.Branching(test=test, body=body, orelse=orelse):
-            yield f"if {shown(test)}:"
-            yield from _inner(body)
-            if len(orelse) == 1 and isinstance(orelse[0], n.Branching):
-                first, *rest = _lines(orelse[0])
-                yield f"el{first}"
-                yield from rest
-            else:
-                yield from _else(orelse)
-        case n.MetaChain(arms=arms):
-            for arm in arms:
-                named = ("" if target is None else f" as {shown(target)}" for target in arm.targets)
-                heads = (shown(head) + name for head, name in zip(arm.heads, named, strict=True))
-                yield f"with {', '.join(heads)}:"
-                yield from _inner(arm.body)
-        case n.Skip():
-            yield "pass"
-        case n.Jump(how=how):
-            yield how
-        case n.Returning(value=value):
-            yield "return" if value is None else f"return {shown(value)}"
-        case n.Assertion(test=test, message=message):
-            yield f"assert {shown(test)}" + ("" if message is None else f", {shown(message)}")
-        case n.ImportNames(module=module, aliases=aliases):
-            names = ", ".join(name if other is None else f"{name} as {other}" for name, other in aliases)
-            yield f"import {names}" if module is None else f"from {module} import {names}"
-        case n.FunctionDefinition():
-            yield from (f"@{shown(decorator)}" for decorator in node.decorators)
-            returns = "" if node.returns is None else f" -> {shown(node.returns)}"
-            yield f"{'async ' * node.coroutine}def {node.name}({_parameters(node.parameters)}){returns}:"
-            yield from _inner(node.body)
-        case n.ForeignStatement(text=text):
-            yield from text.split("\n")
-        case _:
-            yield f"pass  # {type(node).__name__}"
-
-
-def _inner(body: Sequence[n.StatementNode]) -> Iterator[str]:
-    for statement in body:
-        for line in _lines(statement):
-            yield f"    {line}"
-
-
-def _else(body: Sequence[n.StatementNode]) -> Iterator[str]:
-    if body:
-        yield "else:"
-        yield from _inner(body)
-
-
-def _parameters(parameters: Sequence[n.FormalParameter]) -> str:
-    parts: list[str] = []
+def _parameters(parameters: Sequence[n.FormalParameter]) -> list[Piece]:
+    parts: list[list[Piece]] = []
     forms = [p.form for p in parameters]
     for k, p in enumerate(parameters):
         if p.form == "kwonlyargs" and "vararg" not in forms and "kwonlyargs" not in forms[:k]:
-            parts.append("*")
-        stars = {"vararg": "*", "kwarg": "**"}.get(p.form, "")
-        note = "" if p.annotation is None else f": {shown(p.annotation)}"
-        parts.append(f"{stars}{p.name}{note}" + ("" if p.default is None else f"={shown(p.default)}"))
+            parts.append(["*"])
+        parts.append([{"vararg": "*", "kwarg": "**"}.get(p.form, ""), p, *_given(p.default, "=")])
         if p.form == "posonlyargs" and "posonlyargs" not in forms[k + 1 :]:
-            parts.append("/")
-    return ", ".join(parts)
+            parts.append(["/"])
+    return _joined(parts)

@@ -24,10 +24,13 @@ from rsn.streams.dataflow.graph import Timing
 from rsn.streams.dataflow.memory import fusion_space
 from rsn.streams.fifos.measure import alone
 from rsn.streams.reader import read
+from rsn.streams.syntax.nodes import alike
+from rsn.streams.syntax.parser import parsed
 from rsn.tests.effort import cases, in_both, long
 from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, block
 from rsn.tests.streams.group_graphs import parts
 from rsn.tests.streams.test_hls import built
+from rsn.tests.streams.trees import places
 
 SMALL = Knobs(rows=4, columns=8, depth=8)
 TOLERANCE = 1e-4
@@ -49,7 +52,10 @@ def agrees(module: nn.Module, *inputs: torch.Tensor, knobs: Knobs = SMALL) -> An
 
 
 def has_times_of_its_tasks(made: Streamed) -> None:
-    """Check the times of kernels with those that their tasks state."""
+    """Check the times of kernels with those that their tasks state, and the tree with its text."""
+    again = parsed(made.text)
+    assert alike(made.written.tree, again)
+    assert places(made.written.tree) == places(again)
     region = read(made.text, timed=True)
     traces = {task.task.name: alone(task.beats).puts for task in region.instances}
     for node in made.dataflow.nodes:

@@ -13,7 +13,9 @@ from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import Report, check
 from rsn.streams.orders.converter import Converter, converter
-from rsn.streams.orders.text import converted, converter_tasks, indented, load, token_shape
+from rsn.streams.orders.text import converted, converter_tasks, load, token_shape
+from rsn.streams.syntax.builder import named, task
+from rsn.streams.syntax.printer import printed
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.orders import drawn_pair
 
@@ -186,14 +188,15 @@ def converter_program(made: Converter, overlapped: bool) -> str:
     """Loads x in one order, converts it, and stores the tokens that come out one after the other."""
     tiles = [", ".join(map(str, token_shape(order))) for order in (made.put, made.get)]
     tensor = ", ".join(map(str, made.put.tensor))
-    turn = ["@task(mapping=[1])", "def turn() -> None:", *indented(converted(made, "a", ["b"]))]
+    turn = printed([task("turn", converted(made, "a", ["b"]))])
+    send = printed([task("send", load("x", made.put, "a"), {"x": named("f32")[made.put.tensor]})])
     lines = [
         "from rsn.streams import *",
         f"x: f32[{tensor}]",
         f"y: f32[{made.get.tokens}, {tiles[1]}]",
         *(f"{name}: Stream[f32[{tile}], 2]" for name, tile in zip("ab", tiles, strict=True)),
-        *("@task(mapping=[1], args=[x])", f"def send(x: f32[{tensor}]) -> None:", *indented(load("x", made.put, "a"))),
-        *(converter_tasks("turn", made, "a", ["b"]) if overlapped else turn),
+        *send.text.splitlines(),
+        *(converter_tasks("turn", made, "a", ["b"]) if overlapped else turn.text.splitlines()),
         *("@task(mapping=[1], args=[y])", f"def receive(y: f32[{made.get.tokens}, {tiles[1]}]) -> None:"),
         f"    for k in range({made.get.tokens}):",
         "        y[k] = b.get()",

@@ -16,6 +16,7 @@ from rsn.streams.syntax.printer import printed, shown
 from rsn.tests.effort import cases
 from rsn.tests.streams.grammar import program
 from rsn.tests.streams.sizes import FOLDER
+from rsn.tests.streams.trees import places
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPRESSIONS = st.recursive(
@@ -65,9 +66,11 @@ def _same_again(text: str) -> None:
         tree = parsed(text)
     except UnreadableError:
         return
-    out = printed(tree)
-    assert alike(parsed(out), tree), out
-    assert printed(parsed(out)) == out
+    out, made = printed(tree)
+    again = parsed(out)
+    assert alike(again, tree), out
+    assert places(made) == places(again), out
+    assert printed(again).text == out
     assert ast.dump(ast.parse(out)) == ast.dump(ast.parse(ast.unparse(ast.parse(text))))
 
 

@@ -1,0 +1,172 @@
+"""Makes trees for programs that no file holds: expressions with Python's own operators, and statements.
+
+`assign("total", named("total") + a.get() @ b.get())` is the statement of that text. Where a name is wanted a text will
+do. What is made has no places until it is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+from . import nodes as n
+
+AT = n.NOWHERE
+
+Value = Union["Term", str, bool, int, float, slice, Sequence["Value"], None]
+"""What becomes an expression: a text is a name, a list a list, a tuple the items of an index."""
+
+
+class Term:
+    """An expression that is made. node: of the tree; it may stand in several places."""
+
+    def __init__(self, node: n.ExpressionNode) -> None:
+        self.node = node
+
+    def joined(self, op: str, other: Value) -> Term:
+        """An operator between two expressions."""
+        return Term(n.Infix(AT, self.node, op, expression(other)))
+
+    def __add__(self, other: Value) -> Term:
+        return self.joined("+", other)
+
+    def __sub__(self, other: Value) -> Term:
+        return self.joined("-", other)
+
+    def __mul__(self, other: Value) -> Term:
+        return self.joined("*", other)
+
+    def __truediv__(self, other: Value) -> Term:
+        return self.joined("/", other)
+
+    def __matmul__(self, other: Value) -> Term:
+        return self.joined("@", other)
+
+    def __neg__(self) -> Term:
+        return Term(n.Prefix(AT, "-", self.node))
+
+    def __ge__(self, other: Value) -> Term:
+        return Term(n.ComparisonChain(AT, self.node, (">=",), (expression(other),)))
+
+    def __lt__(self, other: Value) -> Term:
+        return Term(n.ComparisonChain(AT, self.node, ("<",), (expression(other),)))
+
+    def __getitem__(self, index: Value) -> Term:
+        """A part; a tuple of one item is the item."""
+        only = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        return Term(n.Subscript(AT, self.node, expression(only)))
+
+    __iter__ = None  # an index of any number gives a part, so there would be no end
+
+    def get(self) -> Term:
+        """The next token of a stream."""
+        return Term(n.Invocation(AT, n.Attribute(AT, self.node, "get"), ()))
+
+    def put(self, value: Value) -> n.StatementNode:
+        """Put a token on a stream."""
+        return n.Evaluation(AT, n.Invocation(AT, n.Attribute(AT, self.node, "put"), (expression(value),)))
+
+    def in_brackets(self) -> Term:
+        """The same, printed with brackets around it even where it needs none."""
+        made = n.copied(self.node)
+        made.bracketed = True
+        return Term(made)
+
+
+def expression(value: Value) -> n.ExpressionNode:
+    """The node of a value."""
+    match value:
+        case Term():
+            return value.node
+        case str():
+            return n.Identifier(AT, value)
+        case slice():
+            low, high = (None if end is None else expression(end) for end in (value.start, value.stop))
+            return n.Slicing(AT, low, high, None)
+        case list() | tuple():
+            form = "List" if isinstance(value, list) else "Tuple"
+            return n.Collection(AT, form, tuple(map(expression, value)))
+        case int() | float() if str(value).startswith("-"):
+            return n.Prefix(AT, "-", n.Literal(AT, -value))
+    return n.Literal(AT, value)
+
+
+def named(text: str) -> Term:
+    """A variable, a stream, a tensor or a type."""
+    return Term(n.Identifier(AT, text))
+
+
+def call(function: str, *arguments: Value, **keywords: Value) -> Term:
+    """A call of a function."""
+    given = tuple(n.NamedArgument(AT, key, expression(value)) for key, value in keywords.items())
+    return Term(n.Invocation(AT, expression(function), tuple(map(expression, arguments)), given))
+
+
+def both(a: Term, b: Term) -> Term:
+    """`a and b`"""
+    return Term(n.Logical(AT, "and", (a.node, b.node)))
+
+
+# -- statements -------------------------------------------------------------------------------------------------------
+
+
+def do(function: str, *arguments: Value) -> n.StatementNode:
+    """Call a function for what it does, such as `drop` or `cycles`."""
+    return n.Evaluation(AT, call(function, *arguments).node)
+
+
+def assign(target: Value, value: Value) -> n.StatementNode:
+    """Assign a name or a part."""
+    stored = n.copied(expression(target))
+    assert isinstance(stored, n.Identifier | n.Subscript)
+    stored.stored = True
+    return n.Assignment(AT, (stored,), expression(value))
+
+
+def declare(target: str, annotation: Term) -> n.StatementNode:
+    """`target: annotation`"""
+    return n.Declaration(AT, n.Identifier(AT, target, True), annotation.node, None)
+
+
+def when(test: Term, body: Sequence[n.StatementNode]) -> n.StatementNode:
+    """Do something if a test holds."""
+    return n.Branching(AT, test.node, tuple(body), ())
+
+
+def nest(loops: Sequence[tuple[str, int]], body: Sequence[n.StatementNode]) -> list[n.StatementNode]:
+    """Return loops around statements, outermost first. loops: index and number of iterations. For a loop of one
+    iteration there is none: its index is 0."""
+    inner = [(index, trips) for index, trips in loops if trips > 1]
+    used = {used for statement in body for used in statement.facts.names}
+    fixed = [assign(index, 0) for index, trips in loops if trips == 1 and index in used]
+    if not inner:
+        return [*fixed, *body]
+    indices = tuple(n.Identifier(AT, index, True) for index, _ in inner)
+    target = indices[0] if len(inner) == 1 else n.Collection(AT, "Tuple", indices)
+    trips = call("range" if len(inner) == 1 else "grid", *(trips for _, trips in inner))
+    return [*fixed, n.ForLoop(AT, target, trips.node, tuple(body))]
+
+
+def task(
+    name: str, body: Sequence[n.StatementNode], tensors: Mapping[str, Term] | None = None, comment: str = ""
+) -> n.StatementNode:
+    """A task of one instance. tensors: that it takes, with their types, under their own names. comment: above its
+    body."""
+    given = tensors or {}
+    first, *others = n.copied(tuple(body))
+    first.comment = comment
+    arguments: dict[str, Value] = {"args": list(given)} if given else {}
+    parameters = tuple(n.FormalParameter(AT, key, "args", kind.node, None) for key, kind in given.items())
+    head = call("task", mapping=[1], **arguments)
+    made = n.FunctionDefinition(AT, name, parameters, (first, *others), (head.node,), expression(None))
+    made.blank = 2
+    return made
+
+
+def program(title: str, *parts: Sequence[n.StatementNode]) -> list[n.StatementNode]:
+    """The statements of a file. title: its documentation. parts: what is declared, an empty line above each part."""
+    heading = n.Evaluation(AT, n.Literal(AT, title))
+    language: list[n.StatementNode] = [n.ImportNames(AT, "rsn.streams", (("*", None),))]
+    for first, *_ in (language, *parts):
+        first.blank = first.blank or 1
+    return [heading, *language, *(statement for part in parts for statement in part)]
