@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from ...base.element_types import BITS
@@ -17,6 +17,13 @@ from ..timing.bytecode import LONGEST, TooLong
 from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, branches, outcomes
 from ..timing.timed import TOKENS, BeatTiming, EndlessWait, Late, TimedProgram, TooManyTokens
 from ..tree import Body, Region, StreamDecl
+
+
+RUNS = 64
+"""Runs with different depths whose results are kept: a search comes back to depths that it has just tried."""
+
+CappedDepths = tuple[tuple[str, int], ...]
+"""Depths by name, none beyond the tokens of its stream: no deeper one changes a run."""
 
 
 class TimeError(ProgramError):
@@ -87,6 +94,7 @@ class SizedProgram:
         self.source: Source = region.source
         self.bodies = [instance.beats for instance in region.instances]
         self._made: list[TimedProgram] = []
+        self._waits, self._times = lru_cache(RUNS)(self._run_untimed), lru_cache(RUNS)(self._run_timed)
 
     def _error(self, place: Place, message: str) -> TimeError:
         lines = self.source.lines
@@ -135,8 +143,15 @@ class SizedProgram:
     def waits(self, depths: Mapping[str, int]) -> Mapping[int, tuple[int, bool]]:
         """Run with these depths, one operation after another: for each instance that waits for ever, in the first
         outcome of the data in which one does, the stream, and whether it waits to put. Raises `TimeError`."""
+        return self._waits(self._capped(depths, 1))
+
+    def _capped(self, depths: Mapping[str, int], executions: int) -> CappedDepths:
+        most = {name: group.tokens * executions for name, group in self.groups.items()}
+        return tuple((name, min(depths[name], tokens)) for name, tokens in most.items() if name in depths)
+
+    def _run_untimed(self, capped: CappedDepths) -> Mapping[int, tuple[int, bool]]:
         bodies = [instance.body for instance in self.region.instances]
-        numbers = self.of_streams(depths)
+        numbers = self.of_streams(dict(capped))
         try:
             if self._sequence is not None:  # no branches on data: the compiled loop
                 run = self._sequence.run(numbers)
@@ -218,7 +233,7 @@ class SizedProgram:
     def together(self, depths: Mapping[str, int]) -> Times | None:
         """Return the times with these depths. A stream that `depths` does not name has no bound. None if a beat waits
         for ever. Raises `TimeError`."""
-        return self._times(self._models, depths, ())
+        return self._all_outcomes(self._models, depths, ())
 
     def later(self, depths: Mapping[str, int], than: Times) -> frozenset[str] | None:
         """Return None if these depths delay no execution against `than`, a run on streams without bound. Otherwise
@@ -240,6 +255,10 @@ class SizedProgram:
     def times(self, depths: Mapping[str, int]) -> Times | None:
         """Return the times with these depths; beats that cannot fire at once are taken apart. None if an instance waits
         for ever even then. Raises `TimeError`."""
+        return self._times(self._capped(depths, self.executions))
+
+    def _run_timed(self, capped: CappedDepths) -> Times | None:
+        depths = dict(capped)
         found = self.together(depths)
         if found is not None:
             return found
@@ -251,7 +270,7 @@ class SizedProgram:
         if not one.live:
             return None
         places = tuple(sorted({beat.place for beat in one.apart}))
-        return self._times(self._models_of(self._outcomes(one.bodies)), depths, places)
+        return self._all_outcomes(self._models_of(self._outcomes(one.bodies)), depths, places)
 
     @cached_property
     def _models(self) -> list[TimedProgram]:
@@ -265,7 +284,9 @@ class SizedProgram:
         except TooLong:
             raise self._limit(f"its beats take more than {LONGEST} cycles") from None
 
-    def _times(self, models: list[TimedProgram], depths: Mapping[str, int], apart: tuple[Place, ...]) -> Times | None:
+    def _all_outcomes(
+        self, models: list[TimedProgram], depths: Mapping[str, int], apart: tuple[Place, ...]
+    ) -> Times | None:
         runs: list[BeatTiming] = []
         numbers = self.of_streams(depths)
         try:
