@@ -28,7 +28,8 @@ def computation(task: TaskDecl, ran: Ran) -> tuple[str, ...]:
                 continue
             match node:
                 case syn.MetaChain(arms=arms):
-                    yield from written(arms[0].body)
+                    for arm in arms:  # of which the instance ran one
+                        yield from written(arm.body)
                     if at in trips:
                         yield f"loop {trips[at]}"
                 case syn.ForLoop(target=target, iterable=head, body=inner):

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from ...base.element_types import ElementType
 from .graph import MappingGraph, NodeStream
@@ -58,6 +59,17 @@ class Holder:
     count: int
 
 
+class Excess(NamedTuple):
+    """Where a node exceeds a tile. code: of the refusal. kind: ports or bytes. needs, most: how many it needs, and how
+    many a tile has. holders: of them."""
+
+    code: str
+    kind: str
+    needs: int
+    most: int
+    holders: Sequence[Holder]
+
+
 @dataclass(frozen=True)
 class AppliedPrimitive:
     """A primitive that was applied. parts: names of its nodes. times: how many nodes it has joined to others."""
@@ -85,6 +97,7 @@ class Mapped:
         of: Sequence[int] = (),
     ) -> None:
         self.made, self.groups, self.steps = made, tuple(groups), steps
+        self._over: dict[tuple[int, MeshDescription], Sequence[Excess]] = {}
         if of:
             self.of = list(of)
         else:
@@ -280,6 +293,20 @@ class Mapped:
             )
         return out
 
+    def over(self, group: int, machine: MeshDescription) -> Sequence[Excess]:
+        """Return where a node exceeds a tile."""
+        found = self._over.get((group, machine))
+        if found is None:
+            ins, outs = self.ports(group)
+            limits = [
+                ("port", "input ports", machine.in_ports, ins),
+                ("port", "output ports", machine.out_ports, outs),
+                ("memory", "bytes", machine.memory, self.memory(group)),
+            ]
+            needs = [Excess(code, what, sum(h.count for h in held), most, held) for code, what, most, held in limits]
+            found = self._over[group, machine] = [row for row in needs if row.needs > row.most]
+        return found
+
     def stream_name(self, stream: PhysicalStream) -> str:
         """Return the name of a physical stream: those of its logical ones."""
         names = [edge.name for edge in stream.logical]
@@ -287,19 +314,6 @@ class Mapped:
             return names[0]
         shown = f"{', '.join(names[:3])}{f', ... {len(names)} streams' if len(names) > 3 else ''}"
         return f"{self.name(stream.writer)}->{self.name(stream.reader)} ({shown} in turn)"
-
-
-def over(mapped: Mapped, group: int, machine: MeshDescription) -> list[tuple[str, str, int, int, list[Holder]]]:
-    """Return where a node exceeds a tile: (code, of what, how many it needs, how many there are, who holds them)."""
-    ins, outs = mapped.ports(group)
-    held = mapped.memory(group)
-    limits = [
-        ("port", "input ports", ins, machine.in_ports),
-        ("port", "output ports", outs, machine.out_ports),
-        ("memory", "bytes", held, machine.memory),
-    ]
-    needs = [(code, what, sum(h.count for h in holders), most, holders) for code, what, holders, most in limits]
-    return [row for row in needs if row[2] > row[3]]
 
 
 def _again(made: Collocations, group: Shots) -> Shots:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .errors import MappingError
 from .machine import MeshDescription
-from .mapping import Mapped, over
+from .mapping import Mapped
 from .primitives import refusal
 
 TRIED = 50_000
@@ -60,7 +60,7 @@ def place(mapped: Mapped, machine: MeshDescription) -> Placement:
         )
         raise MappingError("tiles", f"{nodes} nodes onto {machine.tiles} tiles of {machine.name}", None, notes)
     for k in range(nodes):
-        found = over(mapped, k, machine)
+        found = mapped.over(k, machine)
         if found:
             raise refusal(mapped, k, found[0], f"onto {machine.name}")
     weights: list[dict[int, int]] = [{} for _ in range(nodes)]

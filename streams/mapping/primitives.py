@@ -15,7 +15,7 @@ from .computation import computation
 from .errors import MappingError
 from .graph import operations
 from .machine import MeshDescription
-from .mapping import AppliedPrimitive, Holder, Mapped, names, over
+from .mapping import AppliedPrimitive, Excess, Mapped, names
 from .shots import Shots, alternated
 
 
@@ -256,15 +256,15 @@ def _fits(
         return
     allowed: dict[str, int] = {}
     for k in parts:
-        for _, kind, needs, _, _ in over(mapped, k, machine):
-            allowed[kind] = max(needs, allowed.get(kind, 0))
-    for code, kind, needs, most, holders in over(made, group, machine):
-        if needs > allowed.get(kind, most):
-            raise refusal(made, group, (code, kind, needs, most, holders), what)
+        for row in mapped.over(k, machine):
+            allowed[row.kind] = max(row.needs, allowed.get(row.kind, 0))
+    for row in made.over(group, machine):
+        if row.needs > allowed.get(row.kind, row.most):
+            raise refusal(made, group, row, what)
 
 
-def refusal(mapped: Mapped, group: int, row: tuple[str, str, int, int, list[Holder]], what: str) -> MappingError:
-    """Return the error for a node that exceeds a tile. row: of `over`."""
+def refusal(mapped: Mapped, group: int, row: Excess, what: str) -> MappingError:
+    """Return the error for a node that exceeds a tile."""
     code, kind, needs, most, holders = row
     held = sorted(holders, key=lambda h: -h.count)
     listed = [h.what if h.count == 1 else f"{h.count} {kind}: {h.what}" for h in held[:8]]

@@ -34,7 +34,8 @@ def prove(mapped: Mapped) -> MappingProof:
     """Check a mapped program. If the check fails with fused loops, try again without fusion, and return that result if
     it is good."""
     first = MappingProof(check_mapped(mapped), mapped)
-    if first.ok or not mapped.made.fuse:
+    fused = any(len(set(group.phases)) < len(group.shots) for group in mapped.groups)
+    if first.ok or not mapped.made.fuse or not fused:
         return first
     plain = mapped.unfused()
     second = MappingProof(check_mapped(plain), plain)

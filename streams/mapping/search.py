@@ -20,7 +20,7 @@ from .cost import cost, makespan, off_chip
 from .errors import MappingError
 from .graph import MappingGraph
 from .machine import MeshDescription
-from .mapping import AppliedPrimitive, Mapped, over
+from .mapping import AppliedPrimitive, Mapped
 from .primitives import exchanges, refusal, refuse_chain
 from .proof import MappingProof, prove
 from .shots import Shots
@@ -104,7 +104,7 @@ def search(
         taken.add(number)
         looked += 1
         if len(mapped.groups) <= at_most:
-            excess = [] if machine is None else [k for k in range(len(mapped.groups)) if over(mapped, k, machine)]
+            excess = [] if machine is None else [k for k in range(len(mapped.groups)) if mapped.over(k, machine)]
             if excess:
                 if miss is None or len(excess) < miss[0]:
                     miss = len(excess), mapped
@@ -133,7 +133,7 @@ def _push(heaps: Heaps, mapped: Mapped, at_most: int, machine: MeshDescription |
     edges = mapped.graph.edges
     excess = max(0, len(mapped.groups) - at_most)
     if machine is not None:
-        excess += at_most * sum(bool(over(mapped, k, machine)) for k in _first_of_each(mapped, set()))
+        excess += at_most * sum(bool(mapped.over(k, machine)) for k in _first_of_each(mapped, set()))
     traffic = sum(edges[s].tokens * edges[s].size for streams in mapped.between.values() for s in streams)
     cycles, traffic = makespan(mapped), traffic + off_chip(mapped)
     heapq.heappush(heaps[0], ((cycles, traffic, excess), number, mapped))
@@ -150,8 +150,8 @@ def _none(
 ) -> MappingError:
     """Say why no mapping was found."""
     if mapped is not None and machine is not None:
-        group = next(k for k in range(len(mapped.groups)) if over(mapped, k, machine))
-        row = max(over(mapped, group, machine), key=lambda row: row[2] / row[3])
+        group = next(k for k in range(len(mapped.groups)) if mapped.over(k, machine))
+        row = max(mapped.over(group, machine), key=lambda row: row.needs / row.most)
         return refusal(mapped, group, row, f"onto {machine.name}, the nearest miss")
     if failed is not None:
         finding = failed.report.findings[0]
@@ -190,8 +190,8 @@ def moves(
     worst: dict[str, int] = {}
     if machine is not None:
         for k in _first_of_each(mapped, set()):
-            for _, kind, needs, _, _ in over(mapped, k, machine):
-                worst[kind] = max(needs, worst.get(kind, 0))
+            for row in mapped.over(k, machine):
+                worst[row.kind] = max(row.needs, worst.get(row.kind, 0))
     known = {group.kernel for group in mapped.groups}
     for made in _moves(mapped, at_most):
         if made is None:
@@ -216,9 +216,7 @@ def _allowed(made: Mapped, known: set[int], worst: dict[str, int], machine: Mesh
     """Whether new nodes need no more ports and bytes than a tile has, or than the worst node did before. One of each
     kernel is looked at."""
     return not any(
-        needs > worst.get(kind, most)
-        for k in _first_of_each(made, known)
-        for _, kind, needs, most, _ in over(made, k, machine)
+        row.needs > worst.get(row.kind, row.most) for k in _first_of_each(made, known) for row in made.over(k, machine)
     )
 
 

@@ -18,7 +18,6 @@ from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, branches, outcome
 from ..timing.timed import TOKENS, BeatTiming, EndlessWait, Late, TimedProgram, TooManyTokens
 from ..tree import Body, Region, StreamDecl
 
-
 RUNS = 64
 """Runs with different depths whose results are kept: a search comes back to depths that it has just tried."""
 

@@ -13,7 +13,7 @@ from rsn.streams.mapping.cost import makespan
 from rsn.streams.mapping.errors import CODES, MappingError
 from rsn.streams.mapping.graph import MappingGraph
 from rsn.streams.mapping.machine import MeshDescription
-from rsn.streams.mapping.mapping import Mapped, over
+from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.primitives import bundle, bundle_columns, chain
 from rsn.streams.mapping.proof import check_mapped, prove
 from rsn.streams.mapping.search import search
@@ -99,6 +99,29 @@ def test_a_bundle_of_one_chain_is_refused() -> None:
     error = refused(lambda: bundle(start(gemm(4, 1, 1)), ["gemm[1,0,0]", "gemm[2,0,0]"]))
     assert error.code == "path"
     assert "the path: gemm[1,0,0] -> gemm[2,0,0]" in error.notes
+
+
+def test_instances_that_run_other_arms_are_not_equal() -> None:
+    text = f"""{HEAD}s: Stream[i32, 1][4]
+@task(mapping=[4])
+def t():
+    i = get_tid()
+    with meta_if(i == 0):
+        s[i].put(5)
+    with meta_elif(i == 1):
+        s[i].put(6)
+    with meta_else():
+        s[i].put(7)
+@task(mapping=[4])
+def u():
+    i = get_tid()
+    use(s[i].get())
+"""
+    first = start(text)
+    error = refused(lambda: bundle(first, ["t[1]", "t[2]"]))
+    assert error.code == "kernel"
+    assert "t[1] and t[2] run different statements, or loops of different trips" in error.notes
+    assert prove(bundle(first, ["t[2]", "t[3]"])).ok
 
 
 def test_a_bundle_closes_the_way_for_another() -> None:
@@ -326,7 +349,7 @@ def test_too_many_bytes_are_refused_with_the_least_change() -> None:
     text = edges("uv", "wv", width=100)
     tile = MeshDescription(memory=500)
     first = start(text)
-    assert [row[0] for row in over(first, 1, tile)] == ["memory"]
+    assert [row[0] for row in first.over(1, tile)] == ["memory"]
     worse = start(edges("uv", "wx", width=100))
     error = refused(lambda: chain(worse, "v", "x", tile))
     assert (error.code, "needs 800 bytes, a tile has 500" in error.message) == ("memory", True)
