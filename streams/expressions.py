@@ -32,9 +32,7 @@ from .values import (
     Value,
     accepts,
     compute,
-    element_type,
     joined,
-    positive,
     type_of,
 )
 
@@ -51,7 +49,8 @@ class FileReading:
     cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
     operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
     and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; costs: by task
-    and place, the cycles of a kernel."""
+    and place, the cycles of a kernel; types: what an annotation states, None if nothing, or the first argument of a new
+    tile."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -63,6 +62,7 @@ class FileReading:
     shapes: dict[tuple[str, Place], Static | None] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     costs: dict[tuple[str, Place], set[int]] = field(default_factory=dict)
+    types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
         """Make an array of streams for a collective."""
@@ -449,8 +449,6 @@ class Expressions:
                 if isinstance(argument, syn.Identifier) and argument.name in self.env:
                     self.read(self.env[argument.name], None, Taken.DROPPED)
             return value
-        if name == "tile":
-            return self._tile(node)
         if name == "Layout":
             return self._layout(node)
         if name == "cycles":
@@ -496,12 +494,6 @@ class Expressions:
         if not isinstance(value, Static) or not isinstance(value.value, str):
             self.fail(node, 'a layout is written as Layout("S0R")')
         return Static(Layout(value.value))
-
-    def _tile(self, node: syn.Invocation) -> Value:
-        if not node.arguments or node.named:
-            self.fail(node, "tile takes an element type and sizes: tile(f32, 4, 4)")
-        base = element_type(node.arguments[0], self.eval)
-        return Data(ElementType(base.dtype, base.shape + tuple(positive(a, self.eval) for a in node.arguments[1:])))
 
     def _stream_of(self, node: syn.ExpressionNode) -> StreamDecl | None:
         base = node.base if isinstance(node, syn.Subscript) else node

@@ -60,6 +60,8 @@ class KernelExpressions(TileExpressions):
                 special = {"allreduce": self._allreduce, "concat": self._concat}.get(name)
                 if special is not None:
                     return special(node, node.arguments)
+                if name == "tile":
+                    return self._tile(node)
                 if name in ("zeros", "full"):
                     return self._filled(node, name)
                 if name in ("local", "drop") and len(node.arguments) == 1 and not node.named:
@@ -140,13 +142,24 @@ class KernelExpressions(TileExpressions):
             return Data()
         return Data(result.type, dist=result.dist)
 
+    def _tile(self, node: syn.Invocation) -> Value:
+        if not node.arguments or node.named:
+            self.fail(node, "tile takes an element type and sizes: tile(f32, 4, 4)")
+        base = self._element(node.arguments[0])
+        return Data(ElementType(base.dtype, base.shape + tuple(positive(a, self.eval) for a in node.arguments[1:])))
+
+    def _element(self, node: syn.ExpressionNode) -> ElementType:
+        kind = element_type(node, self.eval)
+        self.stated(node, kind)
+        return kind
+
     def _filled(self, node: syn.Invocation, name: str) -> Value:
         """`zeros(T, shape...)` and `full(T, value, shape...)`: the same number everywhere."""
         first = 1 if name == "zeros" else 2
         sizes = node.arguments[first:]
         if len(node.arguments) < first or node.named or any(isinstance(a, syn.Starred) for a in node.arguments):
             self.fail(node, f"{name} takes {'(T, shape...)' if first == 1 else '(T, value, shape...)'}")
-        base = element_type(node.arguments[0], self.eval)
+        base = self._element(node.arguments[0])
         if len(sizes) == 1 and syn.is_listed(sizes[0]):
             sizes = sizes[0].items
         shape = tuple(positive(size, self.eval) for size in sizes)

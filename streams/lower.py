@@ -62,7 +62,7 @@ class _Body(LoweredExpressions):
             case syn.Assignment():
                 self._assign(place, node)
             case syn.Declaration(target=target, value=value, annotation=annotation):
-                kind = self.type_of(annotation)
+                kind = self.stated(annotation)
                 if value is None:
                     value = syn.Literal(node.place, 0)
                     if kind is not None and kind.shape:

@@ -19,7 +19,7 @@ from .source import Refusal, Source
 from .syntax import nodes as syn
 from .syntax.printer import shown
 from .tree import Collective, Region, StreamDecl, TaskDecl
-from .values import Static, Value, element_type
+from .values import Static, Value
 
 SAME = {"is": "==", "is not": "!="}
 """Comparisons that are others on a machine."""
@@ -206,10 +206,9 @@ class LoweredExpressions:
 
     def _made(self, name: str, node: syn.Invocation) -> t.Expression:
         """A new tile: `zeros(f32, 4, 4)`, `full(f32, 1.5, 4, 4)`."""
-        kind = element_type(
-            node.arguments[0],
-            lambda part: self.constants.get(part.name if isinstance(part, syn.Identifier) else "", Static(0)),
-        )
+        kind = self.stated(node.arguments[0])
+        if kind is None:  # no instance comes here
+            return t.Constant(0)
         first = 2 if name == "full" else 1
         sizes = node.arguments[first:]
         if len(sizes) == 1 and syn.is_listed(sizes[0]):
@@ -350,15 +349,14 @@ class LoweredExpressions:
     def _scalar_type(self, name: str) -> ElementType | None:
         return ElementType(name) if name in BITS else None
 
-    def type_of(self, annotation: syn.ExpressionNode) -> ElementType | None:
-        """Return the element type that an annotation states, None if it states none. Raises `Refusal`."""
-
-        def constant(node: syn.ExpressionNode) -> Value:
-            if isinstance(node, syn.Literal):
-                return Static(node.value)
-            return self.constants.get(node.name, Static(None)) if isinstance(node, syn.Identifier) else Static(None)
-
-        return element_type(annotation, constant)
+    def stated(self, node: syn.ExpressionNode) -> ElementType | None:
+        """Return the type that stands at a node, None if it is of no element, or if no instance comes there. Raises
+        `Refusal` if it is another one there for another instance, or in another iteration."""
+        found = self.context.reading.types.get((self.name, node.place), {None})
+        if len(found) > 1:
+            one, other = sorted(map(str, found))[:2]
+            self.refuse(node, f"this is {one} here and {other} there; a machine has one type in each place")
+        return next(iter(found))
 
 
 def _operator(collective: Collective) -> str:

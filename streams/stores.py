@@ -70,6 +70,7 @@ class Stores(KernelExpressions):
             self._fits(statement, dist, kind, value)
         if kind is not None and dist.labels is not None and len(dist.labels) != len(kind.shape):
             dist = replace(dist, labels=None)  # a value that repeats along axes
+        self.stated(statement.annotation, kind)
         futures = value.futures if isinstance(value, Data) else frozenset[int]()
         return Data(type_of(value) if kind is None else kind, futures, dist)
 

@@ -137,6 +137,10 @@ class TileExpressions(Expressions):
         reading.costs.setdefault((self.task.name, place), set()).add(count)
         self.spend(count, place)
 
+    def stated(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
+        """Record the type that stands at a node: the machine has it there."""
+        self.context.reading.types.setdefault((self.task.name, node.place), set()).add(kind)
+
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def eval(self, node: syn.ExpressionNode) -> Value:

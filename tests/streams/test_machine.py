@@ -248,6 +248,48 @@ def test_a_number_that_is_stored_in_a_tile_wraps() -> None:
     assert run_tasks(machine(text), {"a": tile, "b": tile}).outputs["y"][0, 0] == 300 - 256
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "z: f32[8, 4] @ Layout('S0R') = x[:, :]",
+        "z: Annotated[f32[8, 4], Layout('S0R')] = x[:, :]",
+        "z: f32[M // 2, 4] = x[:, :]",
+        "z: f32[8, 4] @ Layout('S0R'); z[:, :] = x[:, :]",
+        "n: int = 1; z = x[:, :] * n",
+        "z = zeros(f32[M // 2], 4) + x[:, :]",
+        "z = tile(f32, M // 2, 4); z[:, :] = x[:, :]",
+    ],
+)
+def test_the_machine_has_the_types_that_the_check_reads(body: str) -> None:
+    text = f"""from typing import Annotated
+from rsn.streams import *
+M = 8
+X: f32[M, 4]
+Y: f32[M, 4]
+@task(mapping=[2], args=[X, Y])
+def t(x: f32[M, 4] @ Layout("S0R"), y: f32[M, 4] @ Layout("S0R")):
+    {body}
+    y[:, :] = z
+"""
+    given = np.arange(32, dtype="f4").reshape(8, 4)
+    assert (run_tasks(machine(text), {"X": given}).outputs["Y"] == given).all()
+
+
+def test_a_type_that_is_another_one_in_each_iteration_is_refused() -> None:
+    text = """from rsn.streams import *
+@task(mapping=[1])
+def t():
+    with meta_for(2) as k:
+        z = zeros(f32[k + 1], 4)
+        with meta_if(k > 0):
+            use(z)
+"""
+    with pytest.raises(
+        Refused, match=r"this is f32\[1\] here and f32\[2\] there; a machine has one type in each place"
+    ):
+        machine(text)
+
+
 @in_both
 def test_programs_that_pass_the_check_end_on_the_engine() -> None:
     random = Random(11)
