@@ -1,20 +1,386 @@
-"""Makes task programs of regions: Python's syntax trees to trees of operations, which the units of a machine execute.
+"""Makes task programs of regions: syntax trees to trees of operations, which the units of a machine execute.
 
-The region has been checked. Every get becomes a statement of its own, in the order in which Python evaluates them.
+The region has been checked. Every get becomes a statement of its own, in the order in which Python evaluates them. The
+gets that an expression holds, and the cycles of its kernels, become statements in front of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from ..base.element_types import ElementType
+from ..base.element_types import BITS, ElementType
 from ..base.place import Place
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks import tree as t
-from .lower_expressions import LoweredExpressions
+from ..isa.overlays.tasks.kernels import KERNELS
+from .kernels import ALIASES
+from .library import METHODS, MODULES
+from .source import Refusal, Source
 from .syntax import nodes as syn
-from .tree import Region, TaskDecl
+from .syntax.printer import shown
+from .tree import Collective, Region, StreamDecl, TaskDecl
+from .values import Static, Value
+
+SAME = {"is": "==", "is not": "!="}
+"""Comparisons that are others on a machine."""
+
+RUNS_HERE = "rsn run FILE.py runs it on this computer"
+
+
+@dataclass(frozen=True)
+class _Method:
+    """Calls a method of its first argument."""
+
+    name: str
+
+    def __call__(self, value: Any, *arguments: Any, **named: Any) -> Any:
+        return getattr(value, self.name)(*arguments, **named)
+
+
+class _Expressions:
+    """Lowers expressions of a task. out: the statements so far."""
+
+    def __init__(self, region: Region, declared: TaskDecl, externals: Mapping[str, Any] | None) -> None:
+        self.region, self.name, self.externals = region, declared.name, externals
+        self.source: Source = region.source
+        context = self.context = region.contexts[declared.name]
+        parameters = {p.name for p in declared.parameters}
+        self.streams: Mapping[str, StreamDecl] = context.streams
+        self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in parameters}
+        self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.mesh = declared.mapping
+        self.collectives = [c for c in region.collectives if c.task == declared.name]
+        self.names = {p.name for p in declared.parameters} | declared.body.facts.assigned
+        self.out: list[t.Statement] = []
+        self.count = 0
+        self.at = Place(1, 1)
+
+    def refuse(self, node: syn.SyntaxNode, what: str, *notes: str) -> NoReturn:
+        """Raise `Refusal` with code `unsupported` at a node; the message begins with the task's name."""
+        raise Refusal("unsupported", f"{self.name}: {what}", node, *notes)
+
+    def kept(self, place: Place, value: t.Expression) -> t.Expression:
+        """Return an expression whose value later assignments do not change: assign it to a new variable, unless it is a
+        constant."""
+        if isinstance(value, t.Constant):
+            return value
+        name = self.fresh()
+        self.out.append(t.Assign(place, (name,), value))
+        return t.Name(name)
+
+    def fresh(self) -> str:
+        """Return a new variable name, `%1`, `%2` and so on, which no user's name equals."""
+        self.count += 1
+        return f"%{self.count}"
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    def value(self, node: syn.ExpressionNode) -> t.Expression:
+        """Lower an expression; its gets, and the cycles of its kernels, are appended to the statements."""
+        made = self._value(node)
+        costs = self.context.reading.costs.get((self.name, node.place), set())
+        if len(costs) > 1:
+            few, many = min(costs), max(costs)
+            self.refuse(node, f"this takes {few} cycles here and {many} there; state them", "cycles(n)")
+        if costs and isinstance(node, syn.Invocation | syn.Infix | syn.Prefix):
+            self.out.append(t.Cycles(node.place.start, t.Constant(min(costs))))
+        return made
+
+    def _value(self, node: syn.ExpressionNode) -> t.Expression:
+        match node:
+            case syn.Literal(value=bool() | int() | float() | str() as value):
+                return t.Constant(value)
+            case syn.Literal(value=None):
+                return t.Kernel("none", ())
+            case syn.Identifier(name=name):
+                return self._name(node, name)
+            case syn.Await(value=value):
+                return self.value(value)
+            case syn.Prefix(op=op, operand=operand):
+                return t.Unary(op, self.value(operand))
+            case syn.Infix(left=left, op="@", right=right):
+                return t.Kernel("matmul", self.in_order(left, right))
+            case syn.Infix(left=left, op=op, right=right):
+                return t.Binary(op, *self.in_order(left, right))
+            case syn.ComparisonChain(left=left, ops=ops, others=others):
+                return self._compare(left, ops, others)
+            case syn.Logical(op=op, values=values):
+                made = self.value(values[-1])
+                for part in reversed(values[:-1]):
+                    first = self.value(part)
+                    made = t.Select(first, made, first) if op == "and" else t.Select(first, first, made)
+                return made
+            case syn.Conditional(test=test, body=body, orelse=orelse):
+                return self._if(node, test, body, orelse)
+            case syn.Collection(items=parts):
+                return t.Group(self.in_order(*parts))
+            case syn.Slicing(low=low, high=high, step=step):
+                return t.Span(*(None if part is None else self.value(part) for part in (low, high, step)))
+            case syn.Subscript(base=base, index=index):
+                return t.Item(*self.in_order(base, index))
+            case syn.Invocation():
+                return self._call(node)
+            case syn.Attribute(base=base, name="T"):
+                return t.Kernel("transpose", (self.value(base),))
+            case syn.Attribute(base=base, name="shape" | "ndim" as what):
+                known = self.context.reading.shapes.get((self.name, node.place))
+                if known is None:
+                    return t.Kernel(what, (self.value(base),))
+                sizes = known.value
+                return t.Group(tuple(map(t.Constant, sizes))) if isinstance(sizes, tuple) else t.Constant(sizes)
+        self.refuse(node, f"a machine has no expression of this kind ({node.kind})")
+
+    def _name(self, node: syn.Identifier, name: str) -> t.Expression:
+        value = self.constants.get(name)
+        if isinstance(value, Static) and isinstance(value.value, bool | int | float | str):
+            return t.Constant(value.value)
+        if value is not None and not isinstance(value, Static):
+            return self._opaque(node, shown(node))
+        if isinstance(value, Static) and isinstance(value.value, tuple):
+            return t.Group(tuple(map(t.Constant, value.value)))
+        return t.Name(name)
+
+    def in_order(self, *parts: syn.ExpressionNode) -> tuple[t.Expression, ...]:
+        """Lower operands. What an operand reads is read before the gets of the operands behind it: variables do not
+        change in between, so that only the gets need an order, which they keep."""
+        return tuple(map(self.value, parts))
+
+    def _compare(
+        self, left: syn.ExpressionNode, ops: Sequence[str], others: Sequence[syn.ExpressionNode]
+    ) -> t.Expression:
+        values = self.in_order(left, *others)
+        parts = [t.Binary(SAME.get(op, op), values[k], values[k + 1]) for k, op in enumerate(ops)]
+        made: t.Expression = parts[-1]
+        for part in reversed(parts[:-1]):
+            made = t.Select(part, made, t.Constant(False))
+        return made
+
+    def _if(
+        self, node: syn.Conditional, test: syn.ExpressionNode, body: syn.ExpressionNode, orelse: syn.ExpressionNode
+    ) -> t.Expression:
+        chosen = self.value(test)
+        outer, arms, values = self.out, list[tuple[t.Statement, ...]](), list[t.Expression]()
+        for part in (body, orelse):
+            self.out = []
+            values.append(self.value(part))
+            arms.append(tuple(self.out))
+        self.out = outer
+        if not arms[0] and not arms[1]:
+            return t.Select(chosen, *values)
+        name, place = self.fresh(), node.place.start
+        one, other = [(*arm, t.Assign(place, (name,), value)) for arm, value in zip(arms, values, strict=True)]
+        self.out.append(t.If(place, chosen, one, other))
+        return t.Name(name)
+
+    def _call(self, node: syn.Invocation) -> t.Expression:
+        stream = self.stream(node)
+        if stream is not None:
+            if stream[1] != "get":
+                self.refuse(node, "a put has no value")
+            index, name = self.index_of(stream, node), self.fresh()
+            self.out.append(t.Get(node.place.start, name, stream[0], index))
+            return t.Name(name)
+        if isinstance(node.function, syn.Attribute):
+            return self._method(node, node.function)
+        name = node.called
+        if name in syn.META or name in ("put", "get"):
+            self.refuse(node, f"{name} stands in a for or with statement only")
+        if name == "get_tid":
+            return t.Name("get_tid()")
+        if name in ("use", "data"):
+            return t.Kernel(name, (t.Name(f"{name}()"), *self._arguments(node)))
+        if name == "drop":
+            return t.Kernel("use", (t.Name("use()"), *self._arguments(node)))
+        kind = self._scalar_type(name)
+        if kind is not None and len(node.arguments) == 1:
+            return t.Convert(kind, self.value(node.arguments[0]))
+        if name in ("tile", "zeros", "full") and node.arguments:
+            return self._made(name, node)
+        if name == "allreduce" and name not in self.names:
+            return self.collected(node, self.value(node.arguments[0]), inserted=False)
+        if name == "local" and len(node.arguments) == 1:
+            return self.value(node.arguments[0])
+        if name in KERNELS and name not in self.constants and name not in self.names:
+            return self._kernel(name, node, node.arguments)
+        return self._opaque(node, shown(node.function))
+
+    def _made(self, name: str, node: syn.Invocation) -> t.Expression:
+        """A new tile: `zeros(f32, 4, 4)`, `full(f32, 1.5, 4, 4)`."""
+        kind = self.stated(node.arguments[0])
+        if kind is None:  # no instance comes here
+            return t.Constant(0)
+        first = 2 if name == "full" else 1
+        sizes = node.arguments[first:]
+        if len(sizes) == 1 and syn.is_listed(sizes[0]):
+            sizes = sizes[0].items
+        value = self.value(node.arguments[1]) if name == "full" else t.Constant(0)
+        shape = (*map(t.Constant, kind.shape), *self.in_order(*sizes))
+        made = t.Kernel("full", (t.Constant(kind.dtype), value, *shape))
+        return made if shape else t.Convert(ElementType(kind.dtype), value)
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def collected(self, node: syn.ExpressionNode, value: t.Expression, inserted: bool) -> t.Expression:
+        """A value after the all-reduces that stand at a node."""
+        at = node.place
+        for c in sorted((c for c in self.collectives if c.place == at and c.inserted == inserted), key=_operator):
+            value = self._exchanged(c, value, node.place.start)
+        return value
+
+    def _exchanged(self, c: Collective, value: t.Expression, place: Place) -> t.Expression:
+        """An all-reduce: the first instance of a group gets the values of the others, and puts the result to them."""
+        tid = t.Name("get_tid()")
+        at = [tid] if len(self.mesh) == 1 else [t.Item(tid, t.Constant(k)) for k in range(len(self.mesh))]
+        row = _flat([(at[k], n) for k, n in enumerate(self.mesh) if k not in c.axes])
+        member = _flat([(at[k], self.mesh[k]) for k in c.axes])
+        held, name = self.fresh(), self.fresh()
+        kind = c.inward.type
+        own = t.Binary("-", member, t.Constant(1))
+        inward, outward = c.inward.name, c.outward.name
+        others = [(row, t.Constant(k)) for k in range(c.inward.shape[1])]
+        values = [self.fresh() for _ in others]
+        total: t.Expression = t.Name(held)
+        for part in values:
+            operands = total, t.Name(part)
+            total = t.Binary("+", *operands) if c.op == "+" else t.Kernel("maximum", operands)
+        self.out += [
+            t.Assign(place, (held,), value),
+            t.If(
+                place,
+                t.Binary("!=", member, t.Constant(0)),
+                (
+                    t.Put(place, inward, (row, own), t.Name(held)),
+                    t.Get(place, name, outward, (row, own)),
+                ),
+                (
+                    *(t.Get(place, part, inward, at) for part, at in zip(values, others, strict=True)),
+                    t.Assign(place, (name,), total, kind),
+                    *(t.Put(place, outward, at, t.Name(name)) for at in others),
+                ),
+                True,
+            ),
+        ]
+        return t.Name(name)
+
+    def _method(self, node: syn.Invocation, method: syn.Attribute) -> t.Expression:
+        base = method.base
+        if (
+            isinstance(base, syn.Identifier)
+            and base.name in MODULES
+            and base.name not in self.names
+            and method.name in ALIASES
+        ):
+            return self._kernel(ALIASES[method.name], node, node.arguments)
+        if method.name == "allreduce":
+            return self.collected(node, self.value(base), inserted=False)
+        if method.name in METHODS and not (isinstance(base, syn.Identifier) and base.name in MODULES):
+            return self._kernel(METHODS[method.name], node, [base, *node.arguments])
+        if method.name == "copy" and not node.arguments and not node.named:
+            return self.value(base)
+        root: syn.ExpressionNode = method.base
+        while isinstance(root, syn.Attribute):
+            root = root.base
+        if isinstance(root, syn.Identifier):
+            known = self.constants.get(root.name)
+            if known is not None and not isinstance(known, Static):
+                return self._opaque(node, shown(method))
+        if self.externals is None:
+            self.refuse(node, f"{method.name} is no operation of a machine", RUNS_HERE)
+        named = tuple((k.name or "", self.value(k.value)) for k in node.named)
+        arguments = self.in_order(method.base, *node.arguments)
+        return t.External(method.name, _Method(method.name), arguments, named)
+
+    def _kernel(self, name: str, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode]) -> t.Expression:
+        """A library kernel."""
+        if any(isinstance(a, syn.Starred) for a in arguments):
+            self.refuse(node, "a machine has no arguments with a star")
+        named = tuple((k.name or "", self.value(k.value)) for k in node.named)
+        return t.Kernel(name, self.in_order(*arguments), named)
+
+    def _arguments(self, node: syn.Invocation) -> tuple[t.Expression, ...]:
+        if any(isinstance(a, syn.Starred) for a in node.arguments):
+            self.refuse(node, "a machine has no arguments with a star")
+        return self.in_order(*node.arguments)
+
+    def _opaque(self, node: syn.ExpressionNode, name: str) -> t.Expression:
+        """A function that is not of the language: it is executed if the file may be, and refused otherwise."""
+        if self.externals is None:
+            self.refuse(node, f"{name} is no operation of a machine", RUNS_HERE)
+        try:
+            function = _found(self.externals, name)
+        except (KeyError, AttributeError):
+            file = self.source.file
+            self.refuse(node, f"there is no {name} to run", f"define or import it in {file}")
+        if not isinstance(node, syn.Invocation):
+            return t.External(name, lambda: function, ())
+        named = tuple((k.name or "", self.value(k.value)) for k in node.named)
+        return t.External(name, function, self._arguments(node), named)
+
+    # -- streams and types -------------------------------------------------------------------------------------------
+
+    def stream(self, node: syn.Invocation) -> tuple[str, str, tuple[int, ...]] | None:
+        """The array of streams, the method of a put or a get, and the indices before those that are written."""
+        if not isinstance(node.function, syn.Attribute):
+            return None
+        base = node.function.base
+        base = base.base if isinstance(base, syn.Subscript) else base
+        if isinstance(base, syn.Identifier) and base.name in self.streams and node.function.name in ("put", "get"):
+            array, before = self._root(base.name)
+            return array, node.function.name, before
+        return None
+
+    def _root(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The declared array that a name stands for, or a part of, and the indices of that part."""
+        if name not in self.roots:
+            part = self.streams[name]
+            root, _ = self.region.stream(part.first)
+            index = root.index(part.first - root.first)
+            self.roots[name] = root.name, index[: len(root.shape) - len(part.shape)]
+        return self.roots[name]
+
+    def index_of(self, stream: tuple[str, str, tuple[int, ...]], node: syn.Invocation) -> tuple[t.Expression, ...]:
+        """Return the full index, in the declared array, of the stream of a put or a get. stream: what `stream` returned
+        for `node`."""
+        assert isinstance(node.function, syn.Attribute)
+        base = node.function.base
+        parts = base.indices if isinstance(base, syn.Subscript) else ()
+        return (*map(t.Constant, stream[2]), *self.in_order(*parts))
+
+    def _scalar_type(self, name: str) -> ElementType | None:
+        return ElementType(name) if name in BITS else None
+
+    def stated(self, node: syn.ExpressionNode) -> ElementType | None:
+        """Return the type that stands at a node, None if it is of no element, or if no instance comes there. Raises
+        `Refusal` if it is another one there for another instance, or in another iteration."""
+        found = self.context.reading.types.get((self.name, node.place), {None})
+        if len(found) > 1:
+            one, other = sorted(map(str, found))[:2]
+            self.refuse(node, f"this is {one} here and {other} there; a machine has one type in each place")
+        return next(iter(found))
+
+
+def _operator(collective: Collective) -> str:
+    return collective.op
+
+
+def _flat(parts: list[tuple[t.Expression, int]]) -> t.Expression:
+    """The number of a point of a grid, row-major. parts: its coordinates, and the sizes of the grid."""
+    made: t.Expression = t.Constant(0)
+    for k, (at, size) in enumerate(parts):
+        made = at if not k else t.Binary("+", t.Binary("*", made, t.Constant(size)), at)
+    return made
+
+
+def _found(names: Mapping[str, Any], path: str) -> Callable[..., Any]:
+    """A function of an executed file by its path, such as `np.maximum`. Raises `KeyError` or `AttributeError`."""
+    first, *rest = path.split(".")
+    value = names[first]
+    for name in rest:
+        value = getattr(value, name)
+    found: Callable[..., Any] = value
+    return found
 
 
 def lowered_task(
@@ -30,7 +396,7 @@ def lowered_task(
     return tasks.Task(declared.name, declared.mapping, parameters, body, place)
 
 
-class _Body(LoweredExpressions):
+class _Body(_Expressions):
     """Lowers statements."""
 
     def block(self, statements: syn.Block) -> tuple[t.Statement, ...]:

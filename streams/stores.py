@@ -9,9 +9,8 @@ from ..base.element_types import ElementType
 from . import layouts
 from .annotations import tensor_type
 from .expressions import RegionContext
-from .kernel_pending import collective
 from .kernel_types import stored
-from .kernels import KernelOperand
+from .kernels import KernelOperand, collective
 from .layouts import Distribution
 from .library import KernelExpressions
 from .orders.shown import ShownOrder, shown_order
@@ -166,7 +165,7 @@ class Stores(KernelExpressions):
             future = self.pending.get(number) or self.tokens[number][1]
             self.shows(future.number, False, target, target)
         self.read(value)
-        operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, short(target))
+        operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, target)
         try:
             stored(into, operand, self.mesh)
             if base.tensor:

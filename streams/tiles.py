@@ -14,9 +14,8 @@ from ..base.element_types import ElementType
 from ..base.operators import UNARY
 from . import layouts
 from .expressions import Expressions, RegionContext
-from .kernel_pending import collective
 from .kernel_types import apply
-from .kernels import KernelOperand, Options
+from .kernels import KernelOperand, Options, collective
 from .layouts import LOCAL, Distribution
 from .orders.shown import Nest
 from .source import Refusal
@@ -91,11 +90,10 @@ class TileExpressions(Expressions):
     def operand(self, node: syn.ExpressionNode, value: Value) -> KernelOperand:
         """Return a value as an operand of a library kernel: its type, its distribution over the instances, and its
         text."""
-        text = short(node)
         if isinstance(value, Data):
-            return KernelOperand(value.type, value.dist, text)
+            return KernelOperand(value.type, value.dist, node)
         number = value.value if isinstance(value.value, int | float) else None
-        return KernelOperand(type_of(value), LOCAL if self.varies(node) else layouts.constant(number), text)
+        return KernelOperand(type_of(value), LOCAL if self.varies(node) else layouts.constant(number), node)
 
     def kernel(
         self, name: str, nodes: Sequence[syn.ExpressionNode], at: syn.SyntaxNode, options: Options | None = None

@@ -185,6 +185,11 @@ def total(body: Iterable[Node]) -> tuple[Needs, bool]:
     return tuple((s, put, n) for (s, put), n in sorted(counts.items())), even
 
 
+def branches(body: Body) -> bool:
+    """Whether data decides anything in a body."""
+    return any(isinstance(node, Choice) or (isinstance(node, FixedLoop) and branches(node.body)) for node in body)
+
+
 class Nodes:
     """Makes nodes, each distinct one once."""
 

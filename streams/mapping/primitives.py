@@ -100,16 +100,6 @@ def bundle(
     return made
 
 
-def bundle_columns(
-    mapped: Mapped, columns: Sequence[Sequence[str]], machine: MeshDescription | None = None, separate: bool = False
-) -> Mapped:
-    """Bundle subgraphs: the first nodes of all columns, then the second ones, and so on. columns: lists of equal
-    length, of names of instances."""
-    for row in zip(*columns, strict=True):
-        mapped = bundle(mapped, row, machine, separate)
-    return mapped
-
-
 def refuse_bundle(mapped: Mapped, groups: Sequence[int], what: str) -> list[Shots]:
     """Return the parts of a bundle of nodes. Raises `MappingError` if the nodes differ, or a path joins two of them."""
     parts = _parts([mapped.groups[k] for k in groups])

@@ -62,16 +62,6 @@ class PackedTensor:
         """Vectors of the whole tensor."""
         return prod(self.tensor) // prod(self.vector)
 
-    @property
-    def tokens_per_tile(self) -> int:
-        """Vectors of a tile: the tokens of a stream that carries vectors."""
-        return prod(self.tile) // prod(self.vector)
-
-    @property
-    def word_bits(self) -> int:
-        """Bits of a vector."""
-        return prod(self.vector) * _bits(self.dtype)
-
     def pack(self, x: Array) -> Array:
         """A tensor as it lies in memory, of `shape`."""
         split = [n for axis in self._axes for n in axis]

@@ -14,9 +14,9 @@ from ..beats import fire_together
 from ..run import BodyRun, Unending
 from ..source import Source
 from ..timing.bytecode import LONGEST, TooLong
-from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, branches, outcomes
+from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, outcomes
 from ..timing.timed import TOKENS, BeatTiming, EndlessWait, Late, TimedProgram, TooManyTokens
-from ..tree import Body, Region, StreamDecl
+from ..tree import Body, Region, StreamDecl, branches
 
 RUNS = 64
 """Runs with different depths whose results are kept: a search comes back to depths that it has just tried."""

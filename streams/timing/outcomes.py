@@ -41,11 +41,6 @@ def outcomes(bodies: Sequence[Body]) -> Outcomes:
     return Outcomes(tuple(tuple(_extreme(body, pick, nodes) for body in bodies) for pick in (min, max)), False)
 
 
-def branches(body: Body) -> bool:
-    """Whether data decides anything in a body."""
-    return any(isinstance(node, Choice) or (isinstance(node, FixedLoop) and branches(node.body)) for node in body)
-
-
 def _ways(body: Body) -> int:
     """The number of outcomes of a body; `OUTCOMES` + 1 stands for more."""
     ways = 1

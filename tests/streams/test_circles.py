@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from rsn.streams.check import check
-from rsn.streams.circles import bridges
+from rsn.streams.run import bridges
 from rsn.tests.effort import cases, in_both, in_full
 from rsn.tests.streams.test_exhaustive import program_of, source_of
 

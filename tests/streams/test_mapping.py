@@ -14,7 +14,7 @@ from rsn.streams.mapping.errors import CODES, MappingError
 from rsn.streams.mapping.graph import MappingGraph
 from rsn.streams.mapping.machine import MeshDescription
 from rsn.streams.mapping.mapping import Mapped
-from rsn.streams.mapping.primitives import bundle, bundle_columns, chain
+from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.proof import check_mapped, prove
 from rsn.streams.mapping.search import search
 from rsn.tests.effort import full, sampled
@@ -433,8 +433,8 @@ def test_attention_by_hand(q: int, kv: int) -> None:
     assert len(made.groups) == 3 * q
     assert [len(stream.logical) for stream in made.streams] == [kv] * 2 * q
     assert prove(made).ok
-    columns = [[f"send_q[{i}]", f"attend[{i},0]", f"gather[{i}]"] for i in range(q)]
-    made = bundle_columns(made, columns)
+    for task in ("send_q[{}]", "attend[{},0]", "gather[{}]"):
+        made = bundle(made, [task.format(i) for i in range(q)])
     assert len(made.groups) == 3
     assert [len(stream.logical) for stream in made.streams] == [kv * q] * 2
     assert prove(made).ok

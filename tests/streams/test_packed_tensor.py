@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from random import Random
 
 import numpy as np
@@ -17,11 +18,7 @@ from rsn.tests.streams.end_buffers import end_buffers, folded_bytes
 def test_a_tensor_for_a_port_of_512_bits() -> None:
     packed = widened((64, 64), (16, 16), "u8", 512)
     assert packed.shape == (4, 4, 2, 2, 8, 8)
-    assert (packed.words, packed.word_bits) == (64, 512)
-
-
-def test_vectors_of_a_tile() -> None:
-    assert PackedTensor((64, 64), (16, 16), (2, 4)).tokens_per_tile == 32
+    assert (packed.words, 8 * prod(packed.vector)) == (64, 512)
 
 
 def test_one_buffer_for_write_and_read_of_one_pattern() -> None:
@@ -65,7 +62,7 @@ def test_words_fill_the_port_as_far_as_tiles_allow() -> None:
             if tile[0] % rows == tile[1] % columns == 0 and rows * columns * 32 <= port
         ]
         most = max(rows * columns for rows, columns in fitting)
-        assert packed.word_bits == 32 * most
+        assert prod(packed.vector) == most
         square = min(abs(rows - columns) for rows, columns in fitting if rows * columns == most)
         assert abs(packed.vector[0] - packed.vector[1]) == square
         assert packed.vector[0] <= packed.vector[1] or packed.vector[::-1] not in fitting
