@@ -25,10 +25,10 @@ from rsn.benchmarks.measuring import command_line, print_tables
 from rsn.host.tasks import run_tasks
 from rsn.isa.overlays.tasks.unit import TensorPart
 from rsn.scheduler.pack import pack
-from rsn.streams.beats import fire_together, stream_depths
 from rsn.streams.build import build
 from rsn.streams.check import check
 from rsn.streams.reader import NO_RATES, Rates, read
+from rsn.streams.run import fire_together, stream_depths
 from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.streams.sizes import program_text
 

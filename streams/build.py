@@ -19,11 +19,11 @@ from ..isa.overlays.tasks.overlay import uops_of
 from ..isa.overlays.tasks.tree import Name, Store, nodes
 from ..isa.program import UnpackedProgram
 from .annotations import is_stream, last_name
-from .beats import Together, fire_together, stream_depths
 from .check import Report
 from .layouts import parse
 from .lower import lowered_task
 from .reader import beats_of
+from .run import Together, fire_together, stream_depths
 from .source import Refusal, Source, SourceFinding
 from .syntax import nodes as syn
 from .syntax.parser import executable

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...isa.overlays.tasks.program import Link, Shot, TaskProgram
-from ..beats import fire_together
 from ..build import apart, task_program, unit_names
 from ..reader import beats_of
+from ..run import fire_together
 from ..tree import Body
 from .errors import MappingError
 from .mapping import Mapped

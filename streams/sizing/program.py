@@ -10,8 +10,7 @@ from math import prod
 from ...base.element_types import BITS
 from ...base.errors import ProgramError
 from ...base.place import Place
-from ..beats import fire_together
-from ..run import BodyRun, Unending
+from ..run import BodyRun, Unending, fire_together
 from ..source import Source
 from ..timing.bytecode import LONGEST, TooLong
 from ..timing.outcomes import OUTCOMES, ByDataError, Outcomes, outcomes

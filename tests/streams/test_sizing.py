@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.streams.beats import fire_together
 from rsn.streams.check import Report, check
 from rsn.streams.reader import read
-from rsn.streams.run import BodyRun, Effort, Unending
+from rsn.streams.run import BodyRun, Effort, Unending, fire_together
 from rsn.streams.sizing.cover import cost
 from rsn.streams.sizing.depths import KnownDepths, sizes
 from rsn.streams.sizing.least import least, lowest

@@ -10,10 +10,10 @@ import pytest
 
 from rsn.hw.sim.machine import Machine
 from rsn.scheduler.pack import pack
-from rsn.streams.beats import fire_together, stream_depths
 from rsn.streams.build import build
 from rsn.streams.check import report_on
 from rsn.streams.reader import Rates, read
+from rsn.streams.run import fire_together, stream_depths
 from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.test_exhaustive import program_of, source_of

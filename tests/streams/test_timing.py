@@ -9,9 +9,9 @@ from time import process_time
 
 import pytest
 
-from rsn.streams.beats import fire_together, stream_depths
 from rsn.streams.check import check
 from rsn.streams.reader import read
+from rsn.streams.run import fire_together, stream_depths
 from rsn.streams.timing.outcomes import ByDataError, outcomes
 from rsn.streams.timing.timed import BeatTiming, EndlessWait, TimedProgram
 from rsn.streams.tree import Region, total
