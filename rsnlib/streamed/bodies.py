@@ -8,7 +8,7 @@ from itertools import groupby
 
 from ...streams.orders.order import Order
 from ...streams.orders.text import loops_of, span
-from ...streams.syntax.builder import Term, Value, assign, both, call, do, named, nest, when
+from ...streams.syntax.builder import Operand, Term, assign, both, call, do, named, nest, when
 from ...streams.syntax.nodes import Identifier, StatementNode
 from ...streams.syntax.printer import laid_out
 from . import pointwise as p
@@ -21,7 +21,7 @@ LONGEST = 88
 BUFFER, OWN, PARTNER, QUERIES = map(named, ("buffer", "own", "partner", "queries"))
 ROW, ROWS, TILE, TOTAL, TURNED = map(named, ("row", "rows", "tile", "total", "turned"))
 
-Body = list[StatementNode]
+Statements = list[StatementNode]
 """Statements of a task."""
 
 
@@ -35,7 +35,7 @@ class BodyNames:
     vectors: Mapping[str, Term]
     stored: Term | None = None
 
-    def put(self, value: Term) -> Body:
+    def put(self, value: Term) -> Statements:
         """Statements that put a value on all streams of the result."""
         if len(self.puts) == 1 or isinstance(value.node, Identifier):
             return [stream.put(value) for stream in self.puts]
@@ -47,7 +47,7 @@ def cycles(count: int) -> StatementNode:
     return do("cycles", count)
 
 
-def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The product of a row of tiles and a column of tiles, summed tile by tile; or, outward, sums of a row of tiles, to
     which each tile of the operand adds."""
     s, n = plan.sizes, plan.loops
@@ -74,11 +74,11 @@ def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     )
 
 
-def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """An expression of the operands' tiles."""
     s, n = plan.sizes, plan.loops
     names = [chr(ord("a") + k) for k in range(len(ends.gets))]
-    steps: Body = []
+    steps: Statements = []
 
     def leaf(operand: p.OperandIndex | p.RowConstant) -> Term:
         if isinstance(operand, p.RowConstant):
@@ -108,7 +108,7 @@ def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     return nest([("h", n["heads"]), ("i", n["rows"]), ("j", n["columns"])], body)
 
 
-def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Gather a row of tiles, compute, give it tile by tile."""
     s, n = plan.sizes, plan.loops
     arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
@@ -135,7 +135,7 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     )
 
 
-def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """Each column of a head, and its partner, times their factors."""
     partners: Sequence[int] = x.attributes["partners"]
     runs = []
@@ -155,7 +155,7 @@ def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     )
 
 
-def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The columns of each head in another order, some with their sign changed."""
     columns: Sequence[int] = x.attributes["partners"]
     signs: Sequence[int] = x.attributes["signs"]
@@ -171,7 +171,7 @@ def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     return nest([("i", plan.loops["rows"]), ("j", plan.loops["columns"])], body)
 
 
-def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The product of queries and keys, scaled; what the mask hides is minus infinity."""
     s, n, a = plan.sizes, plan.loops, x.attributes
     value = QUERIES @ call("transpose", ends.gets[1].get())
@@ -192,7 +192,7 @@ def _shifted(value: Term, number: int) -> Term:
     return value if number == 0 else value.joined("+" if number > 0 else "-", abs(number))
 
 
-def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The product of the weights and the values, summed tile by tile."""
     s, n = plan.sizes, plan.loops
     step = [assign(TOTAL, TOTAL + ends.gets[0].get() @ ends.gets[1].get()), cycles(plan.cycles)]
@@ -200,16 +200,16 @@ def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     return nest([("h", n["heads"]), ("i", n["rows"])], [*body, *ends.put(TOTAL)])
 
 
-def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The rows of the cache, then the new ones."""
-    lines: Body = []
+    lines: Statements = []
     for rows, stream in zip(("before", "new"), ends.gets, strict=True):
         body = [assign(TILE, stream.get()), cycles(plan.cycles), *ends.put(TILE)]
         lines += nest([("i", plan.loops[rows])], body)
     return nest([("h", plan.loops["heads"])], lines)
 
 
-def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
+def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The new rows, then the cache tile by tile, with them in the rows at their positions."""
     s, n = plan.sizes, plan.loops
     new, width, positions = n["new"] * s["tn"], s["width"], ends.vectors["positions"]
@@ -219,7 +219,7 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
         assign(BUFFER[span("k", s["tn"], new), :], ROWS),
         *([ends.stored.put(ROWS)] if ends.stored else []),
     ]
-    row: Value = "r" if new > 1 else 0
+    row: Operand = "r" if new > 1 else 0
     at = named("p")
     place = positions[row] - named("i") * s["tm"] if n["tiles"] > 1 else positions[row]
     inside = when(both(at >= 0, at < s["tm"]), [assign(TILE[at, :], BUFFER[row, :])])
@@ -231,24 +231,24 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Body:
     return nest([("h", n["heads"])], [*body, *nest([("i", n["tiles"])], tile)])
 
 
-def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Sequence[StatementNode]) -> Body:
+def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Sequence[StatementNode]) -> Statements:
     """Store rows at their positions in a cache. order: of the rows, as those of a tensor like the cache. after:
     statements behind each get."""
     front, axis, columns = len(order.axes) - 2, order.axes[-2], order.axes[-1]
     tn, width = order.element[-2:]
     loops = loops_of(order)
-    sequence: list[Value] = [loops[axis.loop][0] if axis.loop is not None else 0 for axis in order.axes[:front]]
+    sequence: list[Operand] = [loops[axis.loop][0] if axis.loop is not None else 0 for axis in order.axes[:front]]
     assert axis.loop is not None
     assert columns.loop is not None
     index, steps = loops[axis.loop]
     part = span(loops[columns.loop][0], width, order.tensor[-1])
-    row: Value = "r" if tn > 1 else 0
+    row: Operand = "r" if tn > 1 else 0
     position = named(positions)[named(index) * tn + row if steps > 1 else row]
     stored = assign(named(cache)[(*sequence, position, part)], ROWS[row, :])
     return nest(loops, [assign(ROWS, named(stream).get()), *after, *nest([("r", tn)], [stored])])
 
 
-BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Body]] = {
+BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statements]] = {
     "linear": linear,
     "pointwise": pointwise,
     "softmax": along_rows,

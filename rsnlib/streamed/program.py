@@ -19,7 +19,7 @@ from ...streams.syntax import builder
 from ...streams.syntax.builder import Term, declare, do, named
 from ...streams.syntax.nodes import Block, StatementNode
 from ...streams.syntax.printer import printed
-from .bodies import BODIES, Body, BodyNames, cycles, stored_rows
+from .bodies import BODIES, BodyNames, Statements, cycles, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
@@ -68,7 +68,7 @@ class _Task:
     """parameters: the tensors that it takes, under their own names."""
 
     name: str
-    body: Body
+    body: Statements
     parameters: list[str] = field(default_factory=list)
     comment: str = ""
 
@@ -247,7 +247,7 @@ class _ProgramWriter:
         self.packed_tensors[name] = lying
         return name
 
-    def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Body) -> str:
+    def _load_of(self, tensor: str, order: Order, target: StreamOperator, before: Statements) -> str:
         task = unique_name(f"load_{tensor}", self.taken)
         self.loads[task] = target.name
         stream = self._stream(f"{tensor}_tiles", order, task, target.name)
@@ -345,7 +345,7 @@ class _ProgramWriter:
         task.body += [do("drop", named(loaded).get()), *body]
         return task
 
-    def _moved(self, tensor: str, order: Order, port: int) -> Body:
+    def _moved(self, tensor: str, order: Order, port: int) -> Statements:
         """The cycles of a token on its way: of words that the port moves. Rows of a tile that do not follow each other
         in memory begin a word each."""
         rows, columns = token_shape(order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ...base.errors import ProgramError
-from ..syntax.builder import Term, Value, assign, call, declare, do, named, nest, task
+from ..syntax.builder import Operand, Term, assign, call, declare, do, named, nest, task
 from ..syntax.nodes import StatementNode
 from ..syntax.printer import printed
 from .converter import Converter
@@ -40,7 +40,7 @@ def token_shape(order: Order) -> tuple[int, ...]:
 
 def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> Term:
     """Return a token as a slice of a tensor. kept: axes along which `tensor` is a buffer of one token only."""
-    parts: list[Value] = []
+    parts: list[Operand] = []
     front = len(order.element) - len(token_shape(order))
     for k, (axis, size, whole) in enumerate(zip(order.axes, order.element, order.tensor, strict=True)):
         moves = axis.loop is not None and order.trips[axis.loop] > 1 and k not in kept

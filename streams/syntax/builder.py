@@ -13,7 +13,7 @@ from . import nodes as n
 
 AT = n.NOWHERE
 
-Value = Union["Term", str, bool, int, float, slice, Sequence["Value"], None]
+Operand = Union["Term", str, bool, int, float, slice, Sequence["Operand"], None]
 """What becomes an expression: a text is a name, a list a list, a tuple the items of an index."""
 
 
@@ -23,35 +23,35 @@ class Term:
     def __init__(self, node: n.ExpressionNode) -> None:
         self.node = node
 
-    def joined(self, op: str, other: Value) -> Term:
+    def joined(self, op: str, other: Operand) -> Term:
         """An operator between two expressions."""
         return Term(n.Infix(AT, self.node, op, expression(other)))
 
-    def __add__(self, other: Value) -> Term:
+    def __add__(self, other: Operand) -> Term:
         return self.joined("+", other)
 
-    def __sub__(self, other: Value) -> Term:
+    def __sub__(self, other: Operand) -> Term:
         return self.joined("-", other)
 
-    def __mul__(self, other: Value) -> Term:
+    def __mul__(self, other: Operand) -> Term:
         return self.joined("*", other)
 
-    def __truediv__(self, other: Value) -> Term:
+    def __truediv__(self, other: Operand) -> Term:
         return self.joined("/", other)
 
-    def __matmul__(self, other: Value) -> Term:
+    def __matmul__(self, other: Operand) -> Term:
         return self.joined("@", other)
 
     def __neg__(self) -> Term:
         return Term(n.Prefix(AT, "-", self.node))
 
-    def __ge__(self, other: Value) -> Term:
+    def __ge__(self, other: Operand) -> Term:
         return Term(n.ComparisonChain(AT, self.node, (">=",), (expression(other),)))
 
-    def __lt__(self, other: Value) -> Term:
+    def __lt__(self, other: Operand) -> Term:
         return Term(n.ComparisonChain(AT, self.node, ("<",), (expression(other),)))
 
-    def __getitem__(self, index: Value) -> Term:
+    def __getitem__(self, index: Operand) -> Term:
         """A part; a tuple of one item is the item."""
         only = index[0] if isinstance(index, tuple) and len(index) == 1 else index
         return Term(n.Subscript(AT, self.node, expression(only)))
@@ -62,7 +62,7 @@ class Term:
         """The next token of a stream."""
         return Term(n.Invocation(AT, n.Attribute(AT, self.node, "get"), ()))
 
-    def put(self, value: Value) -> n.StatementNode:
+    def put(self, value: Operand) -> n.StatementNode:
         """Put a token on a stream."""
         return n.Evaluation(AT, n.Invocation(AT, n.Attribute(AT, self.node, "put"), (expression(value),)))
 
@@ -73,7 +73,7 @@ class Term:
         return Term(made)
 
 
-def expression(value: Value) -> n.ExpressionNode:
+def expression(value: Operand) -> n.ExpressionNode:
     """The node of a value."""
     match value:
         case Term():
@@ -96,7 +96,7 @@ def named(text: str) -> Term:
     return Term(n.Identifier(AT, text))
 
 
-def call(function: str, *arguments: Value, **keywords: Value) -> Term:
+def call(function: str, *arguments: Operand, **keywords: Operand) -> Term:
     """A call of a function."""
     given = tuple(n.NamedArgument(AT, key, expression(value)) for key, value in keywords.items())
     return Term(n.Invocation(AT, expression(function), tuple(map(expression, arguments)), given))
@@ -110,12 +110,12 @@ def both(a: Term, b: Term) -> Term:
 # -- statements -------------------------------------------------------------------------------------------------------
 
 
-def do(function: str, *arguments: Value) -> n.StatementNode:
+def do(function: str, *arguments: Operand) -> n.StatementNode:
     """Call a function for what it does, such as `drop` or `cycles`."""
     return n.Evaluation(AT, call(function, *arguments).node)
 
 
-def assign(target: Value, value: Value) -> n.StatementNode:
+def assign(target: Operand, value: Operand) -> n.StatementNode:
     """Assign a name or a part."""
     stored = n.copied(expression(target))
     assert isinstance(stored, n.Identifier | n.Subscript)
@@ -155,7 +155,7 @@ def task(
     given = tensors or {}
     first, *others = n.copied(tuple(body))
     first.comment = comment
-    arguments: dict[str, Value] = {"args": list(given)} if given else {}
+    arguments: dict[str, Operand] = {"args": list(given)} if given else {}
     parameters = tuple(n.FormalParameter(AT, key, "args", kind.node, None) for key, kind in given.items())
     head = call("task", mapping=[1], **arguments)
     made = n.FunctionDefinition(AT, name, parameters, (first, *others), (head.node,), expression(None))
