@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsn.streams.syntax.nodes import Block, Foreign, SyntaxNode, TooDeep, alike, walk
+from rsn.streams.syntax.builder import assign, both, call, do, named, nest, program, task, when
+from rsn.streams.syntax.nodes import Assignment, Block, Foreign, SyntaxNode, TooDeep, alike, walk
 from rsn.streams.syntax.parser import UnreadableError, parsed, parsed_expression
 from rsn.streams.syntax.printer import printed, shown
 from rsn.tests.effort import cases
-from rsn.tests.streams.grammar import program
+from rsn.tests.streams.grammar import program as drawn_program
 from rsn.tests.streams.sizes import FOLDER
 from rsn.tests.streams.trees import places
 
@@ -53,7 +54,7 @@ def test_an_expression_is_printed_as_python_prints_it(text: str) -> None:
 
 @given(st.integers(0, 10**9))
 def test_a_drawn_program_is_printed_and_parsed_again(seed: int) -> None:
-    _same_again(program(Random(seed), "0"))
+    _same_again(drawn_program(Random(seed), "0"))
 
 
 @pytest.mark.parametrize("file", sorted([*FOLDER.glob("*.py"), *(ROOT / "streams").rglob("*.py")]), ids=str)
@@ -72,6 +73,40 @@ def _same_again(text: str) -> None:
     assert places(made) == places(again), out
     assert printed(again).text == out
     assert ast.dump(ast.parse(out)) == ast.dump(ast.parse(ast.unparse(ast.parse(text))))
+
+
+def test_a_tree_is_made_with_operators() -> None:
+    x, i, s = map(named, "xis")
+    rows = x[:, i * 2 : i * 2 + 2]
+    body = [
+        assign(rows, (rows - -0.5).in_brackets() @ s.get() + call("f", x[0], None, axis=-1)),
+        when(both(i >= 0, i < 4), [do("drop", s.get()), s.put(True)]),
+    ]
+    made = printed(
+        program("A program.", [task("t", nest([("i", 3), ("j", 1)], body), {"x": named("f32")[8, 8]}, "One")])
+    )
+    assert (
+        made.text
+        == '''"""A program."""
+
+from rsn.streams import *
+
+
+@task(mapping=[1], args=[x])
+def t(x: f32[8, 8]) -> None:
+    # One
+    for i in range(3):
+        x[:, i * 2 : i * 2 + 2] = (x[:, i * 2 : i * 2 + 2] - -0.5) @ s.get() + f(x[0], None, axis=-1)
+        if i >= 0 and i < 4:
+            drop(s.get())
+            s.put(True)
+'''
+    )
+    assert alike(made.tree, parsed(made.text))
+    assert places(made.tree) == places(parsed(made.text))
+    assert [shown(node.targets[0]) for node in walk(made.tree[-1]) if isinstance(node, Assignment)] == [
+        "x[:, i * 2:i * 2 + 2]"
+    ]
 
 
 def test_what_a_node_holds() -> None:
@@ -134,6 +169,6 @@ def test_every_kind_of_node_names_its_kind() -> None:
 
 def _drawn(seed: int) -> list[SyntaxNode]:
     try:
-        return [node for statement in parsed(program(Random(seed), "0")) for node in walk(statement)]
+        return [node for statement in parsed(drawn_program(Random(seed), "0")) for node in walk(statement)]
     except UnreadableError:
         return []
