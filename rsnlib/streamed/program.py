@@ -160,9 +160,10 @@ class _ProgramWriter:
             self._kernel(x, task)
         self._check_depths(depths)
         circles = self._in_circles()
-        least = (s.depth or (s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens)) for s in self.streams)
-        types = ((s, depths.get(s.name, depth)) for s, depth in zip(self.streams, least, strict=True))
-        streams = [declare(s.name, named("Stream")[s.element, depth]) for s, depth in types]
+        streams = []
+        for s in self.streams:
+            least = s.depth or (s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens))
+            streams.append(declare(s.name, named("Stream")[s.element, depths.get(s.name, least)]))
         tensors = [declare(name, self._tensor_type(name)) for name in self.tensors]
         text, tree = printed(builder.program(title, tensors, streams, [*map(self._written, self.tasks)]))
         held = self.inputs, self.outputs, self.tensors

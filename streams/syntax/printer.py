@@ -31,9 +31,9 @@ BINDING = {
     "**": POWER,
 }
 INDENT = "    "
+
 HUGE = "1e309"
 """What Python reads as infinite."""
-
 
 Piece = str | n.SyntaxNode | tuple[n.SyntaxNode, int]
 """A part of a line: a text, or a node with how tightly the operator around it binds, `TEST` if nothing is said."""
@@ -59,7 +59,7 @@ def shown(node: n.SyntaxNode) -> str:
 
 def laid_out(node: n.ExpressionNode) -> str:
     """An expression as it stands in a program that is printed."""
-    return _text(node, True)
+    return _text(n.copied(node), True)
 
 
 def printed(body: Sequence[n.StatementNode]) -> PrintedProgram:
@@ -140,9 +140,10 @@ class _Writer:
                 line((value, TUPLE))
             case n.Assignment(targets=(target,), value=n.Infix(left=left, op=op, right=right), augmented=True):
                 line(target, f" {op}= ", right)
-                node.value.place = node.place
-                for read, stored in zip(n.walk(left), n.walk(target), strict=True):
-                    read.place = stored.place
+                if self.laid:  # what is read is written once, as the target
+                    node.value.place = node.place
+                    for read, stored in zip(n.walk(left), n.walk(target), strict=True):
+                        read.place = stored.place
             case n.Assignment(targets=targets, value=value):
                 line(*(piece for target in targets for piece in ((target, TUPLE), " = ")), value)
             case n.Declaration(target=target, annotation=annotation, value=value):
@@ -166,7 +167,7 @@ class _Writer:
                     heads = _joined([[head, *_given(target, " as ")] for head, target in bound])
                     line("with ", *heads, ":", of=arm)
                     inside(arm.body)
-                node.place = arms[0].place
+                node.place = arms[0].place if self.laid else node.place
             case n.Skip():
                 line("pass")
             case n.Jump(how=how):
