@@ -65,7 +65,7 @@ class Streamed:
     @property
     def text(self) -> str:
         """The stream program, as `rsn check`, `rsn run`, `rsn hls` and the other commands take it."""
-        return self.written.text
+        return self.written.printed.text
 
     def changed(
         self,
@@ -100,7 +100,7 @@ class Streamed:
     @cached_property
     def report(self) -> Report:
         """The program, checked."""
-        source = Source(self.text, f"{self.name}.py", tree=self.written.tree)
+        source = Source(self.text, f"{self.name}.py", tree=self.written.printed.tree)
         return report_on(read_source(source, timed=True))
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -17,8 +18,8 @@ from ...streams.orders.packed_tensor import PackedTensor
 from ...streams.orders.text import converted, load, ping_pong, store, token_shape
 from ...streams.syntax import builder
 from ...streams.syntax.builder import Term, declare, do, named
-from ...streams.syntax.nodes import Block, StatementNode
-from ...streams.syntax.printer import printed
+from ...streams.syntax.nodes import StatementNode
+from ...streams.syntax.printer import PrintedProgram, printed
 from .bodies import BODIES, BodyNames, Statements, cycles, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
@@ -31,17 +32,15 @@ LEAST_DEPTH = 2
 """Tokens of a stream that closes no circle of tasks."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StreamProgramText:
-    """A stream program. tree: what the text says, with its places. inputs: what each input tensor holds; None for one
-    that tasks fill before they read it.
-    outputs: the tensor of each stored operator, by name. shapes: of all tensors. converters: by name of their task.
-    packed_tensors: of tensors that lie tile by tile. loads: the operator that each task that loads a tensor is for.
-    stores: tasks that store one. requests: the streams on which the reading task of a converter asks the filling one
-    for the next buffer, against the direction of the data."""
+    """A stream program. statements: of it, without places. inputs: what each input tensor holds; None for one that
+    tasks fill before they read it. outputs: the tensor of each stored operator, by name. shapes: of all tensors.
+    converters: by name of their task. packed_tensors: of tensors that lie tile by tile. loads: the operator that each
+    task that loads a tensor is for. stores: tasks that store one. requests: the streams on which the reading task of a
+    converter asks the filling one for the next buffer, against the direction of the data."""
 
-    text: str
-    tree: Block
+    statements: Sequence[StatementNode]
     inputs: Mapping[str, Held]
     outputs: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
@@ -50,6 +49,11 @@ class StreamProgramText:
     loads: Mapping[str, str]
     stores: Sequence[str]
     requests: tuple[str, ...] = ()
+
+    @cached_property
+    def printed(self) -> PrintedProgram:
+        """The text, and its tree. A search looks at many programs of which nobody reads the text."""
+        return printed(self.statements)
 
     def laid_out(self, name: str, x: Array) -> Array:
         """The elements of a tensor, as they lie in memory."""
@@ -165,10 +169,10 @@ class _ProgramWriter:
             least = s.depth or (s.tokens if s.name in circles else min(LEAST_DEPTH, s.tokens))
             streams.append(declare(s.name, named("Stream")[s.element, depths.get(s.name, least)]))
         tensors = [declare(name, self._tensor_type(name)) for name in self.tensors]
-        text, tree = printed(builder.program(title, tensors, streams, [*map(self._written, self.tasks)]))
+        statements = builder.program(title, tensors, streams, [*map(self._written, self.tasks)])
         held = self.inputs, self.outputs, self.tensors
         moving = self.loads, self.stores, tuple(self.requests)
-        return StreamProgramText(text, tree, *held, self.converters, self.packed_tensors, *moving)
+        return StreamProgramText(statements, *held, self.converters, self.packed_tensors, *moving)
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]

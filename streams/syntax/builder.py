@@ -7,6 +7,7 @@ do. What is made has no places until it is printed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Union
 
 from . import nodes as n
@@ -114,9 +115,13 @@ def do(function: str, *arguments: Operand) -> n.StatementNode:
 
 def assign(target: Operand, value: Operand) -> n.StatementNode:
     """Assign a name or a part."""
-    stored = n.copied(expression(target))
-    assert isinstance(stored, n.Identifier | n.Subscript)
-    stored.stored = True
+    match expression(target):
+        case n.Identifier(name=name):
+            stored: n.ExpressionNode = n.Identifier(AT, name, True)
+        case n.Subscript(base=base, index=index):
+            stored = n.Subscript(AT, base, index, True)
+        case other:
+            raise AssertionError(f"{other.kind} is assigned")
     return n.Assignment(AT, (stored,), expression(value))
 
 
@@ -134,8 +139,8 @@ def nest(loops: Sequence[tuple[str, int]], body: Sequence[n.StatementNode]) -> l
     """Return loops around statements, outermost first. loops: index and number of iterations. For a loop of one
     iteration there is none: its index is 0."""
     inner = [(index, trips) for index, trips in loops if trips > 1]
-    used = {used for statement in body for used in statement.facts.names}
-    fixed = [assign(index, 0) for index, trips in loops if trips == 1 and index in used]
+    once = [index for index, trips in loops if trips == 1]
+    fixed = [assign(index, 0) for index in once if any(index in statement.facts.names for statement in body)]
     if not inner:
         return [*fixed, *body]
     indices = tuple(n.Identifier(AT, index, True) for index, _ in inner)
@@ -150,7 +155,8 @@ def task(
     """A task of one instance. tensors: that it takes, with their types, under their own names. comment: above its
     body."""
     given = tensors or {}
-    first, *others = n.copied(tuple(body))
+    first, *others = body
+    first = copy(first)
     first.comment = comment
     arguments: dict[str, Operand] = {"args": list(given)} if given else {}
     parameters = tuple(n.FormalParameter(AT, key, "args", kind.node, None) for key, kind in given.items())

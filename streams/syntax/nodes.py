@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from copy import copy
 from inspect import get_annotations
 from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar, dataclass_transform
 
@@ -173,8 +172,12 @@ def copied(value: AnyPart) -> AnyPart:
         return tuple(map(copied, value))  # type: ignore[return-value]
     if not isinstance(value, SyntaxNode):
         return value
-    made = copy(value)
-    made.__dict__.update({name: copied(getattr(value, name)) for name in value.parts}, _facts=None)
+    made = object.__new__(type(value))
+    made.__dict__.update(value.__dict__)
+    for name in value.parts:
+        part = value.__dict__.get(name)
+        if isinstance(part, SyntaxNode | tuple):
+            made.__dict__[name] = copied(part)
     return made
 
 

@@ -54,8 +54,8 @@ def agrees(module: nn.Module, *inputs: torch.Tensor, knobs: Knobs = SMALL) -> An
 def has_times_of_its_tasks(made: Streamed) -> None:
     """Check the times of kernels with those that their tasks state, and the tree with its text."""
     again = parsed(made.text)
-    assert alike(made.written.tree, again)
-    assert places(made.written.tree) == places(again)
+    assert alike(made.written.printed.tree, again)
+    assert places(made.written.printed.tree) == places(again)
     region = read(made.text, timed=True)
     traces = {task.task.name: alone(task.beats).puts for task in region.instances}
     for node in made.dataflow.nodes:
