@@ -174,7 +174,7 @@ class LibraryKernel:
     """A library kernel: what it computes, and its contract.
 
     compute: what it gives, in which order. rule: how the shape of the result follows (key of
-    `streams.kernel_shapes.RULES`); "" for a function with rules of its own. operands: names of the tiles; optional:
+    `streams.kernel_types.RULES`); "" for a function with rules of its own. operands: names of the tiles; optional:
     how many of the last ones may be left out. options: names of further arguments, known before the run, in order.
     linear: operands in each of which it is linear if the others are complete. jointly: it is linear in all operands
     together. increasing: operands in each of which it never decreases; `decreases`: with a negative constant as the
