@@ -99,9 +99,12 @@ def unsupported(node: Node, why: str) -> UnsupportedError:
 
 def _columns(layer: Gemm, index: npt.NDArray[np.intp]) -> dict[str, Any]:
     """The fields of a product that has only these columns of `layer`."""
+    # Columns side by side, such as the queries of a packed projection, are a view: a copy costs more than all the rest.
+    is_run = len(index) > 0 and np.array_equal(index, np.arange(index[0], index[0] + len(index)))
+    columns = slice(index[0], index[0] + len(index)) if is_run else index
     vectors = {"bias": layer.bias, "scale": layer.scale, "shift": layer.shift}
-    picked = {name: None if vector is None else vector[index] for name, vector in vectors.items()}
-    return {"weight": layer.weight[:, index], **picked}
+    picked = {name: None if vector is None else vector[columns] for name, vector in vectors.items()}
+    return {"weight": layer.weight[:, columns], **picked}
 
 
 class AbstractState:
