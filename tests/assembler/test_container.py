@@ -275,7 +275,7 @@ def test_counts_are_not_believed(program: Program, section: int) -> None:
         complaint(resealed(program, section, data))
 
 
-@examples(300, quick=80)
+@examples(300, quick=30)
 @given(st.integers(0, 5), st.integers(0, 2000), st.binary(min_size=1, max_size=4), st.booleans())
 @example(BUFF, 0, b"\xff\xff\xff\x7f", False)
 def test_made_up_sections_load_or_are_refused(section: int, at: int, data: bytes, insert: bool) -> None:

@@ -179,7 +179,7 @@ def sorted_patches(p: Program) -> Program:
     return replace(p, parameters=tuple(rows))
 
 
-SLOW = examples(100, quick=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SLOW = examples(100, quick=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @SLOW

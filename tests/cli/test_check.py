@@ -388,7 +388,7 @@ def changed(draw: st.DrawFn, record: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", [GEMM, ATTENTION], ids=["gemm", "attention"])
-@examples(150, quick=40, suppress_health_check=[HealthCheck.too_slow])
+@examples(150, quick=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_what_check_calls_ok_runs(text: str, data: st.DataObject) -> None:
     """It ends, leaves nothing over, and computes with nothing that was never loaded (which would be NaN)."""

@@ -137,7 +137,7 @@ def test_the_command(few: dict[str, PointResult], monkeypatch: pytest.MonkeyPatc
         assert "--schedule and --set are of the overlay; the figures of step have none" in refused.output
 
 
-@examples(200, 40)
+@examples(200, 20)
 @given(st.integers(1, 40), st.data())
 def test_rows_are_dealt_out(rows: int, data: st.DataObject) -> None:
     chosen = data.draw(st.integers(1, 4))

@@ -59,7 +59,7 @@ def bank(compiled: Any) -> Any:
 
 
 @pytest.mark.parametrize("overlay", ["xnn", long("xnn2")])
-@examples(60, quick=8)
+@examples(60, quick=6)
 @given(
     chosen=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=2, max_size=4),
     seed=st.integers(0, 99),

@@ -28,7 +28,7 @@ def norms(draw: st.DrawFn) -> Norm:
 
 
 @given(norms())
-@examples(full=40, quick=6, deadline=None)
+@examples(full=40, quick=4, deadline=None)
 def test_rows_are_normalised_as_they_are_loaded(program: Norm) -> None:
     for found, expected in zip(program.run()[0], program.expected(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)

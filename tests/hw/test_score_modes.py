@@ -51,7 +51,7 @@ def programs(draw: st.DrawFn) -> Scores:
 
 
 @given(programs())
-@examples(full=50, quick=6, deadline=None)
+@examples(full=50, quick=5, deadline=None)
 def test_softmax_is_what_numpy_says(program: Scores) -> None:
     check(program)
 

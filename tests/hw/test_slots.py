@@ -109,7 +109,7 @@ def moves(timing: RunTiming, overlay: Overlay) -> dict[str, list[tuple[float, fl
     return out
 
 
-@examples(12, quick=4)
+@examples(12, quick=2)
 @given(st.one_of(products(), post_ops()))
 def test_two_slots_as_two_processes_are_the_double_buffer(case: Case) -> None:
     apart = two_processes(XNN)
@@ -122,7 +122,7 @@ def test_two_slots_as_two_processes_are_the_double_buffer(case: Case) -> None:
     check_equal(banks, others)
 
 
-@examples(20, quick=5)
+@examples(20, quick=2)
 @given(
     st.one_of(products(), post_ops()), st.integers(3, 6), st.sampled_from(["MemA", "MemB", "MemC", "MemA MemB MemC"])
 )
@@ -288,7 +288,7 @@ def test_check_finds_a_slice_that_is_sent_again_on_another_number_of_slots() -> 
     assert "MemA0 uOP 3 sends a buffer that nothing has filled" in found[0].message
 
 
-@examples(20, quick=6)
+@examples(20, quick=2)
 @given(st.data())
 def test_programs_that_stop_halfway_stop_alike_in_both_engines(data: st.DataObject) -> None:
     """With some packets left out, terminators among them: the same report, or the same words left over."""

@@ -66,7 +66,7 @@ def stores(draw: st.DrawFn) -> Halves:
 
 
 @given(stores())
-@examples(full=50, quick=6, deadline=None)
+@examples(full=50, quick=5, deadline=None)
 def test_stores_are_what_numpy_says(program: Halves) -> None:
     check(program)
 

@@ -26,7 +26,7 @@ def values(spec: Field) -> st.SearchStrategy:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.__name__)
-@examples(100, quick=30)
+@examples(100, quick=10)
 @given(data=st.data())
 def test_decode_inverts_encode_and_padding_stays_zero(record: type[Record], data: st.DataObject) -> None:
     made = record(**{spec.name: data.draw(values(spec)) for spec in record.FIELDS})

@@ -344,7 +344,7 @@ def chatter(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], dict[str, list
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 @pytest.mark.parametrize("kind", [networks, chatter])
 def test_random_networks(engine: str, kind: Callable[[], st.SearchStrategy[Any]]) -> None:
-    @settings(max_examples=effort.cases(150, 40) if engine == "compiled" else effort.cases(40, 10))
+    @settings(max_examples=effort.cases(150, 15) if engine == "compiled" else effort.cases(40, 4))
     @given(kind())
     def check(case: tuple[dict[tuple[str, str], int], dict[str, list[Any]]]) -> None:
         depths, programs = case
@@ -375,7 +375,7 @@ def images(draw: st.DrawFn) -> tuple[list[Packet], int]:
 @effort.in_full
 @pytest.mark.parametrize("engine", ["uncompiled", pytest.param("compiled", marks=needs_numba)])
 def test_random_images(engine: str) -> None:
-    @settings(max_examples=effort.cases(100, 40) if engine == "compiled" else effort.cases(40, 15))
+    @settings(max_examples=effort.cases(100, 10) if engine == "compiled" else effort.cases(40, 4))
     @given(images())
     def check(case: tuple[list[Packet], int]) -> None:
         packets, depth = case

@@ -204,7 +204,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[tuple[str, str], int], list[Job], Progr
 @effort.in_full
 @engines
 def test_random_networks_by_the_stated_rule(engine: str) -> None:
-    @settings(max_examples=effort.cases(250, 60) if engine == "compiled" else effort.cases(80, 25))
+    @settings(max_examples=effort.cases(250, 25) if engine == "compiled" else effort.cases(80, 8))
     @given(cases())
     def check(case: tuple[dict[tuple[str, str], int], list[Job], Programs]) -> None:
         depths, jobs, programs = case

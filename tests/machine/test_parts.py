@@ -99,7 +99,7 @@ def ended(run: Any) -> tuple[Any, ...]:
         return ("deadlock", str(e))
 
 
-@examples(300, 40)
+@examples(300, 30)
 @given(st.data())
 def test_a_chain_of_units(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 4))

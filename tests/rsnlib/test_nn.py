@@ -119,7 +119,7 @@ def test_a_layer_is_seven_segments_and_its_passes(randomised: Randomised, norm: 
     norm=st.sampled_from(["post", "pre"]),
     causal=st.booleans(),
 )
-@examples(20, quick=3)
+@examples(20, quick=2)
 def test_any_size(
     batch: int, seq: int, heads: int, head_dim: int, inner: int, kind: str, norm: Any, causal: bool
 ) -> None:
@@ -360,7 +360,7 @@ def encoders(draw: st.DrawFn) -> tuple[Encoder, torch.Tensor, bool]:
 
 @given(encoders(), st.sampled_from(["xnn", "xnn-base"]))
 @example((Encoder(1, 1024, 16, 64, "gelu_tanh").eval(), torch.randn(1, 256, 1024), False), "xnn-base")
-@examples(25, quick=3)
+@examples(25, quick=2)
 def test_validate_and_compile_agree(case: tuple[Encoder, torch.Tensor, bool], overlay: str) -> None:
     """What validate lets pass compiles; of what it refuses, compile says one of its lines, by a path in the model."""
     model, x, masked = case

@@ -15,7 +15,7 @@ from rsn.host.native_tasks import run_native
 from rsn.hw.sim.tasks import run_on_tensors
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
-from rsn.tests.effort import long
+from rsn.tests.effort import full, long
 from rsn.tests.rsnlib.streamed_blocks import Fixed, block
 from rsn.tests.rsnlib.test_streamed import BLOCKS, SMALL, TOLERANCE, Function, agrees, has_times_of_its_tasks
 from rsn.tests.streams.test_hls import built
@@ -47,7 +47,7 @@ def close(mine: Any, theirs: Any) -> None:
     torch.testing.assert_close(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("batch", [1, long(2), long(3)])
+@pytest.mark.parametrize("batch", [1, full(2), long(3)])
 @pytest.mark.parametrize("name", ["gpt2", *(long(name) for name in BLOCKS if name != "gpt2")])
 def test_one_program_for_all_steps(name: str, batch: int) -> None:
     module, state = Fixed([block(name, **BLOCKS[name])]), caches(name, batch=batch)

@@ -107,7 +107,7 @@ def assert_computes(
     assert program.overlay.mop_fifo_depth == 6
 
 
-@examples(40, quick=5, phases=UNSHRUNK)
+@examples(40, quick=4, phases=UNSHRUNK)
 @given(
     seq=st.integers(1, 400) | st.sampled_from([127, 128, 129, 256, 257, 384, 385, 512, 640, 767, 768]),
     heads=st.integers(1, 5),
@@ -189,7 +189,7 @@ def shared(
     return LayerGraph(1, rows, {"x": k}, (Output("z"),), layers)
 
 
-@examples(25, quick=4, phases=UNSHRUNK)
+@examples(25, quick=2, phases=UNSHRUNK)
 @given(
     rows=st.integers(1, 900),
     k=st.integers(1, 700),

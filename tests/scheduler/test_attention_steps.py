@@ -64,7 +64,7 @@ def valid(slot: KeySharers, keys: KeyBlocks, att: AttentionLayer, s: Binder, sta
     return np.concatenate(parts, 1)
 
 
-@examples(120, 25, deadline=None)
+@examples(120, 12, deadline=None)
 @given(
     rows=st.integers(1, 2000),
     group=st.integers(1, 5),

@@ -39,7 +39,7 @@ def assert_not_faster(network: LayerGraph, overlay: Overlay, schedule: Schedule)
         assert end - start >= segment.bound_s * (1 - 1e-12), segment
 
 
-@examples(30, quick=10, phases=UNSHRUNK)
+@examples(30, quick=3, phases=UNSHRUNK)
 @given(
     seq=st.integers(1, 300) | st.sampled_from([128, 384, 640]),
     heads=st.integers(1, 4),
@@ -72,7 +72,7 @@ def test_no_product_is_faster(shape: tuple[int, int, int], act: ActivationFuncti
     assert_not_faster(Maker().gemm(*shape, act), XNN, PAPER)
 
 
-@examples(10, quick=4, phases=UNSHRUNK)
+@examples(10, quick=2, phases=UNSHRUNK)
 @given(batch=st.integers(1, 2), blocks=st.integers(2, 3), ffn=st.integers(1, 1200), data=st.data())
 def test_no_encoder_on_the_base_machine_is_faster(batch: int, blocks: int, ffn: int, data: st.DataObject) -> None:
     network = Maker().encoder(batch, 128 * blocks, 1024, 16, ffn)
@@ -137,7 +137,7 @@ def test_a_window_needs_its_scores_and_a_mask_those_that_are_left() -> None:
     assert all_of_it["ddr"] - masked["ddr"] == pytest.approx(read / 21e9)
 
 
-@examples(100, quick=25)
+@examples(100, quick=10)
 @given(batch=st.integers(1, 5), seq=st.integers(1, 300), masked=st.booleans())
 def test_more_rows_need_no_less_time(batch: int, seq: int, masked: bool) -> None:
     def found(batch: int, seq: int) -> dict[str, float]:

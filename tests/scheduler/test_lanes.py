@@ -30,7 +30,7 @@ from rsn.scheduler.lanes.lowering import best
 from rsn.scheduler.lanes.order import jobs
 from rsn.scheduler.lanes.panels import panels_of, shared
 from rsn.scheduler.schedule import PAPER
-from rsn.tests.effort import examples, long
+from rsn.tests.effort import examples, full, long
 
 from .networks import Maker, error, execute, reference
 
@@ -343,7 +343,7 @@ def test_rows_that_are_stored_make_room_in_parts() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("layers", "batch", "seq", "most_ms", "busy"),
-    [(1, 6, 512, 13.5, 0.92), (24, 1, 384, 39.5, 0.92), (24, 2, 384, 77.5, 0.94), (24, 8, 384, 308, 0.94)],
+    [(1, 6, 512, 13.5, 0.92), (24, 1, 384, 39.5, 0.92), (24, 2, 384, 77.5, 0.94), full(24, 8, 384, 308, 0.94)],
 )
 def test_bert_large_takes_little_more_than_its_products(
     layers: int, batch: int, seq: int, most_ms: float, busy: float

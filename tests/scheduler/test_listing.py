@@ -161,7 +161,7 @@ def in_text_order(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> 
     return list(instructions(overlay, overlay.by_unit["DDR"], accesses))  # type: ignore[arg-type]
 
 
-@examples(25, quick=6)
+@examples(25, quick=2)
 @given(programs())
 def test_no_access_passes_one_that_it_depends_on(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     """Read after write, write after read, write after write, and each unit's own order; and what was found is packed
@@ -226,7 +226,7 @@ def test_needs_are_all_conflicts_with_what_comes_before(given: list[Access]) -> 
 # -- what was found ------------------------------------------------------------------------------------------------
 
 
-@examples(12, quick=4)
+@examples(12, quick=2)
 @given(programs())
 def test_the_order_as_a_fixed_order_takes_exactly_as_long(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     network, overlay, schedule = case
@@ -304,7 +304,7 @@ def test_a_drain_puts_all_stores_of_a_segment_before_the_loads_of_the_next(inter
     assert overlap(("gemm 256x1024",)) == 0
 
 
-@examples(10, quick=4)
+@examples(10, quick=2)
 @given(programs())
 def test_the_run_that_found_the_order_says_when_each_mop_begins(case: tuple[LayerGraph, Overlay, Schedule]) -> None:
     """As another run of the kernels would, so that packing needs none."""

@@ -69,7 +69,7 @@ def test_an_encoder_on_the_base_overlay(batch: int, seq: int, hidden: int, heads
     assert not program.extended
 
 
-@examples(12, quick=5)
+@examples(12, quick=2)
 @given(
     batch=st.integers(1, 3),
     seq=st.integers(1, 400),

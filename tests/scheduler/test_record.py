@@ -78,7 +78,7 @@ def assert_recorded(network: LayerGraph, schedule: Schedule, program: Program) -
 
 
 @pytest.mark.long
-@examples(30, quick=10, phases=UNSHRUNK)
+@examples(30, quick=3, phases=UNSHRUNK)
 @given(
     seq=st.integers(1, 300) | st.sampled_from([128, 384, 640]),
     heads=st.integers(1, 4),

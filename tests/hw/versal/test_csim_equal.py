@@ -55,7 +55,7 @@ def test_any_mme_op_to_the_bit(case: Case) -> None:
     check_same(*on_both(case.program, case.banks()))
 
 
-@examples(40, quick=12, phases=UNSHRUNK)
+@examples(40, quick=4, phases=UNSHRUNK)
 @given(post_ops())
 def test_any_registers_and_post_ops(case: Case) -> None:
     check_same(*on_both(case.program, case.banks()), within=1e-5)

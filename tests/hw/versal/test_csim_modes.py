@@ -67,7 +67,7 @@ def check_load(program: Norm) -> None:
 
 
 @given(stores())
-@examples(24, quick=4, phases=UNSHRUNK, deadline=None)
+@examples(24, quick=2, phases=UNSHRUNK, deadline=None)
 def test_any_store(program: Halves) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_modes, "run", on_machine)
@@ -75,7 +75,7 @@ def test_any_store(program: Halves) -> None:
 
 
 @given(norms())
-@examples(16, quick=3, phases=UNSHRUNK, deadline=None)
+@examples(16, quick=2, phases=UNSHRUNK, deadline=None)
 def test_any_load_that_normalises(program: Norm) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load_modes, "run", on_machine)
@@ -83,7 +83,7 @@ def test_any_load_that_normalises(program: Norm) -> None:
 
 
 @given(softmaxes())
-@examples(24, quick=4, phases=UNSHRUNK, deadline=None)
+@examples(24, quick=2, phases=UNSHRUNK, deadline=None)
 def test_any_softmax(program: Scores) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score_modes, "run", on_machine)

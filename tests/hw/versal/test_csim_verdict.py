@@ -68,7 +68,7 @@ def spoil(draw: st.DrawFn, p: Program) -> Program:
     return dataclasses.replace(p, packets=tuple(packets))
 
 
-@examples(80, quick=16, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@examples(80, quick=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_both_say_the_same(data: st.DataObject) -> None:
     """But where a piece waits behind a part of another, which only words that nobody meant for each other do: the model

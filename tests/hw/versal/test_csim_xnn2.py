@@ -24,7 +24,7 @@ from rsn.isa.packet import Packet
 from rsn.isa.program import Program
 from rsn.rsnlib.nn import Encoder
 from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Output
-from rsn.tests.effort import examples, long
+from rsn.tests.effort import examples, full, long
 from rsn.tests.scheduler.networks import Maker
 from rsn.tests.test_families_lanes import MODELS, inputs, made
 
@@ -42,7 +42,7 @@ def built(network: LayerGraph) -> Example:
     return example_of(network, overlay=XNN2)
 
 
-@examples(60, quick=8, phases=UNSHRUNK)
+@examples(60, quick=6, phases=UNSHRUNK)
 @given(st.data())
 def test_chains_of_products_to_the_bit(data: st.DataObject) -> None:
     """Biases, residuals with and without a scale, ReLU, slices of K that X adds up; both modes."""
@@ -85,9 +85,10 @@ def test_any_encoder(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n == "gemma3, window" else pytest.param(n, marks=pytest.mark.long) for n in MODELS]
+    ("name", "batch", "seq"),
+    [(n, 2, 150) if n == "gemma3, window" else long(n, 2, 150) for n in MODELS]
+    + [(long if n in ("gemma3, window", "gpt2") else full)(n, 4, 200) for n in MODELS],
 )
-@pytest.mark.parametrize(("batch", "seq"), [(2, 150), long(4, 200)])
 def test_families_as_pytorch(name: str, batch: int, seq: int) -> None:
     """Grouped keys, rotations, norms of heads, gates, windows, soft caps; keys and values on chip, and through DDR."""
     model, example = made(name), inputs(name, batch, seq)

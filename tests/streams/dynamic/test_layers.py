@@ -48,7 +48,7 @@ def expected(values: ExpertTensors, chosen: Sequence[Sequence[int]]) -> Array:
     return result
 
 
-@examples(150, 25)
+@examples(150, 15)
 @given(st.data())
 def test_mixtures(data: st.DataObject) -> None:
     """In all forms; some experts get no row, or all."""

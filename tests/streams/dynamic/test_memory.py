@@ -18,7 +18,7 @@ SIZES = st.tuples(st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 3, 6)))
 ACCESSES = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 47)), max_size=12)
 
 
-@examples(200, 40, deadline=None)
+@examples(200, 20, deadline=None)
 @given(ACCESSES, st.booleans())
 def test_reads_are_those_of_an_array(accesses: list[tuple[bool, tuple[int, int], int]], given_data: bool) -> None:
     expected = np.arange(48.0).reshape(2, 4, 6) if given_data else np.full((2, 4, 6), np.nan)

@@ -46,7 +46,7 @@ def shape(program: Program, rank: int) -> list[Any]:
     return ["n", *(program.ragged(f"m{level}") for level in range(rank))]
 
 
-@examples(200, 60, deadline=None)
+@examples(200, 20, deadline=None)
 @given(STREAMS)
 def test_decoding_undoes_encoding(stream: tuple[int, list[Any]]) -> None:
     rank, nested = stream
@@ -56,7 +56,7 @@ def test_decoding_undoes_encoding(stream: tuple[int, list[Any]]) -> None:
     assert parse(show(tokens)) == tokens
 
 
-@examples(200, 60, deadline=None)
+@examples(200, 20, deadline=None)
 @given(st.lists(st.sampled_from(["1", "S1", "S2", "S3"]), max_size=6))
 def test_every_stream_that_is_read_has_one_spelling(words: list[str]) -> None:
     tokens = parse(" ".join([*words, "D"]))
@@ -67,7 +67,7 @@ def test_every_stream_that_is_read_has_one_spelling(words: list[str]) -> None:
     assert encode(nested, 3) == tokens
 
 
-@examples(200, 30, deadline=None)
+@examples(200, 20, deadline=None)
 @given(STREAMS, st.data())
 def test_reassemble_undoes_partition(stream: tuple[int, list[Any]], data: st.DataObject) -> None:
     rank, nested = stream
@@ -84,7 +84,7 @@ def test_reassemble_undoes_partition(stream: tuple[int, list[Any]], data: st.Dat
     assert done.text(back) == show(encode(nested, rank))
 
 
-@examples(200, 30, deadline=None)
+@examples(200, 20, deadline=None)
 @given(st.integers(0, 2).flatmap(lambda rank: st.tuples(st.just(rank), *[tensors(rank)] * 3)), st.randoms())
 def test_partition_undoes_an_eager_merge(streams: Any, random: Any) -> None:
     rank, *each = streams
@@ -101,7 +101,7 @@ def test_partition_undoes_an_eager_merge(streams: Any, random: Any) -> None:
     assert [done.text(part) for part in parts] == [show(encode(nested, rank)) for nested in each]
 
 
-@examples(200, 30, deadline=None)
+@examples(200, 20, deadline=None)
 @given(STREAMS, st.integers(1, 4))
 def test_flatten_undoes_reshape_but_for_padding(stream: tuple[int, list[Any]], size: int) -> None:
     rank, nested = stream
@@ -114,7 +114,7 @@ def test_flatten_undoes_reshape_but_for_padding(stream: tuple[int, list[Any]], s
     assert run(program, {"a": encode(nested, rank)}).text(back) == show(encode(padded, rank))
 
 
-@examples(200, 30, deadline=None)
+@examples(200, 20, deadline=None)
 @given(st.integers(1, 3).flatmap(lambda rank: st.tuples(st.just(rank), tensors(rank))))
 def test_streamify_undoes_bufferize(stream: tuple[int, list[Any]]) -> None:
     rank, nested = stream
@@ -124,7 +124,7 @@ def test_streamify_undoes_bufferize(stream: tuple[int, list[Any]]) -> None:
     assert run(program, {"a": encode(nested, rank)}).text(back) == show(encode(nested, rank))
 
 
-@examples(200, 30, deadline=None)
+@examples(200, 20, deadline=None)
 @given(STREAMS, st.integers(1, 3))
 def test_depth_changes_no_result(stream: tuple[int, list[Any]], depth: int) -> None:
     rank, nested = stream
