@@ -54,6 +54,8 @@ COSTLY = {
     "starlette": "extra `serve`",
     "uvicorn": "extra `serve`",
     "prometheus_client": "extra `serve`",
+    "llvmlite": "extra `check`",
+    "networkx": "extra `check`; half a second",
     "scipy": "0.15 s and more, for activations only",
     "lark": "50 ms, for texts only",
     "jinja2": "30 ms, for reports only",

@@ -77,6 +77,11 @@ class Pragma:
         return next((v.lower() for k, v in self.arguments if k == key and v is not None), None)
 
 
+def read(text: str) -> list[Pragma]:
+    """Return the HLS pragmas of a C++ text, in order."""
+    return list(_pragmas(text, _blocks(_blanked(text))))
+
+
 def check(texts: Mapping[str, str], others: Collection[str] = (), *, styles: bool = True) -> Iterator[str]:
     """Yield a sentence for each mistake in texts of C++ by file name: `FILE:LINE: what`.
 

@@ -92,6 +92,7 @@ repeated_mops:
 
 void decode_ddr(hls::stream<Mop<ddr_words>> &mops, hls::stream<DdrTransfer> &uops) {
     Mop<ddr_words> window[max_window];
+#pragma HLS AGGREGATE variable=window
     unsigned number = 0;
 ddr_windows:
     for (;;) {

@@ -48,6 +48,7 @@ give_chunks:
 template <typename Op, typename Transfer>
 void decode_chunks(hls::stream<Mop<Op::words>> &mops, hls::stream<Transfer> &uops) {
     Mop<Op::words> window[max_window];
+#pragma HLS AGGREGATE variable=window
     unsigned number = 0;
 chunk_windows:
     for (;;) {
@@ -70,6 +71,7 @@ chunk_windows:
 template <unsigned Words>
 void decode_windows(hls::stream<Mop<Words>> &mops, hls::stream<Uop<Words>> &uops) {
     Mop<Words> window[max_window];
+#pragma HLS AGGREGATE variable=window
     unsigned number = 0;
 windows:
     for (;;) {

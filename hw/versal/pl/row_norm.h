@@ -61,6 +61,7 @@ statistics_tiles:
         }
     factors:
         for (unsigned n = 0; n < tile; ++n) {
+// hls-allow fill: two divisions and a root; a few cycles once a tile, which hide in the wait for the memory
 #pragma HLS PIPELINE II=ii::exchange style=flp
 #pragma HLS DEPENDENCE variable=factor type=inter dependent=false
             const unsigned row = (first + n) % normed_rows;

@@ -1,0 +1,47 @@
+"""Check what HLS would make of sources, without AMD's tools.
+
+python -m rsn.hw.versal.hlscheck [xnn|xnn2|FOLDER]... [--loops]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ....base.errors import RsnError
+from ..csim.build import MACHINES
+from ..sources import sources
+from .checker import check_folder, check_machine
+
+
+@click.command()
+@click.argument("what", nargs=-1)
+@click.option("--loops", is_flag=True, help="list all pipelined loops, with what was derived of them")
+def main(what: tuple[str, ...], loops: bool) -> None:
+    """Check machines, by the names of their overlays, or folders that `rsn hls` has written.
+
+    [default of WHAT: all machines]
+    """
+    wrong = 0
+    for name in what or tuple(MACHINES):
+        try:
+            report = check_machine(name, sources()) if name in MACHINES else check_folder(Path(name))
+        except (RsnError, OSError) as e:
+            raise click.ClickException(str(e)) from e
+        for finding in report.findings:
+            click.echo(str(finding))
+        for finding, reason in report.allowed:
+            click.echo(f"allowed: {finding.line}: {finding.rule}: {reason}")
+        for loop in report.loops if loops else ():
+            trips = "any number of" if loop.trips is None else loop.trips
+            needs = f"II={loop.stated}, needs {loop.needed}"
+            click.echo(f"{loop.line}: {loop.function}: {needs}; {trips} iterations, {loop.depth} deep")
+        click.echo(f"{name}: {len(report.loops)} pipelined loops, {len(report.findings)} findings")
+        wrong += len(report.findings)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Check sources by all rules: those of hw/versal, and folders that `rsn hls` writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....isa.overlays.xnn.cycles import BURST_WORDS
+from ....isa.overlays.xnn.cycles import LOOPS as XNN_LOOPS
+from ....isa.overlays.xnn2.cycles import LOOPS as XNN2_LOOPS
+from ....isa.versal.loop import PipelinedLoop
+from ....isa.versal.tiles import BEATS, BLOCK_WORDS, TILE
+from ..csim.build import MACHINES
+from . import rules_aie, rules_dataflow, rules_loops
+from .debug import SourceLine
+from .design import HlsDesign
+from .facts import MemoryFacts
+from .rules import RULES, HlsFinding
+from .schedule import LoopSchedule
+
+TABLES: Mapping[str, Mapping[str, PipelinedLoop]] = {"xnn": XNN_LOOPS, "xnn2": XNN2_LOOPS}
+ITEMS: Mapping[str, frozenset[int]] = {
+    "port": frozenset({BURST_WORDS, BLOCK_WORDS, 4}),  # a burst, a block that is kept, a row of it
+    "load": frozenset({BLOCK_WORDS}),
+    "store": frozenset({BLOCK_WORDS}),
+    "take": frozenset({BLOCK_WORDS, BEATS, 8}),  # the last: ends of a head
+    "statistics": frozenset({TILE // 2}),
+    **dict.fromkeys(("send", "mesh", "receive"), frozenset({BEATS})),
+    **dict.fromkeys(("exchange", "join", "factors"), frozenset({TILE})),
+}
+"""By row of a table of cycles the numbers of items with which times are computed, of loops that have one number."""
+_ALLOWED = re.compile(r"//\s*hls-allow ([\w-]+): (\S.*)")
+
+
+@dataclass(frozen=True)
+class CheckedLoop:
+    """What was derived of a pipelined loop. stated, needed: its interval, and what recurrences allow. trips:
+    iterations, None if they are no constant. depth: cycles, at least."""
+
+    line: SourceLine
+    function: str
+    stated: int
+    needed: int
+    trips: int | None
+    depth: int
+
+
+@dataclass
+class HlsReport:
+    """Findings, in the order of the sources, and loops. allowed: findings for which a source gives a reason."""
+
+    findings: list[HlsFinding] = field(default_factory=list)
+    allowed: list[tuple[HlsFinding, str]] = field(default_factory=list)
+    loops: list[CheckedLoop] = field(default_factory=list)
+
+
+def check_kernel(
+    texts: Mapping[str, str],
+    files: Sequence[str],
+    top: str,
+    flags: Sequence[str] = (),
+    table: Mapping[str, PipelinedLoop] | None = None,
+) -> HlsReport:
+    """Check the sources of one kernel. texts: by path. files: those that are compiled. top: the top function. table: of
+    cycles, to which PIPELINE pragmas refer. Raises `RsnError` if clang is not there, or does not compile them."""
+    design = HlsDesign(texts, files, top, flags)
+    facts, report = MemoryFacts(design), HlsReport()
+    found: dict[HlsFinding, None] = {}
+    for place in design.pipelines:
+        loop = LoopSchedule(design, place, facts)
+        for rule in rules_loops.RULES_OF_LOOPS:
+            found |= dict.fromkeys(rule(loop))
+        if table is not None:
+            found |= dict.fromkeys(rules_loops.table(loop, table, ITEMS))
+        needed = loop.recurrence.interval if loop.recurrence else 1
+        name = design.debug.name_of_function(place.function.subprogram)
+        report.loops.append(CheckedLoop(loop.line, name, place.interval or 1, needed, loop.trips, loop.depth))
+    for rule_of_design in rules_dataflow.RULES_OF_DESIGNS:
+        found |= dict.fromkeys(rule_of_design(facts))
+    return _sorted(report, found, texts)
+
+
+def machine_texts(versal: Path) -> dict[str, str]:
+    """The sources of all machines that are for AMD's tools, by their paths below the folder of all."""
+    paths = (p.relative_to(versal) for p in sorted(versal.rglob("*")) if p.suffix in (".h", ".cpp", ".cc"))
+    return {
+        p.as_posix(): (versal / p).read_text(encoding="utf-8")
+        for p in paths
+        if p.parts[0] in ("aie", "pl", "xnn2", "isa.h")
+    }
+
+
+def check_machine(machine: str, versal: Path) -> HlsReport:
+    """Check the sources of a machine, of `MACHINES`. versal: the folder of all sources."""
+    made_of = MACHINES[machine]
+    texts = machine_texts(versal)
+    files = [p.relative_to(versal).as_posix() for pattern in made_of.kernel for p in sorted(versal.glob(pattern))]
+    report = check_kernel(texts, files, "dma_hls", made_of.flags, TABLES[machine])
+    programs = {name: text for name, text in texts.items() if name.startswith("aie/") or name in made_of.graph}
+    found = dict.fromkeys([*report.findings, *rules_aie.pointers(programs), *rules_aie.alignment(programs)])
+    for program in made_of.graph:
+        found |= dict.fromkeys(rules_aie.stacks(versal, program, made_of.flags))
+    return _sorted(HlsReport(loops=report.loops), dict.fromkeys([*found, *(f for f, _ in report.allowed)]), texts)
+
+
+def check_folder(folder: Path) -> HlsReport:
+    """Check a folder that `rsn hls` has written."""
+    texts = {p.name: p.read_text(encoding="utf-8") for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cpp")}
+    texts.pop("testbench.cpp", None)
+    script = (folder / "hls.tcl").read_text(encoding="utf-8")
+    top = re.search(r"^set_top (\w+)", script, re.MULTILINE)
+    return check_kernel(texts, ["top.cpp"], top[1] if top else "")
+
+
+def _sorted(report: HlsReport, found: Iterable[HlsFinding], texts: Mapping[str, str]) -> HlsReport:
+    """The report with these findings, without those that a comment in the line, or in the one before it, allows."""
+    lines = {name: text.splitlines() for name, text in texts.items()}
+    for finding in sorted(found, key=lambda f: (f.line.file, f.line.line, f.rule, f.text)):
+        assert finding.rule in RULES
+        of_file, n = lines.get(finding.line.file, []), finding.line.line
+        near = [_ALLOWED.search(text) for text in of_file[max(n - 2, 0) : n]]
+        reason = next((a[2] for a in near if a and a[1] == finding.rule), None)
+        if reason is None:
+            report.findings.append(finding)
+        else:
+            report.allowed.append((finding, reason))
+    return report

@@ -1,0 +1,190 @@
+"""Debug information: where in the sources an instruction comes from, and what a variable is made of."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+
+from .ir import Module, split
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A dimension of an array. count: of elements, 0 if it is not known. stride: bytes from one to the next."""
+
+    count: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """What HLS makes one memory of: an array, or a scalar, whose elements are words. name: of the member in its
+    variable, "" if it is all of it. offset: of its first byte. size: bytes of a word."""
+
+    name: str
+    offset: int
+    dims: tuple[Dimension, ...]
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Words in all."""
+        return prod(max(d.count, 1) for d in self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """From its first byte to behind its last one."""
+        return self.size + sum((max(d.count, 1) - 1) * d.stride for d in self.dims)
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a source. file: its path below the folder of all sources."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class DebugInformation:
+    """That of a module. folder: of the sources that clang read."""
+
+    def __init__(self, module: Module, folder: Path) -> None:
+        self._module, self._folder = module, folder
+        self.node = cache(self._node)
+        self.lines = cache(self._lines)
+
+    def _node(self, number: int) -> dict[str, str]:
+        """Fields of a metadata node; `kind` is its class."""
+        text = self._module.metadata.get(number, "")
+        found = re.match(r"(?:distinct )?!(\w+)\((.*)\)$", text)
+        if not found:
+            return {}
+        out = {"kind": found[1]}
+        for part in split(found[2]):
+            key, _, value = part.partition(": ")
+            out[key] = value.strip('"')
+        return out
+
+    def _reference(self, node: dict[str, str], key: str) -> int:
+        value = node.get(key, "")
+        return int(value[1:]) if value.startswith("!") and value[1:].isdigit() else -1
+
+    def file(self, node: dict[str, str]) -> str:
+        """The file of a scope, by its path below the folder."""
+        found = self.node(self._reference(node, "file"))
+        path = os.path.normpath(Path(found.get("directory", ""), found.get("filename", "")))
+        inside = path.startswith(f"{self._folder}/")
+        return os.path.relpath(path, self._folder) if inside else Path(path).name
+
+    def _lines(self, place: int) -> tuple[SourceLine, ...]:
+        """The line of an instruction, then those of the calls through which it was inlined."""
+        out = []
+        while place >= 0:
+            node = self.node(place)
+            if not node:
+                break
+            scope = self.node(self._reference(node, "scope"))
+            out.append(SourceLine(self.file(scope), int(node.get("line", "0"))))
+            place = self._reference(node, "inlinedAt")
+        return tuple(out)
+
+    def line_of_function(self, subprogram: int) -> SourceLine:
+        """Where a function is defined."""
+        node = self.node(subprogram)
+        return SourceLine(self.file(node), int(node.get("line", "0")))
+
+    def name_of_function(self, subprogram: int) -> str:
+        """Its name in the sources."""
+        return self.node(subprogram).get("name", "")
+
+    def variable(self, number: int) -> tuple[str, int, SourceLine]:
+        """Name of a variable, which argument it is (0: none), and where it is declared."""
+        node = self.node(number)
+        scope = self.node(self._reference(node, "scope"))
+        return node.get("name", ""), int(node.get("arg", "0")), SourceLine(self.file(scope), int(node.get("line", "0")))
+
+    def arrays(self, variable: int, *, whole: bool = False) -> tuple[StoredArray, ...]:
+        """What HLS makes of a variable: a memory of each array in it, whose struct it takes apart. whole: it does not,
+        as AGGREGATE says."""
+        return tuple(self._parts(self._reference(self.node(variable), "type"), "", 0, (), whole))
+
+    def element_name(self, variable: int) -> str:
+        """The name of the type of a variable's elements, behind references, pointers, arrays and names of its own."""
+        node = self.node(self._reference(self.node(variable), "type"))
+        while node.get("kind") == "DIDerivedType" or node.get("tag") == "DW_TAG_array_type":
+            node = self.node(self._reference(node, "baseType"))
+        return node.get("name", "")
+
+    def bits_of_stream(self, variable: int) -> int:
+        """Bits of an element of a stream, or of an array of streams; as our headers declare it, its member element_."""
+        node = self.node(self._reference(self.node(variable), "type"))
+        while node.get("kind") == "DIDerivedType" or node.get("tag") == "DW_TAG_array_type":
+            node = self.node(self._reference(node, "baseType"))
+        for n in self._list(node):
+            member = self.node(n)
+            if member.get("tag") == "DW_TAG_inheritance":
+                node = self.node(self._reference(member, "baseType"))
+        element = next((self.node(n) for n in self._list(node) if self.node(n).get("name") == "element_"), {})
+        return self._bytes(self.node(self._reference(element, "baseType"))) * 8
+
+    def global_variable(self, number: int) -> tuple[str, SourceLine]:
+        """Name of a global variable, and where it is declared."""
+        node = self.node(number)
+        if node.get("kind") == "DIGlobalVariableExpression":
+            node = self.node(self._reference(node, "var"))
+        return node.get("name", ""), SourceLine(self.file(node), int(node.get("line", "0")))
+
+    def _bytes(self, node: dict[str, str]) -> int:
+        while node.get("kind") == "DIDerivedType" and "size" not in node:
+            node = self.node(self._reference(node, "baseType"))
+        return int(node.get("size", "0")) // 8
+
+    def _parts(
+        self, number: int, name: str, offset: int, dims: tuple[Dimension, ...], whole: bool
+    ) -> list[StoredArray]:
+        node = self.node(number)
+        if node.get("kind") == "DIDerivedType":
+            reference = node["tag"] in ("DW_TAG_reference_type", "DW_TAG_rvalue_reference_type")
+            if (reference or node["tag"] == "DW_TAG_pointer_type") and (dims or name):
+                return [StoredArray(name, offset, dims, 8)]
+            if node["tag"] == "DW_TAG_pointer_type":  # to the elements of an array, as an argument
+                dims = (Dimension(0, self._bytes(self.node(self._reference(node, "baseType")))),)
+            return self._parts(self._reference(node, "baseType"), name, offset, dims, whole)
+        if node.get("kind") != "DICompositeType":
+            return [StoredArray(name, offset, dims, int(node.get("size", "0")) // 8)]
+        if node["tag"] == "DW_TAG_array_type":
+            base = self._reference(node, "baseType")
+            counts = [int(self.node(n).get("count", "0")) for n in self._list(node)]
+            stride, more = self._bytes(self.node(base)), list[Dimension]()
+            for count in reversed(counts):
+                more.insert(0, Dimension(count, stride))
+                stride *= count
+            return self._parts(base, name, offset, (*dims, *more), whole)
+        if (
+            whole
+            or node.get("tag") == "DW_TAG_enumeration_type"
+            or re.match(r"(vector|stream|ap_u?int)<", node.get("name", ""))
+        ):
+            return [StoredArray(name, offset, dims, int(node.get("size", "0")) // 8)]
+        out = []
+        for n in self._list(node):
+            member = self.node(n)
+            if member.get("kind") != "DIDerivedType" or "DIFlagStaticMember" in member.get("flags", ""):
+                continue
+            if member["tag"] not in ("DW_TAG_member", "DW_TAG_inheritance"):
+                continue
+            at = offset + int(member.get("offset", "0")) // 8
+            inner = f"{name}.{member['name']}".lstrip(".") if member["tag"] == "DW_TAG_member" else name
+            out += self._parts(self._reference(member, "baseType"), inner, at, dims, whole)
+        return out
+
+    def _list(self, node: dict[str, str]) -> list[int]:
+        text = self._module.metadata.get(self._reference(node, "elements"), "")
+        return [int(n) for n in re.findall(r"!(\d+)", text)]

@@ -1,0 +1,300 @@
+"""What pragmas say of memories, and which memory of a caller an argument is."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from .debug import SourceLine, StoredArray
+from .design import HlsDesign, PipelinedPlace
+from .ir import Function, Instruction
+from .marking import MarkedPragma
+from .memory import Address, FunctionMemory, Offset
+
+STREAMS = re.compile(r"(stream|burst_maxi)\b")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One memory: an array of a variable of a function, whose root is the name of the variable's value there."""
+
+    function: str
+    root: str
+    array: StoredArray
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is one word."""
+        return not self.array.dims
+
+
+@dataclass(frozen=True)
+class DependencePragma:
+    """What a DEPENDENCE pragma says. block: in which it stands. distance: iterations between a store and a load of the
+    same element; 0: no element is accessed by two iterations."""
+
+    pragma: MarkedPragma
+    block: str
+    distance: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How a dimension is cut into banks: type as the pragma says it, and its factor."""
+
+    kind: str
+    factor: int
+
+    def bank(self, index: int, count: int) -> int:
+        """The bank of an element."""
+        if self.kind == "complete":
+            return index
+        return index % self.factor if self.kind == "cyclic" else index // -(-count // self.factor)
+
+
+@dataclass(frozen=True)
+class ProcessAccess:
+    """How a process of a dataflow region accesses something. call: of the process. how: of r and w."""
+
+    call: Instruction
+    name: str
+    how: frozenset[str]
+
+
+class Processes:
+    """Which processes of dataflow regions access which memories and streams.
+
+    of: by memory, those of regions in which it lies or to which it is an argument. ends: the same of streams and AXI
+    ports, by function and address.
+    """
+
+    def __init__(self, design: HlsDesign) -> None:
+        self._design = design
+        self._used: dict[str, tuple[dict[tuple[int, StoredArray], set[str]], dict[tuple[int, Offset], set[str]]]] = {}
+        self.of: dict[Memory, list[ProcessAccess]] = defaultdict(list)
+        self.ends: dict[tuple[str, Address], list[ProcessAccess]] = defaultdict(list)
+        self.regions: list[Function] = []
+        for function in design.module.functions.values():
+            if any(p.pragma.name == "dataflow" for _, p in design.marks(function, "scope")):
+                self.regions.append(function)
+                for call in function.instructions():
+                    if call.callee in design.module.functions:
+                        self._take(function, call)
+
+    def _take(self, function: Function, call: Instruction) -> None:
+        memories, ends = self._uses_of_call(function, call)
+        name = self._design.debug.name_of_function(self._design.module.functions[call.callee].subprogram)
+        for (root, array), how in memories.items():
+            self.of[Memory(function.name, root, array)].append(ProcessAccess(call, name, frozenset(how)))
+        for address, how in ends.items():
+            self.ends[function.name, address].append(ProcessAccess(call, name, frozenset(how)))
+
+    def _uses_of_call(
+        self, function: Function, call: Instruction
+    ) -> tuple[dict[tuple[str, StoredArray], set[str]], dict[Address, set[str]]]:
+        """What a call accesses, in the words of its caller."""
+        here = self._design.memories[function.name]
+        memories: dict[tuple[str, StoredArray], set[str]] = defaultdict(set)
+        ends: dict[Address, set[str]] = defaultdict(set)
+        of_arrays, of_ends = self._uses(call.callee)
+        for (position, array), how in of_arrays.items():
+            for a in here.addresses(call.arguments[position]):
+                variable = here.variables.get(a.root)
+                for own in variable.arrays if variable else ():
+                    if own.offset == a.offset.constant + array.offset and own.size == array.size:
+                        memories[a.root, own] |= how
+        for (position, offset), how in of_ends.items():
+            for a in here.addresses(call.arguments[position]):
+                ends[Address(a.root, a.offset.plus(offset))] |= how
+        return memories, ends
+
+    def _uses(self, name: str) -> tuple[dict[tuple[int, StoredArray], set[str]], dict[tuple[int, Offset], set[str]]]:
+        """What a function accesses through its arguments, by their positions."""
+        if name in self._used:
+            return self._used[name]
+        function, here = self._design.module.functions[name], self._design.memories[name]
+        arrays: dict[tuple[int, StoredArray], set[str]] = defaultdict(set)
+        ends: dict[tuple[int, Offset], set[str]] = defaultdict(set)
+        self._used[name] = arrays, ends
+        position = {p: n for n, p in enumerate(function.parameters)}
+        for i in function.instructions():
+            if i.callee in self._design.module.functions:
+                memories, streams = self._uses_of_call(function, i)
+                for (root, array), how in memories.items():
+                    if root in position:
+                        arrays[position[root], array] |= how
+                for address, how in streams.items():
+                    if address.root in position:
+                        ends[position[address.root], address.offset] |= how
+            elif how_it_moves := _MOVES.get(i.callee):
+                for address in here.addresses(i.arguments[0]):
+                    if address.root in position:
+                        ends[position[address.root], address.offset] |= {how_it_moves}
+            elif not i.callee.startswith("rsn_hls"):
+                for a in here.accesses(i):
+                    if a.root in position and not self._is_stream(here, a.root):
+                        arrays[position[a.root], a.array] |= {"w" if a.writes else "r"}
+        return arrays, ends
+
+    def _is_stream(self, memory: FunctionMemory, root: str) -> bool:
+        number = memory.variables[root].number
+        return number >= 0 and STREAMS.match(self._design.debug.element_name(number)) is not None
+
+
+_MOVES = {"rsn_hls_get": "r", "rsn_hls_put": "w"}
+
+
+class MemoryFacts:
+    """What the pragmas of a design say of its memories."""
+
+    def __init__(self, design: HlsDesign) -> None:
+        self.design = design
+        self.pragmas: dict[Memory, list[tuple[MarkedPragma, Instruction]]] = defaultdict(list)
+        self.without_memory: list[tuple[MarkedPragma, str]] = []
+        for function in design.module.functions.values():
+            marked = list(design.marks(function, "variable"))
+            of = design.memories[function.name]
+            of.aggregated |= {p.pragma.option("variable") or "" for _, p in marked if p.pragma.name == "aggregate"}
+            for call, pragma in marked:
+                self._take(function, call, pragma)
+
+    def _take(self, function: Function, call: Instruction, pragma: MarkedPragma) -> None:
+        named = pragma.pragma.option("variable") or ""
+        found = list(self.named(function, call.arguments[1], named))
+        for memory in found:
+            self.pragmas[memory].append((pragma, call))
+        if not found:
+            self.without_memory.append((pragma, function.name))
+
+    def named(self, function: Function, pointer: str, name: str) -> Iterator[Memory]:
+        """Yield the memories of a variable, or of a member of it, to which a pointer leads."""
+        memory = self.design.memories[function.name]
+        for address in memory.addresses(pointer):
+            variable = memory.variables.get(address.root)
+            for array in variable.arrays if variable else ():
+                if array.offset >= address.offset.constant and (
+                    "." not in name or array.offset == address.offset.constant
+                ):
+                    yield Memory(function.name, address.root, array)
+
+    # -- across calls
+
+    @cached_property
+    def callers(self) -> Mapping[str, list[tuple[Function, Instruction]]]:
+        """Calls of each function that has a body."""
+        out: dict[str, list[tuple[Function, Instruction]]] = defaultdict(list)
+        for function in self.design.module.functions.values():
+            for i in function.instructions():
+                if i.callee in self.design.module.functions:
+                    out[i.callee].append((function, i))
+        return out
+
+    def origins(self, memory: Memory) -> list[Memory]:
+        """The memories that this one may be: those that callers pass for an argument, or itself."""
+        function = self.design.module.functions[memory.function]
+        if memory.root not in function.parameters:
+            return [memory]
+        position, out = function.parameters.index(memory.root), dict[Memory, None]()
+        for caller, call in self.callers[memory.function]:
+            of_caller = self.design.memories[caller.name]
+            for address in of_caller.addresses(call.arguments[position]):
+                variable = of_caller.variables.get(address.root)
+                for array in variable.arrays if variable else ():
+                    if (
+                        array.offset == address.offset.constant + memory.array.offset
+                        and array.size == memory.array.size
+                    ):
+                        out |= dict.fromkeys(self.origins(Memory(caller.name, address.root, array)))
+        return list(out) or [memory]
+
+    def _stated(self, memory: Memory) -> list[list[tuple[MarkedPragma, Instruction]]]:
+        """Pragmas of a memory; of an argument those of each memory of a caller that it may be."""
+        origins = self.origins(memory)
+        return [self.pragmas[memory] + (self.pragmas[o] if o != memory else []) for o in origins]
+
+    # -- what they say
+
+    def partitions(self, memory: Memory) -> tuple[Partition | None, ...]:
+        """How each dimension is cut, None if it is not; of an argument, how all are cut that it may be."""
+        found = [_partitions(memory.array, pragmas) for pragmas in self._stated(memory)]
+        return tuple(cuts[0] if len(set(cuts)) == 1 else None for cuts in zip(*found, strict=True))
+
+    def storage(self, memory: Memory) -> tuple[str, str]:
+        """Type and implementation that BIND_STORAGE states, "" where it does not."""
+        stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
+        bound = next((p for p in stated if p.name == "bind_storage"), None)
+        return (bound.option("type") or "", bound.option("impl") or "") if bound else ("", "")
+
+    def channel(self, memory: Memory) -> str:
+        """What a STREAM pragma makes of an array between processes, "" without one."""
+        stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
+        return next((p.option("type") or "fifo" for p in stated if p.name == "stream"), "")
+
+    def registers(self, memory: Memory) -> bool:
+        """Whether each element is a register."""
+        return all(p is not None and p.kind == "complete" for p in self.partitions(memory))
+
+    def is_in_registers(self, memory: Memory) -> bool:
+        """Whether no port limits its accesses: a scalar, or an array that is partitioned whole."""
+        return memory.is_scalar or self.registers(memory)
+
+    def is_shared(self, memory: Memory) -> bool:
+        """Whether it lies in a dataflow region of which several processes access it."""
+        return any(len(self.processes.of.get(o, ())) > 1 for o in self.origins(memory))
+
+    @cached_property
+    def processes(self) -> Processes:
+        """Which processes of dataflow regions access which memories and streams."""
+        return Processes(self.design)
+
+    def dependences(self, memory: Memory, place: PipelinedPlace) -> list[DependencePragma]:
+        """What DEPENDENCE pragmas in a loop say of a memory."""
+        out = []
+        for pragma, call in self.pragmas[memory]:
+            if pragma.pragma.name != "dependence" or call.block not in place.blocks:
+                continue
+            if pragma.pragma.option("type") == "intra" or pragma.pragma.option("direction") in ("war", "waw"):
+                continue
+            false = pragma.pragma.option("dependent") == "false"
+            distance = pragma.pragma.option("distance") or "1"
+            out.append(DependencePragma(pragma, call.block, 0 if false else int(distance) if distance.isdigit() else 1))
+        return out
+
+    @cached_property
+    def _bound(self) -> Mapping[tuple[SourceLine, str], tuple[str, str]]:
+        """What BIND_OP says of the operators in the line that declares its variable: implementation and latency."""
+        out = {}
+        for marked in self.design.pragmas:
+            pragma = marked.pragma
+            if pragma.name != "bind_op":
+                continue
+            lines = self.design.texts[marked.file].splitlines()
+            named = re.compile(rf"\b{re.escape(pragma.option('variable') or '')}\s*=[^=]")
+            for line in range(marked.line - 1, 0, -1):
+                if named.search(lines[line - 1]):
+                    where = SourceLine(marked.file, line), pragma.option("op") or ""
+                    out[where] = pragma.option("impl") or "", pragma.option("latency") or ""
+                    break
+        return out
+
+    def bound(self, line: SourceLine, operator: str) -> tuple[str, str]:
+        """Implementation and latency that BIND_OP states of an operator in a line, "" where it does not."""
+        return self._bound.get((line, operator), ("", ""))
+
+
+def _partitions(array: StoredArray, pragmas: list[tuple[MarkedPragma, Instruction]]) -> tuple[Partition | None, ...]:
+    """How pragmas cut each dimension of an array, None if they do not."""
+    out: list[Partition | None] = [None] * len(array.dims)
+    for marked, _ in pragmas:
+        if marked.pragma.name not in ("array_partition", "array_reshape"):
+            continue
+        given = {key: (value or key).lower() for key, value in marked.pragma.arguments}
+        kind = next((k for k in ("complete", "cyclic", "block") if k in given.values()), "complete")
+        dim, factor = int(given.get("dim", "1")), given.get("factor", "")
+        for d in range(len(out)) if dim == 0 else (dim - 1,):
+            if 0 <= d < len(out):
+                out[d] = Partition(kind, int(factor) if factor.isdigit() else 1)
+    return tuple(out)

@@ -1,0 +1,275 @@
+"""LLVM's code as text, read: functions, blocks, instructions, loops, places in the sources.
+
+llvmlite parses, links and transforms modules, but its values tell neither the element type of an address, nor debug
+locations, nor metadata. All three are in the text, which is regular: an instruction is a line (but `switch`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import networkx as nx
+
+_VALUE = re.compile(r'[%@](?:"[^"]*"|[-\w.$]+)')
+_TYPE = re.compile(r"%(?:\"[^\"]*\"|[A-Za-z_][-\w.$:]*)")
+_PLACE = re.compile(r"(?:, )?!dbg !(\d+)")
+_LOCAL = r'%(?:"[^"]*"|[-\w.$]+)'
+_RESULT = re.compile(rf"\s*(?:({_LOCAL}) = )?(?:tail |musttail |notail )?(\w+)(.*)")
+_LABEL = re.compile(r'^(?:"([^"]*)"|([-\w.$]+)):')
+_TARGET = re.compile(rf"label ({_LOCAL})")
+
+
+@dataclass(eq=False)
+class Instruction:
+    """One instruction. result: the name of its value, or "". rest: what follows the opcode, without metadata. line: its
+    last one in the module's text. place: the number of its debug location, or -1."""
+
+    result: str
+    opcode: str
+    rest: str
+    line: int
+    place: int
+    block: str
+
+    @cached_property
+    def operands(self) -> list[str]:
+        """Names of values, functions and blocks, in order."""
+        return _VALUE.findall(_without_types(self.rest))
+
+    @cached_property
+    def callee(self) -> str:
+        """The function that a call calls, or ""."""
+        found = re.search(r"@([-\w.$]+)\(", self.rest) if self.opcode == "call" else None
+        return found[1] if found else ""
+
+    @cached_property
+    def incoming(self) -> list[tuple[str, str]]:
+        """Of a `phi`: each value, or constant, with the block from which it comes."""
+        return [(v.strip(), b) for v, b in re.findall(rf"\[ (.*?), ({_LOCAL}) \]", self.rest)]
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """Of a call: its arguments, without their types and attributes."""
+        inside = self.rest[self.rest.index("@" + self.callee) + len(self.callee) + 2 :]
+        return [part.split()[-1] for part in split(inside[: _closing(inside)]) if part]
+
+
+def _without_types(text: str) -> str:
+    """Names of structs look like those of values; where one stands, a type must: in front of a value or a comma."""
+    return re.sub(r'%(?:struct|class|union)\.[-\w.$:]*|%"(?:struct|class|union)\.[^"]*"', "", text)
+
+
+def _closing(text: str) -> int:
+    depth = 1
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if not depth:
+            return i
+    return len(text)
+
+
+def split(text: str) -> list[str]:
+    """Split at the commas that are in no brackets and no quotes."""
+    out, depth, begun, quoted = [], 0, 0, False
+    for i, c in enumerate(text):
+        if c == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif c in "([{<":
+            depth += 1
+        elif c in ")]}>":
+            depth -= 1
+        elif c == "," and not depth:
+            out.append(text[begun:i].strip())
+            begun = i + 1
+    return [*out, text[begun:].strip()]
+
+
+@dataclass(eq=False)
+class Block:
+    """A basic block. label: with its %."""
+
+    label: str
+    instructions: list[Instruction] = field(default_factory=list)
+    successors: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class NaturalLoop:
+    """A natural loop. blocks: labels, inner loops' included. outer: the loop around it."""
+
+    header: str
+    blocks: set[str]
+    latches: list[str]
+    outer: NaturalLoop | None = None
+    inner: list[NaturalLoop] = field(default_factory=list)
+
+    @property
+    def own(self) -> set[str]:
+        """Blocks that are in no inner loop."""
+        return self.blocks - {b for loop in self.inner for b in loop.blocks}
+
+
+@dataclass(frozen=True)
+class NamedPointer:
+    """A record of the debug information: the variable of this number has this value, or, declared, lies there."""
+
+    value: str
+    declared: bool
+    variable: int
+    place: int
+    block: str
+
+
+@dataclass(eq=False)
+class Function:
+    """A function with a body. parameters: names, with their %. attributes: what follows its parameters."""
+
+    name: str
+    parameters: list[str]
+    head: str
+    subprogram: int
+    blocks: dict[str, Block] = field(default_factory=dict)
+    named: list[NamedPointer] = field(default_factory=list)
+
+    def instructions(self) -> Iterator[Instruction]:
+        """Yield all instructions."""
+        for block in self.blocks.values():
+            yield from block.instructions
+
+    @cached_property
+    def defined(self) -> dict[str, Instruction]:
+        """Instructions by the name of their value."""
+        return {i.result: i for i in self.instructions() if i.result}
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """Blocks and what follows them."""
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from(self.blocks)
+        graph.add_edges_from((b.label, s) for b in self.blocks.values() for s in b.successors)
+        return graph
+
+    @cached_property
+    def loops(self) -> list[NaturalLoop]:
+        """All loops, inner ones before those around them."""
+        entry = next(iter(self.blocks))
+        dominator = nx.immediate_dominators(self.graph, entry)
+
+        def dominated(block: str, by: str) -> bool:
+            while block != by:
+                up = dominator.get(block)
+                if up is None or up == block:
+                    return False
+                block = up
+            return True
+
+        found: dict[str, NaturalLoop] = {}
+        for block in self.blocks.values():
+            if block.label not in dominator and block.label != entry:
+                continue
+            for header in block.successors:
+                if dominated(block.label, header):
+                    loop = found.setdefault(header, NaturalLoop(header, {header}, []))
+                    loop.latches.append(block.label)
+                    ahead = [block.label]
+                    while ahead:
+                        at = ahead.pop()
+                        if at not in loop.blocks:
+                            loop.blocks.add(at)
+                            ahead += self.graph.predecessors(at)
+        loops = sorted(found.values(), key=lambda loop: len(loop.blocks))
+        for i, loop in enumerate(loops):
+            loop.outer = next((o for o in loops[i + 1 :] if loop.header in o.blocks and o is not loop), None)
+            if loop.outer:
+                loop.outer.inner.append(loop)
+        return loops
+
+    @cached_property
+    def innermost(self) -> dict[str, NaturalLoop]:
+        """Of each block the innermost loop around it, if there is one."""
+        out: dict[str, NaturalLoop] = {}
+        for loop in self.loops:
+            for block in loop.blocks:
+                out.setdefault(block, loop)
+        return out
+
+
+class Module:
+    """A module's text, read. text: as LLVM prints it."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.functions: dict[str, Function] = {}
+        self.metadata: dict[int, str] = {}
+        self.structs: dict[str, str] = {}
+        self._read()
+
+    def _read(self) -> None:
+        function: Function | None = None
+        block: Block | None = None
+        number = 0
+        while number < len(self.lines):
+            line = self.lines[number]
+            number += 1
+            if function is None:
+                if line.startswith("define"):
+                    function = _function(line)
+                    self.functions[function.name] = function
+                    block = None
+                elif line.startswith("!") and (found := re.match(r"!(\d+) = (.*)", line)):
+                    self.metadata[int(found[1])] = found[2]
+                elif line.startswith("%") and (found := re.match(r"(%\S+|%\"[^\"]*\") = type (.*)", line)):
+                    self.structs[found[1]] = found[2]
+                continue
+            if line == "}":
+                function = None
+                continue
+            if found := _LABEL.match(line):
+                label = "%" + (f'"{found[1]}"' if found[1] is not None else found[2])
+                block = function.blocks[label] = Block(label)
+                continue
+            if not line.strip() or line.lstrip().startswith(";"):
+                continue
+            if block is None:  # the entry has a label only where it is named
+                label = f"%{len(function.parameters)}"
+                block = function.blocks[label] = Block(label)
+            if line.lstrip().startswith("#dbg_"):
+                _named(line, block, function)
+                continue
+            while line.lstrip().startswith("switch") and "]" not in line:
+                line += self.lines[number]
+                number += 1
+            instruction = _instruction(line, number - 1, block.label)
+            block.instructions.append(instruction)
+            if instruction.opcode in ("br", "switch"):
+                block.successors = list(dict.fromkeys(_TARGET.findall(line)))
+
+
+def _function(line: str) -> Function:
+    found = re.search(r"@([-\w.$]+|\"[^\"]*\")\(", line)
+    assert found is not None
+    inside = line[found.end() :]
+    end = _closing(inside)
+    parameters = [p.split()[-1] for p in split(inside[:end]) if p and p != "..."]
+    place = _PLACE.search(inside)
+    return Function(found[1].strip('"'), parameters, inside[end:], int(place[1]) if place else -1)
+
+
+def _named(line: str, block: Block, function: Function) -> None:
+    found = re.search(r"#dbg_(value|declare)\(ptr (\S+), !(\d+), .*, !(\d+)\)", line)
+    if found:
+        declared = found[1] == "declare" or "DW_OP_deref" in line
+        function.named.append(NamedPointer(found[2], declared, int(found[3]), int(found[4]), block.label))
+
+
+def _instruction(line: str, number: int, block: str) -> Instruction:
+    found = _RESULT.match(line)
+    assert found is not None, line
+    place = _PLACE.search(found[3])
+    rest = re.sub(r", ![\w.]+ !\d+|, !dbg !\d+| !dbg !\d+", "", found[3])
+    return Instruction(found[1] or "", found[2], rest, number, int(place[1]) if place else -1, block)

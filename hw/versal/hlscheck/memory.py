@@ -1,0 +1,322 @@
+"""Which memory an instruction accesses, and where in it.
+
+An address is a variable or an argument of the function, and an offset: a sum of values, each times a number of bytes,
+and a constant. Of the offset follows which element of which dimension an access takes, as far as it is a constant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .debug import DebugInformation, StoredArray
+from .ir import Function, Instruction, Module, split
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A sum of values times bytes, and a constant."""
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int
+
+    def plus(self, other: Offset) -> Offset:
+        """The sum of two."""
+        terms: dict[str, int] = defaultdict(int)
+        for value, scale in (*self.terms, *other.terms):
+            terms[value] += scale
+        return Offset(tuple(sorted((v, s) for v, s in terms.items() if s)), self.constant + other.constant)
+
+    def times(self, factor: int) -> Offset:
+        """The product with a number."""
+        return Offset(tuple((v, s * factor) for v, s in self.terms), self.constant * factor)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an access begins. root: the name of a variable, an argument, or a value that nothing more is known of."""
+
+    root: str
+    offset: Offset
+
+
+@dataclass
+class StoredVariable:
+    """A variable that lies in memories. number: of its record in the debug information, -1 if there is none."""
+
+    root: str
+    name: str
+    number: int
+    arrays: tuple[StoredArray, ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store of a word of a memory, or of a part of the word. indices: in each dimension, None if it is no
+    constant. where: the same for all accesses of one word."""
+
+    instruction: Instruction
+    root: str
+    array: StoredArray
+    indices: tuple[int | None, ...]
+    offset: Offset
+    writes: bool
+
+    @property
+    def word(self) -> tuple[str, str, tuple[tuple[str, int], ...], int]:
+        """What accesses of the same word have in common."""
+        within = self.offset.constant - self.array.offset
+        return (
+            self.root,
+            self.array.name,
+            self.offset.terms,
+            within - within % self.array.size if self.array.size else 0,
+        )
+
+
+class Types:
+    """Sizes of LLVM's types in bytes."""
+
+    def __init__(self, module: Module) -> None:
+        self._structs = module.structs
+        self._sizes: dict[str, tuple[int, int]] = {}
+
+    def size(self, text: str) -> int:
+        """From one element of an array to the next."""
+        return self._size_and_alignment(text)[0]
+
+    def _size_and_alignment(self, text: str) -> tuple[int, int]:
+        if text not in self._sizes:
+            self._sizes[text] = self._computed(text)
+        return self._sizes[text]
+
+    def _computed(self, text: str) -> tuple[int, int]:
+        if text in self._structs:
+            return self._size_and_alignment(self._structs[text])
+        if found := re.fullmatch(r"i(\d+)", text):
+            size = 1
+            while size * 8 < int(found[1]):
+                size *= 2
+            return (size, min(size, 8)) if size <= 8 else (-(-int(found[1]) // 64) * 8, 8)
+        if text in ("float", "double", "half", "bfloat", "ptr"):
+            size = {"float": 4, "double": 8, "half": 2, "bfloat": 2, "ptr": 8}[text]
+            return size, size
+        if found := re.fullmatch(r"[\[<](\d+) x (.*)[\]>]", text):
+            size, alignment = self._size_and_alignment(found[2])
+            return int(found[1]) * size, alignment
+        packed = text.startswith("<{")
+        if found := re.fullmatch(r"<?\{ ?(.*?) ?\}>?", text):
+            offset, most = 0, 1
+            for part in split(found[1]) if found[1] else []:
+                size, alignment = self._size_and_alignment(part)
+                alignment = 1 if packed else alignment
+                offset = -(-offset // alignment) * alignment + size
+                most = max(most, alignment)
+            return -(-offset // most) * most, most
+        return 0, 1
+
+    def offset(self, text: str, field_number: int) -> int:
+        """Of a field of a struct."""
+        inside = self._structs.get(text, text)
+        found = re.fullmatch(r"<?\{ ?(.*?) ?\}>?", inside)
+        parts, packed, offset = split(found[1]) if found else [], inside.startswith("<{"), 0
+        for i, part in enumerate(parts):
+            size, alignment = self._size_and_alignment(part)
+            offset = -(-offset // (1 if packed else alignment)) * (1 if packed else alignment)
+            if i == field_number:
+                return offset
+            offset += size
+        return 0
+
+    def part(self, text: str, field_number: int) -> str:
+        """The type of an element, or of a field."""
+        inside = self._structs.get(text, text)
+        if found := re.fullmatch(r"[\[<](\d+) x (.*)[\]>]", inside):
+            return found[2]
+        found = re.fullmatch(r"<?\{ ?(.*?) ?\}>?", inside)
+        return split(found[1])[field_number] if found else inside
+
+    def is_struct(self, text: str) -> bool:
+        """Whether it is a struct."""
+        inside = self._structs.get(text, text)
+        return inside.startswith(("{", "<{"))
+
+
+def sum_of(function: Function, text: str, depth: int = 0) -> Offset:
+    """A number as a sum, as far as it is one."""
+    if re.fullmatch(r"-?\d+", text):
+        return Offset((), int(text))
+    made = function.defined.get(text)
+    if made is None or depth > 8:
+        return Offset(((text, 1),), 0)
+    operands = split(made.rest)
+    if made.opcode in ("zext", "sext"):
+        inner = made.rest.split(" to ")[0].split()[-1]
+        below = function.defined.get(inner)
+        wraps = below is not None and below.opcode in ("add", "sub", "mul", "shl") and "nuw" not in below.rest
+        return Offset(((inner, 1),), 0) if wraps else sum_of(function, inner, depth + 1)
+    if made.opcode in ("add", "sub", "or", "mul", "shl") and len(operands) == 2:
+        left, right = operands[0].split()[-1], operands[1].split()[-1]
+        if made.opcode == "add" or (made.opcode == "or" and "disjoint" in made.rest):
+            return sum_of(function, left, depth + 1).plus(sum_of(function, right, depth + 1))
+        if made.opcode == "sub":
+            return sum_of(function, left, depth + 1).plus(sum_of(function, right, depth + 1).times(-1))
+        if re.fullmatch(r"-?\d+", right) and made.opcode in ("mul", "shl"):
+            factor = int(right) if made.opcode == "mul" else 1 << int(right)
+            return sum_of(function, left, depth + 1).times(factor)
+    return Offset(((text, 1),), 0)
+
+
+@dataclass
+class FunctionMemory:
+    """The memories that a function accesses. aggregated: names of variables whose structs are one word."""
+
+    function: Function
+    types: Types
+    debug: DebugInformation
+    aggregated: set[str] = field(default_factory=set)
+    _addresses: dict[str, list[Address]] = field(default_factory=dict)
+    _pointers: dict[Address, list[str]] = field(default_factory=dict)
+
+    @cached_property
+    def variables(self) -> dict[str, StoredVariable]:
+        """Variables and arguments by their names as values."""
+        out: dict[str, StoredVariable] = {}
+        parameters = set(self.function.parameters)
+        roots = {i.result for i in self.function.instructions() if i.opcode == "alloca"} | parameters
+        for named in self.function.named:
+            if named.value not in roots or named.value in out:
+                continue
+            name, argument, _ = self.debug.variable(named.variable)
+            own = len(self.debug.lines(named.place)) == 1
+            if (argument and own and not named.declared) if named.value in parameters else named.declared:
+                arrays = self.debug.arrays(named.variable, whole=name in self.aggregated)
+                out[named.value] = StoredVariable(named.value, name, named.variable, arrays)
+        for root in roots - out.keys():
+            out[root] = StoredVariable(root, root, -1, ())
+        return out
+
+    def addresses(self, pointer: str, depth: int = 0) -> list[Address]:
+        """Where a pointer may point: several places behind a selection."""
+        if pointer not in self._addresses:
+            self._addresses[pointer] = [Address(pointer, Offset((), 0))]  # of a circle
+            self._addresses[pointer] = self._of(pointer, depth)
+        return self._addresses[pointer]
+
+    def _of(self, pointer: str, depth: int) -> list[Address]:
+        made = self.function.defined.get(pointer)
+        here = [Address(pointer, Offset((), 0))]
+        if pointer.startswith("getelementptr"):
+            return here
+        if made is None or made.opcode == "alloca" or depth > 40:
+            return here
+        if made.opcode == "getelementptr":
+            parts = split(re.sub(r"^\s*(?:inbounds |nuw |nusw |inrange\([^)]*\) )*", "", made.rest))
+            kind, base, indices = parts[0], parts[1].split()[-1], [p.split()[-1] for p in parts[2:]]
+            offset = sum_of(self.function, indices[0]).times(self.types.size(kind))
+            for index in indices[1:]:
+                if self.types.is_struct(kind):
+                    offset = offset.plus(Offset((), self.types.offset(kind, int(index))))
+                    kind = self.types.part(kind, int(index))
+                else:
+                    kind = self.types.part(kind, 0)
+                    offset = offset.plus(sum_of(self.function, index).times(self.types.size(kind)))
+            return [Address(a.root, a.offset.plus(offset)) for a in self.addresses(base, depth + 1)]
+        if made.opcode == "phi":
+            values = [v for v, _ in made.incoming]
+        elif made.opcode == "select":
+            values = [p.split()[-1] for p in split(made.rest)[1:]]
+        elif made.opcode == "load":  # a reference in a struct: what was stored there, if one value was
+            values = self._stored().get(self.addresses(split(made.rest)[1].split()[-1], depth + 1)[0], [])
+            if len(values) != 1:
+                return here
+        elif made.opcode in ("freeze", "bitcast"):
+            values = [made.rest.split(" to ")[0].split()[-1]]
+        else:
+            return here
+        found = {a: None for v in values if v != pointer and v.startswith("%") for a in self.addresses(v, depth + 1)}
+        return list(found) or here
+
+    def _stored(self) -> dict[Address, list[str]]:
+        """Pointers that are stored, by where."""
+        if not self._pointers:
+            self._pointers[Address("", Offset((), 0))] = []  # what is found on the way sees no more than this
+            copies = []
+            for i in self.function.instructions():
+                if i.opcode == "store" and i.rest.lstrip().startswith("ptr "):
+                    value, to = (part.split()[-1] for part in split(i.rest)[:2])
+                    for address in self.addresses(to):
+                        self._pointers.setdefault(address, []).append(value)
+                elif i.callee.startswith("llvm.memcpy"):
+                    copies += [(t, f) for t in self.addresses(i.arguments[0]) for f in self.addresses(i.arguments[1])]
+            for to_place, of in copies * 2:  # a struct is copied into an argument, and from there into a variable
+                for address, values in list(self._pointers.items()):
+                    if address.root == of.root and values:
+                        apart = address.offset.plus(of.offset.times(-1))
+                        copied = Address(to_place.root, to_place.offset.plus(apart))
+                        known = self._pointers.setdefault(copied, [])
+                        known += [v for v in values if v not in known]
+            self._addresses = {p: a for p, a in self._addresses.items() if not self._is_loaded(p)}
+        return self._pointers
+
+    def _is_loaded(self, pointer: str) -> bool:
+        """Whether a pointer is the value of a load, or follows from one."""
+        made = self.function.defined.get(pointer)
+        return made is not None and (
+            made.opcode == "load" or any(self._is_loaded(o) for o in made.operands if made.opcode == "getelementptr")
+        )
+
+    def accesses(self, instruction: Instruction) -> list[Access]:
+        """The words that a load, a store, or a copy may access."""
+        return [
+            a
+            for pointer, size, writes in _touched(instruction, self.types)
+            for a in self._at(instruction, pointer, size, writes)
+        ]
+
+    def _at(self, instruction: Instruction, pointer: str, size: int, writes: bool) -> Iterator[Access]:
+        for address in self.addresses(pointer):
+            variable, at = self.variables.get(address.root), address.offset.constant
+            arrays = variable.arrays if variable else ()
+            for array in [x for x in arrays if x.offset < at + size and at < x.offset + x.bytes] or arrays:
+                indices = _indices(array, address.offset)
+                if indices is None or size > array.size:
+                    indices = (None,) * len(array.dims)
+                yield Access(instruction, address.root, array, indices, address.offset, writes)
+
+
+def _touched(instruction: Instruction, types: Types) -> Iterator[tuple[str, int, bool]]:
+    """Pointers through which an instruction accesses memory: how many bytes, and whether it writes."""
+    parts = split(instruction.rest)
+    if instruction.opcode == "load":
+        yield parts[1].split()[-1], types.size(parts[0].split()[-1] if "x" not in parts[0] else parts[0].strip()), False
+    elif instruction.opcode == "store":
+        yield parts[1].split()[-1], types.size(parts[0].rsplit(" ", 1)[0].strip()), True
+    elif instruction.callee.startswith(("llvm.memcpy", "llvm.memmove", "llvm.memset")):
+        arguments = instruction.arguments
+        size = int(arguments[2]) if arguments[2].isdigit() else 1 << 40
+        yield arguments[0], size, True
+        if not instruction.callee.startswith("llvm.memset"):
+            yield arguments[1], size, False
+
+
+def _indices(array: StoredArray, offset: Offset) -> tuple[int | None, ...] | None:
+    """The element of each dimension that an offset means, None where it is no constant; or None: it is not in there."""
+    rest = offset.constant - array.offset
+    scales = [abs(scale) for _, scale in offset.terms]
+    out: list[int | None] = []
+    for d in array.dims:
+        variable = any(scale >= d.stride > 0 for scale in scales)
+        scales = [scale for scale in scales if scale < d.stride or d.stride == 0 or scale % d.stride]
+        index = rest // d.stride if d.stride else 0
+        rest -= index * d.stride
+        if variable:
+            out.append(None)
+        elif d.count and not 0 <= index < d.count:
+            return None
+        else:
+            out.append(index)
+    return tuple(out) if 0 <= rest < max(array.size, 1) else None

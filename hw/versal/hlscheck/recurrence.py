@@ -1,0 +1,85 @@
+"""The least initiation interval that a loop's recurrences allow.
+
+Operators are the nodes of a graph, and what one needs of another an edge, with the number of iterations between them. A
+circle of it needs as many cycles as its operators take, in as many iterations as its edges cross: the largest quotient
+is the bound (Rau, "Iterative Modulo Scheduling", 1996). Edges are values, choices that a branch makes between values,
+and loads of what an earlier iteration has stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What `to` needs of `of`, so many iterations later. cycles: from the operands of `of` to those of `to`."""
+
+    of: int
+    to: int
+    cycles: float
+    distance: int
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A circle, by the numbers of its nodes. interval: cycles from iteration to iteration that it needs."""
+
+    nodes: tuple[int, ...]
+    interval: int
+
+
+def tightest(edges: Sequence[Edge], stated: int) -> Recurrence | None:
+    """Return the circle that needs most cycles per iteration, if they are more than `stated`."""
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_edges_from((e.of, e.to) for e in edges)
+    component_of = {n: c for c, nodes in enumerate(nx.strongly_connected_components(graph)) for n in nodes}
+    inside: dict[int, list[Edge]] = defaultdict(list)
+    for e in edges:
+        if component_of[e.of] == component_of[e.to]:
+            inside[component_of[e.of]].append(e)
+    worst: Recurrence | None = None
+    for component in inside.values():
+        circle = _circle_above(component, worst.interval if worst else stated)
+        while circle is not None:
+            cycles, distance = sum(e.cycles for e in circle), sum(e.distance for e in circle)
+            worst = Recurrence(tuple(e.of for e in circle), math.ceil(cycles / distance - 1e-6))
+            circle = _circle_above(component, worst.interval)
+    return worst
+
+
+def _circle_above(edges: Iterable[Edge], interval: int) -> list[Edge] | None:
+    """A circle that needs more than so many cycles per iteration, by the method of Bellman and Ford."""
+    weighted = [(e, e.cycles - interval * e.distance) for e in edges]
+    longest: dict[int, float] = {e.of: 0.0 for e, _ in weighted}
+    by: dict[int, Edge] = {}
+    changed = -1
+    for _ in range(len(longest)):
+        changed = -1
+        for e, weight in weighted:
+            if longest[e.of] + weight > longest[e.to] + 1e-9:
+                longest[e.to] = longest[e.of] + weight
+                by[e.to] = e
+                changed = e.to
+        if changed < 0:
+            return None
+    for _ in range(len(longest)):
+        changed = by[changed].of
+    circle, at = [], changed
+    while True:
+        edge = by[at]
+        circle.append(edge)
+        at = edge.of
+        if at == changed:
+            return circle[::-1]
+
+
+def spelled(operators: Iterable[str]) -> str:
+    """The operators of a circle, as text: `exp, 32 compares`."""
+    counted = Counter(operators)
+    return ", ".join(f"{n} {name}" for name, n in counted.most_common() if name not in ("wire", "logic"))

@@ -1,0 +1,117 @@
+"""Rules of the control programs of AI Engine tiles."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ....base.errors import RsnError
+from .debug import SourceLine
+from .design import compiler
+from .ir import Module
+from .memory import Types
+from .rules import HlsFinding, HlsFindings
+
+VECTOR_BYTES = 32
+ENTRIES = {"mme_first": (0,), "mme_middle": (1, 2), "mme_last": (3,)}
+"""Functions of the tiles of a cascade, each with its places."""
+_STACKS = """
+extern "C" { extern const unsigned rsn_hls_stacks[]; }
+const unsigned rsn_hls_stacks[] = {rsn::mme::stack_bytes(0), rsn::mme::stack_bytes(1), rsn::mme::stack_bytes(2),
+                                   rsn::mme::stack_bytes(3), rsn::mme::stack_for_calls};
+"""
+_DECLARED = r"\*\s*(?:const\s+)?({restrict})?\s*(?:const\s+)?\b{name}\b(?:\s*=\s*(\w+))?"
+
+
+def pointers(texts: Mapping[str, str]) -> HlsFindings:
+    """Yield pointers of pipelined loops that may be aliases for all that the compiler knows."""
+    words = "|".join({"__restrict", *(m for t in texts.values() for m in re.findall(r"#define (\w+) __restrict\b", t))})
+    for name, text in texts.items():
+        for start, end in _pipelined(text):
+            for found in re.finditer(r"\b(?:load_v|store_v)(?:<\d+>)?\(\s*(\w+)\b(?!\s*[.(])", text[start:end]):
+                if not _is_apart(text[:start], found[1], words):
+                    line = text.count("\n", 0, start + found.start()) + 1
+                    yield HlsFinding(SourceLine(name, line), "restrict", f"{found[1]} is not __restrict")
+
+
+def _pipelined(text: str) -> Iterator[tuple[int, int]]:
+    """Where the bodies of loops with chess_prepare_for_pipelining begin and end."""
+    for found in re.finditer(r"\bchess_prepare_for_pipelining\b[^{\n]*\{", text):
+        depth, at = 1, found.end()
+        while depth and at < len(text):
+            depth += (text[at] == "{") - (text[at] == "}")
+            at += 1
+        yield found.end(), at
+
+
+def _is_apart(before: str, name: str, words: str, depth: int = 0) -> bool:
+    """Whether the nearest declaration of a pointer says so, or makes it of one that does."""
+    declared = list(re.finditer(_DECLARED.format(restrict=words, name=name), before))
+    if not declared or depth > 4:
+        return False
+    last = declared[-1]
+    return bool(last[1]) or (last[2] is not None and _is_apart(before[: last.start()], last[2], words, depth + 1))
+
+
+def alignment(texts: Mapping[str, str]) -> HlsFindings:
+    """Yield arrays of floats that are not aligned for vectors."""
+    for name, text in texts.items():
+        for n, line in enumerate(text.splitlines(), 1):
+            found = re.match(r"\s*(alignas\(32\)\s+)?(?:const\s+)?float (\w+)\[", line)
+            if found and not found[1]:
+                yield HlsFinding(SourceLine(name, n), "alignment", f"{found[2]} is not alignas({VECTOR_BYTES})")
+
+
+def stacks(folder: Path, program: str, flags: Sequence[str]) -> HlsFindings:
+    """Yield what is wrong with the stack of a control program. folder: of all sources."""
+    text = (folder / program).read_text(encoding="utf-8")
+    first = SourceLine(program, 1)
+    if "stack_bytes" not in text or "static_assert" not in text:
+        yield HlsFinding(first, "stack", "no static_assert compares its variables with stack_bytes")
+    needed, stated = _frames(folder, program, flags)
+    *of_places, for_calls = stated
+    for entry, places in ENTRIES.items():
+        for place in places:
+            if needed.get(entry, 0) + for_calls > of_places[place]:
+                text = f"{entry} has {needed[entry]} bytes of variables and {for_calls} for calls"
+                yield HlsFinding(
+                    first, "stack", f"{text}; the graph states {of_places[place]} for tile {place} of a cascade"
+                )
+
+
+def _frames(folder: Path, program: str, flags: Sequence[str]) -> tuple[dict[str, int], list[int]]:
+    """Bytes of the aligned variables of each entry, and the stack of each place with that for calls."""
+    includes = [f"-I{folder / name}" for name in ("csim/include", "aie", "")]
+    with tempfile.TemporaryDirectory(prefix="rsn-aie-") as scratch:
+        source = Path(scratch) / "stacks.cc"
+        source.write_text(f'#include "{folder / program}"\n{_STACKS}', encoding="utf-8")
+        command = [
+            compiler(),
+            "-std=c++17",
+            "-O1",
+            "-S",
+            "-emit-llvm",
+            "-Wno-everything",
+            *includes,
+            *flags,
+            str(source),
+            "-o",
+            "-",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RsnError(f"{program} does not compile:\n{done.stderr}")
+    module = Module(done.stdout)
+    types = Types(module)
+    needed = {}
+    for function in module.functions.values():
+        entry = next((e for e in ENTRIES if f"{len(e)}{e}" in function.name), None)
+        if entry:
+            allocas = [i for i in function.instructions() if i.opcode == "alloca"]
+            aligned = [i for i in allocas if int(re.search(r"align (\d+)", i.rest)[1]) >= VECTOR_BYTES]  # type: ignore[index]
+            needed[entry] = sum(types.size(i.rest.split(",")[0].strip()) for i in aligned)
+    stated = re.search(r"@rsn_hls_stacks = .*\[(.*?)\]", re.sub(r"\[\d+ x i32\] ", "", done.stdout))
+    return needed, [int(n) for n in re.findall(r"i32 (\d+)", stated[1])] if stated else []

@@ -1,0 +1,255 @@
+"""What a pipelined loop needs of cycles: by its recurrences, and by the ports of its memories."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import networkx as nx
+
+from .debug import SourceLine
+from .design import HlsDesign, PipelinedPlace
+from .facts import STREAMS, Memory, MemoryFacts
+from .ir import Instruction, NaturalLoop
+from .memory import Access, Address, FunctionMemory
+from .operators import OPERATORS, operator_of
+from .recurrence import Edge, Recurrence, tightest
+from .trips import step_of, trips
+
+
+class LoopSchedule:
+    """One pipelined loop, or function, and what it needs."""
+
+    def __init__(self, design: HlsDesign, place: PipelinedPlace, facts: MemoryFacts) -> None:
+        self.design, self.place, self.facts = design, place, facts
+        self.memory: FunctionMemory = design.memories[place.function.name]
+        blocks = place.function.blocks
+        self.instructions = [i for label in blocks if label in place.blocks for i in blocks[label].instructions]
+        self.number = {i.result: n for n, i in enumerate(self.instructions) if i.result}
+
+    @cached_property
+    def operators(self) -> list[str]:
+        """The row of the table of operators for each instruction."""
+        out = []
+        for i in self.instructions:
+            operator = operator_of(i.opcode, i.rest, i.callee)
+            if operator in ("fadd", "fsub") and self.facts.bound(self.design.line(i), "fadd")[0] == "fabric":
+                operator = "fabric"
+            if id(i) in self.accesses:
+                operator = self._of_access(self.accesses[id(i)])
+            out.append(operator)
+        return out
+
+    def _of_access(self, accesses: tuple[Access, ...]) -> str:
+        """A copy is a load, and a store as well where both ends are in a RAM. In registers neither takes time."""
+        in_ram = [a.writes for a in accesses if not self.facts.is_in_registers(self.memory_of(a))]
+        return {(): "wire", (False,): "load", (True,): "store"}.get(tuple(sorted(set(in_ram))), "copy")
+
+    def memory_of(self, access: Access) -> Memory:
+        """The memory of an access."""
+        return Memory(self.place.function.name, access.root, access.array)
+
+    @cached_property
+    def accesses(self) -> dict[int, tuple[Access, ...]]:
+        """Accesses of memories by the `id` of their instruction; those of streams and AXI ports are none."""
+        out = {}
+        for i in self.instructions:
+            found = tuple(a for a in self.memory.accesses(i) if not self.is_stream(a.root))
+            if found or i.opcode in ("load", "store"):
+                out[id(i)] = found
+        return out
+
+    def is_stream(self, root: str) -> bool:
+        """Whether a variable is a stream, or an array of them, or an AXI port."""
+        variable = self.memory.variables.get(root)
+        return (
+            variable is not None
+            and variable.number >= 0
+            and bool(STREAMS.match(self.design.debug.element_name(variable.number)))
+        )
+
+    @cached_property
+    def edges(self) -> list[Edge]:
+        """Of values, choices and memories."""
+        return [*self._of_values(), *self._of_memories()]
+
+    def _cycles(self, n: int) -> float:
+        return OPERATORS[self.operators[n]].cycles
+
+    def _of_values(self) -> Iterator[Edge]:
+        header = self.place.loop.header if self.place.loop else ""
+        latches = set(self.place.loop.latches) if self.place.loop else set[str]()
+        for n, i in enumerate(self.instructions):
+            if i.opcode == "phi":
+                for value, block in i.incoming:
+                    again = i.block == header and block in latches
+                    if value in self.number and (again or (block, i.block) not in self._inner_backs):
+                        yield Edge(self.number[value], n, self._cycles(self.number[value]), int(again))
+                if i.block != header:
+                    yield from self._of_choice(i, n)
+                continue
+            for value in i.operands:
+                if value in self.number:
+                    yield Edge(self.number[value], n, self._cycles(self.number[value]), 0)
+
+    @cached_property
+    def _inner_backs(self) -> set[tuple[str, str]]:
+        """Edges back to the heads of loops that are left inside."""
+        inner = (x for x in self.place.function.loops if x.header in self.place.blocks and x is not self.place.loop)
+        return {(latch, x.header) for x in inner for latch in x.latches}
+
+    def _of_choice(self, phi: Instruction, n: int) -> Iterator[Edge]:
+        """A value depends on the conditions of the branches between which it chooses."""
+        for label in self._choosing(phi.block):
+            branch = self.place.function.blocks[label].instructions[-1]
+            for value in branch.operands:
+                if value in self.number:
+                    yield Edge(self.number[value], n, self._cycles(self.number[value]) + OPERATORS["logic"].cycles, 0)
+
+    def _choosing(self, block: str) -> set[str]:
+        """Blocks that end in a branch which decides from where this block is reached."""
+        graph, dominator = self._forward, self._dominator
+        top, found, ahead = dominator.get(block), set[str](), list(graph.predecessors(block))
+        while ahead:
+            at = ahead.pop()
+            if at in found:
+                continue
+            found.add(at)
+            if at != top:
+                ahead += graph.predecessors(at)
+        return {b for b in found if len(self.place.function.blocks[b].successors) > 1}
+
+    @cached_property
+    def _forward(self) -> nx.DiGraph[str]:
+        """Blocks of one iteration."""
+        loop = self.place.loop
+        graph: nx.DiGraph[str] = nx.DiGraph(self.place.function.graph.subgraph(self.place.blocks))
+        backs = {(latch, loop.header) for latch in loop.latches} if loop else set[tuple[str, str]]()
+        graph.remove_edges_from(self._inner_backs | backs)
+        return graph
+
+    @cached_property
+    def _dominator(self) -> Mapping[str, str]:
+        start = self.place.loop.header if self.place.loop else next(iter(self.place.function.blocks))
+        found: dict[str, str] = nx.immediate_dominators(self._forward, start)
+        return found
+
+    @cached_property
+    def reached(self) -> dict[str, set[str]]:
+        """Of each block those that come behind it in the same iteration."""
+        return {label: nx.descendants(self._forward, label) for label in self._forward}
+
+    def _of_memories(self) -> Iterator[Edge]:
+        by_array: dict[Memory, tuple[list[tuple[int, Access]], list[tuple[int, Access]]]] = defaultdict(
+            lambda: ([], [])
+        )
+        for n, i in enumerate(self.instructions):
+            for access in self.accesses.get(id(i), ()):
+                by_array[self.memory_of(access)][access.writes].append((n, access))
+        for memory, (loads, stores) in by_array.items():
+            stated = min((d.distance for d in self.facts.dependences(memory, self.place)), default=None)
+            for s, store in stores:
+                for n, load in loads:
+                    if _apart(load, store):
+                        continue
+                    if self._before(s, n):
+                        yield Edge(s, n, self._cycles(s), 0)
+                    if memory.root in self._made_anew:
+                        continue
+                    distance = self._distance(load, store) if stated is None else stated
+                    if distance:
+                        yield Edge(s, n, self._cycles(s), distance)
+
+    def _before(self, one: int, other: int) -> bool:
+        """Whether an instruction comes before another in the same iteration."""
+        here, there = self.instructions[one].block, self.instructions[other].block
+        return one < other if here == there else there in self.reached[here]
+
+    @cached_property
+    def _made_anew(self) -> set[str]:
+        """Variables that begin in each iteration, so that nothing of the one before is left in them."""
+        starts = (i for i in self.instructions if i.callee.startswith("llvm.lifetime.start"))
+        return {a.root for i in starts for a in self.memory.addresses(i.arguments[-1])}
+
+    def _distance(self, load: Access, store: Access) -> int:
+        """Iterations from a store to the first load that may read it; 0 if none does."""
+        if load.offset.terms != store.offset.terms:
+            return 1
+        step = 0
+        for value, scale in load.offset.terms:
+            moved = self._step(value)
+            if moved is None:
+                return 1
+            step += moved * scale
+        if not step:
+            return 1
+        apart = store.offset.constant - load.offset.constant
+        size = max(load.array.size, 1)
+        if abs(apart) < size or apart % step:
+            return 0 if abs(apart) < size or abs(apart % step) >= size else 1
+        return max(apart // step, 0)
+
+    def _step(self, value: str) -> int | None:
+        """How much a value grows from iteration to iteration: 0 if it does not change, None if that is not known."""
+        if value not in self.number:
+            return 0
+        return step_of(self.place.function, self.place.loop, value) if self.place.loop else None
+
+    @cached_property
+    def recurrence(self) -> Recurrence | None:
+        """The circle that needs more than one cycle per iteration, if there is one: the tightest."""
+        return tightest(self.edges, 1)
+
+    # -- for findings
+
+    @cached_property
+    def line(self) -> SourceLine:
+        """Where its pragma stands."""
+        return SourceLine(self.place.pragma.file, self.place.pragma.line)
+
+    def name_of(self, memory: Memory) -> str:
+        """A memory in the words of the sources."""
+        variable = self.memory.variables[memory.root]
+        return f"{variable.name}.{memory.array.name}".rstrip(".")
+
+    def name_of_end(self, end: Address) -> str:
+        """A stream, or an AXI port, in the words of the sources."""
+        variable = self.memory.variables.get(end.root)
+        return variable.name if variable else "a port"
+
+    @property
+    def left(self) -> list[NaturalLoop]:
+        """Loops inside that could not be unrolled."""
+        loop = self.place.loop
+        return loop.inner if loop else [x for x in self.place.function.loops if x.outer is None]
+
+    @property
+    def head(self) -> str:
+        """What stands before the braces around its pragma."""
+        return self.place.pragma.pragma.block.head
+
+    @property
+    def function_text(self) -> str:
+        """The text of the function in which its pragma stands."""
+        block = self.place.pragma.pragma.block.nearest("function")
+        return block.text if block else ""
+
+    @cached_property
+    def depth(self) -> int:
+        """Cycles from the beginning of an iteration to its end, at least."""
+        forward: nx.DiGraph[int] = nx.DiGraph()
+        for e in self.edges:
+            if not e.distance and forward.get_edge_data(e.of, e.to, {"cycles": -1.0})["cycles"] < e.cycles:
+                forward.add_edge(e.of, e.to, cycles=e.cycles)
+        return int(nx.dag_longest_path_length(forward, weight="cycles"))
+
+    @cached_property
+    def trips(self) -> int | None:
+        """Iterations, where they are a constant."""
+        return trips(self.place.function, self.place.loop) if self.place.loop else None
+
+
+def _apart(one: Access, other: Access) -> bool:
+    """Whether two accesses are of different elements, by indices that are constants."""
+    return any(a is not None and b is not None and a != b for a, b in zip(one.indices, other.indices, strict=True))

@@ -1,0 +1,198 @@
+"""The checker of HLS sources finds each mistake of a table, where it is, and nothing else in what is shipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rsn.hw.versal.hlscheck.__main__ import main
+from rsn.hw.versal.hlscheck.checker import (
+    TABLES,
+    HlsReport,
+    check_folder,
+    check_kernel,
+    check_machine,
+    machine_texts,
+)
+from rsn.hw.versal.hlscheck.design import COMPILER
+from rsn.hw.versal.hlscheck.recurrence import Edge, tightest
+from rsn.hw.versal.hlscheck.rules import RULES
+from rsn.hw.versal.hlscheck.rules_aie import alignment, pointers, stacks
+from rsn.hw.versal.sources import sources, write
+from rsn.streams.build import task_program
+from rsn.streams.check import check as check_program
+from rsn.streams.hls.emit import cpp_program
+from rsn.streams.hls.project import project
+from rsn.tests.effort import sampled
+from rsn.tests.hw.versal.hls_known import STREAM_PROGRAMS, XNN2_FINDINGS
+from rsn.tests.hw.versal.hls_mistakes import AIE, KERNEL, XNN2, HlsMistake
+
+pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no {COMPILER}")
+
+
+@cache
+def texts() -> dict[str, str]:
+    return machine_texts(sources())
+
+
+@cache
+def report(machine: str) -> HlsReport:
+    return check_machine(machine, sources())
+
+
+def found(changed: dict[str, str], files: Sequence[str], machine: str) -> set[tuple[str, str]]:
+    """Place and rule of each finding."""
+    flags = ["-DRSN_XNN2"] if machine == "xnn2" else []
+    return {(str(f.line), f.rule) for f in check_kernel(changed, files, "dma_hls", flags, TABLES[machine]).findings}
+
+
+QUICK = {m.name for m in KERNEL if m.files != KERNEL[1].files and len(m.files) == 1}
+"""Mistakes in small units, which take half a second."""
+
+
+@pytest.mark.parametrize(
+    "mistake", sampled(KERNEL, [m for m in KERNEL if m.name in QUICK]), ids=lambda m: getattr(m, "name", None)
+)
+def test_a_mistake_in_the_kernel(mistake: HlsMistake) -> None:
+    changed = mistake.text(texts())
+    expected = mistake.line(changed), mistake.rule
+    assert expected in found(changed, mistake.files, "xnn")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mistake", XNN2, ids=lambda m: m.name)
+def test_a_mistake_in_the_kernel_of_xnn2(mistake: HlsMistake) -> None:
+    changed = mistake.text(texts())
+    expected = mistake.line(changed), mistake.rule
+    assert expected in found(changed, mistake.files, "xnn2")
+    assert expected not in found(texts(), mistake.files, "xnn2")
+
+
+@pytest.mark.parametrize("mistake", AIE, ids=lambda m: m.name)
+def test_a_mistake_in_a_control_program(mistake: HlsMistake, root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "versal"
+    shutil.copytree(root / "hw/versal", folder, ignore=shutil.ignore_patterns("__pycache__", "build*", "hlscheck"))
+    write(folder)
+    changed = mistake.text(texts())
+    (folder / mistake.file).write_text(changed[mistake.file], encoding="utf-8")
+    flags = ["-DRSN_XNN2"] if mistake.files[0].startswith("xnn2") else []
+    programs = {name: text for name, text in changed.items() if name.startswith("aie/") or name in mistake.files}
+    findings = [*pointers(programs), *alignment(programs), *stacks(folder, mistake.files[0], flags)]
+    assert (mistake.line(changed), mistake.rule) in {(str(f.line), f.rule) for f in findings}
+
+
+@pytest.mark.long
+def test_the_shipped_sources_have_no_finding() -> None:
+    """The machine of xnn-base and xnn. What is allowed has its reason in the source."""
+    assert [str(f) for f in report("xnn").findings] == []
+    assert all(len(reason) > 20 for _, reason in report("xnn").allowed)
+
+
+@pytest.mark.long
+def test_what_is_known_of_xnn2() -> None:
+    """To be emptied: each line is a place where HLS would refuse these sources, or make a slower machine of them."""
+    lines = {f"{f.line}: {f.rule}" for f in report("xnn2").findings}
+    assert lines == set(XNN2_FINDINGS)
+
+
+@pytest.mark.long
+def test_the_softmax_of_xnn2_is_slower_than_its_table() -> None:
+    loop = next(x for x in report("xnn2").loops if str(x.line) == "xnn2/soft.cpp:132")
+    assert loop.stated == 1
+    assert loop.needed >= 40
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("machine", TABLES)
+def test_every_pipelined_loop_is_checked(machine: str) -> None:
+    """Each PIPELINE pragma of the machine's own sources is a loop of the report."""
+    checked = {str(x.line) for x in report(machine).loops}
+    of = "pl/" if machine == "xnn" else "xnn2/"
+    stated = {
+        f"{name}:{n}"
+        for name, text in texts().items()
+        for n, line in enumerate(text.splitlines(), 1)
+        if name.startswith(of) and line.startswith("#pragma HLS PIPELINE")
+    }
+    assert stated - checked == set()
+
+
+@pytest.mark.long
+def test_every_rule_has_a_mistake() -> None:
+    shown = {m.rule for m in (*KERNEL, *XNN2, *AIE)} | {line.rpartition(": ")[2] for line in XNN2_FINDINGS}
+    assert RULES.keys() - shown == set()
+
+
+@pytest.mark.long
+def test_what_is_known_of_stream_programs(root: Path, tmp_path: Path) -> None:
+    """Rules that C++ of the shipped programs breaks, each with how often: to be emptied as well."""
+    counts = {}
+    for file in sorted((root / "programs/streams").glob("*.py")):
+        if file.stem == "__init__":
+            continue
+        made = cpp_program(task_program(check_program(file.read_text("utf-8"), file.name).region))
+        folder = tmp_path / file.stem
+        folder.mkdir()
+        for name, text in project(made).items():
+            (folder / name).write_text(text, encoding="utf-8")
+        rules = [f.rule for f in check_folder(folder).findings]
+        counts[file.stem] = {rule: rules.count(rule) for rule in sorted(set(rules))}
+    assert counts == STREAM_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    ("edges", "stated", "needed"),
+    [
+        ([Edge(0, 1, 3.0, 0), Edge(1, 0, 1.0, 1)], 1, 4),
+        ([Edge(0, 1, 3.0, 0), Edge(1, 0, 1.0, 2)], 1, 2),
+        ([Edge(0, 1, 3.0, 0), Edge(1, 0, 1.0, 4)], 1, None),
+        ([Edge(0, 1, 0.3, 0), Edge(1, 0, 0.3, 1)], 1, None),
+        ([Edge(0, 0, 5.0, 1), Edge(1, 1, 7.0, 1), Edge(0, 1, 50.0, 0)], 1, 7),
+        ([Edge(0, 0, 5.0, 1)], 5, None),
+    ],
+)
+def test_the_tightest_circle(edges: list[Edge], stated: int, needed: int | None) -> None:
+    circle = tightest(edges, stated)
+    assert (circle.interval if circle else None) == needed
+
+
+ALLOWED = """\
+#include "hls_stream.h"
+void top(hls::stream<float> &in, hls::stream<float> &out) {
+    float sum = 0.0f;
+    for (int i = 0; i < 100; ++i) {
+        COMMENT
+#pragma HLS PIPELINE II=1 style=flp
+        sum = (sum + in.read()) * 0.5f;
+        out << sum;
+    }
+}
+"""
+
+
+def test_a_reason_in_the_source() -> None:
+    without = check_kernel({"a.cpp": ALLOWED.replace("COMMENT", "")}, ["a.cpp"], "top")
+    assert [(str(f.line), f.rule) for f in without.findings] == [("a.cpp:6", "interval")]
+    given = check_kernel({"a.cpp": ALLOWED.replace("COMMENT", "// hls-allow interval: why not")}, ["a.cpp"], "top")
+    assert given.findings == []
+    assert [reason for _, reason in given.allowed] == ["why not"]
+    other = check_kernel({"a.cpp": ALLOWED.replace("COMMENT", "// hls-allow ports: why not")}, ["a.cpp"], "top")
+    assert len(other.findings) == 1
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "top.cpp").write_text(ALLOWED.replace("COMMENT", ""), encoding="utf-8")
+    (tmp_path / "hls.tcl").write_text("set_top top\n", encoding="utf-8")
+    done = CliRunner().invoke(main, [str(tmp_path), "--loops"])
+    assert done.exit_code == 1
+    assert "top.cpp:6: interval: states II=1; a value that the loop carries needs 2 cycles" in done.output
+    assert "top.cpp:6: top: II=1, needs 2; 100 iterations" in done.output
+    (tmp_path / "top.cpp").write_text("void top() { nonsense }", encoding="utf-8")
+    done = CliRunner().invoke(main, [str(tmp_path)])
+    assert done.exit_code == 1
+    assert "Error: top.cpp does not compile" in done.output
