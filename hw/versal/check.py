@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from ...base.deferred import deferred
 from ...base.errors import BoardError, RsnError
 from ...isa.overlay import Overlay
 from ...isa.versal.board import ARGUMENTS, FINGERPRINT, KERNEL, lanes
@@ -30,6 +32,11 @@ from . import check_places, pragmas
 from .csim.build import ELSEWHERE, FLAGS, MACHINES, MachineSources, compiled, compiler
 from .csim.machine import MADE_FOR
 from .sources import GENERATED, sources
+
+if TYPE_CHECKING:
+    from .hlscheck import checker
+else:
+    checker = deferred("rsn.hw.versal.hlscheck.checker")
 
 PORTS = """\
 #include <cstdio>
@@ -253,9 +260,19 @@ def hls_pragmas(s: Sources) -> Findings:
     yield from pragmas.check({name: s.text(name) for name in sorted(own - {tables})}, others)
 
 
+def hls(s: Sources) -> Findings:
+    """HLS would make of the sources the machine whose cycles are computed (docs/hls-rules.md)"""
+    try:
+        report = checker.check_machine(s.machine, s.root)
+    except ImportError as e:
+        raise RsnError(f"{e}; {EXTRA_HINT}") from e
+    yield from map(str, report.findings)
+
+
+EXTRA_HINT = "this check needs packages of an extra: pip install -e '.[check]'"
 CHECKS: tuple[Callable[[Sources], Findings], ...] = (
     *(generated, argument_order, interfaces, memories, connections, tiles, streams, hls_files, hls_pragmas),
-    *(plio_places, tile_places, routes, tile_memory),
+    *(plio_places, tile_places, routes, tile_memory, hls),
 )
 
 

@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 def _texts() -> Mapping[str, bytes]:
     """All sources, by their path."""
     found = {path.relative_to(VERSAL).as_posix(): path for path in VERSAL.rglob("*") if path.suffix in SUFFIXES}
-    stored = {name: path.read_bytes() for name, path in found.items() if not name.startswith("build")}
+    stored = {name: path.read_bytes() for name, path in found.items() if not name.startswith(("build", "hlscheck"))}
     return dict(sorted((stored | {name: made().encode() for name, made in GENERATED.items()}).items()))
 
 

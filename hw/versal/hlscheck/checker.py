@@ -14,7 +14,7 @@ from ....isa.versal.loop import PipelinedLoop
 from ....isa.versal.tiles import BEATS, BLOCK_WORDS, TILE
 from ..csim.build import MACHINES
 from . import rules_aie, rules_dataflow, rules_loops
-from .debug import SourceLine
+from .debug import CppLine
 from .design import HlsDesign
 from .facts import MemoryFacts
 from .rules import RULES, HlsFinding
@@ -39,7 +39,7 @@ class CheckedLoop:
     """What was derived of a pipelined loop. stated, needed: its interval, and what recurrences allow. trips:
     iterations, None if they are no constant. depth: cycles, at least."""
 
-    line: SourceLine
+    line: CppLine
     function: str
     stated: int
     needed: int

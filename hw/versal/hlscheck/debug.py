@@ -13,7 +13,7 @@ from .ir import Module, split
 
 
 @dataclass(frozen=True)
-class Dimension:
+class ArrayDimension:
     """A dimension of an array. count: of elements, 0 if it is not known. stride: bytes from one to the next."""
 
     count: int
@@ -27,7 +27,7 @@ class StoredArray:
 
     name: str
     offset: int
-    dims: tuple[Dimension, ...]
+    dims: tuple[ArrayDimension, ...]
     size: int
 
     @property
@@ -42,7 +42,7 @@ class StoredArray:
 
 
 @dataclass(frozen=True)
-class SourceLine:
+class CppLine:
     """A line of a source. file: its path below the folder of all sources."""
 
     file: str
@@ -83,7 +83,7 @@ class DebugInformation:
         inside = path.startswith(f"{self._folder}/")
         return os.path.relpath(path, self._folder) if inside else Path(path).name
 
-    def _lines(self, place: int) -> tuple[SourceLine, ...]:
+    def _lines(self, place: int) -> tuple[CppLine, ...]:
         """The line of an instruction, then those of the calls through which it was inlined."""
         out = []
         while place >= 0:
@@ -91,24 +91,24 @@ class DebugInformation:
             if not node:
                 break
             scope = self.node(self._reference(node, "scope"))
-            out.append(SourceLine(self.file(scope), int(node.get("line", "0"))))
+            out.append(CppLine(self.file(scope), int(node.get("line", "0"))))
             place = self._reference(node, "inlinedAt")
         return tuple(out)
 
-    def line_of_function(self, subprogram: int) -> SourceLine:
+    def line_of_function(self, subprogram: int) -> CppLine:
         """Where a function is defined."""
         node = self.node(subprogram)
-        return SourceLine(self.file(node), int(node.get("line", "0")))
+        return CppLine(self.file(node), int(node.get("line", "0")))
 
     def name_of_function(self, subprogram: int) -> str:
         """Its name in the sources."""
         return self.node(subprogram).get("name", "")
 
-    def variable(self, number: int) -> tuple[str, int, SourceLine]:
+    def variable(self, number: int) -> tuple[str, int, CppLine]:
         """Name of a variable, which argument it is (0: none), and where it is declared."""
         node = self.node(number)
         scope = self.node(self._reference(node, "scope"))
-        return node.get("name", ""), int(node.get("arg", "0")), SourceLine(self.file(scope), int(node.get("line", "0")))
+        return node.get("name", ""), int(node.get("arg", "0")), CppLine(self.file(scope), int(node.get("line", "0")))
 
     def arrays(self, variable: int, *, whole: bool = False) -> tuple[StoredArray, ...]:
         """What HLS makes of a variable: a memory of each array in it, whose struct it takes apart. whole: it does not,
@@ -134,12 +134,12 @@ class DebugInformation:
         element = next((self.node(n) for n in self._list(node) if self.node(n).get("name") == "element_"), {})
         return self._bytes(self.node(self._reference(element, "baseType"))) * 8
 
-    def global_variable(self, number: int) -> tuple[str, SourceLine]:
+    def global_variable(self, number: int) -> tuple[str, CppLine]:
         """Name of a global variable, and where it is declared."""
         node = self.node(number)
         if node.get("kind") == "DIGlobalVariableExpression":
             node = self.node(self._reference(node, "var"))
-        return node.get("name", ""), SourceLine(self.file(node), int(node.get("line", "0")))
+        return node.get("name", ""), CppLine(self.file(node), int(node.get("line", "0")))
 
     def _bytes(self, node: dict[str, str]) -> int:
         while node.get("kind") == "DIDerivedType" and "size" not in node:
@@ -147,7 +147,7 @@ class DebugInformation:
         return int(node.get("size", "0")) // 8
 
     def _parts(
-        self, number: int, name: str, offset: int, dims: tuple[Dimension, ...], whole: bool
+        self, number: int, name: str, offset: int, dims: tuple[ArrayDimension, ...], whole: bool
     ) -> list[StoredArray]:
         node = self.node(number)
         if node.get("kind") == "DIDerivedType":
@@ -155,16 +155,16 @@ class DebugInformation:
             if (reference or node["tag"] == "DW_TAG_pointer_type") and (dims or name):
                 return [StoredArray(name, offset, dims, 8)]
             if node["tag"] == "DW_TAG_pointer_type":  # to the elements of an array, as an argument
-                dims = (Dimension(0, self._bytes(self.node(self._reference(node, "baseType")))),)
+                dims = (ArrayDimension(0, self._bytes(self.node(self._reference(node, "baseType")))),)
             return self._parts(self._reference(node, "baseType"), name, offset, dims, whole)
         if node.get("kind") != "DICompositeType":
             return [StoredArray(name, offset, dims, int(node.get("size", "0")) // 8)]
         if node["tag"] == "DW_TAG_array_type":
             base = self._reference(node, "baseType")
             counts = [int(self.node(n).get("count", "0")) for n in self._list(node)]
-            stride, more = self._bytes(self.node(base)), list[Dimension]()
+            stride, more = self._bytes(self.node(base)), list[ArrayDimension]()
             for count in reversed(counts):
-                more.insert(0, Dimension(count, stride))
+                more.insert(0, ArrayDimension(count, stride))
                 stride *= count
             return self._parts(base, name, offset, (*dims, *more), whole)
         if (

@@ -20,8 +20,8 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from ....base.errors import RsnError
-from .debug import DebugInformation, SourceLine
-from .ir import Function, Instruction, Module, NaturalLoop
+from .debug import CppLine, DebugInformation
+from .ir import Instruction, LlvmFunction, Module, NaturalLoop
 from .marking import MarkedPragma, MarkedSources
 from .memory import FunctionMemory, Types
 from .trips import trips
@@ -60,7 +60,7 @@ class PipelinedPlace:
     """A loop, or a function, that a PIPELINE pragma binds. loop: None for a function. interval: what the pragma states,
     0 if nothing."""
 
-    function: Function
+    function: LlvmFunction
     loop: NaturalLoop | None
     pragma: MarkedPragma
     interval: int
@@ -85,7 +85,7 @@ class HlsDesign:
         types = Types(self.module)
         self.memories = {f.name: FunctionMemory(f, types, self.debug) for f in self.module.functions.values()}
 
-    def marks(self, function: Function, kind: str) -> Iterator[tuple[Instruction, MarkedPragma]]:
+    def marks(self, function: LlvmFunction, kind: str) -> Iterator[tuple[Instruction, MarkedPragma]]:
         """Yield the calls of a kind of marker in a function, each with its pragma."""
         yield from self.marks_of(function.instructions(), kind)
 
@@ -110,7 +110,7 @@ class HlsDesign:
                     out.append(PipelinedPlace(function, loop, pragma, int(call.arguments[1])))
         return out
 
-    def number_of(self, function: Function, loop: NaturalLoop | None) -> int:
+    def number_of(self, function: LlvmFunction, loop: NaturalLoop | None) -> int:
         """The number that a loop got before it was transformed; 0 without a loop."""
         if loop is None:
             return 0
@@ -120,15 +120,15 @@ class HlsDesign:
         known = (re.match(r'!\{!"rsn\.loop", i32 (\d+)\}', self.module.metadata.get(int(p), "")) for p in parts)
         return next((int(k[1]) for k in known if k), -1)
 
-    def line_of_loop(self, function: Function, loop: NaturalLoop) -> SourceLine:
+    def line_of_loop(self, function: LlvmFunction, loop: NaturalLoop) -> CppLine:
         """The first line of a loop of which an instruction is left."""
         places = [self.line(i) for b in loop.blocks for i in function.blocks[b].instructions if i.place >= 0]
         return min(places, key=lambda p: p.line) if places else self.debug.line_of_function(function.subprogram)
 
-    def line(self, instruction: Instruction) -> SourceLine:
+    def line(self, instruction: Instruction) -> CppLine:
         """Where an instruction stands in the sources."""
         lines = self.debug.lines(instruction.place)
-        return lines[0] if lines else SourceLine("?", 0)
+        return lines[0] if lines else CppLine("?", 0)
 
 
 def compiler() -> str:
@@ -224,7 +224,7 @@ MOST_COPIES = 64
 """Of a loop in a pipeline that says nothing: with more iterations it is left, for a finding."""
 
 
-def _unrolling(function: Function, loop: NaturalLoop) -> str:
+def _unrolling(function: LlvmFunction, loop: NaturalLoop) -> str:
     calls = {i.callee: i for label in loop.own for i in function.blocks[label].instructions if i.callee}
     if "rsn_hls_unroll" in calls and (factor := calls["rsn_hls_unroll"].arguments[1]) != "0":
         return f'!"llvm.loop.unroll.count", i32 {factor}'
@@ -233,7 +233,7 @@ def _unrolling(function: Function, loop: NaturalLoop) -> str:
     return f'!"llvm.loop.unroll.{"full" if whole and "rsn_hls_pipeline" not in calls else "disable"}"'
 
 
-def _in_pipeline(function: Function, loop: NaturalLoop | None) -> bool:
+def _in_pipeline(function: LlvmFunction, loop: NaturalLoop | None) -> bool:
     while loop:
         if any(i.callee == "rsn_hls_pipeline" for label in loop.own for i in function.blocks[label].instructions):
             return True

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from .debug import SourceLine, StoredArray
+from .debug import CppLine, StoredArray
 from .design import HlsDesign, PipelinedPlace
-from .ir import Function, Instruction
+from .ir import Instruction, LlvmFunction
 from .marking import MarkedPragma
 from .memory import Address, FunctionMemory, Offset
 
@@ -18,7 +18,7 @@ STREAMS = re.compile(r"(stream|burst_maxi)\b")
 
 
 @dataclass(frozen=True)
-class Memory:
+class HlsMemory:
     """One memory: an array of a variable of a function, whose root is the name of the variable's value there."""
 
     function: str
@@ -42,7 +42,7 @@ class DependencePragma:
 
 
 @dataclass(frozen=True)
-class Partition:
+class ArrayPartition:
     """How a dimension is cut into banks: type as the pragma says it, and its factor."""
 
     kind: str
@@ -64,7 +64,7 @@ class ProcessAccess:
     how: frozenset[str]
 
 
-class Processes:
+class RegionProcesses:
     """Which processes of dataflow regions access which memories and streams.
 
     of: by memory, those of regions in which it lies or to which it is an argument. ends: the same of streams and AXI
@@ -74,9 +74,9 @@ class Processes:
     def __init__(self, design: HlsDesign) -> None:
         self._design = design
         self._used: dict[str, tuple[dict[tuple[int, StoredArray], set[str]], dict[tuple[int, Offset], set[str]]]] = {}
-        self.of: dict[Memory, list[ProcessAccess]] = defaultdict(list)
+        self.of: dict[HlsMemory, list[ProcessAccess]] = defaultdict(list)
         self.ends: dict[tuple[str, Address], list[ProcessAccess]] = defaultdict(list)
-        self.regions: list[Function] = []
+        self.regions: list[LlvmFunction] = []
         for function in design.module.functions.values():
             if any(p.pragma.name == "dataflow" for _, p in design.marks(function, "scope")):
                 self.regions.append(function)
@@ -84,16 +84,16 @@ class Processes:
                     if call.callee in design.module.functions:
                         self._take(function, call)
 
-    def _take(self, function: Function, call: Instruction) -> None:
+    def _take(self, function: LlvmFunction, call: Instruction) -> None:
         memories, ends = self._uses_of_call(function, call)
         name = self._design.debug.name_of_function(self._design.module.functions[call.callee].subprogram)
         for (root, array), how in memories.items():
-            self.of[Memory(function.name, root, array)].append(ProcessAccess(call, name, frozenset(how)))
+            self.of[HlsMemory(function.name, root, array)].append(ProcessAccess(call, name, frozenset(how)))
         for address, how in ends.items():
             self.ends[function.name, address].append(ProcessAccess(call, name, frozenset(how)))
 
     def _uses_of_call(
-        self, function: Function, call: Instruction
+        self, function: LlvmFunction, call: Instruction
     ) -> tuple[dict[tuple[str, StoredArray], set[str]], dict[Address, set[str]]]:
         """What a call accesses, in the words of its caller."""
         here = self._design.memories[function.name]
@@ -152,7 +152,7 @@ class MemoryFacts:
 
     def __init__(self, design: HlsDesign) -> None:
         self.design = design
-        self.pragmas: dict[Memory, list[tuple[MarkedPragma, Instruction]]] = defaultdict(list)
+        self.pragmas: dict[HlsMemory, list[tuple[MarkedPragma, Instruction]]] = defaultdict(list)
         self.without_memory: list[tuple[MarkedPragma, str]] = []
         for function in design.module.functions.values():
             marked = list(design.marks(function, "variable"))
@@ -161,7 +161,7 @@ class MemoryFacts:
             for call, pragma in marked:
                 self._take(function, call, pragma)
 
-    def _take(self, function: Function, call: Instruction, pragma: MarkedPragma) -> None:
+    def _take(self, function: LlvmFunction, call: Instruction, pragma: MarkedPragma) -> None:
         named = pragma.pragma.option("variable") or ""
         found = list(self.named(function, call.arguments[1], named))
         for memory in found:
@@ -169,7 +169,7 @@ class MemoryFacts:
         if not found:
             self.without_memory.append((pragma, function.name))
 
-    def named(self, function: Function, pointer: str, name: str) -> Iterator[Memory]:
+    def named(self, function: LlvmFunction, pointer: str, name: str) -> Iterator[HlsMemory]:
         """Yield the memories of a variable, or of a member of it, to which a pointer leads."""
         memory = self.design.memories[function.name]
         for address in memory.addresses(pointer):
@@ -178,26 +178,26 @@ class MemoryFacts:
                 if array.offset >= address.offset.constant and (
                     "." not in name or array.offset == address.offset.constant
                 ):
-                    yield Memory(function.name, address.root, array)
+                    yield HlsMemory(function.name, address.root, array)
 
     # -- across calls
 
     @cached_property
-    def callers(self) -> Mapping[str, list[tuple[Function, Instruction]]]:
+    def callers(self) -> Mapping[str, list[tuple[LlvmFunction, Instruction]]]:
         """Calls of each function that has a body."""
-        out: dict[str, list[tuple[Function, Instruction]]] = defaultdict(list)
+        out: dict[str, list[tuple[LlvmFunction, Instruction]]] = defaultdict(list)
         for function in self.design.module.functions.values():
             for i in function.instructions():
                 if i.callee in self.design.module.functions:
                     out[i.callee].append((function, i))
         return out
 
-    def origins(self, memory: Memory) -> list[Memory]:
+    def origins(self, memory: HlsMemory) -> list[HlsMemory]:
         """The memories that this one may be: those that callers pass for an argument, or itself."""
         function = self.design.module.functions[memory.function]
         if memory.root not in function.parameters:
             return [memory]
-        position, out = function.parameters.index(memory.root), dict[Memory, None]()
+        position, out = function.parameters.index(memory.root), dict[HlsMemory, None]()
         for caller, call in self.callers[memory.function]:
             of_caller = self.design.memories[caller.name]
             for address in of_caller.addresses(call.arguments[position]):
@@ -207,50 +207,50 @@ class MemoryFacts:
                         array.offset == address.offset.constant + memory.array.offset
                         and array.size == memory.array.size
                     ):
-                        out |= dict.fromkeys(self.origins(Memory(caller.name, address.root, array)))
+                        out |= dict.fromkeys(self.origins(HlsMemory(caller.name, address.root, array)))
         return list(out) or [memory]
 
-    def _stated(self, memory: Memory) -> list[list[tuple[MarkedPragma, Instruction]]]:
+    def _stated(self, memory: HlsMemory) -> list[list[tuple[MarkedPragma, Instruction]]]:
         """Pragmas of a memory; of an argument those of each memory of a caller that it may be."""
         origins = self.origins(memory)
         return [self.pragmas[memory] + (self.pragmas[o] if o != memory else []) for o in origins]
 
     # -- what they say
 
-    def partitions(self, memory: Memory) -> tuple[Partition | None, ...]:
+    def partitions(self, memory: HlsMemory) -> tuple[ArrayPartition | None, ...]:
         """How each dimension is cut, None if it is not; of an argument, how all are cut that it may be."""
         found = [_partitions(memory.array, pragmas) for pragmas in self._stated(memory)]
         return tuple(cuts[0] if len(set(cuts)) == 1 else None for cuts in zip(*found, strict=True))
 
-    def storage(self, memory: Memory) -> tuple[str, str]:
+    def storage(self, memory: HlsMemory) -> tuple[str, str]:
         """Type and implementation that BIND_STORAGE states, "" where it does not."""
         stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
         bound = next((p for p in stated if p.name == "bind_storage"), None)
         return (bound.option("type") or "", bound.option("impl") or "") if bound else ("", "")
 
-    def channel(self, memory: Memory) -> str:
+    def channel(self, memory: HlsMemory) -> str:
         """What a STREAM pragma makes of an array between processes, "" without one."""
         stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
         return next((p.option("type") or "fifo" for p in stated if p.name == "stream"), "")
 
-    def registers(self, memory: Memory) -> bool:
+    def registers(self, memory: HlsMemory) -> bool:
         """Whether each element is a register."""
         return all(p is not None and p.kind == "complete" for p in self.partitions(memory))
 
-    def is_in_registers(self, memory: Memory) -> bool:
+    def is_in_registers(self, memory: HlsMemory) -> bool:
         """Whether no port limits its accesses: a scalar, or an array that is partitioned whole."""
         return memory.is_scalar or self.registers(memory)
 
-    def is_shared(self, memory: Memory) -> bool:
+    def is_shared(self, memory: HlsMemory) -> bool:
         """Whether it lies in a dataflow region of which several processes access it."""
         return any(len(self.processes.of.get(o, ())) > 1 for o in self.origins(memory))
 
     @cached_property
-    def processes(self) -> Processes:
+    def processes(self) -> RegionProcesses:
         """Which processes of dataflow regions access which memories and streams."""
-        return Processes(self.design)
+        return RegionProcesses(self.design)
 
-    def dependences(self, memory: Memory, place: PipelinedPlace) -> list[DependencePragma]:
+    def dependences(self, memory: HlsMemory, place: PipelinedPlace) -> list[DependencePragma]:
         """What DEPENDENCE pragmas in a loop say of a memory."""
         out = []
         for pragma, call in self.pragmas[memory]:
@@ -264,7 +264,7 @@ class MemoryFacts:
         return out
 
     @cached_property
-    def _bound(self) -> Mapping[tuple[SourceLine, str], tuple[str, str]]:
+    def _bound(self) -> Mapping[tuple[CppLine, str], tuple[str, str]]:
         """What BIND_OP says of the operators in the line that declares its variable: implementation and latency."""
         out = {}
         for marked in self.design.pragmas:
@@ -275,19 +275,21 @@ class MemoryFacts:
             named = re.compile(rf"\b{re.escape(pragma.option('variable') or '')}\s*=[^=]")
             for line in range(marked.line - 1, 0, -1):
                 if named.search(lines[line - 1]):
-                    where = SourceLine(marked.file, line), pragma.option("op") or ""
+                    where = CppLine(marked.file, line), pragma.option("op") or ""
                     out[where] = pragma.option("impl") or "", pragma.option("latency") or ""
                     break
         return out
 
-    def bound(self, line: SourceLine, operator: str) -> tuple[str, str]:
+    def bound(self, line: CppLine, operator: str) -> tuple[str, str]:
         """Implementation and latency that BIND_OP states of an operator in a line, "" where it does not."""
         return self._bound.get((line, operator), ("", ""))
 
 
-def _partitions(array: StoredArray, pragmas: list[tuple[MarkedPragma, Instruction]]) -> tuple[Partition | None, ...]:
+def _partitions(
+    array: StoredArray, pragmas: list[tuple[MarkedPragma, Instruction]]
+) -> tuple[ArrayPartition | None, ...]:
     """How pragmas cut each dimension of an array, None if they do not."""
-    out: list[Partition | None] = [None] * len(array.dims)
+    out: list[ArrayPartition | None] = [None] * len(array.dims)
     for marked, _ in pragmas:
         if marked.pragma.name not in ("array_partition", "array_reshape"):
             continue
@@ -296,5 +298,5 @@ def _partitions(array: StoredArray, pragmas: list[tuple[MarkedPragma, Instructio
         dim, factor = int(given.get("dim", "1")), given.get("factor", "")
         for d in range(len(out)) if dim == 0 else (dim - 1,):
             if 0 <= d < len(out):
-                out[d] = Partition(kind, int(factor) if factor.isdigit() else 1)
+                out[d] = ArrayPartition(kind, int(factor) if factor.isdigit() else 1)
     return tuple(out)

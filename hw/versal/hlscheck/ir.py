@@ -90,7 +90,7 @@ def split(text: str) -> list[str]:
 
 
 @dataclass(eq=False)
-class Block:
+class BasicBlock:
     """A basic block. label: with its %."""
 
     label: str
@@ -126,14 +126,14 @@ class NamedPointer:
 
 
 @dataclass(eq=False)
-class Function:
+class LlvmFunction:
     """A function with a body. parameters: names, with their %. attributes: what follows its parameters."""
 
     name: str
     parameters: list[str]
     head: str
     subprogram: int
-    blocks: dict[str, Block] = field(default_factory=dict)
+    blocks: dict[str, BasicBlock] = field(default_factory=dict)
     named: list[NamedPointer] = field(default_factory=list)
 
     def instructions(self) -> Iterator[Instruction]:
@@ -204,14 +204,14 @@ class Module:
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
-        self.functions: dict[str, Function] = {}
+        self.functions: dict[str, LlvmFunction] = {}
         self.metadata: dict[int, str] = {}
         self.structs: dict[str, str] = {}
         self._read()
 
     def _read(self) -> None:
-        function: Function | None = None
-        block: Block | None = None
+        function: LlvmFunction | None = None
+        block: BasicBlock | None = None
         number = 0
         while number < len(self.lines):
             line = self.lines[number]
@@ -231,13 +231,13 @@ class Module:
                 continue
             if found := _LABEL.match(line):
                 label = "%" + (f'"{found[1]}"' if found[1] is not None else found[2])
-                block = function.blocks[label] = Block(label)
+                block = function.blocks[label] = BasicBlock(label)
                 continue
             if not line.strip() or line.lstrip().startswith(";"):
                 continue
             if block is None:  # the entry has a label only where it is named
                 label = f"%{len(function.parameters)}"
-                block = function.blocks[label] = Block(label)
+                block = function.blocks[label] = BasicBlock(label)
             if line.lstrip().startswith("#dbg_"):
                 _named(line, block, function)
                 continue
@@ -250,17 +250,17 @@ class Module:
                 block.successors = list(dict.fromkeys(_TARGET.findall(line)))
 
 
-def _function(line: str) -> Function:
+def _function(line: str) -> LlvmFunction:
     found = re.search(r"@([-\w.$]+|\"[^\"]*\")\(", line)
     assert found is not None
     inside = line[found.end() :]
     end = _closing(inside)
     parameters = [p.split()[-1] for p in split(inside[:end]) if p and p != "..."]
     place = _PLACE.search(inside)
-    return Function(found[1].strip('"'), parameters, inside[end:], int(place[1]) if place else -1)
+    return LlvmFunction(found[1].strip('"'), parameters, inside[end:], int(place[1]) if place else -1)
 
 
-def _named(line: str, block: Block, function: Function) -> None:
+def _named(line: str, block: BasicBlock, function: LlvmFunction) -> None:
     found = re.search(r"#dbg_(value|declare)\(ptr (\S+), !(\d+), .*, !(\d+)\)", line)
     if found:
         declared = found[1] == "declare" or "DW_OP_deref" in line

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .debug import DebugInformation, StoredArray
-from .ir import Function, Instruction, Module, split
+from .ir import Instruction, LlvmFunction, Module, split
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class StoredVariable:
 
 
 @dataclass(frozen=True)
-class Access:
+class WordAccess:
     """A load or store of a word of a memory, or of a part of the word. indices: in each dimension, None if it is no
     constant. where: the same for all accesses of one word."""
 
@@ -145,7 +145,7 @@ class Types:
         return inside.startswith(("{", "<{"))
 
 
-def sum_of(function: Function, text: str, depth: int = 0) -> Offset:
+def sum_of(function: LlvmFunction, text: str, depth: int = 0) -> Offset:
     """A number as a sum, as far as it is one."""
     if re.fullmatch(r"-?\d+", text):
         return Offset((), int(text))
@@ -174,7 +174,7 @@ def sum_of(function: Function, text: str, depth: int = 0) -> Offset:
 class FunctionMemory:
     """The memories that a function accesses. aggregated: names of variables whose structs are one word."""
 
-    function: Function
+    function: LlvmFunction
     types: Types
     debug: DebugInformation
     aggregated: set[str] = field(default_factory=set)
@@ -269,7 +269,7 @@ class FunctionMemory:
             made.opcode == "load" or any(self._is_loaded(o) for o in made.operands if made.opcode == "getelementptr")
         )
 
-    def accesses(self, instruction: Instruction) -> list[Access]:
+    def accesses(self, instruction: Instruction) -> list[WordAccess]:
         """The words that a load, a store, or a copy may access."""
         return [
             a
@@ -277,7 +277,7 @@ class FunctionMemory:
             for a in self._at(instruction, pointer, size, writes)
         ]
 
-    def _at(self, instruction: Instruction, pointer: str, size: int, writes: bool) -> Iterator[Access]:
+    def _at(self, instruction: Instruction, pointer: str, size: int, writes: bool) -> Iterator[WordAccess]:
         for address in self.addresses(pointer):
             variable, at = self.variables.get(address.root), address.offset.constant
             arrays = variable.arrays if variable else ()
@@ -285,7 +285,7 @@ class FunctionMemory:
                 indices = _indices(array, address.offset)
                 if indices is None or size > array.size:
                     indices = (None,) * len(array.dims)
-                yield Access(instruction, address.root, array, indices, address.offset, writes)
+                yield WordAccess(instruction, address.root, array, indices, address.offset, writes)
 
 
 def _touched(instruction: Instruction, types: Types) -> Iterator[tuple[str, int, bool]]:

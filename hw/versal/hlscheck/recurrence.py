@@ -17,7 +17,7 @@ import networkx as nx
 
 
 @dataclass(frozen=True)
-class Edge:
+class OperatorEdge:
     """What `to` needs of `of`, so many iterations later. cycles: from the operands of `of` to those of `to`."""
 
     of: int
@@ -34,12 +34,12 @@ class Recurrence:
     interval: int
 
 
-def tightest(edges: Sequence[Edge], stated: int) -> Recurrence | None:
+def tightest(edges: Sequence[OperatorEdge], stated: int) -> Recurrence | None:
     """Return the circle that needs most cycles per iteration, if they are more than `stated`."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_edges_from((e.of, e.to) for e in edges)
     component_of = {n: c for c, nodes in enumerate(nx.strongly_connected_components(graph)) for n in nodes}
-    inside: dict[int, list[Edge]] = defaultdict(list)
+    inside: dict[int, list[OperatorEdge]] = defaultdict(list)
     for e in edges:
         if component_of[e.of] == component_of[e.to]:
             inside[component_of[e.of]].append(e)
@@ -53,11 +53,11 @@ def tightest(edges: Sequence[Edge], stated: int) -> Recurrence | None:
     return worst
 
 
-def _circle_above(edges: Iterable[Edge], interval: int) -> list[Edge] | None:
+def _circle_above(edges: Iterable[OperatorEdge], interval: int) -> list[OperatorEdge] | None:
     """A circle that needs more than so many cycles per iteration, by the method of Bellman and Ford."""
     weighted = [(e, e.cycles - interval * e.distance) for e in edges]
     longest: dict[int, float] = {e.of: 0.0 for e, _ in weighted}
-    by: dict[int, Edge] = {}
+    by: dict[int, OperatorEdge] = {}
     changed = -1
     for _ in range(len(longest)):
         changed = -1

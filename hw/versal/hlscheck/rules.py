@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .debug import SourceLine
+from .debug import CppLine
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class HlsRule:
 class HlsFinding:
     """What breaks a rule. rule: a key of `RULES`."""
 
-    line: SourceLine
+    line: CppLine
     rule: str
     text: str
 
@@ -42,11 +42,11 @@ RULES: Mapping[str, HlsRule] = {
     ),
     "pipeline-place": HlsRule(
         "PIPELINE stands in the innermost loop: any loop inside is unrolled whole.",
-        "UG1399, pragma HLS pipeline, and Unrolling Loops",
+        "UG1399, Function Pipelining: all loops below are unrolled",
     ),
     "unroll-bound": HlsRule(
         "A loop that is unrolled whole has a constant number of iterations.",
-        'UG1399, pragma HLS unroll; log HLS 214-188, "could not be unrolled"; and Variable Loop Bounds',
+        'UG1399, Function Pipelining: variable bounds prevent it; log XFORM 203-503, "variable loop bound"',
     ),
     "pipeline-call": HlsRule(
         "A pipelined loop calls no function that is neither inlined nor pipelined.",
@@ -58,19 +58,19 @@ RULES: Mapping[str, HlsRule] = {
     ),
     "unmodelled": HlsRule(
         "A pipelined loop's interval is one of the table of cycles, or 1.",
-        "isa/overlays/*/cycles.py, which computes times of these",
+        "the overlay's table of cycles, from which times are computed",
     ),
     "rounds": HlsRule(
         "A loop of the table of cycles takes the rounds that the table says.",
-        "isa/overlays/*/cycles.py, which computes times of these",
+        "the overlay's table of cycles, from which times are computed",
     ),
     "trip-count": HlsRule(
         "A loop of the table of cycles has the iterations that times are computed with.",
-        "isa/overlays/*/cycles.py, which computes times of these",
+        "the overlay's table of cycles, from which times are computed",
     ),
     "fill": HlsRule(
         "A loop of the table of cycles is no deeper than the table says.",
-        "isa/overlays/*/cycles.py, which computes times of these",
+        "the overlay's table of cycles, from which times are computed",
     ),
     # memories
     "dependence-struct": HlsRule(
@@ -108,7 +108,7 @@ RULES: Mapping[str, HlsRule] = {
     ),
     "stream-ends": HlsRule(
         "A stream has one process that writes and one that reads.",
-        "UG1399, Canonical Body; log HLS 200-471 and 200-1449 on channels without an end",
+        "UG1399, Canonical Body: one reading and one writing process",
     ),
     "bundle": HlsRule(
         "One process reads from an m_axi bundle, and one writes to it.",
@@ -116,7 +116,7 @@ RULES: Mapping[str, HlsRule] = {
     ),
     "canonical": HlsRule(
         "A dataflow region holds declarations and calls of processes alone.",
-        "UG1399, Canonical Body: no control, no statements; log HLS 214-113 and 200-992",
+        "UG1399, Canonical Body: no control, no expressions; log HLS 214-113",
     ),
     # streams and AXI
     "stream-rate": HlsRule(

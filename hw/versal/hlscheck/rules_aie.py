@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ....base.errors import RsnError
-from .debug import SourceLine
+from .debug import CppLine
 from .design import compiler
 from .ir import Module
 from .memory import Types
@@ -34,7 +34,7 @@ def pointers(texts: Mapping[str, str]) -> HlsFindings:
             for found in re.finditer(r"\b(?:load_v|store_v)(?:<\d+>)?\(\s*(\w+)\b(?!\s*[.(])", text[start:end]):
                 if not _is_apart(text[:start], found[1], words):
                     line = text.count("\n", 0, start + found.start()) + 1
-                    yield HlsFinding(SourceLine(name, line), "restrict", f"{found[1]} is not __restrict")
+                    yield HlsFinding(CppLine(name, line), "restrict", f"{found[1]} is not __restrict")
 
 
 def _pipelined(text: str) -> Iterator[tuple[int, int]]:
@@ -62,13 +62,13 @@ def alignment(texts: Mapping[str, str]) -> HlsFindings:
         for n, line in enumerate(text.splitlines(), 1):
             found = re.match(r"\s*(alignas\(32\)\s+)?(?:const\s+)?float (\w+)\[", line)
             if found and not found[1]:
-                yield HlsFinding(SourceLine(name, n), "alignment", f"{found[2]} is not alignas({VECTOR_BYTES})")
+                yield HlsFinding(CppLine(name, n), "alignment", f"{found[2]} is not alignas({VECTOR_BYTES})")
 
 
 def stacks(folder: Path, program: str, flags: Sequence[str]) -> HlsFindings:
     """Yield what is wrong with the stack of a control program. folder: of all sources."""
     text = (folder / program).read_text(encoding="utf-8")
-    first = SourceLine(program, 1)
+    first = CppLine(program, 1)
     if "stack_bytes" not in text or "static_assert" not in text:
         yield HlsFinding(first, "stack", "no static_assert compares its variables with stack_bytes")
     needed, stated = _frames(folder, program, flags)

@@ -7,10 +7,10 @@ from collections import defaultdict
 
 import networkx as nx
 
-from .debug import SourceLine
+from .debug import CppLine
 from .design import INCLUDE, HlsDesign
 from .facts import MemoryFacts, ProcessAccess
-from .ir import Function, Instruction, split
+from .ir import Instruction, LlvmFunction, split
 from .memory import Address
 from .rules import HlsFinding, HlsFindings
 
@@ -79,7 +79,7 @@ def bundles(facts: MemoryFacts) -> HlsFindings:
     if top is None:
         return
     memory, users = design.memories[top.name], facts.processes
-    by_bundle: dict[str, list[tuple[str, SourceLine, ProcessAccess]]] = defaultdict(list)
+    by_bundle: dict[str, list[tuple[str, CppLine, ProcessAccess]]] = defaultdict(list)
     for marked in design.pragmas:
         given = {key: value or "" for key, value in marked.pragma.arguments}
         if marked.pragma.name != "interface" or ("m_axi" not in given and given.get("mode") != "m_axi"):
@@ -87,7 +87,7 @@ def bundles(facts: MemoryFacts) -> HlsFindings:
         block = marked.pragma.block.nearest("function")
         if block is None or not re.search(rf"\b{design.top}\s*\(", block.head):
             continue
-        line = SourceLine(marked.file, marked.line)
+        line = CppLine(marked.file, marked.line)
         root = next(
             (r for r, v in memory.variables.items() if v.name == given.get("port") and r in top.parameters), None
         )
@@ -108,11 +108,11 @@ def bundles(facts: MemoryFacts) -> HlsFindings:
                 )
 
 
-def _plain(design: HlsDesign, function: Function) -> str:
+def _plain(design: HlsDesign, function: LlvmFunction) -> str:
     return design.debug.name_of_function(function.subprogram)
 
 
-def _bursts(facts: MemoryFacts, top: Function, root: str, given: dict[str, str], line: SourceLine) -> HlsFindings:
+def _bursts(facts: MemoryFacts, top: LlvmFunction, root: str, given: dict[str, str], line: CppLine) -> HlsFindings:
     """Yield what the requests of a port need, and its pragma does not give."""
     design = facts.design
     for function, at in _passed(facts, top, root):
@@ -136,9 +136,9 @@ def _bursts(facts: MemoryFacts, top: Function, root: str, given: dict[str, str],
                 yield HlsFinding(line, "outstanding", text)
 
 
-def _passed(facts: MemoryFacts, function: Function, root: str) -> list[tuple[Function, str]]:
+def _passed(facts: MemoryFacts, function: LlvmFunction, root: str) -> list[tuple[LlvmFunction, str]]:
     """Functions that get an argument of another, and what they call it."""
-    design, out = facts.design, list[tuple[Function, str]]()
+    design, out = facts.design, list[tuple[LlvmFunction, str]]()
     for call in function.instructions():
         callee = design.module.functions.get(call.callee)
         for position, argument in enumerate(call.arguments if callee else ()):
@@ -147,7 +147,7 @@ def _passed(facts: MemoryFacts, function: Function, root: str) -> list[tuple[Fun
     return out
 
 
-def _ahead(function: Function, request: Instruction) -> int:
+def _ahead(function: LlvmFunction, request: Instruction) -> int:
     """Requests of a loop that only makes requests, so many at most; of another one 1."""
     loop = function.innermost.get(request.block)
     if loop is None:
@@ -185,7 +185,7 @@ def registers(facts: MemoryFacts) -> HlsFindings:
         for pragma, _ in pragmas:
             if pragma.pragma.name == "array_partition":
                 text = f"{pragma.pragma.option('variable')} becomes {memory.array.count} registers"
-                yield HlsFinding(SourceLine(pragma.file, pragma.line), "registers", text)
+                yield HlsFinding(CppLine(pragma.file, pragma.line), "registers", text)
 
 
 def fences(facts: MemoryFacts) -> HlsFindings:
@@ -213,7 +213,7 @@ def statics(facts: MemoryFacts) -> HlsFindings:
         found = re.match(r"@(\S+) = .*\bglobal\b", text)
         if found and not re.search(r"\b(?:external|constant)\b", text):
             place = re.search(r"!dbg !(\d+)", text)
-            node = facts.design.debug.global_variable(int(place[1])) if place else ("", SourceLine("?", 0))
+            node = facts.design.debug.global_variable(int(place[1])) if place else ("", CppLine("?", 0))
             yield HlsFinding(node[1], "static", f"{node[0] or found[1]} is a variable that outlives its function")
 
 
@@ -245,7 +245,7 @@ def state_order(facts: MemoryFacts) -> HlsFindings:
     design = facts.design
     pipelined = {(p.function.name, b) for p in design.pipelines for b in p.blocks}
     for function in design.module.functions.values():
-        seen = set[tuple[SourceLine, SourceLine]]()
+        seen = set[tuple[CppLine, CppLine]]()
         for block in function.blocks.values():
             if (function.name, block.label) in pipelined:
                 continue
@@ -265,7 +265,7 @@ def state_order(facts: MemoryFacts) -> HlsFindings:
                         )
 
 
-def _follows(design: HlsDesign, function: Function, read: Instruction, other: Instruction) -> bool:
+def _follows(design: HlsDesign, function: LlvmFunction, read: Instruction, other: Instruction) -> bool:
     """Whether it depends on what was read if an access takes place: it then comes behind the read in any case."""
     memory = design.memories[function.name]
     root, derived = _end(design, function, read).root, set[str]()
@@ -286,20 +286,20 @@ def _follows(design: HlsDesign, function: Function, read: Instruction, other: In
     )
 
 
-def _outer_line(lines: tuple[SourceLine, ...]) -> SourceLine:
+def _outer_line(lines: tuple[CppLine, ...]) -> CppLine:
     """The innermost line of the sources themselves, and not of what stands in for AMD's headers."""
-    return next((x for x in lines if x.file not in _HEADERS), lines[0] if lines else SourceLine("?", 0))
+    return next((x for x in lines if x.file not in _HEADERS), lines[0] if lines else CppLine("?", 0))
 
 
 _HEADERS = frozenset(path.name for path in INCLUDE.iterdir())
 
 
-def _end(design: HlsDesign, function: Function, call: Instruction) -> Address:
+def _end(design: HlsDesign, function: LlvmFunction, call: Instruction) -> Address:
     return design.memories[function.name].addresses(call.arguments[0])[0]
 
 
 def _in_one_state(
-    design: HlsDesign, function: Function, label: str, position: int, pipelined: set[tuple[str, str]]
+    design: HlsDesign, function: LlvmFunction, label: str, position: int, pipelined: set[tuple[str, str]]
 ) -> list[Instruction]:
     """The accesses that follow another one in the same pass, without a loop or a call between."""
     out, done = list[Instruction](), set[str]()
@@ -335,7 +335,7 @@ def canonical(facts: MemoryFacts) -> HlsFindings:
             if plain and not _CANONICAL.fullmatch(plain):
                 line = block.file.count("\n", 0, inner_start) + 1
                 yield HlsFinding(
-                    SourceLine(marked.file, max(line, first)),
+                    CppLine(marked.file, max(line, first)),
                     "canonical",
                     f"`{plain[:60]}` is no declaration and no call of a process",
                 )

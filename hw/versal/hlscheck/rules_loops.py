@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 import networkx as nx
 
 from ....isa.versal.loop import PipelinedLoop
-from .debug import SourceLine
-from .facts import Memory, MemoryFacts
+from .debug import CppLine
+from .facts import HlsMemory, MemoryFacts
 from .ir import Instruction
-from .memory import Access, Address
+from .memory import Address, WordAccess
 from .operators import OPERATORS
 from .recurrence import spelled
 from .rules import HlsFinding, HlsFindings
@@ -52,7 +52,7 @@ def interval(loop: LoopSchedule) -> HlsFindings:
 
 def ports(loop: LoopSchedule) -> HlsFindings:
     """Yield banks that are accessed more often than they have ports."""
-    by_bank: dict[tuple[Memory, tuple[int, ...]], list[Access]] = defaultdict(list)
+    by_bank: dict[tuple[HlsMemory, tuple[int, ...]], list[WordAccess]] = defaultdict(list)
     for accesses in loop.accesses.values():
         for access in accesses:
             memory = loop.memory_of(access)
@@ -60,7 +60,7 @@ def ports(loop: LoopSchedule) -> HlsFindings:
                 continue
             for bank in _banks(access, memory, loop.facts):
                 by_bank[memory, bank].append(access)
-    worst: dict[tuple[Memory, str], tuple[int, str]] = {}
+    worst: dict[tuple[HlsMemory, str], tuple[int, str]] = {}
     stated = max(loop.place.interval, 1)
     for (memory, _), found in by_bank.items():
         for rule, needed, what in _needs(loop, memory, found):
@@ -71,7 +71,7 @@ def ports(loop: LoopSchedule) -> HlsFindings:
         yield HlsFinding(loop.line, rule, text)
 
 
-def _banks(access: Access, memory: Memory, facts: MemoryFacts) -> list[tuple[int, ...]]:
+def _banks(access: WordAccess, memory: HlsMemory, facts: MemoryFacts) -> list[tuple[int, ...]]:
     """The banks that an access may take: all of a dimension that is cut where its index is no constant."""
     out: list[tuple[int, ...]] = [()]
     for index, d, partition in zip(access.indices, memory.array.dims, facts.partitions(memory), strict=True):
@@ -83,7 +83,7 @@ def _banks(access: Access, memory: Memory, facts: MemoryFacts) -> list[tuple[int
     return out
 
 
-def _needs(loop: LoopSchedule, memory: Memory, found: list[Access]) -> Iterator[tuple[str, int, str]]:
+def _needs(loop: LoopSchedule, memory: HlsMemory, found: list[WordAccess]) -> Iterator[tuple[str, int, str]]:
     """Yield the cycles that the accesses of a bank need, for each limit, with the rule and what there is of them."""
     kind, _ = loop.facts.storage(memory)
     most = WRITES_AND_READS.get(kind, WRITES_AND_READS[""])
@@ -97,7 +97,7 @@ def _needs(loop: LoopSchedule, memory: Memory, found: list[Access]) -> Iterator[
         yield "shared-port", n_both, f"{n_both} accesses by one of two processes"
 
 
-def _at_once(loop: LoopSchedule, accesses: list[Access]) -> int:
+def _at_once(loop: LoopSchedule, accesses: list[WordAccess]) -> int:
     """Words that one iteration accesses at most: two in branches that exclude each other count as one."""
     words: dict[object, set[str]] = defaultdict(set)
     for a in accesses:
@@ -150,7 +150,7 @@ def pipeline_place(loop: LoopSchedule) -> HlsFindings:
         number = str(loop.design.number_of(place.function, left))
         calls = (i for label in left.own for i in place.function.blocks[label].instructions)
         marks = loop.design.marks_of(calls, "unroll")
-        unrolled = next((SourceLine(p.file, p.line) for i, p in marks if i.arguments[2] == number), None)
+        unrolled = next((CppLine(p.file, p.line) for i, p in marks if i.arguments[2] == number), None)
         if unrolled:
             yield HlsFinding(unrolled, "unroll-bound", "the loop cannot be unrolled: its number of iterations varies")
         else:
@@ -189,12 +189,12 @@ def chain(loop: LoopSchedule) -> HlsFindings:
 def dependences(loop: LoopSchedule) -> HlsFindings:
     """Yield DEPENDENCE pragmas that HLS would not apply."""
     accessed = {loop.memory_of(a) for accesses in loop.accesses.values() for a in accesses}
-    by_pragma: dict[object, list[Memory]] = defaultdict(list)
+    by_pragma: dict[object, list[HlsMemory]] = defaultdict(list)
     for memory in accessed | set(loop.facts.pragmas):
         for said in loop.facts.dependences(memory, loop.place) if memory.function == loop.place.function.name else ():
             by_pragma[said.pragma].append(memory)
     for pragma, memories in by_pragma.items():
-        line, name = SourceLine(pragma.file, pragma.line), pragma.pragma.option("variable")  # type: ignore[attr-defined]
+        line, name = CppLine(pragma.file, pragma.line), pragma.pragma.option("variable")  # type: ignore[attr-defined]
         if len(memories) > 1:
             members = ", ".join(sorted(m.array.name for m in memories))
             yield HlsFinding(

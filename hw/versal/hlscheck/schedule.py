@@ -8,13 +8,13 @@ from functools import cached_property
 
 import networkx as nx
 
-from .debug import SourceLine
+from .debug import CppLine
 from .design import HlsDesign, PipelinedPlace
-from .facts import STREAMS, Memory, MemoryFacts
+from .facts import STREAMS, HlsMemory, MemoryFacts
 from .ir import Instruction, NaturalLoop
-from .memory import Access, Address, FunctionMemory
+from .memory import Address, FunctionMemory, WordAccess
 from .operators import OPERATORS, operator_of
-from .recurrence import Edge, Recurrence, tightest
+from .recurrence import OperatorEdge, Recurrence, tightest
 from .trips import step_of, trips
 
 
@@ -41,17 +41,17 @@ class LoopSchedule:
             out.append(operator)
         return out
 
-    def _of_access(self, accesses: tuple[Access, ...]) -> str:
+    def _of_access(self, accesses: tuple[WordAccess, ...]) -> str:
         """A copy is a load, and a store as well where both ends are in a RAM. In registers neither takes time."""
         in_ram = [a.writes for a in accesses if not self.facts.is_in_registers(self.memory_of(a))]
         return {(): "wire", (False,): "load", (True,): "store"}.get(tuple(sorted(set(in_ram))), "copy")
 
-    def memory_of(self, access: Access) -> Memory:
+    def memory_of(self, access: WordAccess) -> HlsMemory:
         """The memory of an access."""
-        return Memory(self.place.function.name, access.root, access.array)
+        return HlsMemory(self.place.function.name, access.root, access.array)
 
     @cached_property
-    def accesses(self) -> dict[int, tuple[Access, ...]]:
+    def accesses(self) -> dict[int, tuple[WordAccess, ...]]:
         """Accesses of memories by the `id` of their instruction; those of streams and AXI ports are none."""
         out = {}
         for i in self.instructions:
@@ -70,14 +70,14 @@ class LoopSchedule:
         )
 
     @cached_property
-    def edges(self) -> list[Edge]:
+    def edges(self) -> list[OperatorEdge]:
         """Of values, choices and memories."""
         return [*self._of_values(), *self._of_memories()]
 
     def _cycles(self, n: int) -> float:
         return OPERATORS[self.operators[n]].cycles
 
-    def _of_values(self) -> Iterator[Edge]:
+    def _of_values(self) -> Iterator[OperatorEdge]:
         header = self.place.loop.header if self.place.loop else ""
         latches = set(self.place.loop.latches) if self.place.loop else set[str]()
         for n, i in enumerate(self.instructions):
@@ -85,13 +85,13 @@ class LoopSchedule:
                 for value, block in i.incoming:
                     again = i.block == header and block in latches
                     if value in self.number and (again or (block, i.block) not in self._inner_backs):
-                        yield Edge(self.number[value], n, self._cycles(self.number[value]), int(again))
+                        yield OperatorEdge(self.number[value], n, self._cycles(self.number[value]), int(again))
                 if i.block != header:
                     yield from self._of_choice(i, n)
                 continue
             for value in i.operands:
                 if value in self.number:
-                    yield Edge(self.number[value], n, self._cycles(self.number[value]), 0)
+                    yield OperatorEdge(self.number[value], n, self._cycles(self.number[value]), 0)
 
     @cached_property
     def _inner_backs(self) -> set[tuple[str, str]]:
@@ -99,13 +99,15 @@ class LoopSchedule:
         inner = (x for x in self.place.function.loops if x.header in self.place.blocks and x is not self.place.loop)
         return {(latch, x.header) for x in inner for latch in x.latches}
 
-    def _of_choice(self, phi: Instruction, n: int) -> Iterator[Edge]:
+    def _of_choice(self, phi: Instruction, n: int) -> Iterator[OperatorEdge]:
         """A value depends on the conditions of the branches between which it chooses."""
         for label in self._choosing(phi.block):
             branch = self.place.function.blocks[label].instructions[-1]
             for value in branch.operands:
                 if value in self.number:
-                    yield Edge(self.number[value], n, self._cycles(self.number[value]) + OPERATORS["logic"].cycles, 0)
+                    yield OperatorEdge(
+                        self.number[value], n, self._cycles(self.number[value]) + OPERATORS["logic"].cycles, 0
+                    )
 
     def _choosing(self, block: str) -> set[str]:
         """Blocks that end in a branch which decides from where this block is reached."""
@@ -138,10 +140,13 @@ class LoopSchedule:
     @cached_property
     def reached(self) -> dict[str, set[str]]:
         """Of each block those that come behind it in the same iteration."""
-        return {label: nx.descendants(self._forward, label) for label in self._forward}
+        out: dict[str, set[str]] = {}
+        for label in reversed(list(nx.topological_sort(self._forward))):
+            out[label] = {behind for after in self._forward.successors(label) for behind in (after, *out[after])}
+        return out
 
-    def _of_memories(self) -> Iterator[Edge]:
-        by_array: dict[Memory, tuple[list[tuple[int, Access]], list[tuple[int, Access]]]] = defaultdict(
+    def _of_memories(self) -> Iterator[OperatorEdge]:
+        by_array: dict[HlsMemory, tuple[list[tuple[int, WordAccess]], list[tuple[int, WordAccess]]]] = defaultdict(
             lambda: ([], [])
         )
         for n, i in enumerate(self.instructions):
@@ -154,12 +159,12 @@ class LoopSchedule:
                     if _apart(load, store):
                         continue
                     if self._before(s, n):
-                        yield Edge(s, n, self._cycles(s), 0)
+                        yield OperatorEdge(s, n, self._cycles(s), 0)
                     if memory.root in self._made_anew:
                         continue
                     distance = self._distance(load, store) if stated is None else stated
                     if distance:
-                        yield Edge(s, n, self._cycles(s), distance)
+                        yield OperatorEdge(s, n, self._cycles(s), distance)
 
     def _before(self, one: int, other: int) -> bool:
         """Whether an instruction comes before another in the same iteration."""
@@ -172,7 +177,7 @@ class LoopSchedule:
         starts = (i for i in self.instructions if i.callee.startswith("llvm.lifetime.start"))
         return {a.root for i in starts for a in self.memory.addresses(i.arguments[-1])}
 
-    def _distance(self, load: Access, store: Access) -> int:
+    def _distance(self, load: WordAccess, store: WordAccess) -> int:
         """Iterations from a store to the first load that may read it; 0 if none does."""
         if load.offset.terms != store.offset.terms:
             return 1
@@ -204,11 +209,11 @@ class LoopSchedule:
     # -- for findings
 
     @cached_property
-    def line(self) -> SourceLine:
+    def line(self) -> CppLine:
         """Where its pragma stands."""
-        return SourceLine(self.place.pragma.file, self.place.pragma.line)
+        return CppLine(self.place.pragma.file, self.place.pragma.line)
 
-    def name_of(self, memory: Memory) -> str:
+    def name_of(self, memory: HlsMemory) -> str:
         """A memory in the words of the sources."""
         variable = self.memory.variables[memory.root]
         return f"{variable.name}.{memory.array.name}".rstrip(".")
@@ -250,6 +255,6 @@ class LoopSchedule:
         return trips(self.place.function, self.place.loop) if self.place.loop else None
 
 
-def _apart(one: Access, other: Access) -> bool:
+def _apart(one: WordAccess, other: WordAccess) -> bool:
     """Whether two accesses are of different elements, by indices that are constants."""
     return any(a is not None and b is not None and a != b for a, b in zip(one.indices, other.indices, strict=True))

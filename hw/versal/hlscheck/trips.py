@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from .ir import Function, NaturalLoop
+from .ir import LlvmFunction, NaturalLoop
 from .memory import Offset, sum_of
 
 
-def step_of(function: Function, loop: NaturalLoop, value: str) -> int | None:
+def step_of(function: LlvmFunction, loop: NaturalLoop, value: str) -> int | None:
     """How much a value at the head of a loop grows from iteration to iteration, None if that is not known."""
     made = function.defined.get(value)
     if made is None or made.opcode != "phi" or made.block != loop.header:
@@ -23,7 +23,7 @@ def step_of(function: Function, loop: NaturalLoop, value: str) -> int | None:
     return steps.pop() if len(steps) == 1 else None
 
 
-def trips(function: Function, loop: NaturalLoop) -> int | None:
+def trips(function: LlvmFunction, loop: NaturalLoop) -> int | None:
     """Return the iterations of a loop that counts from a constant to a constant, else None."""
     exits = [b for b in loop.blocks if any(s not in loop.blocks for s in function.blocks[b].successors)]
     if len(exits) != 1:

@@ -20,7 +20,8 @@ from rsn.hw.versal.hlscheck.checker import (
     machine_texts,
 )
 from rsn.hw.versal.hlscheck.design import COMPILER
-from rsn.hw.versal.hlscheck.recurrence import Edge, tightest
+from rsn.hw.versal.hlscheck.operators import OPERATORS
+from rsn.hw.versal.hlscheck.recurrence import OperatorEdge, tightest
 from rsn.hw.versal.hlscheck.rules import RULES
 from rsn.hw.versal.hlscheck.rules_aie import alignment, pointers, stacks
 from rsn.hw.versal.sources import sources, write
@@ -148,15 +149,15 @@ def test_what_is_known_of_stream_programs(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edges", "stated", "needed"),
     [
-        ([Edge(0, 1, 3.0, 0), Edge(1, 0, 1.0, 1)], 1, 4),
-        ([Edge(0, 1, 3.0, 0), Edge(1, 0, 1.0, 2)], 1, 2),
-        ([Edge(0, 1, 3.0, 0), Edge(1, 0, 1.0, 4)], 1, None),
-        ([Edge(0, 1, 0.3, 0), Edge(1, 0, 0.3, 1)], 1, None),
-        ([Edge(0, 0, 5.0, 1), Edge(1, 1, 7.0, 1), Edge(0, 1, 50.0, 0)], 1, 7),
-        ([Edge(0, 0, 5.0, 1)], 5, None),
+        ([OperatorEdge(0, 1, 3.0, 0), OperatorEdge(1, 0, 1.0, 1)], 1, 4),
+        ([OperatorEdge(0, 1, 3.0, 0), OperatorEdge(1, 0, 1.0, 2)], 1, 2),
+        ([OperatorEdge(0, 1, 3.0, 0), OperatorEdge(1, 0, 1.0, 4)], 1, None),
+        ([OperatorEdge(0, 1, 0.3, 0), OperatorEdge(1, 0, 0.3, 1)], 1, None),
+        ([OperatorEdge(0, 0, 5.0, 1), OperatorEdge(1, 1, 7.0, 1), OperatorEdge(0, 1, 50.0, 0)], 1, 7),
+        ([OperatorEdge(0, 0, 5.0, 1)], 5, None),
     ],
 )
-def test_the_tightest_circle(edges: list[Edge], stated: int, needed: int | None) -> None:
+def test_the_tightest_circle(edges: list[OperatorEdge], stated: int, needed: int | None) -> None:
     circle = tightest(edges, stated)
     assert (circle.interval if circle else None) == needed
 
@@ -196,3 +197,11 @@ def test_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, [str(tmp_path)])
     assert done.exit_code == 1
     assert "Error: top.cpp does not compile" in done.output
+
+
+def test_the_page_has_all_tables(root: Path) -> None:
+    page = (root / "docs/hls-rules.md").read_text(encoding="utf-8")
+    rows = [f"| `{name}` | {rule.text} | {rule.source} |" for name, rule in RULES.items()]
+    rows += [f"| {name} | {time.cycles:g} | {time.source} |" for name, time in OPERATORS.items()]
+    rows += [f"| {m.name} | `{m.rule}` | `{m.file}` |" for m in (*KERNEL, *XNN2, *AIE)]
+    assert [row for row in rows if row not in page.splitlines()] == []
