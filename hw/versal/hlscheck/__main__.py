@@ -36,7 +36,7 @@ def main(what: tuple[str, ...], loops: bool) -> None:
             click.echo(f"allowed: {finding.line}: {finding.rule}: {reason}")
         for loop in report.loops if loops else ():
             trips = "any number of" if loop.trips is None else loop.trips
-            needs = f"II={loop.stated}, needs {loop.needed}"
+            needs = f"II={loop.stated}, needs {'an inner loop unrolled' if loop.needed is None else loop.needed}"
             click.echo(f"{loop.line}: {loop.function}: {needs}; {trips} iterations, {loop.depth} deep")
         click.echo(f"{name}: {len(report.loops)} pipelined loops, {len(report.findings)} findings")
         wrong += len(report.findings)

@@ -36,13 +36,13 @@ _ALLOWED = re.compile(r"//\s*hls-allow ([\w-]+): (\S.*)")
 
 @dataclass(frozen=True)
 class CheckedLoop:
-    """What was derived of a pipelined loop. stated, needed: its interval, and what recurrences allow. trips:
-    iterations, None if they are no constant. depth: cycles, at least."""
+    """What was derived of a pipelined loop. stated, needed: its interval, and what recurrences allow, None if a loop is
+    left inside. trips: iterations, None if they are no constant. depth: cycles, at least."""
 
     line: CppLine
     function: str
     stated: int
-    needed: int
+    needed: int | None
     trips: int | None
     depth: int
 
@@ -74,7 +74,7 @@ def check_kernel(
             found |= dict.fromkeys(rule(loop))
         if table is not None:
             found |= dict.fromkeys(rules_loops.table(loop, table, ITEMS))
-        needed = loop.recurrence.interval if loop.recurrence else 1
+        needed = None if loop.left else loop.recurrence.interval if loop.recurrence else 1
         name = design.debug.name_of_function(place.function.subprogram)
         report.loops.append(CheckedLoop(loop.line, name, place.interval or 1, needed, loop.trips, loop.depth))
     for rule_of_design in rules_dataflow.RULES_OF_DESIGNS:

@@ -36,9 +36,9 @@ OPERATORS: Mapping[str, OperatorTime] = {
     "fsqrt": OperatorTime(14, _NORM.format("fsqrt_..._15_no_dsp, LATENCY 14")),
     "fexp": OperatorTime(8, _ATTENTION.format("fexp_..._9_med_dsp, LATENCY 8")),
     "fcmp": OperatorTime(
-        1,
-        "a comparison and the choice that it makes in each cycle: fcmp_..._1_no_dsp in "
-        + _ATTENTION.format("LATENCY 0, without the choice; UltraScale+ fcmp_..._2_no_dsp, LATENCY 1"),
+        0.5,
+        "estimate: with the choice that it makes no more than two in a cycle; "
+        + _ATTENTION.format("fcmp_..._1_no_dsp, LATENCY 0; UltraScale+ LATENCY 1"),
     ),
     "itofp": OperatorTime(2, _REPORT + "`llama_layer` for Versal: sitofp_..._3_no_dsp, LATENCY 2"),
     "fptoi": OperatorTime(1, "estimate: less than the way back"),
@@ -48,9 +48,11 @@ OPERATORS: Mapping[str, OperatorTime] = {
     "carry32": OperatorTime(0.3, _CHAINED),
     "logic": OperatorTime(0.05, _CHAINED),
     "wire": OperatorTime(0, "no logic"),
-    "load": OperatorTime(1, "RAM_2P_BRAM_1R1W, LATENCY 2 for address and data; UG1399, pragma HLS bind_storage"),
-    "store": OperatorTime(1, "a RAM gives what was written in the cycle before; UG1399, pragma HLS bind_storage"),
-    "copy": OperatorTime(2, "a load and a store"),
+    "load": OperatorTime(1, "the value comes in the cycle after its address; UG1399, pragma HLS bind_storage: latency"),
+    "store": OperatorTime(
+        0.5, "a load sees it from the next cycle on, and logic before it takes some of this one: `a[i] += 1` has II = 2"
+    ),
+    "copy": OperatorTime(1.5, "a load and a store"),
 }
 """By what `operator_of` calls an instruction."""
 

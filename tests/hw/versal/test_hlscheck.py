@@ -105,7 +105,8 @@ def test_what_is_known_of_xnn2() -> None:
 def test_the_softmax_of_xnn2_is_slower_than_its_table() -> None:
     loop = next(x for x in report("xnn2").loops if str(x.line) == "xnn2/soft.cpp:132")
     assert loop.stated == 1
-    assert loop.needed >= 40
+    assert loop.needed is not None
+    assert loop.needed >= 20
 
 
 @pytest.mark.long
