@@ -25,7 +25,7 @@ ITEMS: Mapping[str, frozenset[int]] = {
     "port": frozenset({BURST_WORDS, BLOCK_WORDS, 4}),  # a burst, a block that is kept, a row of it
     "load": frozenset({BLOCK_WORDS}),
     "store": frozenset({BLOCK_WORDS}),
-    "take": frozenset({BLOCK_WORDS, BEATS, 8}),  # the last: ends of a head
+    "take": frozenset({BLOCK_WORDS, BEATS, TILE // 4}),  # the last: ends of a head, four rows each
     "statistics": frozenset({TILE // 2}),
     **dict.fromkeys(("send", "mesh", "receive"), frozenset({BEATS})),
     **dict.fromkeys(("exchange", "join", "factors"), frozenset({TILE})),

@@ -49,10 +49,11 @@ _EFFECTS = {
 }
 """What a marker may access: no pass then moves it, and it hinders none."""
 _BEFORE = ("always_inliner", "sroa", "instruction_combine", "sccp", "aggressive_dce")
-_AFTER = (
+_UNROLL = (
     *("loop_simplify", "lcssa", "loop_rotate", "loop_unroll", "sroa", "sccp", "instruction_combine", "aggressive_dce"),
-    *("new_gvn", "sccp", "instruction_combine", "aggressive_dce"),
 )
+_AFTER = (*_UNROLL, *_UNROLL, "new_gvn", "sccp", "instruction_combine", "aggressive_dce")
+"""Twice, because an inner loop may have a constant bound only once the outer one is unrolled."""
 
 
 @dataclass(frozen=True)

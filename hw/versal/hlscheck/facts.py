@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from .debug import CppLine, StoredArray
 from .design import HlsDesign, PipelinedPlace
@@ -14,6 +15,8 @@ from .ir import Instruction, LlvmFunction
 from .marking import MarkedPragma
 from .memory import Address, FunctionMemory, Offset
 
+COMPLETE_BELOW = 4
+"""Local arrays with fewer elements become registers (UG1399, config_array_partition -complete_threshold)."""
 STREAMS = re.compile(r"(stream|burst_maxi)\b")
 
 
@@ -173,12 +176,12 @@ class MemoryFacts:
         """Yield the memories of a variable, or of a member of it, to which a pointer leads."""
         memory = self.design.memories[function.name]
         for address in memory.addresses(pointer):
-            variable = memory.variables.get(address.root)
-            for array in variable.arrays if variable else ():
-                if array.offset >= address.offset.constant and (
-                    "." not in name or array.offset == address.offset.constant
-                ):
-                    yield HlsMemory(function.name, address.root, array)
+            for at in (address, *memory.copied(address)):
+                variable = memory.variables.get(at.root)
+                for array in variable.arrays if variable else ():
+                    if array.offset >= at.offset.constant and ("." not in name or array.offset == at.offset.constant):
+                        if at == address or array.offset == at.offset.constant:
+                            yield HlsMemory(function.name, at.root, array)
 
     # -- across calls
 
@@ -234,8 +237,10 @@ class MemoryFacts:
         return next((p.option("type") or "fifo" for p in stated if p.name == "stream"), "")
 
     def registers(self, memory: HlsMemory) -> bool:
-        """Whether each element is a register."""
-        return all(p is not None and p.kind == "complete" for p in self.partitions(memory))
+        """Whether each element is a register: by pragmas, or because HLS takes few elements apart by itself."""
+        left = [d.count for d, p in zip(memory.array.dims, self.partitions(memory), strict=True) if not _is_complete(p)]
+        few = prod(left) < COMPLETE_BELOW and all(left)
+        return not left or (few and not self.storage(memory)[0])
 
     def is_in_registers(self, memory: HlsMemory) -> bool:
         """Whether no port limits its accesses: a scalar, or an array that is partitioned whole."""
@@ -283,6 +288,10 @@ class MemoryFacts:
     def bound(self, line: CppLine, operator: str) -> tuple[str, str]:
         """Implementation and latency that BIND_OP states of an operator in a line, "" where it does not."""
         return self._bound.get((line, operator), ("", ""))
+
+
+def _is_complete(partition: ArrayPartition | None) -> bool:
+    return partition is not None and partition.kind == "complete"
 
 
 def _partitions(

@@ -262,6 +262,33 @@ class FunctionMemory:
             self._addresses = {p: a for p, a in self._addresses.items() if not self._is_loaded(p)}
         return self._pointers
 
+    def copied(self, address: Address) -> list[Address]:
+        """Where a place of an object without a name is in the variables that it is copied to: an argument by value."""
+        out: list[Address] = []
+        if address.root not in self.variables or self.variables[address.root].number >= 0:
+            return out
+        for to, of in self._copies:
+            if of.root == address.root and to.root != of.root:
+                apart = address.offset.plus(of.offset.times(-1))
+                out.append(Address(to.root, to.offset.plus(apart)))
+        return out
+
+    @cached_property
+    def _copies(self) -> list[tuple[Address, Address]]:
+        """Copies of variables: where to, and from where."""
+        return [
+            (to, of)
+            for i in self.function.instructions()
+            if i.callee.startswith("llvm.memcpy")
+            for to in self.addresses(i.arguments[0])
+            for of in self.addresses(i.arguments[1])
+            if self._is_variable(to.root) and self._is_variable(of.root)
+        ]
+
+    def _is_variable(self, root: str) -> bool:
+        made = self.function.defined.get(root)
+        return made is not None and made.opcode == "alloca"
+
     def _is_loaded(self, pointer: str) -> bool:
         """Whether a pointer is the value of a load, or follows from one."""
         made = self.function.defined.get(pointer)
