@@ -179,9 +179,9 @@ class MemoryFacts:
             for at in (address, *memory.copied(address)):
                 variable = memory.variables.get(at.root)
                 for array in variable.arrays if variable else ():
-                    if array.offset >= at.offset.constant and ("." not in name or array.offset == at.offset.constant):
-                        if at == address or array.offset == at.offset.constant:
-                            yield HlsMemory(function.name, at.root, array)
+                    begins = array.offset == at.offset.constant
+                    if begins or (array.offset > at.offset.constant and at == address and "." not in name):
+                        yield HlsMemory(function.name, at.root, array)
 
     # -- across calls
 

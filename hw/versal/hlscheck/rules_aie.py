@@ -11,7 +11,7 @@ from pathlib import Path
 from ....base.errors import RsnError
 from .debug import CppLine
 from .design import compiler
-from .ir import Module
+from .ir import LlvmFunction, Module
 from .memory import Types
 from .rules import HlsFinding, HlsFindings
 
@@ -106,12 +106,16 @@ def _frames(folder: Path, program: str, flags: Sequence[str]) -> tuple[dict[str,
         raise RsnError(f"{program} does not compile:\n{done.stderr}")
     module = Module(done.stdout)
     types = Types(module)
-    needed = {}
-    for function in module.functions.values():
-        entry = next((e for e in ENTRIES if f"{len(e)}{e}" in function.name), None)
-        if entry:
-            allocas = [i for i in function.instructions() if i.opcode == "alloca"]
-            aligned = [i for i in allocas if int(re.search(r"align (\d+)", i.rest)[1]) >= VECTOR_BYTES]  # type: ignore[index]
-            needed[entry] = sum(types.size(i.rest.split(",")[0].strip()) for i in aligned)
+
+    def frame(function: LlvmFunction) -> int:
+        """Of a function and the one that it calls which needs most; none calls itself."""
+        variables = (i.rest for i in function.instructions() if i.opcode == "alloca")
+        aligned = [text for text in variables if int(text.rpartition("align ")[2]) >= VECTOR_BYTES]
+        called = {i.callee for i in function.instructions()} & module.functions.keys()
+        own = sum(types.size(text.split(",")[0].strip()) for text in aligned)
+        return own + max((frame(module.functions[name]) for name in called), default=0)
+
+    functions = module.functions.values()
+    needed = {e: frame(f) for e in ENTRIES for f in functions if f"{len(e)}{e}" in f.name}
     stated = re.search(r"@rsn_hls_stacks = .*\[(.*?)\]", re.sub(r"\[\d+ x i32\] ", "", done.stdout))
     return needed, [int(n) for n in re.findall(r"i32 (\d+)", stated[1])] if stated else []

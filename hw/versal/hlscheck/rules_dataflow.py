@@ -11,7 +11,7 @@ from .debug import CppLine
 from .design import INCLUDE, HlsDesign
 from .facts import MemoryFacts, ProcessAccess
 from .ir import Instruction, LlvmFunction, split
-from .memory import Address
+from .memory import Address, FunctionMemory
 from .rules import HlsFinding, HlsFindings
 
 MOST_REGISTERS = 1024
@@ -195,16 +195,43 @@ def fences(facts: MemoryFacts) -> HlsFindings:
     for memory, found in facts.processes.of.items():
         for access in found if facts.channel(memory) == "unsync" else ():
             function = design.module.functions[access.call.callee]
-            here, there = design.memories[function.name], design.memories[memory.function]
+            there = design.memories[memory.function]
             for parameter, argument in zip(function.parameters, access.call.arguments, strict=True):
                 if any(a.root == memory.root for a in there.addresses(argument)):
-                    shared[function.name].add(here.variables[parameter].name)
+                    shared[function.name].add(parameter)
     for name, arrays in shared.items():
         function = design.module.functions[name]
-        if not any(i.callee == "rsn_hls_fence" for i in function.instructions()):
-            line = design.debug.line_of_function(function.subprogram)
-            text = f"{_plain(design, function)} shares {', '.join(sorted(arrays))}"
-            yield HlsFinding(line, "fence", f"{text}, whose order tokens tell, and has no fence")
+        unordered = _unordered(facts, function, arrays)
+        if unordered is not None:
+            named = ", ".join(sorted(design.memories[name].variables[root].name for root in arrays))
+            text = f"{_plain(design, function)} shares {named}, whose order tokens tell: no fence before {unordered}"
+            yield HlsFinding(design.debug.line_of_function(function.subprogram), "fence", text)
+
+
+def _unordered(facts: MemoryFacts, function: LlvmFunction, arrays: set[str]) -> CppLine | None:
+    """The first token that is put behind an access of these arrays without a fence between."""
+    design, memory = facts.design, facts.design.memories[function.name]
+    pipelined = {b for p in design.pipelines if p.function is function for b in p.blocks}
+    ahead = {b.label for b in function.blocks.values() if any(_accesses(memory, i, arrays) for i in b.instructions)}
+    begun, done = sorted(ahead), set[str]()
+    while begun:
+        label = begun.pop()
+        open_access = label not in ahead or label in done
+        for i in function.blocks[label].instructions:
+            open_access = open_access or _accesses(memory, i, arrays)
+            if i.callee == "rsn_hls_fence":
+                open_access = False
+            elif i.callee == "rsn_hls_put" and open_access and label not in pipelined:
+                return _outer_line(design.debug.lines(i.place))
+        if open_access:
+            following = [s for s in function.blocks[label].successors if s not in done]
+            done |= set(following)
+            begun += following
+    return None
+
+
+def _accesses(memory: FunctionMemory, instruction: Instruction, roots: set[str]) -> bool:
+    return any(a.root in roots for a in memory.accesses(instruction))
 
 
 def statics(facts: MemoryFacts) -> HlsFindings:

@@ -348,6 +348,36 @@ XNN2 = (
         "RSN_MEMORY(EvenScratch, t0);",
         ("xnn2/dma_hls.cpp", "xnn2/scratch.cpp"),
     ),
+    HlsMistake(
+        "two accesses of a memory that another process shares",
+        "xnn2/scratch.cpp",
+        "                keep<buffers::TIn0_slots>(t, op.slot + i,",
+        "                keep<buffers::TIn0_slots>(t, op.slot + i + 1, static_cast<Part>(op.part), n, beat);\n"
+        "                keep<buffers::TIn0_slots>(t, op.slot + i,",
+        "shared-port",
+        "#pragma HLS PIPELINE II=ii::take style=flp\n                const Beat beat",
+        ("xnn2/dma_hls.cpp", "xnn2/scratch.cpp"),
+    ),
+    HlsMistake(
+        "no fence between a memory and the token that tells of it",
+        "xnn2/scratch.cpp",
+        "            hls::fence(t, filled);\n            filled << Token(1);\n        }\n    }\n}\n\nvoid t_in_odd",
+        "            filled << Token(1);\n        }\n    }\n}\n\nvoid t_in_odd",
+        "fence",
+        "void t_in_even(",
+        ("xnn2/dma_hls.cpp", "xnn2/scratch.cpp"),
+    ),
+    HlsMistake(
+        "DEPENDENCE of a struct",
+        "xnn2/scratch.cpp",
+        "#pragma HLS PIPELINE II=ii::take style=flp\n                    Weighted in",
+        "#pragma HLS PIPELINE II=ii::take style=flp\n"
+        "#pragma HLS DEPENDENCE variable=weights type=inter dependent=false\n"
+        "                    Weighted in",
+        "dependence-struct",
+        "variable=weights",
+        ("xnn2/scratch.cpp",),
+    ),
 )
 """Of what HLS compiles for xnn2, whose memories lie in its top function."""
 
@@ -380,14 +410,13 @@ AIE = (
         ("aie/kernels.cc",),
     ),
     HlsMistake(
-        "a stack that is too small",
-        "aie/kernels.h",
-        "(c < 3 ? window : 0)",
-        "(c < 3 ? window / 2 : 0)",
+        "an array on the stack that the assertion does not count",
+        "aie/kernels.cc",
+        "    Kept<Place::begins> kept;\n",
+        "    Kept<Place::begins> kept;\n    alignas(32) volatile float more[1024];\n    more[ops[0] % 1024] = 0.0f;\n",
         "stack",
         "//",
-        ("xnn2/kernels.cc",),
-        "xnn2/kernels.cc",
+        ("aie/kernels.cc",),
     ),
 )
 """Of what AI Engine tiles run."""
