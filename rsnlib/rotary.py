@@ -40,11 +40,12 @@ CLOSE = 1e-5
 
 
 def rotations(graph: Rewriter, node: Node, *, by_call: bool = True) -> Node | None:
-    """Rewrite the operators of rotary positions of an attention's queries and keys into one operator each.
+    """Replace the operators that rotate the queries and keys of a node by one `rsn::rotate` each.
 
-    Not applied if a table differs between heads, or if a column of the result depends on more than two columns of the
-    projection. Where a table depends on arguments, such as the position of a new token, the host makes it in each call.
-    by_call: False leaves such rotations as they are.
+    node: an attention, a product of two activations, or what puts keys into a cache. Returns the node that takes its
+    place, None if nothing was found. Not applied if a table differs between heads, or if a column of the result depends
+    on more than two columns of the projection. Where a table depends on arguments, such as the position of a new token,
+    the host makes it in each call. by_call: False leaves such rotations as they are.
     """
     operands = _scored(graph, node)
     turned = {x: _turned(graph, node, x, by_call) for x in operands}

@@ -68,9 +68,11 @@ def pipelined(
     begin: Callable[[Step, TileAccesses], None],
     end: Callable[[Step, TileAccesses, TileAccesses], None],
 ) -> None:
-    """Append the steps of an attention, P V of each (`end`) beside Q K^T of the next one (`begin`).
+    """Bind the steps of an attention, so that P V of each runs beside Q K^T of the next one.
 
-    begin: gets the step and the accesses beside it. end: the step, the accesses of its begin, and those beside it.
+    In each round, `begin` binds Q K^T of a step and `end` binds P V of the step before. Both append their loads and
+    stores to the `TileAccesses` of the round. begin(step, now). end(step, begun, now): begun is what begin(step) got.
+    Adds a round more than there are steps to `s.tiles`. At least one step must store something.
     """
     first = len(s.tiles)
     before: tuple[Step, TileAccesses] | None = None

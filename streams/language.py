@@ -233,7 +233,8 @@ def scale(x: Any, c: Any) -> Any:
 
 
 def transpose(x: Any, axes: Any = None) -> Any:
-    """A tile with its axes in another order; without one reversed: (m, n) gives (n, m)."""
+    """A tile with its axes in another order, as `numpy.transpose`: axis i of the result is axis axes[i] of x. axes: a
+    tuple of integers that are known before the run; None reverses all axes, so that (m, n) gives (n, m)."""
     return _only_in_a_task("transpose")
 
 

@@ -132,7 +132,8 @@ class Stores(KernelExpressions):
         self.bound = (*self.bound, *(None for _ in names))
 
     def bind_indices(self) -> None:
-        """Take the values that the indices of the innermost loop have in this iteration."""
+        """Note in `bound` which values the indices of the innermost loop have now, at the beginning of an iteration. By
+        this it is seen later whether the body has given an index another value."""
         depth = len(self.nest) - self.entered
         self.bound = (*self.bound[:depth], *(self.env.get(name) for name, _ in self.nest[depth:]))
 

@@ -220,12 +220,12 @@ class Bench:
         self.schedule = schedule
         self.base = XNN_BASE.with_rates(**dict(rates or {}))
         self.extended = dataclasses.replace(XNN, **_parameters(self.base))
-        self._programs: dict[tuple[LayerGraph, str], Program] = {}
+        self._programs: dict[tuple[LayerGraph, str, bool], Program] = {}
 
     def program(self, network: LayerGraph, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
         """Return the program of a network. extended: for the overlay with opcode 8."""
         schedule = schedule or self.schedule
-        key = network, repr(schedule)
+        key = network, repr(schedule), extended
         if key not in self._programs:
             self._programs[key] = build(network, self.extended if extended else self.base, schedule).program
         return self._programs[key]

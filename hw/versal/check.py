@@ -261,7 +261,11 @@ def hls_pragmas(s: Sources) -> Findings:
 
 
 def hls(s: Sources) -> Findings:
-    """HLS would make of the sources the machine whose cycles are computed (docs/hls-rules.md)"""
+    """HLS would make of the sources the machine whose cycles are computed (docs/hls-rules.md)
+
+    Yields a sentence for each place where it would not. Raises `RsnError` if a package of the extra `check` or clang is
+    not installed, or if the sources do not compile.
+    """
     try:
         report = checker.check_machine(s.machine, s.root)
     except ImportError as e:
@@ -294,7 +298,7 @@ def main(root: Path | None, machine: str) -> None:
             found = list(check(all_of))
         except (RsnError, OSError) as e:
             found = [str(e)]
-        click.echo(f"{'wrong' if found else 'ok   '}  {check.__doc__}")
+        click.echo(f"{'wrong' if found else 'ok   '}  {(check.__doc__ or '').partition(chr(10))[0]}")
         for finding in found:
             click.echo(f"       {finding}")
         wrong += len(found)

@@ -48,7 +48,8 @@ def makers_of(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def in_floats(graph: onnx.GraphProto) -> bool:
-    """Rewrite a graph. Returns whether it computes in integers."""
+    """Rewrite the operators of a quantised graph to operators on float32, in place. Returns whether this left out a
+    rounding between operators, so that results may differ from those of the integers."""
     if not any(node.op_type in QUANTISED for node in graph.node):
         return False
     nodes = [made for node in graph.node for made in _spelled_out(node)]

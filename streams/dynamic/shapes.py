@@ -106,7 +106,8 @@ Size: TypeAlias = "int | str | sympy.Expr | Dimension"
 
 
 def dimension(size: Size) -> Dimension:
-    """A dimension of a number, of a symbol by its name, or of an expression; regular."""
+    """A regular dimension. size: a whole number from 0 on (static); the name of a symbol, or an expression (both
+    dynamic). A `Dimension` is returned as it is. Raises `StepError` for another number."""
     if isinstance(size, Dimension):
         return size
     expression = symbol(size) if isinstance(size, str) else sympy.sympify(size)
@@ -382,8 +383,9 @@ class Symbols:
         return next(self._numbers)
 
     def regular(self, letter: str, suffix: str = "", number: int | None = None, value: Any = None) -> Dimension:
-        """Return a new dynamic-regular dimension. letter, suffix: of its name. value: the expression that it equals, if
-        known; equal values give the same symbol."""
+        """Return a dynamic-regular dimension. Its symbol is called letter + number + suffix. number: None takes the
+        next one; symbols that one operator makes together share it. value: the expression that the symbol equals, if
+        known; if there is a symbol of this value, that one is returned."""
         if value is not None:
             known = next((one for one, other in self.defined.items() if other == value), None)
             if known is not None:

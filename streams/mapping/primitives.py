@@ -254,7 +254,8 @@ def _fits(
 
 
 def refusal(mapped: Mapped, group: int, row: Excess, what: str) -> MappingError:
-    """Return the error for a node that exceeds a tile."""
+    """Return the error for a node that needs more than a tile has. group: of the node, as a number in `mapped.groups`.
+    row: what it has too much of. what: how the message begins, such as the primitive that was tried."""
     code, kind, needs, most, holders = row
     held = sorted(holders, key=lambda h: -h.count)
     listed = [h.what if h.count == 1 else f"{h.count} {kind}: {h.what}" for h in held[:8]]

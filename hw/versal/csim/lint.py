@@ -25,7 +25,8 @@ COMPILERS = tuple(WARNINGS)
 
 
 def files(machine: str, versal: Path) -> list[Path]:
-    """Return the C++ sources of a machine in the folder of all, those for the AI Engine included."""
+    """Return the paths of the C++ sources of a machine, with those of the stand-alone program and those for the AI
+    Engine. machine: a key of `MACHINES`. versal: the folder of all sources (hw/versal)."""
     return [*MACHINES[machine].files(versal, program=True), *sorted(versal.glob("aie/*.cpp"))]
 
 

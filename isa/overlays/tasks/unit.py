@@ -82,7 +82,7 @@ class Prepared:
         return {name: s.type for name, s in self.streams.items()}
 
     def compiled(self, task: str) -> Compiler:
-        """The compiled body of a task."""
+        """The `Compiler` of a task, whose `body` is the compiled body. Each task is compiled once. task: its name."""
         if task not in self._compiled:
             self._compiled[task] = Compiler(self.tasks[task].body, self.program.file, self.types)
         return self._compiled[task]

@@ -78,7 +78,12 @@ class TileFlow:
         self.links = {s.name for s in streams if s.token in (ROW_TOKEN, ROW_SUM_TOKEN)}
 
     def findings(self, balanced: bool) -> Iterator[Finding]:
-        """What is wrong. balanced: sends equal receives on every stream, so that it is known which tile goes where."""
+        """Follow the tiles, and yield what is wrong with them: at most 100 findings of each code, and the warning X10
+        if there are too many tiles to follow.
+
+        balanced: each stream sends as many words as it receives. If not, it is not known which tile goes where: the
+        Mems are checked alone. Call it once for an object; `exchanges` is complete behind the last finding.
+        """
         try:
             self._follow(balanced)
         except _TooManyError:

@@ -45,7 +45,8 @@ class LaneLpddr(Record, words=4, name="Lpddr"):
 
 
 class LaneTransfer(NamedTuple):
-    """One chunk, from or to some peers, in words of `piece` elements."""
+    """One chunk, from or to some peers. addr: in units of 64 bytes. size, piece: float32 elements, of the chunk and of
+    a word of the peers' streams."""
 
     addr: int
     size: int
@@ -55,14 +56,15 @@ class LaneTransfer(NamedTuple):
 
 
 def ddr_uops(mop: LaneDdr, iteration: int) -> Iterator[LaneTransfer]:
-    """One uOP a chunk."""
+    """Yield the uOPs of one repetition of a mOP, one for each chunk. iteration: number of the repetition, from 0."""
     peer = DDR_PEERS[mop.peer] if mop.peer < len(DDR_PEERS) else ""
     for addr in starts(mop, iteration):
         yield LaneTransfer(addr, mop.size, peer in DDR_SOURCES, (peer,))
 
 
 def lpddr_uops(mop: LaneLpddr, iteration: int) -> Iterator[LaneTransfer]:
-    """One uOP a chunk."""
+    """Yield the uOPs of one repetition of a mOP, one for each chunk: to W0 or W1, or to all of the lanes that `lanes`
+    selects; to no peer if `to` is not defined. iteration: the number of the repetition, from 0."""
     peers: tuple[str, ...] = (Weight(mop.to).name,) if mop.to < len(Weight) else ()
     piece = BLOCK
     if mop.to in (Weight.VECTOR, Weight.TABLE, Weight.GAINS):
