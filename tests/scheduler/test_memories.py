@@ -117,6 +117,16 @@ def test_memories_of_a_kind_may_differ(memories: dict[str, dict[str, int]], seq:
     assert [f for f in check(build(network, overlay, schedule).program) if not f.warning] == []
 
 
+def test_a_norm_of_all_columns_of_a_small_memory() -> None:
+    """Its register says 512 at power-on, and means the columns that there are."""
+    small = {"rows": 128, "columns": 256}
+    memories = {"MemA": {"rows": 128}, "MemB0": small, "MemB1": small, "MemB2": {"rows": 128}, "MemC": small}
+    overlay, network = overlay_of(memories), Maker().encoder(2, 200, 320, 5, 700)
+    x = np.random.default_rng(1).standard_normal((2, 200, 320)).astype(np.float32)
+    y, _, _ = execute(network, x, overlay, PAPER)
+    assert error(y, reference(network, x)) < 1e-5
+
+
 @pytest.mark.parametrize(("units", "rows", "columns"), [(4, 2, 2), (2, 1, 2)])
 def test_fewer_units_form_a_smaller_grid(units: int, rows: int, columns: int) -> None:
     overlay = made(f'overlay = "xnn"\n[units]\nMME = {units}\nMemC = {units}', "few.toml")

@@ -95,8 +95,8 @@ class CountedNorm(NormData):
     def own_squares(self) -> tuple[Any]:
         if not self.buffer.held.filled:
             self.buffer.unfilled("store")
-        elif self.buffer.cols < self.reg.norm_cols:
-            self.buffer.stale(f"normalises {self.reg.norm_cols} columns", f"{self.buffer.cols}")
+        elif self.buffer.cols < (cols := min(self.reg.norm_cols, self.all)):
+            self.buffer.stale(f"normalises {cols} columns", f"{self.buffer.cols}")
         self.buffer.held = self.buffer.held._replace(used=True)
         return (RowNumbers("squares"),)
 
