@@ -23,7 +23,7 @@ from rsn.host.boards import sim, ssh_frames, ssh_remote
 
 folder, plain = pathlib.Path({folder!r}), sim.SimBoard.run
 ssh_remote.GRACE_S = 0.5
-ssh_frames.Heartbeat.__init__.__defaults__ = (0.2,)
+ssh_frames.BEAT_S = 0.2
 
 def run(self, *args, **kwargs):
     hold = folder / "hold"
