@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import rsn
-from rsn.cli import doctor, doctor_there, health
+from rsn.cli import doctor, doctor_there
 from rsn.cli.main import main
 from rsn.host.boards.xrt_ctypes import LIBRARY
 
@@ -125,13 +125,13 @@ MEMINFO = "MemTotal: 8000000 kB\nMemAvailable: {} kB\nCmaTotal:  {} kB\nCmaFree:
 
 
 def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(doctor, "MEMINFO", tmp_path / "meminfo")
 
     def said(text: str | None) -> list[str]:
         (tmp_path / "meminfo").unlink(missing_ok=True)
         if text is not None:
             (tmp_path / "meminfo").write_text(text)
-        return [str(check).partition("\n")[2].strip() for check in (*health.memory(), *health.contiguous_memory())]
+        return [str(check).partition("\n")[2].strip() for check in (*doctor.memory(), *doctor.contiguous_memory())]
 
     assert said(MEMINFO.format(7_000_000, 524_288)) == ["", ""]
     less = said(MEMINFO.format(100_000, 65_536))
@@ -147,8 +147,8 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "there"))
     usage = shutil.disk_usage(tmp_path)
     for free, problem in ((10 << 30, ""), (1 << 30, "weights may take half of it")):
-        monkeypatch.setattr(health.shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
-        (check,) = health.disk()
+        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+        (check,) = doctor.disk()
         assert (check.problem, check.purpose) == (problem, f"weights, in {tmp_path}/not/there/rsn/weights")
 
 

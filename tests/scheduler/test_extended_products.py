@@ -116,6 +116,15 @@ def test_rotation(rows: tuple[int, int], heads: int, width: int, norm: Norm | No
     assert_computes(graph([q, o], rows, k), schedule)
 
 
+def test_a_rotation_of_narrow_heads_behind_a_norm_of_wide_ones() -> None:
+    make = Maker()
+    wide = heads_of(make, "q", 463, 6, 80, norm=RMS, rotary=rotary(28, 80))
+    between = Gemm("o", "q", "o", make.matrix(480, 70), make.vector(70))
+    narrow = replace(heads_of(make, "h", 70, 6, 8, rotary=rotary(28, 8)), x="o")
+    last = Gemm("e", "h", "y", make.matrix(48, 30), make.vector(30))
+    assert_computes(graph([wide, between, narrow, last], (1, 28), 463))
+
+
 @pytest.mark.parametrize("schedule", [PAPER, long(LISTED)], ids=["paper", "listed"])
 def test_layers_share_a_table(schedule: Schedule) -> None:
     """Queries and keys of two layers, sequences of other lengths; a table is one buffer."""

@@ -95,6 +95,8 @@ def _at_store(store: Store) -> Iterator[tuple[str, Any]]:
         raise ProgramError(f"a store with heads of {' and '.join(map(str, sorted(heads)))} columns: give both the same")
     if heads:
         yield "head", HEADS.index(*heads)
+        if store.norm is None:
+            yield "head_norm", 0  # that of wider heads before would be of more columns than these have
     if store.statistics and store.norm is None:
         raise ProgramError("a store leaves statistics of no norm: give it the norm whose mean and variance they are")
     if store.norm is not None:
