@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rsn.isa.overlays import XNN
 from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.cycles import LOOPS
 from rsn.isa.overlays.xnn2.ports import TILE_TOKEN, has_fifo
-from rsn.isa.overlays.xnn2.resources import is_wide, size_of
+from rsn.isa.overlays.xnn2.resources import ANSWERS, is_wide, size_of
 from rsn.isa.versal.placement import placement_header, shims
 from rsn.isa.versal.tiles import BEATS, TILE
 from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
@@ -76,6 +77,19 @@ def test_what_feeds_an_mme_or_a_softmax_takes_a_round() -> None:
         assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[0]
     for name in ("softmax", "send"):
         assert BEATS * LOOPS[name].ii * LOOPS[name].rounds < cycles[1]
+
+
+def test_the_sources_have_the_depths_that_are_counted(root: Path) -> None:
+    """FIFOs of answers of X natively and in hardware, and the cycles until a tile of X is written."""
+
+    def stated(file: str, name: str) -> list[int]:
+        text = (root / "hw/versal/xnn2" / file).read_text(encoding="utf-8")
+        return [int(number) for number in re.findall(rf"constexpr unsigned {name} = (\d+)", text)]
+
+    _, asked_ahead = stated("memories.h", "asked_ahead")
+    (write_cycles,) = stated("rows.cpp", "write_cycles")
+    assert asked_ahead + 1 == ANSWERS
+    assert write_cycles < LOOPS["rows"].fill
 
 
 def test_plios_lie_as_those_of_xnn() -> None:

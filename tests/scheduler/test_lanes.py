@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -17,6 +18,7 @@ from rsn.isa.instruction_path import InstructionPath
 from rsn.isa.lanes import SlotPart
 from rsn.isa.layout import block
 from rsn.isa.overlays.xnn2 import XNN2
+from rsn.isa.overlays.xnn2.rows import columns_of
 from rsn.isa.overlays.xnn2.tokens import SlotTokens
 from rsn.isa.program import Role
 from rsn.isa.verify import check
@@ -338,6 +340,34 @@ def test_rows_that_are_stored_make_room_in_parts() -> None:
 
 
 # -- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "layers"), [(1, 384, 2), (3, 300, 2), long(6, 512, 1)], ids=["P3", "R6", "BERT-Large, DDR"]
+)
+def test_no_two_ports_read_a_bank_of_x_at_once(batch: int, seq: int, layers: int) -> None:
+    """A bank has one port that reads, and the model charges nothing for two ports that want it (docs/xnn2.md)."""
+    hidden, heads, inner = (1024, 16, 4096) if batch == 6 else (256, 4, 512)
+    program = build(Maker().encoder(batch, seq, hidden, heads, inner, layers=layers), XNN2, PAPER).program
+    path = InstructionPath.of(program)
+    net = ProcessNetwork(program.overlay, path, record=True)
+    net.run()
+    assert net.events is not None
+    units, log = list(net.progress), net.events
+    uops = {name: list(path.uops(name)) for name in units if name.startswith(("XIn", "XOut", "XStore"))}
+    reads: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
+    for unit, start, end, number in zip(log.unit, log.start, log.end, log.number, strict=True):
+        name = units[unit]
+        if name not in uops or end <= start:
+            continue
+        uop = uops[name][number]
+        if uop.tiles and (not name.startswith("XIn") or uop.add):
+            bank = uop.slot // columns_of(program.overlay.by_unit[f"XIn{name[-1]}"])
+            reads.setdefault((name[-1], bank), []).append((start, end, name))
+    assert {name.rstrip("012345") for of in reads.values() for *_, name in of} == {"XIn", "XOut", "XStore"}
+    for of in reads.values():
+        for (_, end, one), (start, _, other) in itertools.pairwise(sorted(of)):
+            assert one == other or start > end - 1e-12
 
 
 @pytest.mark.long

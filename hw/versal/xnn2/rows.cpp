@@ -281,9 +281,29 @@ RowCells cells_at(const RowBank &bank, const RowPlace &at) {
     return cells;
 }
 
-// So many cycles after it was read, what a write makes is in the memory; so many after a part came, it has been joined.
+// Upper bounds of the depths of the two loops below: a write is in the memory this many cycles after it was taken, and
+// statistics are joined this many cycles after their part was taken. Python's LOOPS["rows"].fill is such a bound, too.
 constexpr unsigned write_cycles = 40;
 constexpr unsigned join_cycles = 96;
+
+// What a port that reads has asked for, and waits for. on: the port has not ended.
+template <typename Read>
+struct Asked {
+    Read read = {};
+    bool on = true, waits = false;
+
+    void look(hls::stream<Read> &from) {
+#pragma HLS INLINE
+        if (waits || from.empty()) return;
+        read = from.read();
+        on = !read.last;
+        waits = on;
+    }
+    bool open() const {
+#pragma HLS INLINE
+        return on || waits;
+    }
+};
 
 }  // namespace
 
@@ -297,19 +317,19 @@ void x_rows(hls::stream<RowWrite> &writes, hls::stream<RowRead> &sends, hls::str
 #pragma HLS ARRAY_PARTITION variable=second complete dim=1
 #pragma HLS BIND_STORAGE variable=first type=ram_s2p impl=uram
 #pragma HLS BIND_STORAGE variable=second type=ram_s2p impl=uram
-    bool in_on = true, out_on = true, store_on = true, sending = false, storing = false;
-    RowRead send = {}, store = {};
-#pragma HLS ARRAY_PARTITION variable=send.at.address complete
-#pragma HLS ARRAY_PARTITION variable=store.at.address complete
+    bool in_on = true;
+    Asked<RowRead> send, store;
+#pragma HLS ARRAY_PARTITION variable=send.read.at.address complete
+#pragma HLS ARRAY_PARTITION variable=store.read.at.address complete
     bool ended[write_cycles] = {};
 #pragma HLS ARRAY_PARTITION variable=ended complete
     Counter under_way = 0;
 x_rows_cycles:
-    while (in_on || out_on || store_on || sending || storing || under_way) {
+    while (in_on || send.open() || store.open() || under_way) {
 #pragma HLS PIPELINE II=ii::rows style=flp
 #pragma HLS DEPENDENCE variable=first type=inter dependent=false
 #pragma HLS DEPENDENCE variable=second type=inter dependent=false
-        if (!sending && !storing && !under_way) RSN_WAIT_FOR_ANY(writes, sends, stores);
+        if (!send.waits && !store.waits && !under_way) RSN_WAIT_FOR_ANY(writes, sends, stores);
         RowWrite write = {};
 #pragma HLS ARRAY_PARTITION variable=write.at.address complete
 #pragma HLS ARRAY_PARTITION variable=write.cells.of complete
@@ -319,25 +339,18 @@ x_rows_cycles:
             in_on = !write.last;
             writing = in_on;
         }
-        if (!sending && !sends.empty()) {
-            send = sends.read();
-            out_on = !send.last;
-            sending = out_on;
-        }
-        if (!storing && !stores.empty()) {
-            store = stores.read();
-            store_on = !store.last;
-            storing = store_on;
-        }
+        send.look(sends);
+        store.look(stores);
         // A bank has one port that reads: sums come first, then what MMEs wait for.
         const bool adds = writing && write.add;
-        const bool sends_now = sending && !(adds && write.at.bank == send.at.bank);
-        const bool stores_now = storing && !(adds && write.at.bank == store.at.bank) &&
-                                !(sends_now && send.at.bank == store.at.bank);
-        const RowPlace &read = sends_now && !send.at.bank ? send.at : store.at;
-        const RowPlace &read_too = sends_now && send.at.bank ? send.at : store.at;
-        const RowCells in_first = cells_at(first, adds && !write.at.bank ? write.at : read);
-        const RowCells in_second = cells_at(second, adds && write.at.bank ? write.at : read_too);
+        const RowPlace &sent_at = send.read.at, &stored_at = store.read.at;
+        const bool sends_now = send.waits && !(adds && write.at.bank == sent_at.bank);
+        const bool stores_now = store.waits && !(adds && write.at.bank == stored_at.bank) &&
+                                !(sends_now && sent_at.bank == stored_at.bank);
+        const RowPlace &of_first = sends_now && !sent_at.bank ? sent_at : stored_at;
+        const RowPlace &of_second = sends_now && sent_at.bank ? sent_at : stored_at;
+        const RowCells in_first = cells_at(first, adds && !write.at.bank ? write.at : of_first);
+        const RowCells in_second = cells_at(second, adds && write.at.bank ? write.at : of_second);
 #pragma HLS ARRAY_PARTITION variable=in_first.of complete
 #pragma HLS ARRAY_PARTITION variable=in_second.of complete
         if (writing) {
@@ -358,10 +371,10 @@ x_rows_cycles:
             }
             if (write.answered) answers << write.cells;
         }
-        if (sends_now) sent << (send.at.bank ? in_second : in_first);
-        if (stores_now) stored << (store.at.bank ? in_second : in_first);
-        sending = sending && !sends_now;
-        storing = storing && !stores_now;
+        if (sends_now) sent << (sent_at.bank ? in_second : in_first);
+        if (stores_now) stored << (stored_at.bank ? in_second : in_first);
+        send.waits = send.waits && !sends_now;
+        store.waits = store.waits && !stores_now;
         // Tokens leave once what they tell of has been written.
         if (ended[write_cycles - 1]) written << Token(1);
         for (unsigned n = write_cycles - 1; n > 0; --n) {
@@ -382,15 +395,15 @@ void x_statistics(hls::stream<StatisticPart> &made, hls::stream<StatisticPart> &
     RowStatistic of_rows[row_banks * tile] = {};
 #pragma HLS AGGREGATE variable=of_rows
 #pragma HLS BIND_STORAGE variable=of_rows type=ram_s2p impl=lutram
-    bool in_on = true, join_on = true, out_on = true, store_on = true, sending = false, storing = false;
-    StatisticRead send = {}, store = {};
+    bool in_on = true, join_on = true;
+    Asked<StatisticRead> send, store;
     Counter under_way[row_banks] = {};
 #pragma HLS ARRAY_PARTITION variable=under_way complete
 x_statistics_cycles:
-    while (in_on || join_on || out_on || store_on || sending || storing) {
+    while (in_on || join_on || send.open() || store.open()) {
 #pragma HLS PIPELINE II=ii::rows style=flp
 #pragma HLS DEPENDENCE variable=of_rows type=inter direction=RAW distance=128 dependent=true
-        if (!sending && !storing) RSN_WAIT_FOR_ANY(made, joined, sends, stores);
+        if (!send.waits && !store.waits) RSN_WAIT_FOR_ANY(made, joined, sends, stores);
         StatisticPart part = {};
         bool joins = false;
         if (!made.empty()) {
@@ -402,20 +415,12 @@ x_statistics_cycles:
             join_on = !part.last;
             joins = join_on;
         }
-        if (!sending && !sends.empty()) {
-            send = sends.read();
-            out_on = !send.last;
-            sending = out_on;
-        }
-        if (!storing && !stores.empty()) {
-            store = stores.read();
-            store_on = !store.last;
-            storing = store_on;
-        }
-        const bool sends_now = sending && !joins && !(send.bank ? under_way[1] : under_way[0]);
-        const bool stores_now = storing && !joins && !sends_now && !(store.bank ? under_way[1] : under_way[0]);
-        const unsigned bank = joins ? part.bank : sends_now ? send.bank : store.bank;
-        const unsigned row = joins ? part.row : sends_now ? send.row : store.row;
+        send.look(sends);
+        store.look(stores);
+        const bool sends_now = send.waits && !joins && !under_way[send.read.bank];
+        const bool stores_now = store.waits && !joins && !sends_now && !under_way[store.read.bank];
+        const unsigned bank = joins ? part.bank : sends_now ? send.read.bank : store.read.bank;
+        const unsigned row = joins ? part.row : sends_now ? send.read.row : store.read.row;
         const RowStatistic there = of_rows[bank * tile + row];
         const RowStatistic base = part.begins ? RowStatistic{} : there;
         const RowStatistic one = part.ahead ? part.of : base, other = part.ahead ? base : part.of;
@@ -428,8 +433,8 @@ x_statistics_cycles:
         if (joins) of_rows[bank * tile + row] = all;
         if (sends_now) sent << there;
         if (stores_now) stored << there;
-        sending = sending && !sends_now;
-        storing = storing && !stores_now;
+        send.waits = send.waits && !sends_now;
+        store.waits = store.waits && !stores_now;
         for (unsigned b = 0; b < row_banks; ++b) {
 #pragma HLS UNROLL
             if (joins && bank == b) under_way[b] = join_cycles;

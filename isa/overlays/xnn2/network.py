@@ -1,7 +1,8 @@
 """Generates what connects the units in C++: the kernel's top function with all streams, and the dispatcher.
 
-A unit's function takes its uOPs, the memories that it shares, then the streams to it and those from it, each in the
-order of the units in the overlay; hw/versal/xnn2/units.h declares them.
+A unit's function takes its uOPs, the memories that it shares (a port of X the streams to and from the processes that
+hold X), then the streams to it and those from it, each in the order of the units in the overlay;
+hw/versal/xnn2/units.h declares them.
 """
 
 from __future__ import annotations

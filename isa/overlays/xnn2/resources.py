@@ -142,7 +142,7 @@ def words_of(unit: UnitSpec) -> int:
     return memory.slots * memory.rows * memory.columns // BEAT
 
 
-ASKED_AHEAD = 16
+ANSWERS = 16
 """Answers that the FIFOs between a port of X and its memories hold (`answers_depth` in memories.h)."""
 PLACE_BITS = 26
 """Of a place in a bank: two addresses of 12 bits, the bank, and the order of the two cells."""
@@ -158,13 +158,13 @@ def _rows_in(unit: UnitSpec) -> Iterator[Need]:
     yield from loops(ROWS)
     yield Need("LUT", crossbars(ROW_PORTS, HALVES, BANKS), "crossbars of X", True)
     yield Need("LUT", fifo(WORD_BITS + PLACE_BITS, TWO_BEATS), "streams in X", True)
-    yield Need("LUT", fifo(WORD_BITS, ASKED_AHEAD) + fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS), "streams in X", True)
+    yield Need("LUT", fifo(WORD_BITS, ANSWERS) + fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS), "streams in X", True)
 
 
 def _asking(unit: UnitSpec) -> Iterator[Need]:
     """A port that reads X asks for places and rows, and gets words and statistics."""
     asked = fifo(PLACE_BITS, TWO_BEATS) + fifo(ROW_BITS, TWO_BEATS)
-    yield Need("LUT", asked + fifo(WORD_BITS, ASKED_AHEAD) + fifo(STATISTIC_BITS, ASKED_AHEAD), "streams in X", True)
+    yield Need("LUT", asked + fifo(WORD_BITS, ANSWERS) + fifo(STATISTIC_BITS, ANSWERS), "streams in X", True)
 
 
 def _rows_out(unit: UnitSpec) -> Iterator[Need]:
