@@ -20,6 +20,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import rsn
 
+# The graphs of PyTorch are many objects that live long: looking for cycles among them each 700 new objects, as is set
+# unless one says otherwise, takes a fifth of the time of the tests.
+gc.set_threshold(100_000)
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A slow machine is not a failure. In continuous integration the same commit tries the same examples, so that red means
