@@ -27,9 +27,10 @@ from rsn.isa.overlays.tasks.unit import TensorPart
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
-from rsn.streams.reader import NO_RATES, Rates, read
+from rsn.streams.reader import Rates, read
 from rsn.streams.run import fire_together, stream_depths
 from rsn.streams.timing.timed import BeatTiming, TimedProgram
+from rsn.streams.tree import Region
 from rsn.tests.streams.sizes import program_text
 
 # -- lines ------------------------------------------------------------------------------------------------------------
@@ -74,9 +75,9 @@ def lines(options: Namespace) -> Iterator[str]:
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def cycles(text: str, rates: Rates = NO_RATES, depth: int | None = None) -> int:
-    """Model the cycles of one execution. depth: of all streams, otherwise as declared."""
-    region = read(text, timed=True, rates=rates)
+def cycles(region: Region, depth: int | None = None) -> int:
+    """Model the cycles of one execution of a program that is read with its time. depth: of all streams, otherwise as
+    declared."""
     depths, packing = stream_depths(region)
     if depth is not None:
         depths = dict.fromkeys(depths, depth)
@@ -102,8 +103,9 @@ def systolic(options: Namespace) -> Iterator[str]:
         + f"{'GOP/s at 1024':>15}{'line at 1024':>14}"
     )
     for packing in (1, 16):
+        regions = [read(program_text("systolic", M=n, N=n, K=n, PACK=packing), timed=True) for n in SIZES]
         for depth in (2, 4) if packing == 1 else (2, 4, 16, 32):
-            found = [cycles(program_text("systolic", M=n, N=n, K=n, PACK=packing, DEPTH=depth)) for n in SIZES]
+            found = [cycles(region, depth) for region in regions]
             tiles = [(n // ARRAY) ** 2 for n in SIZES]
             over = [c - t * n for c, t, n in zip(found, tiles, SIZES, strict=True)]
             a = (over[1] - over[0]) / (tiles[1] - tiles[0])
@@ -196,7 +198,8 @@ def attention(options: Namespace) -> Iterator[str]:
                 shapes = names if projections else dict.fromkeys("QKV", (HEADS, rows, COLUMNS))
                 assert Traffic().of(text, shapes) == fused, (program, rows)
             apart = sequential_bytes(rows, projections)
-            cells += f"{cycles(text, KERNELS):>{wide}}{fused / 1e6:>10.1f}{apart / 1e6:>12.1f}{apart / fused:>7.1f}"
+            clock = cycles(read(text, timed=True, rates=KERNELS))
+            cells += f"{clock:>{wide}}{fused / 1e6:>10.1f}{apart / 1e6:>12.1f}{apart / fused:>7.1f}"
         yield f"{rows:<6}{cells}"
 
 
@@ -218,7 +221,7 @@ def scaling(options: Namespace) -> Iterator[str]:
         for rows, columns in MESHES:
             load = -(-TILE * TILE * ELEMENT * (rows + columns) // bandwidth)
             text = program_text("mesh_gemm", R=rows, C=columns, T=TILE, M=GEMM, N=GEMM, K=GEMM, LOAD=load)
-            found.append(cycles(text, {"matmul": KERNELS["matmul"]}))
+            found.append(cycles(read(text, timed=True, rates={"matmul": KERNELS["matmul"]})))
         yield f"{bandwidth:<15}" + "".join(f"{found[0] / n:>8.2f}" for n in found) + f"{found[-1]:>16}"
     yield f"{'published':<15}" + "".join(f"{s:>8.2f}" for s in MESHES.values())
 
