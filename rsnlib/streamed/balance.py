@@ -142,6 +142,7 @@ class _Steps:
         self.depths = _depths(sized, set(single.written.loads), prefetch)
         numbers = _instances(single)
         self.fixed = dict.fromkeys((numbers[task] for task in single.written.stores), stored)
+        self._known: dict[tuple[float, ...], int] = {}
 
     def run(self) -> None:
         """Set the units of all holders to the best ones that were found."""
@@ -202,9 +203,11 @@ class _Steps:
             for holder in holders:
                 for task in holder.tasks:
                     units[task] = holder.chosen
-        run = self.model.sped_up(units).run(self.depths)
-        assert isinstance(run, BeatTiming), "a program without limits that is deep enough to end"
-        return run.latency
+        if tuple(units) not in self._known:
+            run = self.model.sped_up(units).run(self.depths)
+            assert isinstance(run, BeatTiming), "a program without limits that is deep enough to end"
+            self._known[tuple(units)] = run.latency
+        return self._known[tuple(units)]
 
 
 def _depths(sized: SizedProgram, loads: set[str], prefetch: int) -> dict[int, int]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ TOKENS = 1 << 24
 
 SMALL = 1 << 14
 """Beats and loop ends up to which loading the compiler takes longer than the run."""
+
+INTERPRETED = 1 << 18
+"""Beats in small runs of a process that take as long as loading the compiler: after these, small runs are compiled."""
 
 COUNTED = 1 << 12
 """Depth from which on a stream that is never full counts as endless."""
@@ -97,6 +101,9 @@ class TimedProgram:
     stream. executions: how many, back to back. walked: beats that all runs so far have walked. Raises `TooLong`.
     """
 
+    _interpreted: ClassVar[int] = 0
+    """Beats that this process has walked without the compiler."""
+
     def __init__(self, bodies: Sequence[Body], packing: Mapping[int, int], executions: int = 1) -> None:
         self.code: Bytecode = encode(bodies, packing)
         self.executions = executions
@@ -134,6 +141,8 @@ class TimedProgram:
         while True:
             done, more, walked, late = state.run(function, skips, limits)
             self.walked += walked
+            if function is loop.run:
+                TimedProgram._interpreted += walked
             skipped += more
             if late:
                 return Late(frozenset(s for s, row in zip(code.streams, state.streams, strict=True) if row[loop.FULL]))
@@ -144,7 +153,7 @@ class TimedProgram:
 
     def _function(self) -> object:
         small = int(sum(self.code.cycles)) * self.executions <= SMALL
-        return loop.run if small else jit.engine()(loop.run)
+        return loop.run if small and TimedProgram._interpreted < INTERPRETED else jit.engine()(loop.run)
 
 
 class _RunArrays:
