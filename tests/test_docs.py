@@ -69,8 +69,8 @@ LONG = {
     "docs/tutorial.md",
     "docs/xnn2.md",
 }
-WARM = LONG - {"docs/generation.md", "docs/getting-started.md", "docs/serving.md"}
-"""Pages with many commands, which share their imports. Servers and the first steps have a Python of their own."""
+WARM = LONG - {"docs/getting-started.md"}
+"""Pages with many commands, which share their imports. The first steps have a Python of their own."""
 NOTEBOOK = DOCS / "encoder.ipynb"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -78,6 +79,8 @@ def serve(address: str) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     assert threading.active_count() == 1, "a fork has only one of the threads"
+    gc.collect()
+    gc.freeze()  # what a command frees is not mixed with what all share
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen()
