@@ -175,6 +175,8 @@ PIECE = 16
 
 def _scaled(weight: Array, factors: np.ndarray) -> Array:
     """A copy of `weight` with row i multiplied by factors[i] in float64, rounded once."""
+    if (factors == 1).all():
+        return weight.astype(np.float32, order="C")
     out = np.empty(weight.shape, np.float32)
     for at in range(0, len(out), PIECE):
         rows = slice(at, at + PIECE)
