@@ -38,12 +38,19 @@ class Refused(SourceError):
         self.report = report
 
 
-def build(report: Report, execute: bool = False, clock_hz: float | None = None) -> UnpackedProgram:
+def build(
+    report: Report,
+    execute: bool = False,
+    clock_hz: float | None = None,
+    device: str = "",
+    channels: Mapping[str, tuple[int, ...]] | None = None,
+) -> UnpackedProgram:
     """Return the machine of a checked region, and its program.
 
     execute: tasks may call functions of their file and of the modules that it imports; then imports, functions and
     constants of the file are executed, if a task calls one. Otherwise such tasks are refused. clock_hz: of the machine;
-    None for the usual one. Raises `Refused`, or `ProgramError` for a region without tasks.
+    None for the usual one. device: the machine is for; channels: of its memory, in which tensors lie, by their names
+    (`OffChipTensor`). Raises `Refused`, or `ProgramError` for a region without tasks.
     """
     if report.code:
         raise Refused(report)
@@ -55,7 +62,8 @@ def build(report: Report, execute: bool = False, clock_hz: float | None = None) 
         if not execute:
             raise
         made = task_program(report.region, executed(report.region.source))
-    return uops_of(made if clock_hz is None else replace(made, clock_hz=clock_hz))
+    tensors = tuple(replace(t, channels=(channels or {}).get(t.name, ())) for t in made.tensors)
+    return uops_of(replace(made, clock_hz=clock_hz or made.clock_hz, device=device, tensors=tensors))
 
 
 def executed(source: Source) -> Mapping[str, Any]:

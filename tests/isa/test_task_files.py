@@ -13,6 +13,7 @@ from rsn.base.errors import ProgramError, RsnError
 from rsn.hw.sim.machine import Machine
 from rsn.isa.overlays.file import made, text
 from rsn.isa.overlays.tasks.codec import toml
+from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.isa.program import Program
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
@@ -63,6 +64,10 @@ def program() -> Program:
         ('units.a_0 = [["a", [2]]]', r"a\[2\] is outside the grid"),
         ("clock_hz = 0", "clock_hz"),
         ("memory = 3", "has no 'memory'"),
+        ("device = 3", "file and device are texts"),
+        ('tensors.x = [["f32", 2, 4, 4], true, false, [0]]', "no device is named"),
+        ('tensors.x = [["f32", 2, 4, 4], true, false, [-1]]', "no list of whole numbers from 0 on"),
+        ('tensors.x = [["f32", 2, 4, 4], true, false, [1], [2]]', "has 3 parts"),
     ],
 )
 def test_mistakes(program: Program, line: str, message: str) -> None:
@@ -70,6 +75,17 @@ def test_mistakes(program: Program, line: str, message: str) -> None:
     lines = [old for old in text(program.overlay).splitlines() if not old.startswith(f"{key} =")]
     with pytest.raises(ProgramError, match=message):
         made("\n".join([*lines, line]), "m.toml")
+
+
+def test_channels_travel_in_the_text(program: Program) -> None:
+    placed = build(check(SOURCE), clock_hz=250e6, device="U55C", channels={"x": (4, 5)})
+    lines = text(placed.overlay)
+    again = program_of(made(lines, "m.toml"))
+    assert again == program_of(placed.overlay)
+    assert (again.device, [t.channels for t in again.tensors]) == ("U55C", [(4, 5), ()])
+    assert "device" not in text(program.overlay)
+    with pytest.raises(ProgramError, match=r"channels \[4, 4\]: one is listed twice"):
+        made(lines.replace("[4, 5]", "[4, 4]"), "m.toml")
 
 
 def changed(random: Random, value: Any) -> Any:

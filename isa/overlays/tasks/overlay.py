@@ -8,7 +8,8 @@ overlay = "tasks"
 file = "pair.py"                          # of the places in the trees
 clock_hz = 3e8
 arrays.s = [["i32"], 4, 1, []]            # element type, depth, packing, shape of the array
-tensors.x = [["f32", 64], true, false]    # element type with shape; whether it is an input, an output
+tensors.x = [["f32", 64], true, false]    # element type with shape; whether it is an input, an output; of a machine
+                                          # for a device, its memory channels: [["f32", 64], true, false, [4, 5]]
 tasks.a = [[1], [["p", "x", [-1]]], [3, 1], [...]]  # grid, parameters, place, tree
 units.a = [["a", [0]]]                    # the task instances that it runs, in order
 links = [["s", [], "a", "b", 4, ""]]      # stream and index, source, sink, depth, name of a shared stream
@@ -162,12 +163,15 @@ def _lines(program: TaskProgram) -> Iterator[str]:
     yield f"file = {toml(program.file)}"
     yield f"clock_hz = {toml(program.clock_hz)}"
     yield f"seed = {program.seed}"
+    if program.device:
+        yield f"device = {toml(program.device)}"
     for name, value in program.constants:
         yield f"constants.{_key(name)} = {toml(value)}"
     for s in program.streams:
         yield f"arrays.{_key(s.name)} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
     for t in program.tensors:
-        yield f"tensors.{_key(t.name)} = {toml([encoded(t.type), t.input, t.output])}"
+        channels = [t.channels] if t.channels else []
+        yield f"tensors.{_key(t.name)} = {toml([encoded(t.type), t.input, t.output, *channels])}"
     externals = sorted({node.name for task in program.tasks for node in nodes(task.body) if isinstance(node, External)})
     if externals:
         yield f"{EXTERNAL} = {toml(externals)}"
@@ -210,8 +214,11 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
         arrays.append(StreamArray(key, _type(f"arrays.{key}", kind), depth, packing, _sizes(f"arrays.{key}", shape)))
     tensors = []
     for key, value in _table(given, "tensors"):
-        kind, reads, writes = _row(f"tensors.{key}", value, list, bool, bool)
-        tensors.append(OffChipTensor(key, _type(f"tensors.{key}", kind), reads, writes))
+        what = f"tensors.{key}"
+        placed = isinstance(value, list) and len(value) == 4
+        kind, reads, writes, *channels = _row(what, value, list, bool, bool, *[list] * placed)
+        numbers = _sizes(what, channels[0], 0) if channels else ()
+        tensors.append(OffChipTensor(key, _type(what, kind), reads, writes, numbers))
     tasks = [_task(key, value) for key, value in _table(given, "tasks")]
     units = [(key, tuple(_shot(f"units.{key}", shot) for shot in value)) for key, value in _table(given, "units", list)]
     links = []
@@ -226,8 +233,10 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
         for key, value in _table(given, "apart", list)
     ]
     file, clock, seed = given.get("file", name), given.get("clock_hz", 300e6), given.get("seed", 0)
-    if not isinstance(file, str) or type(seed) is not int or seed < 0 or not isinstance(clock, int | float):
-        raise ProgramError("file is a text, clock_hz a number, seed a whole number")
+    device = given.get("device", "")
+    texts = isinstance(file, str) and isinstance(device, str)
+    if not texts or type(seed) is not int or seed < 0 or not isinstance(clock, int | float):
+        raise ProgramError("file and device are texts, clock_hz a number, seed a whole number")
     if not 1 <= clock <= 1e12:
         raise ProgramError(f"clock_hz = {clock}: must be between 1 and 1e12")
     return TaskProgram(
@@ -242,6 +251,7 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
         tuple(apart),
         float(clock),
         seed,
+        device,
     )
 
 
@@ -306,6 +316,11 @@ def _check(program: TaskProgram) -> None:
     for s in program.streams:
         if s.depth < 1 or s.packing < 1 or s.depth % s.packing:
             raise ProgramError(f"arrays.{s.name}: depth {s.depth} is no multiple of transfers of {s.packing}")
+    for t in program.tensors:
+        if t.channels and not program.device:
+            raise ProgramError(f"tensors.{t.name}: channels are those of a device, and no device is named")
+        if len(set(t.channels)) < len(t.channels):
+            raise ProgramError(f"tensors.{t.name}: channels {list(t.channels)}: one is listed twice")
     for task in program.tasks:
         for p in task.parameters:
             if p.tensor not in prepared.tensors:

@@ -24,12 +24,15 @@ class StreamArray:
 
 @dataclass(frozen=True)
 class OffChipTensor:
-    """An array off the chip. output: tasks write it; input: they read it before they write it."""
+    """An array off the chip. output: tasks write it; input: they read it before they write it. channels: of the memory
+    of the device, by their places in its list, in which the array lies; empty if none are chosen. In several of them it
+    lies word by word: word k of 64 bytes is word k // n of channel k % n of the n channels."""
 
     name: str
     type: ElementType
     input: bool
     output: bool
+    channels: tuple[int, ...] = ()
 
     @property
     def words(self) -> int:
@@ -97,7 +100,8 @@ class Link:
 @dataclass(frozen=True)
 class TaskProgram:
     """Everything that the machine and its run are made of. units: the shots of each unit, in order. apart: by unit, the
-    places of beats whose operations fire one after the other. file: of the places. clock_hz: clock of the machine."""
+    places of beats whose operations fire one after the other. file: of the places. clock_hz: clock of the machine.
+    device: the name of the device that it is made for, "" for none."""
 
     name: str
     file: str
@@ -110,3 +114,4 @@ class TaskProgram:
     apart: tuple[tuple[str, tuple[Place, ...]], ...] = ()
     clock_hz: float = 300e6
     seed: int = field(default=0)
+    device: str = ""
