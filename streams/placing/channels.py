@@ -1,0 +1,175 @@
+"""Which channels of the memory off the chip each tensor lies in, and the share of a channel that each port gets.
+
+A port is what a load or a store moves its tensor with; it has a part on each channel of the tensor. Shares are static:
+bytes of the channel's bandwidth in a clock cycle, which the ports of a channel have together at most. A port that has
+its channel alone for a while would be faster on a device, never slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from math import ceil
+
+from ...base.errors import ResourceError
+from .devices import BURST_BYTES, PORT_BYTES, MemoryChannel, StreamDevice
+
+LESS = 0.97
+"""Ports that do not fit get this share of what they want, and again, until they do."""
+
+CROWDS = (1, 2, 3, 4)
+"""Tensors that have room on a channel beside each other: more of them spread over more channels, with more ports, and
+leave smaller gaps."""
+
+
+class ChannelError(ResourceError):
+    """Tensors off the chip that the channels of a device cannot serve. The message has the numbers."""
+
+
+@dataclass(frozen=True)
+class MovedTensor:
+    """A tensor off the chip. pieces: it can lie in any number of channels that divides this one. ports: bytes a cycle
+    that each of its ports wants on all channels together. given: of these, the ports that get what they want."""
+
+    pieces: int
+    ports: Mapping[str, float]
+    given: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ChannelShares:
+    """channels: of each tensor, in order. bytes: in a cycle of each port, on all channels of its tensor together."""
+
+    channels: Mapping[str, tuple[int, ...]]
+    bytes: Mapping[str, int]
+
+    def share(self, tensor: str, port: str) -> int:
+        """Return the bytes in a cycle of a port on each channel of its tensor."""
+        return -(-self.bytes[port] // len(self.channels[tensor]))
+
+
+def widest(device: StreamDevice, pieces: int, ports: int = 1) -> int:
+    """Return the most bytes a cycle of each of so many equal ports of a tensor, on all channels together."""
+    return _most(pieces, len(device.channels)) * max(1, min(PORT_BYTES, _least_room(device) // ports))
+
+
+def burst_bytes(channel: MemoryChannel, size: int, apart: int) -> int:
+    """Return the bytes that contiguous ones cost on a channel: those of the words that they may touch, and for each
+    burst what could be moved while it begins. size: in bytes. apart: they begin at a multiple of this."""
+    words = _touched(size, apart, PORT_BYTES) * PORT_BYTES
+    return words + _touched(size, apart, BURST_BYTES) * ceil(channel.begin_ns * channel.gbs)
+
+
+def shares(tensors: Mapping[str, MovedTensor], device: StreamDevice, most: int) -> Iterator[ChannelShares]:
+    """Give ways to share the channels, for each of `CROWDS` one at most: in each, all ports that are not given get the
+    same part of what they want, the largest with which they find room, and then what room is left. most: bytes a cycle
+    of such a port. Raises `ChannelError` if there is no way."""
+    found: list[ChannelShares] = []
+    for crowd in CROWDS:
+        made = _shares(tensors, device, max(1, _least_room(device) // crowd), most)
+        if made is not None and made not in found:
+            found.append(made)
+            yield made
+    if not found:
+        least = sum(int(t.ports[p]) if p in t.given else 1 for t in tensors.values() for p in t.ports)
+        ports = sum(len(t.ports) for t in tensors.values())
+        rooms = [device.bytes_a_cycle(channel.gbs) for channel in device.channels]
+        raise ChannelError(
+            f"{device.name}: {ports} loads and stores need at least {least:,} bytes a cycle, and its {len(rooms)} "
+            f"memory channels move {sum(map(int, rooms)):,}, none more than {max(rooms):.1f}, and a port no more than "
+            f"{PORT_BYTES} on each; choose a larger device, fewer bytes for ports that are given, or cut the block"
+        )
+
+
+def _least_room(device: StreamDevice) -> int:
+    """Whole bytes a cycle of the slowest channel."""
+    return int(min(device.bytes_a_cycle(channel.gbs) for channel in device.channels))
+
+
+def _touched(size: int, apart: int, unit: int) -> int:
+    """The most units that a run of bytes touches. apart: it begins at a multiple of this."""
+    return (unit - min(unit, _power_of_two(apart)) + size - 1) // unit + 1
+
+
+def _power_of_two(n: int) -> int:
+    """The largest power of two that divides a number."""
+    return n & -n
+
+
+def _most(pieces: int, channels: int) -> int:
+    """The most channels that a tensor can lie in."""
+    return max(n for n in range(1, channels + 1) if pieces % n == 0)
+
+
+def _shares(tensors: Mapping[str, MovedTensor], device: StreamDevice, limit: int, most: int) -> ChannelShares | None:
+    """Shares of which those of a tensor are at most `limit` bytes on a channel, if its pieces allow it."""
+    scale = 1.0
+    while True:
+        wanted = {
+            port: int(bytes_) if port in tensor.given else max(1, int(scale * bytes_))
+            for tensor in tensors.values()
+            for port, bytes_ in tensor.ports.items()
+        }
+        found = _placed(tensors, wanted, device, limit, most)
+        if found is not None:
+            return found
+        if all(wanted[p] == 1 or p in t.given for t in tensors.values() for p in t.ports):
+            return None
+        scale *= LESS
+
+
+def _placed(
+    tensors: Mapping[str, MovedTensor], wanted: Mapping[str, int], device: StreamDevice, limit: int, most: int
+) -> ChannelShares | None:
+    """The tensor with the largest shares goes first, to the channels with most room left. What is left at the end goes
+    to ports that are not given, a byte a cycle each time to the one that has least of what it wants."""
+    room = [device.bytes_a_cycle(channel.gbs) for channel in device.channels]
+    cut: list[tuple[int, int, str]] = []
+    for name, tensor in tensors.items():
+        ports = [wanted[port] for port in tensor.ports]
+        counts = [n for n in range(1, len(room) + 1) if tensor.pieces % n == 0]
+        count = next((n for n in counts if _on_each(ports, n) <= limit), counts[-1])
+        if max((-(-bytes_ // count) for bytes_ in ports), default=0) > PORT_BYTES:
+            return None
+        cut.append((_on_each(ports, count), count, name))
+    channels: dict[str, tuple[int, ...]] = {}
+    for each, count, name in sorted(cut, key=lambda item: item[:2], reverse=True):
+        chosen = sorted(range(len(room)), key=lambda k: (-room[k], k))[:count]
+        for channel in chosen:
+            room[channel] -= each
+        channels[name] = tuple(sorted(chosen))
+    if min(room) < 0:
+        return None
+    shares_ = ChannelShares({name: channels[name] for name in tensors}, wanted)
+    return _grown(tensors, shares_, room, most)
+
+
+def _grown(tensors: Mapping[str, MovedTensor], found: ChannelShares, room: list[float], most: int) -> ChannelShares:
+    """Give what is left of each channel to ports that are not given: a byte of each channel of its tensor to the port
+    that has least of what it wants."""
+    bytes_ = dict(found.bytes)
+    heap = [
+        (bytes_[port] / wanted, port, name)
+        for name, tensor in tensors.items()
+        for port, wanted in tensor.ports.items()
+        if port not in tensor.given
+    ]
+    heapify(heap)
+    while heap:
+        _, port, name = heap[0]
+        channels = found.channels[name]
+        share = -(-bytes_[port] // len(channels)) + 1
+        if share > PORT_BYTES or share * len(channels) > most or any(room[k] < 1 for k in channels):
+            heappop(heap)
+            continue
+        for k in channels:
+            room[k] -= 1
+        bytes_[port] = share * len(channels)
+        heapreplace(heap, (bytes_[port] / tensors[name].ports[port], port, name))
+    return ChannelShares(found.channels, bytes_)
+
+
+def _on_each(ports: Sequence[int], count: int) -> int:
+    """Bytes a cycle of all ports of a tensor on each of its channels."""
+    return sum(-(-bytes_ // count) for bytes_ in ports)
