@@ -4,22 +4,25 @@ The published rule (`placing.unrolling`) makes the slowest kernel faster. That i
 full. A block that runs once is not: kernels wait until rows are complete. So here the modelled time of the whole
 program decides. Where it is least, the amount of a resource that a kernel holds is proportional to the time that the
 kernel would save with a little more of it. Steps towards that point take milliseconds each: they run the timed model of
-the program, with fewer cycles for its beats.
+the program, with fewer cycles for its beats. Then loads and stores get channels of the memory, in the way that costs
+least time (`placing.channels`), and kernels share the multipliers once more beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log
 
 from ...base.errors import ResourceError
+from ...streams.placing.channels import ChannelShares
 from ...streams.placing.devices import StreamDevice
 from ...streams.sizing.program import SizedProgram
 from ...streams.timing.timed import BeatTiming, TimedProgram
 from .block import Streamed
 from .knobs import PRODUCTS, Knobs
 from .plans import KernelPlan
+from .ports import MemoryPorts, port_shares, widest_ports
 from .program import LEAST_DEPTH
 from .resources import area
 
@@ -32,6 +35,9 @@ time is taken back, and the next ones are smaller."""
 
 LESS = 0.75
 """How much smaller, and larger, an amount is made to see how much time it saves."""
+
+WORTH = 1.05
+"""How much longer a machine may take in the model of a step, to have fewer ports on memory channels."""
 
 STORES = 1 / 16
 """Share of the bandwidth that stores may use: a block stores few rows, and loads all its weights."""
@@ -69,9 +75,9 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
     Raises `ResourceError` if kernels with one unit each need more multipliers.
     """
     knobs = made.knobs
-    bandwidth = device.gbs * 1e9 / (device.mhz * 1e6)
-    single = made.changed(replace(knobs, unroll=1, lanes=1, port=1))
-    kernels, loads = _kernels(single, knobs, device), _loads(single, knobs)
+    bandwidth = device.bytes_a_cycle(device.gbs)
+    single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=MemoryPorts(device, waits=False))
+    kernels, loads = _kernels(single, knobs, device), _loads(single, knobs, device)
     free = {holder.operator for holder in kernels}
     given = sum(
         area(node, knobs.lanes_of(node.name, node.op), device)["DSP"]
@@ -84,12 +90,30 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
             f"{device.name}: {dsps:,} DSPs may be used, and the {len(made.plans)} kernels need {least:,} with one unit "
             f"each; choose a larger device, or cut the block"
         )
+    multipliers = kernels, float(dsps - given)
     stored = max(1, min(knobs.port, int(bandwidth * STORES / max(1, len(single.written.stores)))))
-    _Steps(single, [(kernels, dsps - given), (loads, bandwidth * (1 - STORES))], stored, prefetch).run()
+    steps = _Steps(single, dict.fromkeys(single.written.stores, stored), prefetch)
+    steps.run([multipliers, (loads, bandwidth * (1 - STORES))])
+    wanted = {holder.operator: holder.units for holder in loads}
+    of_task = single.written.loads
+    moved = {
+        task: moves.tensor
+        for task, moves in single.written.moved.items()
+        if task not in of_task or of_task[task] in wanted
+    }
+    found = []
+    for shares in port_shares(single, device, wanted, stored, knobs.port):
+        fixed = {task: shares.share(tensor, task) for task, tensor in moved.items()}
+        ports = MemoryPorts(device, ChannelShares(shares.channels, {}), waits=False)
+        steps = _Steps(single.changed(ports=ports), fixed, prefetch)
+        found.append((steps.cycles([multipliers]), steps, shares))
+    enough = WORTH * min(cycles for cycles, _, _ in found)
+    steps, shares = next((steps, shares) for cycles, steps, shares in found if cycles <= enough)
+    steps.run([multipliers])
     of = {operator: dict(chosen) for operator, chosen in knobs.of.items()}
-    for holder in (*kernels, *loads):
+    for holder in kernels:
         of.setdefault(holder.operator, {})[holder.knob] = holder.chosen
-    return made.changed(replace(knobs, port=stored, of=of))
+    return made.changed(replace(knobs, of=of), ports=MemoryPorts(device, shares))
 
 
 def _instances(made: Streamed) -> dict[str, int]:
@@ -118,57 +142,54 @@ def _arriving(plan: KernelPlan, loaded: Sequence[bool]) -> int:
     return max(1, plan.cycles // max((-(-size // STREAM_BYTES) for size in tokens), default=1))
 
 
-def _loads(single: Streamed, knobs: Knobs) -> list[_Holder]:
+def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:
     """Loads whose ports are free: all of an operator have the same one."""
-    numbers = _instances(single)
+    numbers, most = _instances(single), widest_ports(single, device)
     of: dict[str, list[int]] = {}
     for task, operator in single.written.loads.items():
         if "port" not in knobs.of.get(operator, {}):
             of.setdefault(operator, []).append(numbers[task])
-    return [_Holder(operator, "port", tasks, len(tasks), knobs.port) for operator, tasks in of.items()]
+    return [_Holder(x, "port", tasks, len(tasks), min(knobs.port, most[x])) for x, tasks in of.items()]
+
+
+_Resource = tuple[list[_Holder], float]
+"""Who holds a resource, and how much there is."""
 
 
 class _Steps:
     """Steps towards the amounts with which the program takes the least time. single: the block with one unit each;
-    amounts that its knobs state for single operators stay. resources: who holds each, and how much there is. stored:
-    bytes that a store moves in a cycle."""
+    amounts that its knobs state for single operators stay. fixed: units of tasks that are not shared out."""
 
-    def __init__(
-        self, single: Streamed, resources: Sequence[tuple[list[_Holder], float]], stored: int, prefetch: int
-    ) -> None:
+    def __init__(self, single: Streamed, fixed: Mapping[str, int], prefetch: int) -> None:
         sized = single.sized()
-        self.resources = resources
         self.model = TimedProgram(sized.outcomes.bodies[0], sized.packing)
         self.depths = _depths(sized, set(single.written.loads), prefetch)
         numbers = _instances(single)
-        self.fixed = dict.fromkeys((numbers[task] for task in single.written.stores), stored)
+        self.fixed = {numbers[task]: units for task, units in fixed.items()}
         self._known: dict[tuple[float, ...], int] = {}
 
-    def run(self) -> None:
+    def run(self, resources: Sequence[_Resource]) -> None:
         """Set the units of all holders to the best ones that were found."""
         busy = self.model.code.cycles
-        for holders, amount in self.resources:
+        for holders, amount in resources:
             self._share(holders, amount, [float(max(busy[task] for task in holder.tasks)) for holder in holders])
-        best, step = self._cycles(), FIRST_STEP
+        best, step = self.cycles(resources), FIRST_STEP
         while step > LAST_STEP:
-            before = self._units()
-            for holders, amount in self.resources:
-                saved = [self._saved(holder) for holder in holders]
+            before = [(holder, holder.units) for holders, _ in resources for holder in holders]
+            for holders, amount in resources:
+                saved = [self._saved(holder, resources) for holder in holders]
                 held = [holder.cost * holder.units for holder in holders]
                 if any(saved):
                     goal = [amount * s / sum(saved) for s in saved]
                     held = [h * min(step, max(1 / step, g / h)) for h, g in zip(held, goal, strict=True)]
                 self._share(holders, amount, held)
-            cycles = self._cycles()
+            cycles = self.cycles(resources)
             if cycles < best:
                 best = cycles
             else:
                 step **= 0.5
                 for holder, units in before:
                     holder.units = units
-
-    def _units(self) -> list[tuple[_Holder, float]]:
-        return [(holder, holder.units) for holders, _ in self.resources for holder in holders]
 
     def _share(self, holders: list[_Holder], amount: float, goal: list[float]) -> None:
         """Share an amount in these proportions, but for the least and the most units of each holder."""
@@ -185,21 +206,22 @@ class _Steps:
                 left -= holders[k].units * holders[k].cost
                 del open_[k]
 
-    def _saved(self, holder: _Holder) -> float:
+    def _saved(self, holder: _Holder, resources: Sequence[_Resource]) -> float:
         """The time that more units save: cycles between fewer and more of them, for the logarithm of their ratio."""
         units = holder.units
         fewer, more = max(1.0, units * LESS), min(float(holder.most), max(units + 1, units / LESS))
         taken = []
         for holder.units in (fewer, more):
-            taken.append(self._cycles())
+            taken.append(self.cycles(resources))
         holder.units = units
         return max(0.0, (taken[0] - taken[1]) / log(more / fewer)) if more > fewer else 0.0
 
-    def _cycles(self) -> int:
+    def cycles(self, resources: Sequence[_Resource]) -> int:
+        """Return the time of an execution with the units of all holders."""
         units = [1.0] * self.model.code.instances
-        for task, stored in self.fixed.items():
-            units[task] = stored
-        for holders, _ in self.resources:
+        for task, fixed in self.fixed.items():
+            units[task] = fixed
+        for holders, _ in resources:
             for holder in holders:
                 for task in holder.tasks:
                     units[task] = holder.chosen

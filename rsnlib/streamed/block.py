@@ -36,6 +36,7 @@ from .carrying import Carrying
 from .knobs import Knobs
 from .operators import Array, FromHost, Held, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, planned
+from .ports import MemoryPorts
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
 from .rules import RULES
@@ -51,7 +52,7 @@ class Streamed:
 
     block: its operators. knobs, plans: how each is cut into tiles. dataflow: the kernels, and the streams between them
     with the order of the tokens at either end. groups: of kernels, by name; empty for one group. written: the program
-    with what its tensors hold. name: of the program.
+    with what its tensors hold. name: of the program. ports: on the memory channels of a device, None for no device.
     """
 
     block: OperatorBlock
@@ -61,6 +62,7 @@ class Streamed:
     groups: Mapping[str, int]
     written: StreamProgramText
     name: str
+    ports: MemoryPorts | None = None
 
     @property
     def text(self) -> str:
@@ -73,14 +75,21 @@ class Streamed:
         *,
         groups: Mapping[str, int] | None = None,
         depths: Mapping[str, int] | None = None,
+        ports: MemoryPorts | None = None,
     ) -> Streamed:
-        """The same block with other knobs, groups of kernels or depths of streams; the module is not captured again.
+        """The same block with other knobs, groups of kernels, depths of streams or ports; the module is not captured
+        again.
 
         knobs: None for the present ones. groups: the number of each kernel's group, by name, such as a `Fusion` gives:
         between groups, results go through memory off the chip; None for the present ones. depths: of streams of the
-        program, by name; others get depths that are safe. Raises `ProgramError` for names that the block does not have.
+        program, by name; others get depths that are safe. ports: on the memory channels of a device; None for the
+        present ones, which are of no use for other knobs or groups: then the memory has no channels. Raises
+        `ProgramError` for names that the block does not have.
         """
-        return _made(self.block, knobs or self.knobs, self.groups if groups is None else groups, depths, self.name)
+        if ports is None and knobs is None and groups is None:
+            ports = self.ports
+        parted = self.groups if groups is None else groups
+        return _made(self.block, knobs or self.knobs, parted, depths, self.name, ports)
 
     def sized(self, executions: int = 1) -> SizedProgram:
         """The program, ready to be tried with other depths. executions: how many, back to back, are timed."""
@@ -188,9 +197,14 @@ def streamed(
 
 
 def _made(
-    block: OperatorBlock, knobs: Knobs, groups: Mapping[str, int], depths: Mapping[str, int] | None, name: str
+    block: OperatorBlock,
+    knobs: Knobs,
+    groups: Mapping[str, int],
+    depths: Mapping[str, int] | None,
+    name: str,
+    ports: MemoryPorts | None = None,
 ) -> Streamed:
     plans = planned(block.graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
-    written = program(block.graph, plans, knobs, title, groups=groups, depths=depths)
-    return Streamed(block, knobs, plans, dataflow(block.graph, plans), groups, written, name)
+    written = program(block.graph, plans, knobs, title, groups=groups, depths=depths, ports=ports)
+    return Streamed(block, knobs, plans, dataflow(block.graph, plans), groups, written, name, ports)

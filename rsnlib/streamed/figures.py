@@ -29,6 +29,9 @@ def facts(made: Generated) -> dict[str, Any]:
         "bounds_s": made.bounds_s,
         "slowest_kernel": made.slowest[0],
         "off_chip_bytes": made.off_chip_bytes,
+        "channels": [
+            {"name": x.channel.name, "bytes_a_cycle": dict(x.shares), "busy_s": x.busy_s} for x in made.channels
+        ],
         "used": made.used(),
         "cut_bits": made.dies.cut,
         "seconds": dict(made.seconds),
@@ -42,6 +45,14 @@ def lines(made: Generated) -> Iterator[str]:
     yield f"off the chip   {made.off_chip_bytes / 1e6:.1f} MB in an execution"
     bounds = ", ".join(f"{name} {duration(seconds)}" for name, seconds in made.bounds_s.items())
     yield f"bounds         {bounds} (busiest: {made.slowest[0]})"
+    used_channels = [x for x in made.channels if x.shares]
+    ports = sum(len(x.shares) for x in used_channels)
+    fullest = max(used_channels, key=lambda x: sum(x.shares.values()) / x.channel.gbs)
+    room = device.bytes_a_cycle(fullest.channel.gbs)
+    yield (
+        f"channels       {len(used_channels)} of {len(device.channels)}, with {ports} ports; the fullest, "
+        f"{fullest.channel.name}, for {sum(fullest.shares.values())} of {room:.1f} bytes a cycle"
+    )
     groups = len(made.fusion.groups)
     yield f"kernels        {len(made.streamed.dataflow.nodes)} in {groups} group{'s' * (groups != 1)}"
     used = made.used()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Literal, get_args
 
@@ -23,7 +24,7 @@ from ...streams.dataflow.best_fusion import fuse
 from ...streams.dataflow.fusion import Fusion
 from ...streams.dataflow.memory import fusion_space
 from ...streams.fifos.normal import fast_depths
-from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, StreamDevice
+from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, MemoryChannel, StreamDevice
 from ...streams.placing.dies import DieError, DiePlacement, Wire, place_on_dies
 from ...streams.placing.memories import Allocation, Memories, MemoryFitError, allocate
 from ...streams.placing.unrolling import unroll
@@ -35,6 +36,7 @@ from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
 from .operators import StreamOperator
 from .plans import BYTES, KernelPlan, multiply_adds
+from .ports import MemoryPorts, port_shares, widest_ports
 from .resources import area, multiply_add_dsps
 
 FILL = 0.75
@@ -62,6 +64,16 @@ CUT, CUTS = 0.8, 14
 
 BALANCE = 64.0
 """Bits on cut streams that a fully used die is worth, when kernels are placed on dies."""
+
+
+@dataclass(frozen=True)
+class ChannelUse:
+    """What uses a memory channel. shares: bytes a cycle of the ports of tasks. busy_s: seconds that the channel needs
+    for what they move in an execution, with the begin of each burst."""
+
+    channel: MemoryChannel
+    shares: Mapping[str, int]
+    busy_s: float
 
 
 @dataclass(frozen=True)
@@ -100,14 +112,28 @@ class Generated:
     @property
     def bounds_s(self) -> dict[str, float]:
         """Return lower bounds of the latency, in seconds: the busiest kernel of this machine, all multipliers that
-        kernels may use if products kept them busy, and the memory off the chip at its peak bandwidth."""
+        kernels may use if products kept them busy, the memory off the chip at its peak bandwidth, and the busiest
+        channel of this machine with its bursts."""
         hz = self.device.mhz * 1e6
         most = max(1, int(FILL * self.device.total["DSP"]) // multiply_add_dsps(self.device))
         return {
             "slowest kernel": self.slowest[1] / hz,
             "multipliers": sum(multiply_adds(x) for x in self.streamed.plans) / most / hz,
             "memory off the chip": self.off_chip_bytes / (self.device.gbs * 1e9),
+            "busiest channel": max(x.busy_s for x in self.channels),
         }
+
+    @cached_property
+    def channels(self) -> tuple[ChannelUse, ...]:
+        """Return what uses each memory channel of the device, in its order."""
+        ports, moved = self.streamed.ports, self.streamed.written.moved
+        assert ports is not None, "a machine is for a device"
+        found = []
+        for k, channel in enumerate(self.device.channels):
+            tasks = {task: m for task, m in moved.items() if k in ports.channels(m.tensor)}
+            busy_s = sum(m.cost for m in tasks.values()) / (channel.gbs * 1e9)
+            found.append(ChannelUse(channel, {task: m.share for task, m in tasks.items()}, busy_s))
+        return tuple(found)
 
     def used(self) -> dict[str, int]:
         """Return how much of each resource of the device is used, by its name; DSP and LUT are estimates."""
@@ -165,7 +191,8 @@ def place(
             made = made.changed(_outward(made))
         made, fusion, held, memories, dies = _fused(made, device, limit, rule)
     with step("machine"):
-        machine = pack(build(made.report, clock_hz=device.mhz * 1e6))
+        channels = made.ports.shares.channels if made.ports else {}
+        machine = pack(build(made.report, clock_hz=device.mhz * 1e6, device=device.name, channels=channels))
     with step("time"):
         cycles = _cycles(made.sized())
     busy = {x.name: plan.busy for x, plan in made.plans.items()}
@@ -208,9 +235,13 @@ def _outward(made: Streamed) -> Knobs:
 
 def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
     """Spend the multipliers on the slowest products, and share the bandwidth evenly."""
-    group = made.groups
-    crossing = sum(group[e.source] != group[e.target] for e in made.dataflow.edges) if group else 0
-    made = made.changed(replace(made.knobs, port=_port(made, device, crossing)))
+    made = made.changed(ports=MemoryPorts(device, waits=False))
+    port = _port(made, device)
+    widest = widest_ports(made, device)
+    wanted = {x: float(min(port, most)) for x, most in widest.items() if "port" not in made.knobs.of.get(x, {})}
+    ways = port_shares(made, device, wanted, port, port)
+    shared = MemoryPorts(device, max(ways, key=lambda shares: sum(shares.bytes.values())))
+    made = made.changed(replace(made.knobs, port=port), ports=shared)
     knobs = made.knobs
     products = {x.name: multiply_adds(x) for x in made.plans if multiply_adds(x)}
     dsps -= sum(
@@ -230,15 +261,12 @@ def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
         for operator, units in found.unroll.items():
             if "unroll" not in of.get(operator, {}):
                 of.setdefault(operator, {})["unroll"] = units
-    return made.changed(replace(knobs, of=of))
+    return made.changed(replace(knobs, of=of), ports=shared)
 
 
-def _port(made: Streamed, device: StreamDevice, crossing: int) -> int:
-    """Bytes in a cycle of a load or store, so that all of them together are within the bandwidth of the device.
-    crossing: streams between groups, which are stored and loaded."""
-    loads = sum(operand.is_memory for x in made.plans for operand in x.operands)
-    ports = loads + len(made.block.graph.results) + 2 * crossing
-    return max(1, min(made.knobs.port, int(device.gbs * 1e9 / (device.mhz * 1e6)) // ports))
+def _port(made: Streamed, device: StreamDevice) -> int:
+    """Bytes in a cycle of a load or store, so that all of them together are within the bandwidth of the device."""
+    return max(1, min(made.knobs.port, int(device.bytes_a_cycle(device.gbs)) // len(made.written.moved)))
 
 
 def _widest(x: StreamOperator, plan: KernelPlan, knobs: Knobs) -> int:

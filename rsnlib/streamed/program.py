@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from .bodies import BODIES, BodyNames, Statements, cycles, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
-from .plans import KernelPlan, new_rows, vectors_of
+from .plans import BYTES, KernelPlan, new_rows, vectors_of
+from .ports import MemoryPorts, pieces
 
 Shape = tuple[int, ...]
 
@@ -32,13 +33,24 @@ LEAST_DEPTH = 2
 """Tokens of a stream that closes no circle of tasks."""
 
 
+@dataclass(frozen=True)
+class MovedBytes:
+    """What a task moves of a tensor. share: bytes a cycle of its port on each channel of the tensor. cost: of all
+    tokens of an execution on each channel, in bytes that it could move meanwhile (`MemoryPorts.cost`)."""
+
+    tensor: str
+    share: int
+    cost: int
+
+
 @dataclass(frozen=True, eq=False)
 class StreamProgramText:
     """A stream program. statements: of it, without places. inputs: what each input tensor holds; None for one that
     tasks fill before they read it. outputs: the tensor of each stored operator, by name. shapes: of all tensors.
     converters: by name of their task. packed_tensors: of tensors that lie tile by tile. loads: the operator that each
-    task that loads a tensor is for. stores: tasks that store one. requests: the streams on which the reading task of a
-    converter asks the filling one for the next buffer, against the direction of the data."""
+    task that loads a tensor is for. stores: tasks that store one. moved: by each of these tasks. requests: the streams
+    on which the reading task of a converter asks the filling one for the next buffer, against the direction of the
+    data."""
 
     statements: Sequence[StatementNode]
     inputs: Mapping[str, Held]
@@ -48,12 +60,18 @@ class StreamProgramText:
     packed_tensors: Mapping[str, PackedTensor]
     loads: Mapping[str, str]
     stores: Sequence[str]
+    moved: Mapping[str, MovedBytes]
     requests: tuple[str, ...] = ()
 
     @cached_property
     def printed(self) -> PrintedProgram:
         """The text, and its tree. A search looks at many programs of which nobody reads the text."""
         return printed(self.statements)
+
+    def pieces(self, name: str) -> int:
+        """Return the number that the channels of a tensor must divide: 1 if it does not lie tile by tile."""
+        packed = self.packed_tensors.get(name)
+        return 1 if packed is None else pieces(prod(packed.tile) * BYTES)
 
     def laid_out(self, name: str, x: Array) -> Array:
         """The elements of a tensor, as they lie in memory."""
@@ -109,14 +127,16 @@ def program(
     *,
     groups: Mapping[str, int] | None = None,
     depths: Mapping[str, int] | None = None,
+    ports: MemoryPorts | None = None,
 ) -> StreamProgramText:
     """Write the stream program of planned kernels.
 
     knobs: of the program: how its tensors lie off the chip, and how fast they move. title: of the first line. groups:
     the number of each kernel's group, by name: between groups, results go through memory off the chip. depths: of
     streams, by name; others hold 2 tokens, or all that ever go over them if they close a circle of tasks, so that no
-    task waits for ever. Raises `ProgramError` for kernels without a group, and groups and depths of kernels and streams
-    that the program does not have.
+    task waits for ever. ports: on the channels of a device; None for a memory without channels, latency and bursts, in
+    which each row of a tile that does not follow the one before begins a word of its port. Raises `ProgramError` for
+    kernels without a group, and groups and depths of kernels and streams that the program does not have.
     """
     chosen = groups or {}
     missing = [x.name for x in plans if chosen and x.name not in chosen]
@@ -126,14 +146,19 @@ def program(
     for name in chosen:
         if name not in kernels:
             raise ProgramError(f"a group of {name}, which is no kernel of this block; there are {', '.join(kernels)}")
-    return _ProgramWriter(graph, plans, knobs, chosen).text(title, depths or {})
+    return _ProgramWriter(graph, plans, knobs, chosen, ports).text(title, depths or {})
 
 
 class _ProgramWriter:
     def __init__(
-        self, graph: OperatorGraph, plans: Mapping[StreamOperator, KernelPlan], knobs: Knobs, groups: Mapping[str, int]
+        self,
+        graph: OperatorGraph,
+        plans: Mapping[StreamOperator, KernelPlan],
+        knobs: Knobs,
+        groups: Mapping[str, int],
+        ports: MemoryPorts | None,
     ) -> None:
-        self.graph, self.plans, self.knobs, self.groups = graph, plans, knobs, groups
+        self.graph, self.plans, self.knobs, self.groups, self.ports = graph, plans, knobs, groups, ports
         self.packed_tensors: dict[str, PackedTensor] = {}
         self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
         self.tensors: dict[str, tuple[int, ...]] = {}
@@ -145,11 +170,12 @@ class _ProgramWriter:
         self.converters: dict[str, Converter] = {}
         self.loads: dict[str, str] = {}
         self.stores: list[str] = []
+        self.moved: dict[str, MovedBytes] = {}
         self.requests: list[str] = []
         self.gets: dict[tuple[StreamOperator, int], str] = {}
         self.puts: dict[StreamOperator, list[str]] = {x: [] for x in plans}
         self.caches: dict[StreamOperator, _Cache] = {}
-        self._loaded: dict[tuple[StreamOperator, Shape, Shape], str] = {}
+        self._loaded: dict[tuple[StreamOperator, Shape, tuple[Shape, ...]], str] = {}
 
     def text(self, title: str, depths: Mapping[str, int]) -> StreamProgramText:
         kernels = {}
@@ -171,8 +197,16 @@ class _ProgramWriter:
         tensors = [declare(name, self._tensor_type(name)) for name in self.tensors]
         statements = builder.program(title, tensors, streams, [*map(self._written, self.tasks)])
         held = self.inputs, self.outputs, self.tensors
-        moving = self.loads, self.stores, tuple(self.requests)
-        return StreamProgramText(statements, *held, self.converters, self.packed_tensors, *moving)
+        return StreamProgramText(
+            statements,
+            *held,
+            self.converters,
+            self.packed_tensors,
+            self.loads,
+            self.stores,
+            self.moved,
+            tuple(self.requests),
+        )
 
     def _check_depths(self, depths: Mapping[str, int]) -> None:
         names = [s.name for s in self.streams]
@@ -223,7 +257,7 @@ class _ProgramWriter:
         if x.positions is not None and k == 0:
             self._load_cache(x, memory, order)
             return
-        key = memory, order.tensor, order.element if self.knobs.packed else ()
+        key = memory, order.tensor, (order.element, _nesting(order)) if self.knobs.packed else ()
         if key not in self._loaded:
             self._loaded[key] = self._moving_tensor(memory.name, order, bool(self.knobs.packed))
             self.inputs[self._loaded[key]] = memory.data
@@ -243,10 +277,11 @@ class _ProgramWriter:
         self.caches[x] = _Cache(tensor, places, self.tasks[before])
 
     def _moving_tensor(self, stem: str, order: Order, packed: bool) -> str:
-        """A tensor that is loaded, or stored, in an order. packed: it lies token by token."""
+        """A tensor that is loaded, or stored, in an order. packed: it lies token by token, as they follow each other in
+        that order."""
         if not packed:
             return self._tensor(stem, order.tensor)
-        lying = PackedTensor(order.tensor, order.element, order.element)
+        lying = PackedTensor(order.tensor, order.element, order.element, nesting=_nesting(order))
         tiles = lying.shape[: len(order.element)]
         name = self._tensor(stem, (*tiles, *token_shape(order)))
         self.packed_tensors[name] = lying
@@ -256,9 +291,9 @@ class _ProgramWriter:
         task = unique_name(f"load_{tensor}", self.taken)
         self.loads[task] = target.name
         stream = self._stream(f"{tensor}_tiles", order, task, target.name)
-        moved = self._moved(tensor, order, self.knobs.at(target.name).port)
-        body = load(tensor, order, stream, moved, tensor in self.packed_tensors)
-        self.tasks.append(_Task(task, [*before, *body], [tensor]))
+        moved = self._moved(task, tensor, order, self.knobs.at(target.name).port)
+        body = load(tensor, order, stream, moved, self.packed_tensors.get(tensor))
+        self.tasks.append(_Task(task, [*before, *self._latency(tensor), *body], [tensor]))
         return stream
 
     def _connect(self, x: StreamOperator, plan: KernelPlan) -> None:
@@ -319,8 +354,9 @@ class _ProgramWriter:
             stored = _Task(unique_name(f"store_{tensor}", self.taken), [], [tensor])
             stream = self._stream(f"{tensor}_tiles", plan.put, x.name, stored.name)
             self.puts[x].append(stream)
-            moved = self._moved(tensor, plan.put, self.knobs.port)
-            stored.body += store(tensor, plan.put, stream, moved, tensor in self.packed_tensors)
+            moved = self._moved(stored.name, tensor, plan.put, self.knobs.port)
+            stored.body += store(tensor, plan.put, stream, moved, self.packed_tensors.get(tensor))
+            stored.body += self._latency(tensor)
             if readers:
                 self.inputs[tensor] = None
         self.stores.append(stored.name)
@@ -345,19 +381,39 @@ class _ProgramWriter:
         loaded = unique_name(f"{cache.tensor}_loaded", self.taken)
         cache.load.body.append(named(loaded).put(True))
         self.streams.append(_Stream(loaded, named("boolean"), 1, cache.load.name, task.name, 1))
-        moved = self._moved(cache.tensor, order, self.knobs.port)
+        moved = self._moved(task.name, cache.tensor, order, self.knobs.port, scattered=True)
         body = stored_rows(cache.tensor, cache.positions, order, cache.stored, moved)
-        task.body += [do("drop", named(loaded).get()), *body]
+        task.body += [do("drop", named(loaded).get()), *body, *self._latency(cache.tensor)]
         return task
 
-    def _moved(self, tensor: str, order: Order, port: int) -> Statements:
-        """The cycles of a token on its way: of words that the port moves. Rows of a tile that do not follow each other
-        in memory begin a word each."""
+    def _moved(self, task: str, tensor: str, order: Order, port: int, scattered: bool = False) -> Statements:
+        """The cycles of a token on its way through the port of a task. Rows of a tile that do not follow each other in
+        memory begin a burst each, or without a device a word; tokens that follow each other begin none. scattered: rows
+        lie at places that data tells."""
         rows, columns = token_shape(order)
         row = columns * order.bytes_per_token // (rows * columns)
         follows = tensor in self.packed_tensors or columns == order.tensor[-1]
-        taken = -(-rows * row // port) if follows else rows * -(-row // port)
+        if self.ports is None:
+            taken = -(-rows * row // port) if follows else rows * -(-row // port)
+            self.moved[task] = MovedBytes(tensor, port, order.tokens * taken * port)
+        else:
+            packed = self.packed_tensors.get(tensor)
+            if packed is not None:
+                tokens = packed.tokens_in_a_row(order)
+                size = tokens * rows * row  # of a run, which begins at a multiple of this
+                cost = -(-self.ports.cost(tensor, size, size) // tokens)
+            elif follows and not scattered:
+                cost = self.ports.cost(tensor, rows * row, rows * row)
+            else:
+                cost = rows * self.ports.cost(tensor, row, gcd(row, row * order.tensor[-1] // columns))
+            share = self.ports.share(task, tensor, port)
+            taken = -(-cost // share)
+            self.moved[task] = MovedBytes(tensor, share, order.tokens * cost)
         return [cycles(taken)] if taken > 1 else []
+
+    def _latency(self, tensor: str) -> Statements:
+        latency = self.ports.latency(tensor) if self.ports else 0
+        return [cycles(latency)] if latency else []
 
     def _kernel(self, x: StreamOperator, task: _Task) -> None:
         vectors = {}
@@ -379,6 +435,13 @@ class _ProgramWriter:
     def _written(self, task: _Task) -> StatementNode:
         types = {name: self._tensor_type(name) for name in task.parameters}
         return builder.task(task.name, task.body, types, task.comment)
+
+
+def _nesting(order: Order) -> tuple[int, ...]:
+    """The axes of a tensor of tiles, such that an order goes through memory from its begin to its end."""
+    several = [k for k, axis in enumerate(order.axes) if axis.loop is not None and order.trips[axis.loop] > 1]
+    by_loop = iter(sorted(several, key=lambda k: order.axes[k].loop or 0))
+    return tuple(next(by_loop) if k in several else k for k in range(len(order.axes)))
 
 
 def _type(shape: Sequence[int], dtype: str = "f32") -> Term:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ...base.element_types import BITS
 from ...base.errors import ProgramError
+from .order import Order
 
 Array = npt.NDArray[Any]
 
@@ -27,13 +28,15 @@ class PackedTensor:
     """A tensor cut into tiles, and these into vectors. Raises `ProgramError` for sizes that do not divide, and a type
     of elements that does not exist.
 
-    tensor, tile, vector: shapes, of the same rank. dtype: of the elements.
+    tensor, tile, vector: shapes, of the same rank. dtype: of the elements. nesting: the axes as tiles follow each other
+    along them, the slowest first; () for the axes in turn.
     """
 
     tensor: tuple[int, ...]
     tile: tuple[int, ...]
     vector: tuple[int, ...]
     dtype: str = "f32"
+    nesting: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _bits(self.dtype)
@@ -52,8 +55,8 @@ class PackedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Tiles along each axis, vectors of a tile along each axis, and the vector."""
-        tiles = (size // tile for size, tile in zip(self.tensor, self.tile, strict=True))
+        """Tiles along each axis of `nesting`, vectors of a tile along each axis, and the vector."""
+        tiles = (self.tensor[axis] // self.tile[axis] for axis in self._nesting)
         vectors = (tile // vector for tile, vector in zip(self.tile, self.vector, strict=True))
         return (*tiles, *vectors, *self.vector)
 
@@ -62,18 +65,36 @@ class PackedTensor:
         """Vectors of the whole tensor."""
         return prod(self.tensor) // prod(self.vector)
 
+    def tokens_in_a_row(self, order: Order) -> int:
+        """Return how many tiles follow each other in memory as an order goes through them. order: of its tiles."""
+        count = 1
+        several = [axis for axis in self._nesting if self.tensor[axis] > self.tile[axis]]
+        for loop in reversed(range(len(order.trips))):
+            if order.trips[loop] > 1:
+                if not several or order.axis_of(loop) != several.pop():
+                    break
+                count *= order.trips[loop]
+        return count
+
     def pack(self, x: Array) -> Array:
         """A tensor as it lies in memory, of `shape`."""
         split = [n for axis in self._axes for n in axis]
-        rank = len(self.tensor)
-        order = [3 * axis + level for level in range(3) for axis in range(rank)]
-        return np.ascontiguousarray(np.asarray(x).reshape(split).transpose(order))
+        return np.ascontiguousarray(np.asarray(x).reshape(split).transpose(self._order))
 
     def unpack(self, x: Array) -> Array:
         """The tensor of what lies in memory: the inverse of `pack`."""
-        rank = len(self.tensor)
-        order = [level * rank + axis for axis in range(rank) for level in range(3)]
+        order = np.argsort(self._order)
         return np.ascontiguousarray(np.asarray(x).reshape(self.shape).transpose(order)).reshape(self.tensor)
+
+    @property
+    def _nesting(self) -> Sequence[int]:
+        return self.nesting or range(len(self.tensor))
+
+    @property
+    def _order(self) -> list[int]:
+        """Which axis of the split tensor each axis of `shape` is."""
+        axes = range(len(self.tensor))
+        return [3 * axis for axis in self._nesting] + [3 * axis + level for level in (1, 2) for axis in axes]
 
     @property
     def _axes(self) -> list[tuple[int, int, int]]:

@@ -14,6 +14,7 @@ from ..syntax.nodes import StatementNode
 from ..syntax.printer import printed
 from .converter import Converter
 from .order import Order
+from .packed_tensor import PackedTensor
 
 INDICES = "ijklmnop"
 """Names of the loops of an order, outermost first."""
@@ -51,26 +52,27 @@ def token_of(tensor: str, order: Order, kept: Collection[int] = ()) -> Term:
     return named(tensor)[tuple(parts)]
 
 
-def packed_token_of(tensor: str, order: Order) -> Term:
+def packed_token_of(tensor: str, order: Order, packed: PackedTensor) -> Term:
     """A token as a part of a tensor that lies token by token: tiles along each axis, then the tile."""
     token_shape(order)
-    loops = (axis.loop for axis in order.axes)
+    loops = (order.axes[axis].loop for axis in packed.nesting or range(len(order.axes)))
     return named(tensor)[tuple(0 if loop is None or order.trips[loop] == 1 else INDICES[loop] for loop in loops)]
 
 
 def load(
-    tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: bool = False
+    tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
 ) -> list[StatementNode]:
-    """Put a tensor on a stream, token by token. after: statements behind each put. packed: it lies token by token."""
-    token = packed_token_of(tensor, order) if packed else token_of(tensor, order)
+    """Put a tensor on a stream, token by token. after: statements behind each put. packed: how it lies token by token,
+    None if it does not."""
+    token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
     return nest(loops_of(order), [named(stream).put(token), *after])
 
 
 def store(
-    tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: bool = False
+    tensor: str, order: Order, stream: str, after: Sequence[StatementNode] = (), packed: PackedTensor | None = None
 ) -> list[StatementNode]:
     """Store a tensor from a stream, token by token. after: statements behind each get. packed: as for `load`."""
-    token = packed_token_of(tensor, order) if packed else token_of(tensor, order)
+    token = packed_token_of(tensor, order, packed) if packed else token_of(tensor, order)
     return nest(loops_of(order), [assign(token, named(stream).get()), *after])
 
 

@@ -173,7 +173,8 @@ def test_packed_tensors_are_read_in_whole_words() -> None:
     x = torch.randn(8, 32)
     plain = streamed(nn.Sequential(nn.Linear(32, 48), nn.SiLU(), nn.Linear(48, 32)).eval(), (x,), SMALL)
     packed = plain.changed(replace(SMALL, packed=1))
-    assert "linear_0_weight: f32[4, 6, 8, 8]" in packed.text
+    # For each of 6 columns of tiles, 4 tiles to sum over: as they are loaded, so that they follow each other.
+    assert "linear_0_weight: f32[6, 4, 8, 8]" in packed.text
     torch.testing.assert_close(packed.run(x), plain.run(x), rtol=0, atol=0)
     for made, cycles in ((plain, 8), (packed, 4)):  # a tile of 8 x 8: 8 rows of 32 bytes, or 256 bytes in words of 64
         (load,) = re.findall(r"linear_0_weight_tiles.put.*\n +cycles\((\d+)\)", made.text)

@@ -10,7 +10,7 @@ import pytest
 
 from rsn.base.errors import ProgramError
 from rsn.streams.dataflow.graph import Dataflow, Edge, KernelNode
-from rsn.streams.orders.order import Order
+from rsn.streams.orders.order import Axis, Order
 from rsn.streams.orders.packed_tensor import PackedTensor, widened
 from rsn.tests.streams.end_buffers import end_buffers, folded_bytes
 
@@ -37,7 +37,8 @@ def test_packed_tensors_hold_their_tiles_one_after_the_other() -> None:
         vector = [random.randint(1, 3) for _ in range(random.randint(1, 3))]
         tile = [n * random.randint(1, 3) for n in vector]
         tensor = [n * random.randint(1, 3) for n in tile]
-        layout = PackedTensor(tuple(tensor), tuple(tile), tuple(vector))
+        nesting = tuple(random.sample(range(len(tile)), len(tile)))
+        layout = PackedTensor(tuple(tensor), tuple(tile), tuple(vector), nesting=nesting)
         x = np.arange(np.prod(tensor)).reshape(tensor)
         packed = layout.pack(x)
         assert packed.shape == layout.shape
@@ -46,7 +47,28 @@ def test_packed_tensors_hold_their_tiles_one_after_the_other() -> None:
         inside = [random.randrange(size // part) for size, part in zip(tile, vector, strict=True)]
         first = [a * t + i * v for a, t, i, v in zip(at, tile, inside, vector, strict=True)]
         part = x[tuple(slice(f, f + v) for f, v in zip(first, vector, strict=True))]
-        np.testing.assert_array_equal(packed[(*at, *inside)], part)
+        np.testing.assert_array_equal(packed[(*(at[axis] for axis in nesting), *inside)], part)
+
+
+def test_tiles_in_a_row_are_those_that_follow_each_other_in_memory() -> None:
+    random = Random(2)
+    for _ in range(200):
+        rank = random.randint(1, 3)
+        loops = random.randint(rank, rank + 2)
+        trips = [random.randint(1, 3) for _ in range(loops)]
+        axes = tuple(Axis(loop) for loop in random.sample(range(loops), rank))
+        order = Order((2,) * rank, tuple(trips), (2,) * loops, axes)
+        layout = PackedTensor(
+            order.tensor, order.element, order.element, nesting=tuple(random.sample(range(rank), rank))
+        )
+        places = layout.pack(np.arange(np.prod(order.tensor)).reshape(order.tensor)).reshape(-1, 2**rank)
+        at = {int(tile[0]): k for k, tile in enumerate(places)}
+        first = [at[int(np.ravel_multi_index(index, order.tensor))] for index in order.indices()]
+        ends = [k + 1 for k in range(len(first) - 1) if first[k + 1] != first[k] + 1]
+        runs = np.diff([0, *ends, len(first)])
+        assert (runs % layout.tokens_in_a_row(order) == 0).all()
+        if len(ends):
+            assert layout.tokens_in_a_row(order) == min(runs)
 
 
 def test_words_fill_the_port_as_far_as_tiles_allow() -> None:

@@ -1,0 +1,92 @@
+"""The ports of a stream program on the memory channels of a device: what they move costs, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...streams.placing.channels import ChannelShares, MovedTensor, burst_bytes, shares, widest
+from ...streams.placing.devices import PORT_BYTES, StreamDevice
+
+if TYPE_CHECKING:
+    from .block import Streamed
+
+
+NONE = ChannelShares({}, {})
+
+
+@dataclass(frozen=True)
+class MemoryPorts:
+    """The ports of tasks that load and store.
+
+    shares: channels of tensors by their names, and bytes a cycle of ports by the names of their tasks. A tensor that
+    has no channels counts as alone in the first one, and a port without bytes has those that the knobs say. waits: a
+    load waits for its first word, and a store for the response to its last one; False for models of which the ports are
+    sped up.
+    """
+
+    device: StreamDevice
+    shares: ChannelShares = NONE
+    waits: bool = True
+
+    def channels(self, tensor: str) -> tuple[int, ...]:
+        """Return the channels of a tensor."""
+        return self.shares.channels.get(tensor, (0,))
+
+    def latency(self, tensor: str) -> int:
+        """Return the cycles from a request to the first word, and from the last word to its response; 0 for none."""
+        return max(self.device.channels[k].latency for k in self.channels(tensor)) if self.waits else 0
+
+    def cost(self, tensor: str, size: int, apart: int) -> int:
+        """Return what a run of bytes that follow each other costs on each channel of its tensor, in bytes that the
+        channel could move meanwhile: each run begins a burst. size: in bytes. apart: runs begin at multiples of it,
+        from a begin that is a multiple of a word."""
+        chosen = self.channels(tensor)
+        n = len(chosen)
+        return max(burst_bytes(self.device.channels[k], size // n, apart // n) for k in chosen)
+
+    def share(self, task: str, tensor: str, port: int) -> int:
+        """Return the bytes a cycle of a task on each channel of its tensor. port: those that the knobs say, on all of
+        them together."""
+        return -(-self.shares.bytes.get(task, port) // len(self.channels(tensor)))
+
+
+def pieces(token_bytes: int) -> int:
+    """Words of a token that lies in one piece: its tensor can lie in any number of channels that divides this one, so
+    that each token begins in the first channel."""
+    return token_bytes // PORT_BYTES if token_bytes % PORT_BYTES == 0 else 1
+
+
+def port_shares(
+    made: Streamed, device: StreamDevice, wanted: Mapping[str, float], stored: float, most: int
+) -> Iterator[ChannelShares]:
+    """Give ways to share the channels of a device, those with fewer ports first. wanted: bytes a cycle of the loads of
+    operators; those of others get what the knobs say. stored: of each store. most: of any of these. All tensors get
+    channels, also those that kernels read themselves. Raises as `placing.channels.shares` does."""
+    written = made.written
+    ports: dict[str, dict[str, float]] = {name: {} for name in written.shapes}
+    given = set()
+    for task, moved in written.moved.items():
+        operator = written.loads.get(task)
+        if operator is None or operator in wanted:
+            ports[moved.tensor][task] = stored if operator is None else wanted[operator]
+        else:
+            ports[moved.tensor][task] = made.knobs.at(operator).port
+            given.add(task)
+    tensors = {name: MovedTensor(written.pieces(name), of, frozenset(given & of.keys())) for name, of in ports.items()}
+    return shares(tensors, device, most)
+
+
+def widest_ports(made: Streamed, device: StreamDevice) -> dict[str, int]:
+    """Return the most bytes a cycle that the loads of each operator can have, as its tensors lie off the chip."""
+    written = made.written
+    sharing: dict[str, int] = {}
+    for moved in written.moved.values():
+        sharing[moved.tensor] = sharing.get(moved.tensor, 0) + 1
+    most: dict[str, int] = {}
+    for task, operator in written.loads.items():
+        tensor = written.moved[task].tensor
+        found = widest(device, written.pieces(tensor), sharing[tensor])
+        most[operator] = min(found, most.get(operator, found))
+    return most
