@@ -36,8 +36,8 @@ time is taken back, and the next ones are smaller."""
 LESS = 0.75
 """How much smaller, and larger, an amount is made to see how much time it saves."""
 
-WORTH = 1.05
-"""How much longer a machine may take in the model of a step, to have fewer ports on memory channels."""
+WORTH = 1.02
+"""How much longer a machine may take to have fewer ports on memory channels."""
 
 STORES = 1 / 16
 """Share of the bandwidth that stores may use: a block stores few rows, and loads all its weights."""
@@ -106,13 +106,13 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
         fixed = {task: shares.share(tensor, task) for task, tensor in moved.items()}
         ports = MemoryPorts(device, ChannelShares(shares.channels, {}), waits=False)
         steps = _Steps(single.changed(ports=ports), fixed, prefetch)
-        found.append((steps.cycles([multipliers]), steps, shares))
+        steps.run([multipliers])
+        found.append((steps.cycles([multipliers]), [holder.chosen for holder in kernels], shares))
     enough = WORTH * min(cycles for cycles, _, _ in found)
-    steps, shares = next((steps, shares) for cycles, steps, shares in found if cycles <= enough)
-    steps.run([multipliers])
-    of = {operator: dict(chosen) for operator, chosen in knobs.of.items()}
-    for holder in kernels:
-        of.setdefault(holder.operator, {})[holder.knob] = holder.chosen
+    _, chosen, shares = next(way for way in found if way[0] <= enough)
+    of = {operator: dict(given) for operator, given in knobs.of.items()}
+    for holder, units in zip(kernels, chosen, strict=True):
+        of.setdefault(holder.operator, {})[holder.knob] = units
     return made.changed(replace(knobs, of=of), ports=MemoryPorts(device, shares))
 
 

@@ -28,10 +28,10 @@ class Knobs:
     of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an operator, those of its
     loads. outward: 1 if the loop over the sum of a linear operator is outside the one over columns: it then works on
     each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result is complete
-    before the next. packed: 1 if tensors off the chip lie tile by tile, so that a tile is read in full words of the
-    port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1 if a converter has two
-    buffers, of which one is filled while the other is read; 0 if it has one, which is filled and read in turn. of:
-    knobs of single operators by the name of the operator, by the name of the knob.
+    before the next. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile is read in
+    full words of the port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1 if a
+    converter has two buffers, of which one is filled while the other is read; 0 if it has one, which is filled and read
+    in turn. of: knobs of single operators by the name of the operator, by the name of the knob.
     """
 
     rows: int = 16

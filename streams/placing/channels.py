@@ -1,8 +1,8 @@
 """Which channels of the memory off the chip each tensor lies in, and the share of a channel that each port gets.
 
 A port is what a load or a store moves its tensor with; it has a part on each channel of the tensor. Shares are static:
-bytes of the channel's bandwidth in a clock cycle, which the ports of a channel have together at most. A port that has
-its channel alone for a while would be faster on a device, never slower.
+the ports of a channel have together at most the bytes in a clock cycle that it moves, so that ports which ask for no
+more never wait for each other, in whatever order the channel serves them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .devices import BURST_BYTES, PORT_BYTES, MemoryChannel, StreamDevice
 LESS = 0.97
 """Ports that do not fit get this share of what they want, and again, until they do."""
 
-CROWDS = (1, 2, 3, 4)
-"""Tensors that have room on a channel beside each other: more of them spread over more channels, with more ports, and
-leave smaller gaps."""
+CROWDS = (1, 2)
+"""Tensors that have room on a channel beside each other: with more of them each lies in more channels, has more ports,
+and leaves smaller gaps. An HBM channel has one AXI port of its own, so what shares it must be joined in front of it."""
 
 
 class ChannelError(ResourceError):
