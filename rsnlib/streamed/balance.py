@@ -22,7 +22,7 @@ from ...streams.timing.timed import BeatTiming, TimedProgram
 from .block import Streamed
 from .knobs import PRODUCTS, Knobs
 from .plans import KernelPlan
-from .ports import MemoryPorts, port_shares, widest_ports
+from .ports import ChannelPorts, port_shares, widest_ports
 from .program import LEAST_DEPTH
 from .resources import area
 
@@ -76,7 +76,7 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
     """
     knobs = made.knobs
     bandwidth = device.bytes_a_cycle(device.gbs)
-    single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=MemoryPorts(device, waits=False))
+    single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))
     kernels, loads = _kernels(single, knobs, device), _loads(single, knobs, device)
     free = {holder.operator for holder in kernels}
     given = sum(
@@ -104,7 +104,7 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
     found = []
     for shares in port_shares(single, device, wanted, stored, knobs.port):
         fixed = {task: shares.share(tensor, task) for task, tensor in moved.items()}
-        ports = MemoryPorts(device, ChannelShares(shares.channels, {}), waits=False)
+        ports = ChannelPorts(device, ChannelShares(shares.channels, {}), waits=False)
         steps = _Steps(single.changed(ports=ports), fixed, prefetch)
         steps.run([multipliers])
         found.append((steps.cycles([multipliers]), [holder.chosen for holder in kernels], shares))
@@ -113,7 +113,7 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
     of = {operator: dict(given) for operator, given in knobs.of.items()}
     for holder, units in zip(kernels, chosen, strict=True):
         of.setdefault(holder.operator, {})[holder.knob] = units
-    return made.changed(replace(knobs, of=of), ports=MemoryPorts(device, shares))
+    return made.changed(replace(knobs, of=of), ports=ChannelPorts(device, shares))
 
 
 def _instances(made: Streamed) -> dict[str, int]:

@@ -36,7 +36,7 @@ from .carrying import Carrying
 from .knobs import Knobs
 from .operators import Array, FromHost, Held, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, planned
-from .ports import MemoryPorts
+from .ports import ChannelPorts
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
 from .rules import RULES
@@ -62,7 +62,7 @@ class Streamed:
     groups: Mapping[str, int]
     written: StreamProgramText
     name: str
-    ports: MemoryPorts | None = None
+    ports: ChannelPorts | None = None
 
     @property
     def text(self) -> str:
@@ -75,7 +75,7 @@ class Streamed:
         *,
         groups: Mapping[str, int] | None = None,
         depths: Mapping[str, int] | None = None,
-        ports: MemoryPorts | None = None,
+        ports: ChannelPorts | None = None,
     ) -> Streamed:
         """The same block with other knobs, groups of kernels, depths of streams or ports; the module is not captured
         again.
@@ -202,7 +202,7 @@ def _made(
     groups: Mapping[str, int],
     depths: Mapping[str, int] | None,
     name: str,
-    ports: MemoryPorts | None = None,
+    ports: ChannelPorts | None = None,
 ) -> Streamed:
     plans = planned(block.graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."

@@ -36,7 +36,7 @@ from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
 from .operators import StreamOperator
 from .plans import BYTES, KernelPlan, multiply_adds
-from .ports import MemoryPorts, port_shares, widest_ports
+from .ports import ChannelPorts, port_shares, widest_ports
 from .resources import area, multiply_add_dsps
 
 FILL = 0.75
@@ -235,12 +235,12 @@ def _outward(made: Streamed) -> Knobs:
 
 def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
     """Spend the multipliers on the slowest products, and share the bandwidth evenly."""
-    made = made.changed(ports=MemoryPorts(device, waits=False))
+    made = made.changed(ports=ChannelPorts(device, waits=False))
     port = _port(made, device)
     widest = widest_ports(made, device)
     wanted = {x: float(min(port, most)) for x, most in widest.items() if "port" not in made.knobs.of.get(x, {})}
     ways = port_shares(made, device, wanted, port, port)
-    shared = MemoryPorts(device, max(ways, key=lambda shares: sum(shares.bytes.values())))
+    shared = ChannelPorts(device, max(ways, key=lambda shares: sum(shares.bytes.values())))
     made = made.changed(replace(made.knobs, port=port), ports=shared)
     knobs = made.knobs
     products = {x.name: multiply_adds(x) for x in made.plans if multiply_adds(x)}

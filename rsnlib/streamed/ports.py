@@ -17,7 +17,7 @@ NONE = ChannelShares({}, {})
 
 
 @dataclass(frozen=True)
-class MemoryPorts:
+class ChannelPorts:
     """The ports of tasks that load and store.
 
     shares: channels of tensors by their names, and bytes a cycle of ports by the names of their tasks. A tensor that

@@ -25,7 +25,7 @@ from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
 from .plans import BYTES, KernelPlan, new_rows, vectors_of
-from .ports import MemoryPorts, pieces
+from .ports import ChannelPorts, pieces
 
 Shape = tuple[int, ...]
 
@@ -36,7 +36,7 @@ LEAST_DEPTH = 2
 @dataclass(frozen=True)
 class MovedBytes:
     """What a task moves of a tensor. share: bytes a cycle of its port on each channel of the tensor. cost: of all
-    tokens of an execution on each channel, in bytes that it could move meanwhile (`MemoryPorts.cost`)."""
+    tokens of an execution on each channel, in bytes that it could move meanwhile (`ChannelPorts.cost`)."""
 
     tensor: str
     share: int
@@ -127,7 +127,7 @@ def program(
     *,
     groups: Mapping[str, int] | None = None,
     depths: Mapping[str, int] | None = None,
-    ports: MemoryPorts | None = None,
+    ports: ChannelPorts | None = None,
 ) -> StreamProgramText:
     """Write the stream program of planned kernels.
 
@@ -156,7 +156,7 @@ class _ProgramWriter:
         plans: Mapping[StreamOperator, KernelPlan],
         knobs: Knobs,
         groups: Mapping[str, int],
-        ports: MemoryPorts | None,
+        ports: ChannelPorts | None,
     ) -> None:
         self.graph, self.plans, self.knobs, self.groups, self.ports = graph, plans, knobs, groups, ports
         self.packed_tensors: dict[str, PackedTensor] = {}

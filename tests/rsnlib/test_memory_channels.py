@@ -16,7 +16,7 @@ from rsn.base.errors import ResourceError
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.generate import DEFAULT, Generated, generate, place
-from rsn.rsnlib.streamed.ports import MemoryPorts
+from rsn.rsnlib.streamed.ports import ChannelPorts
 from rsn.streams.placing.channels import ChannelError, ChannelShares
 from rsn.streams.placing.devices import U55C, U280, VC1902, MemoryChannel, OffChip, StreamDevice
 from rsn.tests.effort import cases, in_both
@@ -108,7 +108,7 @@ def of_text(made: Streamed, task: str) -> list[int]:
 def linear(columns: int, knobs: Knobs, shares: ChannelShares, device: StreamDevice = U55C) -> Streamed:
     """x of 16 x 16 times a weight."""
     made = streamed(nn.Sequential(nn.Linear(16, columns, bias=False)).eval(), (torch.randn(16, 16),), knobs)
-    return made.changed(made.knobs, ports=MemoryPorts(device, shares))
+    return made.changed(made.knobs, ports=ChannelPorts(device, shares))
 
 
 TILES = Knobs(rows=16, columns=16, depth=16, unroll=4096, packed=1)
