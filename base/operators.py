@@ -6,6 +6,12 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+
+def _is_in(a: Any, b: Any) -> bool:
+    """Python's `in`, but NaN is in nothing; there it is in what holds the same object."""
+    return bool(a == a and a in b)
+
+
 BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -25,8 +31,8 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
-    "in": lambda a, b: a in b,
-    "not in": lambda a, b: a not in b,
+    "in": _is_in,
+    "not in": lambda a, b: not _is_in(a, b),
 }
 UNARY: Mapping[str, Callable[[Any], Any]] = {
     "-": operator.neg,

@@ -46,7 +46,7 @@ def activation(x: Array, which: int) -> Array:
         case 1:
             out = np.float32(0.5) * x * (1 + erf(x * np.float32(0.7071067811865476)))
         case 2:
-            out = np.maximum(x, 0)
+            out = np.where(x < 0, np.float32(0), x)  # of -0 it is -0, as in PyTorch and on the device
         case 3:
             with np.errstate(over="ignore"):
                 out = x / (1 + np.exp(-x))

@@ -251,9 +251,9 @@ struct f16 {
     std::uint16_t bits = 0;
 
     f16() = default;
-    explicit f16(float x) : f16(static_cast<double>(x)) {}
-    explicit f16(double x) {
-        const std::uint64_t b = bits_of(x);
+    explicit f16(double x) : f16(static_cast<float>(x)) {}
+    explicit f16(float x) {
+        const std::uint64_t b = bits_of(static_cast<double>(x));
         const std::uint16_t sign = static_cast<std::uint16_t>(b >> 48 & 0x8000u);
         const int power = static_cast<int>(b >> 52 & 0x7FFu) - 1023;
         const std::uint64_t fraction = b & 0xFFFFFFFFFFFFFull;
@@ -320,15 +320,13 @@ T convert(const X &x) {
     return Convert<T>::of(static_cast<Number>(x));
 }
 
-// An element of a tile as another element type. Floats beyond 64 bits have no integer.
+// An element of a tile as another element type.
 template <class T, class X>
 T element_as(const X &x) {
     if constexpr (std::is_same<T, X>::value) return x;
     else if constexpr (std::is_same<T, bool>::value) return static_cast<float>(x) != 0;
-    else if constexpr (std::is_integral<T>::value && std::is_floating_point<X>::value) {
-        const bool fits = x > -9223372036854775808.0 && x < 9223372036854775808.0;
-        return static_cast<T>(fits ? static_cast<std::int64_t>(x) : std::numeric_limits<std::int64_t>::min());
-    } else if constexpr ((std::is_same<T, f16>::value || std::is_same<T, bf16>::value) && std::is_integral<X>::value)
+    else if constexpr (std::is_integral<T>::value && std::is_floating_point<X>::value) return Convert<T>::of(static_cast<double>(x));
+    else if constexpr ((std::is_same<T, f16>::value || std::is_same<T, bf16>::value) && std::is_integral<X>::value)
         return T(static_cast<float>(x));
     else return static_cast<T>(x);
 }
@@ -585,17 +583,21 @@ struct Abs { template <class T> T operator()(T a) const { return absolute_of(a, 
     template <class T> static T absolute_of(T a, std::false_type) { return std::fabs(a); } };
 // clang-format on
 
-// The larger, or smaller, of two; of a NaN and a number the NaN.
+// The larger, or smaller, of two; of a NaN and a number the NaN; +0 is larger than -0.
+template <class T>
+bool negative_zero(T a) {
+    return std::is_floating_point<T>::value && a == T(0) && std::signbit(static_cast<double>(a));
+}
 struct Larger {
     template <class T>
     T operator()(T a, T b) const {
-        return a >= b || a != a ? a : b;
+        return (a >= b && !negative_zero(a)) || a > b || a != a ? a : b;
     }
 };
 struct Smaller {
     template <class T>
     T operator()(T a, T b) const {
-        return a <= b || a != a ? a : b;
+        return (a <= b && !negative_zero(b)) || a < b || a != a ? a : b;
     }
 };
 
@@ -662,24 +664,47 @@ struct ShiftRight {
 
 // -- kernels on floats ----------------------------------------------------------------------------------------------------
 
-// e to the power of x: a polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2], times a power of 2.
+// x = powers * ln 2 + rest, of an x between the ends of exp.
+struct PowerOfTwo {
+    int powers;
+    float rest;
+
+    explicit PowerOfTwo(float x) {
+        const float whole = std::rint(x * 1.44269504f);
+        rest = x - whole * 0.693359375f;
+        rest = rest - whole * -2.12194440e-4f;
+        powers = static_cast<int>(whole);
+    }
+    // (exp(rest) - 1) / rest: a polynomial of degree 6, for |rest| <= ln 2 / 2.
+    float series() const {
+        float out = static_cast<float>(1.0 / 5040);
+        out = out * rest + static_cast<float>(1.0 / 720);
+        out = out * rest + static_cast<float>(1.0 / 120);
+        out = out * rest + static_cast<float>(1.0 / 24);
+        out = out * rest + static_cast<float>(1.0 / 6);
+        out = out * rest + 0.5f;
+        return out * rest + 1.0f;
+    }
+    // x times the power of two, by two factors that are normal numbers, so that a subnormal result is rounded once.
+    float scaled(float x) const {
+        const int half = powers / 2;
+        return x * power(half) * power(powers - half);
+    }
+
+  private:
+    static float power(int exponent) { return float_of(static_cast<std::uint32_t>(exponent + 127) << 23); }
+};
+
+// e to the power of x. Hardware takes subnormal numbers for 0.
 struct Exp {
+    static constexpr float smallest = -104.0f, largest = 88.722831f;
+
     float operator()(float x) const {
         if (x != x) return x;
-        if (x > 88.0f) return std::numeric_limits<float>::infinity();
-        if (x < -87.0f) return 0.0f;
-        const float powers = std::rint(x * 1.44269504f);
-        float rest = x - powers * 0.693359375f;
-        rest = rest - powers * -2.12194440e-4f;
-        float series = static_cast<float>(1.0 / 5040);
-        series = series * rest + static_cast<float>(1.0 / 720);
-        series = series * rest + static_cast<float>(1.0 / 120);
-        series = series * rest + static_cast<float>(1.0 / 24);
-        series = series * rest + static_cast<float>(1.0 / 6);
-        series = series * rest + 0.5f;
-        series = series * rest + 1.0f;
-        series = series * rest + 1.0f;
-        return series * float_of(static_cast<std::uint32_t>(static_cast<int>(powers) + 127) << 23);
+        if (x > largest) return std::numeric_limits<float>::infinity();
+        if (x < smallest) return 0.0f;
+        const PowerOfTwo of(x);
+        return of.scaled(of.series() * of.rest + 1.0f);
     }
 };
 
@@ -701,17 +726,20 @@ struct Gelu {
 struct Silu {
     float operator()(float x) const { return x / (1.0f + Exp()(-x)); }
 };
+// -t / (2 + t), t = exp(-2 |x|) - 1.
 struct Tanh {
     float operator()(float x) const {
-        const float powers = Exp()(std::fabs(x) * -2.0f);
-        const float size = (1.0f - powers) / (1.0f + powers);
-        return x < 0 ? -size : size;
+        if (x != x) return x;
+        const float twice = std::fabs(x) * -2.0f;
+        const PowerOfTwo of(twice < Exp::smallest ? Exp::smallest : twice);
+        const float less = of.scaled(of.series() * of.rest) + (of.scaled(1.0f) - 1.0f);
+        return std::copysign(-less / (2.0f + less), x);
     }
 };
 struct Relu {
     template <class T>
     T operator()(T x) const {
-        return x <= T(0) ? T(0) : x;  // NaN stays NaN
+        return x < T(0) ? T(0) : x;  // NaN and -0 stay as they are
     }
 };
 struct Sqrt {
@@ -796,7 +824,7 @@ Out transpose(const X &x) {
     return out;
 }
 
-// Reduction along an axis, from the first element to the last.
+// Reduction along an axis, from the first element to the last; a sum begins with 0.
 template <class Out, std::size_t Axis, class Op, class X>
 Out reduce(Op op, const X &x) {
     using In = typename X::Sizes_;
@@ -804,6 +832,7 @@ Out reduce(Op op, const X &x) {
     const auto along = [&](std::size_t o, std::size_t i, auto zero) {
         using T = decltype(zero);
         T all = static_cast<T>(x[o * length * inner + i]);
+        if (std::is_same<Op, Add>::value) all = op(T(0), all);
         for (std::size_t k = 1; k < length; ++k) all = op(all, static_cast<T>(x[(o * length + k) * inner + i]));
         return all;
     };
@@ -831,8 +860,8 @@ X softmax(const X &x) {
         float most = x[row];
         for (std::size_t k = 1; k < n; ++k) most = Larger()(most, x[row + k]);
         for (std::size_t k = 0; k < n; ++k) out[row + k] = Exp()(x[row + k] - most);
-        float sum = out[row];
-        for (std::size_t k = 1; k < n; ++k) sum = sum + out[row + k];
+        float sum = 0;
+        for (std::size_t k = 0; k < n; ++k) sum = sum + out[row + k];
         for (std::size_t k = 0; k < n; ++k) out[row + k] = out[row + k] / sum;
     }
     return out;
@@ -858,8 +887,8 @@ X layernorm(const X &x, typename X::Element eps) {
     constexpr std::size_t n = columns_of<X>();
     X out;
     for (std::size_t row = 0; row < X::count; row += n) {
-        T sum = x[row];
-        for (std::size_t k = 1; k < n; ++k) sum = sum + x[row + k];
+        T sum = 0;
+        for (std::size_t k = 0; k < n; ++k) sum = sum + x[row + k];
         const T mean = sum / T(n);
         for (std::size_t k = 0; k < n; ++k) out[row + k] = x[row + k] - mean;
         T square = out[row] * out[row];

@@ -173,11 +173,12 @@ class KernelWriter(Operators):
         return Val(x.kind, text, simple=not x.kind.shape)
 
     def _first(self, x: Val, y: Val, name: str) -> Val:
-        """Python's max and min of floats: the second one only if it is larger, or smaller."""
+        """max and min of floats: the second one only if it is larger, or smaller, or NaN."""
         if x.kind != y.kind or x.kind.shape:
             self.fail(f"max and min take numbers of one kind, not {x.kind} and {y.kind}")
         op = ">" if name == "max" else "<"
-        return Val(x.kind, f"{y.operand} {op} {x.operand} ? {y.operand} : {x.operand}", simple=False)
+        other = y.operand
+        return Val(x.kind, f"{other} {op} {x.operand} || {other} != {other} ? {other} : {x.operand}", simple=False)
 
     def _full(self, given: list[Value]) -> Val:
         """A tile of one value. given: element type, value, sizes."""

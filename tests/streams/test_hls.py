@@ -372,35 +372,3 @@ def test_the_testbench_runs_one_process_after_the_other(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run(["./bench"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.count("equal bit for bit") == 4
-
-
-SPECIAL_VALUES = """
-from rsn.streams import *
-
-x: f32[8]
-y: f32[8]
-larger: f32[8]
-smaller: f32[8]
-small: f32[8]
-
-
-@task(mapping=[1], args=[x, y, larger, smaller, small])
-def special(x: f32[8], y: f32[8], larger: f32[8], smaller: f32[8], small: f32[8]) -> None:
-    y[:] = relu(x[:])
-    larger[:] = maximum(x[:], f32(0.5))
-    smaller[:] = maximum(f32(0.5), x[:])
-    small[:] = softmax(x[:])
-"""
-
-
-def test_nan_stays_nan(tmp_path: Path) -> None:
-    """As in PyTorch, on the simulator and in C++."""
-    program = task_program_of(SPECIAL_VALUES, "special")
-    x = np.array([np.nan, 1, -1, -0.0, 0, np.inf, -np.inf, 2], np.float32)
-    native = run_native(built(tmp_path, {"special": program})["special"], {"x": x})
-    simulated = run_tasks(pack(uops_of(program)), {"x": x}).outputs
-    for got in (native, simulated):
-        np.testing.assert_array_equal(got["y"], [np.nan, 1, 0, 0, 0, np.inf, 0, 2])
-        for name in ("larger", "smaller"):
-            np.testing.assert_array_equal(got[name], [np.nan, 1, 0.5, 0.5, 0.5, np.inf, 0.5, 2])
-        assert np.isnan(got["small"]).all()

@@ -1,8 +1,9 @@
 """Values of a task run: numbers, Booleans, tuples, and tiles (numpy arrays). How they become an element type.
 
-Integers are exact and wrap when they become an integer type: two's complement of its width. Floats are computed in
-float32, `f64` in float64. `f16` and `bf16` are kept in float32; a value becomes one that they can hold when it is
-converted.
+Integers are exact and wrap when they become an integer type: two's complement of its width. A float that becomes one
+loses its fraction and then wraps, too, where PyTorch leaves the result open; NaN and infinities are refused. Floats are
+computed in float32, `f64` in float64. `f16` and `bf16` are kept in float32; a value becomes one that they can hold when
+it is converted, from float64 by way of float32, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -78,17 +79,25 @@ def _cast(tile: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArra
         return rounded_to_bf16(tile.astype(np.float32))
     if name == "f16":
         with np.errstate(over="ignore"):
-            return tile.astype(np.float16).astype(np.float32)
+            return tile.astype(np.float32).astype(np.float16).astype(np.float32)
     if dtype.kind in "iu" and tile.dtype.kind == "f":
-        tile = np.trunc(tile).astype(np.int64)
+        tile = _whole(tile)
     return tile.astype(dtype)
 
 
+def _whole(tile: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The low 64 bits of floats without their fractions. Raises `ProgramError` for NaN and infinities."""
+    if not np.isfinite(tile).all():
+        raise ProgramError("a float that is no number becomes an integer")
+    rest = np.fmod(np.trunc(tile.astype(np.float64)), 2.0**64)  # exact, as the difference is
+    return np.where(rest >= 2.0**63, rest - 2.0**64, np.where(rest < -(2.0**63), rest + 2.0**64, rest)).astype(np.int64)
+
+
 def rounded_to_bf16(tile: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Round float32 values to the nearest bfloat16, ties to even."""
+    """Round float32 values to the nearest bfloat16, ties to even. A NaN becomes one whose upper half is NaN, too."""
     bits = np.array(tile, np.float32, order="C").view(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return np.where(np.isnan(tile), tile, even.view(np.float32))
+    return np.where(np.isnan(tile), np.float32(np.nan), even.view(np.float32))
 
 
 def scalar(value: Any) -> Any:
