@@ -274,7 +274,11 @@ def _ssh() -> list[Check]:
 
 OPTIONAL = (
     ("pyxrt", "--board vck190@pyxrt; without it, XRT's C library does", "export PYTHONPATH=$XILINX_XRT/python"),
-    ("pynq", "boards that run PYNQ: --board vck190@pynq", "on the board: pip install pynq"),
+    (
+        "pynq",
+        "boards that run PYNQ: --board vck190@pynq",
+        "on the board, in an environment with PYNQ's numpy (docs/boards-reference.md, PYNQ)",
+    ),
     ("torch", "rsn compile, rsn.compile", INSTALL_TORCH),
     ("numba", "timing and --schedule best in seconds", "pip install numba"),
     ("optuna", "rsn tune", "pip install optuna plotly"),

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from ...base.errors import BoardError, RsnError
 from ...hw.sim.machine import Machine
-from ...hw.versal.csim.machine import Native
+from ...hw.versal.csim.machine import RUNS, Native
 from ...isa.image import decode_image
+from ...isa.overlay import Overlay
 from ...isa.packet import Words
 from ...isa.program import Array, Program
 from .device import BoardBusy, BoardMemory, Bytes, Device, DeviceFacts
@@ -38,9 +39,10 @@ def simulator(program: Program, banks: Mapping[str, Array]) -> object:
         return Machine(program).run(banks)
 
 
-def native() -> Engine:
-    """Return the engine that runs the machine's C++ sources. Raises `BoardError` if they cannot be built."""
-    return Native().run
+def native(overlay: Overlay) -> Engine:
+    """Return the engine that runs the C++ sources of an overlay's machine. Raises `BoardError` if they cannot be
+    built."""
+    return Native(machine=RUNS[overlay.fingerprint]).run
 
 
 class InProcess(Device):

@@ -12,9 +12,10 @@ from ...isa.overlay import FIFO_DEPTHS, Overlay
 from ...isa.overlays import OVERLAYS
 from ...isa.overlays.file import without_hardware
 from ...isa.overlays.xnn.formats import Mme
+from ...isa.overlays.xnn2.mme import LaneMme
 from ...isa.program import Program
 from .device import BoardMismatch
-from .profile import INSTRUCTIONS, VCK190, VCK190_ISCA25, Profile
+from .profile import INSTRUCTIONS, PROFILES, VCK190, VCK190_ISCA25, Profile
 from .tiles import tiles
 from .xclbin import Xclbin
 
@@ -63,20 +64,30 @@ def _require_room_for_sums(program: Program, profile: Profile) -> None:
     ends with both rules: whenever a sum begins, at most one buffer is in use then.
     """
     summing = [unit for unit, ops in program.preloaded.items() if any(_sums(op) for op in ops)]
-    results = {s.name: 1 for s in program.overlay.streams if s.src in summing}
+    results = {s.name: s.depth // 2 for s in program.overlay.streams if s.src in summing}
     if not results:
         return
     fewer = dataclasses.replace(program, overlay=program.overlay.with_depths(results))
     if _deadlocks(fewer) and not _deadlocks(program):
         raise BoardMismatch(
             f"the program may deadlock on board {profile.name}: its MMEs sum over k, for which they take one of two "
-            "buffers of C when a sum begins, and the program needs both: let MemC receive earlier, or sum there "
-            "(k_iter of MemC)"
+            f"buffers of C when a sum begins, and the program needs both: {_relief(program)}"
         )
 
 
+def _relief(program: Program) -> str:
+    if program.overlay.lanes:
+        return "let C of a lane take its tiles earlier"
+    return "let MemC receive earlier, or sum there (k_iter of MemC)"
+
+
 def _sums(op: Record) -> bool:
-    return isinstance(op, Mme) and bool(op.acc_k and op.k128) and op.k_iter > 1
+    match op:
+        case Mme():
+            return bool(op.acc_k and op.k128) and op.k_iter > 1
+        case LaneMme():
+            return max(op.first_depth, op.second_depth) > 1
+    return False
 
 
 def _deadlocks(program: Program) -> bool:
@@ -93,9 +104,11 @@ def _way_out(machine: Overlay, made_for: Overlay) -> str:
     """What to do about a program for an overlay that the machine does not understand."""
     if machine.name == made_for.name and machine.extension != made_for.extension:
         return "compile it with the rsn that the bitstream was built with, or build the bitstream with this rsn"
+    others = [p.name for p in PROFILES.values() if p.fingerprint and _understands(p.overlay, made_for)]
+    other = f"; or run it on a bitstream of {made_for.name} (--board {others[0]})" if others else ""
     return (
         f"compile the program for the board's overlay (--overlay {machine.name}), without changed depths or sizes of "
-        "banks"
+        f"banks{other}"
     )
 
 

@@ -22,9 +22,9 @@ from .xrt_pyxrt import Pyxrt
 
 REAL: dict[str, Callable[[int], Device]] = {"xrt": CtypesXrt, "pyxrt": Pyxrt, "pynq": PynqDevice}
 """Devices that exist once: they have a bitstream and a lock."""
-IN_PROCESS: dict[str, Callable[[int], Device]] = {
-    "sim": lambda index: InProcess(),
-    "csim": lambda index: InProcess(native(), "csim"),
+IN_PROCESS: dict[str, Callable[[Profile], Device]] = {
+    "sim": lambda profile: InProcess(),
+    "csim": lambda profile: InProcess(native(profile.overlay), "csim"),
 }
 """Devices in this process."""
 
@@ -47,7 +47,7 @@ def find_board(name: str) -> tuple[Profile, str, int]:
     device."""
     profile_name, _, device_name = name.partition("@")
     kind, _, number = (device_name or "xrt").partition(":")
-    devices = REAL | IN_PROCESS
+    devices = (*REAL, *IN_PROCESS)
     if profile_name not in PROFILES and not profile_name.endswith(".toml"):
         known = ", ".join(("sim", "csim", *PROFILES))
         raise BoardError(f"no board {name!r}; there are {known}, and profiles of your own (.toml)")
@@ -62,7 +62,7 @@ def open_profile(name: str, xclbin: str | os.PathLike[str] | None) -> XrtBoard:
     for a missing bitstream or library."""
     profile, kind, index = find_board(name)
     if kind in IN_PROCESS:
-        return XrtBoard(Session(profile, IN_PROCESS[kind](index), bitstream=Path(xclbin) if xclbin else None))
+        return XrtBoard(Session(profile, IN_PROCESS[kind](profile), bitstream=Path(xclbin) if xclbin else None))
     with _mutex:
         device = REAL[kind](index)
         bitstream = find_xclbin(xclbin, profile)

@@ -13,6 +13,7 @@ from uuid import UUID
 from ...base.errors import BoardError
 from ...isa.overlay import Overlay
 from ...isa.overlays.xnn import XNN, XNN_BASE
+from ...isa.overlays.xnn2 import XNN2
 from ...isa.versal.board import ARGUMENTS, FINGERPRINT, GRAPH, KERNEL, PLATFORM
 
 INSTRUCTIONS = "instructions"
@@ -34,7 +35,7 @@ class Profile:
     run-time parameters, one of `PARAMETERS`. limits: the most bytes of each buffer.
     pl_mhz, aie_mhz: clocks that it was built for. uuid, sha256: of the one xclbin that is meant; needed where no
     fingerprint tells it from others. timeout_s: seconds after which a run counts as hung. source: where the bitstream
-    comes from.
+    comes from, or how it is built.
     """
 
     name: str
@@ -70,7 +71,15 @@ VCK190 = Profile(
     platform=PLATFORM,
     pl_mhz=260.0,
     aie_mhz=1250.0,
-    source="hw/versal",
+    source="make -C hw/versal xclbin",
+)
+
+VCK190_XNN2 = dataclasses.replace(
+    VCK190,
+    name="vck190-xnn2",
+    overlay=XNN2,
+    limits={**XNN2.banks, INSTRUCTIONS: 64 << 20},
+    source="make -C hw/versal MACHINE=xnn2 xclbin",
 )
 
 VCK190_ISCA25 = dataclasses.replace(
@@ -83,7 +92,7 @@ VCK190_ISCA25 = dataclasses.replace(
     source="doi:10.5281/zenodo.15102698, as its own host sets it up",
 )
 
-PROFILES = {p.name: p for p in (VCK190, VCK190_ISCA25)}
+PROFILES = {p.name: p for p in (VCK190, VCK190_ISCA25, VCK190_XNN2)}
 
 _TEXTS = ("name", "kernel", "graph", "fingerprint", "platform", "uuid", "sha256", "source")
 _NUMBERS = ("pl_mhz", "aie_mhz", "timeout_s")

@@ -8,6 +8,7 @@ The design's description (`.hwh`, or an `.xclbin`) lies beside the `.pdi`, under
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,11 +39,21 @@ class PynqDevice(Device):
     def __init__(self, index: int = 0) -> None:
         try:
             self._pynq: Any = importlib.import_module("pynq")
-            self._versal: Any = importlib.import_module("pynq.pl_server").VersalDevice
-        except (ImportError, AttributeError) as e:
+            server = importlib.import_module("pynq.pl_server")
+        except ImportError as e:
             raise BoardError(
-                f"PYNQ 4.0 or newer is needed for this device ({e}): it comes with the board's image"
+                f"PYNQ cannot be imported ({e}): it comes with the board's image, in an environment of its own "
+                "(docs/boards-reference.md, PYNQ)"
             ) from None
+        if not hasattr(server, "VersalDevice"):
+            if not os.environ.get("XILINX_XRT"):  # PYNQ looks at it once, when it is imported
+                raise BoardError(
+                    "XILINX_XRT is not set, without which PYNQ has no devices: export XILINX_XRT=/usr, or another "
+                    "folder whose lib holds XRT's libraries, and start again"
+                )
+            version = getattr(self._pynq, "__version__", "of unknown version")
+            raise BoardError(f"PYNQ {version} has no Versal devices: 4.0 or newer is needed")
+        self._versal: Any = server.VersalDevice
         self._index = index
         self._overlay: Any = None
         self._kernel: Any = None

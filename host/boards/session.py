@@ -364,7 +364,7 @@ class Session:
         if found != expected.fingerprint:
             raise BoardMismatch(
                 f"this rsn has overlay {expected.label}, the bitstream has fingerprint {found}, so another version or "
-                "other sources: build the bitstream again (make -C hw/versal xclbin), or use the rsn it was built "
+                f"other sources: build the bitstream again ({self.profile.source}), or use the rsn it was built "
                 f"with; or, if {self.bitstream} is of this rsn, write its BOOT.BIN to the card, because another image "
                 f"is booted, and {RESTART}"
             )
@@ -416,14 +416,14 @@ class Session:
         y = program.buffer("y")
         unset = np.full(y.size, np.nan, np.float32)
         device.write(helds[INSTRUCTIONS].handle, 0, program.image)
-        for name, flat in {**trial_inputs(), "y": unset}.items():
+        for name, flat in {**trial_inputs(program), "y": unset}.items():
             buffer = program.buffer(name)
             device.write(helds[buffer.bank].handle, 4 * program.place(buffer).start, flat)
         self.run(helds, lists, min(PROBE_S, self.profile.timeout_s))
         flat = np.empty(y.size, np.float32)
         came = device.read(helds[y.bank].handle, 4 * program.place(y).start, flat)
         self.release(helds.values(), self.age)
-        return wrong(flat) if came == flat.nbytes else f"{came} of {flat.nbytes} bytes came back"
+        return wrong(program, flat) if came == flat.nbytes else f"{came} of {flat.nbytes} bytes came back"
 
 
 def recorded(profile: Profile, xclbin: Xclbin | None, facts: DeviceFacts) -> dict[str, str]:

@@ -116,8 +116,8 @@ def _check_board(name: str) -> None:
     if profile not in PROFILES and not profile.endswith(".toml"):
         raise BoardError(f"no board {name!r}; there are sim, csim, {', '.join(PROFILES)}, and profiles (.toml)")
     find_profile(profile)
-    if kind and kind not in REAL | IN_PROCESS:
-        raise BoardError(f"no device {device!r}; there are {', '.join(REAL | IN_PROCESS)}")
+    if kind and kind not in (*REAL, *IN_PROCESS):
+        raise BoardError(f"no device {device!r}; there are {', '.join((*REAL, *IN_PROCESS))}")
 
 
 def backend(

@@ -158,7 +158,7 @@ def test_a_board(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as it can be had here: what asks XRT says that there is a device."""
     monkeypatch.setattr(doctor, "_TRY_XRT", "print('noise'); print('\\nlibrary 2.17.0'); print('\\ndevice 0')")
     said, rows = asked()
-    assert said["runs"] == ["sim", "vck190", "vck190-isca25"]
+    assert said["runs"] == ["sim", "vck190", "vck190-isca25", "vck190-xnn2"]
     assert rows["bitstream"]["mend"] == "rsn run --xclbin FILE, or export RSN_XCLBIN=FILE"
     for path, problem in ((machine / "none", "none"), (machine / "bin", "bin"), (machine / "x", "x: ")):
         (machine / "x").write_bytes(b"nothing")

@@ -28,7 +28,7 @@ def attention(overlay: Overlay = XNN, seed: int = 4) -> Built:
         Gemm(n, "x", n, rng.standard_normal((64, 64)).astype(np.float32) / 8, np.zeros(64, np.float32)) for n in "qkv"
     ]
     layers = (*qkv, AttentionLayer("a", "q", "k", "v", "y", 1, 64, overlay is XNN))
-    seq = SEQ if overlay is XNN else 256
+    seq = 256 if overlay is XNN_BASE else SEQ
     return build(LayerGraph(2, seq, {"x": 64}, (Output("y"),), layers), overlay, PAPER)
 
 

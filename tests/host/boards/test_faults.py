@@ -442,7 +442,7 @@ def test_the_command_line_says_that_the_board_is_at_fault(command: Callable[...,
     hasty.write_text('base = "vck190"\ntimeout_s = 1.5\n', encoding="utf-8")
     for board, message in (
         (f"{hasty}@sim", "error: hasty: the kernel did not end in 1.5 s"),
-        ("vck191", "error: no board 'vck191'; there are sim, csim, vck190, vck190-isca25"),
+        ("vck191", "error: no board 'vck191'; there are sim, csim, vck190, vck190-isca25, vck190-xnn2"),
         ("vck190@gpu", "error: no device 'gpu'"),
     ):
         done = CliRunner().invoke(main, command(board)[3:], catch_exceptions=False)

@@ -20,9 +20,11 @@ from rsn.host.boards.session import Session
 from rsn.host.boards.xrt import XrtBoard
 from rsn.host.runner import Runner
 from rsn.isa.overlays import XNN, XNN_BASE
+from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.program import Buffer, Layout, Program, Role
 from rsn.scheduler.build import Built, build
 from rsn.scheduler.schedule import PAPER
+from rsn.tests.effort import long
 from rsn.tests.hw.examples import encoder, example
 
 from .faulty import Faulty, raising
@@ -55,6 +57,14 @@ def test_an_unextended_program_of_the_larger_overlay_runs_on_the_published_image
         np.testing.assert_array_equal(runner.run({"x": X}).outputs["y"], outputs(base(), X, "sim"))
 
 
+@pytest.mark.parametrize(("board", "device"), [("sim", "vck190-xnn2@sim"), long("csim", "vck190-xnn2@csim")])
+def test_same_bits_on_xnn2(board: str, device: str) -> None:
+    """Attention and products that MMEs sum, by op lists with repeats."""
+    built = attention(XNN2)
+    assert any(op.first_depth > 1 for ops in built.program.preloaded.values() for op in ops)
+    np.testing.assert_array_equal(outputs(built, X, device), outputs(built, X, board))
+
+
 @pytest.mark.parametrize("name", ["fig10", "encoder"])
 def test_programs_of_every_kind(name: str) -> None:
     """Fig. 10, written by hand; two encoder layers with residuals, whose previous-layer weights some tiles hold."""
@@ -74,7 +84,7 @@ def test_programs_of_every_kind(name: str) -> None:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Faulty:
     faulty = Faulty()
-    monkeypatch.setitem(named.IN_PROCESS, "sim", lambda index: faulty)
+    monkeypatch.setitem(named.IN_PROCESS, "sim", lambda profile: faulty)
     return faulty
 
 

@@ -17,12 +17,14 @@ from rsn.host.boards import open_board
 from rsn.host.boards.device import BoardMismatch
 from rsn.host.boards.match import match_program, match_xclbin
 from rsn.host.boards.probes import terminators
-from rsn.host.boards.profile import PROFILES, VCK190, VCK190_ISCA25, Profile, find_profile
-from rsn.host.boards.tiles import HOLDS_WEIGHT, op_lists, parameters
+from rsn.host.boards.profile import PROFILES, VCK190, VCK190_ISCA25, VCK190_XNN2, Profile, find_profile
+from rsn.host.boards.tiles import op_lists, parameters, weight_flag
 from rsn.host.boards.xclbin import HEADER, HEADER_AT, SECTION, read_xclbin
 from rsn.hw.versal.csim.machine import Native
 from rsn.isa.overlays import FIG6, XNN, XNN_BASE
 from rsn.isa.overlays.xnn.formats import Ddr, Lpddr, MemA, MemB, MemC, MeshA, MeshB, Mme
+from rsn.isa.overlays.xnn2 import XNN2
+from rsn.isa.overlays.xnn2.mme import LaneMme
 from rsn.isa.packet import Packet, encode_image
 from rsn.isa.program import Buffer, Program
 from rsn.isa.verify import require
@@ -30,6 +32,8 @@ from rsn.isa.versal.board import ARGUMENTS
 
 from .programs import attention, base
 from .xclbins import OURS, PUBLISHED, Made
+
+ROOT = Path(__file__).parents[3]
 
 # -- programs
 
@@ -113,6 +117,15 @@ def test_an_extended_program_on_the_published_image() -> None:
         "the program uses opcodes that overlay xnn adds to xnn-base; board vck190-isca25 has only xnn-base: compile it "
         "with --overlay xnn-base, or run it on a bitstream of xnn (--board vck190)"
     )
+
+
+def test_each_machine_has_a_board() -> None:
+    """Both bitstreams of hw/versal: whoever names the wrong one is told the right one."""
+    of_xnn, of_xnn2 = attention().program, attention(XNN2).program
+    match_program(of_xnn2, VCK190_XNN2)
+    assert refusal(of_xnn2, VCK190).endswith("; or run it on a bitstream of xnn2 (--board vck190-xnn2)")
+    assert refusal(of_xnn, VCK190_XNN2).endswith("; or run it on a bitstream of xnn (--board vck190)")
+    assert VCK190_XNN2.source in (ROOT / "docs" / "boards-reference.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +298,7 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"base = None is not a profile; there are vck190, vck190-isca25"),
+        ("", r"base = None is not a profile; there are vck190, vck190-isca25, vck190-xnn2"),
         ('base = "zcu102"', r"base = 'zcu102'"),
         (
             'base = "vck190"\nclock = 3',
@@ -308,7 +321,10 @@ def test_mistakes_in_a_profile(tmp_path: Path, text: str, message: str) -> None:
 
 def test_names_of_boards(tmp_path: Path) -> None:
     for name, message in (
-        ("vck191", "no board 'vck191'; there are sim, csim, vck190, vck190-isca25, and profiles of your own"),
+        (
+            "vck191",
+            "no board 'vck191'; there are sim, csim, vck190, vck190-isca25, vck190-xnn2, and profiles of your own",
+        ),
         ("vck190@gpu", "no device 'gpu'; a board is PROFILE@DEVICE"),
         ("vck190@sim:x", "no device 'sim:x'"),
         (str(tmp_path / "none.toml"), "none.toml: No such file"),
@@ -336,6 +352,15 @@ def test_op_lists_come_back_from_the_tiles(lists: dict[str, tuple[Mme, ...]]) ->
     assert op_lists(told, XNN, "G") == {mme: ops for mme, ops in lists.items() if ops}
 
 
+def test_op_lists_of_two_words_and_with_repeats() -> None:
+    """The count is of ops, as the control program of xnn2 reads it, and no tile has a flag of its own."""
+    ops = LaneMme(first=3, first_depth=2, n64=1), LaneMme(second=1, second_depth=255), LaneMme(length=2, times=4095)
+    told = parameters(Program(XNN2, (), {"MME3": ops}), "G")
+    words = told["G.FG[3][1][1].k1.in[3]"]
+    assert words[:8].tolist() == [0, 3, *(w for op in ops for w in op.encode())]
+    assert op_lists(told, XNN2, "G") == {"MME3": ops}
+
+
 def test_what_a_tile_is_told() -> None:
     """Contract section 2: print code, count, ops; bit 26 exactly where cascade index = column lane; ports by name."""
     op = Mme(a_iter=1, b_iter=2, k_iter=3, acc_a=1, acc_b=1, prev=1, load_prev=1)
@@ -345,10 +370,10 @@ def test_what_a_tile_is_told() -> None:
             for cascade in range(4):
                 words = told[f"G.FG[4][{row}][{column}].k{cascade}.in[{2 if cascade == 0 else 3}]"]
                 assert (words.dtype, len(words)) == (np.uint32, 512)
-                holds = HOLDS_WEIGHT if cascade == column else 0
+                holds = weight_flag(XNN) if cascade == column else 0
                 assert words[:3].tolist() == [0, 1, op.encode()[0] | holds]
                 assert not words[3:].any()
-    assert HOLDS_WEIGHT == 1 << 26
+    assert weight_flag(XNN) == 1 << 26
     assert not told["G.FG[3][0][0].k0.in[2]"].any()
 
 

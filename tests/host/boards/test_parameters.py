@@ -125,7 +125,8 @@ def test_threads_with_programs_of_their_own() -> None:
 
 def test_one_mme_with_another_list() -> None:
     """Of two programs that differ in the list of one MME, its 64 tiles are written; each computes what it should."""
-    first, given = trial_program(VCK190.overlay), trial_inputs()
+    first = trial_program(VCK190.overlay)
+    given = trial_inputs(first)
     inside = dataclasses.replace(first.preloaded["MME5"][0], acc_k=1)  # one product is also a sum
     second = dataclasses.replace(first, preloaded={**first.preloaded, "MME5": (inside,)})
     assert differ(first, second) == 64
@@ -135,7 +136,7 @@ def test_one_mme_with_another_list() -> None:
         board.load(program, {"w": given["w"]})
     for i, written in ((0, "384"), (1, "64"), (1, "0"), (0, "64")):
         outputs, ran = boards[i].run(first.image, {"x": given["x"]})
-        assert (ran.facts["parameters_written"], wrong(outputs["y"])) == (written, "")
+        assert (ran.facts["parameters_written"], wrong(first, outputs["y"])) == (written, "")
 
 
 @pytest.mark.parametrize("profile", sampled([VCK190, SYNC], [VCK190]), ids=lambda p: p.parameters)

@@ -122,8 +122,21 @@ def load(pdi: Path) -> BoardError:
     return caught.value
 
 
-def test_without_pynq() -> None:
-    with pytest.raises(BoardError, match=r"PYNQ 4\.0 or newer is needed .*board's image"):
+def test_without_pynq(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynq", None)
+    with pytest.raises(BoardError, match=r"PYNQ cannot be imported .*board's image"):
+        PynqDevice()
+
+
+def test_without_versal_devices(likeness: Likeness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYNQ 4.0 has them where XILINX_XRT is set when it is imported; before 4.0 there are none."""
+    del likeness.module.pl_server.VersalDevice
+    likeness.module.__version__ = "3.1.2"
+    monkeypatch.delenv("XILINX_XRT", raising=False)
+    with pytest.raises(BoardError, match=r"^XILINX_XRT is not set, without which PYNQ has no devices: export"):
+        PynqDevice()
+    monkeypatch.setenv("XILINX_XRT", "/usr")
+    with pytest.raises(BoardError, match=r"^PYNQ 3\.1\.2 has no Versal devices: 4\.0 or newer is needed$"):
         PynqDevice()
 
 
