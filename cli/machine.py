@@ -11,7 +11,7 @@ import click
 from ..base.errors import ResourceError
 from ..isa.overlay import Overlay
 from ..isa.overlays.file import without_hardware
-from ..machine.resources import Deviation, ResourceUse, budget, require_fits
+from ..machine.resources import Chip, ClockPlan, Deviation, ResourceUse, budget, plan, require_fits
 from .shown import picked
 
 
@@ -23,6 +23,7 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
         raise ResourceError(f"overlay {overlay.name} names no device: its resources cannot be compared with one")
     rows = budget(overlay.resources(overlay), device)
     deviations = list(overlay.deviations())
+    planned = plan(rows, device)
     errors = {d.resource: d.error for d in deviations if not d.unit}
     if as_json:
         facts = {
@@ -31,6 +32,12 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
             "fits": all(row.share <= 1 for row in rows),
             "resources": {row.resource: _facts(row, errors.get(row.resource)) for row in rows},
             "deviations": [picked(d, "resource", "unit", "published", "estimated", "error") for d in deviations],
+            "hard_blocks": {"share": planned.average, "guideline": device.guidelines.average},
+            "limit": planned.limit,
+            "of_guideline": planned.used,
+            "guidelines": device.guidelines.source,
+            "clock_hz": planned.clock_hz,
+            "clock_reason": planned.reason,
         }
         click.echo(json.dumps(facts))
     else:
@@ -48,12 +55,26 @@ def show_resources(overlay: Overlay, as_json: bool) -> None:
             click.echo(f"\n{row.resource}: available according to {row.capacity.source}")
             for part, amount in row.parts.items():
                 click.echo(f"{amount:>9}  {part}")
+        _show_plan(planned, rows, device)
     try:
         require_fits(rows, device)
     except ResourceError as e:
         if not without_hardware(overlay):
             raise
         click.echo(f"warning: {e}", err=True)
+
+
+def _show_plan(planned: ClockPlan, rows: Sequence[ResourceUse], device: Chip) -> None:
+    """Print how full the device is by the vendor's guidelines, and the clock to plan with."""
+    click.echo("\nwhat a router would say: share, guideline, and the part of it that is used")
+    shown = [(row.resource, row.share, row.capacity.guideline) for row in rows]
+    shown.append(("average", planned.average, device.guidelines.average))
+    for (name, share, guideline), used in zip((x for x in shown if x[2]), planned.used.values(), strict=True):
+        click.echo(f"{name:<10}{share:>6.0%}{guideline:>7.0%}{used:>8.2f}")
+    click.echo(f"average: of {', '.join(device.guidelines.hard)}, the hard blocks")
+    click.echo(f"guidelines: {device.guidelines.source}")
+    click.echo(f"limit: {planned.limit}; the published implementation uses {planned.routed:.2f} of a guideline at most")
+    click.echo(f"clock to plan with, an estimate: {planned.clock_hz / 1e6:.0f} MHz: {planned.reason}")
 
 
 def _show_deviations(deviations: Sequence[Deviation]) -> None:

@@ -1,7 +1,8 @@
 """Resources that a datapath needs, compared with its device; and the time that its units take, by their sources.
 
 An overlay lists its needs part by part (`Overlay.resources`); a `Chip` lists its capacities. Needs that follow from
-the structure (memories, streams, AIE tiles) are exact. DSPs and LUTs depend on the HLS compiler and are estimates.
+the structure (memories, streams, AIE tiles) are exact. DSPs, LUTs and flip-flops depend on the HLS compiler and are
+estimates. `plan` tells by which of them a router is limited, and the clock that one would plan with.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class Capacity:
     """How much of one resource a device has.
 
     source: where `amount` comes from. published: how much the published implementation uses by the paper. post_route:
-    the same by its report after routing. remark: on these two.
+    the same by its report after routing. remark: on these two. guideline: the share up to which the vendor expects
+    timing to be met without more effort.
     """
 
     amount: int
@@ -27,14 +29,27 @@ class Capacity:
     published: int | None = None
     post_route: int | None = None
     remark: str = ""
+    guideline: float | None = None
+
+
+@dataclass(frozen=True)
+class Guidelines:
+    """What the vendor says of full devices. hard: names of the hard blocks. average: the guideline of their average
+    share. source: of all guidelines."""
+
+    hard: tuple[str, ...]
+    average: float
+    source: str
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip. capacities: by name of the resource."""
+    """A chip. capacities: by name of the resource. routed_hz: the clock of the implementation that they tell of."""
 
     name: str
     capacities: Mapping[str, Capacity]
+    guidelines: Guidelines
+    routed_hz: float
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,60 @@ def require_fits(rows: Iterable[ResourceUse], device: Chip) -> None:
             )
 
 
+HARD_BLOCKS = "hard blocks"
+SLOWER_MHZ = 220, 200, 180
+"""Clocks in MHz to plan with where a device is fuller than the one that was routed: within the guidelines, up to a
+quarter above one of them, and beyond. An estimate: these are clocks that full Versal devices reach, no rule."""
+FAR_ABOVE = 1.25
+
+
+@dataclass(frozen=True)
+class ClockPlan:
+    """What a router would be limited by, and the clock to plan with.
+
+    average: the mean share of the hard blocks. used: share by guideline of each resource that has one, and of the
+    hard blocks. routed: the largest of these of the published implementation. clock_hz: an estimate. reason: why.
+    """
+
+    average: float
+    used: Mapping[str, float]
+    routed: float
+    clock_hz: float
+    reason: str
+
+    @property
+    def limit(self) -> str:
+        """What uses the largest part of its guideline."""
+        return max(self.used, key=self.used.__getitem__)
+
+
+def plan(rows: Iterable[ResourceUse], device: Chip) -> ClockPlan:
+    """The limits of a datapath on its device."""
+    rows = list(rows)
+    average, used = _used({row.resource: row.share for row in rows}, device)
+    _, published = _used({row.resource: (row.capacity.post_route or 0) / row.capacity.amount for row in rows}, device)
+    most, routed, mhz = max(used.values()), max(published.values()), device.routed_hz / 1e6
+    near, above, far = SLOWER_MHZ
+    if most <= routed:
+        clock, reason = mhz, f"the published implementation was routed at {mhz:.0f} MHz, and is as full"
+    elif most <= 1:
+        clock, reason = near, "within the guidelines, but fuller than the published implementation"
+    elif most <= FAR_ABOVE:
+        clock, reason = above, "above a guideline, by less than a quarter of it"
+    else:
+        clock, reason = far, "above a guideline, by more than a quarter of it"
+    return ClockPlan(average, used, routed, clock * 1e6, reason)
+
+
+def _used(shares: Mapping[str, float], device: Chip) -> tuple[float, dict[str, float]]:
+    """The average of the hard blocks, and the parts of guidelines that are used."""
+    hard = device.guidelines.hard
+    average = sum(shares[name] for name in hard) / len(hard)
+    guided = {name: c.guideline for name, c in device.capacities.items()}
+    used = {name: shares[name] / guide for name, guide in guided.items() if guide is not None}
+    return average, {**used, HARD_BLOCKS: average / device.guidelines.average}
+
+
 @dataclass(frozen=True)
 class OperationTime:
     """The time of one operation of a unit, by its C++ sources and in the simulator.
@@ -141,11 +210,19 @@ VC1902 = Chip(
         "AIE": Capacity(400, "tiles", "8 rows of 50; paper section 2.1", 384),
         "PLIO in": Capacity(234, "streams of 64 bit", "paper section 5.3", 192),
         "PLIO out": Capacity(156, "streams of 64 bit", "paper section 5.3", 96),
-        "URAM": Capacity(463, "blocks of 4096 x 72 bit", "AMD product table", 190, 192, "paper: 41 %"),
-        "BRAM": Capacity(967, "blocks of 36 Kbit", "AMD product table", 571, 575, "paper: 59 %"),
-        "DSP": Capacity(1968, "DSP58", "AM004, table 1", 1073, 846),
-        "LUT": Capacity(899_840, "6-input tables", "AMD product table", 494_855, 518_255),
+        "URAM": Capacity(463, "blocks of 4096 x 72 bit", "AMD product table", 190, 192, "paper: 41 %", 0.8),
+        "BRAM": Capacity(967, "blocks of 36 Kbit", "AMD product table", 571, 575, "paper: 59 %", 0.8),
+        "DSP": Capacity(1968, "DSP58", "AM004, table 1", 1073, 846, guideline=0.8),
+        "LUT": Capacity(899_840, "6-input tables", "AMD product table", 494_855, 518_255, guideline=0.7),
+        "FF": Capacity(1_799_680, "flip-flops", "AMD product table", guideline=0.5),
     },
+    Guidelines(
+        ("URAM", "BRAM", "DSP"),
+        0.7,
+        "AMD UG1393 (2024.1), Timing Closure Considerations; the average: report_failfast, whose guidelines may be "
+        "relaxed on a device of one die (UG1399, Implementation Report)",
+    ),
+    routed_hz=260e6,
 )
 """The device of the VCK190, beside what the published implementation uses of it: by the paper, section 5, and by the
 post-route report of the published implementation (Vitis 2024.1, 260 MHz). For URAM and BRAM the paper prints 463 and

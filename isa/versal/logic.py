@@ -1,7 +1,7 @@
-"""How many LUTs and DSPs the pieces of a unit of hw/versal/pl take.
+"""How many LUTs, flip-flops and DSPs the pieces of a unit of hw/versal take.
 
-Three kinds of numbers: counted from the structure of a piece; calibrated on a published figure, which
-`calibration.py` compares with; and rough ones, which nobody has published.
+Four kinds of numbers: of pieces that were synthesised (`pieces.toml`); counted from the structure of a memory;
+calibrated on a published figure, which `calibration.py` compares with; and rough ones, which nobody has published.
 """
 
 from __future__ import annotations
@@ -13,49 +13,51 @@ from math import ceil
 from ...machine.resources import Need
 from ..overlay import Overlay
 from .loop import PipelinedLoop
+from .pieces import NO_CELLS, Cells, next_larger, piece
 from .tiles import BEAT
 
 FLOAT = 32
 WORD_BITS = FLOAT * BEAT
 """Of a word of a memory or stream, and of a beat."""
+BOUND_BITS = 13
+"""Of a column or row, and of their sums with an offset."""
 
-# -- counted
+# -- synthesised
 
+PIECE_BITS, MEMORY_BITS = 64, 112
+"""Of the words of pieces that are counted by the bit, and of memories (`hw/versal/pieces.py`)."""
 SRL_DEPTH = 32
 """Half of the LUTs can each be a shift register of one bit and so many words (AM005, AM011)."""
-FLOAT_COMPARISON = 40
-"""Of float32: 32 bits, and NaN."""
-MASK = 32
-"""Whether an element is valid: its column against the first and the last one of its row."""
-BOUND = 40
-"""The first or the last valid column of a row: a sum of 13 bits, and the smaller or larger of two."""
+FIFO_DEPTHS = (2, 4, 16, SRL_DEPTH)
 
 
-def multiplexer(ways: int) -> float:
-    """LUTs per bit of a choice among so many.
-
-    A LUT has six inputs: four to choose from, and two bits of address. Two choices between two fit one LUT, since they
-    share their address (AM011: two outputs of five common inputs). Versal has no wider multiplexers (AM005)."""
-    return 0.0 if ways < 2 else 0.5 if ways == 2 else ceil((ways - 1) / 3)
+def multiplexer(ways: int, bits: int) -> Cells:
+    """Of a choice among so many words of `bits` bits, and of the register behind it."""
+    return NO_CELLS if ways < 2 else bits / PIECE_BITS * piece("multiplexer", ways)
 
 
-def fifo(width: int, depth: int) -> int:
-    """LUTs of a stream: shift registers where it is short; else block RAM, whose output is either the memory's or the
-    word that has just come in. And pointers."""
-    return width + 20 if depth <= SRL_DEPTH else width // 2 + 50
+def fifo(width: int, depth: int) -> Cells:
+    """Of a stream: registers or shift registers where it is short; else block RAM, whose output is either the memory's
+    or the word that has just come in. And pointers."""
+    if depth > SRL_DEPTH:
+        return piece("fifo in block RAM", width)
+    return piece(f"fifo of {next(d for d in FIFO_DEPTHS if depth <= d)}", width)
 
 
-REGISTER_SLICE = multiplexer(2)
-"""LUTs per bit of an AXI4-Stream port of a kernel. HLS registers all its signals (UG1399: register mode `both` is the
-default), so it can hold a second word, and chooses between the two. Only streams to and from MMEs have such ports;
-others lie between two units of the kernel, and are FIFOs."""
+def register_slice(width: int) -> Cells:
+    """Of an AXI4-Stream port of a kernel. HLS registers all its signals (UG1399: register mode `both` is the default),
+    so it can hold a second word, and chooses between the two. Only streams to and from MMEs have such ports; others lie
+    between two units of the kernel, and are FIFOs."""
+    return piece("register slice", width)
 
 
-def lut_ram(width: int, depth: int) -> int:
-    """LUTs of a memory with a port to write and one to read: eight LUTs hold 64 words of 7 bits (RAM64M8,
-    UG1353), and more words need a multiplexer (AM005)."""
-    parts = ceil(depth / 64)
-    return ceil(width * parts * 8 / 7 + width * multiplexer(parts))
+def lut_ram(width: int, depth: int) -> Cells:
+    """Of a memory in LUTs with a port to write and one to read (RAM32M16, RAM64M8 of UG974; more words need a
+    multiplexer), and of the register behind it."""
+    return width / MEMORY_BITS * next_larger("memory", depth)
+
+
+# -- counted
 
 
 def block_rams(width: int, depth: int) -> int:
@@ -73,50 +75,54 @@ def ultra_rams(width: int, depth: int) -> int:
 
 DIVIDER = 500
 EXP = 500
-"""A divider of float32, and exp with one DSP. From the two kinds of MemC: softmax adds 32 of each, and without it there
-are 13 dividers and 4 exps. A divider that subtracts 26 bits for each of 26 bits would be of 700; exp would then be of
-300, and our machine of 22,000 LUTs less."""
+"""LUTs of a divider of float32, and of exp with one DSP. From the two kinds of MemC: softmax adds 32 of each, and
+without it there are 13 dividers and 4 exps. The divider of the table, with 26 subtractions, is of 807."""
 AXI_PORT = {"LUT": 4939, "BRAM": 15.5}
 """An AXI port: the published figure."""
 
 # -- rough
 
-SQUARE_ROOT = 400
-"""LUTs, of float32: 26 bits of the root, each a subtraction of half as many bits on average; exponent and rounding."""
-FLOAT_ADDER = 250
-"""LUTs, of float32 without a DSP: two shifters of 5 levels, an adder, a count of leading zeros, rounding. Only the
-published implementation has such adders, 28 in a MemC with softmax, so `EXP` and `DIVIDER` depend on this."""
 GLUE = 30
 """LUTs beside a DSP that adds or multiplies: the registers that keep its operands in step, as shift registers."""
 CONTROL = 150
 """LUTs of a loop: its state, counters, addresses."""
-UNIT = 500
-"""LUTs of a unit: fields of its uOPs, its state, the choice of a slot."""
-INSTRUCTION_PATH = 15_000
-"""LUTs of fetch, dispatcher and decoders."""
+LOOP_STATE = 64
+"""Flip-flops of a loop beside one for each step of its pipeline: state, counters, addresses."""
+UNIT = Cells(500, 400)
+"""Of a unit: fields of its uOPs, its state, the choice of a slot."""
+INSTRUCTION_PATH = Cells(15_000, 15_000)
+"""Of fetch, dispatcher and decoders."""
+AXI_PORT_FLOPS = 4939
+"""Flip-flops of an AXI port: as many as LUTs."""
 
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """DSPs and LUTs of an operator, and how many of its inputs change from round to round."""
+    """DSPs and cells of an operator, and how many of its inputs change from round to round."""
 
     dsp: int
-    lut: int
+    cells: Cells
     inputs: int = 2
 
 
+def _in_dsp(luts: int, inputs: int) -> OperatorCost:
+    """An operator that is a DSP: HLS puts registers before its operands and behind its result."""
+    return OperatorCost(1, Cells(luts, (inputs + 1) * FLOAT), inputs)
+
+
+_DIVIDER_FLOPS = piece("divider", FLOAT).ff
 OPERATORS: Mapping[str, OperatorCost] = {
-    "add": OperatorCost(1, GLUE),  # primitive DSP: a DSP58 as DSPFP32
-    "mul": OperatorCost(1, GLUE),
-    "madd": OperatorCost(1, GLUE + GLUE // 2, 3),  # fmadd of UG1399: a DSPFP32 has both
-    "exp": OperatorCost(1, EXP, 1),  # medium use of DSPs
-    "div": OperatorCost(0, DIVIDER),
-    "reciprocal": OperatorCost(0, DIVIDER, 1),
-    "sqrt": OperatorCost(0, SQUARE_ROOT, 1),
-    "add in fabric": OperatorCost(0, FLOAT_ADDER),
-    "compare": OperatorCost(0, FLOAT_COMPARISON + FLOAT // 2),  # and takes the greater one
-    "mask": OperatorCost(0, MASK),
-    "bound": OperatorCost(0, BOUND),
+    "add": _in_dsp(GLUE, 2),  # primitive DSP: a DSP58 as DSPFP32
+    "mul": _in_dsp(GLUE, 2),
+    "madd": _in_dsp(GLUE + GLUE // 2, 3),  # fmadd of UG1399: a DSPFP32 has both
+    "exp": OperatorCost(1, Cells(EXP, _DIVIDER_FLOPS), 1),  # medium use of DSPs; about as many steps as a divider
+    "div": OperatorCost(0, Cells(DIVIDER, _DIVIDER_FLOPS)),
+    "reciprocal": OperatorCost(0, Cells(DIVIDER, _DIVIDER_FLOPS), 1),
+    "sqrt": OperatorCost(0, piece("square root", FLOAT), 1),
+    "add in fabric": OperatorCost(0, piece("adder", FLOAT)),
+    "compare": OperatorCost(0, piece("larger", FLOAT)),  # and takes the greater one
+    "mask": OperatorCost(0, piece("mask", FLOAT)),
+    "bound": OperatorCost(0, piece("bound", BOUND_BITS)),
 }
 """On Versal a DSP58 adds or multiplies in float32 (UG1399: impl=primitivedsp). With impl=meddsp exp takes one DSP: the
 published implementation has 152 DSPs that are not used as DSPFP32, of 4 * 32 exps in softmax and 6 * 4 in gelu."""
@@ -126,8 +132,9 @@ published implementation has 152 DSPs that are not used as DSPFP32, of 4 * 32 ex
 class LoopWork:
     """What a loop computes of one item, and what it moves.
 
-    loop: its name in the table of loops. part: what its LUTs and DSPs are reported as. operators: how many of each.
-    reads, writes: accesses to a buffer.
+    loop: its name in the table of loops. part: what it is reported as. operators: how many of each. reads, writes:
+    accesses to a buffer. choices: ways and bits of those that no operator or access has. kept: bits of registers that
+    hold items or parts of them.
     """
 
     loop: str
@@ -135,29 +142,45 @@ class LoopWork:
     operators: Mapping[str, int] = field(default_factory=dict)
     reads: int = 0
     writes: int = 0
+    choices: Sequence[tuple[int, int]] = ()
+    kept: int = 0
 
 
-def arithmetic(loop: PipelinedLoop, operators: Mapping[str, int]) -> tuple[int, int]:
-    """DSPs and LUTs of what a loop computes. With an interval above 1 HLS shares an operator among as many operations,
+def arithmetic(loop: PipelinedLoop, work: LoopWork) -> tuple[int, Cells]:
+    """DSPs and cells of what a loop computes. With an interval above 1 HLS shares an operator among as many operations,
     and puts a multiplexer before each of its inputs; with rounds the item moves past the operators."""
-    dsp = lut = 0
-    for name, count in operators.items():
+    dsp, cells = 0, Cells(ff=work.kept)
+    for name, count in work.operators.items():
         operator, copies = OPERATORS[name], ceil(count / (loop.ii * loop.rounds))
         dsp += copies * operator.dsp
-        lut += copies * (operator.lut + ceil(operator.inputs * FLOAT * multiplexer(loop.ii)))
+        cells += copies * (operator.cells + multiplexer(loop.ii, operator.inputs * FLOAT))
     if loop.rounds > 1:
-        lut += ceil(WORD_BITS * multiplexer(2))  # a patch is loaded or moves down
-    return dsp, lut
+        cells += piece("patch", WORD_BITS)  # is loaded or moves down
+    for ways, bits in work.choices:
+        cells += multiplexer(ways, bits)
+    return dsp, cells
 
 
-def crossbars(works: Sequence[LoopWork], banks: int, slots: int) -> int:
-    """LUTs between the loops of a unit and its slots: every access has a butterfly between the order of its words and
-    the banks; the side that fills and the side that empties read any slot; any loop that writes may write to a slot."""
-    levels = (banks - 1).bit_length()
+def control(loop: PipelinedLoop) -> Cells:
+    """Of what steers a loop: HLS keeps for each step of the pipeline whether there is an item."""
+    return Cells(CONTROL, LOOP_STATE + loop.fill)
+
+
+def crossbars(works: Sequence[LoopWork], banks: int, slots: int) -> Cells:
+    """Between the loops of a unit and its slots: every access has a butterfly between the order of its words and the
+    banks; the side that fills and the side that empties read any slot; any loop that writes may write to a slot."""
     writers = sum(work.writes for work in works)
     accesses = writers + sum(work.reads for work in works)
-    choices = accesses * levels * multiplexer(2) + 2 * multiplexer(slots) + slots * multiplexer(writers)
-    return ceil(WORD_BITS * choices)
+    of_access = accesses * WORD_BITS / PIECE_BITS * piece("butterfly", banks)
+    return of_access + 2 * multiplexer(slots, WORD_BITS) + slots * multiplexer(writers, WORD_BITS)
+
+
+def cells_of(part: str, cells: Cells) -> Iterator[Need]:
+    """The needs of a part: its LUTs and flip-flops, an estimate."""
+    if cells.lut:
+        yield Need("LUT", ceil(cells.lut), part, True)
+    if cells.ff:
+        yield Need("FF", ceil(cells.ff), part, True)
 
 
 PORTS = {"DDR": 2, "LPDDR": 2, "instructions": 1}
@@ -170,10 +193,11 @@ def axi_ports() -> Iterator[Need]:
     for where, count in PORTS.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
+        yield Need("FF", count * AXI_PORT_FLOPS, f"AXI ports, {where}", True)
 
 
 def instruction_streams(overlay: Overlay, which: int = 1) -> Iterator[Need]:
-    """LUTs of the streams of mOPs and uOPs in front of all decoders and units. which: bits in each that say which of
+    """The streams of mOPs and uOPs in front of all decoders and units. which: bits in each that say which of
     the unit's formats it has."""
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
@@ -181,4 +205,4 @@ def instruction_streams(overlay: Overlay, which: int = 1) -> Iterator[Need]:
             width = 32 * max(words)
             header = 1 + which + 8 + 16  # end, format, window, reuse
             both = fifo(width + header, overlay.mop_fifo_depth) + fifo(width + 1 + which, overlay.uop_fifo_depth)
-            yield Need("LUT", len(units) * both, "streams of instructions", True)
+            yield from cells_of("streams of instructions", len(units) * both)

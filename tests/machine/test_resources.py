@@ -31,9 +31,10 @@ from rsn.isa.overlays.xnn.resources import (
 )
 from rsn.isa.versal.logic import LoopWork, arithmetic, block_rams, multiplexer, ultra_rams
 from rsn.isa.versal.loop import PipelinedLoop
+from rsn.isa.versal.pieces import Cells, piece
 from rsn.isa.versal.tiles import BEAT, BEATS, TILE
 from rsn.machine.description import UnitSpec, memory_of
-from rsn.machine.resources import VC1902, ResourceUse, budget, require_fits
+from rsn.machine.resources import VC1902, Need, ResourceUse, budget, plan, require_fits
 
 
 def rows(overlay: Overlay) -> dict[str, ResourceUse]:
@@ -59,7 +60,7 @@ def test_the_machine_fits(overlay: Overlay) -> None:
     """The published implementation was routed with 58 % of the LUTs, and 92 % of the slices."""
     found = rows(overlay)
     require_fits(found.values(), VC1902)
-    most = {"LUT": 0.68, "DSP": 0.90} if overlay is XNN else {"LUT": 0.50, "DSP": 0.85}
+    most = {"LUT": 0.68, "DSP": 0.90, "FF": 0.50} if overlay is XNN else {"LUT": 0.50, "DSP": 0.85, "FF": 0.40}
     assert all(found[resource].share < share for resource, share in most.items())
 
 
@@ -88,10 +89,12 @@ def of_part(part: str) -> list[LoopWork]:
 
 
 def test_the_error_of_the_estimate() -> None:
-    """Units within 11 %, totals within 6 %."""
+    """Units within 17 %, without MeshA within 11 %, totals within 6 %. A choice of MeshA among seven sources takes 2.5
+    LUTs a bit as synthesised; by its report it has 2.1."""
     found = {(d.resource, d.unit): d.error for d in XNN.deviations()}
     assert {unit for _, unit in found} == {"", "MeshA", "MeshB", "MemC with softmax", "MemC without softmax"}
-    assert max(map(abs, found.values())) < 0.11
+    assert max(abs(error) for (_, unit), error in found.items() if unit != "MeshA") < 0.11
+    assert 0.11 < found["LUT", "MeshA"] < 0.17
     assert all(abs(found[resource, ""]) < 0.06 for resource in ("LUT", "DSP", "BRAM", "URAM"))
     assert list(XNN.deviations()) == list(XNN_BASE.deviations())
 
@@ -155,16 +158,22 @@ def test_an_address_recurs_when_the_pragmas_say(root: Path) -> None:
     assert found == {**loops, "receive": BEATS, "statistics": TILE}  # each row of a tile, before the next part
 
 
-@pytest.mark.parametrize(("ways", "luts"), [(1, 0), (2, 0.5), (3, 1), (4, 1), (5, 2), (8, 3)])
+@pytest.mark.parametrize(("ways", "luts"), [(1, 0), (2, 0.5), (3, 1), (4, 1), (5, 1.5), (8, 2.5)])
 def test_luts_of_a_multiplexer(ways: int, luts: float) -> None:
-    assert multiplexer(ways) == luts
+    assert multiplexer(ways, 1024) == Cells(1024 * luts, 1024 * (ways > 1))
 
 
 def test_an_interval_needs_multiplexers_and_rounds_need_one() -> None:
     operators = {"add": 32}
-    whole, rounds, shared = (arithmetic(PipelinedLoop(ii, 0, "", n), operators) for ii, n in ((1, 1), (1, 8), (8, 1)))
+    work = LoopWork("", "", operators)
+    whole, rounds, shared = (arithmetic(PipelinedLoop(ii, 0, "", n), work) for ii, n in ((1, 1), (1, 8), (8, 1)))
     assert [dsp for dsp, _ in (whole, rounds, shared)] == [32, 4, 4]
-    assert rounds[1] - 32 * BEAT // 2 == shared[1] - 4 * 2 * 32 * multiplexer(8)
+    assert rounds[1] - piece("patch", 32 * BEAT) == shared[1] - 4 * multiplexer(8, 2 * 32)
+
+
+def test_choices_and_registers_of_a_loop_count() -> None:
+    loop = PipelinedLoop(1, 0, "")
+    assert arithmetic(loop, LoopWork("", "", choices=((4, 64),), kept=10)) == (0, Cells(64, 64 + 10))
 
 
 def test_memories_hold_what_is_put_into_them() -> None:
@@ -232,6 +241,30 @@ def test_info_resources_json() -> None:
     assert all(
         sum(r["parts"].values()) == r["needed"] and r["unit"] and r["source"] for r in facts["resources"].values()
     )
+
+
+def test_info_ends_with_a_clock_to_plan_with() -> None:
+    done = CliRunner().invoke(main, ["info", "--resources"])
+    assert re.search(r"^average +79% +70% +1\.13$", done.stdout, re.MULTILINE)
+    *_, limit, clock = done.stdout.splitlines()
+    assert limit.startswith("limit: hard blocks;")
+    assert clock == "clock to plan with, an estimate: 200 MHz: above a guideline, by less than a quarter of it"
+    told = CliRunner().invoke(main, ["info", "--resources", "--json"])
+    facts = json.loads(told.stdout)
+    assert (facts["limit"], facts["clock_hz"]) == ("hard blocks", 200e6)
+    assert facts["of_guideline"]["DSP"] == facts["resources"]["DSP"]["share"] / 0.8
+
+
+@pytest.mark.parametrize(
+    ("lut", "dsp", "limit", "mhz"),
+    [(0.5, 0.4, "LUT", 260), (0.6, 0.4, "LUT", 220), (0.5, 0.9, "DSP", 200), (0.9, 0.2, "LUT", 180)],
+)
+def test_a_fuller_device_is_planned_with_a_slower_clock(lut: float, dsp: float, limit: str, mhz: float) -> None:
+    shares = {"LUT": lut, "DSP": dsp}
+    needs = (Need(name, round(shares.get(name, 0) * c.amount), "") for name, c in VC1902.capacities.items())
+    planned = plan(budget(needs, VC1902), VC1902)
+    assert (planned.limit, planned.clock_hz) == (limit, mhz * 1e6)
+    assert planned.average == pytest.approx(dsp / 3, abs=1e-3)
 
 
 def test_info_refuses_a_datapath_that_cannot_fit(tmp_path: Path) -> None:
@@ -342,7 +375,8 @@ def test_readme_has_these_figures(root: Path) -> None:
     assert f"| {found['PLIO in'].needed}, {found['PLIO out'].needed} | 234, 156 |" in text
     for resource in ("AIE", "URAM", "BRAM", "DSP"):
         assert f"| {found[resource].needed} | {found[resource].capacity.amount} |" in text
-    assert f"| {found['LUT'].needed // 1000},000 | 899,840 |" in text
+    for resource in ("LUT", "FF"):
+        assert f"| {found[resource].needed // 1000},000 | {found[resource].capacity.amount:,} |" in text
     for d in XNN.deviations():
         error = f"{d.error:+.0%}".replace("%", " %").replace("+0", "0").replace("-0", "0")
         row = next(line for line in text.splitlines() if line.startswith(f"| {_NAMES.get(d.resource, d.resource)}"))
@@ -367,9 +401,12 @@ CYCLES: dict[str, tuple[str, ...]] = {
 """Which operations a capability is for, by a piece of their names."""
 
 
+_SHOWN = ("LUT", "FF", "DSP", "BRAM", "URAM")
+
+
 def row_of(name: str, amounts: Mapping[str, int]) -> str:
     """The row of a capability in hw/versal/README.md."""
-    found = [f"{amounts.get(r, 0):,}" if amounts.get(r) else "" for r in ("LUT", "DSP", "BRAM", "URAM")]
+    found = [f"{amounts.get(r, 0):,}" if amounts.get(r) else "" for r in _SHOWN]
     costs = [c for part in CYCLES.get(name, ()) for c in XNN.costs(XNN) if part in c.what]
     assert len(costs) == len(CYCLES.get(name, ()))
     work = "; ".join(f"{c.what.partition(': ')[2]}: {c.cycles:,}" for c in costs)
@@ -380,6 +417,6 @@ def test_readme_shows_what_each_capability_takes(root: Path) -> None:
     text = (root / "hw/versal/README.md").read_text(encoding="utf-8")
     found = added(XNN, XNN_BASE)
     names = sorted(found, key=lambda name: -found[name].get("LUT", 0))
-    total = {r: sum(amounts.get(r, 0) for amounts in found.values()) for r in ("LUT", "DSP", "BRAM", "URAM")}
+    total = {r: sum(amounts.get(r, 0) for amounts in found.values()) for r in _SHOWN}
     expected = [*(row_of(name, found[name]) for name in names), row_of("in all", total)]
     assert "\n".join(expected) in text

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ....machine.description import UnitSpec, memory_of
 from ....machine.resources import Need
 from ...overlay import Overlay
-from ...versal.logic import CONTROL, FLOAT, WORD_BITS, LoopWork, arithmetic, crossbars, lut_ram, multiplexer, ultra_rams
+from ...versal.logic import FLOAT, WORD_BITS, LoopWork, arithmetic, cells_of, control, crossbars, lut_ram, ultra_rams
+from ...versal.pieces import NO_CELLS, Cells, piece
 from ...versal.tiles import BEAT
 from .cycles import LOOPS
 from .mem_c import MemCStore
@@ -28,7 +29,7 @@ class Extension:
 
     name: what its resources are reported as. kind: of the units that have it. works: what its loops do. arrays: of a
     number per row, as (banks, depth) each. softmax: only units that compute one have it. table: it brings a third
-    buffer. luts: further ones, with no loop.
+    buffer. cells: further ones, with no loop of the table.
     """
 
     name: str
@@ -37,15 +38,14 @@ class Extension:
     arrays: Sequence[tuple[int, int]] = ()
     softmax: bool = False
     table: bool = False
-    luts: int = 0
+    cells: Cells = NO_CELLS
 
 
 ROWS = (4, 128)
 """A number per row of a MemC: patch_rows and row_patches of pl/mem_c.h."""
 NUMBERS = (2, 128)
 """A number per row of a MemA: `Numbers` of pl/row_norm.h."""
-PATCH = int(WORD_BITS * multiplexer(2))
-"""LUTs of a second patch that is loaded or moves down beside that of its loop."""
+ROTATE = LOOPS["rotate"]
 
 EXTENSIONS = (
     Extension("gate", "MemC", (LoopWork("activation", "gate", {"mul": 32}, reads=1),)),
@@ -54,9 +54,9 @@ EXTENSIONS = (
         "MemC",
         (LoopWork("rotate", "rotation", {"mul": 64, "add": 32}, 1, 1),),
         table=True,
-        luts=PATCH + CONTROL,
+        cells=piece("patch", WORD_BITS) + control(ROTATE),  # a second patch beside that of its loop
     ),
-    Extension("norm of heads", "MemC", luts=2 * CONTROL),
+    Extension("norm of heads", "MemC", cells=2 * control(ROTATE)),
     Extension("statistics of rows", "MemC", (LoopWork("statistics", "statistics of rows"),)),
     Extension(
         "norm at a load",
@@ -108,17 +108,17 @@ def needs(unit: UnitSpec, works: Sequence[LoopWork], *, softmax: bool) -> Iterat
         if extension.kind != unit.kind or (extension.softmax and not softmax):
             continue
         part = f"{extension.name} in {unit.kind}"
-        luts = extension.luts
+        cells = extension.cells
         for work in extension.works:
-            dsp, lut = arithmetic(LOOPS[work.loop], work.operators)
+            dsp, computing = arithmetic(LOOPS[work.loop], work)
             yield Need("DSP", dsp, part, True)
-            luts += lut + CONTROL
-        luts += sum(banks * lut_ram(FLOAT, depth) for banks, depth in extension.arrays)
+            cells += computing + control(LOOPS[work.loop])
+        cells += sum((banks * lut_ram(FLOAT, depth) for banks, depth in extension.arrays), start=NO_CELLS)
         so_far += extension.works
         after = crossbars(so_far, memory.banks, memory.slots)
-        luts, before = luts + after - before, after
+        cells, before = cells + after - before, after
         if extension.table:
-            luts += crossbars(TABLE, TABLE_BANKS, 1)
+            cells += crossbars(TABLE, TABLE_BANKS, 1)
             depth = memory.rows * memory.columns // BEAT
             yield Need("URAM", TABLE_BANKS * ultra_rams(WORD_BITS // TABLE_BANKS, depth), part)
-        yield Need("LUT", luts, part, True)
+        yield from cells_of(part, cells)

@@ -1,26 +1,23 @@
 """What each part of the XNN machine takes of a VC1902, as the sources in hw/versal describe it.
 
 Memories: a slot lies in two banks of 512 bit, or in eight of 128 where it is filled transposed; the slots of a unit are
-memories of their own. Streams of 1024 bit deep enough for a block or a tile are block RAM. LUTs and DSPs: what the
-loops of a unit compute and move, by the numbers of `logic.py`; `calibration.py` tells how far that is from published
-figures.
+memories of their own. Streams of 1024 bit deep enough for a block or a tile are block RAM. LUTs, flip-flops and DSPs:
+what the loops of a unit compute and move, by the numbers of `logic.py`; `calibration.py` tells how far that is from
+published figures.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil
 
 from ....machine.description import Stream, UnitSpec, memory_of
 from ....machine.resources import Need
 from ...overlay import Overlay
 from ...packet import Header
 from ...versal.logic import (
-    CONTROL,
     FLOAT,
     INSTRUCTION_PATH,
-    REGISTER_SLICE,
     TILES_PER_MME,
     UNIT,
     WORD_BITS,
@@ -28,14 +25,18 @@ from ...versal.logic import (
     arithmetic,
     axi_ports,
     block_rams,
+    cells_of,
+    control,
     crossbars,
     fifo,
     instruction_streams,
     lut_ram,
     multiplexer,
+    register_slice,
     ultra_rams,
 )
 from ...versal.loop import PipelinedLoop
+from ...versal.pieces import NO_CELLS
 from ...versal.tiles import BEAT, BLOCK_WORDS, LANES, ROW_TOKEN
 from . import extensions
 from .cycles import LOOPS
@@ -113,7 +114,7 @@ def streams(overlay: Overlay, short: bool = False) -> Iterator[Need]:
         depth = s.depth * s.token.word_elements // (width_of(s) // FLOAT)
         if not short:
             yield Need("BRAM", block_rams(width_of(s), depth), part)
-        yield Need("LUT", fifo(width_of(s), 2 if short else depth), "streams between units", True)
+        yield from cells_of("streams between units", fifo(width_of(s), 2 if short else depth))
 
 
 def width_of(stream: Stream) -> int:
@@ -124,7 +125,7 @@ def width_of(stream: Stream) -> int:
 def outside(overlay: Overlay) -> Iterator[Need]:
     """The adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of mOPs and uOPs."""
     yield from axi_ports()
-    yield Need("LUT", INSTRUCTION_PATH, "fetch, dispatcher, decoders", True)
+    yield from cells_of("fetch, dispatcher, decoders", INSTRUCTION_PATH)
     yield from instruction_streams(overlay, FORMAT if extensions.extended(overlay) else 1)
 
 
@@ -141,27 +142,28 @@ def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
 def mem_c(
     overlay: Overlay, unit: UnitSpec, loops: Mapping[str, PipelinedLoop], works: Sequence[LoopWork], row_arrays: int
 ) -> Iterator[Need]:
-    """LUTs and DSPs of a MemC. loops: intervals and rounds. works: what its loops do. row_arrays: how many it has."""
+    """What a MemC takes. loops: intervals and rounds. works: what its loops do. row_arrays: how many it has."""
     for work in works:
-        dsp, lut = arithmetic(loops[work.loop], work.operators)
+        dsp, cells = arithmetic(loops[work.loop], work)
         yield Need("DSP", dsp, f"{work.part} in MemC", True)
-        yield Need("LUT", lut + CONTROL, f"{work.part} in MemC", True)
-    yield Need("LUT", row_arrays * ROW_BANKS * lut_ram(FLOAT, ROW_DEPTH), "numbers of rows in MemC", True)
+        yield from cells_of(f"{work.part} in MemC", cells + control(loops[work.loop]))
+    yield from cells_of("numbers of rows in MemC", row_arrays * ROW_BANKS * lut_ram(FLOAT, ROW_DEPTH))
     yield from ring(overlay, unit, works)
 
 
 def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[LoopWork]) -> Iterator[Need]:
-    """LUTs between the ports of a unit with slots and its slots."""
+    """What lies between the ports of a unit with slots and its slots."""
     memory = memory_of(unit)
-    yield Need("LUT", crossbars(works, memory.banks, memory.slots), f"crossbars of {unit.kind}", True)
-    yield frame(overlay, unit)
+    yield from cells_of(f"crossbars of {unit.kind}", crossbars(works, memory.banks, memory.slots))
+    yield from frame(overlay, unit)
 
 
-def frame(overlay: Overlay, unit: UnitSpec) -> Need:
-    """LUTs of a unit's state, and of its ports to or from MMEs."""
+def frame(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
+    """A unit's state, and its ports to or from MMEs."""
     of_unit = [s for s in overlay.streams if unit.name in (s.src, s.dst)]
-    bits = sum(width_of(s) for s in of_unit if "MME" in (overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind))
-    return Need("LUT", ceil(REGISTER_SLICE * bits) + UNIT, f"ports and state of {unit.kind}", True)
+    ports = [s for s in of_unit if "MME" in (overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind)]
+    cells = sum((register_slice(width_of(s)) for s in ports), start=UNIT)
+    yield from cells_of(f"ports and state of {unit.kind}", cells)
 
 
 def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
@@ -171,9 +173,9 @@ def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
         works = (*works, *SOFTMAX)
     if softmax and extended:
         works = (*(w for w in works if w.loop not in ("store", "send", "softmax_scale")), LATE_PRODUCT)
-        luts = ceil((WORD_BITS + LATE_ROWS * FLOAT) * multiplexer(2))  # beat or word; whose rows' factors
-        luts += LATE_ARRAYS * ROW_BANKS * lut_ram(FLOAT, ROW_DEPTH)
-        yield Need("LUT", luts, f"{LATE_PRODUCT.part} in MemC", True)
+        cells = multiplexer(2, WORD_BITS + LATE_ROWS * FLOAT)  # beat or word; whose rows' factors
+        cells += LATE_ARRAYS * ROW_BANKS * lut_ram(FLOAT, ROW_DEPTH)
+        yield from cells_of(f"{LATE_PRODUCT.part} in MemC", cells)
     yield from mem_c(overlay, unit, {**LOOPS, **BASE_LOOPS}, works, (1 + softmax) * ROW_ARRAYS)
     if extended:
         yield from extensions.needs(unit, works, softmax=softmax)
@@ -182,32 +184,34 @@ def _mem_c(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     """A MemA or MemB. A slot of two banks is not filled transposed."""
     works = FILL_AND_SEND if memory_of(unit).banks == 2 else FILL_ANYHOW_AND_SEND
-    yield Need("LUT", CONTROL * sum(w.reads + w.writes for w in works), f"crossbars of {unit.kind}", True)
+    cells = sum(((w.reads + w.writes) * control(LOOPS[w.loop]) for w in works), start=NO_CELLS)
+    yield from cells_of(f"crossbars of {unit.kind}", cells)
     yield from ring(overlay, unit, works)
     if extensions.extended(overlay):
         yield from extensions.needs(unit, works, softmax=False)
 
 
 def mesh(overlay: Overlay, unit: UnitSpec, *, full: bool = False) -> Iterator[Need]:
-    """LUTs of a Mesh: each destination chooses among the sources that have a route to it. full: among all sources."""
+    """A Mesh: each destination chooses among the sources that have a route to it. full: among all sources."""
     sinks = [s.dst for s in overlay.streams if s.src == unit.name]
     sources = sum(s.dst == unit.name for s in overlay.streams)
     ways = [sources if full else sum(to == sink for _, to in unit.routes or ()) for sink in sinks]
-    choice = ceil(WORD_BITS * sum(multiplexer(n) for n in ways)) + CONTROL
-    yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
-    yield frame(overlay, unit)
+    choice = sum((multiplexer(n, WORD_BITS) for n in ways), start=control(LOOPS["mesh"]))
+    yield from cells_of(f"choice of sources in {unit.kind}", choice)
+    yield from frame(overlay, unit)
 
 
 def _off_chip(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
     ways = sum(s.dst == unit.name for s in overlay.streams)  # whose words can be stored
-    yield Need("LUT", ceil(WORD_BITS * multiplexer(ways)) + 2 * CONTROL, f"choice of sources in {unit.kind}", True)
-    yield frame(overlay, unit)
+    choice = multiplexer(ways, WORD_BITS) + 2 * control(LOOPS["port"])
+    yield from cells_of(f"choice of sources in {unit.kind}", choice)
+    yield from frame(overlay, unit)
     if unit.capability("keep_rows") is not None:
         part = f"single rows in {unit.kind}"
         yield Need("BRAM", block_rams(WORD_BITS, BLOCK_WORDS), part)
         # the table, a line of a word, and the loops of chunks and rows with the address of a row
-        luts = lut_ram(ROW_BITS, TABLE_ROWS) + ceil(WORD_BITS / 2 * multiplexer(2)) + 2 * CONTROL
-        yield Need("LUT", luts, part, True)
+        cells = lut_ram(ROW_BITS, TABLE_ROWS) + multiplexer(2, WORD_BITS // 2) + 2 * control(LOOPS["port"])
+        yield from cells_of(part, cells)
 
 
 def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:

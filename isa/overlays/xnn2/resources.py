@@ -11,16 +11,13 @@ Nobody has synthesised it. This counts the sources in hw/versal/xnn2:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil
 
 from ....machine.description import Stream, UnitSpec, memory_of
 from ....machine.resources import Need
 from ...overlay import Overlay
 from ...packet import MAX_WINDOW
 from ...versal.logic import (
-    CONTROL,
     FLOAT,
-    REGISTER_SLICE,
     SRL_DEPTH,
     TILES_PER_MME,
     UNIT,
@@ -29,13 +26,17 @@ from ...versal.logic import (
     arithmetic,
     axi_ports,
     block_rams,
+    cells_of,
+    control,
     crossbars,
     fifo,
     instruction_streams,
     lut_ram,
     multiplexer,
+    register_slice,
     ultra_rams,
 )
+from ...versal.pieces import NO_CELLS, Cells
 from ...versal.tiles import BEAT, BEATS, TILE
 from ...versal.tiles import LANES as PLIOS
 from .cycles import LOOPS
@@ -54,10 +55,10 @@ LUT_DEPTH = 128
 VECTOR_BITS = 512
 """Of a word of the vectors that C waits for: LPDDR's ports have 512 bit. In words of 1024 bit the same block RAMs would
 be half empty."""
-DECODER = 300
-"""LUTs of a decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000."""
-FETCH = 5000
-"""LUTs of fetch and dispatcher."""
+DECODER = Cells(300, 300)
+"""A decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000 LUTs."""
+FETCH = Cells(5000, 5000)
+"""Fetch and dispatcher."""
 TWO_BEATS = 2
 """What a stream without a FIFO holds."""
 WORD_ROWS = 2
@@ -65,52 +66,113 @@ WORD_ROWS = 2
 ROW_BANKS = 4
 """A beat has four rows, so numbers of rows lie in as many memories."""
 
+VECTOR_WORDS = TILE // BEAT
+"""Words of a vector of a column tile."""
+LINES = TILE * FLOAT // VECTOR_BITS
+"""Of 512 bit in a row of a table."""
+EIGHT = BEAT // ROW_BANKS * FLOAT
+"""Bits of the eight columns that a row of a beat has."""
+
 # What the loops of hw/versal/xnn2 compute for one beat, or for a row.
 ROWS = (
-    LoopWork("rows", "sums in X", {"add": 32}),
+    LoopWork("rows", "sums in X", {"add": 32}, choices=((2, WORD_BITS),)),
     LoopWork(
         "statistics",
         "statistics in X",
         {"mask": 16, "add in fabric": 2, "add": 78 + 2 * 4, "mul": 16 + 2, "madd": 16 + 2},
+        choices=((2, 2 * FLOAT), (8, 4 * FLOAT), (4, 2 * FLOAT)),
+        kept=2 * (2 * WORD_BITS // 2 + ROW_BANKS * FLOAT),
     ),
     LoopWork("rows", "statistics in X", {"add": 3, "mul": 2, "madd": 2, "div": 1}),
 )
 """Statistics: of each element what it is apart from the first one of its 32 columns, some of these in the fabric; of
 eight, a sum and a sum of squares; one in a round, sums of four of those, and from them mean and squares. Those of a row
 are joined with those of its other columns."""
-NORM = LoopWork("send", "norm in X", {"madd": 32})
+NORM = LoopWork("send", "norm in X", {"madd": 32}, choices=((2, WORD_BITS),))
 FACTORS = LoopWork("factors", "norm in X", {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2})
 ROWS_OUT = (NORM, FACTORS)
-COUNTED = LoopWork("store", "norm of rows that are stored", {"reciprocal": 1})
+COUNTED = LoopWork("store", "norm of rows that are stored", {"reciprocal": 1}, choices=((4, 2 * 2 * FLOAT),))
 NORM_STORED = LoopWork(
-    "port", "norm of rows that are stored", {"madd": 32 + 2 * 2, "mul": 2 * 2, "sqrt": 2, "reciprocal": 2}
+    "port",
+    "norm of rows that are stored",
+    {"madd": 32 + 2 * 2, "mul": 2 * 2, "sqrt": 2, "reciprocal": 2},
+    choices=((2, WORD_BITS),),
 )
-WEIGHTS = (LoopWork("send", "last factors in T", {"mul": 32, "add": 1, "exp": 1, "div": 1}),)
-SUMS = (LoopWork("combine", "sums in C", {"add": 32, "madd": 32}),)
+WEIGHTS = (
+    LoopWork(
+        "send",
+        "last factors in T",
+        {"mul": 32, "add": 1, "exp": 1, "div": 1},
+        choices=((2, WORD_BITS), (2, ROW_BANKS * FLOAT), (4, 3 * FLOAT)),
+        kept=2 * 2 * ROW_BANKS * FLOAT,
+    ),
+)
+SUMS = (
+    LoopWork(
+        "combine",
+        "sums in C",
+        {"add": 32, "madd": 32},
+        choices=((VECTOR_WORDS, 2 * EIGHT), (2, 3 * WORD_BITS // 2), (2, 2 * WORD_BITS)),
+    ),
+)
+"""Of bias and scale the part for eight columns is chosen. Of 16 elements: whether there is a result, a scale, a
+residual. The residual moves past the operators, as the result does; what leaves is the sum or the result."""
 FUNCTIONS = (
-    LoopWork("activation", "activation in Post", {"mul": 64, "madd": 192, "add": 32, "exp": 32, "div": 32}),
+    LoopWork(
+        "activation", "activation in Post", {"mul": 64, "madd": 192, "add": 32, "exp": 32, "div": 32}, kept=WORD_BITS
+    ),
     LoopWork("activation", "gate in Post", {"mul": 32}),
-    LoopWork("rotate", "rotation in Post", {"mul": 64, "madd": 64}),
-    LoopWork("head_sums", "norm of heads in Post", {"add": 40, "mul": 8, "madd": 24}),
+    LoopWork(
+        "rotate",
+        "rotation in Post",
+        {"mul": 64, "madd": 64},
+        choices=((32, 2 * FLOAT), (4, 2 * FLOAT), (8, 2 * FLOAT), (4, EIGHT)),
+        kept=3 * WORD_BITS + EIGHT,
+    ),
+    LoopWork(
+        "head_sums",
+        "norm of heads in Post",
+        {"add": 40, "mul": 8, "madd": 24},
+        choices=((8, 2 * FLOAT), (2, 4 * FLOAT)),
+    ),
     LoopWork("head_factors", "norm of heads in Post", {"mul": 2, "madd": 1, "sqrt": 1, "reciprocal": 2}),
 )
-"""A rotation applies the norm of heads and the gains as well."""
+"""A rotation applies the norm of heads and the gains as well: it chooses a cosine, a sine, two gains, and the norm of
+its row and head."""
 PROBABILITIES = (
     LoopWork(
         "softmax",
         "softmax",
         {"mask": 32, "bound": 2, "compare": 32, "exp": 33, "add": 65, "madd": 1},
+        choices=((4, 2 * WORD_BITS), (4, 2 * FLOAT)),
+        kept=4 * WORD_BITS,
     ),
-    LoopWork("softcap", "soft cap", {"mul": 32, "exp": 32, "add in fabric": 48, "add": 16, "div": 32}),
+    LoopWork(
+        "softcap",
+        "soft cap",
+        {"mul": 32, "exp": 32, "add in fabric": 48, "add": 16, "div": 32},
+        choices=((2, WORD_BITS),),
+        kept=WORD_BITS,
+    ),
 )
-"""A maximum that grows takes an exp more, and a product with the sum so far. Most sums of the soft cap are made of
-LUTs: DSPs are scarcer."""
+"""A maximum that grows takes an exp more, and a product with the sum so far. A row of 32 columns is chosen among four,
+and the beat that leaves. Most sums of the soft cap are made of LUTs: DSPs are scarcer."""
 
-TILE_PORTS = (LoopWork("take", "", writes=1), LoopWork("send", "", reads=1))
+TAKE, SEND, STORE = LoopWork("take", "", writes=1), LoopWork("send", "", reads=1), LoopWork("store", "", reads=1)
+WORDS_IN = LoopWork("load", "", writes=1)
 ROW_PORTS = (LoopWork("rows", "", reads=3, writes=1),)
-HEAD_PORTS = (LoopWork("take", "", writes=1), *OF_PORT * (LoopWork("send", "", reads=1),))
-"""Ports of a memory: of X, in the process that holds it, those for XIn, XOut and XStore; of K or V that of KvIn, and
-one KvOut of each memory."""
+HEAD_PORTS = (TAKE, WORDS_IN, *OF_PORT * (SEND,))
+"""Ports of a memory: of X, in the process that holds it, those for XIn, XOut and XStore; of K or V that of KvIn, which
+takes beats or words, and one KvOut of each memory."""
+POST_PORTS = (
+    TAKE,
+    LoopWork("head_sums", "", reads=1),
+    LoopWork("rotate", "", reads=1, writes=1),
+    LoopWork("activation", "", reads=1, writes=1),
+    SEND,
+    STORE,
+)
+TABLE_PORTS = (LoopWork("table", "", writes=2), LoopWork("rotate", "", reads=2))
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -154,30 +216,30 @@ def _rows_in(unit: UnitSpec) -> Iterator[Need]:
     """X has a RAM for each of its two banks, so that one is stored while the other is read. Of each row and bank it
     keeps number of columns, mean and squares. What its ports ask of these memories goes over streams."""
     yield Need("URAM", BANKS * rams(words_of(unit) // BANKS, ultra=True), "rows in X")
-    yield Need("LUT", lut_ram(STATISTIC_BITS, BANKS * TILE), "statistics in X", True)
+    yield from cells_of("statistics in X", lut_ram(STATISTIC_BITS, BANKS * TILE))
     yield from loops(ROWS)
-    yield Need("LUT", crossbars(ROW_PORTS, HALVES, BANKS), "crossbars of X", True)
-    yield Need("LUT", fifo(WORD_BITS + PLACE_BITS, TWO_BEATS), "streams in X", True)
-    yield Need("LUT", fifo(WORD_BITS, ANSWERS) + fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS), "streams in X", True)
+    yield from cells_of("crossbars of X", crossbars(ROW_PORTS, HALVES, BANKS))
+    written = fifo(WORD_BITS + PLACE_BITS, TWO_BEATS) + fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS)
+    yield from cells_of("streams in X", written + fifo(WORD_BITS, ANSWERS))
 
 
 def _asking(unit: UnitSpec) -> Iterator[Need]:
     """A port that reads X asks for places and rows, and gets words and statistics."""
     asked = fifo(PLACE_BITS, TWO_BEATS) + fifo(ROW_BITS, TWO_BEATS)
-    yield Need("LUT", asked + fifo(WORD_BITS, ANSWERS) + fifo(STATISTIC_BITS, ANSWERS), "streams in X", True)
+    yield from cells_of("streams in X", asked + fifo(WORD_BITS, ANSWERS) + fifo(STATISTIC_BITS, ANSWERS))
 
 
 def _rows_out(unit: UnitSpec) -> Iterator[Need]:
     """What a read port of X needs: memory for two factors of each row, and the loops that apply them."""
-    yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm in X", True)
-    yield Need("LUT", fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS), "streams in X", True)
+    yield from cells_of("norm in X", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS))
+    yield from cells_of("streams in X", fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS))
     yield from _asking(unit)
     yield from loops(ROWS_OUT)
 
 
 def _rows_stored(unit: UnitSpec) -> Iterator[Need]:
     """The statistics of all rows are read before; those of two rows go to DDR with each word."""
-    yield Need("LUT", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm of rows that are stored", True)
+    yield from cells_of("norm of rows that are stored", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS))
     yield from _asking(unit)
     yield from loops((COUNTED,))
 
@@ -186,12 +248,7 @@ def _ddr(unit: UnitSpec) -> Iterator[Need]:
     """Rows are stored one lane after another, so one set of operators normalises them, by the statistics that come with
     each word."""
     lanes = sum(x.startswith("XStore") for x in DDR_SOURCES)
-    yield Need(
-        "LUT",
-        ceil(2 * WORD_ROWS * FLOAT * multiplexer(lanes)),
-        "norm of rows that are stored",
-        True,
-    )
+    yield from cells_of("norm of rows that are stored", multiplexer(lanes, 2 * WORD_ROWS * FLOAT))
     yield from loops((NORM_STORED,))
 
 
@@ -199,8 +256,9 @@ def _tiles_in(unit: UnitSpec) -> Iterator[Need]:
     """T. That of an odd lane keeps a maximum of each row and group of 32 columns beside each tile, and the last maximum
     and sum of each row beside the first tile of a head."""
     yield Need("URAM", rams(words_of(unit), ultra=True), "tiles in T")
-    yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of T", True)
-    if unit.index & 1:
+    odd = unit.index & 1
+    yield from cells_of("crossbars of T", crossbars((TAKE, *(WORDS_IN,) * odd, SEND), HALVES, 1))
+    if odd:
         of_rows = memory_of(unit).slots * TILE // ROW_BANKS
         yield Need("BRAM", ROW_BANKS * block_rams(FLOAT, of_rows * GROUPS), "maxima of rows in T")
         yield Need("BRAM", 2 * ROW_BANKS * block_rams(FLOAT, of_rows), "last factors in T")
@@ -213,39 +271,46 @@ def _heads_in(unit: UnitSpec) -> Iterator[Need]:
     halves = TRANSPOSED if keys else HALVES
     blocks = OF_PORT * rams(words_of(unit) // OF_PORT, halves, ultra=not keys)
     yield Need("BRAM" if keys else "URAM", blocks, "keys" if keys else "values")
-    yield Need("LUT", crossbars(HEAD_PORTS, halves, 1), "crossbars of K and V", True)
+    yield from cells_of("crossbars of K and V", crossbars(HEAD_PORTS, halves, 1))
 
 
 def _weights(unit: UnitSpec) -> Iterator[Need]:
     yield Need("BRAM", 2 * rams(BEATS), "tiles in W")
-    yield Need("LUT", crossbars(TILE_PORTS, HALVES, 1), "crossbars of W", True)
+    yield from cells_of("crossbars of W", crossbars((WORDS_IN, SEND), HALVES, 2))
 
 
 def _post(unit: UnitSpec) -> Iterator[Need]:
-    """A tile, for norms of heads and because DDR takes its words in another order; and a table of cosines and sines.
-    Numbers of the rows of two heads."""
+    """A tile, for norms of heads and because DDR takes its words in another order; and a table of cosines and sines,
+    whose lines of even rows wait. Numbers of the rows of two heads. Gains of the columns."""
     yield Need("BRAM", rams(BEATS), "tiles in Post")
     yield Need("BRAM", rams(BEATS), "tables in Post")
-    yield Need("LUT", 2 * crossbars(TILE_PORTS, HALVES, 1), "crossbars of Post", True)
-    yield Need("LUT", 2 * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS), "norm of heads in Post", True)
+    yield from cells_of("crossbars of Post", crossbars(POST_PORTS, HALVES, 1) + crossbars(TABLE_PORTS, HALVES, 1))
+    yield from cells_of("norm of heads in Post", 2 * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS))
+    yield from cells_of("rotation in Post", lut_ram(WORD_BITS, VECTOR_WORDS) + lut_ram(WORD_BITS, LINES))
     yield from loops(FUNCTIONS)
 
 
-def _computes(works: Sequence[LoopWork]) -> Callable[[UnitSpec], Iterator[Need]]:
-    def of(unit: UnitSpec) -> Iterator[Need]:
-        yield from loops(works)
+def _results(unit: UnitSpec) -> Iterator[Need]:
+    """C keeps a bias and a scale of a column tile."""
+    yield from cells_of("sums in C", 2 * lut_ram(WORD_BITS, VECTOR_WORDS))
+    yield from loops(SUMS)
 
-    return of
+
+def _softmax(unit: UnitSpec) -> Iterator[Need]:
+    """Maxima and sums of the rows of a head."""
+    yield from cells_of("softmax", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS))
+    yield from loops(PROBABILITIES)
 
 
 def loops(works: Sequence[LoopWork]) -> Iterator[Need]:
-    """LUTs and DSPs of what loops compute. Works of the same name are one loop."""
+    """What loops compute. Works of the same name are one loop."""
     seen = set[str]()
     for work in works:
-        dsp, lut = arithmetic(LOOPS[work.loop], work.operators)
+        loop = LOOPS[work.loop]
+        dsp, cells = arithmetic(loop, work)
         if dsp:
             yield Need("DSP", dsp, work.part, True)
-        yield Need("LUT", lut + CONTROL * (work.loop not in seen), work.part or "control of loops", True)
+        yield from cells_of(work.part, cells + (work.loop not in seen) * control(loop))
         seen.add(work.loop)
 
 
@@ -257,9 +322,9 @@ UNITS: Mapping[str, Callable[[UnitSpec], Iterator[Need]]] = {
     "XStore": _rows_stored,
     "DDR": _ddr,
     "TIn": _tiles_in,
-    "C": _computes(SUMS),
+    "C": _results,
     "Post": _post,
-    "Soft": _computes(PROBABILITIES),
+    "Soft": _softmax,
 }
 """What the units of a kind have inside. Read ports of T, K and V count with their write ports."""
 
@@ -280,37 +345,35 @@ def is_wide(stream: Stream) -> bool:
 
 
 def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """LUTs of a unit's state, and of the multiplexers behind the streams to it."""
+    """A unit's state, and the multiplexers behind the streams to it."""
     sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
     inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
-    yield Need("LUT", UNIT, "state of units", True)
-    choice = ceil(WORD_BITS * sum(multiplexer(n) for n in inputs))
-    if choice:
-        yield Need("LUT", choice, f"choice of sources in {unit.kind}", True)
+    yield from cells_of("state of units", UNIT)
+    yield from cells_of(f"choice of sources in {unit.kind}", sum((multiplexer(n, WORD_BITS) for n in inputs), NO_CELLS))
 
 
 def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
-    """What the FIFO of a stream takes: LUTs or block RAM, by its width and depth; of one to or from an MME, its
+    """What the FIFO of a stream takes: cells or block RAM, by its width and depth; of one to or from an MME, its
     ports."""
     source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
     part = f"streams {source.kind}->{sink.kind}"
     if "MME" in (source.kind, sink.kind):
         yield Need("PLIO in" if sink.kind == "MME" else "PLIO out", PLIOS, part)
-        yield Need("LUT", ceil(WORD_BITS * REGISTER_SLICE), "ports to and from MMEs", True)
+        yield from cells_of("ports to and from MMEs", register_slice(WORD_BITS))
     elif not is_wide(stream):
         # tokens are counted; of statistics a row goes at a time, of the ends of a head four
         bits = stream.token.word_elements * (FLOAT if stream.token.rows > 1 else 1)
-        held = lut_ram(bits, stream.depth) if bits > 1 and stream.depth > SRL_DEPTH else 0
-        yield Need("LUT", held + fifo(bits, min(stream.depth, SRL_DEPTH)), "streams of tokens and statistics", True)
+        held = lut_ram(bits, stream.depth) if bits > 1 and stream.depth > SRL_DEPTH else NO_CELLS
+        yield from cells_of("streams of tokens and statistics", held + fifo(bits, min(stream.depth, SRL_DEPTH)))
     else:
         width, depth = size_of(overlay, stream)
         if depth <= TWO_BEATS:
-            yield Need("LUT", fifo(width, depth), f"streams {source.kind}->{sink.kind}", True)
+            yield from cells_of(part, fifo(width, depth))
         elif depth <= LUT_DEPTH:
-            yield Need("LUT", lut_ram(width, depth) + fifo(width, depth), part, True)
+            yield from cells_of(part, lut_ram(width, depth) + fifo(width, depth))
         else:
             yield Need("BRAM", block_rams(width, depth), part)
-            yield Need("LUT", fifo(width, depth), part, True)
+            yield from cells_of(part, fifo(width, depth))
 
 
 def size_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
@@ -327,8 +390,8 @@ def size_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
 
 def instruction_path(overlay: Overlay) -> Iterator[Need]:
     """Fetch and dispatcher; a decoder for each unit, with its window; the streams between them."""
-    luts = FETCH
+    cells = FETCH
     for form in overlay.formats:
-        luts += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
-    yield Need("LUT", luts, "fetch, dispatcher, decoders", True)
+        cells += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))
+    yield from cells_of("fetch, dispatcher, decoders", cells)
     yield from instruction_streams(overlay)

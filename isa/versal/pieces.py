@@ -1,0 +1,58 @@
+"""What pieces of a machine take of the fabric, by their synthesis (`pieces.toml`; `hw/versal/pieces.py` makes it)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Cells:
+    """LUTs and flip-flops."""
+
+    lut: float = 0
+    ff: float = 0
+
+    def __add__(self, more: Cells) -> Cells:
+        return Cells(self.lut + more.lut, self.ff + more.ff)
+
+    def __sub__(self, less: Cells) -> Cells:
+        return self + -1 * less
+
+    def __rmul__(self, times: float) -> Cells:
+        return Cells(times * self.lut, times * self.ff)
+
+
+NO_CELLS = Cells()
+
+
+@cache
+def synthesised() -> Mapping[str, Mapping[int, Cells]]:
+    """The table: cells by the name of a piece and its size."""
+    text = tomllib.loads(files(__package__).joinpath("pieces.toml").read_text(encoding="utf-8"))
+    rows = {name: row for name, row in text.items() if isinstance(row, dict)}
+    return {name: {int(size): Cells(*cells) for size, cells in row.items()} for name, row in rows.items()}
+
+
+@cache
+def piece(name: str, size: int) -> Cells:
+    """Cells of a piece: as synthesised where the table has the size, else on a line through its neighbours."""
+    row = synthesised()[name]
+    if size in row:
+        return row[size]
+    pairs = list(pairwise(row))
+    low, high = next((pair for pair in pairs if size < pair[1]), pairs[-1])
+    return row[low] + (size - low) / (high - low) * (row[high] - row[low])
+
+
+@cache
+def next_larger(name: str, size: int) -> Cells:
+    """Cells of the smallest listed piece that is as large: for what comes in steps. Beyond the largest one, as many of
+    these as are needed."""
+    row = synthesised()[name]
+    largest = max(row)
+    return row[min(n for n in row if n >= size)] if size <= largest else -(-size // largest) * row[largest]
