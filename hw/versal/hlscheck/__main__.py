@@ -38,6 +38,9 @@ def main(what: tuple[str, ...], loops: bool) -> None:
             trips = "any number of" if loop.trips is None else loop.trips
             needs = f"II={loop.stated}, needs {'an inner loop unrolled' if loop.needed is None else loop.needed}"
             click.echo(f"{loop.line}: {loop.function}: {needs}; {trips} iterations, {loop.depth} deep")
+        for process, counted in report.processes if loops else ():
+            more = f", and loops without a constant number of iterations: {counted.unknown}" if counted.unknown else ""
+            click.echo(f"{process}: {counted.cycles} cycles{more}")
         click.echo(f"{name}: {len(report.loops)} pipelined loops, {len(report.findings)} findings")
         wrong += len(report.findings)
     sys.exit(1 if wrong else 0)

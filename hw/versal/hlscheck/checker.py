@@ -14,6 +14,7 @@ from ....isa.versal.loop import PipelinedLoop
 from ....isa.versal.tiles import BEATS, BLOCK_WORDS, TILE
 from ..csim.build import MACHINES
 from . import rules_aie, rules_dataflow, rules_loops
+from .cycles import CycleCounts, FunctionCycles
 from .debug import CppLine
 from .design import HlsDesign
 from .facts import MemoryFacts
@@ -49,11 +50,13 @@ class CheckedLoop:
 
 @dataclass
 class HlsReport:
-    """Findings, in the order of the sources, and loops. allowed: findings for which a source gives a reason."""
+    """Findings, in the order of the sources, and loops. allowed: findings for which a source gives a reason. processes:
+    of dataflow regions, in order, by name, with the cycles of one run of each."""
 
     findings: list[HlsFinding] = field(default_factory=list)
     allowed: list[tuple[HlsFinding, str]] = field(default_factory=list)
     loops: list[CheckedLoop] = field(default_factory=list)
+    processes: list[tuple[str, FunctionCycles]] = field(default_factory=list)
 
 
 def check_kernel(
@@ -68,8 +71,9 @@ def check_kernel(
     design = HlsDesign(texts, files, top, flags)
     facts, report = MemoryFacts(design), HlsReport()
     found: dict[HlsFinding, None] = {}
-    for place in design.pipelines:
-        loop = LoopSchedule(design, place, facts)
+    loops = [LoopSchedule(design, place, facts) for place in design.pipelines]
+    for loop in loops:
+        place = loop.place
         for rule in rules_loops.RULES_OF_LOOPS:
             found |= dict.fromkeys(rule(loop))
         if table is not None:
@@ -77,6 +81,12 @@ def check_kernel(
         needed = None if loop.left else loop.recurrence.interval if loop.recurrence else 1
         name = design.debug.name_of_function(place.function.subprogram)
         report.loops.append(CheckedLoop(loop.line, name, place.interval or 1, needed, loop.trips, loop.depth))
+    counts = CycleCounts(design, facts, loops)
+    for region in facts.processes.regions:
+        for call in region.instructions():
+            process = design.module.functions.get(call.callee)
+            if process is not None and not call.callee.startswith("_ZN3hls"):  # not those that make streams
+                report.processes.append((design.debug.name_of_function(process.subprogram), counts.of(process.name)))
     for rule_of_design in rules_dataflow.RULES_OF_DESIGNS:
         found |= dict.fromkeys(rule_of_design(facts))
     return _sorted(report, found, texts)
@@ -102,7 +112,8 @@ def check_machine(machine: str, versal: Path) -> HlsReport:
     found = dict.fromkeys([*report.findings, *rules_aie.pointers(programs), *rules_aie.alignment(programs)])
     for program in made_of.graph:
         found |= dict.fromkeys(rules_aie.stacks(versal, program, made_of.flags))
-    return _sorted(HlsReport(loops=report.loops), dict.fromkeys([*found, *(f for f, _ in report.allowed)]), texts)
+    whole = HlsReport(loops=report.loops, processes=report.processes)
+    return _sorted(whole, dict.fromkeys([*found, *(f for f, _ in report.allowed)]), texts)
 
 
 def check_folder(folder: Path) -> HlsReport:

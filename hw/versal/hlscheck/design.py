@@ -105,11 +105,17 @@ class HlsDesign:
         for function in self.module.functions.values():
             for call, pragma in self.marks(function, "pipeline"):
                 loop = function.innermost.get(call.block)
-                if self.number_of(function, loop) == int(
-                    call.arguments[2]
-                ):  # else it has one iteration, and is no loop
+                bound = self.number_of(function, loop) == int(call.arguments[2])
+                if bound or (loop is not None and self._is_in_nest(function, loop, pragma)):
                     out.append(PipelinedPlace(function, loop, pragma, int(call.arguments[1])))
         return out
+
+    def _is_in_nest(self, function: LlvmFunction, loop: NaturalLoop, pragma: MarkedPragma) -> bool:
+        """Whether a loop is one of the nest in front of the braces around a pragma. The innermost of a nest is no loop
+        if it has one iteration; HLS makes one loop of all."""
+        levels = len(re.findall(r"\bfor\s*\(", pragma.pragma.block.head))
+        at = self.line(function.blocks[loop.latches[0]].instructions[-1])
+        return levels > 1 and at.file == pragma.file and pragma.line - levels <= at.line < pragma.line
 
     def number_of(self, function: LlvmFunction, loop: NaturalLoop | None) -> int:
         """The number that a loop got before it was transformed; 0 without a loop."""

@@ -264,8 +264,7 @@ class MemoryFacts:
             if pragma.pragma.option("type") == "intra" or pragma.pragma.option("direction") in ("war", "waw"):
                 continue
             false = pragma.pragma.option("dependent") == "false"
-            distance = pragma.pragma.option("distance") or "1"
-            out.append(DependencePragma(pragma, call.block, 0 if false else int(distance) if distance.isdigit() else 1))
+            out.append(DependencePragma(pragma, call.block, 0 if false else int(call.arguments[2]) or 1))
         return out
 
     @cached_property
@@ -299,13 +298,13 @@ def _partitions(
 ) -> tuple[ArrayPartition | None, ...]:
     """How pragmas cut each dimension of an array, None if they do not."""
     out: list[ArrayPartition | None] = [None] * len(array.dims)
-    for marked, _ in pragmas:
+    for marked, call in pragmas:
         if marked.pragma.name not in ("array_partition", "array_reshape"):
             continue
         given = {key: (value or key).lower() for key, value in marked.pragma.arguments}
         kind = next((k for k in ("complete", "cyclic", "block") if k in given.values()), "complete")
-        dim, factor = int(given.get("dim", "1")), given.get("factor", "")
+        dim, factor = int(given.get("dim", "1")), int(call.arguments[2])
         for d in range(len(out)) if dim == 0 else (dim - 1,):
             if 0 <= d < len(out):
-                out[d] = ArrayPartition(kind, int(factor) if factor.isdigit() else 1)
+                out[d] = ArrayPartition(kind, factor or 1)
     return tuple(out)

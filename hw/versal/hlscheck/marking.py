@@ -76,7 +76,8 @@ def _call(pragma: Pragma, number: int) -> str:
     if name in _OF_SCOPES:
         return f"rsn_hls_scope({number});"
     if name in _OF_VARIABLES and given.get("variable"):
-        return f"rsn_hls_variable({number}, &({given['variable']}));"
+        value = given.get("factor") or given.get("distance") or 0
+        return f"rsn_hls_variable({number}, &({given['variable']}), {value});"
     return ""
 
 

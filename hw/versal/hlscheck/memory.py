@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import gcd
+from typing import NamedTuple
 
 from .debug import DebugInformation, StoredArray
-from .ir import Instruction, LlvmFunction, Module, split
+from .ir import Instruction, LlvmFunction, Module, NaturalLoop, split
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,25 @@ class StoredVariable:
     arrays: tuple[StoredArray, ...]
 
 
+class ArrayIndex(NamedTuple):
+    """Elements of a dimension that an access may mean: `first`, and others some steps from it; step 0 for none."""
+
+    first: int
+    step: int
+
+
+ANYWHERE = ArrayIndex(0, 1)
+
+
 @dataclass(frozen=True)
 class WordAccess:
-    """A load or store of a word of a memory, or of a part of the word. indices: in each dimension, None if it is no
-    constant. where: the same for all accesses of one word."""
+    """A load or store of a word of a memory, or of a part of the word. indices: in each dimension. where: the same for
+    all accesses of one word."""
 
     instruction: Instruction
     root: str
     array: StoredArray
-    indices: tuple[int | None, ...]
+    indices: tuple[ArrayIndex, ...]
     offset: Offset
     writes: bool
 
@@ -168,6 +180,21 @@ def sum_of(function: LlvmFunction, text: str, depth: int = 0) -> Offset:
             factor = int(right) if made.opcode == "mul" else 1 << int(right)
             return sum_of(function, left, depth + 1).times(factor)
     return Offset(((text, 1),), 0)
+
+
+def step_of(function: LlvmFunction, loop: NaturalLoop, value: str) -> int | None:
+    """How much a value at the head of a loop grows from iteration to iteration, None if that is not known."""
+    made = function.defined.get(value)
+    if made is None or made.opcode != "phi" or made.block != loop.header:
+        return None
+    steps = set[int]()
+    for next_value, block in made.incoming:
+        if block in loop.latches:
+            grown = sum_of(function, next_value)
+            if grown.terms != ((value, 1),):
+                return None
+            steps.add(grown.constant)
+    return steps.pop() if len(steps) == 1 else None
 
 
 @dataclass
@@ -309,10 +336,40 @@ class FunctionMemory:
             variable, at = self.variables.get(address.root), address.offset.constant
             arrays = variable.arrays if variable else ()
             for array in [x for x in arrays if x.offset < at + size and at < x.offset + x.bytes] or arrays:
-                indices = _indices(array, address.offset)
+                indices = _indices(array, self._stepped(address.offset))
                 if indices is None or size > array.size:
-                    indices = (None,) * len(array.dims)
+                    indices = (ANYWHERE,) * len(array.dims)
                 yield WordAccess(instruction, address.root, array, indices, address.offset, writes)
+
+
+    def _stepped(self, offset: Offset) -> Offset:
+        """An offset in which an index that grows from a constant by a constant stands as the number of its steps."""
+        terms, constant = [], offset.constant
+        for value, scale in offset.terms:
+            made = self.function.defined.get(value)
+            loop = next((x for x in self.function.loops if made and x.header == made.block), None)
+            step = step_of(self.function, loop, value) if loop else None
+            starts = [v for v, block in made.incoming if loop and block not in loop.latches] if made and step else []
+            if step and len(starts) == 1 and re.fullmatch(r"-?\d+", starts[0]):
+                constant += int(starts[0]) * scale
+                terms.append((value, scale * step))
+            else:
+                terms.append((value, scale * _divisor(self.function, value)))
+        return Offset(tuple(terms), constant)
+
+
+def _divisor(function: LlvmFunction, value: str) -> int:
+    """A number that divides a value."""
+    made = function.defined.get(value)
+    match made.opcode if made else "":
+        case "sext" | "zext" | "trunc" if made is not None:
+            return _divisor(function, made.operands[0])
+        case "mul" | "shl" if made is not None and re.search(r", \d+$", made.rest):
+            factor = int(made.rest.rsplit(", ", 1)[1])
+            return factor if made.opcode == "mul" else 1 << factor
+        case "phi" if made is not None and all(re.fullmatch(r"-?\d+", v) for v, _ in made.incoming):
+            return gcd(*(int(v) for v, _ in made.incoming))
+    return 1
 
 
 def _touched(instruction: Instruction, types: Types) -> Iterator[tuple[str, int, bool]]:
@@ -330,20 +387,21 @@ def _touched(instruction: Instruction, types: Types) -> Iterator[tuple[str, int,
             yield arguments[1], size, False
 
 
-def _indices(array: StoredArray, offset: Offset) -> tuple[int | None, ...] | None:
-    """The element of each dimension that an offset means, None where it is no constant; or None: it is not in there."""
+def _indices(array: StoredArray, offset: Offset) -> tuple[ArrayIndex, ...] | None:
+    """The elements of each dimension that an offset may mean; None: it is not in there."""
     rest = offset.constant - array.offset
     scales = [abs(scale) for _, scale in offset.terms]
-    out: list[int | None] = []
+    out: list[ArrayIndex] = []
     for d in array.dims:
-        variable = any(scale >= d.stride > 0 for scale in scales)
+        moving = [scale for scale in scales if scale >= d.stride > 0]
         scales = [scale for scale in scales if scale < d.stride or d.stride == 0 or scale % d.stride]
         index = rest // d.stride if d.stride else 0
         rest -= index * d.stride
-        if variable:
-            out.append(None)
+        if moving:
+            whole = all(scale % d.stride == 0 for scale in moving)
+            out.append(ArrayIndex(index, gcd(*(scale // d.stride for scale in moving))) if whole else ANYWHERE)
         elif d.count and not 0 <= index < d.count:
             return None
         else:
-            out.append(index)
+            out.append(ArrayIndex(index, 0))
     return tuple(out) if 0 <= rest < max(array.size, 1) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from math import gcd
 
 import networkx as nx
 
@@ -72,13 +73,14 @@ def ports(loop: LoopSchedule) -> HlsFindings:
 
 
 def _banks(access: WordAccess, memory: HlsMemory, facts: MemoryFacts) -> list[tuple[int, ...]]:
-    """The banks that an access may take: all of a dimension that is cut where its index is no constant."""
+    """The banks that an access may take."""
     out: list[tuple[int, ...]] = [()]
     for index, d, partition in zip(access.indices, memory.array.dims, facts.partitions(memory), strict=True):
         if partition is None:
             continue
-        count = d.count if partition.kind == "complete" else partition.factor
-        chosen = range(max(count, 1)) if index is None else [partition.bank(index, d.count)]
+        count = max(d.count if partition.kind == "complete" else partition.factor, 1)
+        step = min(index.step, 1) if partition.kind == "block" else gcd(index.step, count)
+        chosen = range(index.first % step, count, step) if step else [partition.bank(index.first, d.count)]
         out = [(*bank, n) for bank in out for n in chosen]
     return out
 

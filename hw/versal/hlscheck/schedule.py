@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from math import gcd
 
 import networkx as nx
 
@@ -12,10 +13,10 @@ from .debug import CppLine
 from .design import HlsDesign, PipelinedPlace
 from .facts import STREAMS, HlsMemory, MemoryFacts
 from .ir import Instruction, NaturalLoop
-from .memory import Address, FunctionMemory, WordAccess
+from .memory import Address, FunctionMemory, WordAccess, step_of
 from .operators import OPERATORS, operator_of
 from .recurrence import OperatorEdge, Recurrence, tightest
-from .trips import step_of, trips
+from .trips import trips
 
 
 class LoopSchedule:
@@ -256,5 +257,6 @@ class LoopSchedule:
 
 
 def _apart(one: WordAccess, other: WordAccess) -> bool:
-    """Whether two accesses are of different elements, by indices that are constants."""
-    return any(a is not None and b is not None and a != b for a, b in zip(one.indices, other.indices, strict=True))
+    """Whether two accesses are of different elements, by what is known of their indices."""
+    both = zip(one.indices, other.indices, strict=True)
+    return any((a.first - b.first) % gcd(a.step, b.step) if a.step or b.step else a != b for a, b in both)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 
-from .ir import LlvmFunction, NaturalLoop
-from .memory import Offset, sum_of
+from .ir import Instruction, LlvmFunction, NaturalLoop
+from .memory import Offset, step_of, sum_of
 
 
-def step_of(function: LlvmFunction, loop: NaturalLoop, value: str) -> int | None:
-    """How much a value at the head of a loop grows from iteration to iteration, None if that is not known."""
-    made = function.defined.get(value)
-    if made is None or made.opcode != "phi" or made.block != loop.header:
+def _two_at_most(function: LlvmFunction, loop: NaturalLoop, at: str, branch: Instruction) -> int | None:
+    """Iterations of a loop whose condition is one constant in the first and another in all others, as LLVM makes it of
+    a loop of two iterations."""
+    made = function.defined.get(branch.operands[0])
+    if made is None or made.opcode != "phi" or made.block != loop.header or at not in loop.latches:
         return None
-    steps = set[int]()
-    for next_value, block in made.incoming:
-        if block in loop.latches:
-            grown = sum_of(function, next_value)
-            if grown.terms != ((value, 1),):
-                return None
-            steps.add(grown.constant)
-    return steps.pop() if len(steps) == 1 else None
+    first, again = ({v for v, b in made.incoming if (b in loop.latches) == back} for back in (False, True))
+    stays = function.blocks[at].successors[0] in loop.blocks
+    for turns, values in enumerate((first, again), 1):
+        if values not in ({"true"}, {"false"}):
+            return None
+        if (values == {"true"}) != stays:
+            return turns
+    return None
 
 
 def trips(function: LlvmFunction, loop: NaturalLoop) -> int | None:
@@ -30,6 +31,8 @@ def trips(function: LlvmFunction, loop: NaturalLoop) -> int | None:
         return None
     branch = function.blocks[exits[0]].instructions[-1]
     condition = function.defined.get(branch.operands[0]) if branch.operands else None
+    if condition is not None and (turns := _two_at_most(function, loop, exits[0], branch)):
+        return turns
     found = condition and re.search(r"^ (?:samesign )?(?:eq|ne|ult|slt|ugt|ule) i\d+ (%\S+), (\d+)$", condition.rest)
     if not found:
         return None

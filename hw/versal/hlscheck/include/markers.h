@@ -9,7 +9,7 @@ void rsn_hls_scope(int pragma) noexcept;  // of the scope that it stands in
 // loop: 0, in the place of which the checker puts the number of the loop that the call stands in.
 void rsn_hls_pipeline(int pragma, unsigned interval, int loop) noexcept;  // interval: 0 if none is stated
 void rsn_hls_unroll(int pragma, unsigned factor, int loop) noexcept;      // factor: 0 for all of it
-void rsn_hls_variable(int pragma, const void *variable) noexcept;
+void rsn_hls_variable(int pragma, const void *variable, unsigned value) noexcept;  // value: a factor or a distance
 // Accesses of streams and of AXI ports, one element each.
 void rsn_hls_get(void *stream) noexcept;
 void rsn_hls_put(void *stream) noexcept;
