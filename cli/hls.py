@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from ..isa.overlays.tasks.overlay import program_of
 from ..isa.overlays.tasks.program import TaskProgram
 from ..streams.hls.emit import HlsProgram, cpp_program
 from ..streams.hls.native import HEADERS, native_text
-from ..streams.hls.project import project
+from ..streams.hls.project import device_of, project
 from .options import FILE, JSON, File, Options, option, with_options
 from .stream_programs import machine_program, stream_program
 
@@ -38,6 +39,8 @@ class HlsOptions(Options):
     runs: bool = option("compile it for this computer, and run it: streams as deep as stated", "--run")
     inputs: File | None = option("inputs (.safetensors or .npz), also for the testbench")
     outputs: File | None = option("with --run: file to write the outputs to (.safetensors or .npz)")
+    onto: str | None = option("device: part, clock, memory channels  [default: that of the program, else vc1902]")
+    kernels: File | None = option("with .py: how fast library kernels are (.toml)")
     seconds: float = option("limit of the run", default=SECONDS, type=click.FloatRange(0))
     as_json: bool = JSON
 
@@ -51,20 +54,24 @@ def hls_command(program: str, options: HlsOptions) -> None:
     PROGRAM is FILE.py, FILE.py:REGION, or its .bin. It becomes one dataflow region, with a process for each task
     instance.
 
-    The folder holds top.cpp, kernels.h, a testbench, a script for Vitis HLS, and a README. With --run the same text is
+    The folder holds top.cpp, kernels.h, a testbench, a script for Vitis HLS, the memory channels of the ports, and a
+    README. With --run the same text is
     compiled for this computer, each process a thread; results are those of rsn run, bit for bit.
     """
     if options.outputs and not options.runs:
         raise click.UsageError("--outputs: only with --run")
     if options.outputs:
         check_target(options.outputs)
-    tasks = _tasks(program)
-    made = cpp_program(tasks)
+    tasks = _tasks(program, options.kernels)
+    device = device_of(tasks, options.onto)
+    if options.onto:
+        tasks = replace(tasks, clock_hz=device.mhz * 1e6)
+    made = cpp_program(tasks, float_add=device.float_add)
     given = load_tensors(options.inputs) if options.inputs else {}
     checked = checked_inputs(tasks, given) if options.inputs or options.runs else {}
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in project(made).items():
+    for name, text in project(made, device).items():
         write_text(folder / name, text)
     _write_memories(folder, tasks, checked, "bin")
     processes = made.text.count("RSN_TASK(")
@@ -80,10 +87,13 @@ def hls_command(program: str, options: HlsOptions) -> None:
         click.echo(f"run on this computer in {took}; compile and run of an HLS tool: see README.md")
 
 
-def _tasks(program: str) -> TaskProgram:
-    """The task program of a file. Raises `SourceError` with findings, `UnsupportedError` for another program."""
+def _tasks(program: str, kernels: str | None) -> TaskProgram:
+    """The task program of a file. kernels: path of a file with rates. Raises `SourceError` with findings, and
+    `UnsupportedError` for another program."""
     named = stream_program(program)
-    loaded = container.read(program) if named is None else machine_program(named, execute=False, kernels=None)
+    if named is None and kernels:
+        raise click.UsageError("--kernels: only with a stream program (.py); other files hold the rates")
+    loaded = container.read(program) if named is None else machine_program(named, execute=False, kernels=kernels)
     if loaded.overlay.whole is None:
         raise UnsupportedError(f"{program} is for {loaded.overlay.name}; HLS C++ is made of stream programs")
     return program_of(loaded.overlay)

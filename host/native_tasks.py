@@ -105,14 +105,18 @@ def _settle(program: TaskProgram, run: NativeRun) -> None:
 
 
 def _deadlock(program: TaskProgram, run: NativeRun) -> Deadlock:
-    ends = {link.label: (link.source, link.sink) for link in program.links}
+    links = {link.label: link for link in program.links}
+    packing = {stream.name: stream.packing for stream in program.streams}
     waiting = {w.process for w in run.waits}
     waits = []
     for w in run.waits:
-        peer = ends[w.stream][1 if w.put else 0]
-        depth, written, taken = run.streams[w.stream]
+        link = links[w.stream]
+        peer = link.sink if w.put else link.source
+        words, written, taken = run.streams[w.stream]
+        depth = link.depth // packing[link.stream]
+        held = (written - taken) // (words // depth)  # a transfer is one or several words
         what, place = "put" if w.put else "get", f"{program.file}:{w.line}"
         waits.append(
-            Wait(w.process, 0, place, what, w.stream, 1, written - taken, depth, peer, peer not in waiting, None, False)
+            Wait(w.process, 0, place, what, w.stream, 1, held, depth, peer, peer not in waiting, None, False)
         )
     return Deadlock(tuple(waits), (), (), ())

@@ -9,8 +9,10 @@ from math import prod
 from typing import NoReturn
 
 from ..base.element_types import BITS, ElementType
+from ..isa.overlays.tasks.program import ELEMENTS
 from .annotations import StreamAnnotation, is_stream, last_name, stream_type, tensor_type, unquoted
 from .expressions import STEPS, Expressions, FileReading, RegionContext
+from .kernels import KERNELS
 from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.printer import shown
@@ -278,8 +280,8 @@ class Scope:
         if "mapping" not in keywords:
             raise Refusal("unsupported", "a task states its grid: @task(mapping=[1])", call)
         extra = isinstance(call, syn.Invocation) and call.arguments
-        if keywords.keys() - {"mapping", "args"} or len(node.decorators) > 1 or extra:
-            raise Refusal("unsupported", "a task has mapping= and args=, and no other decorators", call)
+        if keywords.keys() - {"mapping", "args", "rates"} or len(node.decorators) > 1 or extra:
+            raise Refusal("unsupported", "a task has mapping=, args= and rates=, and no other decorators", call)
         grid = keywords["mapping"]
         shape = sizes(grid, self.evaluate)
         if not shape:
@@ -287,10 +289,28 @@ class Scope:
         if prod(shape) > INSTANCES:
             raise Refusal("limit", f"a grid of {prod(shape)} instances; the limit is {INSTANCES}", grid)
         parameters = self._parameters(node, keywords.get("args"))
-        task = TaskDecl(self.prefix + node.name, shape, node, node.place, parameters)
+        rates = self._rates(keywords["rates"]) if "rates" in keywords else ()
+        task = TaskDecl(self.prefix + node.name, shape, node, node.place, parameters, rates)
         self.tasks[node.name] = task
         if self.wanted is None:
             self.declared.tasks.append((task, self))
+
+    def _rates(self, node: syn.ExpressionNode) -> tuple[tuple[str, float], ...]:
+        stated = node.keywords if isinstance(node, syn.Invocation) and not node.arguments else {}
+        if not stated or not isinstance(node, syn.Invocation) or shown(node.function) != "dict":
+            raise Refusal("unsupported", "rates= states work in a cycle by kernel: rates=dict(matmul=128)", node)
+        made = []
+        for name, value in stated.items():
+            stated_rate = self.evaluate(value)
+            rate = stated_rate.value if isinstance(stated_rate, Static) else None
+            if name not in KERNELS and name != ELEMENTS:
+                close = get_close_matches(str(name), (*KERNELS, ELEMENTS), n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join((*KERNELS, ELEMENTS))}"
+                raise Refusal("unsupported", f"there is no kernel {name}", value, hint)
+            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e15:
+                raise Refusal("unsupported", f"{name} = {shown(value)}: work in a cycle, larger than 0", value)
+            made.append((str(name), float(rate)))
+        return tuple(made)
 
     def _parameters(self, node: syn.FunctionDefinition, listed: syn.ExpressionNode | None) -> tuple[TaskParameter, ...]:
         names = node.parameters

@@ -393,7 +393,8 @@ def lowered_task(
     function of the host are refused. Raises `Refusal` for what trees cannot hold."""
     body = _Body(region, declared, externals).block(declared.body.body)
     place = declared.place.start
-    return tasks.Task(declared.name, declared.mapping, parameters, body, place)
+    rates = tuple((k, float(r)) for k, r in {**region.rates, **dict(declared.rates)}.items())
+    return tasks.Task(declared.name, declared.mapping, parameters, body, place, rates)
 
 
 class _Body(_Expressions):

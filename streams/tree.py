@@ -100,13 +100,14 @@ class TaskParameter:
 @dataclass(frozen=True)
 class TaskDecl:
     """A declared task. name: with the regions around it, such as pair.producer. mapping: sizes of its grid of
-    instances."""
+    instances. rates: what its datapath does in a cycle, by kernel, as stated."""
 
     name: str
     mapping: tuple[int, ...]
     body: FunctionDefinition
     place: Place
     parameters: tuple[TaskParameter, ...] = ()
+    rates: tuple[tuple[str, float], ...] = ()
 
 
 Needs = tuple[tuple[int, bool, int], ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 
 from ...base.element_types import BITS
 from ...base.place import Place
@@ -19,24 +19,29 @@ from .kinds import CPP, tile_type
 from .names import CppNames, identifier
 from .statements import BodyWriter
 from .values import HlsError
+from .words import PORT_BITS, partitioned, stream_word
 
 
 @dataclass(frozen=True)
 class Draw:
     """An argument of the top function for the bits that `data()` draws in a task instance. shot: its number among all
-    instances of the program."""
+    instances of the program. unit: that runs it."""
 
     name: str
     shot: int
+    unit: str
 
 
 @dataclass(frozen=True)
 class TensorPointer:
-    """A pointer of the top function: a tensor, as one of its readers or writers sees it."""
+    """A pointer of the top function: a tensor, as one of its readers or writers sees it. unit: that process. packed:
+    elements of a word."""
 
     name: str
     tensor: str
     written: bool
+    unit: str
+    packed: int
 
 
 @dataclass(frozen=True)
@@ -73,15 +78,16 @@ class _Class:
     name: str = ""
 
 
-def cpp_program(program: TaskProgram, name: str = "") -> HlsProgram:
-    """Return the C++ of a program. name: of its top function; "" takes the program's. Raises `HlsError` with the place
-    in the user's file for what has no C++."""
-    return _ProjectWriter(program, name).write()
+def cpp_program(program: TaskProgram, name: str = "", float_add: int = 1) -> HlsProgram:
+    """Return the C++ of a program. name: of its top function; "" takes the program's. float_add: cycles of an addition
+    of floats on the device. Raises `HlsError` with the place in the user's file for what has no C++."""
+    return _ProjectWriter(program, name, float_add).write()
 
 
 class _ProjectWriter:
-    def __init__(self, program: TaskProgram, name: str) -> None:
+    def __init__(self, program: TaskProgram, name: str, float_add: int) -> None:
         self.program = program
+        self.float_add = float_add
         self.tasks = {task.name: task for task in program.tasks}
         self.tensors = {tensor.name: tensor for tensor in program.tensors}
         self.streams = {s.name: s for s in program.streams}
@@ -89,17 +95,26 @@ class _ProjectWriter:
         self.name = identifier(name or program.name)
         self.classes: dict[tuple[str, str], _Class] = {}
         self.locals: dict[str, str] = {}
+        self.packed: dict[tuple[str, str], int] = {}
 
     def write(self) -> HlsProgram:
         """Write all functions and the region."""
+        bodies = [(unit, [self._body(unit, shot) for shot in shots]) for unit, shots in self.program.units]
+        for unit, of_unit in bodies:
+            for task, body in of_unit:
+                for p in task.parameters:
+                    bits = BITS[self.tensors[p.tensor].type.dtype]
+                    found = body.packed.get(body.parts[p.name].name)
+                    if found is not None:
+                        key = unit, p.tensor
+                        self.packed[key] = gcd(self.packed.get(key, PORT_BITS // max(8, bits)), found)
         units: list[tuple[str, list[_Call]]] = []
         number = 0
-        for unit, shots in self.program.units:
+        for (unit, shots), (_, of_unit) in zip(self.program.units, bodies, strict=True):
             calls = []
-            for shot in shots:
-                call = self._instance(unit, shot, number)
-                if call is not None:
-                    calls.append(call)
+            for shot, (task, body) in zip(shots, of_unit, strict=True):
+                if body.lines:
+                    calls.append(self._instance(shot, number, task, body))
                 number += 1
             units.append((unit, calls))
         self._refuse_shared(units)
@@ -113,27 +128,30 @@ class _ProjectWriter:
 
     # -- functions ----------------------------------------------------------------------------------------------------
 
-    def _instance(self, unit: str, shot: Shot, number: int) -> _Call | None:
-        """Write an instance, and find its class. None if it does nothing."""
+    def _body(self, unit: str, shot: Shot) -> tuple[Task, BodyWriter]:
+        """Write the statements of an instance; none if it does nothing."""
         task = self.tasks[shot.task]
         body = BodyWriter(self.program, task, shot, unit)
         try:
-            lines = body.write()
+            body.write()
             widths = {v.text: v.width for v in body.variables.values() if v.width}
             if widths:  # what reads a wide integer is written for it
                 body = BodyWriter(self.program, task, shot, unit, widths)
-                lines = body.write()
+                body.write()
         except RecursionError:
             raise HlsError(f"{self.program.file}:{task.place.line}: hls: {task.name} is nested too deep") from None
-        if not lines:
-            return None
+        return task, body
+
+    def _instance(self, shot: Shot, number: int, task: Task, body: BodyWriter) -> _Call:
+        """Write the function of an instance, and find its class."""
         head: list[str] = []
+        lines = body.lines
         parameters: list[str] = []
         used = [p for p in task.parameters if self._is_used(body.parts[p.name].name, lines)]
         tensors = []
         for p in used:
             shard, written = self._shard(task, p, body)
-            parameters.append(f"{'' if written else 'const '}{CPP[self.tensors[p.tensor].type.dtype]} *{shard[0]}")
+            parameters.append(f"{self._word(p.tensor, written, self.packed[body.unit, p.tensor])} *{shard[0]}")
             head.append(shard[1])
             tensors.append((p.tensor, written))
         for port, name in body.ports.items():
@@ -144,6 +162,9 @@ class _ProjectWriter:
             parameters += ["const bool *drawn", "std::size_t drawn_count"]
             head.append("rsn::Draws draws(drawn, drawn_count);")
         head += [v.declaration for v in body.variables.values() if self._is_used(v.text, lines)]
+        packed = {body.parts[p.name].name: self.packed[body.unit, p.tensor] for p in used}
+        lines = list(partitioned([*head, *lines], body.tiles, packed))
+        head = []
         axes = tuple(k for k in range(len(shot.tid)) if self._is_used(f"tid{k}", [*head, *lines]))
         indented = "\n".join(line if line.lstrip().startswith("#") else f"    {line}" for line in [*head, *lines])
         text = f"({', '.join(parameters)}) {{\n{indented}\n}}"
@@ -170,8 +191,11 @@ class _ProjectWriter:
         pointer = body.names.of(p.name, "_memory")
         element = f"{'' if written else 'const '}{CPP[tensor.type.dtype]}"
         shapes = (f"rsn::Shape<{', '.join(map(str, s))}>" for s in (whole, part.shape))
+        packed = self.packed[body.unit, p.tensor]
+        of_words = f", {packed}" if packed > 1 else ""
         declared = (
-            f"const rsn::Shard<{element}, {', '.join(shapes)}> {part.name}{{{pointer}, {' + '.join(terms) or '0'}}};"
+            f"const rsn::Shard<{element}, {', '.join(shapes)}{of_words}> "
+            f"{part.name}{{{pointer}, {' + '.join(terms) or '0'}}};"
         )
         return (pointer, declared), written
 
@@ -179,7 +203,7 @@ class _ProjectWriter:
         """The parameter for an end of a stream, and what unpacks its transfers."""
         stream = self.streams[port.stream]
         if stream.packing == 1:
-            return f"hls::stream<{element_type(stream)}> &{name}", []
+            return f"hls::stream<{carried(stream)}> &{name}", []
         way = "Out" if port.put else "In"
         wrapper = f"rsn::Packed{way}<{element_type(stream)}, {stream.packing}> {name}({name}_packed);"
         return f"hls::stream<{carried(stream)}> &{name}_packed", [wrapper]
@@ -214,6 +238,7 @@ class _ProjectWriter:
 
     def _head(self) -> Iterator[str]:
         yield f"// {self.program.file} as a dataflow region: a process for each task instance."
+        yield f"#define RSN_FLOAT_ADD {self.float_add}"
         yield '#include "kernels.h"'
 
     def _region(
@@ -231,7 +256,8 @@ class _ProjectWriter:
         for t in self.program.tensors:
             for n, (k, written) in enumerate(users.get(t.name, ())):
                 name = names.of(t.name, f"_{n}" if len(users[t.name]) > 1 else "")
-                arguments[t.name, k] = TensorPointer(name, t.name, written)
+                unit = units[k][0]
+                arguments[t.name, k] = TensorPointer(name, t.name, written, unit, self.packed[unit, t.name])
         links: dict[str, Link] = {}
         used = {port.label for _, calls in units for call in calls for port in call.ports}
         for link in self.program.links:
@@ -254,7 +280,7 @@ class _ProjectWriter:
                         parameters[name] = f"hls::stream<{carried(self.streams[port.stream])}> &{name}"
                     given.append(name)
                 if call.draws is not None:
-                    d = draws[call.draws] = Draw(names.of(f"drawn_{call.shot.name}"), call.draws)
+                    d = draws[call.draws] = Draw(names.of(f"drawn_{call.shot.name}"), call.draws, unit)
                     parameters |= {d.name: f"const bool *{d.name}", f"{d.name}_count": f"std::size_t {d.name}_count"}
                     given += [d.name, f"{d.name}_count"]
                 constants = f"<{', '.join(map(str, call.tid))}>" if call.tid else ""
@@ -273,12 +299,16 @@ class _ProjectWriter:
         region = [*self._signature(*made), *streams, "    RSN_DATAFLOW();", *processes, "}"]
         return *made, wrappers, region
 
+    def _word(self, tensor: str, written: bool, packed: int) -> str:
+        moved = word_type(self.tensors[tensor], packed)
+        return moved if written else f"const {moved}"
+
     def _pointer(self, a: TensorPointer) -> str:
-        return f"{'' if a.written else 'const '}{CPP[self.tensors[a.tensor].type.dtype]} *"
+        return f"{self._word(a.tensor, a.written, a.packed)} *"
 
     def _stream(self, link: Link) -> str:
         stream = self.streams[link.stream]
-        depth = link.depth // stream.packing
+        depth = link.depth // stream.packing * words_of(stream)
         return f'    hls::stream<{carried(stream)}, {depth}> {self.locals[link.label]}("{link.label}");'
 
     def _signature(self, arguments: tuple[TensorPointer, ...], draws: tuple[Draw, ...]) -> Iterator[str]:
@@ -288,10 +318,10 @@ class _ProjectWriter:
             parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
         yield f"void {self.name}_top({', '.join(parameters)}) {{"
         for a in arguments:
-            depth = prod(self.tensors[a.tensor].type.shape)
-            yield f"#pragma HLS interface m_axi port={a.name} bundle={identifier(a.tensor)} depth={depth}"
+            depth = prod(self.tensors[a.tensor].type.shape) // a.packed
+            yield f"#pragma HLS interface m_axi port={a.name} bundle={identifier(a.unit)} depth={depth}"
         for d in draws:
-            yield f"#pragma HLS interface m_axi port={d.name} bundle=drawn"
+            yield f"#pragma HLS interface m_axi port={d.name} bundle={identifier(d.unit)}"
         yield "#pragma HLS dataflow"
 
 
@@ -302,8 +332,24 @@ def element_type(stream: StreamArray) -> str:
 
 
 def carried(stream: StreamArray) -> str:
-    """Return the C++ type of one transfer of a stream."""
-    return f"hls::vector<{element_type(stream)}, {stream.packing}>" if stream.packing > 1 else element_type(stream)
+    """Return the C++ type of one transfer of a stream, or of a word of one: a tile goes over a stream in words."""
+    if stream.packing > 1:
+        return f"hls::vector<{element_type(stream)}, {stream.packing}>"
+    if stream.type.shape:
+        return f"hls::vector<{CPP[stream.type.dtype]}, {stream_word(stream.type.dtype, stream.type.shape).elements}>"
+    return element_type(stream)
+
+
+def words_of(stream: StreamArray) -> int:
+    """Return how many words a transfer of a stream has."""
+    kind = stream.type
+    return prod(kind.shape) // stream_word(kind.dtype, kind.shape).elements if kind.shape and stream.packing == 1 else 1
+
+
+def word_type(tensor: OffChipTensor, packed: int) -> str:
+    """Return the C++ type of what a port moves in a cycle. packed: elements of it."""
+    element = CPP[tensor.type.dtype]
+    return f"hls::vector<{element}, {packed}>" if packed > 1 else element
 
 
 def tensor_bytes(tensor: OffChipTensor) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
-from ...base.element_types import NARROW
+from ...base.element_types import BITS
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
+from .expressions import starts_of, steps_of
+from .indices import Index
 from .kinds import (
     CPP,
     INT,
@@ -23,7 +27,9 @@ from .kinds import (
     tile_type,
 )
 from .passes import plain_indices
+from .values import MOVED
 from .variables import NO_WIDTHS, Variables
+from .words import PORT_BITS, TileWord, stream_word, word
 
 
 @dataclass(frozen=True, order=True)
@@ -47,6 +53,8 @@ class StreamEndWriter(Variables):
     ) -> None:
         super().__init__(program.file, widths)
         self.task, self.shot, self.unit = task, shot, unit
+        self.rates = dict(task.rates)
+        self.reads = Counter(n.name for n in t.nodes(task.body) if isinstance(n, t.Name))
         self.streams: Mapping[str, StreamArray] = {s.name: s for s in program.streams}
         self.connected: dict[tuple[str, bool], dict[tuple[int, ...], EndParameter]] = {}
         for link in program.links:
@@ -56,7 +64,6 @@ class StreamEndWriter(Variables):
                     ends[link.index] = EndParameter(link.stream, link.label, put)
         self.ports: dict[EndParameter, str] = {}
         self.stored: set[str] = set()
-        self.marks: list[object] = []
         self.plain_indices = plain_indices(task.body)
         tensors = {tensor.name: tensor for tensor in program.tensors}
         self.place = task.place
@@ -118,20 +125,17 @@ class StreamEndWriter(Variables):
         the array. Raises `HlsError`."""
         chosen, ports = self._ends(stream, index, put=False)
         kind = self.streams[stream].type
-        cpp = tile_type(kind.dtype, kind.shape) if kind.shape else CPP[kind.dtype]
-        if chosen is None:
-            text, atom = f"{self.port(ports[0][1])}.read()", False
-        else:
-            text, atom = self.fresh("token"), True
-            self.emit(f"{cpp} {text}{{}};")
-            self._switch(chosen, ports, lambda port: f"{text} = {port}.read();")
         out = of_element(kind.dtype, kind.shape)
         if kind.shape:
-            if kind.dtype in NARROW:
-                text = f"rsn::convert_tile<{out.cpp}>({text})"
-            value = Val(out, text, simple=atom)
+            self._get_tile(name, stream, chosen, ports)
+            return
+        if chosen is None:
+            text = f"rsn::read_apart({self.port(ports[0][1])})"
         else:
-            value = self.element(text, kind.dtype)
+            text = self.fresh("token")
+            self.emit(f"{CPP[kind.dtype]} {text}{{}};")
+            self._switch(chosen, ports, lambda port: f"{text} = rsn::read_apart({port});")
+        value = self.element(text, kind.dtype)
         if name.startswith("%"):
             held = self.names.of(name)
             declared = out.cpp if not out.is_int else WIDTHS[value.width] if value.width else CPP[kind.dtype]
@@ -140,28 +144,133 @@ class StreamEndWriter(Variables):
         else:
             self.env[name] = self.keep(name, value, kind.dtype)
 
+    def _get_tile(self, name: str, stream: str, chosen: Val | None, ports: list[tuple[int, EndParameter]]) -> None:
+        """Write the C++ that reads a tile from a stream, into the variable of `name`."""
+        kind = self.streams[stream].type
+        out = of_element(kind.dtype, kind.shape)
+        target = self.tile(out, "got") if name.startswith("%") else self.variable(name, out).text
+        self.tiles[target] = out
+        if self.reads[name] != 1:
+            self.fresh_tiles.discard(target)
+        packed = self.streams[stream].packing > 1
+        whole = word(kind.shape, MOVED) if packed else stream_word(kind.dtype, kind.shape)
+        apart = self.takes(kind.shape, whole)
+
+        def read(port: str) -> str:
+            if packed:
+                return f"rsn::assign<{whole}>({target}, {port}.read());"
+            return f"rsn::get{apart}<{whole}>({port}, {target});"
+
+        if chosen is None:
+            self.emit(read(self.port(ports[0][1])))
+        else:
+            self._switch(chosen, ports, read)
+        self.env[name] = Val(out, target)
+
     def put(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> None:
         """Write the C++ that writes the value of `node` to an array of streams. index: of the stream in the array.
         Raises `HlsError` if the shape differs from that of the stream."""
-        value = self.number(self.value(node))
         kind = self.streams[stream].type
+        if self._send(stream, index, node):
+            return
+        value = self.number(self.value(node))
         if value.kind.shape != kind.shape:
             self.fail(f"{value.kind} is put on {stream}, a stream of {kind.dtype}{list(kind.shape) or ''}")
         if kind.shape:
-            cpp = tile_type(kind.dtype, kind.shape)
-            text = value.text if value.kind.cpp == cpp else f"rsn::convert_tile<{cpp}>({self.held(value).text})"
-        else:
-            if value.adapted and kind.dtype in LIMITS:
-                self.fail_adapted(value)
-            text = self.scalar_converted(value, kind.dtype)
+            self._put_tile(stream, index, value)
+            return
+        if value.adapted and kind.dtype in LIMITS:
+            self.fail_adapted(value)
+        text = self.scalar_converted(value, kind.dtype)
         chosen, ports = self._ends(stream, index, put=True)
         if chosen is None:
-            self.emit(f"{self.port(ports[0][1])}.write({text});")
+            self.emit(f"rsn::write_apart({self.port(ports[0][1])}, {text});")
             return
         name = self.fresh("token")
-        cpp = tile_type(kind.dtype, kind.shape) if kind.shape else CPP[kind.dtype]
-        self.emit(f"const {cpp} {name} = {text};")
-        self._switch(chosen, ports, lambda port: f"{port}.write({name});")
+        self.emit(f"const {CPP[kind.dtype]} {name} = {text};")
+        self._switch(chosen, ports, lambda port: f"rsn::write_apart({port}, {name});")
+
+
+    def _moves(self, stream: str, part: tuple[ShardKind, list[Index]] | None) -> str:
+        """The template arguments with which a part of a tensor goes over a stream word by word; "" if it does not."""
+        kind = self.streams[stream].type
+        if part is None or self.streams[stream].packing > 1:
+            return ""
+        shard, parts = part
+        shape = tuple(p.length for p in parts if p.step)
+        taken = stream_word(kind.dtype, shape or (1,))
+        if (shard.dtype, shape) != (kind.dtype, kind.shape) or not shape:
+            return ""
+        if taken.columns % gcd(PORT_BITS // max(8, BITS[kind.dtype]), shape[-1]):
+            return ""
+        return f"{taken}, rsn::Shape<{', '.join(map(str, shape))}>, {steps_of(parts)}"
+
+    def _send(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> bool:
+        """Write the C++ that moves a part of a tensor to a stream. Returns whether the expression is one."""
+        part = self.shard_part(node)
+        how = self._moves(stream, part)
+        if part is None or not how:
+            return False
+        shard, parts = part
+        self.access(shard, parts)
+        self.marks.append("loop")
+        chosen, ports = self._ends(stream, index, put=True)
+
+        def written(port: str) -> str:
+            return f"rsn::send<{how}>({port}, {shard.name}, {starts_of(parts)});"
+
+        if chosen is None:
+            self.emit(written(self.port(ports[0][1])))
+        else:
+            self._switch(chosen, ports, written)
+        return True
+
+    def receive(self, node: t.Get, store: t.Store) -> bool:
+        """Write the C++ that moves a tile of a stream to a part of a tensor as it comes. Returns whether the statements
+        do that."""
+        part = self.shard_part(t.Item(t.Name(store.name), store.index))
+        how = self._moves(node.stream, part)
+        if part is None or not how:
+            return False
+        shard, parts = part
+        self.access(shard, parts)
+        self.marks.append("loop")
+        self.stored |= {p for p, own in self.parts.items() if own == shard}
+        chosen, ports = self._ends(node.stream, node.index, put=False)
+
+        def moved(port: str) -> str:
+            return f"rsn::receive<{how}>({port}, {shard.name}, {starts_of(parts)});"
+
+        if chosen is None:
+            self.emit(moved(self.port(ports[0][1])))
+        else:
+            self._switch(chosen, ports, moved)
+        return True
+
+    def _put_tile(self, stream: str, index: tuple[t.Expression, ...], value: Val) -> None:
+        """Write the C++ that computes a tile and writes it to a stream."""
+        kind = self.streams[stream].type
+        chosen, ports = self._ends(stream, index, put=True)
+        if chosen is not None or len(ports) > 1:
+            value = self.held(value)
+        cpp, whole = tile_type(kind.dtype, kind.shape), stream_word(kind.dtype, kind.shape)
+        part = _part_of(word(kind.shape, min(value.lanes, whole.elements)), whole)
+        apart = self.takes(kind.shape, part)
+
+        def written(port: str) -> str:
+            if self.streams[stream].packing > 1:
+                return f"rsn::put_packed<{cpp}, {word(kind.shape, min(value.lanes, MOVED))}>({port}, {value.text});"
+            return f"rsn::put{apart}<{part}, {whole}>({port}, {value.text});"
+
+        if chosen is None:
+            self.emit(written(self.port(ports[0][1])))
+        else:
+            self._switch(chosen, ports, written)
+
+
+def _part_of(part: TileWord, whole: TileWord) -> TileWord:
+    """The largest part of a word that divides it, of no more elements than another one."""
+    return TileWord(gcd(part.rows, whole.rows), gcd(part.columns, whole.columns))
 
 
 def _number(index: tuple[int, ...], shape: tuple[int, ...]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
@@ -105,6 +106,16 @@ class ExpressionWriter(KernelWriter):
         self.emit("}")
         return Val(kind, name, low, high, wide=wide)
 
+    def shard_part(self, node: t.Expression) -> tuple[ShardKind, list[Index]] | None:
+        """The part of a tensor that an expression is, None if it is none. Raises `HlsError`."""
+        base, index = (node.base, node.index) if isinstance(node, t.Item) else (node, None)
+        shard = self.env.get(base.name) if isinstance(base, t.Name) else None
+        if not isinstance(shard, ShardKind) or not shard.shape:
+            return None
+        if index is None:
+            return shard, [Index("0", 1, n, 0) for n in shard.shape]
+        return None if without_new_axes(index)[1] else (shard, indices(self, index, shard.shape))
+
     def _item(self, base: Value, index: t.Expression) -> Value:
         if isinstance(base, ItemsKind | TextKind):
             at = self.value(index)
@@ -125,15 +136,44 @@ class ExpressionWriter(KernelWriter):
         if all(part.step == 0 for part in parts):
             if axes:
                 self.fail("a new axis of a number")
+            if isinstance(whole, ShardKind):
+                self.access(whole, parts)
             return self.element(f"{name}.at({', '.join(part.start for part in parts)})", dtype)
-        kind = of_element(dtype, tuple(part.length for part in parts if part.step))
-        if not isinstance(whole, ShardKind):
-            kind = ValueKind(dtype, kind.shape)
-        text = f"rsn::part<{kind.cpp}, {steps_of(parts)}>({name}, {starts_of(parts)})"
+        if isinstance(whole, ShardKind):
+            made = self.loaded(whole, parts)
+        else:
+            kind = ValueKind(dtype, tuple(part.length for part in parts if part.step))
+            text = f"rsn::part<{kind.cpp}, {steps_of(parts)}>({name}, {starts_of(parts)})"
+            made = Val(kind, text, simple=False, moved=True)
         if axes:
-            kind = ValueKind(kind.dtype, with_new_axes(parts, axes))
-            text = f"rsn::convert_tile<{kind.cpp}>({text})"
-        return Val(kind, text, simple=False)
+            kind = ValueKind(made.kind.dtype, with_new_axes(parts, axes))
+            made = Val(kind, f"rsn::reshape<{kind.cpp}>({self.held(made).text})", simple=False, moved=True)
+        return made
+
+    def loaded(self, shard: ShardKind, parts: Sequence[Index]) -> Val:
+        """Return a part of a tensor as a tile."""
+        self.access(shard, parts)
+        self.marks.append("loop")
+        kind = of_element(shard.dtype, tuple(part.length for part in parts if part.step))
+        name = self.tile(kind)
+        self.emit(f"rsn::load<{kind.cpp}, {steps_of(parts)}>({name}, {shard.name}, {starts_of(parts)});")
+        return Val(kind, name)
+
+    def number(self, value: Value) -> Val:
+        """Return a value that is a number or a tile; read a shard of a tensor into a tile. Raises `HlsError` for a
+        tuple or a text."""
+        if not isinstance(value, ShardKind):
+            return super().number(value)
+        if value.shape:
+            return self.loaded(value, [Index("0", 1, n, 0) for n in value.shape])
+        self.access(value, [])
+        return self.element(f"{value.name}.at()", value.dtype)
+
+    def access(self, shard: ShardKind, parts: Sequence[Index]) -> None:
+        """Note where an access of a shard begins and ends in its last axis."""
+        last = parts[-1] if parts else Index("0")
+        found = gcd(last.factor, last.length, shard.shape[-1]) if last.step == 1 else 1
+        self.packed[shard.name] = gcd(self.packed.get(shard.name, 0), found)
 
     def _table(self, base: Value, at: Value) -> Value:
         """An item of a tuple of numbers at an index that the run knows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING
 
 from ...isa.overlays.tasks import tree as t
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Index:
-    """An index of one axis. step: 0 for a single element, which drops the axis. length: elements that it takes."""
+    """An index of one axis. step: 0 for a single element, which drops the axis. length: elements that it takes. factor:
+    a number that divides the start, 0 if that is 0."""
 
     start: str
     step: int = 0
     length: int = 1
+    factor: int = 1
 
 
 NEW_AXIS = t.Kernel("none", ())
@@ -49,7 +52,7 @@ def indices(owner: ExpressionWriter, node: t.Expression, shape: tuple[int, ...])
             made = [_single(owner, v, n) for v, n in zip(found, shape, strict=False)]
             break
         made.append(_single(owner, value, size))
-    return made + [Index("0", 1, n) for n in shape[len(made) :]]
+    return made + [Index("0", 1, n, 0) for n in shape[len(made) :]]
 
 
 def without_new_axes(node: t.Expression) -> tuple[t.Expression, tuple[int, ...]]:
@@ -92,9 +95,12 @@ def _span(owner: ExpressionWriter, span: t.Span, size: int) -> Index:
             owner.fail(f"{bound.known} is outside an axis of {size}")
     assert isinstance(start, Val)
     assert isinstance(end, Val)
+    factor = int(start.known) if start.has_known else 1
     if start.has_known and end.has_known:
         length = int(end.known) - int(start.known)
     else:
+        terms, constant = _affine(owner, low)
+        factor = gcd(constant, *terms.values())
         difference = _sum(_affine(owner, high), _affine(owner, low), -1)
         if difference[0]:
             owner.fail("the length of a range of indices must be known before the run, as in x[4 * i:4 * i + 4]")
@@ -102,7 +108,7 @@ def _span(owner: ExpressionWriter, span: t.Span, size: int) -> Index:
     count = -(-length // step)
     if count < 1:
         owner.fail("an empty range of indices")
-    return Index(start.text, step, count)
+    return Index(start.text, step, count, factor)
 
 
 def _affine(owner: ExpressionWriter, node: t.Expression) -> Affine:

@@ -365,28 +365,7 @@ constexpr std::size_t product(std::size_t first, Sizes... rest) {
     return first * product(rest...);
 }
 
-#ifdef RSN_NATIVE
-// Large tiles do not fit on the stack of a thread.
-template <class T, std::size_t N>
-struct Elements {
-    std::vector<T> values = std::vector<T>(N);
-    T &operator[](std::size_t k) { return values[k]; }
-    const T &operator[](std::size_t k) const { return values[k]; }
-};
-template <std::size_t N>
-struct Elements<bool, N> {
-    std::vector<std::uint8_t> values = std::vector<std::uint8_t>(N);
-    bool &operator[](std::size_t k) { return reinterpret_cast<bool &>(values[k]); }
-    const bool &operator[](std::size_t k) const { return reinterpret_cast<const bool &>(values[k]); }
-};
-template <class T, std::size_t N>
-using Storage = std::conditional_t<(N * sizeof(T) > 1024), Elements<T, N>, T[N]>;
-#else
-template <class T, std::size_t N>
-using Storage = T[N];
-#endif
-
-// Sizes of the axes of a tile, the last one innermost.
+// Sizes of the axes of a tile, the last one innermost. A tile lies as rows of its last axis.
 template <std::size_t... Sizes>
 struct Shape {
     static constexpr std::size_t rank = sizeof...(Sizes);
@@ -400,7 +379,54 @@ struct Shape {
         for (std::size_t k = axis + 1; k < rank; ++k) out *= size(k);
         return out;
     }
+    static constexpr std::size_t columns = size(rank ? rank - 1 : 0);
+    static constexpr std::size_t rows = count / columns;
 };
+
+// So many elements of a tile at once: rows and columns, which divide those of the tile.
+template <std::size_t Rows, std::size_t Columns>
+struct Word {
+    static constexpr std::size_t rows = Rows, columns = Columns, count = Rows * Columns;
+};
+
+// Calls body(row, column) for each element of a tile, a word of them in a cycle.
+template <class W, class Sizes, class Body>
+void each_word(Body body) {
+    for (std::size_t row = 0; row < Sizes::rows; row += W::rows)
+        for (std::size_t column = 0; column < Sizes::columns; column += W::columns) {
+#pragma HLS pipeline II=1 style=flp
+            for (std::size_t y = 0; y < W::rows; ++y) {
+#pragma HLS unroll
+                for (std::size_t x = 0; x < W::columns; ++x) {
+#pragma HLS unroll
+                    body(row + y, column + x);
+                }
+            }
+        }
+}
+
+#ifdef RSN_NATIVE
+// Large tiles do not fit on the stack of a thread.
+template <class T, std::size_t Rows, std::size_t Columns>
+struct Elements {
+    std::vector<T> values = std::vector<T>(Rows * Columns);
+    T *operator[](std::size_t row) { return values.data() + row * Columns; }
+    const T *operator[](std::size_t row) const { return values.data() + row * Columns; }
+};
+template <std::size_t Rows, std::size_t Columns>
+struct Elements<bool, Rows, Columns> {
+    std::vector<std::uint8_t> values = std::vector<std::uint8_t>(Rows * Columns);
+    bool *operator[](std::size_t row) { return reinterpret_cast<bool *>(values.data() + row * Columns); }
+    const bool *operator[](std::size_t row) const {
+        return reinterpret_cast<const bool *>(values.data() + row * Columns);
+    }
+};
+template <class T, std::size_t Rows, std::size_t Columns>
+using Storage = std::conditional_t<(Rows * Columns * sizeof(T) > 1024), Elements<T, Rows, Columns>, T[Rows][Columns]>;
+#else
+template <class T, std::size_t Rows, std::size_t Columns>
+using Storage = T[Rows][Columns];
+#endif
 
 inline std::size_t within(std::int64_t index, std::size_t size) {
     require(index >= 0 && index < static_cast<std::int64_t>(size), "an index outside its axis");
@@ -410,23 +436,34 @@ inline std::size_t within(const Int &index, std::size_t size) {
     return within(static_cast<std::int64_t>(index), size);
 }
 
+#ifndef RSN_FLOAT_ADD
+#define RSN_FLOAT_ADD 1
+#endif
+// Cycles of an addition of floats: what reads a sum again so soon waits for it.
+constexpr std::size_t FLOAT_ADD = RSN_FLOAT_ADD;
+
+// A value with a shape: a tile, or an expression of tiles whose elements are computed where they are needed. It has the
+// element at a row and a column as operator().
+struct Shaped {};
+
 template <class T, std::size_t... Sizes>
-struct Tile {
+struct Tile : Shaped {
     using Element = T;
     using Sizes_ = Shape<Sizes...>;
-    static constexpr std::size_t count = Sizes_::count;
-    Storage<T, count> v = {};
+    Storage<T, Sizes_::rows, Sizes_::columns> v;
 
-    T &operator[](std::size_t k) { return v[k]; }
-    const T &operator[](std::size_t k) const { return v[k]; }
+    T &operator()(std::size_t row, std::size_t column) { return v[row][column]; }
+    const T &operator()(std::size_t row, std::size_t column) const { return v[row][column]; }
     // The element at an index of each axis.
     template <class... Indices>
     T &at(Indices... indices) {
-        return v[place(0, indices...)];
+        const std::size_t k = place(0, indices...);
+        return v[k / Sizes_::columns][k % Sizes_::columns];
     }
     template <class... Indices>
     const T &at(Indices... indices) const {
-        return v[place(0, indices...)];
+        const std::size_t k = place(0, indices...);
+        return v[k / Sizes_::columns][k % Sizes_::columns];
     }
     template <class First, class... Rest>
     static std::size_t place(std::size_t axis, First first, Rest... rest) {
@@ -436,29 +473,33 @@ struct Tile {
 };
 
 template <class X>
-struct IsTile : std::false_type {};
-template <class T, std::size_t... Sizes>
-struct IsTile<Tile<T, Sizes...>> : std::true_type {};
+struct IsShaped : std::is_base_of<Shaped, X> {};
 
-// The part of a tensor off the chip that a task instance sees. Whole: sizes of the tensor; Part: of the shard.
-template <class T, class Whole, class Part>
+// Stores the elements of a value in a tile.
+template <class W, class Out, class X>
+void assign(Out &out, const X &x) {
+    each_word<W, typename Out::Sizes_>([&](std::size_t row, std::size_t column) {
+        out(row, column) = static_cast<typename Out::Element>(x(row, column));
+    });
+}
+
+// The part of a tensor off the chip that a task instance sees. Whole: sizes of the tensor; Part: of the shard. The port
+// moves words of Packed elements; with more than one, all accesses begin at a multiple of them.
+template <class T, class Whole, class Part, std::size_t Packed = 1>
 struct Shard {
     using Element = std::remove_const_t<T>;
     using Sizes_ = Part;
-    T *memory;
+    using Whole_ = Whole;
+    using Port = std::conditional_t<Packed == 1, T,
+                                    std::conditional_t<std::is_const<T>::value, const hls::vector<Element, Packed>,
+                                                       hls::vector<Element, Packed>>>;
+    static constexpr std::size_t packed = Packed;
+    Port *memory;
     std::size_t offset;
 
-    // The element at this place of the shard, as if it were dense.
-    T &operator[](std::size_t k) const {
-        std::size_t at = offset;
-        for (std::size_t axis = Part::rank; axis-- > 0;) {
-            at += k % Part::size(axis) * Whole::stride(axis);
-            k /= Part::size(axis);
-        }
-        return memory[at];
-    }
     template <class... Indices>
     T &at(Indices... indices) const {
+        static_assert(Packed == 1, "single elements");
         return memory[offset + place(0, indices...)];
     }
     template <class First, class... Rest>
@@ -468,91 +509,126 @@ struct Shard {
     static std::size_t place(std::size_t) { return 0; }
 };
 
-// The element of `source` that element k of a part is. The part has an axis for each axis of `source` that Steps does
-// not drop (0); on that axis it takes as many elements as Part says, each Steps behind the one before.
-template <class Part, class Source, int... Steps, class... Starts>
-std::size_t place_of(std::size_t k, Starts... starts) {
-    constexpr int steps[] = {Steps...};
-    const std::size_t from[] = {static_cast<std::size_t>(static_cast<std::int64_t>(starts))...};
-    std::size_t out = 0, axis_of_part = Part::rank;
-    for (std::size_t axis = sizeof...(Steps); axis-- > 0;) {
-        std::size_t index = from[axis];
-        if (steps[axis]) {
-            --axis_of_part;
-            index += k % Part::size(axis_of_part) * steps[axis];
-            k /= Part::size(axis_of_part);
-        }
-        require(index < Source::size(axis), "an index outside its axis");
-        out += index * Source::stride(axis);
+// Where an element is.
+struct TilePlace {
+    std::size_t row, column;
+};
+
+// Where the element at a row and a column of a part is in `Source`. The part has an axis for each axis of the source that
+// Steps does not drop (0); on that axis it takes as many elements as Part says, each Steps behind the one before.
+// Whole: the sizes of the tensor of which the source is a shard.
+template <class Part, class Source, class Whole, std::size_t Axis, std::size_t OfPart, int Step, int... Steps,
+          class Start, class... Starts>
+TilePlace place_from(std::size_t row, std::size_t column, Start start, Starts... starts) {
+    std::size_t index = static_cast<std::size_t>(static_cast<std::int64_t>(start));
+    if constexpr (Step != 0 && OfPart + 1 == Part::rank) index += column * Step;
+    if constexpr (Step != 0 && OfPart + 1 < Part::rank) {
+        constexpr std::size_t below = Part::stride(OfPart) / Part::columns, size = Part::size(OfPart);
+        index += row / below % size * Step;
     }
-    return out;
+    require(index < Source::size(Axis), "an index outside its axis");
+    if constexpr (sizeof...(Steps) == 0) return {0, index};
+    else {
+        constexpr std::size_t stride = Whole::stride(Axis) / Whole::columns;
+        const TilePlace rest =
+            place_from<Part, Source, Whole, Axis + 1, OfPart + (Step != 0), Steps...>(row, column, starts...);
+        return {index * stride + rest.row, rest.column};
+    }
+}
+template <class Part, class Source, class Whole, int... Steps, class... Starts>
+TilePlace place_of(std::size_t row, std::size_t column, Starts... starts) {
+    return place_from<Part, Source, Whole, 0, 0, Steps...>(row, column, starts...);
 }
 
-// A part of a tile or shard as a tile.
+// An expression: what `function` computes of a row and a column.
+template <class T, class Sizes, class Function>
+struct Computed : Shaped {
+    using Element = T;
+    using Sizes_ = Sizes;
+    Function function;
+
+    explicit Computed(const Function &f) : function(f) {}
+    T operator()(std::size_t row, std::size_t column) const { return static_cast<T>(function(row, column)); }
+};
+template <class T, class Sizes, class Function>
+Computed<T, Sizes, Function> computed(const Function &function) {
+    return Computed<T, Sizes, Function>(function);
+}
+
+// A part of a tile.
 template <class Out, int... Steps, class Source, class... Starts>
-Out part(const Source &source, Starts... starts) {
-    Out out;
-    for (std::size_t k = 0; k < Out::count; ++k) {
-#pragma HLS pipeline
-        const std::size_t at = place_of<typename Out::Sizes_, typename Source::Sizes_, Steps...>(k, starts...);
-        out[k] = static_cast<typename Out::Element>(source[at]);
-    }
-    return out;
+auto part(const Source &source, Starts... starts) {
+    using In = typename Source::Sizes_;
+    return computed<typename Out::Element, typename Out::Sizes_>([&source, starts...](std::size_t row, std::size_t column) {
+        const TilePlace at = place_of<typename Out::Sizes_, In, In, Steps...>(row, column, starts...);
+        return source(at.row, at.column);
+    });
 }
 
 // -- kernels on elements --------------------------------------------------------------------------------------------------
 
-// Where element k of a result of shape Out is in an operand whose axes of size 1, or that it lacks, repeat.
-template <class Out, class In>
-std::size_t spread(std::size_t k) {
-    if (std::is_same<Out, In>::value) return k;
-    std::size_t at = 0;
-    for (std::size_t back = 1; back <= Out::rank; ++back) {
-        const std::size_t index = k % Out::size(Out::rank - back);
-        k /= Out::size(Out::rank - back);
-        if (back <= In::rank && In::size(In::rank - back) != 1) at += index * In::stride(In::rank - back);
+// What an operand has at a row and a column of a result of shape Out: of axes of size 1, or that it lacks, always the
+// same; a number everywhere.
+template <class Out, class In, std::size_t Back = 2>
+std::size_t spread_row(std::size_t row) {
+    if constexpr (Back > Out::rank || Back > In::rank) return 0;
+    else {
+        constexpr std::size_t size = Out::size(Out::rank - Back), stride = In::stride(In::rank - Back) / In::columns;
+        const std::size_t at = In::size(In::rank - Back) == 1 ? 0 : row % size * stride;
+        return at + spread_row<Out, In, Back + 1>(row / size);
     }
-    return at;
+}
+template <class Out, class X>
+auto element(const X &x, std::size_t row, std::size_t column) {
+    if constexpr (!IsShaped<X>::value) return x;
+    else {
+        using In = typename X::Sizes_;
+        if constexpr (std::is_same<Out, In>::value) return x(row, column);
+        else return x(spread_row<Out, In>(row), In::columns == 1 ? 0 : column);
+    }
 }
 
-template <class Out, class X>
-const X &element(const X &x, std::size_t, std::false_type) {
-    return x;
-}
-template <class Out, class X>
-const typename X::Element &element(const X &x, std::size_t k, std::true_type) {
-    return x[spread<Out, typename X::Sizes_>(k)];
-}
+// An operand as expressions keep it: tiles by their place, numbers and expressions by value.
+template <class X>
+struct Kept {
+    using Type = X;
+};
+template <class T, std::size_t... Sizes>
+struct Kept<Tile<T, Sizes...>> {
+    using Type = const Tile<T, Sizes...> &;
+};
 
 // Compute: the type in which each pair of elements is computed. Out: a tile, or a number.
+template <class Compute, class Sizes, class Op, class A, class B>
+struct Pairs {
+    typename Kept<A>::Type a;
+    typename Kept<B>::Type b;
+    auto operator()(std::size_t row, std::size_t column) const {
+        return Op()(element_as<Compute>(element<Sizes>(a, row, column)),
+                    element_as<Compute>(element<Sizes>(b, row, column)));
+    }
+};
 template <class Out, class Compute, class Op, class A, class B>
-Out zip(Op op, const A &a, const B &b) {
-    if constexpr (IsTile<Out>::value) {
+auto zip(Op op, const A &a, const B &b) {
+    if constexpr (IsShaped<Out>::value) {
         using Sizes = typename Out::Sizes_;
-        Out out;
-        for (std::size_t k = 0; k < Out::count; ++k) {
-#pragma HLS pipeline
-            out[k] = static_cast<typename Out::Element>(op(element_as<Compute>(element<Sizes>(a, k, IsTile<A>())),
-                                                           element_as<Compute>(element<Sizes>(b, k, IsTile<B>()))));
-        }
-        return out;
+        return computed<typename Out::Element, Sizes>(Pairs<Compute, Sizes, Op, A, B>{a, b});
     } else {
         return static_cast<Out>(op(element_as<Compute>(a), element_as<Compute>(b)));
     }
 }
 
+template <class T, class Op, class X>
+struct Each {
+    typename Kept<X>::Type x;
+    auto operator()(std::size_t row, std::size_t column) const { return Op()(element_as<T>(x(row, column))); }
+};
 template <class Out, class Op, class X>
-Out map(Op op, const X &x) {
-    if constexpr (IsTile<Out>::value) {
-        Out out;
-        for (std::size_t k = 0; k < Out::count; ++k) {
-#pragma HLS pipeline
-            out[k] = op(element_as<typename Out::Element>(x[k]));
-        }
-        return out;
-    } else {
-        return op(element_as<Out>(x));
-    }
+auto map(Op op, const X &x) {
+    if constexpr (IsShaped<Out>::value)
+        return computed<typename Out::Element, typename Out::Sizes_>(Each<typename Out::Element, Op, X>{x});
+    else
+        return static_cast<Out>(op(element_as<Out>(x)));
 }
 
 template <class T>
@@ -751,199 +827,488 @@ struct Sqrt {
 
 // -- kernels on tiles -----------------------------------------------------------------------------------------------------
 
+// A tile of one value.
 template <class Out, class X>
-Out full(const X &value) {
-    Out out;
-    for (std::size_t k = 0; k < Out::count; ++k) out[k] = static_cast<typename Out::Element>(value);
-    return out;
+auto full(const X &value) {
+    const auto kept = static_cast<typename Out::Element>(value);
+    return computed<typename Out::Element, typename Out::Sizes_>([kept](std::size_t, std::size_t) { return kept; });
 }
 
-// A tile of another element type, or of another shape with the same elements in the same order.
-template <class Out, class X>
-Out convert_tile(const X &x) {
-    Out out;
-    for (std::size_t k = 0; k < Out::count; ++k) {
-#pragma HLS pipeline
-        out[k] = element_as<typename Out::Element>(x[k]);
+struct Same {
+    template <class T>
+    T operator()(const T &x) const {
+        return x;
     }
-    return out;
+};
+
+// A tile of another element type.
+template <class Out, class X>
+auto convert_tile(const X &x) {
+    return map<Out>(Same(), x);
 }
 
-// Where the matrix of an operand begins that makes matrix `number` of a batch. Axes of size 1, or that it lacks, repeat.
+// A tile of another shape with the same elements in the same order.
+template <class Out, class X>
+auto reshape(const X &x) {
+    using In = typename X::Sizes_;
+    return computed<typename Out::Element, typename Out::Sizes_>([&x](std::size_t row, std::size_t column) {
+        const std::size_t at = row * Out::Sizes_::columns + column;
+        return x(at / In::columns, at % In::columns);
+    });
+}
+
+// The first row of the matrix of an operand that makes matrix `number` of a batch. Axes of size 1, or that it lacks,
+// repeat.
 template <class Out, class In>
 std::size_t matrix_of(std::size_t number) {
     std::size_t at = 0;
     for (std::size_t back = 3; back <= Out::rank; ++back) {
         const std::size_t size = Out::size(Out::rank - back);
-        if (back <= In::rank && In::size(In::rank - back) != 1) at += number % size * In::stride(In::rank - back);
+        if (back <= In::rank && In::size(In::rank - back) != 1)
+            at += number % size * (In::stride(In::rank - back) / In::columns);
         number /= size;
     }
     return at;
 }
 
+constexpr std::size_t ceil_divided(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+// Cycles between two steps of a loop that adds to Count sums in turn: a sum is read, added to and written.
+template <class T>
+constexpr std::size_t sum_interval(std::size_t count) {
+    return ceil_divided((std::is_floating_point<T>::value ? FLOAT_ADD : 0) + 2, count);
+}
+
 // The product of two matrices, or of each two of a batch; the sum runs over k in order. Integers are summed in 64 bits.
-template <class Out, class A, class B>
-Out matmul(const A &a, const B &b) {
+// W: the sums that are added to in a cycle.
+template <class W, class Out, class A, class B>
+void matmul(Out &out, const A &a, const B &b) {
     using T = typename Out::Element;
     using Sizes = typename Out::Sizes_;
-    constexpr std::size_t rows = Sizes::size(Sizes::rank - 2), columns = Sizes::size(Sizes::rank - 1);
-    constexpr std::size_t depth = A::Sizes_::size(A::Sizes_::rank - 1), batch = Sizes::count / (rows * columns);
-    Out out;
+    constexpr std::size_t rows = Sizes::size(Sizes::rank - 2), columns = Sizes::columns;
+    constexpr std::size_t depth = A::Sizes_::columns, batch = Sizes::count / (rows * columns);
+    constexpr std::size_t words = rows * columns / W::count, interval = sum_interval<T>(words);
     for (std::size_t n = 0; n < batch; ++n) {
         const std::size_t at_a = matrix_of<Sizes, typename A::Sizes_>(n), at_b = matrix_of<Sizes, typename B::Sizes_>(n);
-        for (std::size_t i = 0; i < rows; ++i)
-            for (std::size_t j = 0; j < columns; ++j) {
-                T sum = 0;
-                for (std::size_t k = 0; k < depth; ++k) {
-#pragma HLS pipeline
-                    const T x = static_cast<T>(a[at_a + i * depth + k]);
-                    const T y = static_cast<T>(b[at_b + k * columns + j]);
-                    sum = Add()(sum, Mul()(x, y));
+        for (std::size_t k = 0; k < depth; ++k)
+            for (std::size_t i = 0; i < rows; i += W::rows)
+                for (std::size_t j = 0; j < columns; j += W::columns) {
+#pragma HLS pipeline II=interval style=flp
+#pragma HLS dependence variable=out.v type=inter direction=raw distance=words dependent=true
+                    for (std::size_t y = 0; y < W::rows; ++y) {
+#pragma HLS unroll
+                        for (std::size_t x = 0; x < W::columns; ++x) {
+#pragma HLS unroll
+                            T &sum = out(n * rows + i + y, j + x);
+                            const T one = Mul()(static_cast<T>(a(at_a + i + y, k)), static_cast<T>(b(at_b + k, j + x)));
+                            sum = Add()(k ? sum : T(0), one);
+                        }
+                    }
                 }
-                out[(n * rows + i) * columns + j] = sum;
-            }
     }
-    return out;
+}
+
+// Where an element of a result is in an operand, whose axis Axis of the result and the ones behind it are Axes.
+template <class Out, class In, std::size_t Axis, std::size_t First, std::size_t... Axes>
+TilePlace turned(std::size_t row, std::size_t column) {
+    std::size_t index = column;
+    if constexpr (Axis + 1 < Out::rank) {
+        constexpr std::size_t below = Out::stride(Axis) / Out::columns, size = Out::size(Axis);
+        index = row / below % size;
+    }
+    TilePlace rest = {0, 0};
+    if constexpr (sizeof...(Axes) > 0) rest = turned<Out, In, Axis + 1, Axes...>(row, column);
+    if constexpr (First + 1 == In::rank) return {rest.row, index};
+    else return {rest.row + index * (In::stride(First) / In::columns), rest.column};
 }
 
 // Axis k of the result is axis Axes[k] of the operand.
 template <class Out, std::size_t... Axes, class X>
-Out transpose(const X &x) {
+auto transpose(const X &x) {
     using In = typename X::Sizes_;
-    constexpr std::size_t axes[] = {Axes...};
-    Out out;
-    for (std::size_t k = 0; k < Out::count; ++k) {
-#pragma HLS pipeline
-        std::size_t rest = k, at = 0;
-        for (std::size_t axis = In::rank; axis-- > 0;) {
-            at += rest % In::size(axes[axis]) * In::stride(axes[axis]);
-            rest /= In::size(axes[axis]);
-        }
-        out[k] = x[at];
-    }
-    return out;
+    return computed<typename Out::Element, typename Out::Sizes_>([&x](std::size_t row, std::size_t column) {
+        const TilePlace at = turned<typename Out::Sizes_, In, 0, Axes...>(row, column);
+        return x(at.row, at.column);
+    });
 }
 
-// Reduction along an axis, from the first element to the last; a sum begins with 0.
-template <class Out, std::size_t Axis, class Op, class X>
-Out reduce(Op op, const X &x) {
+// The values of a word, combined pair by pair: neighbours first, then neighbours of these.
+template <std::size_t N, class T, class Op, class Value>
+T combined(Op op, Value value) {
+    T held[N];
+#pragma HLS array_partition variable=held complete
+    for (std::size_t k = 0; k < N; ++k) {
+#pragma HLS unroll
+        held[k] = static_cast<T>(value(k));
+    }
+    for (std::size_t left = N; left > 1; left /= 2) {
+#pragma HLS unroll
+        for (std::size_t k = 0; k < left / 2; ++k) {
+#pragma HLS unroll
+            held[k] = op(held[2 * k], held[2 * k + 1]);
+        }
+    }
+    return held[0];
+}
+
+constexpr std::size_t levels_of(std::size_t parts) { return parts ? 1 + levels_of(parts / 2) : 0; }
+
+// Of each of Count results Parts values, combined pair by pair: neighbours first, then neighbours of these, what is left
+// over last. A pair is combined as soon as it is there, so only one value of each level waits. value(part, result); At:
+// results in a cycle.
+template <std::size_t Parts, std::size_t Count, std::size_t At, class T, class Op, class Value, class Result>
+void combine(Op op, Value value, Result result) {
+    constexpr std::size_t levels = levels_of(Parts), interval = sum_interval<T>(ceil_divided(Count, At));
+    T waiting[levels][Count];
+#pragma HLS array_partition variable=waiting dim=1 complete
+#pragma HLS array_partition variable=waiting dim=2 cyclic factor=At
+    for (std::size_t part = 0; part < Parts; ++part)
+        for (std::size_t first = 0; first < Count; first += At) {
+#pragma HLS pipeline II=interval style=flp
+            for (std::size_t y = 0; y < At; ++y) {
+#pragma HLS unroll
+                T made = value(part, first + y);
+                bool open = true;
+                for (std::size_t level = 0; level < levels; ++level) {
+#pragma HLS unroll
+                    T &other = waiting[level][first + y];
+                    const bool pair = part >> level & 1;
+                    if (open && pair) made = op(other, made);
+                    if (open && !pair) other = made;
+                    open = open && pair;
+                }
+            }
+        }
+    for (std::size_t first = 0; first < Count; first += At) {
+#pragma HLS pipeline II=1 style=flp
+        for (std::size_t y = 0; y < At; ++y) {
+#pragma HLS unroll
+            T made = T();
+            bool any = false;
+            for (std::size_t level = 0; level < levels; ++level) {
+#pragma HLS unroll
+                if (Parts >> level & 1) {
+                    made = any ? op(waiting[level][first + y], made) : waiting[level][first + y];
+                    any = true;
+                }
+            }
+            if (std::is_same<Op, Add>::value) made = op(T(0), made);  // a sum of -0 is 0
+            result(first + y, made);
+        }
+    }
+}
+
+// Combines the elements of each row; W::columns is a power of 2. value(row, column); result(row, what).
+template <class W, class Sizes, class T, class Op, class Value, class Result>
+void combine_rows(Op op, Value value, Result result) {
+    combine<Sizes::columns / W::columns, Sizes::rows, W::rows, T>(
+        op,
+        [&](std::size_t part, std::size_t row) {
+            return combined<W::columns, T>(op, [&](std::size_t k) { return value(row, part * W::columns + k); });
+        },
+        result);
+}
+
+// Reduction along an axis: neighbours first. W: the elements in a cycle.
+template <class W, std::size_t Axis, class T, class Op, class X, class Result>
+void reduce(Op op, const X &x, Result result) {
     using In = typename X::Sizes_;
     constexpr std::size_t inner = In::stride(Axis), length = In::size(Axis), outer = In::count / (inner * length);
-    const auto along = [&](std::size_t o, std::size_t i, auto zero) {
-        using T = decltype(zero);
-        T all = static_cast<T>(x[o * length * inner + i]);
-        if (std::is_same<Op, Add>::value) all = op(T(0), all);
-        for (std::size_t k = 1; k < length; ++k) all = op(all, static_cast<T>(x[(o * length + k) * inner + i]));
-        return all;
-    };
-    if constexpr (IsTile<Out>::value) {
-        Out out;
-        for (std::size_t o = 0; o < outer; ++o)
-            for (std::size_t i = 0; i < inner; ++i) out[o * inner + i] = along(o, i, typename Out::Element());
-        return out;
+    if constexpr (Axis + 1 == In::rank) {
+        combine_rows<W, In, T>(op, [&](std::size_t row, std::size_t column) { return static_cast<T>(x(row, column)); },
+                               result);
     } else {
-        return along(0, 0, Out());
+        for (std::size_t o = 0; o < outer; ++o)
+            combine<length, inner, W::columns, T>(
+                op,
+                [&](std::size_t k, std::size_t i) {
+                    const std::size_t row = (o * length + k) * (inner / In::columns) + i / In::columns;
+                    return static_cast<T>(x(row, i % In::columns));
+                },
+                [&](std::size_t i, T all) { result(o * inner + i, all); });
     }
 }
-
-// The rows of a tile: its last axis. All kernels below work on each of them.
-template <class X>
-constexpr std::size_t columns_of() {
-    return X::Sizes_::size(X::Sizes_::rank - 1);
+template <class W, std::size_t Axis, class Op, class Out, class X>
+void reduce_tile(Out &out, Op op, const X &x) {
+    using T = typename Out::Element;
+    constexpr std::size_t n = Out::Sizes_::columns;
+    reduce<W, Axis, T>(op, x, [&](std::size_t k, T all) { out(k / n, k % n) = all; });
 }
-
-template <class X>
-X softmax(const X &x) {
-    constexpr std::size_t n = columns_of<X>();
-    X out;
-    for (std::size_t row = 0; row < X::count; row += n) {
-        float most = x[row];
-        for (std::size_t k = 1; k < n; ++k) most = Larger()(most, x[row + k]);
-        for (std::size_t k = 0; k < n; ++k) out[row + k] = Exp()(x[row + k] - most);
-        float sum = 0;
-        for (std::size_t k = 0; k < n; ++k) sum = sum + out[row + k];
-        for (std::size_t k = 0; k < n; ++k) out[row + k] = out[row + k] / sum;
-    }
+template <class W, std::size_t Axis, class T, class Op, class X>
+T reduce_all(Op op, const X &x) {
+    T out = T();
+    reduce<W, Axis, T>(op, x, [&](std::size_t, T all) { out = all; });
     return out;
+}
+
+// The larger elements of rows first, then exp and its sums; the quotient is taken where the result is read.
+template <class W, class X>
+void softmax(X &out, const X &x) {
+    using Sizes = typename X::Sizes_;
+    float most[Sizes::rows], sum[Sizes::rows];
+#pragma HLS array_partition variable=most cyclic factor=W::rows
+#pragma HLS array_partition variable=sum cyclic factor=W::rows
+    combine_rows<W, Sizes, float>(
+        Larger(), [&](std::size_t row, std::size_t column) { return x(row, column); },
+        [&](std::size_t row, float all) { most[row] = all; });
+    combine_rows<W, Sizes, float>(
+        Add(),
+        [&](std::size_t row, std::size_t column) {
+            return out(row, column) = Exp()(x(row, column) - most[row]);
+        },
+        [&](std::size_t row, float all) { sum[row] = all; });
+    each_word<W, Sizes>([&](std::size_t row, std::size_t column) { out(row, column) = out(row, column) / sum[row]; });
 }
 
 // x where first <= column - row <= last, and minus infinity elsewhere.
 template <class X>
-X banded(const X &x, std::int64_t first, std::int64_t last) {
+auto banded(const X &x, std::int64_t first, std::int64_t last) {
     using T = typename X::Element;
-    constexpr std::size_t n = columns_of<X>(), rows = X::Sizes_::size(X::Sizes_::rank - 2);
-    X out;
-    for (std::size_t k = 0; k < X::count; ++k) {
-#pragma HLS pipeline
-        const std::int64_t diagonal = static_cast<std::int64_t>(k % n) - static_cast<std::int64_t>(k / n % rows);
-        out[k] = diagonal >= first && diagonal <= last ? x[k] : -std::numeric_limits<T>::infinity();
-    }
-    return out;
+    constexpr std::size_t rows = X::Sizes_::size(X::Sizes_::rank - 2);
+    return computed<T, typename X::Sizes_>([&x, first, last](std::size_t row, std::size_t column) {
+        const std::int64_t diagonal = static_cast<std::int64_t>(column) - static_cast<std::int64_t>(row % rows);
+        return diagonal >= first && diagonal <= last ? x(row, column) : -std::numeric_limits<T>::infinity();
+    });
 }
 
-template <class X>
-X layernorm(const X &x, typename X::Element eps) {
+template <class W, class X>
+void layernorm(X &out, const X &x, typename X::Element eps) {
     using T = typename X::Element;
-    constexpr std::size_t n = columns_of<X>();
-    X out;
-    for (std::size_t row = 0; row < X::count; row += n) {
-        T sum = 0;
-        for (std::size_t k = 0; k < n; ++k) sum = sum + x[row + k];
-        const T mean = sum / T(n);
-        for (std::size_t k = 0; k < n; ++k) out[row + k] = x[row + k] - mean;
-        T square = out[row] * out[row];
-        for (std::size_t k = 1; k < n; ++k) square = square + out[row + k] * out[row + k];
-        const T deviation = std::sqrt(square / T(n) + eps);
-        for (std::size_t k = 0; k < n; ++k) out[row + k] = out[row + k] / deviation;
-    }
-    return out;
+    using Sizes = typename X::Sizes_;
+    T mean[Sizes::rows], deviation[Sizes::rows];
+#pragma HLS array_partition variable=mean cyclic factor=W::rows
+#pragma HLS array_partition variable=deviation cyclic factor=W::rows
+    combine_rows<W, Sizes, T>(
+        Add(), [&](std::size_t row, std::size_t column) { return x(row, column); },
+        [&](std::size_t row, T all) { mean[row] = all / T(Sizes::columns); });
+    combine_rows<W, Sizes, T>(
+        Add(),
+        [&](std::size_t row, std::size_t column) {
+            const T centred = x(row, column) - mean[row];
+            out(row, column) = centred;
+            return centred * centred;
+        },
+        [&](std::size_t row, T all) { deviation[row] = std::sqrt(all / T(Sizes::columns) + eps); });
+    each_word<W, Sizes>(
+        [&](std::size_t row, std::size_t column) { out(row, column) = out(row, column) / deviation[row]; });
 }
 
-template <class X>
-X rmsnorm(const X &x, typename X::Element eps) {
+template <class W, class X>
+void rmsnorm(X &out, const X &x, typename X::Element eps) {
     using T = typename X::Element;
-    constexpr std::size_t n = columns_of<X>();
-    X out;
-    for (std::size_t row = 0; row < X::count; row += n) {
-        T square = x[row] * x[row];
-        for (std::size_t k = 1; k < n; ++k) square = square + x[row + k] * x[row + k];
-        const T size = std::sqrt(square / T(n) + eps);
-        for (std::size_t k = 0; k < n; ++k) out[row + k] = x[row + k] / size;
-    }
-    return out;
+    using Sizes = typename X::Sizes_;
+    T size[Sizes::rows];
+#pragma HLS array_partition variable=size cyclic factor=W::rows
+    combine_rows<W, Sizes, T>(
+        Add(), [&](std::size_t row, std::size_t column) { return x(row, column) * x(row, column); },
+        [&](std::size_t row, T all) { size[row] = std::sqrt(all / T(Sizes::columns) + eps); });
+    each_word<W, Sizes>([&](std::size_t row, std::size_t column) { out(row, column) = x(row, column) / size[row]; });
 }
 
 // Tiles one after the other along an axis. at: where the first goes, in elements of that axis.
-template <std::size_t Axis, class Out, class X>
+template <class W, std::size_t Axis, class Out, class X>
 void place_tile(Out &out, const X &x, std::size_t at) {
     using In = typename X::Sizes_;
-    constexpr std::size_t inner = In::stride(Axis), length = In::size(Axis), outer = In::count / (inner * length);
-    constexpr std::size_t whole = Out::Sizes_::size(Axis);
-    for (std::size_t o = 0; o < outer; ++o)
-        for (std::size_t k = 0; k < length * inner; ++k)
-            out[o * whole * inner + at * inner + k] =
-                element_as<typename Out::Element>(x[o * length * inner + k]);
-}
-template <class Out, std::size_t Axis, class... X>
-Out concat(const X &...x) {
-    Out out;
-    std::size_t at = 0;
-    ((place_tile<Axis>(out, x, at), at += X::Sizes_::size(Axis)), ...);
-    return out;
+    using Whole = typename Out::Sizes_;
+    constexpr std::size_t inner = In::stride(Axis), length = In::size(Axis);
+    each_word<W, In>([&](std::size_t row, std::size_t column) {
+        const std::size_t from = row * In::columns + column, o = from / (length * inner), rest = from % (length * inner);
+        const std::size_t to = o * Whole::size(Axis) * inner + at * inner + rest;
+        out(to / Whole::columns, to % Whole::columns) = element_as<typename Out::Element>(x(row, column));
+    });
 }
 
-// Store into a part of a tile or shard. Part: sizes of the part; the value repeats where it has fewer.
-template <class Part, int... Steps, class Target, class X, class... Starts>
+// Store into a part of a tile. Part: sizes of the part; the value repeats where it has fewer.
+template <class W, class Part, int... Steps, class Target, class X, class... Starts>
 void store_part(Target &target, const X &value, Starts... starts) {
     using T = typename Target::Element;
-    for (std::size_t k = 0; k < Part::count; ++k) {
-#pragma HLS pipeline
-        const std::size_t at = place_of<Part, typename Target::Sizes_, Steps...>(k, starts...);
-        target[at] = element_as<T>(element<Part>(value, k, IsTile<X>()));
-    }
+    using Sizes = typename Target::Sizes_;
+    each_word<W, Part>([&](std::size_t row, std::size_t column) {
+        const TilePlace at = place_of<Part, Sizes, Sizes, Steps...>(row, column, starts...);
+        target(at.row, at.column) = element_as<T>(element<Part>(value, row, column));
+    });
+}
+
+// -- memory off the chip ----------------------------------------------------------------------------------------------------
+
+// Calls body(row, column, place, word) for each word of a port in a part of a shard, one in a cycle, in the order of
+// words W of the part. place: of its first element in the word W.
+template <class W, class Part, int... Steps, class Shard, class Body, class... Starts>
+void each_port_word(const Shard &shard, Body body, Starts... starts) {
+    using Whole = typename Shard::Whole_;
+    for (std::size_t row = 0; row < Part::rows; row += W::rows)
+        for (std::size_t column = 0; column < Part::columns; column += W::columns)
+            for (std::size_t y = 0; y < W::rows; ++y)
+                for (std::size_t x = 0; x < W::columns; x += Shard::packed) {
+#pragma HLS pipeline II=1 style=flp
+                    const TilePlace at =
+                        place_of<Part, typename Shard::Sizes_, Whole, Steps...>(row + y, column + x, starts...);
+                    const std::size_t word = at.row * (Whole::columns / Shard::packed) + at.column / Shard::packed;
+                    body(row + y, column + x, y * W::columns + x, shard.memory[shard.offset / Shard::packed + word]);
+                }
+}
+template <class Part>
+using RowOf = Word<1, Part::columns>;
+
+// Element k of a port's word.
+template <class T>
+auto &of_word(T &word, std::size_t) {
+    return word;
+}
+template <class T, std::size_t N>
+T &of_word(hls::vector<T, N> &word, std::size_t k) {
+    return word[k];
+}
+template <class T, std::size_t N>
+const T &of_word(const hls::vector<T, N> &word, std::size_t k) {
+    return word[k];
+}
+
+// Loads a part of a shard into a tile.
+template <class Out, int... Steps, class Shard, class... Starts>
+void load(Out &out, const Shard &shard, Starts... starts) {
+    using Part = typename Out::Sizes_;
+    each_port_word<RowOf<Part>, Part, Steps...>(
+        shard,
+        [&](std::size_t row, std::size_t column, std::size_t, const auto &word) {
+            for (std::size_t k = 0; k < Shard::packed; ++k) {
+#pragma HLS unroll
+                out(row, column + k) = static_cast<typename Out::Element>(of_word(word, k));
+            }
+        },
+        starts...);
+}
+
+// Stores a value into a part of a shard.
+template <class Part, int... Steps, class Shard, class X, class... Starts>
+void save(const Shard &shard, const X &value, Starts... starts) {
+    using T = typename Shard::Element;
+    each_port_word<RowOf<Part>, Part, Steps...>(
+        shard,
+        [&](std::size_t row, std::size_t column, std::size_t, auto &word) {
+            std::remove_reference_t<decltype(word)> made;
+            for (std::size_t k = 0; k < Shard::packed; ++k) {
+#pragma HLS unroll
+                of_word(made, k) = element_as<T>(element<Part>(value, row, column + k));
+            }
+            word = made;
+        },
+        starts...);
+}
+
+// Writes a part of a shard to a stream: its tiles are not kept.
+template <class W, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
+void send(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts... starts) {
+    hls::vector<T, N> made;
+    each_port_word<W, Part, Steps...>(
+        shard,
+        [&](std::size_t, std::size_t, std::size_t place, const auto &word) {
+            for (std::size_t k = 0; k < Shard::packed; ++k) {
+#pragma HLS unroll
+                made[place + k] = of_word(word, k);
+            }
+            if (place + Shard::packed == N) stream.write(made);
+        },
+        starts...);
+}
+
+// Stores a tile of a stream into a part of a shard as it comes.
+template <class W, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
+void receive(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts... starts) {
+    hls::vector<T, N> got;
+    each_port_word<W, Part, Steps...>(
+        shard,
+        [&](std::size_t, std::size_t, std::size_t place, auto &word) {
+            if (place == 0) got = stream.read();
+            std::remove_reference_t<decltype(word)> made;
+            for (std::size_t k = 0; k < Shard::packed; ++k) {
+#pragma HLS unroll
+                of_word(made, k) = got[place + k];
+            }
+            word = made;
+        },
+        starts...);
 }
 
 // -- ends of streams --------------------------------------------------------------------------------------------------------
+
+// A tile goes over a stream in words, row by row of them.
+template <class W, class T, class Out>
+void get(hls::stream<T> &stream, Out &out) {
+    using Sizes = typename Out::Sizes_;
+    for (std::size_t row = 0; row < Sizes::rows; row += W::rows)
+        for (std::size_t column = 0; column < Sizes::columns; column += W::columns) {
+#pragma HLS pipeline II=1 style=flp
+            const T word = stream.read();
+            for (std::size_t y = 0; y < W::rows; ++y) {
+#pragma HLS unroll
+                for (std::size_t x = 0; x < W::columns; ++x) {
+#pragma HLS unroll
+                    out(row + y, column + x) = static_cast<typename Out::Element>(word[y * W::columns + x]);
+                }
+            }
+        }
+}
+// Part: the elements of a word that are computed in a cycle.
+template <class Part, class W, class T, std::size_t N, class X>
+void put(hls::stream<hls::vector<T, N>> &stream, const X &value) {
+    using Sizes = typename X::Sizes_;
+    hls::vector<T, N> word;
+    for (std::size_t row = 0; row < Sizes::rows; row += W::rows)
+        for (std::size_t column = 0; column < Sizes::columns; column += W::columns)
+            for (std::size_t y = 0; y < W::rows; y += Part::rows)
+                for (std::size_t x = 0; x < W::columns; x += Part::columns) {
+#pragma HLS pipeline II=1 style=flp
+                    for (std::size_t j = 0; j < Part::rows; ++j) {
+#pragma HLS unroll
+                        for (std::size_t i = 0; i < Part::columns; ++i) {
+#pragma HLS unroll
+                            word[(y + j) * W::columns + x + i] = element_as<T>(value(row + y + j, column + x + i));
+                        }
+                    }
+                    if (y + Part::rows == W::rows && x + Part::columns == W::columns) stream.write(word);
+                }
+}
+// A single access outside of pipelines is a state of its own, so that it waits for no other stream.
+template <class Stream>
+auto read(Stream &stream) {
+    return stream.read();
+}
+template <class Stream>
+auto read_apart(Stream &stream) {
+#pragma HLS inline off
+    return stream.read();
+}
+template <class Stream, class X>
+void write(Stream &stream, const X &value) {
+    stream.write(value);
+}
+template <class Stream, class X>
+void write_apart(Stream &stream, const X &value) {
+#pragma HLS inline off
+    stream.write(value);
+}
+template <class W, class T, class Out>
+void get_apart(hls::stream<T> &stream, Out &out) {
+#pragma HLS inline off
+    get<W>(stream, out);
+}
+template <class Part, class W, class T, std::size_t N, class X>
+void put_apart(hls::stream<hls::vector<T, N>> &stream, const X &value) {
+    hls::vector<T, N> word;
+    for (std::size_t k = 0; k < N; ++k) {
+#pragma HLS unroll
+        word[k] = element_as<T>(value(k / W::columns, k % W::columns));
+    }
+    write_apart(stream, word);
+}
+
+template <class Tile, class W, class Stream, class X>
+void put_packed(Stream &stream, const X &value) {
+    Tile made;
+    assign<W>(made, value);
+    stream.write(made);
+}
 
 // The end of a stream that moves several elements at a time.
 template <class T, std::size_t Packing>

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,8 @@ class Val:
     known before the run. simple: the text needs no brackets as an operand. symbolic: the text of a known value is not
     its literal, such as `tid0`. adapted: a variable that holds a number of another kind at first; it is taken only
     where that makes no difference. wide: the width of the C++ integer that the text is, if more than the limits ask
-    for."""
+    for. lanes: elements of an expression of tiles that may be computed in a cycle. moved: such an expression takes
+    elements of other places than that of the result."""
 
     kind: ValueKind
     text: str
@@ -130,6 +131,8 @@ class Val:
     symbolic: bool = False
     adapted: bool = False
     wide: int = 0
+    lanes: float = inf
+    moved: bool = False
 
     @property
     def operand(self) -> str:

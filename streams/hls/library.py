@@ -30,6 +30,8 @@ from .kinds import (
     width,
 )
 from .operators import Operators
+from .values import MOVED
+from .words import product_word, row_word, word
 
 ELEMENTWISE = {
     "add": "Add",
@@ -45,6 +47,8 @@ ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
 ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""
 BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
+TURNED = 8
+"""Elements of a transpose in a cycle where no rate is stated: as many banks more each way."""
 EPSILON = 1e-5
 """Default of the parameter eps of the norms."""
 
@@ -101,7 +105,7 @@ class KernelWriter(Operators):
                 known = [self.fixed(v, f"{name}: a size or an axis") for v in value]
                 options[key] = known[0] if len(known) == 1 and isinstance(known[0], tuple) else tuple(known)
             else:
-                values.append(None if value is None else self.plain(value))
+                values.append(None if value is None else self._operand(name, value))
         operands = [v for v in values if v is not None]
         if operands and not options and all(v.has_known for v in operands):
             folded = self.folded(KERNELS[name], operands, None)
@@ -113,6 +117,13 @@ class KernelWriter(Operators):
         if beta and not gamma:
             self.fail(f"{name} with beta takes gamma too")
         return self._library(name, operands, options)
+
+    def _operand(self, name: str, value: Value) -> Val:
+        """An operand of a kernel. Those on elements take expressions, others tiles."""
+        made = self.number(value)
+        if made.adapted:
+            self.fail_adapted(made)
+        return made if name in ELEMENTWISE or name in ON_FLOATS or name in ("relu", "neg") else self.held(made)
 
     def fixed(self, value: Value, what: str) -> Any:
         """Return the Python value that is known at compile time. Raises `HlsError` if only the run knows it. what:
@@ -169,8 +180,7 @@ class KernelWriter(Operators):
             high = max(bounds) if len(bounds) == 2 else None
             wide = max(1, x.width, width(0, high))
             return Val(INT, f"rsn::absolute({self.integer(x, wide)})", 0, high, wide=wide)
-        text = f"rsn::map<{x.kind.cpp}>(rsn::Abs(), {x.text})"
-        return Val(x.kind, text, simple=not x.kind.shape)
+        return self.mapped("abs", "Abs", x.kind, x)
 
     def _first(self, x: Val, y: Val, name: str) -> Val:
         """max and min of floats: the second one only if it is larger, or smaller, or NaN."""
@@ -189,8 +199,6 @@ class KernelWriter(Operators):
         if dtype not in CPP or value.kind.shape or any(type(n) is not int or n < 1 for n in sizes):
             self.fail("full takes an element type, a number and sizes")
         kind = of_element(dtype, sizes)
-        if value.has_known and value.known == 0:
-            return Val(kind, f"{kind.cpp}()")
         own = self.scalar_converted(value, kind.dtype)
         return Val(kind, f"rsn::full<{kind.cpp}>({own})", simple=False)
 
@@ -200,13 +208,22 @@ class KernelWriter(Operators):
             self.fail("concat takes tiles")
         kind = self.result_of(KERNELS["concat"], tuple(v.kind for v in values), **options)
         axis = int(options.get("axis", 0)) % len(kind.shape)
-        return Val(kind, f"rsn::concat<{kind.cpp}, {axis}>({', '.join(v.text for v in values)})", simple=False)
+        name, at = self.tile(kind), 0
+        for v in values:
+            taken = word(v.kind.shape, MOVED)
+            self.takes(v.kind.shape, taken)
+            self.emit(f"rsn::place_tile<{taken}, {axis}>({name}, {v.text}, {at});")
+            at += v.kind.shape[axis]
+        return Val(kind, name)
 
     def _library(self, name: str, values: list[Val], named: dict[str, Any]) -> Val:
         """The kernels on tiles."""
         if name == "matmul":
             kind = self._matmul_kind(values)
-            return Val(kind, f"rsn::matmul<{kind.cpp}>({values[0].text}, {values[1].text})", simple=False)
+            self.marks.append("loop")
+            out, taken = self.tile(kind), product_word(kind.shape, self.rates.get(name, 1.0))
+            self.emit(f"rsn::matmul<{taken}>({out}, {values[0].text}, {values[1].text});")
+            return Val(kind, out)
         if name in ("transpose", "reshape"):
             return self._moved(name, values[0], named)
         kind = self.result_of(KERNELS[name], tuple(v.kind for v in values), **named)
@@ -220,7 +237,7 @@ class KernelWriter(Operators):
         if name == "relu" and x.kind.is_int:
             return self._chosen(x, known_int(0), ">=")
         if name == "relu":
-            return Val(kind, f"rsn::map<{kind.cpp}>(rsn::Relu(), {x.text})", simple=not kind.shape)
+            return self.mapped(name, "Relu", kind, x)
         if name == "neg":
             return self.number(self.unary("-", x))
         if name in ("reduce_sum", "reduce_max") and x.kind.shape:
@@ -232,7 +249,7 @@ class KernelWriter(Operators):
         if len(kind.shape) < 2 or not (first.kind.is_int and last.kind.is_int) or first.kind.shape or last.kind.shape:
             self.fail(f"banded takes a tile and two integers, not {x.kind}, {first.kind} and {last.kind}")
         if x.kind != kind:
-            x = Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False)
+            x = self.held(self.as_tile(x, kind))
         ends = ", ".join(self.scalar_converted(v, "i64") for v in (first, last))
         return Val(kind, f"rsn::banded({x.text}, {ends})", simple=False)
 
@@ -245,10 +262,11 @@ class KernelWriter(Operators):
             return x
         kind = self.result_of(KERNELS[name], (x.kind, *given))
         if name == "reshape":
-            return Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False)
+            return Val(kind, f"rsn::reshape<{kind.cpp}>({x.text})", simple=False, moved=True)
         rank = len(x.kind.shape)
         axes = tuple(int(k) % rank for k in given) or tuple(reversed(range(rank)))
-        return Val(kind, f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})", simple=False)
+        text = f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})"
+        return Val(kind, text, simple=False, lanes=self.rates.get(name, TURNED), moved=True)
 
     def _matmul_kind(self, values: list[Val]) -> ValueKind:
         shapes = [v.kind.shape for v in values]
@@ -268,19 +286,19 @@ class KernelWriter(Operators):
         dtype = "f64" if x.kind.dtype in ("f64", "float") else "f32"
         kind = ValueKind(dtype, x.kind.shape)
         if name in ON_FLOATS:
-            own = x if x.kind.shape else self.as_kind(x, kind)
-            return Val(kind, f"rsn::map<{kind.cpp}>(rsn::{ON_FLOATS[name]}(), {own.text})", simple=not kind.shape)
+            return self.mapped(name, ON_FLOATS[name], kind, x if x.kind.shape else self.as_kind(x, kind))
         if not kind.shape:
             self.fail(f"{name} of a number")
-        if x.kind != kind:
-            x = self.held(Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False))
-        if name == "softmax":
-            return Val(kind, f"rsn::softmax({x.text})", simple=False)
+        x = self.held(self.as_tile(x, kind))
+        self.marks.append("loop")
+        made, taken = self.tile(kind), row_word(kind.shape, min(self.rate(name), MOVED))
         eps = literal((np.float32 if dtype == "f32" else np.float64)(named.get("eps", EPSILON)))
         assert isinstance(eps, Val)
-        out = Val(kind, f"rsn::{name}({x.text}, {eps.text})", simple=False)
+        option = "" if name == "softmax" else f", {eps.text}"
+        self.emit(f"rsn::{name}<{taken}>({made}, {x.text}{option});")
+        out = Val(kind, made)
         for op, other in zip(("*", "+"), rest, strict=False):
-            out = self.elements(op, self.held(out), other)
+            out = self.elements(op, out, other)
         return out
 
     def _reduced(self, name: str, x: Val, kind: ValueKind, axis: Any) -> Val:
@@ -291,11 +309,19 @@ class KernelWriter(Operators):
         element = "i64" if name == "reduce_sum" and x.kind.dtype in LIMITS else x.kind.dtype
         for k in sorted({int(k) % len(shape) for k in axes}, reverse=True):
             del shape[k]
-            out = ValueKind(element, tuple(shape)).cpp if shape else CPP[element]
-            x = Val(ValueKind(element, tuple(shape)), f"rsn::reduce<{out}, {k}>(rsn::{op}(), {x.text})", simple=False)
-            x = self.held(x) if shape else x
+            taken = row_word(x.kind.shape, min(self.rate(name), MOVED))
+            self.marks.append("loop")
+            if shape:
+                made = self.tile(ValueKind(element, tuple(shape)))
+                self.emit(f"rsn::reduce_tile<{taken}, {k}>({made}, rsn::{op}(), {x.text});")
+            else:
+                made = self.fresh("all")
+                text = f"rsn::reduce_all<{taken}, {k}, {CPP[element]}>(rsn::{op}(), {x.text})"
+                self.emit(f"const {CPP[element]} {made} = {text};")
+            x = Val(ValueKind(element, tuple(shape)), made)
         if not kind.shape:
             return self.element(x.text, element)
         if x.kind.shape:
-            return x if x.kind == kind else Val(kind, f"rsn::convert_tile<{kind.cpp}>({x.text})", simple=False)
+            reshaped = Val(kind, f"rsn::reshape<{kind.cpp}>({x.text})", simple=False, moved=True)
+            return x if x.kind == kind else reshaped
         return Val(kind, f"rsn::full<{kind.cpp}>({x.text})", simple=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .emit import HlsProgram
-from .kinds import CPP
+from .emit import HlsProgram, word_type
 
 HEADERS = Path(__file__).resolve().parent
 """The folder of kernels.h."""
@@ -22,8 +21,8 @@ def native_text(programs: Sequence[HlsProgram]) -> str:
         given = []
         for a in made.arguments:
             k = order.index(a.tensor)
-            kind = CPP[made.program.tensors[k].type.dtype]
-            given.append(f"reinterpret_cast<{kind} *>(memories[{k}].data())")
+            moved = word_type(made.program.tensors[k], a.packed)
+            given.append(f"reinterpret_cast<{moved} *>(memories[{k}].data())")
         for k, _ in enumerate(made.draws, len(order)):
             given += [f"reinterpret_cast<const bool *>(memories[{k}].data())", f"memories[{k}].size()"]
         unused = "" if given else "static_cast<void>(memories); "

@@ -44,6 +44,8 @@ OPERATIONS = {
     **COMPARISONS,
 }
 """What the kernels' header calls an operation on elements."""
+KERNEL_OF = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Larger": "maximum", "Smaller": "minimum"}
+"""The library's name of an operation on elements, under which its rate is stated."""
 
 
 class Operators(ValueWriter):
@@ -72,13 +74,14 @@ class Operators(ValueWriter):
             value = self.truth_of(given)
             made = Val(BOOL, f"!{value.operand}", 0, 1)
             return self.folded(UNARY[op], [value], made) or made
-        value = self.plain(given)
+        value = self.number(given)
+        if value.adapted:
+            self.fail_adapted(value)
         if value.kind.shape:
             kind = self.result_of(UNARY[op], (value.kind,))
             if op == "+":
                 return value
-            name = "Neg" if op == "-" else "Not"
-            return Val(kind, f"rsn::map<{kind.cpp}>(rsn::{name}(), {value.text})", simple=False)
+            return self.mapped("neg", "Neg" if op == "-" else "Not", kind, value)
         kind = self.result_of(UNARY[op], (value.kind,))
         if kind == INT:
             low, high = value.low, value.high
@@ -118,7 +121,6 @@ class Operators(ValueWriter):
 
     def _pair(self, op: str, x: Val, y: Val) -> tuple[Val, Val]:
         """Two operands. A variable that is an int at first is taken beside what it is later."""
-        x, y = self.held(x), self.held(y)
         for one, other in ((x, y), (y, x)):
             if one.adapted:
                 alike = not other.adapted and other.kind.dtype == one.kind.dtype
@@ -159,6 +161,7 @@ class Operators(ValueWriter):
         if x.kind.is_int and y.kind.is_int and y.low is not None and y.low >= 0:
             return Val(INT, f"rsn::power({x.text}, static_cast<std::int64_t>({y.text}))", wide=2)
         if x.kind.shape and y.has_known and type(y.known) is int and y.known == 2:
+            x = self.held(x)
             return self.elements("*", x, x)
         self.fail("a power of floats differs between computers: write a product, such as x * x")
 
@@ -182,7 +185,24 @@ class Operators(ValueWriter):
             self.fail(f"{name or op} of numbers of these kinds ({x.kind}, {y.kind})")
         out = kind.cpp if kind.shape or kind != BOOL else "bool"
         text = f"rsn::zip<{out}, {compute}>(rsn::{name or OPERATIONS[op]}(), {left}, {right})"
-        return Val(kind, text, low, high, simple=not kind.shape)
+        if not kind.shape:
+            return Val(kind, text, low, high)
+        kernel = KERNEL_OF.get(name or OPERATIONS[op], "")
+        return self.passed(kernel, Val(kind, text, simple=False), x, y)
+
+    def passed(self, kernel: str, made: Val, *operands: Val) -> Val:
+        """Return an expression of tiles with the elements of it that a cycle takes. A kernel with a rate of its own
+        makes a pass of its own."""
+        lanes = min(self.rate(kernel), *(v.lanes for v in operands))
+        moved = any(v.moved or v.kind.shape not in ((), made.kind.shape) for v in operands)
+        made = replace(made, lanes=lanes, moved=moved)
+        return self.held(made) if kernel in self.rates else made
+
+    def mapped(self, kernel: str, function: str, kind: ValueKind, x: Val) -> Val:
+        """Return what a function gives of a number, or of each element of a tile. kernel, function: its names in the
+        library and in C++."""
+        made = Val(kind, f"rsn::map<{kind.cpp}>(rsn::{function}(), {x.text})", simple=not kind.shape)
+        return self.passed(kernel, made, x) if kind.shape else made
 
     def _compared(self, x: Val, y: Val) -> ValueKind:
         """The kind in which numbers are compared: integers by their values."""

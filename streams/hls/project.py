@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from math import prod
 
-from ...isa.overlays.tasks.program import OffChipTensor
-from .emit import HlsProgram
+from ...isa.overlays.tasks.program import OffChipTensor, TaskProgram
+from ..placing.devices import VC1902, StreamDevice, device_named
+from .emit import HlsProgram, word_type
 from .kinds import CPP
+from .names import identifier
 from .native import HEADERS
 
-PART = "xcvc1902-vsva2197-2MP-e-S"
-"""The device of a VCK190, which the script names."""
+DEVICE = VC1902
+"""Of a program that is for none."""
 
 
-def project(made: HlsProgram) -> dict[str, str]:
+def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
+    """Return the device that a program is for, or the one of this name. Raises `ProgramError` for an unknown name."""
+    named = name or program.device
+    return device_named(named) if named else DEVICE
+
+
+def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:
     """Return the text of each file by its name."""
     return {
         "top.cpp": made.text,
         "kernels.h": (HEADERS / "kernels.h").read_text(encoding="utf-8"),
         "testbench.cpp": testbench(made),
-        "hls.tcl": script(made),
-        "README.md": readme(made),
+        "hls.tcl": script(made, device),
+        "connectivity.cfg": connectivity(made, device),
+        "README.md": readme(made, device),
     }
 
 
@@ -30,8 +39,9 @@ def testbench(made: HlsProgram) -> str:
     used = [t for t in made.program.tensors if any(a.tensor == t.name for a in made.arguments)]
     parameters, given, lines = [], [], []
     for a in made.arguments:
-        parameters.append(f"{'' if a.written else 'const '}{_element(tensors[a.tensor])} *{a.name}")
-        given.append(f"{_local(used, a.tensor)}.data()")
+        moved = word_type(tensors[a.tensor], a.packed)
+        parameters.append(f"{'' if a.written else 'const '}{moved} *{a.name}")
+        given.append(f"reinterpret_cast<{moved} *>({_local(used, a.tensor)}.data())")
     for k, d in enumerate(made.draws):
         parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
         given += [f"drawn_{k}.data()", f"drawn_{k}.size()"]
@@ -101,24 +111,50 @@ int main() {{
 """
 
 
-def script(made: HlsProgram) -> str:
+def script(made: HlsProgram, device: StreamDevice) -> str:
     """The commands for the HLS tool."""
     period = 1e9 / made.program.clock_hz
     return f"""# vitis_hls -f hls.tcl
 open_project -reset {made.name}
 set_top {made.name}_top
-add_files top.cpp
-add_files -tb testbench.cpp
+add_files top.cpp -cflags -std=c++17
+add_files -tb testbench.cpp -cflags -std=c++17
 add_files -tb [glob -nocomplain *.bin]
 open_solution -reset solution
-set_part {PART}
+set_part {device.part}
 create_clock -period {period:.3f}
 csim_design
 csynth_design
 """
 
 
-def readme(made: HlsProgram) -> str:
+def channels_of(made: HlsProgram, device: StreamDevice) -> dict[str, tuple[int, ...]]:
+    """Choose the memory channels of each bundle, by its unit: those of its tensors. Tensors for which none are chosen
+    take one in turn; those that a bundle has together lie in the same one."""
+    chosen = {t.name: t.channels for t in made.program.tensors}
+    group: dict[str, set[str]] = {}  # tensors of one channel, by each of them
+    for unit in {a.unit for a in made.arguments}:
+        together = {other for a in made.arguments if a.unit == unit for other in group.get(a.tensor, {a.tensor})}
+        group |= dict.fromkeys(together, together)
+    turns = list(dict.fromkeys(min(group[a.tensor]) for a in made.arguments))
+    out: dict[str, set[int]] = {}
+    for a in made.arguments:
+        turn = turns.index(min(group[a.tensor])) % len(device.channels)
+        out.setdefault(a.unit, set()).update(chosen[a.tensor] or {turn})
+    return {unit: tuple(sorted(channels)) for unit, channels in out.items()}
+
+
+def connectivity(made: HlsProgram, device: StreamDevice) -> str:
+    """The options of the linker (UG1393, v++ --config): which memory channel each port has."""
+    lines = [f"# v++ --link --config connectivity.cfg: {device.name}", "[connectivity]"]
+    lines.append(f"nk={made.name}_top:1:{made.name}_1")
+    for unit, channels in channels_of(made, device).items():
+        for channel in channels:
+            lines.append(f"sp={made.name}_1.m_axi_{identifier(unit)}:{device.channels[channel].name}")
+    return "\n".join(lines) + "\n"
+
+
+def readme(made: HlsProgram, device: StreamDevice) -> str:
     """What is in the folder, and how it is built."""
     return f"""# {made.program.name}: HLS C++ of {made.program.file}
 
@@ -127,12 +163,15 @@ def readme(made: HlsProgram) -> str:
 | `top.cpp` | `{made.name}_top`: one dataflow region; a function for each class of equal task instances |
 | `kernels.h` | Python's integers, tiles, library kernels |
 | `testbench.cpp` | runs the region once on files with the bytes of its tensors |
-| `hls.tcl` | the commands for Vitis HLS: `vitis_hls -f hls.tcl` |
+| `hls.tcl` | commands for Vitis HLS, {device.name} at {made.program.clock_hz / 1e6:g} MHz: `vitis_hls -f hls.tcl` |
+| `connectivity.cfg` | which memory channel each port has, for `v++ --link --config` |
 
 These files were compiled by a C++17 compiler for a computer. **No HLS tool has been run on them**: whether a tool takes
 them, which clock and interval it reaches, and what area they need, is not known.
 
-- A tensor that several processes access has a pointer for each of them: pass the same buffer to all.
+- A tensor that several processes access has a pointer for each of them: pass the same buffer to all. A process has a
+  bundle of its own, of up to 512 bits; its pointers are to vectors of as many elements.
+- A tile goes over a stream in words of up to 2,048 bits, row by row.
 - A stream that moves P elements at a time carries vectors of P elements, and is as deep in transfers.
 - Integers are exact up to 128 bits. What is put or stored wraps, and is right for any size.
 - Float arithmetic is not fused and not reordered: a tool that may do either gives other last bits.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,11 +25,13 @@ from .kinds import (
     width,
 )
 from .passes import fused
-from .values import HlsError, NeedsUnrolling
+from .values import MOVED, HlsError, NeedsUnrolling, names
 from .variables import NO_WIDTHS, Env
+from .words import word
 
 PASSES = 12
 """Limit of the passes over a loop until the kinds of its variables are stable."""
+_APART = re.compile(r"(rsn::(?:read|write|get|put))_apart\b")
 LONGEST = 20_000
 """Limit of the lines of one function."""
 
@@ -54,12 +56,11 @@ class BodyWriter(StreamEndWriter):
         self.alive = True
         self.line = 0
         self._header = 0
-        self._reads = Counter(n.name for n in t.nodes(task.body) if isinstance(n, t.Name))
 
     def write(self) -> list[str]:
         """Return the C++ lines of the body of a task. Raises `HlsError`."""
         try:
-            self.block(fused(self.task.body, self._reads))
+            self.block(fused(self.task.body, self.reads))
         except NeedsUnrolling:
             self.fail("this must be known before the run")
         return self.lines
@@ -67,22 +68,35 @@ class BodyWriter(StreamEndWriter):
     def block(self, body: Sequence[t.Statement]) -> None:
         """Write statements up to the first that leaves the block. Raises `HlsError` if the function becomes longer than
         `LONGEST` lines."""
-        for statement in body:
+        done: t.Statement | None = None
+        for k, statement in enumerate(body):
+            behind = body[k + 1] if k + 1 < len(body) else None
             if not self.alive:
                 return
             if len(self.lines) > LONGEST:
                 self.fail(f"the function has more than {LONGEST} lines; its loops before the run are too long")
-            self.statement(statement)
+            if statement is done:
+                continue
+            into = None
+            match statement, behind:
+                case t.Get(name=got), t.Store(value=t.Name(read)) if got == read and self.reads[got] == 1:
+                    into = behind
+            if self.statement(statement, into):
+                done = behind
 
-    def statement(self, node: t.Statement) -> None:
-        """Write one statement, with a mark of its line in the user's file before it."""
+    def statement(self, node: t.Statement, into: t.Store | None = None) -> bool:
+        """Write one statement, with a mark of its line in the user's file before it. into: what stores that which the
+        statement gets. Returns whether that is written too."""
         self.place = node.place
         at, start = self.line, len(self.lines)
         self.line = node.place.line
-        self._write(node)
+        moved = into is not None and isinstance(node, t.Get) and self.receive(node, into)
+        if not moved:
+            self._write(node)
         same = at == node.place.line or (isinstance(node, t.For) and self._header == node.place.line)
         if len(self.lines) > start and not same and not self.lines[start].startswith("RSN_AT"):
             self.lines.insert(start, f"RSN_AT({node.place.line});  // {self.file}:{node.place.line}")
+        return moved
 
     def _write(self, node: t.Statement) -> None:
         match node:
@@ -133,7 +147,11 @@ class BodyWriter(StreamEndWriter):
         items = self._unpacked(value, len(names))
         held = []
         for one in items:
-            if isinstance(one, Val) and not one.has_known:
+            if isinstance(one, Val) and one.kind.shape:
+                name = self.tile(one.kind, "part")
+                self.assign(name, one)
+                one = Val(one.kind, name)
+            elif isinstance(one, Val) and not one.has_known:
                 name = self.fresh("part")
                 self.emit(f"const auto {name} = {one.text};")
                 one = replace(one, text=name, simple=True)
@@ -163,11 +181,13 @@ class BodyWriter(StreamEndWriter):
         value = self.number(self.value(node))
         target = base.name if isinstance(base, ShardKind) else base.text
         if isinstance(base, ShardKind):
+            self.access(base, parts)
             self.stored |= {p for p, part in self.parts.items() if part == base}
         taken = tuple(part.length for part in parts if part.step)
         if value.kind.shape:
             self._check_spread(value.kind.shape, taken)
-            value = self.held(value)
+            if value.moved and names(target, value.text):
+                value = self.held(value)
         elif value.adapted and dtype in LIMITS:
             self.fail_adapted(value)
         text = value.text if value.kind.shape else self.scalar_converted(value, dtype)
@@ -176,8 +196,14 @@ class BodyWriter(StreamEndWriter):
                 self.fail(f"a tile of shape {value.kind.shape} where a number is expected")
             self.emit(f"{target}.at({', '.join(part.start for part in parts)}) = {text};")
             return
-        sizes = ", ".join(map(str, taken))
-        self.emit(f"rsn::store_part<rsn::Shape<{sizes}>, {steps_of(parts)}>({target}, {text}, {starts_of(parts)});")
+        sizes = f"rsn::Shape<{', '.join(map(str, taken))}>, {steps_of(parts)}"
+        if isinstance(base, ShardKind):
+            self.marks.append("loop")
+            self.emit(f"rsn::save<{sizes}>({target}, {text}, {starts_of(parts)});")
+            return
+        at_once = word(taken, min(value.lanes, MOVED))
+        self.takes(taken, at_once)
+        self.emit(f"rsn::store_part<{at_once}, {sizes}>({target}, {text}, {starts_of(parts)});")
 
     def _check_spread(self, shape: tuple[int, ...], taken: tuple[int, ...]) -> None:
         trimmed = shape
@@ -384,7 +410,9 @@ class BodyWriter(StreamEndWriter):
             self.env.pop(name, None)
         lines, head = self._stable(entry, write)
         self.lines += self.settle(entry, head)
-        one_beat = _one_beat(self.marks[before:]) and not any("<rsn::Tile<" in line for line in lines)
+        one_beat = _one_beat(self.marks[before:]) and (last is None or last[0] != last[1])
+        if one_beat:
+            lines = [_APART.sub(r"\1", line) for line in lines]
         self.emit(f"for ({kind} {counter} = {ends[0]}; {compare}; {move}) {{")
         if unroll:
             self.lines.append("#pragma HLS unroll")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from ...base.element_types import FLOATS, NARROW, ElementType
 from ...base.errors import ProgramError
 from ...base.place import Place
+from ...isa.overlays.tasks.program import ELEMENTS
 from .kinds import (
     BOOL,
     CPP,
@@ -21,7 +24,6 @@ from .kinds import (
     LIMITS,
     WIDTHS,
     ItemsKind,
-    ShardKind,
     TextKind,
     Val,
     Value,
@@ -36,6 +38,10 @@ from .kinds import (
     retold,
     tile_type,
 )
+from .words import STREAM_BITS, TileWord, word
+
+MOVED = STREAM_BITS // 32
+"""Elements that are moved in a cycle, from tile to tile."""
 
 
 class HlsError(ProgramError):
@@ -53,14 +59,28 @@ class Poison:
     why: str
 
 
+def names(name: str, text: str) -> bool:
+    """Whether a C++ text has a name."""
+    return re.search(rf"\b{re.escape(name)}\b", text) is not None
+
+
 class ValueWriter:
-    """Makes values. env: the values of names. lines: statements so far. place: of the statement that is written."""
+    """Makes values. env: the values of names. lines: statements so far. rates: work that a kernel does in a cycle, by
+    its name. tiles: kinds of the variables that are tiles; fresh_tiles: those of one expression, which one statement
+    reads. packed: of each shard that is accessed, a number of elements at a multiple of which all accesses begin and
+    end. marks: what tells a beat: accesses of streams, and where control turns. place: of the statement that is
+    written."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.place = Place(1, 1)
         self.env: dict[str, Value | Poison] = {}
         self.lines: list[str] = []
+        self.rates: Mapping[str, float] = {}
+        self.tiles: dict[str, ValueKind] = {}
+        self.fresh_tiles: set[str] = set()
+        self.packed: dict[str, int] = {}
+        self.marks: list[object] = []
         self.draws = False
         self._count = 0
 
@@ -78,15 +98,7 @@ class ValueWriter:
         return f"{prefix}_{self._count}"
 
     def number(self, value: Value) -> Val:
-        """Return a value that is a number or a tile; read a shard of a tensor into a tile. Raises `HlsError` for a
-        tuple or a text."""
-        if isinstance(value, ShardKind):
-            if not value.shape:
-                return self.element(f"{value.name}.at()", value.dtype)
-            steps = ", ".join("1" for _ in value.shape)
-            starts = ", ".join("0" for _ in value.shape)
-            out = value.kind
-            return Val(out, f"rsn::part<{out.cpp}, {steps}>({value.name}, {starts})", simple=False)
+        """Return a value that is a number or a tile. Raises `HlsError` for a tuple or a text."""
         if isinstance(value, Val):
             return value
         self.fail("a tuple or a text where a number or a tile is expected")
@@ -112,9 +124,51 @@ class ValueWriter:
         once."""
         if not value.kind.shape or value.simple:
             return value
-        name = self.fresh("tile")
-        self.emit(f"const {value.kind.cpp} {name} = {value.text};")
+        name = self.tile(value.kind)
+        self.assign(name, value)
         return Val(value.kind, name)
+
+    def tile(self, kind: ValueKind, prefix: str = "tile") -> str:
+        """Declare a variable that is a tile, and return its name."""
+        name = self.fresh(prefix)
+        self.emit(f"{kind.cpp} {name};")
+        self.tiles[name] = kind
+        self.fresh_tiles.add(name)
+        return name
+
+    def assign(self, target: str, value: Val) -> None:
+        """Write the loop that stores an expression in a tile."""
+        if value.moved and names(target, value.text):
+            value = self.held(value)
+        if value.simple and self._renamed(value.text, target):
+            return
+        taken = word(value.kind.shape, min(value.lanes, MOVED))
+        self.takes(value.kind.shape, taken)
+        self.emit(f"rsn::assign<{taken}>({target}, {value.text});")
+
+    def _renamed(self, name: str, target: str) -> bool:
+        """Let a statement that has made a tile in a variable of its own make it in another one. Returns whether it
+        could: nothing else reads the one, and nothing since has read the other."""
+        declared = f"{self.tiles[name].cpp} {name};" if name in self.fresh_tiles else ""
+        if declared not in self.lines:
+            return False
+        since = self.lines.index(declared)
+        if any(names(target, line) for line in self.lines[since:]):
+            return False
+        self.fresh_tiles.remove(name)
+        self.lines[since:] = [re.sub(rf"\b{name}\b", target, line) for line in self.lines[since + 1 :]]
+        return True
+
+    def takes(self, shape: tuple[int, ...], taken: TileWord) -> str:
+        """Note the cycles of a tile. Returns "" if it takes a loop, and else what C++ calls a single access outside of
+        pipelines."""
+        if prod(shape) != taken.elements:
+            self.marks.append("loop")
+        return "" if prod(shape) != taken.elements else "_apart"
+
+    def rate(self, kernel: str) -> float:
+        """Return the work that a kernel does in a cycle: 1 where nothing is stated."""
+        return self.rates.get(kernel, self.rates.get(ELEMENTS, 1.0))
 
     def truth_of(self, given: Value) -> Val:
         """Return whether a value is true, as a C++ Boolean. Raises `HlsError` for a tile."""
@@ -179,6 +233,12 @@ class ValueWriter:
                 return f"{compute}({value.text})" if value.width < 2 else f"rsn::convert<{compute}>({value.text})"
         return f"rsn::beside<{compute}>({value.text})"
 
+    def as_tile(self, value: Val, kind: ValueKind) -> Val:
+        """Return a tile with another element type."""
+        if value.kind == kind:
+            return value
+        return replace(value, kind=kind, text=f"rsn::convert_tile<{kind.cpp}>({value.text})", simple=False)
+
     def converted(self, given: Value, kind: ElementType) -> Val:
         """Return a value converted to an element type, as a put or a typed assignment does. Raises `HlsError` if the
         shapes differ."""
@@ -190,13 +250,10 @@ class ValueWriter:
             self.fail_adapted(value)
         out = of_element(kind.dtype, kind.shape)
         if kind.shape:
-            value = self.held(value)
             if kind.dtype in NARROW:
                 inner = f"rsn::convert_tile<{tile_type(kind.dtype, kind.shape)}>({value.text})"
-                return Val(out, f"rsn::convert_tile<{out.cpp}>({inner})", simple=False)
-            if value.kind == out:
-                return value
-            return Val(out, f"rsn::convert_tile<{out.cpp}>({value.text})", simple=False)
+                return replace(value, kind=out, text=f"rsn::convert_tile<{out.cpp}>({inner})", simple=False)
+            return self.as_tile(value, out)
         text = self.scalar_converted(value, kind.dtype)
         if kind.dtype in NARROW:
             text = f"float({text})"

@@ -91,7 +91,11 @@ class Variables(ExpressionWriter):
         self._widen(variable, value, dtype)
         if value.kind == INT and value.width == 2 > width(value.low, value.high):
             value = replace(value, text=f"static_cast<std::int64_t>({value.text})")
-        if value.text != variable.text:
+        if value.kind.shape:
+            self.tiles[variable.text] = value.kind
+        if value.kind.shape and value.text != variable.text:
+            self.assign(variable.text, value)
+        elif value.text != variable.text:
             self.emit(f"{variable.text} = {value.text};")
         limits = (value.low, value.high) if value.kind.is_int else (None, None)
         wide = self.widths.get(variable.text, 0)
@@ -115,6 +119,8 @@ class Variables(ExpressionWriter):
         """Give a name a value. A value that is known at compile time gets no C++ variable."""
         if isinstance(value, ItemsKind):
             self.env[name] = self._kept_items(name, value)
+        elif isinstance(value, Val) and value.text in self.fresh_tiles and name.startswith("%"):
+            self.env[name] = value  # one of the lowering's own, which one statement reads
         elif isinstance(value, Val) and not value.has_known:
             self.env[name] = self.keep(name, value, dtype)
         else:

@@ -65,6 +65,7 @@ class StreamDevice:
 
     dies: the amount of each of `RESOURCES` of each die (super logic region), in the order in which they are connected.
     lutram_bytes: of LUTs that can be memory, all dies together. off_chip: memories. mhz: clock of published designs.
+    part: its name for AMD's tools. float_add: cycles of an addition in float32 at that clock.
     """
 
     name: str
@@ -72,6 +73,8 @@ class StreamDevice:
     lutram_bytes: int
     off_chip: tuple[OffChip, ...]
     mhz: int
+    part: str
+    float_add: int
 
     @cached_property
     def total(self) -> Mapping[str, int]:
@@ -108,6 +111,9 @@ _VU37P_LUTRAM = int(36.7 * (1 << 20)) // 8
 # 425 of the 460 GB/s in order: a burst of 4 KiB loses 23.5 ns, about what it measures from a page hit to a page miss.
 _HBM = tuple(MemoryChannel(f"HBM[{k}]", 14.375, 23.5) for k in range(32))
 
+# Reports of Vitis HLS for UltraScale+ name the unit fadd_32ns_32ns_32_7_full_dsp_1, whose LATENCY is one less.
+_ULTRASCALE_ADD = 6
+
 U55C = StreamDevice(
     "U55C",
     _VU37P_DIES,
@@ -116,6 +122,8 @@ U55C = StreamDevice(
     (OffChip("HBM", 16, _HBM),),
     # StreamTensor (MICRO'25), table 6.
     250,
+    "xcu55c-fsvh2892-2L-e",
+    _ULTRASCALE_ADD,
 )
 
 U280 = StreamDevice(
@@ -127,6 +135,8 @@ U280 = StreamDevice(
     (OffChip("HBM", 8, _HBM), OffChip("DDR4", 32, tuple(MemoryChannel(f"DDR[{k}]", 19.2, 28.3) for k in range(2)))),
     # StreamTensor (MICRO'25), table 6: Allo on a U280 at 250 MHz (DFX: 200 MHz).
     250,
+    "xcu280-fsvh2892-2L-e",
+    _ULTRASCALE_ADD,
 )
 
 VC1902 = StreamDevice(
@@ -145,6 +155,9 @@ VC1902 = StreamDevice(
     ),
     # RSN paper, section 5: clock of the programmable logic.
     260,
+    "xcvc1902-vsva2197-2MP-e-S",
+    # Vitis HLS builds an addition of DSPFP32, whose output register is the sum: reports for Versal show a latency of 1.
+    1,
 )
 
 DEVICES: Mapping[str, StreamDevice] = {device.name.lower(): device for device in (VC1902, U55C, U280)}

@@ -150,15 +150,21 @@ def nest(loops: Sequence[tuple[str, int]], body: Sequence[n.StatementNode]) -> l
 
 
 def task(
-    name: str, body: Sequence[n.StatementNode], tensors: Mapping[str, Term] | None = None, comment: str = ""
+    name: str,
+    body: Sequence[n.StatementNode],
+    tensors: Mapping[str, Term] | None = None,
+    comment: str = "",
+    rates: Mapping[str, int] | None = None,
 ) -> n.StatementNode:
     """A task of one instance. tensors: that it takes, with their types, under their own names. comment: above its
-    body."""
+    body. rates: work in a cycle, by kernel."""
     given = tensors or {}
     first, *others = body
     first = copy(first)
     first.comment = comment
     arguments: dict[str, Operand] = {"args": list(given)} if given else {}
+    if rates:
+        arguments["rates"] = call("dict", **rates)
     parameters = tuple(n.FormalParameter(AT, key, "args", kind.node, None) for key, kind in given.items())
     head = call("task", mapping=[1], **arguments)
     made = n.FunctionDefinition(AT, name, parameters, (first, *others), (head.node,), expression(None))

@@ -34,6 +34,7 @@ from rsn.streams.mapping.graph import mapping_graph
 from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.primitives import bundle, chain
 from rsn.streams.mapping.program import mapped_program
+from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
 from rsn.tests.effort import cases, full, in_full, long
 from rsn.tests.streams import hls_programs as programs
@@ -258,16 +259,16 @@ def test_equal_instances_share_a_function() -> None:
     assert '    hls::stream<std::int8_t, 2> A_1_1("A[1,1]");' in text
     assert (
         "    for (int k = 0; k < 4; ++k) {\n#pragma HLS pipeline II=1 style=flp\n        RSN_AT(24);  // W7.py:24\n"
-        "        a = A_in.read();\n"
+        "        a = rsn::read(A_in);\n"
     ) in text
 
 
 def test_the_place_in_the_grid_is_a_constant() -> None:
     text = cpp_program(task_program_of(programs.GEMM.format(kind="f32", out="f32", product="a @ b"), "gemm")).text
-    assert "template <int tid0>\nvoid load_a(const float *a_memory" in text
-    assert "rsn::Shape<8, 12>, rsn::Shape<4, 12>> a{a_memory, tid0 * 48};" in text
+    assert "template <int tid0>\nvoid load_a(const hls::vector<float, 4> *a_memory" in text
+    assert "rsn::Shape<8, 12>, rsn::Shape<4, 12>, 4> a{a_memory, tid0 * 48};" in text
     assert "load_a<1>(A_1, a_s_1)" in text
-    assert "#pragma HLS interface m_axi port=A_1 bundle=A depth=96" in text
+    assert "#pragma HLS interface m_axi port=A_1 bundle=load_a_1 depth=24" in text
 
 
 def test_packed_streams_carry_vectors() -> None:
@@ -359,7 +360,7 @@ def test_the_testbench_runs_one_process_after_the_other(tmp_path: Path) -> None:
     (tmp_path / "hls_vector.h").write_text((HEADERS.parents[1] / "hw/versal/csim/include/hls_vector.h").read_text())
     program = task_program_of(pipelines()["norms_f16"], "norms")
     made = cpp_program(program)
-    for name, text in project(made).items():
+    for name, text in project(made, VC1902).items():
         (tmp_path / name).write_text(text)
     inputs = drawn_inputs(program, 3)
     expected = run_tasks(pack(uops_of(program)), inputs).outputs

@@ -1,7 +1,8 @@
 """The library kernels of tasks on values: what they compute, in which order, so that other back ends give equal bits.
 
-Floats are computed in float32 (`f64` in float64), every operation rounded, none fused. Sums run from the first element
-to the last. `exp` is the polynomial below and not the host's, whose last bits differ between computers.
+Floats are computed in float32 (`f64` in float64), every operation rounded, none fused. Sums of products run from the
+first element to the last, other sums pair by pair (`total`). `exp` is the polynomial below and not the host's, whose
+last bits differ between computers.
 
 NaN, infinities and subnormals give what they give in PyTorch, and so does the sign of a zero. Where PyTorch leaves it
 open which of -0 and +0 is the larger one, +0 is, as in IEEE 754-2019 (maximum, minimum).
@@ -88,10 +89,15 @@ def _erf(x: Tile) -> Tile:
 
 
 def total(x: Any, axis: int = -1) -> Tile:
-    """The sum along an axis: 0, plus the first element, and so on to the last. So a sum of -0 is 0."""
+    """The sum along an axis, pair by pair: of neighbours first, then of neighbours of these sums, what is left over
+    last. So as many elements as a machine takes in a cycle are added in one. 0 is added, so a sum of -0 is 0."""
     x = np.asarray(x)
-    kind = np.dtype(np.int64) if x.dtype.kind in "iub" else x.dtype
-    return np.add.accumulate(x.astype(kind), axis=axis).take(-1, axis=axis) + kind.type(0)
+    x = np.moveaxis(x.astype(np.int64 if x.dtype.kind in "iub" else x.dtype), axis, -1)
+    while x.shape[-1] > 1:
+        even = x.shape[-1] // 2 * 2
+        pairs = x[..., 0:even:2] + x[..., 1:even:2]
+        x = np.concatenate([pairs, x[..., even:]], axis=-1)
+    return x[..., 0] + x.dtype.type(0)
 
 
 def maximum(a: Any, b: Any) -> Tile:

@@ -10,7 +10,8 @@ clock_hz = 3e8
 arrays.s = [["i32"], 4, 1, []]            # element type, depth, packing, shape of the array
 tensors.x = [["f32", 64], true, false]    # element type with shape; whether it is an input, an output; of a machine
                                           # for a device, its memory channels: [["f32", 64], true, false, [4, 5]]
-tasks.a = [[1], [["p", "x", [-1]]], [3, 1], [...]]  # grid, parameters, place, tree
+tasks.a = [[1], [["p", "x", [-1]]], [3, 1], [...]]  # grid, parameters, place, tree; where they are stated, rates of
+                                          # kernels: [..., [["matmul", 128]]]
 units.a = [["a", [0]]]                    # the task instances that it runs, in order
 links = [["s", [], "a", "b", 4, ""]]      # stream and index, source, sink, depth, name of a shared stream
 ```
@@ -22,7 +23,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from ....base.element_types import ElementType
@@ -178,7 +179,8 @@ def _lines(program: TaskProgram) -> Iterator[str]:
         return
     for task in program.tasks:
         parameters = [[p.name, p.tensor, p.axes] for p in task.parameters]
-        yield f"tasks.{_key(task.name)} = {toml([task.mapping, parameters, encoded(task.place), encoded(task.body)])}"
+        row = [task.mapping, parameters, encoded(task.place), encoded(task.body)]
+        yield f"tasks.{_key(task.name)} = {toml([*row, *([task.rates] if task.rates else [])])}"
     for unit, shots in program.units:
         yield f"units.{_key(unit)} = {toml([[shot.task, shot.tid] for shot in shots])}"
     yield f"links = {toml([[k.stream, k.index, k.source, k.sink, k.depth, k.shared] for k in program.links])}"
@@ -296,10 +298,16 @@ def _constant(name: str, value: Any) -> Any:
 
 def _task(name: str, value: Any) -> Task:
     what = f"tasks.{name}"
-    mapping, parameters, place, body = _row(what, value, list, list, list, list)
+    rated = isinstance(value, list) and len(value) == 5
+    mapping, parameters, place, body, *rates = _row(what, value, *[list] * (4 + rated))
+    given = [_row(what, rate, str, float) for rate in (rates[0] if rates else [])]
+    if any(not 0 < rate < inf for _, rate in given):
+        raise ProgramError(f"{what}: a rate is work in a cycle, larger than 0")
     rows = [_row(what, p, str, str, list) for p in parameters]
     made = tuple(TensorParameter(p, tensor, _sizes(what, axes, -1)) for p, tensor, axes in rows)
-    return Task(name, _sizes(what, mapping), made, statements(body, what), Place(*_row(what, place, int, int)))
+    at = Place(*_row(what, place, int, int))
+    found = tuple((kernel, rate) for kernel, rate in given)
+    return Task(name, _sizes(what, mapping), made, statements(body, what), at, found)
 
 
 def _shot(what: str, value: Any) -> Shot:

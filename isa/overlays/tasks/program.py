@@ -10,6 +10,9 @@ from ....base.place import Place
 from .tree import Statement
 from .values import WORDS
 
+ELEMENTS = "elements"
+"""The key of a rate for all kernels that have none of their own: what a task computes of a tile in one pass."""
+
 
 @dataclass(frozen=True)
 class StreamArray:
@@ -52,13 +55,16 @@ class TensorParameter:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its grid of instances, parameters, and tree. place: of its definition."""
+    """A task: its grid of instances, parameters, and tree. place: of its definition. rates: what its datapath does in a
+    cycle: multiply-adds of `matmul`, elements of another kernel of the library, or of `elements`, which are all
+    others; empty where nothing is stated."""
 
     name: str
     mapping: tuple[int, ...]
     parameters: tuple[TensorParameter, ...]
     body: tuple[Statement, ...]
     place: Place
+    rates: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

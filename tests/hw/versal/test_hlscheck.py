@@ -26,11 +26,12 @@ from rsn.hw.versal.hlscheck.rules import RULES
 from rsn.hw.versal.hlscheck.rules_aie import alignment, pointers, stacks
 from rsn.hw.versal.sources import sources, write
 from rsn.streams.build import task_program
-from rsn.streams.check import check as check_program
+from rsn.streams.check import report_on
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.project import project
-from rsn.tests.effort import sampled
-from rsn.tests.hw.versal.hls_known import STREAM_PROGRAMS
+from rsn.streams.placing.devices import VC1902
+from rsn.streams.reader import read
+from rsn.tests.effort import full, in_full, long, sampled
 from rsn.tests.hw.versal.hls_mistakes import AIE, KERNEL, XNN2, HlsMistake
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no {COMPILER}")
@@ -114,21 +115,83 @@ def test_every_rule_has_a_mistake() -> None:
     assert RULES.keys() - {m.rule for m in (*KERNEL, *XNN2, *AIE)} == set()
 
 
-@pytest.mark.long
-def test_what_is_known_of_stream_programs(root: Path, tmp_path: Path) -> None:
-    """Rules that C++ of the shipped programs breaks, each with how often: to be emptied as well."""
-    counts = {}
+@in_full
+@pytest.mark.parametrize(
+    "rates", [full({}), long({"matmul": 128, "softmax": 16, "exp": 16, "add": 16})]
+)
+def test_stream_programs_break_no_rule(root: Path, tmp_path: Path, rates: dict[str, float]) -> None:
+    found = []
     for file in sorted((root / "programs/streams").glob("*.py")):
         if file.stem == "__init__":
             continue
-        made = cpp_program(task_program(check_program(file.read_text("utf-8"), file.name).region))
+        made = report_on(read(file.read_text("utf-8"), file.name, timed=True, rates=rates))
         folder = tmp_path / file.stem
         folder.mkdir()
-        for name, text in project(made).items():
+        for name, text in project(cpp_program(task_program(made.region)), VC1902).items():
             (folder / name).write_text(text, encoding="utf-8")
-        rules = [f.rule for f in check_folder(folder).findings]
-        counts[file.stem] = {rule: rules.count(rule) for rule in sorted(set(rules))}
-    assert counts == STREAM_PROGRAMS
+        found += [f"{file.stem}: {finding}" for finding in check_folder(folder).findings]
+    assert found == []
+
+
+CYCLES = """\
+#include "hls_stream.h"
+static void one(hls::stream<int> &in, hls::stream<int> &out) {
+    for (int i = 0; i < 10; ++i)
+        for (int j = 0; j < 20; ++j) {
+#pragma HLS pipeline II=2
+            out.write(in.read() + j);
+        }
+}
+static int read_apart(hls::stream<int> &in) {
+#pragma HLS inline off
+    return in.read();
+}
+static void other(hls::stream<int> &in, hls::stream<int> &out) {
+    for (int turn = 0; turn < 3; ++turn) {
+        int kept[50];
+        for (int i = 0; i < 50; ++i) {
+#pragma HLS pipeline II=1
+            kept[i] = in.read();
+        }
+        if (turn == 1)
+            for (int i = 0; i < 50; ++i) {
+#pragma HLS pipeline II=3
+                out.write(kept[i]);
+            }
+        else
+            for (int i = 0; i < 50; ++i) {
+#pragma HLS pipeline II=1
+                out.write(kept[i] + 1);
+            }
+    }
+}
+static void data(hls::stream<int> &in, hls::stream<int> &out) {
+    if (read_apart(in))
+        for (int i = 0; i < 100; ++i) {
+#pragma HLS pipeline II=1
+            out.write(i);
+        }
+}
+void top(hls::stream<int> &a, hls::stream<int> &b, hls::stream<int> &c, hls::stream<int> &d, hls::stream<int> &e) {
+#pragma HLS dataflow
+    hls::stream<int> first("first"), second("second");
+    one(a, b);
+    other(c, d);
+    data(e, first);
+}
+"""
+
+
+def test_cycles_follow_from_loops() -> None:
+    """Nests are one loop; a branch that only indices decide is the one that is taken, of others the longer counts."""
+    made = check_kernel({"a.cpp": CYCLES}, ["a.cpp"], "top")
+    found = dict(made.processes)
+    depth = {name: {x.depth for x in made.loops if x.function == name} for name in found}
+    assert found["one"].cycles == 199 * 2 + 1 + max(depth["one"])
+    least, most = (3 * 49 + 49 * 3 + 2 * 49 + 6 * (1 + of(depth["other"])) for of in (min, max))
+    assert least <= found["other"].cycles <= most
+    assert found["data"].cycles == 99 + 1 + max(depth["data"]) + 1
+    assert {c.unknown for c in found.values()} == {0}
 
 
 @pytest.mark.parametrize(

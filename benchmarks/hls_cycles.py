@@ -1,0 +1,90 @@
+"""Cycles of the C++ that `rsn hls` writes, beside the modelled ones.
+
+    python benchmarks/hls_cycles.py [FILE.py|FILE.bin ...] [--kernels RATES.toml]
+
+Without files: all programs in programs/streams, with the rates of docs/stream-cases.md. *modelled*: cycles of a run,
+and of each unit on its critical path. *derived*: those of its process in the C++, by the checker of HLS sources
+(`rsn.hw.versal.hlscheck`). *path*: the sum over the units of the critical path, each with the time that it has there,
+times derived over modelled cycles of that unit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rsn.benchmarks.measuring import RSN, command_line
+from rsn.benchmarks.streams_cases import KERNELS
+from rsn.hw.versal.hlscheck.checker import check_folder
+
+CASES = Path(__file__).resolve().parent.parent / "programs" / "streams"
+
+
+@dataclass(frozen=True)
+class UnitCycles:
+    """Cycles of a unit in a run: on the critical path, of all its beats, and of its C++."""
+
+    name: str
+    path: float
+    modelled: float
+    derived: int
+
+
+def counted(file: Path, kernels: Path | None) -> tuple[int, list[UnitCycles]]:
+    """Return the modelled cycles of a run, and the units of its critical path. kernels: file of rates."""
+    rates = ["--kernels", str(kernels)] if kernels else []
+    options = [*rates, "--timing-only", "--explain", "--json"]
+    found = json.loads(subprocess.run([*RSN, "run", str(file), *options], capture_output=True, check=True).stdout)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([*RSN, "hls", str(file), *rates, "-o", folder], check=True, capture_output=True)
+        report = check_folder(Path(folder))
+        text = (Path(folder) / "top.cpp").read_text("utf-8")
+        clock = 1e9 / float(re.findall(r"-period ([0-9.]+)", (Path(folder) / "hls.tcl").read_text("utf-8"))[0])
+    units = re.findall(r'RSN_TASK\("([^"]+)"', text)
+    derived = {unit: cycles.cycles for unit, (_, cycles) in zip(units, report.processes, strict=True)}
+    path: dict[str, float] = {}
+    for line in found["explain"]["lines"]:
+        path[line["unit"]] = path.get(line["unit"], 0.0) + line["seconds"] * clock
+    busy = {name: unit["busy"] * clock for name, unit in found["explain"]["units"].items()}
+    return round(found["latency_s"] * clock), [UnitCycles(n, p, busy[n], derived[n]) for n, p in path.items() if p]
+
+
+def table(options: Namespace) -> Iterator[str]:
+    """A row for each program."""
+    files = [Path(f) for f in options.files] or [f for f in sorted(CASES.glob("*.py")) if f.stem != "__init__"]
+    yield f"{'':<20}{'modelled':>10}{'path':>10}{'ratio':>7}   unit with most of the path: modelled, derived"
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = Path(options.kernels) if options.kernels else None
+        if not options.files:
+            kernels = Path(folder) / "rates.toml"
+            rates = "\n".join(f"{name} = {rate:g}" for name, rate in KERNELS.items())
+            kernels.write_text(f"[kernels]\n{rates}\n", encoding="utf-8")
+        for file in files:
+            cycles, units = counted(file, kernels)
+            sum_of_path = sum(u.path * u.derived / u.modelled for u in units)
+            most = max(units, key=lambda u: u.path)
+            yield (
+                f"{file.stem:<20}{cycles:>10}{sum_of_path:>10.0f}{sum_of_path / cycles:>7.2f}   "
+                f"{most.name}: {most.modelled:.0f}, {most.derived}"
+            )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = command_line(__doc__)
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    parser.add_argument("--kernels", help="file with rates, for .py files")
+    for line in table(parser.parse_args()):
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()
