@@ -116,7 +116,5 @@ def _deadlock(program: TaskProgram, run: NativeRun) -> Deadlock:
         depth = link.depth // packing[link.stream]
         held = (written - taken) // (words // depth)  # a transfer is one or several words
         what, place = "put" if w.put else "get", f"{program.file}:{w.line}"
-        waits.append(
-            Wait(w.process, 0, place, what, w.stream, 1, held, depth, peer, peer not in waiting, None, False)
-        )
+        waits.append(Wait(w.process, 0, place, what, w.stream, 1, held, depth, peer, peer not in waiting, None, False))
     return Deadlock(tuple(waits), (), (), ())

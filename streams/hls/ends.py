@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any
 
 from ...base.element_types import BITS
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
-from .expressions import starts_of, steps_of
+from .expressions import RUN, starts_of, steps_of
 from .indices import Index
 from .kinds import (
     CPP,
@@ -113,7 +112,13 @@ class StreamEndWriter(Variables):
             self.ports[port] = self.names.of(port.stream, f"_{'out' if port.put else 'in'}{same or ''}")
         return self.ports[port]
 
-    def _switch(self, chosen: Val, ports: Sequence[tuple[int, EndParameter]], action: Any) -> None:
+    def _at_end(
+        self, chosen: Val | None, ports: Sequence[tuple[int, EndParameter]], action: Callable[[str], str]
+    ) -> None:
+        """Write what is done at one end of a stream, or at that one of several which the run chooses."""
+        if chosen is None:
+            self.emit(action(self.port(ports[0][1])))
+            return
         self.emit(f"switch ({chosen.text}) {{")
         for number, port in ports:
             self.emit(f"case {number}: {action(self.port(port))} break;")
@@ -129,12 +134,11 @@ class StreamEndWriter(Variables):
         if kind.shape:
             self._get_tile(name, stream, chosen, ports)
             return
-        if chosen is None:
-            text = f"rsn::read_apart({self.port(ports[0][1])})"
-        else:
+        text = f"rsn::read_apart({self.port(ports[0][1])})"
+        if chosen is not None:
             text = self.fresh("token")
             self.emit(f"{CPP[kind.dtype]} {text}{{}};")
-            self._switch(chosen, ports, lambda port: f"{text} = rsn::read_apart({port});")
+            self._at_end(chosen, ports, lambda port: f"{text} = rsn::read_apart({port});")
         value = self.element(text, kind.dtype)
         if name.startswith("%"):
             held = self.names.of(name)
@@ -161,10 +165,7 @@ class StreamEndWriter(Variables):
                 return f"rsn::assign<{whole}>({target}, {port}.read());"
             return f"rsn::get{apart}<{whole}>({port}, {target});"
 
-        if chosen is None:
-            self.emit(read(self.port(ports[0][1])))
-        else:
-            self._switch(chosen, ports, read)
+        self._at_end(chosen, ports, read)
         self.env[name] = Val(out, target)
 
     def put(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> None:
@@ -183,13 +184,11 @@ class StreamEndWriter(Variables):
             self.fail_adapted(value)
         text = self.scalar_converted(value, kind.dtype)
         chosen, ports = self._ends(stream, index, put=True)
-        if chosen is None:
-            self.emit(f"rsn::write_apart({self.port(ports[0][1])}, {text});")
-            return
-        name = self.fresh("token")
-        self.emit(f"const {CPP[kind.dtype]} {name} = {text};")
-        self._switch(chosen, ports, lambda port: f"rsn::write_apart({port}, {name});")
-
+        if chosen is not None:
+            name = self.fresh("token")
+            self.emit(f"const {CPP[kind.dtype]} {name} = {text};")
+            text = name
+        self._at_end(chosen, ports, lambda port: f"rsn::write_apart({port}, {text});")
 
     def _moves(self, stream: str, part: tuple[ShardKind, list[Index]] | None) -> str:
         """The template arguments with which a part of a tensor goes over a stream word by word; "" if it does not."""
@@ -207,9 +206,11 @@ class StreamEndWriter(Variables):
 
     def _send(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> bool:
         """Write the C++ that moves a part of a tensor to a stream. Returns whether the expression is one."""
+        before = len(self.lines)
         part = self.shard_part(node)
         how = self._moves(stream, part)
         if part is None or not how:
+            del self.lines[before:]
             return False
         shard, parts = part
         self.access(shard, parts)
@@ -219,18 +220,18 @@ class StreamEndWriter(Variables):
         def written(port: str) -> str:
             return f"rsn::send<{how}>({port}, {shard.name}, {starts_of(parts)});"
 
-        if chosen is None:
-            self.emit(written(self.port(ports[0][1])))
-        else:
-            self._switch(chosen, ports, written)
+        self._at_end(chosen, ports, written)
         return True
 
     def receive(self, node: t.Get, store: t.Store) -> bool:
         """Write the C++ that moves a tile of a stream to a part of a tensor as it comes. Returns whether the statements
         do that."""
-        part = self.shard_part(t.Item(t.Name(store.name), store.index))
+        before = len(self.lines)
+        draws = RUN[1] in t.nodes((*node.index, store.index))
+        part = None if draws else self.shard_part(t.Item(t.Name(store.name), store.index))
         how = self._moves(node.stream, part)
         if part is None or not how:
+            del self.lines[before:]
             return False
         shard, parts = part
         self.access(shard, parts)
@@ -241,17 +242,14 @@ class StreamEndWriter(Variables):
         def moved(port: str) -> str:
             return f"rsn::receive<{how}>({port}, {shard.name}, {starts_of(parts)});"
 
-        if chosen is None:
-            self.emit(moved(self.port(ports[0][1])))
-        else:
-            self._switch(chosen, ports, moved)
+        self._at_end(chosen, ports, moved)
         return True
 
     def _put_tile(self, stream: str, index: tuple[t.Expression, ...], value: Val) -> None:
         """Write the C++ that computes a tile and writes it to a stream."""
         kind = self.streams[stream].type
         chosen, ports = self._ends(stream, index, put=True)
-        if chosen is not None or len(ports) > 1:
+        if chosen is not None:
             value = self.held(value)
         cpp, whole = tile_type(kind.dtype, kind.shape), stream_word(kind.dtype, kind.shape)
         part = _part_of(word(kind.shape, min(value.lanes, whole.elements)), whole)
@@ -262,10 +260,7 @@ class StreamEndWriter(Variables):
                 return f"rsn::put_packed<{cpp}, {word(kind.shape, min(value.lanes, MOVED))}>({port}, {value.text});"
             return f"rsn::put{apart}<{part}, {whole}>({port}, {value.text});"
 
-        if chosen is None:
-            self.emit(written(self.port(ports[0][1])))
-        else:
-            self._switch(chosen, ports, written)
+        self._at_end(chosen, ports, written)
 
 
 def _part_of(part: TileWord, whole: TileWord) -> TileWord:

@@ -149,8 +149,10 @@ def connectivity(made: HlsProgram, device: StreamDevice) -> str:
     lines = [f"# v++ --link --config connectivity.cfg: {device.name}", "[connectivity]"]
     lines.append(f"nk={made.name}_top:1:{made.name}_1")
     for unit, channels in channels_of(made, device).items():
-        for channel in channels:
-            lines.append(f"sp={made.name}_1.m_axi_{identifier(unit)}:{device.channels[channel].name}")
+        of = [device.channels[channel].name for channel in channels]
+        first, last = of[0], of[-1]
+        where = first if first == last else f"{first.removesuffix(']')}:{last.partition('[')[2]}"
+        lines.append(f"sp={made.name}_1.m_axi_{identifier(unit)}:{where}")
     return "\n".join(lines) + "\n"
 
 

@@ -341,7 +341,6 @@ class FunctionMemory:
                     indices = (ANYWHERE,) * len(array.dims)
                 yield WordAccess(instruction, address.root, array, indices, address.offset, writes)
 
-
     def _stepped(self, offset: Offset) -> Offset:
         """An offset in which an index that grows from a constant by a constant stands as the number of its steps."""
         terms, constant = [], offset.constant

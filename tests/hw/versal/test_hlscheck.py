@@ -116,9 +116,7 @@ def test_every_rule_has_a_mistake() -> None:
 
 
 @in_full
-@pytest.mark.parametrize(
-    "rates", [full({}), long({"matmul": 128, "softmax": 16, "exp": 16, "add": 16})]
-)
+@pytest.mark.parametrize("rates", [full({}), long({"matmul": 128, "softmax": 16, "exp": 16, "add": 16})])
 def test_stream_programs_break_no_rule(root: Path, tmp_path: Path, rates: dict[str, float]) -> None:
     found = []
     for file in sorted((root / "programs/streams").glob("*.py")):

@@ -1,0 +1,106 @@
+"""Words of tiles: how many elements a loop takes, the banks that follow, and the memory channels of ports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsn.streams.check import check
+from rsn.streams.hls.emit import cpp_program
+from rsn.streams.hls.kinds import ValueKind
+from rsn.streams.hls.project import channels_of, connectivity, device_of, script
+from rsn.streams.hls.words import TileWord, banks, matrix, product_word, row_word, stream_word, word
+from rsn.streams.placing.devices import U55C, VC1902
+from rsn.tests.effort import examples
+from rsn.tests.streams.test_hls import task_program_of
+
+SHAPES = st.lists(st.integers(1, 48), min_size=1, max_size=3).map(tuple)
+
+
+@examples(2000, 100)
+@given(shape=SHAPES, most=st.integers(1, 5000))
+def test_words_divide_tiles_and_keep_within_the_rate(shape: tuple[int, ...], most: int) -> None:
+    rows, columns = matrix(shape)
+    for made in (word(shape, most), row_word(shape, most)):
+        assert rows % made.rows == columns % made.columns == 0
+        assert made.elements <= max(1, most)
+    assert word(shape, most).rows == 1 or word(shape, most).columns == columns
+    by_rows = row_word(shape, most).columns
+    assert by_rows & (by_rows - 1) == 0
+    if len(shape) > 1:
+        product = product_word(shape, most)
+        assert product.elements <= max(1, most)
+        fit = [r * c for r in _divisors(shape[-2]) for c in _divisors(shape[-1]) if r * c <= most]
+        assert product.elements == max(fit, default=1)
+
+
+def _divisors(size: int) -> list[int]:
+    return [n for n in range(1, size + 1) if size % n == 0]
+
+
+def test_words_of_streams() -> None:
+    assert stream_word("f32", (64, 64)) == TileWord(1, 64)
+    assert stream_word("f32", (64, 16)) == TileWord(4, 16)
+    assert stream_word("f32", (5, 80)) == TileWord(1, 40)
+    assert stream_word("i8", (16, 16)) == TileWord(16, 16)
+
+
+def test_banks_follow_from_the_loops() -> None:
+    tiles = {"a": ValueKind("f32", (32, 64)), "b": ValueKind("f32", (64, 64)), "c": ValueKind("f32", (32, 64))}
+    lines = ["rsn::matmul<rsn::Word<8, 16>>(c, a, b);", "rsn::get<rsn::Word<1, 64>>(s_in, a);"]
+    assert banks(lines, tiles, {}) == {"a": TileWord(8, 64), "b": TileWord(1, 16), "c": TileWord(8, 16)}
+    loads = ["rsn::load<rsn::Tile<float, 64, 64>, 1, 1>(b, weights, 0, 0);"]
+    assert banks(loads, tiles, {"weights": 8})["b"] == TileWord(1, 8)
+
+
+PROGRAM = """\
+from rsn.streams import *
+x: f32[64, 64]
+w: f32[64, 64]
+y: f32[64, 64]
+s: Stream[f32[64, 64], 2]
+@task(mapping=[1], args=[x, w], rates=dict(matmul=128))
+def product(x, w):
+    s.put(x[:, :] @ w[:, :])
+@task(mapping=[1], args=[y])
+def store(y):
+    y[:, :] = s.get()
+"""
+
+
+def test_rates_become_units() -> None:
+    text = cpp_program(task_program_of(PROGRAM, "p")).text
+    assert "rsn::matmul<rsn::Word<2, 64>>" in text
+    assert "rsn::receive<rsn::Word<1, 64>, rsn::Shape<64, 64>, 1, 1>(s_in, y, 0, 0);" in text
+    assert "rsn::matmul<rsn::Word<1, 1>>" in cpp_program(task_program_of(PROGRAM.replace("128", "1"), "p")).text
+
+
+def test_channels_and_parts_of_devices() -> None:
+    program = task_program_of(PROGRAM, "p")
+    made = cpp_program(program)
+    assert channels_of(made, U55C) == {"product": (0,), "store": (1,)}  # what one bundle has lies together
+    assert "sp=p_1.m_axi_store:HBM[1]" in connectivity(made, U55C)
+    placed = tuple(replace(t, channels=(4, 5, 6)) if t.name == "w" else t for t in program.tensors)
+    far = cpp_program(replace(program, tensors=placed, device="u55c"))
+    assert channels_of(far, U55C)["product"] == (0, 4, 5, 6)
+    assert "m_axi_product:HBM[0:6]" in connectivity(far, U55C)
+    assert device_of(far.program) is U55C
+    assert device_of(program) is VC1902
+    assert "set_part xcu55c" in script(far, U55C)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ("dict(matmull=2)", "there is no kernel matmull"),
+        ("dict(matmul=0)", "matmul = 0: work in a cycle, larger than 0"),
+        ("dict()", "rates= states work in a cycle by kernel"),
+        ("128", "rates= states work in a cycle by kernel"),
+    ],
+)
+def test_rates_that_are_none(rates: str, message: str) -> None:
+    report = check(PROGRAM.replace("dict(matmul=128)", rates))
+    assert message in report.findings[0].message
