@@ -72,9 +72,8 @@ def test_of_gated_layers_and_of_mixtral(few: dict[str, PointResult]) -> None:
 @pytest.mark.long
 def test_of_all_figures() -> None:
     """One or two points of each; test-full has all."""
-    measured = measure(
-        some("fig9.qwen.tile_8", "fig9.qwen.dynamic", "fig12.*_4", "fig15.*_64.*", "b64.high.*", "fig10.mixtral.*_512")
-    )
+    of_experts = some("fig9.qwen.tile_8", "fig9.qwen.dynamic", "fig10.mixtral.*_512", "fig12.*_4")
+    measured = measure([*of_experts, *some("fig15.*_64.*", "b64.high.rows_961.*")])
     rows = step_rows(measured)
     assert within(rows, "traffic", 0.1) == 2 + 1
     assert within(rows, "memory", 0.1) == 2 + 1 + 1
