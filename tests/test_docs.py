@@ -69,8 +69,7 @@ LONG = {
     "docs/tutorial.md",
     "docs/xnn2.md",
 }
-WARM = LONG - {"docs/getting-started.md"}
-"""Pages with many commands, which share their imports. The first steps have a Python of their own."""
+"""Pages with many commands, which share their imports (`warm_python`)."""
 NOTEBOOK = DOCS / "encoder.ipynb"
 
 
@@ -241,7 +240,7 @@ TYPED = [page for page in PAGES if any(block.typed for block in blocks(page))]
     [pytest.param(p, id=name_of(p), marks=pytest.mark.long if name_of(p) in LONG else ()) for p in TYPED],
 )
 def test_commands_print_what_is_shown(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    python = request.getfixturevalue("warm_python") if name_of(page) in WARM else None
+    python = request.getfixturevalue("warm_python") if name_of(page) in LONG else None
     assert tried(page, tmp_path, python)
 
 
