@@ -13,7 +13,7 @@ from rsn.streams.check import check
 from rsn.streams.reader import read
 from rsn.streams.run import fire_together, stream_depths
 from rsn.streams.timing.outcomes import ByDataError, outcomes
-from rsn.streams.timing.timed import BeatTiming, EndlessWait, TimedProgram
+from rsn.streams.timing.timed import INTERPRETED, BeatTiming, EndlessWait, TimedProgram
 from rsn.streams.tree import Region, total
 from rsn.tests.effort import cases, in_both, long, sampled
 from rsn.tests.streams import maxplus
@@ -63,7 +63,8 @@ def random_program(random: Random) -> tuple[str, Region]:
 
 @in_both
 @pytest.mark.parametrize("seed", sampled([1, 2], [1]))
-def test_random_programs_take_the_time_of_the_equations(seed: int) -> None:
+def test_random_programs_take_the_time_of_the_equations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiler, and with it."""
     random = Random(seed)
     counts: Counter[str] = Counter()
     for _ in range(cases(200, 12)):
@@ -75,7 +76,10 @@ def test_random_programs_take_the_time_of_the_equations(seed: int) -> None:
         for deep in (depths, {}, {s: d for s, d in depths.items() if random.random() < 0.5}):
             expected = maxplus.run(bodies, deep, packing, executions)
             assert expected is not None, text
+            monkeypatch.setattr(TimedProgram, "_interpreted", 0)
             result = ran(one.run(deep))
+            monkeypatch.setattr(TimedProgram, "_interpreted", INTERPRETED)
+            assert ran(one.run(deep)) == result, text
             assert list(result.ends) == expected[0], f"{deep} {text}"
             assert result.peak == {s: expected[1][s] for s in deep}, f"{deep} {text}"
             assert all(sum(part) <= last for *part, last in zip(result.busy, result.last, strict=True))
