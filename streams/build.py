@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from .check import Report
 from .layouts import parse
 from .lower import lowered_task
 from .reader import beats_of
-from .run import Together, fire_together, stream_depths
+from .run import Together, Unending, fire_together, stream_depths
 from .source import Refusal, Source, SourceFinding
 from .syntax import nodes as syn
 from .syntax.parser import executable
-from .tree import Region, TaskDecl
+from .timing.bytecode import TooLong
+from .timing.timed import BeatTiming, TimedProgram, TooManyTokens
+from .tree import Region, TaskDecl, branches
 
 
 class Refused(SourceError):
@@ -126,8 +129,21 @@ def task_program(region: Region, externals: Mapping[str, Any] | None = None) -> 
         tuple(made),
         units,
         tuple(links),
-        apart=apart(fire_together(beats_of(region), *stream_depths(region)), ends),
+        apart=apart(_together(region), ends),
     )
+
+
+def _together(region: Region) -> Together:
+    """Which beats fire apart. A program that is too large for a run without time, and whose beats data does not decide,
+    is run with clocks, with all beats together. Raises `ProgramError` if that does not end either."""
+    bodies, (depths, packing) = beats_of(region), stream_depths(region)
+    try:
+        return fire_together(bodies, depths, packing)
+    except Unending:
+        with suppress(TooLong, TooManyTokens):
+            if not any(map(branches, bodies)) and isinstance(TimedProgram(bodies, packing).run(depths), BeatTiming):
+                return Together(tuple(bodies), (), live=True)
+    raise ProgramError(f"{region.source.file}: it is too large to find which of its beats fire together")
 
 
 def apart(together: Together, ends: Mapping[tuple[int, bool], str]) -> tuple[tuple[str, tuple[Place, ...]], ...]:

@@ -23,6 +23,9 @@ from rsn.machine.executor import ProcessNetwork
 from rsn.scheduler.pack import pack
 from rsn.streams.build import Refused, build, task_program
 from rsn.streams.check import check
+from rsn.streams.reader import beats_of
+from rsn.streams.run import Unending
+from rsn.streams.tree import branches
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.test_exhaustive import program_of as drawn_program
 from rsn.tests.streams.test_exhaustive import source_of
@@ -58,6 +61,24 @@ def test_refused_programs_fail_on_the_engine(name: str) -> None:
         build(report)
     with pytest.raises((DeadlockError, ProgramError)):
         Machine(pack(uops_of(task_program(report.region)))).run()
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_a_large_program_is_run_with_clocks_to_see_that_its_beats_fire_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = check(WELL[name], f"{name}.py")
+    before = task_program(report.region)
+
+    def unending(*arguments: Any) -> Any:
+        raise Unending
+
+    monkeypatch.setattr("rsn.streams.build.fire_together", unending)
+    if before.apart or any(branches(body) for body in beats_of(report.region)):
+        with pytest.raises(ProgramError, match="it is too large to find which of its beats fire together"):
+            task_program(report.region)
+    else:
+        assert task_program(report.region) == before
 
 
 @pytest.mark.parametrize("name", ["W7", "W14", "W18", "W19"])
