@@ -81,6 +81,8 @@ def check_kernel(
         needed = None if loop.left else loop.recurrence.interval if loop.recurrence else 1
         name = design.debug.name_of_function(place.function.subprogram)
         report.loops.append(CheckedLoop(loop.line, name, place.interval or 1, needed, loop.trips, loop.depth))
+    if table is not None:
+        found |= dict.fromkeys(rules_loops.off(design))
     counts = CycleCounts(design, facts, loops)
     for region in facts.processes.regions:
         for call in region.instructions():

@@ -115,18 +115,27 @@ class DebugInformation:
         as AGGREGATE says."""
         return tuple(self._parts(self._reference(self.node(variable), "type"), "", 0, (), whole))
 
+    def _element(self, variable: int) -> tuple[dict[str, str], set[str]]:
+        """The type of a variable's elements, and the tags of what is before it: references, pointers, arrays, names."""
+        node, tags = self.node(self._reference(self.node(variable), "type")), set[str]()
+        while node.get("kind") == "DIDerivedType" or node.get("tag") == "DW_TAG_array_type":
+            tags.add(node.get("tag", ""))
+            node = self.node(self._reference(node, "baseType"))
+        return node, tags
+
     def element_name(self, variable: int) -> str:
         """The name of the type of a variable's elements, behind references, pointers, arrays and names of its own."""
-        node = self.node(self._reference(self.node(variable), "type"))
-        while node.get("kind") == "DIDerivedType" or node.get("tag") == "DW_TAG_array_type":
-            node = self.node(self._reference(node, "baseType"))
-        return node.get("name", "")
+        return self._element(variable)[0].get("name", "")
+
+    def is_off_chip(self, variable: int) -> tuple[bool, bool]:
+        """Whether an argument of the top function is a memory by bursts, and whether it is one by a pointer."""
+        node, tags = self._element(variable)
+        name = node.get("name", "")
+        return name.startswith("burst_maxi<"), "DW_TAG_pointer_type" in tags and not name.startswith("stream<")
 
     def bits_of_stream(self, variable: int) -> int:
         """Bits of an element of a stream, or of an array of streams; as our headers declare it, its member element_."""
-        node = self.node(self._reference(self.node(variable), "type"))
-        while node.get("kind") == "DIDerivedType" or node.get("tag") == "DW_TAG_array_type":
-            node = self.node(self._reference(node, "baseType"))
+        node, _ = self._element(variable)
         for n in self._list(node):
             member = self.node(n)
             if member.get("tag") == "DW_TAG_inheritance":

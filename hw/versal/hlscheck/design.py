@@ -162,7 +162,9 @@ def _linked(marked: MarkedSources, files: Sequence[str], flags: Sequence[str]) -
     with ThreadPoolExecutor(2) as pool:
         texts = list(pool.map(compiled, files))
     modules = [
-        llvm.parse_assembly(re.sub(r"^declare .*@(rsn_hls_(\w+))\((.*)\).*$", _declaration, t, flags=re.M))
+        llvm.parse_assembly(
+            re.sub(r"^declare .*@(rsn_hls_(\w+))\((.*)\).*$", _declaration, t.replace(", inrange ", ", "), flags=re.M)
+        )
         for t in texts
     ]
     first, *others = modules

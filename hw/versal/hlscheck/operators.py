@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Of an operator. cycles: at least so many pass from its operands to its result; a part of a cycle where several of
-    them fit in one. source: who published it."""
+    """Of an operator. cycles: the least number of cycles from its operands to its result, a fraction if several such
+    operators fit in one cycle. source: who published it."""
 
     cycles: float
     source: str

@@ -18,7 +18,7 @@ import networkx as nx
 
 @dataclass(frozen=True)
 class OperatorEdge:
-    """What `to` needs of `of`, so many iterations later. cycles: from the operands of `of` to those of `to`."""
+    """`to` needs the value of `of`, `distance` iterations later. cycles: from the operands of `of` to those of `to`."""
 
     of: int
     to: int
@@ -54,7 +54,7 @@ def tightest(edges: Sequence[OperatorEdge], stated: int) -> Recurrence | None:
 
 
 def _circle_above(edges: Iterable[OperatorEdge], interval: int) -> list[OperatorEdge] | None:
-    """A circle that needs more than so many cycles per iteration, by the method of Bellman and Ford."""
+    """A circle that needs more cycles per iteration than a limit, by the method of Bellman and Ford."""
     weighted = [(e, e.cycles - interval * e.distance) for e in edges]
     longest: dict[int, float] = {e.of: 0.0 for e, _ in weighted}
     by: dict[int, OperatorEdge] = {}

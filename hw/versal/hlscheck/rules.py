@@ -57,7 +57,7 @@ RULES: Mapping[str, HlsRule] = {
         "UG1399, pragma HLS expression_balance: it balances additions and products of integers, no selections",
     ),
     "unmodelled": HlsRule(
-        "A pipelined loop's interval is one of the table of cycles, or 1.",
+        "A pipelined loop is not off, and its interval is one of the table of cycles, or 1.",
         "the overlay's table of cycles, from which times are computed",
     ),
     "rounds": HlsRule(
@@ -95,7 +95,7 @@ RULES: Mapping[str, HlsRule] = {
     ),
     # dataflow
     "processes": HlsRule(
-        "At most two processes access an array, one of them writing.",
+        "At most two processes access an array; the one that writes is called first, unless the array is unsync.",
         'UG1399, Canonical Body; log HLS 200-780, "3 processes accessing it and only 2 ports", and 200-979',
     ),
     "shared-port": HlsRule(
@@ -115,7 +115,7 @@ RULES: Mapping[str, HlsRule] = {
         'log HLS 200-1013, "cannot read data in multiple processes"',
     ),
     "canonical": HlsRule(
-        "A dataflow region holds declarations and calls of processes alone.",
+        "A region of processes says DATAFLOW, and holds declarations and calls of processes alone.",
         "UG1399, Canonical Body: no control, no expressions; log HLS 214-113",
     ),
     # streams and AXI
@@ -134,6 +134,10 @@ RULES: Mapping[str, HlsRule] = {
     "burst-length": HlsRule(
         "A burst is at most as long as the port's longest, 16 words where nothing is stated.",
         "UG1399, pragma HLS interface: max_read_burst_length, and Using Manual Burst",
+    ),
+    "request": HlsRule(
+        "A port is read, or written, by bursts that are requested.",
+        "UG1399, Using Manual Burst: read() and write() take words of a request",
     ),
     "response": HlsRule(
         "Each write request has its response.",

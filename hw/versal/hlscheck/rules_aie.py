@@ -23,7 +23,16 @@ extern "C" { extern const unsigned rsn_hls_stacks[]; }
 const unsigned rsn_hls_stacks[] = {rsn::mme::stack_bytes(0), rsn::mme::stack_bytes(1), rsn::mme::stack_bytes(2),
                                    rsn::mme::stack_bytes(3), rsn::mme::stack_for_calls};
 """
-_DECLARED = r"\*\s*(?:const\s+)?({restrict})?\s*(?:const\s+)?\b{name}\b(?:\s*=\s*(\w+))?"
+_TYPE = r"(?:const\s+)?(?:auto|float|double|char|short|int|long|unsigned|std::\w+|(?:\w+::)*[A-Z]\w*)"
+_DECLARED = (
+    rf"(?:^|[(,;{{{{}}}}])\s*{_TYPE}\s*(?:const\s*)?\*\s*(?:const\s+)?(?:({{restrict}})\s|[A-Z_]+\s)?\s*(?:const\s+)?\b{{name}}\b"
+    r"(?:\s*=\s*[&(]*(\w+))?"
+)
+"""A pointer where it is declared, perhaps with a macro that is nothing, and what it is made of."""
+_NAME = r"(?<![.\w])(?<!->)(?!const\b)([A-Za-z_]\w*)\b(?!\s*[.(])"
+"""A variable where it is used: no member, and no function."""
+_ITERATOR = r"\b{name}\s*=\s*aie::begin_vector(?:<\d+>)?\(\s*(\w+)"
+"""An iterator of vectors that is not begin_restrict_vector, and its pointer."""
 
 
 def pointers(texts: Mapping[str, str]) -> HlsFindings:
@@ -31,15 +40,17 @@ def pointers(texts: Mapping[str, str]) -> HlsFindings:
     words = "|".join({"__restrict", *(m for t in texts.values() for m in re.findall(r"#define (\w+) __restrict\b", t))})
     for name, text in texts.items():
         for start, end in _pipelined(text):
-            for found in re.finditer(r"\b(?:load_v|store_v)(?:<\d+>)?\(\s*(\w+)\b(?!\s*[.(])", text[start:end]):
-                if not _is_apart(text[:start], found[1], words):
-                    line = text.count("\n", 0, start + found.start()) + 1
-                    yield HlsFinding(CppLine(name, line), "restrict", f"{found[1]} is not __restrict")
+            function = max(text.rfind("\n}", 0, start), 0)  # what comes before it belongs to others
+            for used in dict.fromkeys(re.findall(_NAME, text[start:end])):
+                at = re.compile(rf"(?<![.\w])(?<!->){used}\b").search(text, start)
+                if at and not _is_apart(text[function : at.start()], used, words):
+                    line = text.count("\n", 0, at.start()) + 1
+                    yield HlsFinding(CppLine(name, line), "restrict", f"{used} is not __restrict")
 
 
 def _pipelined(text: str) -> Iterator[tuple[int, int]]:
     """Where the bodies of loops with chess_prepare_for_pipelining begin and end."""
-    for found in re.finditer(r"\bchess_prepare_for_pipelining\b[^{\n]*\{", text):
+    for found in re.finditer(r"\bchess_prepare_for_pipelining\b[^{;]*\{", text):
         depth, at = 1, found.end()
         while depth and at < len(text):
             depth += (text[at] == "{") - (text[at] == "}")
@@ -48,20 +59,25 @@ def _pipelined(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_apart(before: str, name: str, words: str, depth: int = 0) -> bool:
-    """Whether the nearest declaration of a pointer says so, or makes it of one that does."""
-    declared = list(re.finditer(_DECLARED.format(restrict=words, name=name), before))
-    if not declared or depth > 4:
-        return False
+    """Whether the nearest declaration of a pointer, or of an iterator, says so, or makes it of one that does; or the
+    name is no pointer."""
+    iterators = list(re.finditer(_ITERATOR.format(name=name), before))
+    if iterators:
+        return _is_apart(before[: iterators[-1].start()], iterators[-1][1], words, depth + 1)
+    declared = list(re.finditer(_DECLARED.format(restrict=words, name=name), before, re.MULTILINE))
+    if not declared:
+        return not depth  # what a pointer is made of must be known
     last = declared[-1]
-    return bool(last[1]) or (last[2] is not None and _is_apart(before[: last.start()], last[2], words, depth + 1))
+    known = last[2] is not None and depth < 4
+    return bool(last[1]) or (known and _is_apart(before[: last.start()], last[2], words, depth + 1))
 
 
 def alignment(texts: Mapping[str, str]) -> HlsFindings:
     """Yield arrays of floats that are not aligned for vectors."""
     for name, text in texts.items():
         for n, line in enumerate(text.splitlines(), 1):
-            found = re.match(r"\s*(alignas\(32\)\s+)?(?:const\s+)?float (\w+)\[", line)
-            if found and not found[1]:
+            found = re.match(r"\s*(?:static\s+)?(?:alignas\((\d+)\)\s+)?(?:(?:static|const)\s+)*float (\w+)\[", line)
+            if found and int(found[1] or 4) % VECTOR_BYTES:
                 yield HlsFinding(CppLine(name, n), "alignment", f"{found[2]} is not alignas({VECTOR_BYTES})")
 
 
@@ -71,7 +87,11 @@ def stacks(folder: Path, program: str, flags: Sequence[str]) -> HlsFindings:
     first = CppLine(program, 1)
     if "stack_bytes" not in text or "static_assert" not in text:
         yield HlsFinding(first, "stack", "no static_assert compares its variables with stack_bytes")
-    needed, stated = _frames(folder, program, flags)
+    frames = _frames(folder, program, flags)
+    if frames is None:
+        yield HlsFinding(first, "stack", "its static_assert fails: the graph states less than its variables take")
+        return
+    needed, stated = frames
     *of_places, for_calls = stated
     for entry, places in ENTRIES.items():
         for place in places:
@@ -82,8 +102,9 @@ def stacks(folder: Path, program: str, flags: Sequence[str]) -> HlsFindings:
                 )
 
 
-def _frames(folder: Path, program: str, flags: Sequence[str]) -> tuple[dict[str, int], list[int]]:
-    """Bytes of the aligned variables of each entry, and the stack of each place with that for calls."""
+def _frames(folder: Path, program: str, flags: Sequence[str]) -> tuple[dict[str, int], list[int]] | None:
+    """Bytes of the aligned variables of each entry, and the stack of each place with that for calls. None if a
+    static_assert fails. Raises `RsnError` if the program does not compile."""
     includes = [f"-I{folder / name}" for name in ("csim/include", "aie", "")]
     with tempfile.TemporaryDirectory(prefix="rsn-aie-") as scratch:
         source = Path(scratch) / "stacks.cc"
@@ -102,6 +123,8 @@ def _frames(folder: Path, program: str, flags: Sequence[str]) -> tuple[dict[str,
             "-",
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if re.search(r"error: static_assert(?:ion)? failed|error: static assertion failed", done.stderr):
+        return None
     if done.returncode:
         raise RsnError(f"{program} does not compile:\n{done.stderr}")
     module = Module(done.stdout)

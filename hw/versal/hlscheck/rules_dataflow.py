@@ -16,7 +16,7 @@ from .rules import HlsFinding, HlsFindings
 
 MOST_REGISTERS = 1024
 MOST_BITS = 4096
-DEFAULT_BURST, DEFAULT_OUTSTANDING = 16, 16
+DEFAULT_BURST, DEFAULT_OUTSTANDING, DEFAULT_BUNDLE = 16, 16, "gmem"
 """Of INTERFACE m_axi (UG1399, pragma HLS interface)."""
 
 
@@ -39,6 +39,12 @@ def processes(facts: MemoryFacts) -> HlsFindings:
             yield HlsFinding(line, "processes", f"{len(found)} processes access {name}: {_names(found)}")
         elif len(writers) > 1:
             yield HlsFinding(line, "processes", f"two processes write {name}: {_names(writers)}")
+        elif writers and facts.channel(memory) != "unsync":
+            order = list(function.instructions())
+            before = [a for a in found if order.index(a.call) < order.index(writers[0].call)]
+            if before:
+                text = f"{_names(before)} accesses {name} before {writers[0].name}, which writes it, is called"
+                yield HlsFinding(line, "processes", text)
         if memory.root not in function.parameters and not facts.channel(memory):
             yield HlsFinding(line, "unsync", f"no STREAM pragma says what {name} between {_names(found)} is")
 
@@ -80,12 +86,24 @@ def bundles(facts: MemoryFacts) -> HlsFindings:
         return
     memory, users = design.memories[top.name], facts.processes
     by_bundle: dict[str, list[tuple[str, CppLine, ProcessAccess]]] = defaultdict(list)
+    stated, by_lines = set[str](), set[str]()
+    """Arguments with m_axi, and the names of those with s_axilite, which alone makes a register of a pointer."""
+
+    def used(root: str) -> list[ProcessAccess]:
+        """Accesses of an argument by processes."""
+        found = [a for m, accesses in users.of.items() if (m.function, m.root) == (top.name, root) for a in accesses]
+        ends = users.ends.items()
+        return found + [a for (f, at), accesses in ends if (f, at.root) == (top.name, root) for a in accesses]
+
+    file = design.debug.line_of_function(top.subprogram).file  # another machine has a function of this name
     for marked in design.pragmas:
         given = {key: value or "" for key, value in marked.pragma.arguments}
-        if marked.pragma.name != "interface" or ("m_axi" not in given and given.get("mode") != "m_axi"):
-            continue
         block = marked.pragma.block.nearest("function")
-        if block is None or not re.search(rf"\b{design.top}\s*\(", block.head):
+        of_top = marked.file == file and block is not None and re.search(rf"\b{design.top}\s*\(", block.head)
+        if marked.pragma.name != "interface" or not of_top:
+            continue
+        if "m_axi" not in given and given.get("mode") != "m_axi":
+            by_lines |= {given.get("port", "")} if "s_axilite" in given or given.get("mode") == "s_axilite" else set()
             continue
         line = CppLine(marked.file, marked.line)
         root = next(
@@ -93,11 +111,17 @@ def bundles(facts: MemoryFacts) -> HlsFindings:
         )
         if root is None:
             continue
-        bundle = given.get("bundle") or "gmem"
-        found = [a for m, accesses in users.of.items() if (m.function, m.root) == (top.name, root) for a in accesses]
-        found += [a for (f, at), accesses in users.ends.items() if (f, at.root) == (top.name, root) for a in accesses]
-        by_bundle[bundle] += [(given["port"], line, a) for a in found]
+        stated.add(root)
+        by_bundle[given.get("bundle") or DEFAULT_BUNDLE] += [(given["port"], line, a) for a in used(root)]
         yield from _bursts(facts, top, root, given, line)
+    for root, variable in memory.variables.items():
+        if root not in top.parameters or root in stated or variable.number < 0:
+            continue
+        bursts, off_chip = design.debug.is_off_chip(variable.number)
+        if bursts or (off_chip and variable.name not in by_lines):
+            line = design.debug.variable(variable.number)[2]
+            by_bundle[DEFAULT_BUNDLE] += [(variable.name, line, a) for a in used(root)]
+            yield from _bursts(facts, top, root, {}, line)
     for bundle, accesses in by_bundle.items():
         for how, verb in (("r", "read"), ("w", "write")):
             those = {id(a.call): (port, line, a) for port, line, a in accesses if how in a.how}
@@ -115,8 +139,15 @@ def _plain(design: HlsDesign, function: LlvmFunction) -> str:
 def _bursts(facts: MemoryFacts, top: LlvmFunction, root: str, given: dict[str, str], line: CppLine) -> HlsFindings:
     """Yield what the requests of a port need, and its pragma does not give."""
     design = facts.design
-    for function, at in _passed(facts, top, root):
+    asked, moved = set[str](), set[str]()
+    for function, at in [(top, root), *_passed(facts, top, root)]:
         memory = design.memories[function.name]
+        moved |= {
+            i.callee
+            for i in function.instructions()
+            if i.callee in ("rsn_hls_get", "rsn_hls_put")
+            and any(a.root == at for a in memory.addresses(i.arguments[0]))
+        }
         requests = [
             i
             for i in function.instructions()
@@ -124,16 +155,21 @@ def _bursts(facts: MemoryFacts, top: LlvmFunction, root: str, given: dict[str, s
         ]
         for way, kind in (("0", "read"), ("1", "write")):
             those = [i for i in requests if i.arguments[1] == way]
+            asked |= {kind} if those else set()
             length = int(given.get(f"max_{kind}_burst_length") or DEFAULT_BURST)
             for i in those:
                 if i.arguments[3].isdigit() and int(i.arguments[3]) > length:
                     text = f"a {kind} burst of {i.arguments[3]} words ({design.line(i)}); the port has {length}"
                     yield HlsFinding(line, "burst-length", text)
-            ahead = max((_ahead(function, i) for i in those), default=0)
+            blocks = {i.block for i in those}
+            ahead = max((sum(_ahead(function, i) for i in those if i.block == b) for b in blocks), default=0)
             allowed = int(given.get(f"num_{kind}_outstanding") or DEFAULT_OUTSTANDING)
             if ahead and kind == "read" and ahead + 1 > allowed:
-                text = f"{ahead} bursts are requested ahead of the one that is read; the port allows {allowed} requests"
+                text = f"{ahead} bursts are requested ahead of the one that is read; the port allows {allowed}"
                 yield HlsFinding(line, "outstanding", text)
+    for kind, how in (("read", "rsn_hls_get"), ("write", "rsn_hls_put")):
+        if how in moved and kind not in asked:
+            yield HlsFinding(line, "request", f"no {kind}_request() asks for what the port {kind}s")
 
 
 def _passed(facts: MemoryFacts, function: LlvmFunction, root: str) -> list[tuple[LlvmFunction, str]]:
@@ -148,7 +184,8 @@ def _passed(facts: MemoryFacts, function: LlvmFunction, root: str) -> list[tuple
 
 
 def _ahead(function: LlvmFunction, request: Instruction) -> int:
-    """Requests of a loop that only makes requests, so many at most; of another one 1."""
+    """Return how many requests one call makes before a word is read: in a loop that only makes requests, its largest
+    number of iterations; else 1."""
     loop = function.innermost.get(request.block)
     if loop is None:
         return 1
@@ -349,6 +386,16 @@ def _in_one_state(
     return out
 
 
+def regions(facts: MemoryFacts) -> HlsFindings:
+    """Yield regions of processes, as the sources mark them, without the pragma that makes them one."""
+    found = [(p.file, p.pragma.block) for p in facts.design.pragmas if p.pragma.name == "dataflow"]
+    for name, text in facts.design.texts.items():
+        for marked in re.finditer(r"^ *RSN_DATAFLOW\(\);", text, re.MULTILINE):
+            if not any(file == name and block.start < marked.start() < block.end for file, block in found):
+                line = CppLine(name, text.count("\n", 0, marked.start()) + 1)
+                yield HlsFinding(line, "canonical", "no DATAFLOW pragma: its processes would run one after the other")
+
+
 def canonical(facts: MemoryFacts) -> HlsFindings:
     """Yield what stands in a dataflow region beside declarations and calls."""
     design = facts.design
@@ -395,5 +442,17 @@ def _statements(text: str, start: int, end: int) -> list[tuple[int, str]]:
 
 
 RULES_OF_DESIGNS = (
-    *(processes, streams, bundles, responses, registers, fences, statics, synthesisable, state_order, canonical),
+    *(
+        processes,
+        streams,
+        bundles,
+        responses,
+        registers,
+        fences,
+        statics,
+        synthesisable,
+        state_order,
+        regions,
+        canonical,
+    ),
 )

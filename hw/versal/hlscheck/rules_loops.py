@@ -11,6 +11,7 @@ import networkx as nx
 
 from ....isa.versal.loop import PipelinedLoop
 from .debug import CppLine
+from .design import HlsDesign
 from .facts import HlsMemory, MemoryFacts
 from .ir import Instruction
 from .memory import Address, WordAccess
@@ -236,6 +237,14 @@ def table(loop: LoopSchedule, loops: Mapping[str, PipelinedLoop], items: Mapping
         yield HlsFinding(
             loop.line, "fill", f"{loop.depth} cycles deep or more; the table says {row.fill} for {named[1]}"
         )
+
+
+def off(design: HlsDesign) -> HlsFindings:
+    """Yield loops that say that they are no pipelines."""
+    for marked in design.pragmas:
+        if marked.pragma.name == "pipeline" and ("off", None) in marked.pragma.arguments:
+            line = CppLine(marked.file, marked.line)
+            yield HlsFinding(line, "unmodelled", "the pipeline is off: an iteration ends before the next one begins")
 
 
 RULES_OF_LOOPS = (interval, ports, stream_rate, pipeline_place, pipeline_call, chain, dependences)

@@ -7,23 +7,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class HlsMistake:
-    """A mistake. file, old, new: what is replaced there, once. rule: that finds it. at: the text of the line of the
-    finding, in `where` or, if that is "", in the same file. files: those that are compiled."""
+class SourceMistake:
+    """A mistake. file, old, new: what is replaced there, once."""
 
     name: str
     file: str
     old: str
     new: str
-    rule: str
-    at: str
-    files: tuple[str, ...]
-    where: str = ""
 
     def text(self, texts: Mapping[str, str]) -> dict[str, str]:
         """All sources, with the mistake."""
         assert texts[self.file].count(self.old) >= 1, f"{self.file} has no longer: {self.old}"
         return {**texts, self.file: texts[self.file].replace(self.old, self.new, 1)}
+
+
+@dataclass(frozen=True)
+class HlsMistake(SourceMistake):
+    """One that a rule finds. at: the text of the line of the finding, in `where` or, if that is "", in the same file.
+    files: those that are compiled."""
+
+    rule: str
+    at: str
+    files: tuple[str, ...]
+    where: str = ""
 
     def line(self, texts: Mapping[str, str]) -> str:
         """Where the finding must be, as FILE:LINE."""
@@ -31,6 +37,14 @@ class HlsMistake:
         before, found, _ = texts[where].partition(self.at)
         assert found, f"{where} has no longer: {self.at}"
         return f"{where}:{before.count(chr(10)) + 1}"
+
+
+@dataclass(frozen=True)
+class RunMistake(SourceMistake):
+    """One that something else finds. program: of the examples, in whose run it shows."""
+
+    found_by: str
+    program: str = ""
 
 
 MEM_A, MEM_C, TOP = ("pl/mem_a.cpp",), ("pl/mem_c.cpp",), ("pl/dma_hls.cpp",)
@@ -335,6 +349,44 @@ KERNEL = (
         MEM_C,
         "pl/norm.h",
     ),
+    HlsMistake(
+        "a port without INTERFACE m_axi",
+        "pl/dma_hls.cpp",
+        "#pragma HLS INTERFACE m_axi port=lpddr1 bundle=lpddr1 offset=slave max_read_burst_length=64 "
+        "num_read_outstanding=8\n",
+        "",
+        "burst-length",
+        "    Port lpddr0, Port lpddr1",
+        ("pl/dma_hls.cpp", "pl/lpddr.cpp"),
+    ),
+    HlsMistake(
+        "words of bursts that nobody requests",
+        "pl/port.h",
+        "    port1.read_request(first_line(uop, burst) + port_lines, port_lines);\n",
+        "",
+        "request",
+        "m_axi port=ddr1",
+        ("pl/dma_hls.cpp", "pl/ddr.cpp"),
+        "pl/dma_hls.cpp",
+    ),
+    HlsMistake(
+        "a region of processes that does not say DATAFLOW",
+        "pl/mem_a.cpp",
+        "#pragma HLS DATAFLOW\n",
+        "",
+        "canonical",
+        "    RSN_DATAFLOW();",
+        MEM_A,
+    ),
+    HlsMistake(
+        "a pipeline that is off",
+        "pl/mesh_a.cpp",
+        "#pragma HLS PIPELINE II=ii::mesh style=flp",
+        "#pragma HLS PIPELINE off",
+        "unmodelled",
+        "#pragma HLS PIPELINE off",
+        ("pl/mesh_a.cpp",),
+    ),
 )
 """Of what HLS compiles."""
 
@@ -418,5 +470,69 @@ AIE = (
         "//",
         ("aie/kernels.cc",),
     ),
+    HlsMistake(
+        "an array of a tile that is aligned to half of a vector",
+        "aie/kernels.cc",
+        "alignas(32) float weight[",
+        "alignas(16) float weight[",
+        "alignment",
+        "float weight[",
+        ("aie/kernels.cc",),
+    ),
+    HlsMistake(
+        "a stack that is too small",
+        "aie/kernels.h",
+        "(c < 3 ? window : 0)",
+        "(c < 2 ? window : 0)",
+        "stack",
+        "//",
+        ("aie/kernels.cc",),
+        "aie/kernels.cc",
+    ),
 )
 """Of what AI Engine tiles run."""
+
+FATAL: tuple[str | RunMistake, ...] = (
+    "PIPELINE outside of its loop",
+    "DEPENDENCE removed",
+    "cyclic factor=3 where four are read",
+    "no __restrict in the loop of a tile",
+    "no unsync",
+    "INLINE off removed: two writes in one state",
+    "II=8 where the table of cycles says 1",
+    "a statement in a dataflow region",
+    "one outstanding read for bursts four ahead",
+    "a stack that is too small",
+    RunMistake(
+        "a loop on streams that cannot flush",
+        "pl/mesh_b.cpp",
+        "#pragma HLS PIPELINE II=ii::mesh style=flp",
+        "#pragma HLS PIPELINE II=ii::mesh style=stp",
+        "`make check`, pragmas",
+    ),
+    RunMistake(
+        "a beat that goes to another MME",
+        "pl/mesh_a.cpp",
+        "if (op.a0_1) split(a0, mme1);\n            if (op.a1_2) split(a1, mme2);",
+        "if (op.a0_1) split(a0, mme2);\n            if (op.a1_2) split(a1, mme1);",
+        "csim",
+        "encoder",
+    ),
+    RunMistake(
+        "rows and columns of a transposed block exchanged",
+        "pl/mem_b.cpp",
+        "row + word_col(w), col + word_row(w), ddr.read()",
+        "row + word_row(w), col + word_col(w), ddr.read()",
+        "csim",
+        "encoder",
+    ),
+    RunMistake(
+        "a tile that keeps its buffer of B",
+        "aie/kernels.cc",
+        "            if (last) place.release();\n            b.release();\n",
+        "            if (last) place.release();\n",
+        "csim with the AIE array",
+        "fig10",
+    ),
+)
+"""Mistakes that cost a build of a day or a machine that stops: those above by their names."""

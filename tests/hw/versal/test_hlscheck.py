@@ -232,6 +232,72 @@ def test_a_reason_in_the_source() -> None:
     assert len(other.findings) == 1
 
 
+def copies(name: str, of: str, to: str) -> str:
+    """A process that copies 64 words."""
+    return (
+        f"void {name}({of}, {to}) {{\n    for (int k = 0; k < 64; ++k) {{\n#pragma HLS PIPELINE II=1\n"
+        "        to VALUE;\n    }\n}\n"
+    )
+
+
+STREAMS = "hls::stream<int> &of", "hls::stream<int> &to"
+SMALL = {
+    "bundle": (  # pointers without INTERFACE share one
+        copies("one", "const int *of", STREAMS[1]).replace("VALUE", "<< of[k]")
+        + copies("other", "const int *of", STREAMS[1]).replace("VALUE", "<< of[k]")
+        + "void top(const int *a, const int *b, hls::stream<int> &s, hls::stream<int> &t) {\n"
+        "#pragma HLS DATAFLOW\n    one(a, s);\n    other(b, t);\n}\n"
+    ),
+    "processes": (  # who reads is called before who writes
+        copies("put", STREAMS[0], "int (&to)[64]").replace("VALUE", "[k] = of.read()")
+        + copies("get", "int (&of)[64]", STREAMS[1]).replace("VALUE", "<< of[k]")
+        + "void top(hls::stream<int> &s, hls::stream<int> &t) {\n#pragma HLS DATAFLOW\n    int a[64];\n"
+        "#pragma HLS STREAM variable=a type=pipo\n    get(a, t);\n    put(s, a);\n}\n"
+    ),
+    "outstanding": (  # requests one behind the other, in no loop
+        "void top(hls::burst_maxi<int> p, hls::stream<int> &to) {\n"
+        "#pragma HLS INTERFACE m_axi port=p bundle=p num_read_outstanding=2\n"
+        + "".join(f"    p.read_request({16 * k}, 16);\n" for k in range(3))
+        + "    for (int k = 0; k < 48; ++k) {\n#pragma HLS PIPELINE II=1\n        to << p.read();\n    }\n}\n"
+    ),
+    "synthesisable": (  # a virtual function
+        "struct Base { virtual int f(int x) { return x; } };\n"
+        "struct More : Base { int f(int x) override { return -x; } };\n"
+        "void top(bool which, hls::stream<int> &s, hls::stream<int> &t) {\n    Base a;\n    More b;\n"
+        "    Base *c = which ? &a : &b;\n    t << c->f(s.read());\n}\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", SMALL)
+def test_a_mistake_in_a_small_kernel(rule: str) -> None:
+    text = f'#include "hls_burst_maxi.h"\n#include "hls_stream.h"\n{SMALL[rule]}'
+    assert rule in {f.rule for f in check_kernel({"a.cpp": text}, ["a.cpp"], "top").findings}
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "aie::store_v(q + i, aie::load_v<8>(p + i));",
+        "aie::store_v(&q[i], aie::load_v<8>(&p[i]));",
+        "aie::store_v((float *)q, aie::load_v<8>((const float *)p));",
+        "*q++ = *p++;",
+    ],
+)
+def test_pointers_of_a_tile_in_any_spelling(spelling: str) -> None:
+    loop = f"for (int i = 0; i < 8; ++i)\n    chess_prepare_for_pipelining\n{{\n    {spelling}\n}}\n}}\n"
+    found = list(pointers({"a.cc": f"void f(const float *p, float *q) {{\n{loop}"}))
+    assert {f.text for f in found} == {"p is not __restrict", "q is not __restrict"}
+    assert list(pointers({"a.cc": f"void f(const float *__restrict p, float *__restrict q) {{\n{loop}"})) == []
+
+
+@pytest.mark.parametrize(("made", "count"), [("begin_vector", 1), ("begin_restrict_vector", 0)])
+def test_iterators_of_a_tile(made: str, count: int) -> None:
+    loop = "for (;;) chess_prepare_for_pipelining {\n*a++;\n}\n"
+    text = f"void f(const float *p) {{\nauto a = aie::{made}<8>(p);\n{loop}}}\n"
+    assert len(list(pointers({"a.cc": text}))) == count
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "top.cpp").write_text(ALLOWED.replace("COMMENT", ""), encoding="utf-8")
     (tmp_path / "hls.tcl").write_text("set_top top\n", encoding="utf-8")
