@@ -15,16 +15,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.host import tensors
 from rsn.hw.versal.csim.build import compiler
 from rsn.hw.versal.csim.tasks import CSIM
+from rsn.isa.overlay import Overlay
+from rsn.isa.overlays.xnn import XNN
 from rsn.isa.overlays.xnn import formats as f
 from rsn.isa.overlays.xnn.post_ops import NormData, SoftmaxData
+from rsn.isa.overlays.xnn2 import XNN2
 from rsn.isa.overlays.xnn2.results import Head, Soft
 from rsn.isa.overlays.xnn2.rows import RowStatistics
 from rsn.isa.overlays.xnn2.scratch import TOut, TOutUnit
 from rsn.isa.versal.functions import activation
+from rsn.scheduler.graph import ActivationFunction, Gemm, LayerGraph, Norm, Output
 from rsn.tests.effort import examples
+from rsn.tests.scheduler.networks import Maker
 from rsn.tests.special_values import arrays, assert_same
+
+from ..examples import Example
+from .native import check_same, on_both
+from .test_csim_equal import made
 
 Array = np.ndarray
 Tensor = torch.Tensor
@@ -166,3 +176,30 @@ def test_norms(x: Array) -> None:
         assert_same(xnn_norm(x), layer, 1e-4, signs=False)
         assert_same(xnn2_norm(x, rms=False), layer, 1e-4, signs=False)
         assert_same(xnn2_norm(x, rms=True), root, 1e-4, signs=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("overlay", [XNN, XNN2], ids=lambda o: o.name)
+@pytest.mark.parametrize("norm", [Norm(1e-5), Norm(1e-5, rms=True)], ids=["layer", "rms"])
+def test_rows_through_a_whole_machine(overlay: Overlay, norm: Norm) -> None:
+    """Products, an activation and a norm: the C++ machine and the model have NaN in the same places; only rows with NaN
+    or an infinity have any."""
+    maker = Maker(np.random.default_rng(3))
+    layers = (
+        Gemm("up", "x", "h", maker.matrix(128, 256), maker.vector(256), ActivationFunction.GELU_ERF),
+        Gemm("down", "h", "y", maker.matrix(256, 128), maker.vector(128), None, "x", 1 + maker.vector(128), norm),
+    )
+    example = made(LayerGraph(1, 140, {"x": 128}, (Output("y"),), layers), overlay=overlay)
+    x, y = (example.program.buffer(name) for name in ("x", "y"))
+    rows = np.random.default_rng(4).standard_normal((140, 128)).astype(np.float32)
+    special = np.float32([np.nan, np.inf, -np.inf, 1e-45, -1e-40, 0.0, -0.0])
+    for row, value in enumerate(special):
+        rows[17 * row, row] = value
+    banks = Example(example.program, {**example.given, "x": tensors.pack(x, rows.reshape(x.view or x.shape))}).banks()
+    with np.errstate(all="ignore"):
+        model, machine = on_both(example.program, banks)
+        check_same(model, machine, within=1e-5)
+    at = y.offset * example.program.overlay.address_unit
+    out = np.asarray(tensors.unpack(y, model[y.bank][at : at + y.size])).reshape(140, 128)
+    lost = {17 * row for row, value in enumerate(special) if not np.isfinite(value)}
+    assert {*np.flatnonzero(np.isnan(out).any(axis=1)).tolist()} == lost
