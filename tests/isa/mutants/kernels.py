@@ -239,7 +239,7 @@ ACTIVATION = _of(
     ("0.044715", "0.05"),
     ("special.erf(x)", "special.erf(-x)"),
     ("0.7071067811865476", "1.0"),
-    ("np.maximum(x, 0)", "np.maximum(x, -1)"),
+    ("np.where(x < 0, np.float32(0), x)", "np.where(x < -1, np.float32(0), x)"),
     ("out = x / (1 + np.exp(-x))", "out = x / (1 + np.exp(x))"),
     ("case 4:\n            out = x", "case 4:\n            out = -x"),
     ("(1 + np.tanh(inner))", "np.tanh(inner)"),
