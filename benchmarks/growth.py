@@ -3,16 +3,17 @@
 All times are modelled, launch and instruction path included; the published ones are measured (paper tables 9 and 10).
 xnn-base: by the published order of the host, schedule `paper`. bound: products of the model on six MMEs, without any
 waiting, keys of all rows counted. busy: the bound by the time. DDR, LPDDR: bytes moved. ops: words of the longest op
-list of an MME, of 510.
+list of an MME, of 510. --mhz: instead, the times with such clocks of the fabric; MMEs and off-chip memories keep
+theirs.
 
-Run it as: python benchmarks/growth.py [--only NAME ...] [--base] [--json]
+Run it as: python benchmarks/growth.py [--only NAME ...] [--base] [--mhz CLOCK ...] [--json]
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -110,7 +111,7 @@ def bound(network: LayerGraph, overlay: Overlay) -> float:
 def measured(case: MeasuredModel, overlay: Overlay) -> dict[str, Any]:
     """One case on one overlay."""
     module, example = case.make()
-    pipeline = Pipeline.named(overlay.name)
+    pipeline = Pipeline(overlay=overlay)
     network = pipeline.trace(module, example).network
     program = pipeline.build(network).program
     run = Machine(program).run()
@@ -131,10 +132,14 @@ def measured(case: MeasuredModel, overlay: Overlay) -> dict[str, Any]:
 @click.command()
 @click.option("--only", multiple=True, help="Cases whose name contains this text.")
 @click.option("--base", is_flag=True, help="xnn-base as well; it takes some minutes.")
+@click.option("--mhz", multiple=True, type=float, help="Instead: times with this clock of the fabric.")
 @click.option("--json", "as_json", is_flag=True)
-def main(only: tuple[str, ...], base: bool, as_json: bool) -> None:
+def main(only: tuple[str, ...], base: bool, mhz: tuple[float, ...], as_json: bool) -> None:
     """Print a row for each case."""
     np.seterr(all="ignore")
+    if mhz:
+        _clocks([case for case in CASES if not only or any(text in case.name for text in only)], mhz, as_json)
+        return
     found = []
     if not as_json:
         columns = "model", "published ms", "xnn-base ms", "xnn2 ms", "asked", "bound", "busy %", "DDR MB", "LPDDR MB"
@@ -166,6 +171,23 @@ def main(only: tuple[str, ...], base: bool, as_json: bool) -> None:
                 row["ops"],
             ]
             click.echo(markdown(cells))
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+
+
+def _clocks(cases: Sequence[MeasuredModel], mhz: Sequence[float], as_json: bool) -> None:
+    """Print the times of cases with some clocks."""
+    overlay = find(XNN2.name)
+    machines = {clock: replace(overlay, clock_hz=clock * 1e6) for clock in mhz}
+    if not as_json:
+        click.echo(markdown(("model", *(f"{clock:.0f} MHz" for clock in mhz))))
+        click.echo("|---" * (len(mhz) + 1) + "|")
+    found = []
+    for case in cases:
+        times = {clock: measured(case, machine)["ms"] for clock, machine in machines.items()}
+        found.append({"name": case.name, "ms": times})
+        if not as_json:
+            click.echo(markdown((case.name, *(f"{ms:.2f}" for ms in times.values()))))
     if as_json:
         click.echo(json.dumps(found, indent=1))
 

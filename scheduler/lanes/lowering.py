@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -380,13 +381,7 @@ class Lowering:
                 with_next = EMPTY
                 load = after[1][0] if after is not None and after[1] else None
                 is_last = number == len(steps) - 1
-                if (
-                    is_last
-                    and after is not None
-                    and isinstance(load, PlannedLoad)
-                    and load.bank == self._left(step)
-                    and self._has_room(after[0], load, step)
-                ):
+                if is_last and after is not None and isinstance(load, PlannedLoad) and load.bank == self._left(step):
                     beside, behind = self._early(after[0], load, step)
                     brought = True
                 self._step(panel, step, beside, behind)
@@ -413,19 +408,16 @@ class Lowering:
         width = self.columns[load.name].end
         return self.rows.bring(panel, matrix, load.bank, width, load.name in self.normed)
 
-    def _has_room(self, panel: Panel, load: PlannedLoad, step: Step) -> bool:
-        """Whether T can hold what is loaded beside a step: beside a feed-forward, all of it."""
-        is_feed = isinstance(step, PlannedOperation) and isinstance(step.op, Feed)
-        return not is_feed or self.rows.stages(panel, self._matrix(load.name).columns)
-
     def _early(self, panel: Panel, load: PlannedLoad, step: Step) -> tuple[Iterator[None], Iterator[None]]:
-        """Emitters of a load that goes beside a step: one for beside its slices, one for between its last ones."""
+        """Emitters of a load that goes beside a step: one for beside its slices, one for between its last ones. Beside
+        a feed-forward X has no room: T holds as many rows as it can, and the others come as those leave."""
         matrix = self._matrix(load.name)
         width = self.columns[load.name].end
         if isinstance(step, PlannedOperation) and isinstance(step.op, Feed):
+            stage, normed = self.rows.stage(panel, matrix), load.name in self.normed
             return (
-                self.rows.stage(panel, matrix),
-                self.rows.land(panel, load.bank, matrix.columns, width, load.name in self.normed, LATE),
+                islice(stage, self.mode.staging),
+                self.rows.land(panel, load.bank, matrix.columns, width, normed, LATE, stage),
             )
         return self._bring(panel, load), EMPTY
 

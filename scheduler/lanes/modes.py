@@ -38,9 +38,9 @@ class Mode:
         self.name, self.halves, self.lane, self.knobs = name, halves, lanes, knobs
         self.rows = lanes.lanes // halves
         even, odd = lanes.scratch
-        self.results_even = halves > 1 and even >= QUERY_SLOTS + 2 * knobs.trail
-        """Whether T of the even lane holds the results of all heads of a pair, so that T of the odd one has the time to
-        take probabilities as fast as the MME computes scores. In R6 each lane reads its own results."""
+        self.results_even = even >= QUERY_SLOTS + 2 * knobs.trail
+        """Whether T of the even lane holds the results of all heads of a pair, so that T of the odd one has all of its
+        slots for probabilities, and the time to take them as fast as the MME computes scores."""
         of_odd = 0 if self.results_even else knobs.trail if halves == 1 else 2 * knobs.trail
         self.ring = max(odd - of_odd, 0)
         self.staging = min(2 * lanes.columns, odd - knobs.hidden)

@@ -102,10 +102,6 @@ class PanelEmitter:
             out = [[(*piece[:3], n % self.mode.staging, *piece[4:]) for piece in step] for n, step in enumerate(out)]
         return out
 
-    def stages(self, panel: Panel, columns: int) -> bool:
-        """Whether T holds all rows of a panel on their way to X."""
-        return len(self._pieces(panel, columns)) <= self.mode.staging
-
     def stage(self, panel: Panel, x: Matrix) -> Iterator[None]:
         """Load the rows of a panel into T of the odd lanes; yields after each tile of all pairs."""
         for step in self._pieces(panel, x.columns):
@@ -115,16 +111,25 @@ class PanelEmitter:
             yield
 
     def land(
-        self, panel: Panel, bank: int, columns: int, width: int, statistics: bool, late: int = 0
+        self,
+        panel: Panel,
+        bank: int,
+        columns: int,
+        width: int,
+        statistics: bool,
+        late: int = 0,
+        rest: Iterator[None] = EMPTY,
     ) -> Iterator[None]:
         """Move the rows of a panel from T to a bank of X; yields after each tile of all pairs. width: columns that
-        statistics count. late: by so many steps T sends later than X takes (`LATE`)."""
+        statistics count. late: by so many steps T sends later than X takes (`LATE`). rest: loads rows into slots that
+        are free again."""
         halves = self.mode.split(columns)
         sends: deque[list[tuple[int, int, TileTarget]]] = deque()
 
         def send() -> None:
             for pair, slot, to in sends.popleft():
                 self.e.send_tiles(2 * pair + 1, (slot,), to)
+            next(rest, None)
 
         for step in self._pieces(panel, columns):
             sends.append([(p, slot, _rows_of(lane)) for p, _, _, slot, lane in step])
@@ -353,7 +358,9 @@ class PanelEmitter:
             self.weights(weights)
         # tile by tile, a residual is read before its place is written, and rows that are being stored make room
         in_turn = first and (bank in self._storing or (residual is not None and residual.bank == bank))
-        whole = beside is None and not in_turn
+        # two lanes that share a T take their tiles from it by turns
+        shared = len({where(row)[0] for row in range(len(panel.tiles))}) < len(panel.tiles)
+        whole = beside is None and not in_turn and not shared
         self._storing.discard(bank)
         for at, count in ((0, longest),) if whole else ((c, 1) for c in range(longest)):
             for row in range(len(panel.tiles)):

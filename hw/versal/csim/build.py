@@ -88,19 +88,19 @@ def build(
     machine: str = "xnn",
     program: bool = False,
     sanitize: str = "",
-    two_beats: bool = False,
+    short_streams: bool = False,
     versal: Path | None = None,
 ) -> Path:
     """Build the library, or the program, unless it is in the cache; return its path.
 
     versal: the folder of all sources; None: that of this installation. machine: one of `MACHINES`. sanitize: one of
-    `SANITIZERS`, or "" for none; only for the program. two_beats: streams without a FIFO hold two beats, as in
+    `SANITIZERS`, or "" for none; only for the program. short_streams: streams without a FIFO hold four beats, as in
     hardware, which takes several times as long. Several processes may build at the same time. Raises `BoardError` if
     there is no compiler, or if the build fails.
     """
     cxx = compiler()
     made_of = MACHINES[machine]
-    flags = [*FLAGS, *made_of.flags, *(["-DRSN_TWO_BEATS"] if two_beats else [])]
+    flags = [*FLAGS, *made_of.flags, *(["-DRSN_SHORT_STREAMS"] if short_streams else [])]
     if sanitize:
         flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g1", "-O1"]
     try:

@@ -43,18 +43,25 @@ using Values = Blocks<plain, head_slots>;
 // A number of each row of a tile, four rows at a time.
 using Rows = float[patch_rows][row_groups];
 
+// A number of each column of a tile: those of the eight columns of a beat lie side by side.
+using ColumnPart = hls::vector<float, patch_cols>;
+using Columns = ColumnPart[tile / patch_cols];
+
 // X of a lane: two banks, each a RAM with a port that writes and one that reads.
 constexpr unsigned row_banks = 2;
 constexpr unsigned bank_tiles = buffers::XIn_slots / row_banks;
 using RowBank = Cell<plain>[plain][depth_of(bank_tiles * tile, tile)];
 
+// Beats that a stream without a FIFO holds: a shift register takes fewer LUTs than two registers and a choice.
+constexpr int stream_beats = 4;
+
 // How many answers a port has asked for before it takes the first one: more than the latency of X's memories. The FIFOs of
 // answers hold them and one more, so that a memory never waits. Natively there are more, and FIFOs of what is asked, so
 // that threads take turns less often.
-#if defined(RSN_CSIM) && !defined(RSN_TWO_BEATS)
+#if defined(RSN_CSIM) && !defined(RSN_SHORT_STREAMS)
 constexpr unsigned asked_ahead = 255, asked_depth = asked_ahead + 1;
 #else
-constexpr unsigned asked_ahead = 15, asked_depth = 2;
+constexpr unsigned asked_ahead = 15, asked_depth = stream_beats;
 #endif
 constexpr unsigned answers_depth = asked_ahead + 1;
 
@@ -140,6 +147,22 @@ wait_tokens:
     for (Counter i = 0; i < tokens; ++i) {
 #pragma HLS PIPELINE II=1 style=flp
         from.read();
+    }
+}
+
+// A word brings four parts of a vector. A memory takes one in a cycle.
+inline void take_columns(bool some, hls::stream<Beat> &lpddr, Columns &columns) {
+#pragma HLS INLINE
+    constexpr unsigned parts = beat_floats / patch_cols;
+    Beat word;
+column_parts:
+    for (unsigned n = 0; some && n < tile / patch_cols; ++n) {
+#pragma HLS PIPELINE II=ii::load style=flp
+        if (n % parts == 0) word = lpddr.read();
+        for (unsigned c = 0; c < patch_cols; ++c) {
+#pragma HLS UNROLL
+            columns[n][c] = word[n % parts * patch_cols + c];
+        }
     }
 }
 

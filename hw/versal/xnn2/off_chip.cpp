@@ -81,10 +81,10 @@ ddr_uops:
                 for (unsigned r = 0; r < word_rows; ++r) {
 #pragma HLS UNROLL
                     const Factors row(in.mean[r], in.squares[r], in.count, in.inverse, in.eps, in.rms);
+                    const float times = in.normalise ? row.times : 1.0f, plus = in.normalise ? row.plus : -0.0f;
                     for (unsigned n = r * line_floats; n < (r + 1) * line_floats; ++n) {
 #pragma HLS UNROLL
-                        const float normalised = fmadd(in.word[n], row.times, row.plus);
-                        word[n] = in.normalise ? normalised : in.word[n];
+                        word[n] = fmadd(in.word[n], times, plus);
                     }
                 }
                 port0.write(half(word, 0));

@@ -14,7 +14,6 @@ namespace rsn::xnn {
 namespace {
 
 constexpr unsigned heads_of_tile = 2;
-constexpr unsigned vector_words = tile / beat_floats;
 enum class To : std::uint8_t { t_even, t_odd, ddr, k, v };
 
 using Buffer = Tiles<1>;
@@ -24,25 +23,26 @@ using Buffer = Tiles<1>;
 void take_table(hls::stream<Beat> &lpddr, Buffer &table) {
 #pragma HLS INLINE
     constexpr unsigned lines = tile / line_floats;
-    Line even[2][lines];
-#pragma HLS ARRAY_PARTITION variable=even complete dim=1
+    static_assert(rounds::table == 2, "a half of a word in a round");
+    Line even[rounds::table * lines];
+    Beat word;
 table_words:
-    for (unsigned w = 0; w < beats_per_tile; ++w) {
+    for (Rounds at(rounds::table); at.more(); at.next()) {
 #pragma HLS PIPELINE II=ii::table style=flp
-        const Beat word = lpddr.read();
-        const unsigned row = w / port_lines * 16 + w % port_lines / lines, line = w % lines;
-        for (unsigned h = 0; h < 2; ++h) {
+#pragma HLS DEPENDENCE variable=even type=inter direction=RAW distance=16 dependent=true
+        if (at.begins()) word = lpddr.read();
+        const unsigned w = at.beat, row = w / port_lines * 16 + w % port_lines / lines, line = w % lines;
+        const unsigned place = at.round * lines + line;
+        const Line before = even[place];
+        Beat both;
+        for (unsigned n = 0; n < line_floats; ++n) {
 #pragma HLS UNROLL
-            Beat both;
-            const Line before = even[h][line];
-            for (unsigned n = 0; n < line_floats; ++n) {
-#pragma HLS UNROLL
-                both[n] = before[n];
-                both[line_floats + n] = word[h * line_floats + n];
-            }
-            if (row & 1) put_word<tile>(table, row + 8 * h - 1, line * line_floats, both);
-            else even[h][line] = half(word, h);
+            both[n] = before[n];
+            both[line_floats + n] = word[n];
         }
+        if (row & 1) put_word<tile>(table, row + 8 * at.round - 1, line * line_floats, both);
+        else even[place] = half(word, 0);
+        shift<line_floats>(word);
     }
 }
 
@@ -114,33 +114,15 @@ head_walks:
     }
 }
 
-// A gain of each column of a tile. Those of the eight columns of a beat lie side by side: a word brings four such parts.
-struct Gains {
-    using Part = hls::vector<float, patch_cols>;
-    Part of[beat_floats / patch_cols][vector_words];
-
-    void put(unsigned word, const Beat &from) {
-#pragma HLS INLINE
-        for (unsigned n = 0; n < beat_floats; ++n) {
-#pragma HLS UNROLL
-            of[n / patch_cols][word][n % patch_cols] = from[n];
-        }
-    }
-    Part get(unsigned col) const {
-#pragma HLS INLINE
-        return of[col / patch_cols % (beat_floats / patch_cols)][col / beat_floats];
-    }
-};
-
 // Norm, gains and rotation of a tile, two columns of a row in a round: the two have one cosine and one sine, by the number
 // of the pair in its head; sines lie behind the cosines.
 struct OfHeads {
     Beat in, out, cosines, sines;
-    Gains::Part gained;
+    ColumnPart gained;
 
     // The next two columns. Behind the last ones, `out` is a beat in the order of the buffer.
     void two(const Post &op, const Rounds &at, const Buffer &buffer, const HeadNorm &norm,
-             const Gains &gains, const Buffer &table) {
+             const Columns &gains, const Buffer &table) {
 #pragma HLS INLINE
         constexpr unsigned taken = elements_of(rounds::rotate), pairs = patch_cols / taken;
         static_assert(taken == 2, "a pair in a round");
@@ -153,7 +135,7 @@ struct OfHeads {
             in = get_beat<in_rows, tile>(buffer, row, left);
             cosines = get_beat<in_rows, tile>(table, row, place);
             sines = get_beat<in_rows, tile>(table, row, width / 2 + place);
-            gained = gains.get(left);
+            gained = gains[left / patch_cols];
         }
         float x[taken], turned[taken];
         for (unsigned c = 0; c < taken; ++c) {
@@ -220,8 +202,7 @@ void functions(hls::stream<Uop<Post::words>> &uops, hls::stream<Beat> &lpddr, hl
     poison(buffer);
     poison(table);
     HeadNorm norm = {};
-    Gains gains = {};
-#pragma HLS ARRAY_PARTITION variable=gains.of complete dim=1
+    Columns gains = {};
     unsigned number = 0;
 post_uops:
     for (;;) {
@@ -233,11 +214,7 @@ post_uops:
         const bool identity = static_cast<Activation>(op.activation) == Activation::identity;
         const bool heads = op.norm || op.gains || op.rotate, acts = op.gate || !identity, stays = to == To::ddr;
         if (op.table) take_table(lpddr, table);
-    gain_words:
-        for (unsigned w = 0; op.gains && w < vector_words; ++w) {
-#pragma HLS PIPELINE II=ii::load style=flp
-            gains.put(w, lpddr.read());
-        }
+        take_columns(op.gains, lpddr, gains);
     post_tiles:
         for (unsigned i = 0; i < op.tiles; ++i) {
             take_tile(c, buffer);

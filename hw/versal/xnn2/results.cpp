@@ -10,17 +10,8 @@ namespace rsn::xnn {
 
 namespace {
 
-constexpr unsigned vector_words = tile / beat_floats;
+enum Vector { bias, scale, vectors };
 enum class To : std::uint8_t { post, rows, softmax };
-
-void take_vector(bool some, hls::stream<Beat> &lpddr, Beat (&vector)[vector_words]) {
-#pragma HLS INLINE
-vector_words_in:
-    for (unsigned w = 0; some && w < vector_words; ++w) {
-#pragma HLS PIPELINE II=ii::load style=flp
-        vector[w] = lpddr.read();
-    }
-}
 
 // C of an even lane has a stream to Softmax.
 inline void deliver(To to, const Beat &beat, hls::stream<Beat> &to_x, hls::stream<Beat> &post) {
@@ -38,7 +29,8 @@ template <typename... Streams>
 void results(hls::stream<Uop<C::words>> &uops, hls::stream<Beat> &lpddr, hls::stream<Beat> &x,
              hls::stream<Lane> mme[lanes], Streams &...streams) {
 #pragma HLS INLINE
-    Beat bias[vector_words] = {}, scale[vector_words] = {};
+    Columns of_columns[vectors] = {};
+#pragma HLS ARRAY_PARTITION variable=of_columns complete dim=1
     unsigned number = 0;
 c_uops:
     for (;;) {
@@ -50,8 +42,10 @@ c_uops:
         const bool adds = op.bias || op.residual;
     c_tiles:
         for (Countdown<16> left(op.tiles); left.more(); left.next()) {
-            take_vector(op.bias, lpddr, bias);
-            take_vector(op.scale, lpddr, scale);
+        c_vectors:
+            for (unsigned v = 0; v < vectors; ++v) {
+                take_columns(v == bias ? op.bias : op.scale, lpddr, of_columns[v]);
+            }
             Beat beat, residual, out;
         c_beats:
             for (Rounds at(adds ? rounds::combine : 1); at.more(); at.next()) {
@@ -60,14 +54,13 @@ c_uops:
                     if (op.residual) residual = x.read();
                     if (!op.alone) beat = join(mme);
                 }
-                const unsigned col = right_col(at.beat);
+                const unsigned part_of = right_col(at.beat) / patch_cols;
                 float part[elements_of(rounds::combine)];
                 for (unsigned n = 0; n < elements_of(rounds::combine); ++n) {
 #pragma HLS UNROLL
-                    const unsigned of = col + col_of(n);
-                    const float b = bias[of / beat_floats][of % beat_floats], s = scale[of / beat_floats][of % beat_floats];
+                    const float b = of_columns[bias][part_of][col_of(n)], s = of_columns[scale][part_of][col_of(n)];
                     const float less = op.alone ? -0.0f : beat[n];  // -0 changes no sum
-                    const float first = op.bias ? less + b : less;
+                    const float first = less + (op.bias ? b : -0.0f);
                     const float both = fmadd(residual[n], op.scale ? s : 1.0f, first);
                     part[n] = op.residual ? both : first;
                 }

@@ -250,8 +250,8 @@ x_out_uops:
             for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
                 const unsigned r = n / patch_cols, g = row / patch_rows;
-                const float normal = fmadd(beat[n], norm.times[r][g], norm.plus[r][g]);
-                if (op.normalise) beat[n] = normal;
+                // x * 1 - 0 is x: fewer bits are chosen than of a beat
+                beat[n] = fmadd(beat[n], op.normalise ? norm.times[r][g] : 1.0f, op.normalise ? norm.plus[r][g] : -0.0f);
             }
             if (result) c << beat;
             if (to_even) mesh_even << beat;

@@ -102,8 +102,7 @@ struct LastFactors {
 #pragma HLS INLINE
         for (unsigned n = 0; n < beat_floats; ++n) {
 #pragma HLS UNROLL
-            const float product = beat[n] * now[(row + n / patch_cols) % ahead];
-            if (op.weights) beat[n] = product;
+            beat[n] *= op.weights ? now[(row + n / patch_cols) % ahead] : 1.0f;
         }
         return beat;
     }

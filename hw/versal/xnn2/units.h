@@ -13,13 +13,13 @@
 
 namespace rsn::xnn {
 
-// The depth of a stream without a FIFO. HLS makes it of registers that hold two beats; the model moves so many beats at
-// once (isa/overlays/xnn2/ports.py). Natively it holds these, so that threads take turns less often.
+// The depth of a stream without a FIFO. The model moves so many beats at once (isa/overlays/xnn2/ports.py). Natively it
+// holds these, so that threads take turns less often.
 constexpr int without_fifo(int beats) {
-#if defined(RSN_CSIM) && !defined(RSN_TWO_BEATS)
+#if defined(RSN_CSIM) && !defined(RSN_SHORT_STREAMS)
     return beats;
 #else
-    return beats < 2 ? beats : 2;
+    return beats < stream_beats ? beats : stream_beats;
 #endif
 }
 

@@ -23,7 +23,9 @@ LOOPS: Mapping[str, PipelinedLoop] = {
     "load": PipelinedLoop(1, 8, "a word into a buffer"),
     "send": PipelinedLoop(1, 30, "a beat out of a buffer, by a multiply-add, or by a factor that is made before"),
     "take": PipelinedLoop(1, 16, "a beat into T, K or V"),
-    "table": PipelinedLoop(2, 8, "a word of a table into Post: of two rows, whose other halves came before"),
+    "table": PipelinedLoop(
+        1, 8, "a word of a table into Post, a half in a round: of two rows, whose other halves came before", rounds=2
+    ),
     "ends": PipelinedLoop(1, 8, "the ends of four rows of a head"),
     "rows": PipelinedLoop(1, 54, "what a port of X asks of its memories, until it is done"),
     "statistics": PipelinedLoop(

@@ -57,7 +57,7 @@ less."""
 STORES = 4
 """Depth of the streams between X and its second read port."""
 X_SLOTS, KV_SLOTS = BANKS * COLUMNS, 12
-T_SLOTS = (8, 24)
+T_SLOTS = (8, 16)
 """Tiles of T of an even and an odd lane."""
 
 RATES = {

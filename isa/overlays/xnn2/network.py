@@ -17,6 +17,7 @@ from ...reference import MADE_BY, WIDTH
 from ...versal.tiles import BEAT
 from .operands import KV, LANES, memories_of
 from .ports import has_fifo
+from .resources import in_shift_register
 
 INDENT = " " * 4
 MME = "MME"
@@ -91,13 +92,14 @@ def top(overlay: Overlay) -> str:
         lines.append(f"{INDENT}RSN_MEMORY({kind}, {name});")
         lines += pragmas
     lines += ["", f"{INDENT}// Streams between units, in beats, words, or tokens."]
-    lines += [f'{INDENT}hls::stream<{_element(s)}, {_depth(s)}> {_variable(s)}("{s.name}");' for s in streams]
+    for s in streams:
+        lines.append(f'{INDENT}hls::stream<{_element(s)}, {_depth(s)}> {_variable(s)}("{s.name}");')
+        lines += [_shift_register(_variable(s))] * in_shift_register(overlay, s)
     lines += ["", f"{INDENT}// Between the ports of X and its memories."]
-    lines += [
-        f'{INDENT}hls::stream<{kind}, {depth}> x{i}_{name}("{name} of X{i}");'
-        for i in range(LANES)
-        for name, (kind, depth) in ROW_STREAMS.items()
-    ]
+    for i in range(LANES):
+        for name, (kind, depth) in ROW_STREAMS.items():
+            lines.append(f'{INDENT}hls::stream<{kind}, {depth}> x{i}_{name}("{name} of X{i}");')
+            lines += [_shift_register(f"x{i}_{name}")] * (kind != "Token")
     lines += ["", f"{INDENT}// Instructions.", f'{INDENT}hls::stream<Word, fetch_depth> words("fetched words");']
     for u in units:
         n = _snake(u.name)
@@ -244,7 +246,7 @@ def _memories() -> Iterator[tuple[str, str, list[str]]]:
             yield "Weights", f"weights{i}", parts(f"weights{i}", ("tops", "top", "total"), 1)
     for k in range(KV):
         keys = k < KV // 2
-        yield "Keys" if keys else "Values", f"kv{k}", pragmas(f"kv{k}", 1, "bram" if keys else "uram")
+        yield "Keys" if keys else "Values", f"kv{k}", pragmas(f"kv{k}", 1, "uram")
 
 
 def _shared(unit: UnitSpec) -> list[str]:
@@ -311,6 +313,11 @@ def _depth(stream: Stream) -> str:
     per_word = max(1, stream.token.word_elements // BEAT)
     depth = name if per_word == 1 else f"{name} * {per_word}"
     return depth if has_fifo(stream) else f"without_fifo({depth})"
+
+
+def _shift_register(stream: str) -> str:
+    """The pragma without which HLS makes memories of wide streams, or of two words registers."""
+    return f"#pragma HLS BIND_STORAGE variable={stream} type=fifo impl=srl"
 
 
 def _words(overlay: Overlay, unit: UnitSpec) -> str:

@@ -30,12 +30,15 @@ TILE_BLOCKS = 2
 HALF = TILE // TILE_BLOCKS
 TILE_WORDS = 4
 """Words of a tile. A stream without a FIFO holds one, so the unit at its end takes the tile while the other one sends
-it. In hardware such a stream holds two beats (`hw/versal/xnn2/units.h`). With 16 words a tile the times are the same to
-0.01 %. From one FIFO to the next a tile goes through two such streams at most, so if the unit behind them does not take
-it, the first one has not sent all of it."""
+it. In hardware such a stream holds `STREAM_BEATS`. With 16 words a tile the times are the same to 0.01 %. From one FIFO
+to the next a tile goes through two such streams at most, so if the unit behind them does not take it, the first one has
+not sent all of it."""
 TILE_TOKEN = TokenType("tile", TILE, TILE, TILE_WORDS, f"{TILE_WORDS} words make a {TILE}x{TILE} tile")
 PIECE = BEATS // TILE_WORDS
 """Words of 1024 bit in a word of a tile. So many words of blocks and tables are in a stream without a FIFO."""
+STREAM_BEATS = 4
+"""Beats that a stream without a FIFO holds in hardware: a shift register in half a LUT a bit. Of two beats HLS makes
+registers and a choice, which take twice the LUTs and two flip-flops a bit (`isa/versal/pieces.toml`)."""
 TOKEN = np.zeros(1, np.float32)
 
 

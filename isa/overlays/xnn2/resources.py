@@ -5,7 +5,7 @@ Nobody has synthesised it. This counts the sources in hw/versal/xnn2:
 - Memories: the slots of a memory lie one behind the other in two RAMs of 512 bit, or in eight of 128 where it is read
   transposed.
 - Streams: the units are processes of one kernel, and a stream between them is a FIFO of HLS, as deep as the overlay
-  says; two beats if that says that it has none. Streams to and from MMEs are ports of the kernel.
+  says; four beats if that says that it has none. Streams to and from MMEs are ports of the kernel.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ...versal.tiles import LANES as PLIOS
 from .cycles import LOOPS
 from .off_chip import DDR_SOURCES
 from .operands import OF_PORT
-from .ports import has_fifo
+from .ports import STREAM_BEATS, has_fifo
 from .rows import BANKS
 from .scratch import GROUPS
 
@@ -52,26 +52,20 @@ TRANSPOSED = 8
 """RAMs of 128 bit of a memory that is read transposed."""
 LUT_DEPTH = 128
 """Words of a FIFO up to which it lies in LUTs: a wide one would use a quarter of its block RAMs."""
-VECTOR_BITS = 512
-"""Of a word of the vectors that C waits for: LPDDR's ports have 512 bit. In words of 1024 bit the same block RAMs would
-be half empty."""
 DECODER = Cells(300, 300)
 """A decoder beside its window: rough, as is the next number. With both, XNN's would be of 12,000 LUTs."""
 FETCH = Cells(5000, 5000)
 """Fetch and dispatcher."""
-TWO_BEATS = 2
-"""What a stream without a FIFO holds."""
 WORD_ROWS = 2
 """Rows of a word of a block."""
 ROW_BANKS = 4
 """A beat has four rows, so numbers of rows lie in as many memories."""
 
-VECTOR_WORDS = TILE // BEAT
-"""Words of a vector of a column tile."""
-LINES = TILE * FLOAT // VECTOR_BITS
-"""Of 512 bit in a row of a table."""
 EIGHT = BEAT // ROW_BANKS * FLOAT
 """Bits of the eight columns that a row of a beat has."""
+COLUMNS = LoopWork("load", "vectors of columns", choices=((WORD_BITS // EIGHT, EIGHT),), kept=WORD_BITS)
+"""A number for each column comes in words, and is kept for eight columns side by side."""
+TABLE = LoopWork("table", "rotation in Post")
 
 # What the loops of hw/versal/xnn2 compute for one beat, or for a row.
 ROWS = (
@@ -88,7 +82,7 @@ ROWS = (
 """Statistics: of each element what it is apart from the first one of its 32 columns, some of these in the fabric; of
 eight, a sum and a sum of squares; one in a round, sums of four of those, and from them mean and squares. Those of a row
 are joined with those of its other columns."""
-NORM = LoopWork("send", "norm in X", {"madd": 32}, choices=((2, WORD_BITS),))
+NORM = LoopWork("send", "norm in X", {"madd": 32}, choices=((2, 2 * ROW_BANKS * FLOAT),))
 FACTORS = LoopWork("factors", "norm in X", {"mul": 2, "madd": 2, "sqrt": 1, "reciprocal": 2})
 ROWS_OUT = (NORM, FACTORS)
 COUNTED = LoopWork("store", "norm of rows that are stored", {"reciprocal": 1}, choices=((4, 2 * 2 * FLOAT),))
@@ -96,14 +90,14 @@ NORM_STORED = LoopWork(
     "port",
     "norm of rows that are stored",
     {"madd": 32 + 2 * 2, "mul": 2 * 2, "sqrt": 2, "reciprocal": 2},
-    choices=((2, WORD_BITS),),
+    choices=((2, 2 * WORD_ROWS * FLOAT),),
 )
 WEIGHTS = (
     LoopWork(
         "send",
         "last factors in T",
         {"mul": 32, "add": 1, "exp": 1, "div": 1},
-        choices=((2, WORD_BITS), (2, ROW_BANKS * FLOAT), (4, 3 * FLOAT)),
+        choices=((2, 2 * ROW_BANKS * FLOAT), (4, 3 * FLOAT)),
         kept=2 * 2 * ROW_BANKS * FLOAT,
     ),
 )
@@ -112,11 +106,11 @@ SUMS = (
         "combine",
         "sums in C",
         {"add": 32, "madd": 32},
-        choices=((VECTOR_WORDS, 2 * EIGHT), (2, 3 * WORD_BITS // 2), (2, 2 * WORD_BITS)),
+        choices=((2, 3 * WORD_BITS // 2), (2, 2 * WORD_BITS)),
     ),
 )
-"""Of bias and scale the part for eight columns is chosen. Of 16 elements: whether there is a result, a scale, a
-residual. The residual moves past the operators, as the result does; what leaves is the sum or the result."""
+"""Of 16 elements: whether there is a result, a bias, a scale, a residual. The residual moves past the operators, as the
+result does; what leaves is the sum or the result."""
 FUNCTIONS = (
     LoopWork(
         "activation", "activation in Post", {"mul": 64, "madd": 192, "add": 32, "exp": 32, "div": 32}, kept=WORD_BITS
@@ -126,7 +120,7 @@ FUNCTIONS = (
         "rotate",
         "rotation in Post",
         {"mul": 64, "madd": 64},
-        choices=((32, 2 * FLOAT), (4, 2 * FLOAT), (8, 2 * FLOAT), (4, EIGHT)),
+        choices=((32, 2 * FLOAT), (4, 2 * FLOAT), (8, 2 * FLOAT)),
         kept=3 * WORD_BITS + EIGHT,
     ),
     LoopWork(
@@ -172,7 +166,7 @@ POST_PORTS = (
     SEND,
     STORE,
 )
-TABLE_PORTS = (LoopWork("table", "", writes=2), LoopWork("rotate", "", reads=2))
+TABLE_PORTS = (LoopWork("table", "", writes=1), LoopWork("rotate", "", reads=2))
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
@@ -219,20 +213,20 @@ def _rows_in(unit: UnitSpec) -> Iterator[Need]:
     yield from cells_of("statistics in X", lut_ram(STATISTIC_BITS, BANKS * TILE))
     yield from loops(ROWS)
     yield from cells_of("crossbars of X", crossbars(ROW_PORTS, HALVES, BANKS))
-    written = fifo(WORD_BITS + PLACE_BITS, TWO_BEATS) + fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS)
+    written = fifo(WORD_BITS + PLACE_BITS, STREAM_BEATS) + fifo(STATISTIC_BITS + ROW_BITS, STREAM_BEATS)
     yield from cells_of("streams in X", written + fifo(WORD_BITS, ANSWERS))
 
 
 def _asking(unit: UnitSpec) -> Iterator[Need]:
     """A port that reads X asks for places and rows, and gets words and statistics."""
-    asked = fifo(PLACE_BITS, TWO_BEATS) + fifo(ROW_BITS, TWO_BEATS)
+    asked = fifo(PLACE_BITS, STREAM_BEATS) + fifo(ROW_BITS, STREAM_BEATS)
     yield from cells_of("streams in X", asked + fifo(WORD_BITS, ANSWERS) + fifo(STATISTIC_BITS, ANSWERS))
 
 
 def _rows_out(unit: UnitSpec) -> Iterator[Need]:
     """What a read port of X needs: memory for two factors of each row, and the loops that apply them."""
     yield from cells_of("norm in X", 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS))
-    yield from cells_of("streams in X", fifo(STATISTIC_BITS + ROW_BITS, TWO_BEATS))
+    yield from cells_of("streams in X", fifo(STATISTIC_BITS + ROW_BITS, STREAM_BEATS))
     yield from _asking(unit)
     yield from loops(ROWS_OUT)
 
@@ -266,11 +260,10 @@ def _tiles_in(unit: UnitSpec) -> Iterator[Need]:
 
 
 def _heads_in(unit: UnitSpec) -> Iterator[Need]:
-    """The memories of K are read transposed, so they lie in block RAM; those of V in UltraRAM. Each has a read port."""
-    keys = not unit.index
-    halves = TRANSPOSED if keys else HALVES
-    blocks = OF_PORT * rams(words_of(unit) // OF_PORT, halves, ultra=not keys)
-    yield Need("BRAM" if keys else "URAM", blocks, "keys" if keys else "values")
+    """The memories of K are read transposed. Each has a read port."""
+    halves = HALVES if unit.index else TRANSPOSED
+    blocks = OF_PORT * rams(words_of(unit) // OF_PORT, halves, ultra=True)
+    yield Need("URAM", blocks, "values" if unit.index else "keys")
     yield from cells_of("crossbars of K and V", crossbars(HEAD_PORTS, halves, 1))
 
 
@@ -286,14 +279,15 @@ def _post(unit: UnitSpec) -> Iterator[Need]:
     yield Need("BRAM", rams(BEATS), "tables in Post")
     yield from cells_of("crossbars of Post", crossbars(POST_PORTS, HALVES, 1) + crossbars(TABLE_PORTS, HALVES, 1))
     yield from cells_of("norm of heads in Post", 2 * 2 * ROW_BANKS * lut_ram(FLOAT, TILE // ROW_BANKS))
-    yield from cells_of("rotation in Post", lut_ram(WORD_BITS, VECTOR_WORDS) + lut_ram(WORD_BITS, LINES))
-    yield from loops(FUNCTIONS)
+    yield from cells_of("rotation in Post", lut_ram(WORD_BITS // HALVES, 2 * TILE * FLOAT // WORD_BITS * HALVES))
+    yield from cells_of(COLUMNS.part, lut_ram(EIGHT, TILE * FLOAT // EIGHT))
+    yield from loops((COLUMNS, TABLE, *FUNCTIONS))
 
 
 def _results(unit: UnitSpec) -> Iterator[Need]:
     """C keeps a bias and a scale of a column tile."""
-    yield from cells_of("sums in C", 2 * lut_ram(WORD_BITS, VECTOR_WORDS))
-    yield from loops(SUMS)
+    yield from cells_of(COLUMNS.part, 2 * lut_ram(EIGHT, TILE * FLOAT // EIGHT))
+    yield from loops((COLUMNS, *SUMS))
 
 
 def _softmax(unit: UnitSpec) -> Iterator[Need]:
@@ -331,8 +325,8 @@ UNITS: Mapping[str, Callable[[UnitSpec], Iterator[Need]]] = {
 
 # -- streams
 
-TOGETHER = {"C": ("MME", "XOut", "LPDDR")}
-"""Kinds of units from which a unit takes words at the same time; other units take one word at a time."""
+TOGETHER = {"C": ("MME", "XOut", "LPDDR"), "Post": ("C", "LPDDR")}
+"""Kinds of units whose words go to different places of a unit; other units choose among all that come."""
 
 
 BESIDE = {("Soft", "TIn"): ROW_BANKS * FLOAT, ("XStore", "DDR"): (3 + 2 * WORD_ROWS) * FLOAT}
@@ -367,7 +361,7 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
         yield from cells_of("streams of tokens and statistics", held + fifo(bits, min(stream.depth, SRL_DEPTH)))
     else:
         width, depth = size_of(overlay, stream)
-        if depth <= TWO_BEATS:
+        if depth <= SRL_DEPTH:
             yield from cells_of(part, fifo(width, depth))
         elif depth <= LUT_DEPTH:
             yield from cells_of(part, lut_ram(width, depth) + fifo(width, depth))
@@ -379,10 +373,13 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
 def size_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
     """Bits of a word of a wide stream, and the words that it holds."""
     kinds = overlay.by_unit[stream.src].kind, overlay.by_unit[stream.dst].kind
-    if kinds == ("LPDDR", "C"):
-        return VECTOR_BITS, stream.depth * WORD_BITS // VECTOR_BITS
-    words = stream.depth * stream.token.word_elements // BEAT if has_fifo(stream) else TWO_BEATS
+    words = stream.depth * stream.token.word_elements // BEAT if has_fifo(stream) else STREAM_BEATS
     return WORD_BITS + BESIDE.get(kinds, 0), words
+
+
+def in_shift_register(overlay: Overlay, stream: Stream) -> bool:
+    """Whether a wide stream is so short that it is a shift register."""
+    return is_wide(stream) and size_of(overlay, stream)[1] <= SRL_DEPTH
 
 
 # -- instructions

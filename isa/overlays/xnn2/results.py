@@ -133,7 +133,7 @@ class PostUnit(Unit):
     def kernel(self, uop: Post) -> Steps:
         sink = self.targets[uop.to]
         if uop.table:
-            cycles = LOOPS["table"].ii * BEATS
+            cycles = LOOPS["table"].rounds * BEATS
             yield Step("mem_word", cycles, gets=(self.tables,), words=BEATS, parts=TILE_WORDS, do=self._keep_table)
         if uop.gains:
             yield Step("mem_word", VECTOR_WORDS, gets=(self.tables,), words=VECTOR_WORDS, do=self._keep_gains)

@@ -153,9 +153,9 @@ def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
 
 
 @cache
-def of_two_beats() -> Native:
-    """The machine whose streams without a FIFO hold two beats, as in hardware."""
-    return Native(b.build(machine=MACHINE, two_beats=True), MACHINE)
+def of_short_streams() -> Native:
+    """The machine whose streams without a FIFO hold four beats, as in hardware."""
+    return Native(b.build(machine=MACHINE, short_streams=True), MACHINE)
 
 
 def said(program: Program, e: Example, machine: Native) -> tuple[str, str]:
@@ -201,15 +201,15 @@ def test_both_say_the_same_of_spoilt_programs(data: st.DataObject) -> None:
 
 @examples(100, quick=10, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
-def test_both_say_the_same_where_streams_hold_two_beats(data: st.DataObject) -> None:
-    check_spoilt(data, of_two_beats())
+def test_both_say_the_same_where_streams_are_short(data: st.DataObject) -> None:
+    check_spoilt(data, of_short_streams())
 
 
-def test_streams_of_two_beats_give_the_same_bits() -> None:
+def test_short_streams_give_the_same_bits() -> None:
     e = small(3, 300)
     plain, other = e.banks(), e.banks()
     native(MACHINE).run(e.program, plain)
-    of_two_beats().run(e.program, other)
+    of_short_streams().run(e.program, other)
     check_same(plain, other)
 
 
