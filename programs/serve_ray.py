@@ -472,10 +472,10 @@ def front(
 
 @contextlib.contextmanager
 def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas]:
-    """Start the replicas, wait for the first of them, and stop them at the end of a `with` block.
+    """Start the replicas, wait until they run (or `settings.least` of them), and stop them at the end of a `with` block.
 
-    cluster: address of a running Ray cluster; None starts one on this machine. Raises `BoardError` if no replica could
-    be started.
+    cluster: address of a running Ray cluster, whose nodes have the resource `rsn_board`, one for each board; None
+    starts one on this machine. Raises `BoardError` if the cluster cannot be reached, or if no replica could be started.
     """
     if cluster is not None:
         try:
@@ -516,10 +516,12 @@ def run(
     cluster: str | None = None,
     tokenizer: SentenceTokenizer | None = None,
 ) -> None:
-    """Serve until SIGTERM or ^C, then answer the requests under way and return.
+    """Serve until SIGTERM or ^C, then answer the requests under way and return. Prints the address once it accepts
+    requests; must run in the main thread.
 
-    tokenizer: for one model of token ids and their mask; clients then send sentences. Raises `BoardError` and
-    `ContainerError`.
+    limit_bytes: the most bytes of a request's body. cluster: as for `started`. tokenizer: for one model of token ids
+    and their mask; clients then send sentences. Raises `ContainerError` for a file that is no model, `BoardError` if
+    the address is in use, a board has no such name or no replica could be started, and `MissingError` without uvicorn.
     """
     with listener(host, port) as sock, contextlib.ExitStack() as stack:  # first: reports an address in use at once
         models = {name: ReplicatedModel(name, path, settings.timeout_s) for name, path in settings.models.items()}

@@ -229,8 +229,9 @@ class LaidOut:
 
 
 def in_order(layer: Gemm, x: Layout, y: Layout) -> Gemm:
-    """The product whose operand and result have these layouts: rows and columns of its weight, and its table, in their
-    orders."""
+    """Return a product with its constants in the orders of its layouts: rows of the weight in that of the operand, `x`;
+    columns of the weight, the bias and the table of a rotation in that of the result, `y`. A layout without an order
+    leaves the weight and the bias as they are."""
     weight, bias = layer.weight, layer.bias
     if x is not None and x.order and layer.multiplies:
         weight = _taken(weight, x.columns, 0)

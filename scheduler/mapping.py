@@ -226,7 +226,8 @@ def pipeline_of(overlay: Overlay) -> AttentionPipeline:
 
 def is_plain(attention: AttentionLayer) -> bool:
     """Whether all mapping types can run an attention, apart from its size: each query head has keys of its own, of no
-    more columns than a half tile, and what masks it is a length, the causal order or a constant bias."""
+    more columns than a half tile; what masks it is a length, the causal order or a constant bias; its scores have no
+    soft cap."""
     plain = attention.groups == 1 and attention.head_dim <= HEAD_COLS and attention.mask is None
     return plain and attention.window is None and attention.softcap is None and not attention.left
 

@@ -270,7 +270,8 @@ class Schedule(Tiles):
         return dict(self.rules).get(kind, DramPolicy())
 
     def tiles_of(self, kind: str) -> Tiles:
-        """How products of a kind of segment are cut into tiles."""
+        """How products of a kind of segment are cut into tiles: as its entry in `tiles` says, else as the schedule
+        itself does. Entries of single segments (`segments`) are not looked at."""
         return dict(self.tiles).get(kind, self)
 
     def __post_init__(self) -> None:

@@ -449,7 +449,9 @@ class Scope:
         self._tensor(parameter.name, TensorDecl(parameter.name, kind.type, parameter.place), parameter)
 
     def part(self, stream: StreamDecl, node: syn.ExpressionNode) -> StreamDecl:
-        """Return the streams of an array that leading indices select. Raises `Refusal`."""
+        """Return the streams of an array that an expression selects. node: `s[i]`, with leading indices of the array;
+        an expression without indices selects all. Raises `Refusal` for an index that is outside the array, or that is
+        not known before the run."""
         if not isinstance(node, syn.Subscript):
             return stream
         parts = node.indices

@@ -65,7 +65,8 @@ class FileReading:
     types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
-        """Make an array of streams for a collective."""
+        """Make an array of streams of depth 1 for a collective, numbered behind all others. kind: of a token. shape: of
+        the array."""
         stream = StreamDecl(name, kind, 1, 1, shape, place, self.streams)
         self.streams += stream.size
         return stream

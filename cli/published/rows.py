@@ -223,7 +223,8 @@ class Bench:
         self._programs: dict[tuple[LayerGraph, str, bool], Program] = {}
 
     def program(self, network: LayerGraph, schedule: Schedule | Best | None = None, extended: bool = False) -> Program:
-        """Return the program of a network. extended: for the overlay with opcode 8."""
+        """Return the program of a network, which is built once. schedule: None for that of the bench. extended: for the
+        overlay with opcodes 8 to 14, not for the base overlay."""
         schedule = schedule or self.schedule
         key = network, repr(schedule), extended
         if key not in self._programs:

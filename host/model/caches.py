@@ -79,7 +79,8 @@ class Caches:
         return {f"row{kind or ''}[{b}]": row for b in range(self._host.batch)}
 
     def keep(self, environment: dict[Node, Any]) -> None:
-        """Note that the board's states now equal the host's tensors."""
+        """Note, after a call that succeeded, that the board's states equal the host's tensors. environment: the values
+        of that call, by node of the graph. Tensors of inference mode are not noted: each call brings them."""
         for name, (node, _) in self._host.states.items():
             tensor = environment[node]
             state = _state(tensor)

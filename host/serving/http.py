@@ -85,9 +85,11 @@ class HttpModel(Protocol):
     def ask(self, inputs: Mapping[str, Any], *, timeout: float | None = None, wait: float | None = None) -> Future[Any]:
         """Queue a call, and return the future of its result.
 
-        inputs: by argument, as the body format reads them, which are NumPy arrays. timeout: seconds until the future
-        fails with `RequestTimeout`. wait: seconds to wait for a place in a full queue. Raises `TensorError` for inputs
-        that do not fit, and `QueueFull`; the future may fail with `RequestTimeout`, `BoardError` or another `RsnError`.
+        inputs: by argument, as the body format reads them: NumPy arrays, or sentences. timeout: seconds until the
+        future fails with `RequestTimeout`; None for the model's own limit, if it has one. wait: seconds to wait for a
+        place in a full queue; None waits without limit, and a model whose queue is elsewhere ignores it. `TensorError`
+        for inputs that do not fit, and `QueueFull`, are raised or set on the future; `RequestTimeout`, `BoardError` and
+        other `RsnError`s are set on it.
         """
 
     def close(self) -> None:

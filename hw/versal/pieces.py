@@ -157,7 +157,7 @@ else if (pop & ~push) begin {last} <= {last} - 1; empty_n <= {last} != 0; full_n
 
 
 def register_slice(width: int) -> str:
-    """An AXI4-Stream port that is registered in both directions."""
+    """The Verilog of an AXI4-Stream port of `width` bits with registers in both directions, as the module `top`."""
     word = f"[{width - 1}:0]"
     before = f"reg {word} second; reg waits; assign ready = ~waits;"
     body = """

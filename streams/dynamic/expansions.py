@@ -20,7 +20,8 @@ class Expansion(Base, ABC):
     @abstractmethod
     def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
         """Return the shape that one element becomes, outermost dimension first, and the type of the new elements. A
-        size is None if the data decide it. Raises `InputRefused`."""
+        size is None if the data decide it. symbols: of the program, for sizes that get new names. Raises `InputRefused`
+        for an element that does not fit, and for parameters out of range."""
 
     @abstractmethod
     def __call__(self, element: Any) -> list[Any]:

@@ -12,8 +12,9 @@ HEADERS = Path(__file__).resolve().parent
 
 
 def native_text(programs: Sequence[HlsProgram]) -> str:
-    """Return one file with several regions and a `main` that runs the one that its argument numbers. The names of the
-    programs must differ."""
+    """Return a C++ file with several regions and a `main` that runs one of them: its argument is the number of the
+    region, from 0. It reads the tensors from stdin, and writes them to stdout (`csim.tasks.run_region`). The names of
+    the programs must differ."""
     lines, rows = [], []
     for made in programs:
         lines.append(made.text)

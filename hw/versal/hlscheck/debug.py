@@ -111,8 +111,9 @@ class DebugInformation:
         return node.get("name", ""), int(node.get("arg", "0")), CppLine(self.file(scope), int(node.get("line", "0")))
 
     def arrays(self, variable: int, *, whole: bool = False) -> tuple[StoredArray, ...]:
-        """What HLS makes of a variable: a memory of each array in it, whose struct it takes apart. whole: it does not,
-        as AGGREGATE says."""
+        """Return the memories that HLS makes of a variable: it takes structs apart, and makes one memory of each
+        member. variable: number of its node in the debug information. whole: structs stay whole, as the pragma
+        AGGREGATE asks for; then each is one word."""
         return tuple(self._parts(self._reference(self.node(variable), "type"), "", 0, (), whole))
 
     def _element(self, variable: int) -> tuple[dict[str, str], set[str]]:

@@ -104,7 +104,9 @@ class SlotData:
         return np.concatenate([quarter.reshape(-1) for quarter in quarters])
 
     def activate(self, rows: int, cols: int, which: int) -> None:
-        """Apply the activation with this number in place."""
+        """Apply an activation in place to the first `rows` x `cols` elements. which: its number, as for
+        `versal.functions.activation`, which raises `ProgramError` for an unknown one. The caller has called `renew` or
+        `detach` if tiles of `x` may be on their way."""
         part = self.x[:rows, :cols]
         part[:] = activation(part, which)
 

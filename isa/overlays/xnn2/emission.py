@@ -207,7 +207,8 @@ class Emission:
         self._add(writer_of(memory), KvIn(slot=first, tiles=len(slots), source=FROM_DDR, wait=wait))
 
     def take_both(self, memory: int, lane: int, slot: int, second: int) -> None:
-        """A memory of keys or values takes a tile of two blocks from a lane."""
+        """A memory of keys or values takes a tile from a lane: its first block into `slot`, its second one into
+        `second`. memory: 0 to 3 for K0, K1, V0, V1; slots are counted within it."""
         wait = self.kv[memory].write([(slot, second)])
         first, second = (self._in_writer(memory, s) for s in (slot, second))
         self._add(writer_of(memory), KvIn(slot=first, tiles=1, source=lane, second=second, wait=wait))
