@@ -472,7 +472,8 @@ def front(
 
 @contextlib.contextmanager
 def started(settings: Settings, cluster: str | None = None) -> Iterator[Replicas]:
-    """Start the replicas, wait until they run (or `settings.least` of them), and stop them at the end of a `with` block.
+    """Start the replicas, wait until they run (or `settings.least` of them), and stop them at the end of a `with`
+    block.
 
     cluster: address of a running Ray cluster, whose nodes have the resource `rsn_board`, one for each board; None
     starts one on this machine. Raises `BoardError` if the cluster cannot be reached, or if no replica could be started.

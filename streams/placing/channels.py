@@ -23,6 +23,11 @@ CROWDS = (1, 2)
 and leaves smaller gaps. An HBM channel has one AXI port of its own, so what shares it must be joined in front of it."""
 
 
+SPREAD, SMALL = 4, 8
+"""A tensor that has room on a channel is spread over so many, but for shares of so few bytes: beside large tensors,
+which lie in many channels, it would hold up all of them by the one that it is in."""
+
+
 class ChannelError(ResourceError):
     """Tensors off the chip that the channels of a device cannot serve. The message has the numbers."""
 
@@ -129,7 +134,8 @@ def _placed(
     for name, tensor in tensors.items():
         ports = [wanted[port] for port in tensor.ports]
         counts = [n for n in range(1, len(room) + 1) if tensor.pieces % n == 0]
-        count = next((n for n in counts if _on_each(ports, n) <= limit), counts[-1])
+        small = min(limit, max(SMALL, -(-sum(ports) // SPREAD)))
+        count = next((n for n in counts if _on_each(ports, n) <= small), counts[-1])
         if max((-(-bytes_ // count) for bytes_ in ports), default=0) > PORT_BYTES:
             return None
         cut.append((_on_each(ports, count), count, name))

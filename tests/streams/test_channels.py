@@ -70,9 +70,21 @@ def test_what_is_left_goes_to_ports_that_want_more() -> None:
     tensors = {name: MovedTensor(8, {name: wanted}) for name, wanted in (("a", 400.0), ("b", 400.0), ("c", 10.0))}
     four = replace(U55C, off_chip=(replace(U55C.off_chip[0], channels=U55C.channels[:4]),))
     found = next(shares(tensors, four, 1024))
-    # Two of four channels of 57.5 bytes each, one of them with the small port beside, which gets 3 of the 54 + 3 bytes.
-    assert {name: len(found.channels[name]) for name in "abc"} == {"a": 2, "b": 2, "c": 1}
-    assert [found.share(name, name) for name in "abc"] == [54, 57, 3]
+    # All four channels of 57.5 bytes for the large ones, and beside them in one the small one.
+    assert [found.channels[name] for name in "abc"] == [(0, 1, 2, 3), (0, 1, 2, 3), (0,)]
+    assert [found.share(name, name) for name in "abc"] == [27, 27, 3]
+
+
+def test_small_tensors_are_spread() -> None:
+    tensors = {
+        "large": MovedTensor(256, {"large": 400.0}),
+        "small": MovedTensor(4, {"load": 26.0, "store": 2.0}),
+        "row": MovedTensor(1, {"row": 26.0}),
+        "least": MovedTensor(256, {"least": 7.0}),
+    }
+    found = next(shares(tensors, U55C, 26))
+    assert [len(chosen) for chosen in found.channels.values()] == [8, 4, 1, 1]
+    assert [found.share("small", port) for port in ("load", "store")] == [7, 6]  # 26 bytes on four channels
 
 
 def test_a_device_with_too_few_channels_is_refused_with_the_numbers() -> None:
