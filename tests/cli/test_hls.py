@@ -54,11 +54,11 @@ def test_the_folder_that_it_writes(folder: Path) -> None:
     }  # fmt: skip
     top = (folder / "out" / "top.cpp").read_text()
     assert "RSN_AT(16);  // p.py:16\n" in top
-    assert "void p_top(const hls::vector<std::int8_t, 16> *x, hls::vector<std::int32_t, 16> *y) {\n" in top
+    assert "void p_top(const hls::vector<std::int8_t, 4> *x, hls::vector<std::int32_t, 4> *y) {\n" in top
     assert "No HLS tool has been run" in (folder / "out" / "README.md").read_text()
     bench = (folder / "out" / "testbench.cpp").read_text()
     assert 'Memory<std::int8_t> tensor_0("x.bin", 16);' in bench
-    assert "p_top(reinterpret_cast<hls::vector<std::int8_t, 16> *>(tensor_0.data()), " in bench
+    assert "p_top(reinterpret_cast<hls::vector<std::int8_t, 4> *>(tensor_0.data()), " in bench
 
 
 @pytest.mark.long

@@ -105,7 +105,7 @@ X_TILES = {"slot": 8, "tiles": 8}
         ("TIn2", TIn(tiles=1), {"part": 3}, "part=3 is none"),
         ("TIn3", TIn(tiles=1, source=1), {"source": 0}, "TIn3, of an odd lane, has no stream from Post of the even"),
         ("TIn2", TIn(wait=1), {"wait": 0}, "takes no tiles and waits for nothing"),
-        ("TIn3", TIn(slot=23, tiles=24, source=TileSource.DDR), {"slot": 24}, "slot=24: the memory has 24 slots"),
+        ("TIn3", TIn(slot=15, tiles=16, source=TileSource.DDR), {"slot": 16}, "slot=16: the memory has 16 slots"),
         ("TIn3", TIn(tiles=1, source=TileSource.SOFTMAX), {"part": 1}, "takes whole tiles from Softmax, not part=1"),
         ("TOut3", TOut(tiles=1, weights=1), {"to": 5}, "to=5 is none"),
         ("TOut3", TOut(tiles=1), {"part": 3}, "part=3 is none"),
@@ -251,7 +251,7 @@ def test_ports_that_wait_for_each_other(write: str, read: str, put: Any, get: An
 
 
 def test_rings_wrap() -> None:
-    fill, send = TIn(slot=22, tiles=4), TOut(slot=22, tiles=4, wait=4)
+    fill, send = TIn(slot=14, tiles=4), TOut(slot=14, tiles=4, wait=4)
     assert codes(TIn1=[fill], TOut1=[send]) == []
     assert only(TIn1=[fill], TOut1=[send.replace(tiles=5)]).message.startswith("TOut1 uOP 0 sends slot 2, to which")
 
