@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from torch import nn
 
@@ -136,7 +136,13 @@ def cases(draw: Any) -> tuple[Masked, list[torch.Tensor], torch.Tensor]:
     shape, pattern = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(PATTERNS))
     masks = [argument(shown(shape, pattern, seed + i), kind) for i in range(3)]
     module = Masked(names, value, constant, kind, draw(st.booleans())).eval()
-    return module, masks, torch.randn(BATCH, SEQ, 64, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(BATCH, SEQ, 64, generator=torch.Generator().manual_seed(seed))
+    try:
+        with torch.no_grad():
+            module(x, masks[0])
+    except RuntimeError:  # shapes that PyTorch does not take either
+        reject()
+    return module, masks, x
 
 
 def attention_of(module: nn.Module, example: tuple[Any, ...]) -> AttentionLayer:
