@@ -32,8 +32,8 @@ TILES = 2 * BLOCK
 
 
 def operands(rows: int) -> tuple[Array, Array]:
-    """Return X of so many rows, and W: whole numbers of at most 5 in size. No two rows or columns of either are alike,
-    so that whatever changes places shows in Y."""
+    """Return X and W, whole numbers from -5 to 5. No two rows, and no two columns, are equal: if the machine puts one
+    in the place of another, Y differs. rows: of X."""
     x, w = (
         ((40503 * r + 9973 * c + 97 * r * c) ** 2 >> 13) % 11 - 5
         for r, c in (np.indices((rows, DEPTH)), np.indices((DEPTH, COLUMNS)))

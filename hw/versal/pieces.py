@@ -52,7 +52,7 @@ def clocked(ports: str, body: str, before: str = "") -> str:
 
 
 def multiplexer(ways: int) -> str:
-    """A choice among so many words, by a number."""
+    """The Verilog of a choice of one word, by its number. ways: words to choose from."""
     inputs = ", ".join(f"input [{WORD - 1}:0] in{n}" for n in range(ways))
     cases = " ".join(f"{n}: out <= in{n};" for n in range(ways - 1))
     number = (ways - 1).bit_length()
@@ -61,7 +61,8 @@ def multiplexer(ways: int) -> str:
 
 
 def butterfly(banks: int) -> str:
-    """A word of so many cells, of which each comes from the bank whose number is its own, some bits of it inverted."""
+    """The Verilog that puts the cells of a word into another order: cell n comes from cell n xor `order`. banks: cells
+    of the word, a power of 2."""
     cell = WORD // banks
     word, number = f"[{WORD - 1}:0]", f"[{(banks - 1).bit_length() - 1}:0]"
     ports = f"input {word} in, input {number} order, output reg {word} out"
@@ -70,8 +71,8 @@ def butterfly(banks: int) -> str:
 
 
 def crossbar(banks: int) -> str:
-    """Two slots of so many banks each: one side reads and writes one of them, the other side reads one; each access has
-    a butterfly, and each choice and butterfly a register."""
+    """The Verilog of the accesses of two slots: one side reads and writes a slot, the other side reads one. Each access
+    goes through a butterfly; choices and butterflies have registers. banks: of each slot."""
     cell, word = WORD // banks, f"[{WORD - 1}:0]"
     number = f"[{(banks - 1).bit_length() - 1}:0]"
     accesses = ("written", "filling", "emptying")
@@ -99,7 +100,8 @@ def moved(bits: int) -> str:
 
 
 def fifo(depth: int) -> Callable[[int], str]:
-    """A stream of so many words, as HLS makes it: a shift register, and the number of its last word."""
+    """The Verilog of a short stream, as HLS makes it: a shift register, and the number of its last word. depth: in
+    words. The result takes the bits of a word."""
 
     def of(width: int) -> str:
         bits = (depth - 1).bit_length()

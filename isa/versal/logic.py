@@ -1,7 +1,8 @@
 """How many LUTs, flip-flops and DSPs the pieces of a unit of hw/versal take.
 
-Four kinds of numbers: of pieces that were synthesised (`pieces.toml`); counted from the structure of a memory;
-calibrated on a published figure, which `calibration.py` compares with; and rough ones, which nobody has published.
+There are four kinds of numbers. Some are of pieces that were synthesised (`pieces.toml`). Some are counted from the
+structure of a memory. Some are calibrated on a published figure (`calibration.py`). The others are rough: nobody has
+published them.
 """
 
 from __future__ import annotations

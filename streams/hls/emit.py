@@ -164,9 +164,8 @@ class _ProjectWriter:
         head += [v.declaration for v in body.variables.values() if self._is_used(v.text, lines)]
         packed = {body.parts[p.name].name: self.packed[body.unit, p.tensor] for p in used}
         lines = list(partitioned([*head, *lines], body.tiles, packed))
-        head = []
-        axes = tuple(k for k in range(len(shot.tid)) if self._is_used(f"tid{k}", [*head, *lines]))
-        indented = "\n".join(line if line.lstrip().startswith("#") else f"    {line}" for line in [*head, *lines])
+        axes = tuple(k for k in range(len(shot.tid)) if self._is_used(f"tid{k}", lines))
+        indented = "\n".join(line if line.lstrip().startswith("#") else f"    {line}" for line in lines)
         text = f"({', '.join(parameters)}) {{\n{indented}\n}}"
         found = self.classes.setdefault((shot.task, text), _Class(task, text, axes))
         call = _Call(

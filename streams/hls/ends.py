@@ -172,7 +172,7 @@ class StreamEndWriter(Variables):
         """Write the C++ that writes the value of `node` to an array of streams. index: of the stream in the array.
         Raises `HlsError` if the shape differs from that of the stream."""
         kind = self.streams[stream].type
-        if self._send(stream, index, node):
+        if self._move_words(stream, index, node, put=True):
             return
         value = self.number(self.value(node))
         if value.kind.shape != kind.shape:
@@ -204,8 +204,9 @@ class StreamEndWriter(Variables):
             return ""
         return f"{taken}, rsn::Shape<{', '.join(map(str, shape))}>, {steps_of(parts)}"
 
-    def _send(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression) -> bool:
-        """Write the C++ that moves a part of a tensor to a stream. Returns whether the expression is one."""
+    def _move_words(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression, put: bool) -> bool:
+        """Write the C++ that moves a part of a tensor to a stream, or a tile of a stream to it, word by word. Returns
+        whether the expression is such a part."""
         before = len(self.lines)
         part = self.shard_part(node)
         how = self._moves(stream, part)
@@ -215,35 +216,19 @@ class StreamEndWriter(Variables):
         shard, parts = part
         self.access(shard, parts)
         self.marks.append("loop")
-        chosen, ports = self._ends(stream, index, put=True)
-
-        def written(port: str) -> str:
-            return f"rsn::send<{how}>({port}, {shard.name}, {starts_of(parts)});"
-
-        self._at_end(chosen, ports, written)
+        if not put:
+            self.stored |= {p for p, own in self.parts.items() if own == shard}
+        function = "send" if put else "receive"
+        chosen, ports = self._ends(stream, index, put=put)
+        self._at_end(chosen, ports, lambda port: f"rsn::{function}<{how}>({port}, {shard.name}, {starts_of(parts)});")
         return True
 
     def receive(self, node: t.Get, store: t.Store) -> bool:
         """Write the C++ that moves a tile of a stream to a part of a tensor as it comes. Returns whether the statements
         do that."""
-        before = len(self.lines)
-        draws = RUN[1] in t.nodes((*node.index, store.index))
-        part = None if draws else self.shard_part(t.Item(t.Name(store.name), store.index))
-        how = self._moves(node.stream, part)
-        if part is None or not how:
-            del self.lines[before:]
+        if RUN[1] in t.nodes((*node.index, store.index)):  # bits are drawn in the order of the statements
             return False
-        shard, parts = part
-        self.access(shard, parts)
-        self.marks.append("loop")
-        self.stored |= {p for p, own in self.parts.items() if own == shard}
-        chosen, ports = self._ends(node.stream, node.index, put=False)
-
-        def moved(port: str) -> str:
-            return f"rsn::receive<{how}>({port}, {shard.name}, {starts_of(parts)});"
-
-        self._at_end(chosen, ports, moved)
-        return True
+        return self._move_words(node.stream, node.index, t.Item(t.Name(store.name), store.index), put=False)
 
     def _put_tile(self, stream: str, index: tuple[t.Expression, ...], value: Val) -> None:
         """Write the C++ that computes a tile and writes it to a stream."""

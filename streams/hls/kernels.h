@@ -1293,6 +1293,7 @@ void get_apart(hls::stream<T> &stream, Out &out) {
 #pragma HLS inline off
     get<W>(stream, out);
 }
+// A tile of one word: Part is all of it.
 template <class Part, class W, class T, std::size_t N, class X>
 void put_apart(hls::stream<hls::vector<T, N>> &stream, const X &value) {
     hls::vector<T, N> word;

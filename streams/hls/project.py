@@ -8,8 +8,8 @@ from ...isa.overlays.tasks.program import OffChipTensor, TaskProgram
 from ..placing.devices import VC1902, StreamDevice, device_named
 from .emit import HlsProgram, word_type
 from .kinds import CPP
-from .names import identifier
 from .native import HEADERS
+from .values import HlsError
 
 DEVICE = VC1902
 """Of a program that is for none."""
@@ -129,30 +129,26 @@ csynth_design
 
 
 def channels_of(made: HlsProgram, device: StreamDevice) -> dict[str, tuple[int, ...]]:
-    """Choose the memory channels of each bundle, by its unit: those of its tensors. Tensors for which none are chosen
-    take one in turn; those that a bundle has together lie in the same one."""
+    """Return the memory channels of each tensor, by its name: its own, or one in turn where none are chosen."""
+    names = dict.fromkeys(a.tensor for a in made.arguments)
     chosen = {t.name: t.channels for t in made.program.tensors}
-    group: dict[str, set[str]] = {}  # tensors of one channel, by each of them
-    for unit in {a.unit for a in made.arguments}:
-        together = {other for a in made.arguments if a.unit == unit for other in group.get(a.tensor, {a.tensor})}
-        group |= dict.fromkeys(together, together)
-    turns = list(dict.fromkeys(min(group[a.tensor]) for a in made.arguments))
-    out: dict[str, set[int]] = {}
-    for a in made.arguments:
-        turn = turns.index(min(group[a.tensor])) % len(device.channels)
-        out.setdefault(a.unit, set()).update(chosen[a.tensor] or {turn})
-    return {unit: tuple(sorted(channels)) for unit, channels in out.items()}
+    return {name: chosen[name] or (turn % len(device.channels),) for turn, name in enumerate(names)}
 
 
 def connectivity(made: HlsProgram, device: StreamDevice) -> str:
-    """The options of the linker (UG1393, v++ --config): which memory channel each port has."""
+    """The options of the linker (UG1393, v++ --config): which memory channels each argument reaches. Raises `HlsError`
+    for a tensor that lies in several memories."""
+    of_tensor = channels_of(made, device)
     lines = [f"# v++ --link --config connectivity.cfg: {device.name}", "[connectivity]"]
     lines.append(f"nk={made.name}_top:1:{made.name}_1")
-    for unit, channels in channels_of(made, device).items():
-        of = [device.channels[channel].name for channel in channels]
-        first, last = of[0], of[-1]
-        where = first if first == last else f"{first.removesuffix(']')}:{last.partition('[')[2]}"
-        lines.append(f"sp={made.name}_1.m_axi_{identifier(unit)}:{where}")
+    for a in made.arguments:
+        names = [device.channels[channel].name for channel in of_tensor[a.tensor]]
+        memories = {name.partition("[")[0] for name in names}
+        if len(memories) > 1:
+            raise HlsError(f"{made.program.file}: hls: {a.tensor} lies in several memories: {', '.join(memories)}")
+        numbers = sorted(int(name[len(name.partition("[")[0]) + 1 : -1]) for name in names if "[" in name)
+        ends = f"[{numbers[0]}:{numbers[-1]}]" if len(numbers) > 1 else f"[{numbers[0]}]" if numbers else ""
+        lines.append(f"sp={made.name}_1.{a.name}:{memories.pop()}{ends}")
     return "\n".join(lines) + "\n"
 
 
@@ -166,7 +162,7 @@ def readme(made: HlsProgram, device: StreamDevice) -> str:
 | `kernels.h` | Python's integers, tiles, library kernels |
 | `testbench.cpp` | runs the region once on files with the bytes of its tensors |
 | `hls.tcl` | commands for Vitis HLS, {device.name} at {made.program.clock_hz / 1e6:g} MHz: `vitis_hls -f hls.tcl` |
-| `connectivity.cfg` | which memory channel each port has, for `v++ --link --config` |
+| `connectivity.cfg` | the memory channels of each argument, for `v++ --link --config` |
 
 These files were compiled by a C++17 compiler for a computer. **No HLS tool has been run on them**: whether a tool takes
 them, which clock and interval it reaches, and what area they need, is not known.

@@ -68,8 +68,9 @@ def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
     return word(shape, max(1, STREAM_BITS // max(8, BITS[dtype])))
 
 
-_DECLARED = re.compile(r"^\s*(?:const )?rsn::Tile<[^;=]*> (\w+);$")
+_DECLARED = re.compile(r"^\s*rsn::Tile<[^;=]*> (\w+);$")
 _WORD = re.compile(r"rsn::Word<(\d+), (\d+)>")
+_TURNED = re.compile(r"rsn::transpose<[^()]*>\((\w+)\)")
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
 _BY_OPERAND = {"rsn::matmul<": ((True, True), (True, False), (False, True))}
 """Of which axes of each argument a kernel takes as many elements as its word has: rows, columns. Others: both."""
@@ -89,15 +90,15 @@ def banks(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[
         else:
             continue
         named = [n for n in names if n in tiles]
+        turned = _TURNED.findall(line)
         kernel = next((k for k in _BY_OPERAND if k in line), "")
         for k, name in enumerate(named):
             by_rows, by_columns = _BY_OPERAND[kernel][k] if kernel else (True, True)
-            if "rsn::transpose<" in line and k:
-                taken = TileWord(taken.columns, taken.rows)
+            each_row, each_column = reversed(taken) if name in turned else taken
             rows, columns = matrix(tiles[name].shape)
             out[name] = TileWord(
-                lcm(out[name].rows, gcd(rows, taken.rows) if by_rows else 1),
-                lcm(out[name].columns, gcd(columns, taken.columns) if by_columns else 1),
+                lcm(out[name].rows, gcd(rows, each_row) if by_rows else 1),
+                lcm(out[name].columns, gcd(columns, each_column) if by_columns else 1),
             )
     return out
 

@@ -24,8 +24,8 @@ and leaves smaller gaps. An HBM channel has one AXI port of its own, so what sha
 
 
 SPREAD, SMALL = 4, 8
-"""A tensor that has room on a channel is spread over so many, but for shares of so few bytes: beside large tensors,
-which lie in many channels, it would hold up all of them by the one that it is in."""
+"""A tensor that one channel has room for is spread over `SPREAD` channels, unless its shares then have fewer than
+`SMALL` bytes a cycle. On one channel it would slow down large tensors, which lie in many channels and wait for each."""
 
 
 class ChannelError(ResourceError):

@@ -12,8 +12,9 @@ from rsn.streams.check import check
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.kinds import ValueKind
 from rsn.streams.hls.project import channels_of, connectivity, device_of, script
+from rsn.streams.hls.values import HlsError
 from rsn.streams.hls.words import TileWord, banks, matrix, product_word, row_word, stream_word, word
-from rsn.streams.placing.devices import U55C, VC1902
+from rsn.streams.placing.devices import U55C, U280, VC1902
 from rsn.tests.effort import examples
 from rsn.tests.streams.test_hls import task_program_of
 
@@ -52,6 +53,8 @@ def test_banks_follow_from_the_loops() -> None:
     tiles = {"a": ValueKind("f32", (32, 64)), "b": ValueKind("f32", (64, 64)), "c": ValueKind("f32", (32, 64))}
     lines = ["rsn::matmul<rsn::Word<8, 16>>(c, a, b);", "rsn::get<rsn::Word<1, 64>>(s_in, a);"]
     assert banks(lines, tiles, {}) == {"a": TileWord(8, 64), "b": TileWord(1, 16), "c": TileWord(8, 16)}
+    turned = ["rsn::put<rsn::Word<1, 8>, rsn::Word<1, 64>>(s_out, rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>(b));"]
+    assert banks(turned, tiles, {})["b"] == TileWord(8, 1)
     loads = ["rsn::load<rsn::Tile<float, 64, 64>, 1, 1>(b, weights, 0, 0);"]
     assert banks(loads, tiles, {"weights": 8})["b"] == TileWord(1, 8)
 
@@ -81,12 +84,16 @@ def test_rates_become_units() -> None:
 def test_channels_and_parts_of_devices() -> None:
     program = task_program_of(PROGRAM, "p")
     made = cpp_program(program)
-    assert channels_of(made, U55C) == {"product": (0,), "store": (1,)}  # what one bundle has lies together
-    assert "sp=p_1.m_axi_store:HBM[1]" in connectivity(made, U55C)
+    assert channels_of(made, U55C) == {"x": (0,), "w": (1,), "y": (2,)}
+    assert "sp=p_1.y:HBM[2]\n" in connectivity(made, U55C)
+    assert "sp=p_1.y:LPDDR\n" in connectivity(made, VC1902)
     placed = tuple(replace(t, channels=(4, 5, 6)) if t.name == "w" else t for t in program.tensors)
     far = cpp_program(replace(program, tensors=placed, device="u55c"))
-    assert channels_of(far, U55C)["product"] == (0, 4, 5, 6)
-    assert "m_axi_product:HBM[0:6]" in connectivity(far, U55C)
+    assert channels_of(far, U55C)["w"] == (4, 5, 6)
+    assert "sp=p_1.w:HBM[4:6]\n" in connectivity(far, U55C)
+    apart = tuple(replace(t, channels=(31, 32)) if t.name == "w" else t for t in program.tensors)
+    with pytest.raises(HlsError, match=r"p\.py: hls: w lies in several memories: (HBM, DDR|DDR, HBM)"):
+        connectivity(cpp_program(replace(program, tensors=apart, device="u280")), U280)
     assert device_of(far.program) is U55C
     assert device_of(program) is VC1902
     assert "set_part xcu55c" in script(far, U55C)

@@ -59,17 +59,15 @@ class CycleCounts:
     def _run(self, function: LlvmFunction) -> FunctionCycles | None:
         """The cycles of a function whose control is known; None if data decide, or if it takes too many steps.
         Pipelined loops with a constant number of iterations are not run."""
-        whole = {x.header: x for x in function.loops if self._is_one(function, x)}
+        whole = {x.header: x for x in function.loops if (nest := self._nest(function, x)) and not nest.unknown}
         known: Known = {}
         before, block, cycles = "", next(iter(function.blocks)), 0
-        counted: dict[str, int] = {}  # iterations of other pipelined loops
         for _ in range(MOST_STEPS):
             loop = whole.get(block)
             if loop is not None:
-                found = self._loop(function, loop)
-                cycles += found.cycles
+                cycles += self._loop(function, loop).cycles
                 exits = [(b, s) for b in loop.blocks for s in function.blocks[b].successors if s not in loop.blocks]
-                if len(exits) != 1 or found.unknown:
+                if len(exits) != 1:
                     return None
                 for label in loop.blocks:
                     for i in function.blocks[label].instructions:
@@ -82,10 +80,9 @@ class CycleCounts:
                 return None
             cycles += calls.cycles
             pipelined = self._loops.get((function.name, block))
-            if pipelined is not None:
-                again = block in counted and before in (pipelined.place.loop.latches if pipelined.place.loop else ())
+            if pipelined is not None:  # its iterations are no constant
+                again = pipelined.place.loop is not None and before in pipelined.place.loop.latches
                 cycles += self._interval(pipelined) if again else pipelined.depth + 1
-                counted[block] = 1
             after = successor(function, known, block)
             if after is None:
                 return None
@@ -94,15 +91,18 @@ class CycleCounts:
             before, block = block, after
         return None
 
-    def _is_one(self, function: LlvmFunction, loop: NaturalLoop) -> bool:
-        """Whether a loop is a pipelined one, or a nest around one, whose iterations are constants."""
-        while trips(function, loop) is not None:
-            if (function.name, loop.header) in self._loops:
-                return True
+    def _nest(self, function: LlvmFunction, loop: NaturalLoop) -> FunctionCycles | None:
+        """The cycles of a pipelined loop, or of a nest around one that holds nothing else; None for another loop."""
+        count, unknown = 1, 0
+        while True:
+            turns = trips(function, loop)
+            count, unknown = count * (1 if turns is None else turns), unknown + (turns is None)
+            found = self._loops.get((function.name, loop.header))
+            if found is not None:
+                return FunctionCycles((count - 1) * self._interval(found) + found.depth + 1, unknown)
             if len(loop.inner) != 1 or not self._is_empty(function, loop):
-                return False
+                return None
             loop = loop.inner[0]
-        return False
 
     def _interval(self, loop: LoopSchedule) -> int:
         return max(loop.place.interval or 1, loop.recurrence.interval if loop.recurrence else 1)
@@ -139,18 +139,9 @@ class CycleCounts:
         return FunctionCycles(sum(c.cycles + 1 for c in called), sum(c.unknown for c in called))
 
     def _loop(self, function: LlvmFunction, loop: NaturalLoop) -> FunctionCycles:
-        count, outer = 1, loop
-        unknown = 0
-        while True:
-            turns = trips(function, outer)
-            unknown += turns is None
-            count *= 1 if turns is None else turns
-            found = self._loops.get((function.name, outer.header))
-            if found is not None:
-                return FunctionCycles((count - 1) * self._interval(found) + found.depth + 1, unknown)
-            if len(outer.inner) != 1 or not self._is_empty(function, outer):
-                break
-            outer = outer.inner[0]
+        nest = self._nest(function, loop)
+        if nest is not None:
+            return nest
         turns = trips(function, loop)
         body = self._path(function, loop.blocks, loop.inner)
         return FunctionCycles((1 if turns is None else turns) * (body.cycles + 1), body.unknown + (turns is None))

@@ -360,7 +360,7 @@ KERNEL = (
         ("pl/dma_hls.cpp", "pl/lpddr.cpp"),
     ),
     HlsMistake(
-        "words of bursts that nobody requests",
+        "a port is read, and no burst was requested",
         "pl/port.h",
         "    port1.read_request(first_line(uop, burst) + port_lines, port_lines);\n",
         "",
