@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from ...base.errors import ProgramError
 from ...isa.overlays.tasks.program import OffChipTensor, TaskProgram
 from ..placing.devices import VC1902, StreamDevice, device_named
 from .emit import HlsProgram, word_type
@@ -16,9 +17,14 @@ DEVICE = VC1902
 
 
 def device_of(program: TaskProgram, name: str | None = None) -> StreamDevice:
-    """Return the device that a program is for, or the one of this name. Raises `ProgramError` for an unknown name."""
-    named = name or program.device
-    return device_named(named) if named else DEVICE
+    """Return the device that a program is for, or the one of this name. Raises `ProgramError` for an unknown name, and
+    for another device than the one whose memory channels the program's tensors have."""
+    own = device_named(program.device) if program.device else None
+    device = device_named(name) if name else own or DEVICE
+    if own is not None and device is not own and any(t.channels for t in program.tensors):
+        text = f"{program.name} is a machine for {own.name}, with memory channels of it, not of {device.name}"
+        raise ProgramError(text)
+    return device
 
 
 def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:

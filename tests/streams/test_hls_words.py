@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsn.base.errors import ProgramError
 from rsn.streams.check import check
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.kinds import ValueKind
@@ -96,6 +97,9 @@ def test_channels_and_parts_of_devices() -> None:
         connectivity(cpp_program(replace(program, tensors=apart, device="u280")), U280)
     assert device_of(far.program) is U55C
     assert device_of(program) is VC1902
+    assert device_of(program, "u280") is U280
+    with pytest.raises(ProgramError, match="p is a machine for U55C, with memory channels of it, not of VC1902"):
+        device_of(far.program, "vc1902")
     assert "set_part xcu55c" in script(far, U55C)
 
 
