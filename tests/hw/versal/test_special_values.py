@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rsn.host import tensors
 from rsn.hw.versal.csim.build import compiler
 from rsn.hw.versal.csim.tasks import CSIM
+from rsn.hw.versal.sources import sources
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays.xnn import XNN
 from rsn.isa.overlays.xnn import formats as f
@@ -68,7 +69,7 @@ def in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Array, int], A
         "}\n"
     )
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-DRSN_CSIM"]
-    includes = [f"-I{CSIM.parent / 'pl'}", f"-I{CSIM / 'include'}"]
+    includes = [f"-I{sources() / 'pl'}", f"-I{CSIM / 'include'}"]
     subprocess.run([compiler(), *flags, *includes, str(source), "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
 
