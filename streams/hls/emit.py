@@ -14,12 +14,13 @@ from math import gcd, prod
 from ...base.element_types import BITS
 from ...base.place import Place
 from ...isa.overlays.tasks.program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
+from ..words import PORT_BITS, stream_word
 from .ends import EndParameter
 from .kinds import CPP, tile_type
 from .names import CppNames, identifier
 from .statements import BodyWriter
 from .values import HlsError
-from .words import PORT_BITS, partitioned, stream_word
+from .words import partitioned
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from math import gcd
 from ...base.element_types import BITS
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
+from ..words import MOVED, PORT_BITS, TileWord, stream_word, word
 from .expressions import RUN, starts_of, steps_of
 from .indices import Index
 from .kinds import (
@@ -26,9 +27,7 @@ from .kinds import (
     tile_type,
 )
 from .passes import plain_indices
-from .values import MOVED
 from .variables import NO_WIDTHS, Variables
-from .words import PORT_BITS, TileWord, stream_word, word
 
 
 @dataclass(frozen=True, order=True)

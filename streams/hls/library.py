@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...isa.overlays.tasks.kernels import KERNELS
+from ..words import MOVED, product_word, row_word, word
 from .kinds import (
     BOOL,
     CPP,
@@ -30,8 +31,6 @@ from .kinds import (
     width,
 )
 from .operators import Operators
-from .values import MOVED
-from .words import product_word, row_word, word
 
 ELEMENTWISE = {
     "add": "Add",

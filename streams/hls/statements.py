@@ -10,6 +10,7 @@ from typing import Any
 from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, Task, TaskProgram
+from ..words import MOVED, word
 from .ends import StreamEndWriter
 from .expressions import starts_of, steps_of
 from .indices import indices
@@ -25,9 +26,8 @@ from .kinds import (
     width,
 )
 from .passes import fused
-from .values import MOVED, HlsError, NeedsUnrolling, names
+from .values import HlsError, NeedsUnrolling, names
 from .variables import NO_WIDTHS, Env
-from .words import word
 
 PASSES = 12
 """Limit of the passes over a loop until the kinds of its variables are stable."""

@@ -14,6 +14,7 @@ from ...base.element_types import FLOATS, NARROW, ElementType
 from ...base.errors import ProgramError
 from ...base.place import Place
 from ...isa.overlays.tasks.program import ELEMENTS
+from ..words import MOVED, TileWord, word
 from .kinds import (
     BOOL,
     CPP,
@@ -38,10 +39,6 @@ from .kinds import (
     retold,
     tile_type,
 )
-from .words import STREAM_BITS, TileWord, word
-
-MOVED = STREAM_BITS // 32
-"""Elements that are moved in a cycle, from tile to tile."""
 
 
 class HlsError(ProgramError):

@@ -14,8 +14,9 @@ from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.kinds import ValueKind
 from rsn.streams.hls.project import channels_of, connectivity, device_of, script
 from rsn.streams.hls.values import HlsError
-from rsn.streams.hls.words import TileWord, banks, matrix, product_word, row_word, stream_word, word
+from rsn.streams.hls.words import banks
 from rsn.streams.placing.devices import U55C, U280, VC1902
+from rsn.streams.words import TileWord, matrix, product_word, row_word, stream_word, word
 from rsn.tests.effort import examples
 from rsn.tests.streams.test_hls import task_program_of
 
