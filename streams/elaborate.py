@@ -11,6 +11,7 @@ from enum import Enum
 from itertools import chain
 from math import prod
 
+from .costs import Cost
 from .expressions import EMPTY, RegionContext, WrittenBody
 from .paths import Paths, PathState
 from .source import Refusal
@@ -149,7 +150,7 @@ class Elaborator(Paths):
                 if source is None or source.facts.names & self.env.keys():
                     dist = replace(dist, number=None)  # it may differ in the next iteration
                 value = Data(type_of(value), dist=dist)
-            self.env[target.name] = value
+            self.env[target.name] = value if source is None else self.assigned(value, source)
         elif syn.is_listed(target):
             known = value.value if isinstance(value, Static) else None
             if isinstance(known, tuple) and len(known) != len(target.items):
@@ -199,9 +200,14 @@ class Elaborator(Paths):
         return how[0] if how[0] is how[1] else Exit.NONE
 
     def _divides(self, body: syn.Block) -> bool:
-        rates = self.context.reading.rates.keys()
-        found = (statement.facts for statement in body)
-        return any(facts.ends_beat or not rates.isdisjoint(facts.calls) for facts in found)
+        found = [statement.facts for statement in body]
+        return any(facts.ends_beat for facts in found) or (
+            self.datapath is not None and any(self._is_tile(name) for facts in found for name in facts.names)
+        )
+
+    def _is_tile(self, name: str) -> bool:
+        value = self.env.get(name)
+        return isinstance(value, Data) and value.type is not None and bool(value.type.shape)
 
     def _arms(
         self, arms: tuple[syn.Block, syn.Block], tail: syn.Block
@@ -400,7 +406,10 @@ class Elaborator(Paths):
             self.ops = []
             if not straight:
                 self.beats = []
+            charges = self.charges
             how = self.block(body)
+            if not unrolled and self.charges > charges:
+                self.charge(Cost.AGAIN, node, 1)
             if not straight:
                 self.end_beat()
             self.prune()

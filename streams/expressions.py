@@ -48,9 +48,9 @@ class FileReading:
     """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, too, with the
     cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
     operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
-    and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; costs: by task
-    and place, the cycles of a kernel; types: what an annotation states, None if nothing, or the first argument of a new
-    tile."""
+    and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; float_add: the
+    cycles of an addition of floats; costs: cycles by task, place and what takes them; types: what an annotation states,
+    None if nothing, or the first argument of a new tile."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -61,7 +61,8 @@ class FileReading:
     streams: int = 0
     shapes: dict[tuple[str, Place], Static | None] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
-    costs: dict[tuple[str, Place], set[int]] = field(default_factory=dict)
+    float_add: int = 1
+    costs: dict[tuple[str, Place, str], set[int]] = field(default_factory=dict)
     types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
@@ -509,7 +510,7 @@ class Expressions:
             self.fail(node, f"streams have put and get, not {method}")
         if len(node.arguments) != wanted or node.named or any(isinstance(a, syn.Starred) for a in node.arguments):
             self.fail(node, "put takes one value" if wanted else "get takes no arguments")
-        value = self.data(node.arguments[0]) if wanted else None
+        value = self.given(node.arguments[0]) if wanted else None
         number = self._index(stream, base)
         place = node.place
         if value is not None and not accepts(stream.type, type_of(value)):
@@ -524,10 +525,23 @@ class Expressions:
         self.record(self.context.nodes.op(number, bool(wanted), place))
         if wanted:
             self.shows(number, True, node.arguments[0], node)
+            assert value is not None
+            self.puts(stream, node, value)
             return Data()
         self._futures += 1
         self.pending[self._futures] = Future(place, self.element(stream, number), number=number)
+        self.gets(stream, node)
         return Data(stream.type, frozenset((self._futures,)))
+
+    def given(self, node: syn.ExpressionNode) -> Value:
+        """Return the value that is put. Raises `Refusal`."""
+        return self.data(node)
+
+    def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
+        """Take the cycles of a get."""
+
+    def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
+        """Take the cycles of a put."""
 
     def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
         """Take the order in which an end of a stream goes through a tensor, if it shows one. part: what is put, or

@@ -8,6 +8,8 @@ from math import prod
 
 from ..base.element_types import BITS, SCALARS, ElementType
 from . import kernel_types, layouts
+from .costs import Cost
+from .datapath import Unwritten
 from .expressions import Taken
 from .kernels import ALIASES, KERNELS
 from .layouts import LOCAL
@@ -134,7 +136,10 @@ class KernelExpressions(TileExpressions):
             axis = self._known(named.pop("axis"), "concat")
         if not parts or named or any(isinstance(part, syn.Starred) for part in parts):
             self.fail(node, "concat takes (x, y, ..., axis=0)")
-        operands = [self.operand(part, self.taken(part)) for part in parts]
+        operands = [self.operand(part, self.kept(self.taken(part), part)) for part in parts]
+        if self.datapath is not None:
+            shapes = [x.type for x in operands if x.type is not None and x.type.shape]
+            self.charge(Cost.COMPUTED, node, sum(self.datapath.elements(kind, Unwritten()) for kind in shapes))
         try:
             result = kernel_types.concat(operands, axis, self.mesh)
         except Refusal as r:
@@ -168,7 +173,9 @@ class KernelExpressions(TileExpressions):
             what = f"{name} of {base.dtype} with {type_of(number)}"
             self.report(Refusal("type", what, None), node.arguments[1])
         dist = layouts.constant(0) if first == 1 else self.operand(node.arguments[1], number).dist
-        return Data(ElementType(base.dtype, base.shape + shape), dist=dist if dist.uniform else LOCAL)
+        unwritten = Unwritten() if self.datapath is not None else None
+        kind = ElementType(base.dtype, base.shape + shape)
+        return Data(kind, dist=dist if dist.uniform else LOCAL, unwritten=unwritten)
 
     def _array(self, node: syn.Invocation, number: int | None) -> Value:
         """`np.zeros(shape, dtype)`, `np.ones`, `np.full(shape, value, dtype)`. A dtype that is not stated
@@ -257,6 +264,7 @@ class KernelExpressions(TileExpressions):
         row = 0
         for axis, size in enumerate(self.mesh):
             row = row if axis in over else row * size + self.tid[axis]
+        self.exchanges(node, kind, op, others, group.index(self.tid) == 0)
         inward, outward = made.inward.first + row * others, made.outward.first + row * others
         nodes, member = self.context.nodes, group.index(self.tid) - 1
         if member >= 0:

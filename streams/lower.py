@@ -15,6 +15,8 @@ from ..base.place import Place
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks import tree as t
 from ..isa.overlays.tasks.kernels import KERNELS
+from .costs import Cost, exchange_cycles
+from .datapath import Datapath
 from .kernels import ALIASES
 from .library import METHODS, MODULES
 from .source import Refusal, Source
@@ -51,6 +53,8 @@ class _Expressions:
         self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in parameters}
         self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.mesh = declared.mapping
+        rates = {**region.rates, **dict(declared.rates)}
+        self.datapath = Datapath(rates, region.float_add) if rates else None
         self.collectives = [c for c in region.collectives if c.task == declared.name]
         self.names = {p.name for p in declared.parameters} | declared.body.facts.assigned
         self.out: list[t.Statement] = []
@@ -78,15 +82,21 @@ class _Expressions:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def value(self, node: syn.ExpressionNode) -> t.Expression:
-        """Lower an expression; its gets, and the cycles of its kernels, are appended to the statements."""
+        """Lower an expression; its gets, and the cycles of its tiles, are appended to the statements."""
         made = self._value(node)
-        costs = self.context.reading.costs.get((self.name, node.place), set())
+        for what in (Cost.GOT, Cost.LOADED, Cost.COMPUTED, Cost.KEPT):
+            self.takes(node, what)
+        return made
+
+    def takes(self, node: syn.SyntaxNode, what: Cost) -> None:
+        """Append the cycles of a place. Raises `Refusal` if instances or iterations differ."""
+        costs = self.context.reading.costs.get((self.name, node.place, what.value), set())
         if len(costs) > 1:
             few, many = min(costs), max(costs)
-            self.refuse(node, f"this takes {few} cycles here and {many} there; state them", "cycles(n)")
-        if costs and isinstance(node, syn.Invocation | syn.Infix | syn.Prefix):
+            note = "a machine has one time in each place: write it once for each"
+            self.refuse(node, f"this takes {few} cycles here and {many} there", note)
+        if any(costs):
             self.out.append(t.Cycles(node.place.start, t.Constant(min(costs))))
-        return made
 
     def _value(self, node: syn.ExpressionNode) -> t.Expression:
         match node:
@@ -241,6 +251,12 @@ class _Expressions:
         inward, outward = c.inward.name, c.outward.name
         others = [(row, t.Constant(k)) for k in range(c.inward.shape[1])]
         values = [self.fresh() for _ in others]
+        adding, giving = (
+            (t.Cycles(place, t.Constant(exchange_cycles(self.datapath, kind, c.op, count))),)
+            if self.datapath is not None and kind.shape
+            else ()
+            for count in (len(others), 0)
+        )
         total: t.Expression = t.Name(held)
         for part in values:
             operands = total, t.Name(part)
@@ -251,10 +267,12 @@ class _Expressions:
                 place,
                 t.Binary("!=", member, t.Constant(0)),
                 (
+                    *giving,
                     t.Put(place, inward, (row, own), t.Name(held)),
                     t.Get(place, name, outward, (row, own)),
                 ),
                 (
+                    *adding,
                     *(t.Get(place, part, inward, at) for part, at in zip(values, others, strict=True)),
                     t.Assign(place, (name,), total, kind),
                     *(t.Put(place, outward, at, t.Name(name)) for at in others),
@@ -400,11 +418,13 @@ def lowered_task(
 class _Body(_Expressions):
     """Lowers statements."""
 
-    def block(self, statements: syn.Block) -> tuple[t.Statement, ...]:
-        """Lower statements."""
+    def block(self, statements: syn.Block, repeated: syn.ForLoop | None = None) -> tuple[t.Statement, ...]:
+        """Lower statements. repeated: the loop whose body they are."""
         outer, self.out = self.out, []
         for statement in statements:
             self._statement(statement)
+        if repeated is not None:
+            self.takes(repeated, Cost.AGAIN)
         made, self.out = tuple(self.out), outer
         return made
 
@@ -477,6 +497,7 @@ class _Body(_Expressions):
             if stream is not None and stream[1] == "put":
                 value = self.value(call.arguments[0])
                 self.out.append(t.Put(place, stream[0], self.index_of(stream, call), value))
+                self.takes(call, Cost.PUT)
                 return
             if call.called == "cycles":
                 self.out.append(t.Cycles(place, self.value(call.arguments[0])))
@@ -490,10 +511,10 @@ class _Body(_Expressions):
         if isinstance(node.iterable, syn.Invocation) and node.iterable.called in ("range", "grid", "meta_for"):
             bounds = tuple(map(self.value, node.iterable.arguments))
             kind = "grid" if node.iterable.called == "grid" else "range"
-            self.out.append(t.For(place, names, kind, bounds, self.block(node.body), node.unrolled))
+            self.out.append(t.For(place, names, kind, bounds, self.block(node.body, node), node.unrolled))
             return
         values = self.value(node.iterable)
-        self.out.append(t.For(place, names, "in", (values,), self.block(node.body)))
+        self.out.append(t.For(place, names, "in", (values,), self.block(node.body, node)))
 
     def _assign(self, place: Place, node: syn.Assignment) -> None:
         if node.pairs is not None:
@@ -514,6 +535,7 @@ class _Body(_Expressions):
             value = self.kept(place, value)
         for target in targets:
             self._store(place, target, value, kind)
+            self.takes(node, Cost.ASSIGNED)
 
     def _store(self, place: Place, target: syn.ExpressionNode, value: t.Expression, kind: ElementType | None) -> None:
         match target:
@@ -523,6 +545,7 @@ class _Body(_Expressions):
                 self.out.append(t.Assign(place, self._names(target), value))
             case syn.Subscript(base=syn.Identifier(name=name), index=index):
                 self.out.append(t.Store(place, name, self.value(index), value))
+                self.takes(target, Cost.STORED)
             case _:
                 self.refuse(target, "a machine assigns names, and parts of tiles and tensors")
 

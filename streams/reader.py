@@ -31,22 +31,29 @@ LETTERS = 1 << 19
 
 
 def read(
-    text: str, file: str = "<program>", region: str | None = None, timed: bool = False, rates: Rates = NO_RATES
+    text: str,
+    file: str = "<program>",
+    region: str | None = None,
+    timed: bool = False,
+    rates: Rates = NO_RATES,
+    float_add: int = 1,
 ) -> Region:
     """Read a program. file: its name in findings. region: one function with `@region()` of the file, its parameters at
     their defaults; None for the file itself. A file without tasks of its own that holds a single region is that region.
-    timed: the operations of instances are also given in beats, with cycles. rates: of library kernels. Mistakes are in
-    `source.findings` of the result."""
-    return read_source(Source(text, file), region, timed, rates)
+    timed: the operations of instances are also given in beats, with cycles. rates: of library kernels. float_add:
+    cycles of an addition of floats on the device. Mistakes are in `source.findings` of the result."""
+    return read_source(Source(text, file), region, timed, rates, float_add)
 
 
-def read_file(path: Path, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES) -> Region:
+def read_file(
+    path: Path, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES, float_add: int = 1
+) -> Region:
     """Read a program from a file, which may state its encoding as Python's do. The arguments are those of `read`.
     Raises `OSError` if the file cannot be read."""
     with path.open("rb") as file:
         data = file.read(4 * LETTERS + 1)
     try:
-        return read_source(Source(decode_source(data), str(path)), region, timed, rates)
+        return read_source(Source(decode_source(data), str(path)), region, timed, rates, float_add)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         what, place = _undecodable(data, error)
     source = Source(data.decode(errors="replace"), str(path))
@@ -68,12 +75,14 @@ def _undecodable(data: bytes, error: Exception) -> tuple[str, Place]:
     return f"byte 0x{data[error.start]:02x} is not {error.encoding}", Place(line, column + 1, column + 2)
 
 
-def read_source(source: Source, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES) -> Region:
+def read_source(
+    source: Source, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES, float_add: int = 1
+) -> Region:
     """Read a program whose text is at hand, or its tree. region: as for `read`."""
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
-    declared = Declared(FileReading(source, timed=timed, rates=rates))
+    declared = Declared(FileReading(source, timed=timed, rates=rates, float_add=float_add))
     region = declare(declared, tree, region)
     instances: list[Instance] = []
     for task, scope in declared.tasks:
@@ -101,6 +110,7 @@ def read_source(source: Source, region: str | None = None, timed: bool = False, 
         tuple(declared.reading.by_data),
         collectives,
         rates,
+        float_add,
         timed,
     )
 
@@ -109,7 +119,7 @@ def beats_of(region: Region) -> list[Body]:
     """The bodies of a region's instances in beats. A region that was not read with them is read again."""
     if not region.timed:
         source = Source(region.source.text, region.source.file, tree=region.source.tree)
-        region = read_source(source, region.name or None, timed=True, rates=region.rates)
+        region = read_source(source, region.name or None, True, region.rates, region.float_add)
     return [instance.beats for instance in region.instances]
 
 

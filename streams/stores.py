@@ -23,12 +23,11 @@ from .values import Data, Static, Value, distribution_of, type_of
 
 
 class Stores(KernelExpressions):
-    """Expressions of a task instance, its parameters, and its stores. shards: its parameters. shown: the order that
-    each end of a stream shows."""
+    """Expressions of a task instance, its parameters, and its stores. shown: the order that each end of a stream
+    shows."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
-        self.shards: dict[str, Data] = {}
         self.shown: dict[tuple[int, bool], ShownOrder | None] = {}
 
     def shard(self, parameter: TaskParameter) -> Data:
@@ -71,7 +70,8 @@ class Stores(KernelExpressions):
             dist = replace(dist, labels=None)  # a value that repeats along axes
         self.stated(statement.annotation, kind)
         futures = value.futures if isinstance(value, Data) else frozenset[int]()
-        return Data(type_of(value) if kind is None else kind, futures, dist)
+        unwritten = value.unwritten if isinstance(value, Data) else None
+        return Data(type_of(value) if kind is None else kind, futures, dist, unwritten=unwritten)
 
     def _fits(self, statement: syn.Declaration, dist: Distribution, kind: ElementType, value: Value) -> None:
         """Check that a value has the type that its variable states."""
@@ -158,7 +158,7 @@ class Stores(KernelExpressions):
 
     def store(self, target: syn.Subscript, value: Value, source: syn.ExpressionNode) -> None:
         """`target = source`, for a part of a tensor or of a tile in a variable."""
-        base = self.taken(target.base)
+        base = self.whole(target.base)
         if not isinstance(base, Data):
             self.fail(target, f"{short(target.base)} cannot be assigned to")
         part = self.select(base, target)
@@ -166,6 +166,8 @@ class Stores(KernelExpressions):
             future = self.pending.get(number) or self.tokens[number][1]
             self.shows(future.number, False, target, target)
         self.read(value)
+        self.loaded(value, source)
+        self.stores(target, part.type, value, source)
         operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, target)
         try:
             stored(into, operand, self.mesh)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, prod
 
 from ..base.element_types import ElementType
 from ..base.operators import UNARY
 from . import layouts
-from .expressions import Expressions, RegionContext
+from .costs import CostExpressions
+from .datapath import Unwritten
+from .expressions import RegionContext
 from .kernel_types import apply
-from .kernels import KernelOperand, Options, collective
+from .kernels import KERNELS, KernelOperand, Options, collective
 from .layouts import LOCAL, Distribution
 from .orders.shown import Nest
 from .source import Refusal
@@ -29,14 +30,14 @@ KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
 """Operators that are kernels; others are arithmetic, which nothing pending passes."""
 
 
-class TileExpressions(Expressions):
+class TileExpressions(CostExpressions):
     """Expressions of a task instance. varying: variables whose static values differ between instances. asking: tensors
     whose layouts ask for collectives. nest, bound: the loops around what is read, and the value of each one's index.
     entered: how many of these the innermost statement made."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
-        super().__init__(context, name, tid)
-        self.task, self.mesh = task, task.mapping
+        super().__init__(context, task, name, tid)
+        self.mesh = task.mapping
         found = context.varying.get(task.body)
         if found is None:
             found = context.varying.setdefault(task.body, varying(task.body))
@@ -64,11 +65,24 @@ class TileExpressions(Expressions):
         return known
 
     def taken(self, node: syn.ExpressionNode) -> Value:
-        """Return the value of an expression, and take its tokens. The value may have a pending reduction. Raises
-        `Refusal`."""
+        """Return the value of an expression, and take its tokens and cycles. The value may have a pending reduction.
+        Raises `Refusal`."""
+        value = self.whole(node)
+        self.loaded(value, node)
+        return value
+
+    def whole(self, node: syn.ExpressionNode) -> Value:
+        """Return the value of an expression of which a part is taken, or that is stored into. Raises `Refusal`."""
         value = self.eval(node)
         self.read(value, node)
         return value
+
+    def argument(self, name: str, node: syn.ExpressionNode) -> Value:
+        """Return the value of an operand of a kernel: those on elements take expressions, others tiles. Raises
+        `Refusal`."""
+        value = self.taken(node)
+        turned = name == "matmul" and isinstance(value, Data) and value.unwritten and value.unwritten.turned
+        return value if turned or KERNELS[name].rule == "elementwise" else self.kept(value, node)
 
     def data(self, node: syn.ExpressionNode) -> Value:
         """Return the value of an expression that is read, and take its tokens. Add a finding if a reduction of it is
@@ -100,7 +114,7 @@ class TileExpressions(Expressions):
     ) -> Value:
         """Return the result of a library kernel, and take its tokens and cycles. name: of the kernel. nodes: the
         operands. at: the node at which findings stand. On a mistake, add a finding and return data of unknown type."""
-        values = [self.taken(node) for node in nodes]
+        values = [self.argument(name, node) for node in nodes]
         return self._applied(name, nodes, values, at, options)
 
     def _applied(
@@ -117,23 +131,8 @@ class TileExpressions(Expressions):
         except Refusal as r:
             self.report(r, at)
             return Data()
-        self._spend(name, operands, result, at)
-        return Data(result.type, dist=result.dist)
-
-    def _spend(self, name: str, operands: Sequence[KernelOperand], result: KernelOperand, at: syn.SyntaxNode) -> None:
-        """Take the cycles that a kernel needs: multiply-adds of a product, or else the most elements that one of its
-        tiles has, by its rate."""
-        reading, place = self.context.reading, at.place
-        rate = reading.rates.get(name)
-        types = [x.type for x in (*operands, result) if x.type is not None]
-        if rate is None or not any(kind.shape for kind in types):
-            return
-        work = max(prod(kind.shape) for kind in types)
-        if name == "matmul" and result.type is not None:
-            work = prod(result.type.shape) * (operands[0].shape or (1,))[-1]
-        count = ceil(work / rate)
-        reading.costs.setdefault((self.task.name, place), set()).add(count)
-        self.spend(count, place)
+        unwritten = self.computed(name, values, operands, result, at, options or {})
+        return Data(result.type, dist=result.dist, unwritten=unwritten)
 
     def stated(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
         """Record the type that stands at a node: the machine has it there."""
@@ -157,7 +156,7 @@ class TileExpressions(Expressions):
                 return self.kernel("transpose", [node.base], node)
             case syn.Attribute(name="shape" | "ndim" as what):
                 self.context.step(node)
-                value = self.taken(node.base)
+                value = self.whole(node.base)
                 if isinstance(value, Data) and value.type is not None:
                     known = Static(value.type.shape if what == "shape" else len(value.type.shape))
                     shapes = self.context.reading.shapes
@@ -168,19 +167,23 @@ class TileExpressions(Expressions):
         return super().eval(node)
 
     def _binary(self, node: syn.Infix) -> Value:
-        a, b = self.taken(node.left), self.taken(node.right)
+        name = KERNEL_OF.get(node.op, "arithmetic")
+        a, b = self.argument(name, node.left), self.argument(name, node.right)
         if isinstance(a, Static) and isinstance(b, Static) and node.op in OPERATORS:
             return compute(OPERATORS[node.op], [a.value, b.value], node)
-        return self._applied(KERNEL_OF.get(node.op, "arithmetic"), [node.left, node.right], [a, b], node)
+        return self._applied(name, [node.left, node.right], [a, b], node)
 
     def _subscript(self, node: syn.Subscript) -> Value:
-        base = self.taken(node.base)
+        base = self.kept(self.whole(node.base), node.base)
         if isinstance(base, Static):
             index = self.data(node.index)
             if isinstance(base.value, tuple) and isinstance(index, Static):
                 return compute(lambda a, b: a[b], [base.value, index.value], node)
             return Data()
-        return self.select(base, node)
+        part = self.select(base, node)
+        if self.datapath is None or self.shard_of(node) is not None or part.type is None or not part.type.shape:
+            return part
+        return replace(part, unwritten=Unwritten())
 
     def _opaque(self, node: syn.ExpressionNode) -> Value:
         value = super()._opaque(node)

@@ -291,7 +291,7 @@ class Region:
     Streams and tasks of the regions that it calls are among them. name: of the function, "" for a whole file. contexts:
     the names that each task sees, by its name. by_data: loops that take time, and whose trips data decides; found if
     the reading is timed. collectives: their streams are the last ones of `streams`. rates: of library kernels.
-    timed: instances have their beats."""
+    float_add: cycles of an addition of floats. timed: instances have their beats."""
 
     source: Source
     streams: tuple[StreamDecl, ...]
@@ -303,6 +303,7 @@ class Region:
     by_data: tuple[Place, ...] = ()
     collectives: tuple[Collective, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
+    float_add: int = 1
     timed: bool = False
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:

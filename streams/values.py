@@ -9,6 +9,7 @@ from typing import Any
 
 from ..base.element_types import BITS, ElementType
 from ..base.operators import BINARY
+from .datapath import Unwritten
 from .layouts import LOCAL, Distribution, constant
 from .source import Refusal
 from .syntax import nodes as syn
@@ -48,12 +49,14 @@ class Static:
 class Data:
     """A value that is known in the run only. type: of a tile or a tensor that of its shard; None if it is not known
     either. futures: the gets whose tokens it is, each until something reads it; several after a branch. dist: what the
-    shards of all instances are together. tensor: the parameter whose elements it names, "" for a value of its own."""
+    shards of all instances are together. tensor: the parameter whose elements it names, "" for a value of its own.
+    unwritten: of an expression of tiles that what reads it computes, None for a value that is kept."""
 
     type: ElementType | None = None
     futures: frozenset[int] = frozenset()
     dist: Distribution = LOCAL
     tensor: str = ""
+    unwritten: Unwritten | None = None
 
 
 Value = Static | Data

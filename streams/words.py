@@ -63,6 +63,11 @@ def product_word(shape: Sequence[int], most: float) -> TileWord:
     return max(ways, key=lambda way: (way.elements, way.columns))
 
 
+def part_of(part: TileWord, whole: TileWord) -> TileWord:
+    """The largest part of a word that divides it, of no more elements than another one."""
+    return TileWord(gcd(part.rows, whole.rows), gcd(part.columns, whole.columns))
+
+
 def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
     """The word in which a tile goes over a stream."""
     return word(shape, max(1, STREAM_BITS // max(8, BITS[dtype])))

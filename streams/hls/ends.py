@@ -10,7 +10,8 @@ from math import gcd
 from ...base.element_types import BITS
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
-from ..words import MOVED, PORT_BITS, TileWord, stream_word, word
+from ..datapath import Datapath
+from ..words import MOVED, PORT_BITS, part_of, stream_word, word
 from .expressions import RUN, starts_of, steps_of
 from .indices import Index
 from .kinds import (
@@ -51,7 +52,7 @@ class StreamEndWriter(Variables):
     ) -> None:
         super().__init__(program.file, widths)
         self.task, self.shot, self.unit = task, shot, unit
-        self.rates = dict(task.rates)
+        self.datapath = Datapath(dict(task.rates))
         self.reads = Counter(n.name for n in t.nodes(task.body) if isinstance(n, t.Name))
         self.streams: Mapping[str, StreamArray] = {s.name: s for s in program.streams}
         self.connected: dict[tuple[str, bool], dict[tuple[int, ...], EndParameter]] = {}
@@ -236,7 +237,7 @@ class StreamEndWriter(Variables):
         if chosen is not None:
             value = self.held(value)
         cpp, whole = tile_type(kind.dtype, kind.shape), stream_word(kind.dtype, kind.shape)
-        part = _part_of(word(kind.shape, min(value.lanes, whole.elements)), whole)
+        part = part_of(word(kind.shape, min(value.lanes, whole.elements)), whole)
         apart = self.takes(kind.shape, part)
 
         def written(port: str) -> str:
@@ -245,11 +246,6 @@ class StreamEndWriter(Variables):
             return f"rsn::put{apart}<{part}, {whole}>({port}, {value.text});"
 
         self._at_end(chosen, ports, written)
-
-
-def _part_of(part: TileWord, whole: TileWord) -> TileWord:
-    """The largest part of a word that divides it, of no more elements than another one."""
-    return TileWord(gcd(part.rows, whole.rows), gcd(part.columns, whole.columns))
 
 
 def _number(index: tuple[int, ...], shape: tuple[int, ...]) -> int:

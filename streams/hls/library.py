@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...isa.overlays.tasks.kernels import KERNELS
-from ..words import MOVED, product_word, row_word, word
+from ..words import MOVED, word
 from .kinds import (
     BOOL,
     CPP,
@@ -46,8 +46,6 @@ ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
 ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""
 BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
-TURNED = 8
-"""Elements of a transpose in a cycle where no rate is stated: as many banks more each way."""
 EPSILON = 1e-5
 """Default of the parameter eps of the norms."""
 
@@ -122,7 +120,7 @@ class KernelWriter(Operators):
         made = self.number(value)
         if made.adapted:
             self.fail_adapted(made)
-        return made if name in ELEMENTWISE or name in ON_FLOATS or name in ("relu", "neg") else self.held(made)
+        return made if KERNELS[name].rule == "elementwise" else self.held(made)
 
     def fixed(self, value: Value, what: str) -> Any:
         """Return the Python value that is known at compile time. Raises `HlsError` if only the run knows it. what:
@@ -139,7 +137,7 @@ class KernelWriter(Operators):
                 made = f"{self.integer(x, 2)} {sign} {y.operand}"
                 return Val(INT, f"rsn::convert<std::int64_t>({made})", *LIMITS["i64"])
             return self._chosen(x, y, ">=" if name == "maximum" else "<=")
-        return self.elements("", x, y, KERNELS[name], ELEMENTWISE[name])
+        return self.elements("", x, y, KERNELS[name], ELEMENTWISE[name], name)
 
     def _chosen(self, x: Val, y: Val, op: str) -> Val:
         """The first of two numbers of one kind if the comparison holds, else the second."""
@@ -220,7 +218,7 @@ class KernelWriter(Operators):
         if name == "matmul":
             kind = self._matmul_kind(values)
             self.marks.append("loop")
-            out, taken = self.tile(kind), product_word(kind.shape, self.rates.get(name, 1.0))
+            out, taken = self.tile(kind), self.datapath.product_word(kind.shape)
             self.emit(f"rsn::matmul<{taken}>({out}, {values[0].text}, {values[1].text});")
             return Val(kind, out)
         if name in ("transpose", "reshape"):
@@ -248,9 +246,9 @@ class KernelWriter(Operators):
         if len(kind.shape) < 2 or not (first.kind.is_int and last.kind.is_int) or first.kind.shape or last.kind.shape:
             self.fail(f"banded takes a tile and two integers, not {x.kind}, {first.kind} and {last.kind}")
         if x.kind != kind:
-            x = self.held(self.as_tile(x, kind))
+            x = self.as_tile(x, kind)
         ends = ", ".join(self.scalar_converted(v, "i64") for v in (first, last))
-        return Val(kind, f"rsn::banded({x.text}, {ends})", simple=False)
+        return self.passed("banded", Val(kind, f"rsn::banded({x.text}, {ends})", simple=False), x)
 
     def _moved(self, name: str, x: Val, options: dict[str, Any]) -> Val:
         """transpose and reshape."""
@@ -265,7 +263,7 @@ class KernelWriter(Operators):
         rank = len(x.kind.shape)
         axes = tuple(int(k) % rank for k in given) or tuple(reversed(range(rank)))
         text = f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})"
-        return Val(kind, text, simple=False, lanes=self.rates.get(name, TURNED), moved=True)
+        return Val(kind, text, simple=False, lanes=self.datapath.lanes(name), moved=True)
 
     def _matmul_kind(self, values: list[Val]) -> ValueKind:
         shapes = [v.kind.shape for v in values]
@@ -290,7 +288,7 @@ class KernelWriter(Operators):
             self.fail(f"{name} of a number")
         x = self.held(self.as_tile(x, kind))
         self.marks.append("loop")
-        made, taken = self.tile(kind), row_word(kind.shape, min(self.rate(name), MOVED))
+        made, taken = self.tile(kind), self.datapath.row_word(name, kind.shape)
         eps = literal((np.float32 if dtype == "f32" else np.float64)(named.get("eps", EPSILON)))
         assert isinstance(eps, Val)
         option = "" if name == "softmax" else f", {eps.text}"
@@ -308,7 +306,7 @@ class KernelWriter(Operators):
         element = "i64" if name == "reduce_sum" and x.kind.dtype in LIMITS else x.kind.dtype
         for k in sorted({int(k) % len(shape) for k in axes}, reverse=True):
             del shape[k]
-            taken = row_word(x.kind.shape, min(self.rate(name), MOVED))
+            taken = self.datapath.row_word(name, x.kind.shape)
             self.marks.append("loop")
             if shape:
                 made = self.tile(ValueKind(element, tuple(shape)))

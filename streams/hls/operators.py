@@ -44,8 +44,8 @@ OPERATIONS = {
     **COMPARISONS,
 }
 """What the kernels' header calls an operation on elements."""
-KERNEL_OF = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Larger": "maximum", "Smaller": "minimum"}
-"""The library's name of an operation on elements, under which its rate is stated."""
+KERNEL_OF = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
+"""The library's name of an operator on elements, under which its rate is stated."""
 
 
 class Operators(ValueWriter):
@@ -165,8 +165,11 @@ class Operators(ValueWriter):
             return self.elements("*", x, x)
         self.fail("a power of floats differs between computers: write a product, such as x * x")
 
-    def elements(self, op: str, x: Val, y: Val, function: Callable[..., Any] | None = None, name: str = "") -> Val:
-        """An operation on floats or on the elements of tiles. function, name: of a kernel."""
+    def elements(
+        self, op: str, x: Val, y: Val, function: Callable[..., Any] | None = None, name: str = "", kernel: str = ""
+    ) -> Val:
+        """An operation on floats or on the elements of tiles. function, name, kernel: of a kernel: what it computes,
+        and what it is called in C++ and in the library."""
         function = function or BINARY[op]
         kind = self.result_of(function, (x.kind, y.kind))
         if name == "" and op in COMPARISONS:
@@ -187,16 +190,16 @@ class Operators(ValueWriter):
         text = f"rsn::zip<{out}, {compute}>(rsn::{name or OPERATIONS[op]}(), {left}, {right})"
         if not kind.shape:
             return Val(kind, text, low, high)
-        kernel = KERNEL_OF.get(name or OPERATIONS[op], "")
+        kernel = kernel or KERNEL_OF.get(OPERATIONS[op], "")
         return self.passed(kernel, Val(kind, text, simple=False), x, y)
 
     def passed(self, kernel: str, made: Val, *operands: Val) -> Val:
         """Return an expression of tiles with the elements of it that a cycle takes. A kernel with a rate of its own
         makes a pass of its own."""
-        lanes = min(self.rate(kernel), *(v.lanes for v in operands))
+        lanes = min(self.datapath.lanes(kernel), *(v.lanes for v in operands))
         moved = any(v.moved or v.kind.shape not in ((), made.kind.shape) for v in operands)
         made = replace(made, lanes=lanes, moved=moved)
-        return self.held(made) if kernel in self.rates else made
+        return self.held(made) if kernel in self.datapath.rates else made
 
     def mapped(self, kernel: str, function: str, kind: ValueKind, x: Val) -> Val:
         """Return what a function gives of a number, or of each element of a tile. kernel, function: its names in the

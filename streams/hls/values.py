@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ import numpy as np
 from ...base.element_types import FLOATS, NARROW, ElementType
 from ...base.errors import ProgramError
 from ...base.place import Place
-from ...isa.overlays.tasks.program import ELEMENTS
+from ..datapath import Datapath
 from ..words import MOVED, TileWord, word
 from .kinds import (
     BOOL,
@@ -62,18 +62,17 @@ def names(name: str, text: str) -> bool:
 
 
 class ValueWriter:
-    """Makes values. env: the values of names. lines: statements so far. rates: work that a kernel does in a cycle, by
-    its name. tiles: kinds of the variables that are tiles; fresh_tiles: those of one expression, which one statement
-    reads. packed: of each shard that is accessed, a number of elements at a multiple of which all accesses begin and
-    end. marks: what tells a beat: accesses of streams, and where control turns. place: of the statement that is
-    written."""
+    """Makes values. env: the values of names. lines: statements so far. datapath: of the task. tiles: kinds of the
+    variables that are tiles; fresh_tiles: those of one expression, which one statement reads. packed: of each shard
+    that is accessed, a number of elements at a multiple of which all accesses begin and end. marks: what tells a beat:
+    accesses of streams, and where control turns. place: of the statement that is written."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.place = Place(1, 1)
         self.env: dict[str, Value | Poison] = {}
         self.lines: list[str] = []
-        self.rates: Mapping[str, float] = {}
+        self.datapath = Datapath()
         self.tiles: dict[str, ValueKind] = {}
         self.fresh_tiles: set[str] = set()
         self.packed: dict[str, int] = {}
@@ -162,10 +161,6 @@ class ValueWriter:
         if prod(shape) != taken.elements:
             self.marks.append("loop")
         return "" if prod(shape) != taken.elements else "_apart"
-
-    def rate(self, kernel: str) -> float:
-        """Return the work that a kernel does in a cycle: 1 where nothing is stated."""
-        return self.rates.get(kernel, self.rates.get(ELEMENTS, 1.0))
 
     def truth_of(self, given: Value) -> Val:
         """Return whether a value is true, as a C++ Boolean. Raises `HlsError` for a tile."""

@@ -1,0 +1,182 @@
+"""The cycles that a task instance takes for its tiles, at the statements that take them: those of its datapath.
+
+What is charged here is what `rsn hls` writes a loop for: a tile that comes or goes over a stream, a part of a tensor
+that is read or stored, a kernel, an expression that is kept. A task without rates takes no cycles but those that it
+states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from math import inf
+
+from ..base.element_types import ElementType
+from .datapath import DEPTHS, Datapath, Unwritten
+from .expressions import Expressions, RegionContext
+from .kernels import KERNELS, KernelOperand, Options
+from .syntax import nodes as syn
+from .tree import StreamDecl, TaskDecl
+from .values import Data, Value
+
+
+class Cost(Enum):
+    """What takes cycles at a place."""
+
+    GOT = "got"
+    LOADED = "loaded"
+    COMPUTED = "computed"
+    KEPT = "kept"
+    ASSIGNED = "assigned"
+    STORED = "stored"
+    PUT = "put"
+    AGAIN = "again"
+
+
+class CostExpressions(Expressions):
+    """Expressions of a task instance, with their cycles. shards: its parameters. datapath: None for a task without
+    rates. charges: how often cycles were taken."""
+
+    def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+        super().__init__(context, name, tid)
+        self.task = task
+        self.shards: dict[str, Data] = {}
+        rates = {**context.reading.rates, **dict(task.rates)}
+        self.datapath = Datapath(rates, context.reading.float_add) if rates else None
+        self.charges = 0
+        self._sent: syn.ExpressionNode | None = None
+
+    def charge(self, what: Cost, node: syn.SyntaxNode, cycles: int) -> None:
+        """Take cycles at a node."""
+        key = self.task.name, node.place, what.value
+        self.context.reading.costs.setdefault(key, set()).add(cycles)
+        self.charges += 1
+        self.spend(cycles, node.place)
+
+    def shard_of(self, node: syn.ExpressionNode) -> Data | None:
+        """Return the parameter of which an expression is a part, or all; None if it is none."""
+        base = node.base if isinstance(node, syn.Subscript) else node
+        held = self.shards.get(base.name) if isinstance(base, syn.Identifier) else None
+        return held if isinstance(base, syn.Identifier) and held is not None and self.env[base.name] is held else None
+
+    def loaded(self, value: Value, node: syn.ExpressionNode) -> None:
+        """Take the cycles in which a part of a tensor is read, if the node is one. One that is put is moved then."""
+        kind = value.type if isinstance(value, Data) else None
+        if self.datapath is None or node is self._sent or kind is None or not kind.shape:
+            return
+        shard = self.shard_of(node)
+        if shard is not None and shard.type is not None:
+            self.charge(Cost.LOADED, node, self.datapath.moved(kind, shard.type.shape[-1]))
+
+    def kept(self, value: Value, node: syn.ExpressionNode, what: Cost = Cost.KEPT) -> Value:
+        """Return a value that is kept; take the cycles of its loop if it is an expression of tiles."""
+        if self.datapath is None or not isinstance(value, Data) or value.unwritten is None:
+            return value
+        if value.type is not None and value.type.shape:
+            self.charge(what, node, self.datapath.elements(value.type, value.unwritten))
+        return replace(value, unwritten=None)
+
+    def assigned(self, value: Value, source: syn.ExpressionNode) -> Value:
+        """Return a value as a variable keeps it. source: where it comes from."""
+        self.loaded(value, source)
+        copied = isinstance(source, syn.Identifier) and self.shard_of(source) is None
+        if copied and isinstance(value, Data) and value.unwritten is None:
+            value = replace(value, unwritten=Unwritten())
+        return self.kept(value, source, Cost.ASSIGNED)
+
+    def computed(
+        self, name: str, values: Sequence[Value], operands: Sequence[KernelOperand], result: KernelOperand,
+        at: syn.SyntaxNode, options: Options,
+    ) -> Unwritten | None:  # fmt: skip
+        """Take the cycles of a kernel; return what is left to compute where its result is read."""
+        path, kind = self.datapath, result.type
+        given = operands[0].type if operands else None
+        if path is None or kind is None or given is None:
+            return None
+        match KERNELS[name].rule:
+            case "matmul":
+                self.charge(Cost.COMPUTED, at, path.product(kind, given.shape[-1]))
+            case "reduce" if given.shape:
+                axis = options.get("axis")
+                axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None
+                self.charge(Cost.COMPUTED, at, path.reduction(name, given, axes))
+            case "rows" if given.shape:
+                self.charge(Cost.COMPUTED, at, path.rows(name, given))
+                factors = ("mul", "add")[: len(operands) - 1]
+                return self._expression(factors, (), kind, at) if factors else None
+            case "transpose" if kind.shape:
+                return Unwritten(path.lanes(name), turned=True)
+            case "reshape" if kind.shape:
+                return Unwritten()
+            case "elementwise" if kind.shape:
+                return self._expression((name,), values, kind, at)
+        return None
+
+    def _expression(
+        self, names: Sequence[str], values: Sequence[Value], kind: ElementType, at: syn.SyntaxNode
+    ) -> Unwritten | None:
+        """An expression of kernels on elements. Those with a rate of their own make a pass of their own."""
+        assert self.datapath is not None
+        parts = [v.unwritten for v in values if isinstance(v, Data) and v.unwritten is not None]
+        lanes = min((self.datapath.lanes(name) for name in names), default=inf)
+        depth = sum(DEPTHS.get(name, 1) for name in names)
+        made = Unwritten(min(lanes, *(p.lanes for p in parts), inf), depth + max((p.depth for p in parts), default=0))
+        if self.datapath.rates.keys().isdisjoint(names):
+            return made
+        self.charge(Cost.COMPUTED, at, self.datapath.elements(kind, made))
+        return None
+
+    def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
+        """Take the cycles in which a tile comes."""
+        if self.datapath is not None and stream.type.shape:
+            self.charge(Cost.GOT, node, self.datapath.got(stream.type))
+
+    def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
+        """Take the cycles in which a tile goes, or a part of a tensor is read and goes."""
+        if self.datapath is None or not stream.type.shape or not isinstance(value, Data):
+            return
+        shard = self.shard_of(node.arguments[0])
+        if shard is not None and shard.type is not None and shard.type.shape:
+            cycles = self.datapath.moved(stream.type, shard.type.shape[-1])
+        else:
+            cycles = self.datapath.put(stream.type, value.unwritten or Unwritten())
+        self.charge(Cost.PUT, node, cycles)
+
+    def given(self, node: syn.ExpressionNode) -> Value:
+        """Return the value that is put. A part of a tensor goes over the stream as it is read."""
+        outer, self._sent = self._sent, node if self.shard_of(node) is not None else None
+        try:
+            return self.data(node)
+        finally:
+            self._sent = outer
+
+    def stores(self, target: syn.Subscript, kind: ElementType | None, value: Value, source: syn.ExpressionNode) -> None:
+        """Take the cycles in which a part of a tensor, or of a tile, is stored. kind: of the part. A tile that comes
+        over a stream is stored as it comes."""
+        path = self.datapath
+        if path is None or kind is None or not kind.shape:
+            return
+        shard = self.shard_of(target)
+        unwritten = (value.unwritten if isinstance(value, Data) else None) or Unwritten()
+        if shard is None or shard.type is None:
+            cycles = path.elements(kind, unwritten)
+        else:
+            cycles = path.moved(kind, shard.type.shape[-1]) + unwritten.depth
+            if isinstance(source, syn.Invocation) and isinstance(value, Data) and value.futures:
+                cycles = max(0, cycles - path.got(kind))
+        self.charge(Cost.STORED, target, cycles)
+
+    def exchanges(self, node: syn.SyntaxNode, kind: ElementType | None, op: str, others: int, first: bool) -> None:
+        """Take the cycles of an all-reduce for one instance. others: of its group. first: it adds up."""
+        if self.datapath is None or kind is None or not kind.shape:
+            return
+        self.charges += 1
+        self.spend(exchange_cycles(self.datapath, kind, op, others if first else 0), node.place)
+
+
+def exchange_cycles(path: Datapath, kind: ElementType, op: str, others: int) -> int:
+    """Return the cycles of an all-reduce. others: those whose values an instance adds up, 0 for one that does not."""
+    tokens = path.got(kind) + path.put(kind, Unwritten())
+    lanes = path.lanes("add" if op == "+" else "maximum")
+    return max(1, others) * tokens + (path.elements(kind, Unwritten(lanes, others)) if others else 0)
