@@ -51,7 +51,7 @@ class CostExpressions(Expressions):
         """Take cycles at a node."""
         key = self.task.name, node.place, what.value
         self.context.reading.costs.setdefault(key, set()).add(cycles)
-        self.charges += 1
+        self.charges += cycles > 0
         self.spend(cycles, node.place)
 
     def shard_of(self, node: syn.ExpressionNode) -> Data | None:

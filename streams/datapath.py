@@ -38,6 +38,12 @@ def loop(iterations: int, depth: int, interval: int = 1) -> int:
     return (iterations - 1) * interval + depth + 1
 
 
+def _pass(kind: ElementType, taken: TileWord, depth: int) -> int:
+    """Cycles of a pass over a tile. A tile of one word takes no loop: it is a part of the beat around it."""
+    count = prod(kind.shape) // taken.elements
+    return loop(count, depth) if count > 1 else 0
+
+
 def port_elements(dtype: str, *ends: int) -> int:
     """Return how many elements a port to the memory off the chip moves in a cycle. ends: numbers of elements, at
     multiples of which all accesses begin and end."""
@@ -118,19 +124,19 @@ class Datapath:
     def elements(self, kind: ElementType, value: Unwritten) -> int:
         """Return the cycles of the loop that computes an expression and keeps it in a tile."""
         taken = word(kind.shape, min(value.lanes, MOVED))
-        return loop(prod(kind.shape) // taken.elements, value.depth + 1)
+        return _pass(kind, taken, value.depth + 1)
 
     def got(self, kind: ElementType) -> int:
         """Return the cycles in which a tile comes from a stream."""
-        return loop(prod(kind.shape) // stream_word(kind.dtype, kind.shape).elements, 1)
+        return _pass(kind, stream_word(kind.dtype, kind.shape), 1)
 
     def put(self, kind: ElementType, value: Unwritten) -> int:
         """Return the cycles in which an expression, or a tile, is put on a stream."""
         whole = stream_word(kind.dtype, kind.shape)
         part = part_of(word(kind.shape, min(value.lanes, whole.elements)), whole)
-        return loop(prod(kind.shape) // part.elements, value.depth + 1)
+        return _pass(kind, part, value.depth)
 
     def moved(self, kind: ElementType, axis: int) -> int:
         """Return the cycles in which a part of a tensor is read or written. axis: elements of the last axis of the
         whole."""
-        return loop(prod(kind.shape) // port_elements(kind.dtype, kind.shape[-1], axis), 0)
+        return _pass(kind, TileWord(1, port_elements(kind.dtype, kind.shape[-1], axis)), 0)

@@ -63,7 +63,8 @@ def names(name: str, text: str) -> bool:
 
 class ValueWriter:
     """Makes values. env: the values of names. lines: statements so far. datapath: of the task. tiles: kinds of the
-    variables that are tiles; fresh_tiles: those of one expression, which one statement reads. packed: of each shard
+    variables that are tiles; fresh_tiles: those of one expression, which one statement reads; by_element: those of
+    which each element is made of elements at its place. packed: of each shard
     that is accessed, a number of elements at a multiple of which all accesses begin and end. marks: what tells a beat:
     accesses of streams, and where control turns. place: of the statement that is written."""
 
@@ -75,6 +76,7 @@ class ValueWriter:
         self.datapath = Datapath()
         self.tiles: dict[str, ValueKind] = {}
         self.fresh_tiles: set[str] = set()
+        self.by_element: set[str] = set()
         self.packed: dict[str, int] = {}
         self.marks: list[object] = []
         self.draws = False
@@ -141,6 +143,8 @@ class ValueWriter:
         taken = word(value.kind.shape, min(value.lanes, MOVED))
         self.takes(value.kind.shape, taken)
         self.emit(f"rsn::assign<{taken}>({target}, {value.text});")
+        if not value.moved:
+            self.by_element.add(target)
 
     def _renamed(self, name: str, target: str) -> bool:
         """Let a statement that has made a tile in a variable of its own make it in another one. Returns whether it
@@ -149,7 +153,9 @@ class ValueWriter:
         if declared not in self.lines:
             return False
         since = self.lines.index(declared)
-        if any(names(target, line) for line in self.lines[since:]):
+        if any(names(target, line) for line in self.lines[since:]) and (
+            name not in self.by_element or len(self.lines) > since + 2
+        ):
             return False
         self.fresh_tiles.remove(name)
         self.lines[since:] = [re.sub(rf"\b{name}\b", target, line) for line in self.lines[since + 1 :]]

@@ -33,10 +33,10 @@ def trips(function: LlvmFunction, loop: NaturalLoop) -> int | None:
     condition = function.defined.get(branch.operands[0]) if branch.operands else None
     if condition is not None and (turns := _two_at_most(function, loop, exits[0], branch)):
         return turns
-    found = condition and re.search(r"^ (?:samesign )?(?:eq|ne|ult|slt|ugt|ule) i\d+ (%\S+), (\d+)$", condition.rest)
+    found = condition and re.search(r"^ (?:samesign )?(eq|ne|ult|slt|ugt|ule) i\d+ (%\S+), (\d+)$", condition.rest)
     if not found:
         return None
-    value: Offset = sum_of(function, found[1])
+    value: Offset = sum_of(function, found[2])
     if len(value.terms) != 1:
         return None
     name, scale = value.terms[0]
@@ -44,6 +44,9 @@ def trips(function: LlvmFunction, loop: NaturalLoop) -> int | None:
     start = next((v for v, b in made.incoming if b not in loop.latches), "") if made else ""
     if not step or not re.fullmatch(r"-?\d+", start):
         return None
-    turns = -(-(int(found[2]) - int(start) * scale - value.constant) // (step * scale))
+    left = int(found[3]) - int(start) * scale - value.constant
+    turns = -(-left // (step * scale))
+    if found[1] == "eq" and function.blocks[exits[0]].successors[0] in loop.blocks:
+        turns = int(left == 0)  # it goes on only as long as they are equal: so LLVM writes a loop of two iterations
     checked_first = exits[0] == loop.header and exits[0] not in loop.latches
     return turns if checked_first else turns + 1
