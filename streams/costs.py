@@ -47,12 +47,12 @@ class CostExpressions(Expressions):
         self.charges = 0
         self._sent: syn.ExpressionNode | None = None
 
-    def charge(self, what: Cost, node: syn.SyntaxNode, cycles: int) -> None:
-        """Take cycles at a node."""
+    def charge(self, what: Cost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
+        """Take cycles at a node. scales: more units would take fewer."""
         key = self.task.name, node.place, what.value
         self.context.reading.costs.setdefault(key, set()).add(cycles)
         self.charges += cycles > 0
-        self.spend(cycles, node.place)
+        self.spend(cycles, node.place, 0 if scales else cycles)
 
     def shard_of(self, node: syn.ExpressionNode) -> Data | None:
         """Return the parameter of which an expression is a part, or all; None if it is none."""
@@ -74,7 +74,7 @@ class CostExpressions(Expressions):
         if self.datapath is None or not isinstance(value, Data) or value.unwritten is None:
             return value
         if value.type is not None and value.type.shape:
-            self.charge(what, node, self.datapath.elements(value.type, value.unwritten))
+            self.charge(what, node, self.datapath.elements(value.type, value.unwritten), value.unwritten.scales)
         return replace(value, unwritten=None)
 
     def assigned(self, value: Value, source: syn.ExpressionNode) -> Value:
@@ -96,13 +96,13 @@ class CostExpressions(Expressions):
             return None
         match KERNELS[name].rule:
             case "matmul":
-                self.charge(Cost.COMPUTED, at, path.product(kind, given.shape[-1]))
+                self.charge(Cost.COMPUTED, at, path.product(kind, given.shape[-1]), scales=True)
             case "reduce" if given.shape:
                 axis = options.get("axis")
                 axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None
-                self.charge(Cost.COMPUTED, at, path.reduction(name, given, axes))
+                self.charge(Cost.COMPUTED, at, path.reduction(name, given, axes), scales=True)
             case "rows" if given.shape:
-                self.charge(Cost.COMPUTED, at, path.rows(name, given))
+                self.charge(Cost.COMPUTED, at, path.rows(name, given), scales=True)
                 factors = ("mul", "add")[: len(operands) - 1]
                 return self._expression(factors, (), kind, at) if factors else None
             case "transpose" if kind.shape:
@@ -124,7 +124,7 @@ class CostExpressions(Expressions):
         made = Unwritten(min(lanes, *(p.lanes for p in parts), inf), depth + max((p.depth for p in parts), default=0))
         if self.datapath.rates.keys().isdisjoint(names):
             return made
-        self.charge(Cost.COMPUTED, at, self.datapath.elements(kind, made))
+        self.charge(Cost.COMPUTED, at, self.datapath.elements(kind, made), scales=True)
         return None
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
@@ -141,7 +141,7 @@ class CostExpressions(Expressions):
             cycles = self.datapath.moved(stream.type, shard.type.shape[-1])
         else:
             cycles = self.datapath.put(stream.type, value.unwritten or Unwritten())
-        self.charge(Cost.PUT, node, cycles)
+        self.charge(Cost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
 
     def given(self, node: syn.ExpressionNode) -> Value:
         """Return the value that is put. A part of a tensor goes over the stream as it is read."""
@@ -165,7 +165,7 @@ class CostExpressions(Expressions):
             cycles = path.moved(kind, shard.type.shape[-1]) + unwritten.depth
             if isinstance(source, syn.Invocation) and isinstance(value, Data) and value.futures:
                 cycles = max(0, cycles - path.got(kind))
-        self.charge(Cost.STORED, target, cycles)
+        self.charge(Cost.STORED, target, cycles, shard is None and unwritten.scales)
 
     def exchanges(self, node: syn.SyntaxNode, kind: ElementType | None, op: str, others: int, first: bool) -> None:
         """Take the cycles of an all-reduce for one instance. others: of its group. first: it adds up."""

@@ -32,6 +32,11 @@ class Unwritten:
     depth: int = 0
     turned: bool = False
 
+    @property
+    def scales(self) -> bool:
+        """Whether more units would compute it in fewer cycles."""
+        return self.lanes < MOVED
+
 
 def loop(iterations: int, depth: int, interval: int = 1) -> int:
     """Return the cycles of a pipelined loop. depth: of an iteration, beyond its first cycle."""

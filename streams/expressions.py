@@ -157,7 +157,7 @@ class Expressions:
         self.tokens: dict[int, tuple[Taken, Future]] = {}
         self._futures = 0
         self._beat: list[Op] = []
-        self._cycles = 0
+        self._cycles = self._fixed = 0
         self._since: Place | None = None
         self._branches = 0
         """Around what is read: arms and loops of which data decide whether they run."""
@@ -180,8 +180,8 @@ class Expressions:
         if self._beat or self._cycles:
             place = self._beat[0].place if self._beat else self._since
             assert place is not None
-            self.beats.append(self.context.nodes.beat(tuple(self._beat), self._cycles or 1, place))
-            self._beat, self._cycles, self._since = [], 0, None
+            self.beats.append(self.context.nodes.beat(tuple(self._beat), self._cycles or 1, place, self._fixed))
+            self._beat, self._cycles, self._fixed, self._since = [], 0, 0, None
 
     def take_cycles(self, node: syn.Invocation) -> Value:
         """Read `cycles(n)`: add n cycles to the open beat. Raises `Refusal` unless n is a whole number, at least 0,
@@ -194,10 +194,12 @@ class Expressions:
         self.spend(value.value, node.place)
         return Data()
 
-    def spend(self, count: int, place: Place) -> None:
-        """Add cycles to the open beat. Has no effect if the program is read without beats."""
+    def spend(self, count: int, place: Place, fixed: int = 0) -> None:
+        """Add cycles to the open beat. fixed: those of them that kernels with more units would take as well. Has no
+        effect if the program is read without beats."""
         if self.context.reading.timed:
             self._cycles += count
+            self._fixed += fixed
             self._since = self._since or place
 
     def begin(self) -> Around:

@@ -136,13 +136,14 @@ class Op(Node):
 
 class Beat(Node):
     """Puts and gets that fire together, and the clock cycles that they take. A beat without operations takes its time
-    only. place: of its first operation or statement of cycles."""
+    only. place: of its first operation or statement of cycles. fixed: those of its cycles that kernels with more units
+    would take as well."""
 
-    __slots__ = ("cycles", "ops", "place")
+    __slots__ = ("cycles", "fixed", "ops", "place")
 
-    def __init__(self, ops: tuple[Op, ...], cycles: int, place: Place) -> None:
+    def __init__(self, ops: tuple[Op, ...], cycles: int, place: Place, fixed: int = 0) -> None:
         super().__init__(total(ops)[0], True)
-        self.ops, self.cycles, self.place = ops, cycles, place
+        self.ops, self.cycles, self.place, self.fixed = ops, cycles, place, fixed
 
 
 class FixedLoop(Node):
@@ -204,10 +205,10 @@ class Nodes:
         assert isinstance(made, Op)
         return made
 
-    def beat(self, ops: tuple[Op, ...], cycles: int, place: Place) -> Node:
+    def beat(self, ops: tuple[Op, ...], cycles: int, place: Place, fixed: int = 0) -> Node:
         """Return a beat."""
-        key = ("beat", ops, cycles, place)
-        return self._made.get(key) or self._made.setdefault(key, Beat(ops, cycles, place))
+        key = ("beat", ops, cycles, place, fixed)
+        return self._made.get(key) or self._made.setdefault(key, Beat(ops, cycles, place, fixed))
 
     def repeat(self, times: int, body: Body) -> Body:
         """Return a body that repeats `body`; a loop that holds nothing but a loop is one loop."""

@@ -10,9 +10,10 @@ least time (`placing.channels`), and kernels share the multipliers once more bes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log
+from functools import partial
+from math import log
 
 from ...base.errors import ResourceError
 from ...streams.placing.channels import ChannelShares
@@ -21,13 +22,10 @@ from ...streams.sizing.program import SizedProgram
 from ...streams.timing.timed import BeatTiming, TimedProgram
 from .block import Streamed
 from .knobs import PRODUCTS, Knobs
-from .plans import KernelPlan
+from .plans import units_of
 from .ports import ChannelPorts, port_shares, widest_ports
 from .program import LEAST_DEPTH
 from .resources import area
-
-STREAM_BYTES = 512
-"""Most bytes that a stream between kernels moves in a cycle: 4,096 bits, the widest integer of Vitis HLS (UG1399)."""
 
 FIRST_STEP, LAST_STEP = 2.0, 1.02
 """Largest ratio by which a step changes what a kernel holds: at first, and when the steps end. A step that saves no
@@ -48,8 +46,7 @@ class _Holder:
     """What holds an amount of a resource: a kernel, or the loads of an operator.
 
     operator, knob: the knob that states the amount. tasks: numbers of the instances that are faster with it. cost: of a
-    unit. most: units that can be used. work: of a beat, in cycles of one unit; 0 if its beats differ. units: that it
-    holds.
+    unit. most: units that can be used. whole: the units that it has if it may have so many. units: that it holds.
     """
 
     operator: str
@@ -57,14 +54,13 @@ class _Holder:
     tasks: Sequence[int]
     cost: float
     most: int
-    work: int = 0
+    whole: Callable[[float], int] = int
     units: float = 1.0
 
     @property
     def chosen(self) -> int:
-        """Whole units: the least with which a beat takes no longer."""
-        whole = max(1, int(self.units))
-        return ceil(self.work / ceil(self.work / whole)) if self.work else whole
+        """Whole units."""
+        return self.whole(max(1.0, self.units))
 
 
 def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> Streamed:
@@ -79,10 +75,9 @@ def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> 
     single = made.changed(replace(knobs, unroll=1, lanes=1, port=1), ports=ChannelPorts(device, waits=False))
     kernels, loads = _kernels(single, knobs, device), _loads(single, knobs, device)
     free = {holder.operator for holder in kernels}
+    nodes = made.dataflow.nodes
     given = sum(
-        area(node, knobs.lanes_of(node.name, node.op), device)["DSP"]
-        for node in made.dataflow.nodes
-        if node.name not in free
+        area(node, 0 if node.name in free else knobs.lanes_of(node.name, node.op), device)["DSP"] for node in nodes
     )
     least = given + int(sum(holder.cost for holder in kernels))
     if least > dsps:
@@ -129,17 +124,10 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Hold
     for x, plan in single.plans.items():
         knob = "unroll" if x.op in PRODUCTS else "lanes"
         if knob not in knobs.of.get(x.name, {}):
-            most = min(getattr(knobs, knob), _arriving(plan, [operand.is_memory for operand in x.operands]))
-            cost = max(1, area(nodes[x.name], 1, device)["DSP"])
-            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, most, plan.cycles))
+            whole = partial(units_of, x, plan)
+            cost = max(1, area(nodes[x.name], 2, device)["DSP"] - area(nodes[x.name], 1, device)["DSP"])
+            found.append(_Holder(x.name, knob, [numbers[x.name]], cost, whole(getattr(knobs, knob)), whole))
     return found
-
-
-def _arriving(plan: KernelPlan, loaded: Sequence[bool]) -> int:
-    """Units with which a beat takes as long as the streams from other kernels need for its tokens. loaded: operands
-    that are loads, whose time is that of their port."""
-    tokens = [order.bytes_per_token for order, load in zip(plan.gets, loaded, strict=True) if not load]
-    return max(1, plan.cycles // max((-(-size // STREAM_BYTES) for size in tokens), default=1))
 
 
 def _loads(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Holder]:

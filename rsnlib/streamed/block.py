@@ -20,11 +20,13 @@ from ...isa.program import Program
 from ...scheduler.pack import pack
 from ...streams.build import build
 from ...streams.check import Report, report_on
-from ...streams.dataflow.graph import Dataflow
+from ...streams.dataflow.graph import Dataflow, Timing
+from ...streams.fifos.measure import alone
 from ...streams.fifos.normal import fast_depths, normal_depths
 from ...streams.reader import read_source
 from ...streams.sizing.program import SizedProgram
 from ...streams.source import Source
+from ...streams.tree import Body
 from ..capture import Interface, fitting, lifted, module_of
 from ..layers import identifier
 from ..norm_spellings import norms
@@ -50,15 +52,14 @@ REWRITES = (aliases, likes, joins, norms, constant_rotations)
 class Streamed:
     """A PyTorch block as a stream program.
 
-    block: its operators. knobs, plans: how each is cut into tiles. dataflow: the kernels, and the streams between them
-    with the order of the tokens at either end. groups: of kernels, by name; empty for one group. written: the program
-    with what its tensors hold. name: of the program. ports: on the memory channels of a device, None for no device.
+    block: its operators. knobs, plans: how each is cut into tiles. groups: of kernels, by name; empty for one group.
+    written: the program with what its tensors hold. name: of the program. ports: on the memory channels of a device,
+    None for no device.
     """
 
     block: OperatorBlock
     knobs: Knobs
     plans: Mapping[StreamOperator, KernelPlan]
-    dataflow: Dataflow
     groups: Mapping[str, int]
     written: StreamProgramText
     name: str
@@ -91,6 +92,14 @@ class Streamed:
         parted = self.groups if groups is None else groups
         return _made(self.block, knobs or self.knobs, parted, depths, self.name, ports)
 
+    @cached_property
+    def dataflow(self) -> Dataflow:
+        """The kernels, with the times of their tokens in a program of one group, and the streams between them with the
+        order of the tokens at either end."""
+        whole = self.changed(groups={}) if self.groups else self
+        beats = {instance.task.name: instance.beats for instance in whole.report.region.instances}
+        return dataflow(self.plans, {x.name: _timing(beats[x.name]) for x in self.plans})
+
     def sized(self, executions: int = 1) -> SizedProgram:
         """The program, ready to be tried with other depths. executions: how many, back to back, are timed."""
         return SizedProgram(self.report.region, executions)
@@ -110,7 +119,8 @@ class Streamed:
     def report(self) -> Report:
         """The program, checked."""
         source = Source(self.text, f"{self.name}.py", tree=self.written.printed.tree)
-        return report_on(read_source(source, timed=True))
+        float_add = self.ports.device.float_add if self.ports else 1
+        return report_on(read_source(source, timed=True, float_add=float_add))
 
     @cached_property
     def machine(self) -> Program:
@@ -161,6 +171,13 @@ class Streamed:
         return self.block.interface.unbind(values), run
 
 
+def _timing(beats: Body) -> Timing:
+    """The times of a kernel's result. New rows of a cache go to a store of their own, before it."""
+    ends = max((puts.end for puts in alone(beats).puts.values()), key=lambda ends: int(ends[-1]))
+    first, tokens = int(ends[0]), len(ends)
+    return Timing(first, -(-int(ends[-1] - first) // (tokens - 1)) if tokens > 1 else first, tokens)
+
+
 def _tensor_of(elements: Array, shown: ShownTensor) -> torch.Tensor:
     """What a node of PyTorch shows of an operator's result. elements: of the result, row-major."""
     view = shown.view
@@ -207,4 +224,4 @@ def _made(
     plans = planned(block.graph, knobs)
     title = f"{name}: {len(plans)} kernels, tiles of {knobs.rows} x {knobs.columns}."
     written = program(block.graph, plans, knobs, title, groups=groups, depths=depths, ports=ports)
-    return Streamed(block, knobs, plans, dataflow(block.graph, plans), groups, written, name, ports)
+    return Streamed(block, knobs, plans, groups, written, name, ports)

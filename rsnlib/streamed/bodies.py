@@ -42,11 +42,6 @@ class BodyNames:
         return [assign("result", value), *(stream.put("result") for stream in self.puts)]
 
 
-def cycles(count: int) -> StatementNode:
-    """What is computed takes clock cycles."""
-    return do("cycles", count)
-
-
 def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The product of a row of tiles and a column of tiles, summed tile by tile; or, outward, sums of a row of tiles, to
     which each tile of the operand adds."""
@@ -57,21 +52,24 @@ def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     def with_bias(value: Term) -> Term:
         return value + ends.vectors["bias"][columns] if "bias" in ends.vectors else value
 
-    if "sent" in s:
+    if list(n) == ["rows", "parts", "columns"]:
         part = ROW[:, columns]
-        product = [assign(part, part + TILE @ b.get()), cycles(plan.cycles)]
-        step = [assign(TILE, a.get()), *nest([("j", n["columns"])], product)]
-        sent = [*ends.put(with_bias(part)), cycles(s["sent"])]
+        step = [assign(TILE, a.get()), *nest([("j", n["columns"])], [assign(part, part + TILE @ b.get())])]
+        sent = ends.put(with_bias(part))
         body = [assign(ROW, call("zeros", "f32", s["tm"], x.shape[2])), *nest([("k", n["parts"])], step)]
         return nest([("i", n["rows"])], [*body, *nest([("j", n["columns"])], sent)])
     return nest(
         [("i", n["rows"]), ("j", n["columns"])],
-        [
-            assign(TOTAL, call("zeros", "f32", s["tm"], s["tn"])),
-            *nest([("k", n["parts"])], [assign(TOTAL, TOTAL + a.get() @ b.get()), cycles(plan.cycles)]),
-            *ends.put(with_bias(TOTAL)),
-        ],
+        [*_summed(a, b, (s["tm"], s["tn"]), n["parts"]), *ends.put(with_bias(TOTAL))],
     )
+
+
+def _summed(a: Term, b: Term, shape: tuple[int, int], parts: int) -> Statements:
+    """The sum of products of tiles of two streams."""
+    if parts == 1:
+        return [assign(TOTAL, a.get() @ b.get())]
+    zeros = assign(TOTAL, call("zeros", "f32", *shape))
+    return [zeros, *nest([("k", parts)], [assign(TOTAL, TOTAL + a.get() @ b.get())])]
 
 
 def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
@@ -104,7 +102,7 @@ def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statement
 
     value = p.term(written(x.attributes["expression"]), leaf)
     gets = [assign(name, stream.get()) for name, stream in zip(names, ends.gets, strict=False)]
-    body = [*gets, cycles(plan.cycles), *steps, *ends.put(value)]
+    body = [*gets, *steps, *ends.put(value)]
     return nest([("h", n["heads"]), ("i", n["rows"]), ("j", n["columns"])], body)
 
 
@@ -120,7 +118,7 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
 
     outer = [("h", n["heads"]), ("i", n["rows"])]
     if columns < x.shape[2] or n["columns"] == 1:
-        body = [assign(TILE, ends.gets[0].get()), cycles(plan.cycles), *ends.put(computed(TILE))]
+        body = [assign(TILE, ends.gets[0].get()), *ends.put(computed(TILE))]
         return nest([*outer, ("j", n["columns"])], body)
     part = ROW[:, span("j", s["tn"], columns)]
     loop = [("j", n["columns"])]
@@ -128,9 +126,9 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
         outer,
         [
             assign(ROW, call("zeros", "f32", s["tm"], columns)),
-            *nest(loop, [assign(part, ends.gets[0].get()), cycles(plan.cycles)]),
+            *nest(loop, [assign(part, ends.gets[0].get())]),
             assign(ROW, computed(ROW)),
-            *nest(loop, [*ends.put(part), cycles(plan.cycles)]),
+            *nest(loop, ends.put(part)),
         ],
     )
 
@@ -148,7 +146,6 @@ def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
             assign(TILE, ends.gets[0].get()),
             assign(OWN, ends.gets[1].get()),
             assign(PARTNER, ends.gets[2].get()),
-            cycles(plan.cycles),
             assign(TURNED, call("concat", *runs, axis=1) if len(runs) > 1 else TILE),
             *ends.put(TILE * OWN + TURNED * PARTNER),
         ],
@@ -167,7 +164,7 @@ def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
         part = TILE[:, taken[0] : taken[-1] + 1]
         runs.append(-part if sign < 0 else part)
     made = call("concat", *runs, axis=1) if len(runs) > 1 else runs[0]
-    body = [assign(TILE, ends.gets[0].get()), cycles(plan.cycles), *ends.put(made)]
+    body = [assign(TILE, ends.gets[0].get()), *ends.put(made)]
     return nest([("i", plan.loops["rows"]), ("j", plan.loops["columns"])], body)
 
 
@@ -184,7 +181,7 @@ def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
         first = _shifted(shift, a["first"]) if "first" in a else -s["tm"]
         last = _shifted(shift, a["last"]) if "last" in a else s["tn"]
         value = call("banded", value, first, last)
-    inner = nest([("j", n["columns"])], [assign(TILE, value), cycles(plan.cycles), *ends.put(TILE)])
+    inner = nest([("j", n["columns"])], ends.put(value))
     return nest([("h", n["heads"]), ("i", n["rows"])], [assign(QUERIES, ends.gets[0].get()), *inner])
 
 
@@ -195,8 +192,8 @@ def _shifted(value: Term, number: int) -> Term:
 def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The product of the weights and the values, summed tile by tile."""
     s, n = plan.sizes, plan.loops
-    step = [assign(TOTAL, TOTAL + ends.gets[0].get() @ ends.gets[1].get()), cycles(plan.cycles)]
-    body = [assign(TOTAL, call("zeros", "f32", s["tm"], s["width"])), *nest([("k", n["parts"])], step)]
+    weights, values = ends.gets
+    body = _summed(weights, values, (s["tm"], s["width"]), n["parts"])
     return nest([("h", n["heads"]), ("i", n["rows"])], [*body, *ends.put(TOTAL)])
 
 
@@ -204,7 +201,7 @@ def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     """The rows of the cache, then the new ones."""
     lines: Statements = []
     for rows, stream in zip(("before", "new"), ends.gets, strict=True):
-        body = [assign(TILE, stream.get()), cycles(plan.cycles), *ends.put(TILE)]
+        body = [assign(TILE, stream.get()), *ends.put(TILE)]
         lines += nest([("i", plan.loops[rows])], body)
     return nest([("h", plan.loops["heads"])], lines)
 
@@ -215,7 +212,6 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     new, width, positions = n["new"] * s["tn"], s["width"], ends.vectors["positions"]
     kept = [
         assign(ROWS, ends.gets[1].get()),
-        cycles(s["new_cycles"]),
         assign(BUFFER[span("k", s["tn"], new), :], ROWS),
         *([ends.stored.put(ROWS)] if ends.stored else []),
     ]
@@ -224,7 +220,7 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
     place = positions[row] - named("i") * s["tm"] if n["tiles"] > 1 else positions[row]
     inside = when(both(at >= 0, at < s["tm"]), [assign(TILE[at, :], BUFFER[row, :])])
     found = nest([("r", new)], [assign(at, place), inside])
-    tile = [assign(TILE, ends.gets[0].get()), cycles(plan.cycles), *found, *ends.put(TILE)]
+    tile = [assign(TILE, ends.gets[0].get()), *found, *ends.put(TILE)]
     if not ends.puts:
         tile = [do("drop", ends.gets[0].get())]
     body = [assign(BUFFER, call("zeros", "f32", new, width)), *nest([("k", n["new"])], kept)]

@@ -24,18 +24,21 @@ from ...streams.dataflow.best_fusion import fuse
 from ...streams.dataflow.fusion import Fusion
 from ...streams.dataflow.memory import fusion_space
 from ...streams.fifos.normal import fast_depths
+from ...streams.orders.text import token_shape
 from ...streams.placing.devices import BRAM_BYTES, URAM_BYTES, MemoryChannel, StreamDevice
 from ...streams.placing.dies import DieError, DiePlacement, Wire, place_on_dies
 from ...streams.placing.memories import Allocation, Memories, MemoryFitError, allocate
 from ...streams.placing.unrolling import unroll
 from ...streams.sizing.depths import safe_depths
 from ...streams.sizing.program import SizedProgram
+from ...streams.timing.timed import TimedProgram
 from ...streams.tree import StreamDecl
+from ...streams.words import stream_word
 from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
 from .operators import StreamOperator
-from .plans import BYTES, KernelPlan, multiply_adds
+from .plans import BYTES, KernelPlan, multiply_adds, units_of
 from .ports import ChannelPorts, port_shares, widest_ports
 from .resources import area, multiply_add_dsps
 
@@ -194,13 +197,11 @@ def place(
         channels = made.ports.shares.channels if made.ports else {}
         machine = pack(build(made.report, clock_hz=device.mhz * 1e6, device=device.name, channels=channels))
     with step("time"):
-        cycles = _cycles(made.sized())
-    busy = {x.name: plan.busy for x, plan in made.plans.items()}
-    slowest = max(busy, key=lambda kernel: busy[kernel])
+        sized = made.sized()
+        cycles = _cycles(sized)
+        slowest = _slowest(made, sized)
     moved = _off_chip(made)
-    return Generated(
-        made, device, machine, fusion, held, memories, dies, cycles, (slowest, busy[slowest]), moved, seconds
-    )
+    return Generated(made, device, machine, fusion, held, memories, dies, cycles, slowest, moved, seconds)
 
 
 def _steps(seconds: dict[str, float], done: Callable[[str], None]) -> Any:
@@ -273,7 +274,7 @@ def _widest(x: StreamOperator, plan: KernelPlan, knobs: Knobs) -> int:
     """The most multiply-adds in a cycle of a kernel whose streams are `port` bytes wide: its operands must arrive."""
     beat = multiply_adds(x) // prod(plan.loops.values())
     arrive = max(-(-order.bytes_per_token // knobs.port) for order in plan.gets)
-    return max(1, min(knobs.unroll, beat // arrive))
+    return units_of(x, plan, max(1, min(knobs.unroll, beat // arrive)))
 
 
 _Sized = tuple[Streamed, dict[str, int], Allocation, DiePlacement]
@@ -428,9 +429,17 @@ def _holders(made: Streamed) -> dict[str, str]:
 
 
 def _bits_a_cycle(made: Streamed, source: str) -> int:
-    """The width of a stream that carries a token of its source in the cycles of a beat."""
+    """The width of the streams of a kernel's result."""
     plan = next(plan for x, plan in made.plans.items() if x.name == source)
-    return -(-8 * plan.put.bytes_per_token // max(1, plan.cycles))
+    return 8 * BYTES * stream_word("f32", token_shape(plan.put)).elements
+
+
+def _slowest(made: Streamed, sized: SizedProgram) -> tuple[str, int]:
+    """The kernel that is busy longest, and the cycles of its beats."""
+    cycles = TimedProgram(sized.outcomes.bodies[0], sized.packing).code.cycles
+    busy = dict(zip((instance.task.name for instance in sized.region.instances), cycles, strict=True))
+    slowest = max((x.name for x in made.plans), key=busy.__getitem__)
+    return slowest, busy[slowest]
 
 
 def _cycles(sized: SizedProgram) -> int:

@@ -18,6 +18,9 @@ SWITCHES = frozenset(("outward", "packed", "ping_pong"))
 PRODUCTS = frozenset(("linear", "scores", "attend"))
 """Operators that `unroll` is about; `lanes` is about the others."""
 
+ADDERS = 32
+"""Elements of sums, biases and masks that a product takes in a cycle beside its multiply-adds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:

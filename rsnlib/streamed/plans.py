@@ -1,4 +1,4 @@
-"""Kernels: which tiles an operator takes and gives, in which order, with which memory and time."""
+"""Kernels: which tiles an operator takes and gives, in which order, with which memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from math import gcd, prod
 
 from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
 from ...streams.orders.order import Axis, Order
-from .knobs import Knobs, fit
+from ...streams.words import MOVED, product_word, row_word, word
+from .knobs import ADDERS, PRODUCTS, Knobs, fit
 from .operators import Array, OperatorGraph, StreamOperator
 from .pointwise import operations
 from .sequences import as_order_of, common_tensor, row_units
@@ -22,39 +23,20 @@ class KernelPlan:
     """How a kernel computes an operator.
 
     gets: the order of each operand's tokens. put: of the result's. loops: trips of the kernel's loops, by name,
-    outermost first. sizes: of its tiles, by name. cycles: of a beat of its innermost loop. memory_bytes: its own
-    memory. first, interval: cycles to the first token, and from a token to the next one on average, rounded up. beats:
-    of its innermost loop, or loops where one follows another; 0 for the product of all trips.
+    outermost first. sizes: of its tiles, by name. memory_bytes: its own memory. computed: shape of the tile that its
+    units work on.
     """
 
     gets: tuple[Order, ...]
     put: Order
     loops: Mapping[str, int]
     sizes: Mapping[str, int]
-    cycles: int
     memory_bytes: int
-    first: int
-    interval: int
-    beats: int = 0
-
-    @property
-    def busy(self) -> int:
-        """Cycles of all beats of its innermost loops, the fewest that an execution takes."""
-        return (self.beats or prod(self.loops.values())) * self.cycles
+    computed: tuple[int, ...]
 
 
 Loop = tuple[int, int]
 """Trips and step."""
-
-
-def _times(first: int, total: int, tokens: int) -> tuple[int, int]:
-    """Cycles to the first token, and from a token to the next one on average. total: to the last one."""
-    return first, _ceil(total - first, tokens - 1) if tokens > 1 else first
-
-
-def _summed(parts: int, cycles: int) -> int:
-    """Cycles of a sum: a beat for each part, and one to put it; a sum of one part is put in the beat of that."""
-    return parts * cycles + 1 if parts > 1 else cycles
 
 
 def tiles(
@@ -75,10 +57,6 @@ def tiles(
     return Order(element[first:], trips, steps, axes[first:])
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     """Row tiles, column tiles, and for each of them tiles along the sum: the result is complete before the next. Or
     outward: row tiles, tiles along the sum, and for each of them column tiles: a row of sums is complete at its end."""
@@ -86,10 +64,7 @@ def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     (_, m, depth), n = operand.shape, x.shape[2]
     tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
     rows, columns, parts = m // tm, n // tn, depth // tk
-    cycles = _ceil(tm * tn * tk, knobs.unroll)
     if knobs.outward and columns > 1:
-        sent = _ceil(tm * tn, knobs.unroll)
-        summed = parts * (1 + columns * cycles)  # a tile of the operand comes in a beat of its own
         return KernelPlan(
             (
                 tiles(operand.shape, (tm, tk), [(rows, tm), (parts, tk)], row=0, column=1),
@@ -97,10 +72,9 @@ def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
             ),
             tiles(x.shape, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
             {"rows": rows, "parts": parts, "columns": columns},
-            {"tm": tm, "tn": tn, "tk": tk, "sent": sent},
-            cycles,
+            {"tm": tm, "tn": tn, "tk": tk},
             tm * (n + tk) * BYTES,
-            *_times(summed + sent, rows * (summed + columns * sent), rows * columns),
+            (tm, tn),
         )
     return KernelPlan(
         (
@@ -110,9 +84,8 @@ def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
         tiles(x.shape, (tm, tn), [(rows, tm), (columns, tn)], row=0, column=1),
         {"rows": rows, "columns": columns, "parts": parts},
         {"tm": tm, "tn": tn, "tk": tk},
-        cycles,
         tm * tn * BYTES,
-        *_times(_summed(parts, cycles), rows * columns * _summed(parts, cycles), rows * columns),
+        (tm, tn),
     )
 
 
@@ -134,9 +107,8 @@ def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     heads, rows, columns = x.shape
     tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
-    cycles = _ceil(tm * tn, knobs.lanes)
     loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
-    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, 0, cycles, cycles)
+    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, 0, (tm, tn))
 
 
 def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -147,13 +119,8 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     tm = fit(unit, knobs.rows)
     tn = whole if whole < columns else fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
-    cycles = _ceil(tm * tn, knobs.lanes)
-    count = columns // tn if whole == columns else 1
     loops = {"heads": heads, "rows": rows // tm, "columns": columns // tn}
-    steps = count + 1 if count > 1 else 1
-    total = put.tokens * (2 if count > 1 else 1) * cycles
-    times = _times(steps * cycles, total, put.tokens)
-    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, cycles, tm * whole * BYTES, *times)
+    return KernelPlan(gets, put, loops, {"tm": tm, "tn": tn}, tm * whole * BYTES, (tm, whole))
 
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -167,9 +134,8 @@ def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     for operand in x.operands[1:]:
         of_one = operand.shape[1]
         gets.append(tiles(operand.shape, (tm, width), [(rows // of_one, 1), (of_one // tm, tm), (heads, 1)], row=1))
-    cycles = _ceil(tm * width, knobs.lanes)
     named = {"rows": rows // tm, "columns": heads}
-    return KernelPlan(tuple(gets), order, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles)
+    return KernelPlan(tuple(gets), order, named, {"tm": tm, "tn": width}, 0, (tm, width))
 
 
 def _of_heads(x: StreamOperator, heads: int, sequences: int, tile: tuple[int, int], inner: list[Loop]) -> Order:
@@ -189,7 +155,6 @@ def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
     tm, tn = fit(rows, knobs.rows), fit(columns, knobs.columns)
     m, n, group = rows // tm, columns // tn, heads // key_heads
-    cycles = _ceil(tm * tn * width, knobs.unroll)
     gets = [
         _of_heads(queries, heads, x.attributes["sequences"], (tm, width), [(m, tm)]),
         _of_heads(keys, key_heads, x.attributes["key_sequences"], (tn, width), [(group, 1), (m, 1), (n, tn)]),
@@ -199,9 +164,7 @@ def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     _, put = _in_place(x, (tm, tn), ())
     named = {"heads": heads, "rows": m, "columns": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    get = 1 if n > 1 else 0  # the queries of a row of tiles come in a beat of their own
-    times = _times(get + cycles, heads * m * (get + n * cycles), put.tokens)
-    return KernelPlan(tuple(gets), put, named, sizes, cycles, tm * width * BYTES, *times)
+    return KernelPlan(tuple(gets), put, named, sizes, tm * width * BYTES, (tm, tn))
 
 
 def _of_mask(
@@ -224,15 +187,13 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
     tm, tn = fit(rows, knobs.rows), fit(keys, knobs.columns)
     m, n, group = rows // tm, keys // tn, heads // key_heads
-    cycles = _ceil(tm * tn * width, knobs.unroll)
     (of_weights,), _ = _in_place(weights, (tm, tn), (weights,))
     inner = [(group, 1), (m, 1), (n, tn)]
     of_values = _of_heads(values, key_heads, x.attributes["key_sequences"], (tn, width), inner)
     put = _of_heads(x, heads, x.attributes["sequences"], (tm, width), [(m, tm)])
     named = {"heads": heads, "rows": m, "parts": n}
     sizes = {"tm": tm, "tn": tn, "width": width}
-    times = _times(_summed(n, cycles), put.tokens * _summed(n, cycles), put.tokens)
-    return KernelPlan((of_weights, of_values), put, named, sizes, cycles, tm * width * BYTES, *times)
+    return KernelPlan((of_weights, of_values), put, named, sizes, tm * width * BYTES, (tm, width))
 
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -246,9 +207,7 @@ def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     )
     put = tiles(x.shape, (tm, width), [(heads, 1), ((before + new) // tm, tm)], head=0, row=1)
     named = {"heads": heads, "before": before // tm, "new": new // tm}
-    cycles = _ceil(tm * width, knobs.lanes)
-    beats = heads * (named["before"] + named["new"])
-    return KernelPlan(gets, put, named, {"tm": tm, "tn": width}, cycles, 0, cycles, cycles, beats)
+    return KernelPlan(gets, put, named, {"tm": tm, "tn": width}, 0, (tm, width))
 
 
 def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
@@ -261,12 +220,7 @@ def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
     put = _of_heads(x, heads, of_cache, (tm, width), [(capacity // tm, tm)])
     gets = put, _of_heads(x.operands[1], heads, of_new, (tn, width), [(new // tn, tn)])
     named = {"heads": heads, "tiles": capacity // tm, "new": new // tn}
-    cycles, cycles_new = _ceil(tm * width, knobs.lanes), _ceil(tn * width, knobs.lanes)
-    kept = named["new"] * cycles_new
-    placed = cycles + (1 if new > 1 else 0)  # a loop over several new rows ends the beat, so the put is one of its own
-    times = _times(kept + placed, heads * (kept + named["tiles"] * placed), put.tokens)
-    sizes = {"tm": tm, "tn": tn, "width": width, "new_cycles": cycles_new}
-    return KernelPlan(gets, put, named, sizes, cycles, new * width * BYTES, *times, beats=heads * named["tiles"])
+    return KernelPlan(gets, put, named, {"tm": tm, "tn": tn, "width": width}, new * width * BYTES, (tm, width))
 
 
 def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
@@ -321,16 +275,16 @@ def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPl
     }
 
 
-def dataflow(graph: OperatorGraph, plans: Mapping[StreamOperator, KernelPlan]) -> Dataflow:
-    """The kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels."""
+def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, Timing]) -> Dataflow:
+    """The kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels. timings:
+    of kernels, by name."""
     nodes, edges = [], []
     for x, plan in plans.items():
         attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
         if x.op == "pointwise":
             attributes["operations"] = operations(x.attributes["expression"])
-        timing = Timing(plan.first, plan.interval, plan.put.tokens)
         vectors = sum(v.size for v in vectors_of(x).values()) * BYTES
-        nodes.append(KernelNode(x.name, x.op, attributes, plan.memory_bytes + vectors, timing))
+        nodes.append(KernelNode(x.name, x.op, attributes, plan.memory_bytes + vectors, timings[x.name]))
         for k, operand in enumerate(x.operands):
             if not operand.is_memory:
                 edges.append(Edge(operand.name, x.name, plans[operand].put, plan.gets[k], k))
@@ -341,6 +295,21 @@ def vectors_of(x: StreamOperator) -> dict[str, Array]:
     """The constant vectors that a kernel keeps, by name."""
     named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta")} | x.attributes.get("vectors", {})
     return {name: vector for name, vector in named.items() if vector is not None}
+
+
+def units_of(x: StreamOperator, plan: KernelPlan, most: float) -> int:
+    """Return the multiply-adds, or the elements, of a kernel in a cycle, of which there may be `most`."""
+    if x.op in PRODUCTS:
+        return product_word(plan.computed, most).elements
+    by_rows = x.op in ("softmax", "layernorm", "rmsnorm")
+    return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements
+
+
+def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs) -> dict[str, int]:
+    """Return what a kernel's task states of its datapath. knobs: of the operator."""
+    if x.op in PRODUCTS:
+        return {"matmul": units_of(x, plan, knobs.unroll), "elements": ADDERS}
+    return {"elements": units_of(x, plan, knobs.lanes)}
 
 
 def multiply_adds(x: StreamOperator) -> int:

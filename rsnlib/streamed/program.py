@@ -20,14 +20,18 @@ from ...streams.syntax import builder
 from ...streams.syntax.builder import Term, declare, do, named
 from ...streams.syntax.nodes import StatementNode
 from ...streams.syntax.printer import PrintedProgram, printed
-from .bodies import BODIES, BodyNames, Statements, cycles, stored_rows
+from ...streams.words import MOVED
+from .bodies import BODIES, BodyNames, Statements, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
-from .plans import BYTES, KernelPlan, new_rows, vectors_of
+from .plans import BYTES, KernelPlan, new_rows, rates, vectors_of
 from .ports import ChannelPorts, pieces
 
 Shape = tuple[int, ...]
+
+COPYING = {"elements": MOVED}
+"""The datapath of converters: they move tiles as fast as streams do."""
 
 LEAST_DEPTH = 2
 """Tokens of a stream that closes no circle of tasks."""
@@ -87,12 +91,14 @@ class StreamProgramText:
 
 @dataclass
 class _Task:
-    """parameters: the tensors that it takes, under their own names."""
+    """parameters: the tensors that it takes, under their own names. rates: of its datapath; none for a task that states
+    its cycles."""
 
     name: str
     body: Statements
     parameters: list[str] = field(default_factory=list)
     comment: str = ""
+    rates: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -183,7 +189,7 @@ class _ProgramWriter:
             for k, operand in enumerate(x.operands):
                 if operand.is_memory:
                     self._load(x, k, operand, plan.gets[k])
-            kernels[x] = _Task(x.name, [])
+            kernels[x] = _Task(x.name, [], rates=rates(x, plan, self.knobs.at(x.name)))
             self.tasks.append(kernels[x])
             self._connect(x, plan)
         for x, task in kernels.items():
@@ -330,7 +336,8 @@ class _ProgramWriter:
         """The task of a converter, or its two. name: of the task; of the first one that gets tokens."""
         buffer = f"{made.put} to {made.get}, {{}} of {made.ping_pong_bytes // 2} bytes"
         if not self.knobs.ping_pong:
-            self.tasks.append(_Task(name, converted(made, source, targets), [], buffer.format("a buffer")))
+            body = converted(made, source, targets)
+            self.tasks.append(_Task(name, body, [], buffer.format("a buffer"), COPYING))
             return
         buffers, wanted = unique_name(f"{name}_buffers", self.taken), unique_name(f"{name}_wanted", self.taken)
         handed = prod(made.put.trips[: made.shared_loops])
@@ -339,8 +346,8 @@ class _ProgramWriter:
         self.streams.append(_Stream(wanted, named("boolean"), handed, name, name, 1))
         self.requests.append(wanted)
         fill, read = ping_pong(made, source, targets, buffers, wanted)
-        self.tasks.append(_Task(name, fill, [], buffer.format("two buffers")))
-        self.tasks.append(_Task(unique_name(f"{name}_read", self.taken), read))
+        self.tasks.append(_Task(name, fill, [], buffer.format("two buffers"), COPYING))
+        self.tasks.append(_Task(unique_name(f"{name}_read", self.taken), read, rates=COPYING))
 
     def _store(self, x: StreamOperator, plan: KernelPlan, readers: Sequence[tuple[StreamOperator, int]]) -> None:
         """A task that stores a result, and tasks that load it for kernels of other groups once it is complete."""
@@ -409,11 +416,11 @@ class _ProgramWriter:
             share = self.ports.share(task, tensor, port)
             taken = -(-cost // share)
             self.moved[task] = MovedBytes(tensor, share, order.tokens * cost)
-        return [cycles(taken)] if taken > 1 else []
+        return [do("cycles", taken)] if taken > 1 else []
 
     def _latency(self, tensor: str) -> Statements:
         latency = self.ports.latency(tensor) if self.ports else 0
-        return [cycles(latency)] if latency else []
+        return [do("cycles", latency)] if latency else []
 
     def _kernel(self, x: StreamOperator, task: _Task) -> None:
         vectors = {}
@@ -434,7 +441,7 @@ class _ProgramWriter:
 
     def _written(self, task: _Task) -> StatementNode:
         types = {name: self._tensor_type(name) for name in task.parameters}
-        return builder.task(task.name, task.body, types, task.comment)
+        return builder.task(task.name, task.body, types, task.comment, task.rates)
 
 
 def _nesting(order: Order) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...streams.dataflow.graph import KernelNode
 from ...streams.placing.devices import VC1902, StreamDevice
-from .knobs import PRODUCTS
+from .knobs import ADDERS, PRODUCTS
 
 CONTROL_LUTS = 400
 """Loop counters and stream handshakes of a task. An estimate: no HLS tool has compiled these tasks."""
@@ -72,7 +72,8 @@ def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
     else:
         adds, products, functions = PER_LANE[node.op]
     each = [(adds, units.add), (products, units.multiply), (functions, units.function)]
+    beside = ADDERS if node.op in PRODUCTS else 0
     return {
-        "DSP": lanes * sum(count * unit.dsp for count, unit in each),
-        "LUT": CONTROL_LUTS + lanes * sum(count * unit.lut for count, unit in each),
+        "DSP": beside * units.add.dsp + lanes * sum(count * unit.dsp for count, unit in each),
+        "LUT": CONTROL_LUTS + beside * units.add.lut + lanes * sum(count * unit.lut for count, unit in each),
     }

@@ -30,7 +30,8 @@ class Bytecode:
     rows: `loop.KIND` and so on, one row an instruction. ops: stream * 2 + (1 for a put). first: row of each instance.
     nesting: number of loops around each row. base: first counter of each instance. cycles: of one execution of each
     instance without waiting. streams: numbers of the streams that have ends; `ops` counts them from 0. tokens: that
-    one execution puts on each of them. writer, reader: instance at each end.
+    one execution puts on each of them. writer, reader: instance at each end. fixed: cycles of each row that kernels
+    with more units would take as well.
     """
 
     rows: Ints
@@ -44,6 +45,7 @@ class Bytecode:
     writer: Ints
     reader: Ints
     packing: Ints
+    fixed: Ints
 
     @property
     def instances(self) -> int:
@@ -69,11 +71,12 @@ class Bytecode:
         return np.array(times, np.int64)
 
     def sped_up(self, units: Floats) -> Bytecode:
-        """The same program with instances that take less time. units: of each instance: a beat of more than one cycle
-        takes so many times fewer, rounded up."""
+        """The same program with instances that take less time. units: of each instance: the cycles of a beat that
+        are not fixed are so many times fewer, rounded up."""
         beats = self.rows[:, 0] == BEAT
         cycles = self.rows[:, 3]
-        fewer = np.where(beats & (cycles > 1), np.ceil(cycles / units[self.owner]), cycles).astype(np.int64)
+        less = self.fixed + np.ceil((cycles - self.fixed) / units[self.owner])
+        fewer = np.where(beats, np.maximum(less, 1), cycles).astype(np.int64)
         rows = np.column_stack([self.rows[:, :3], fewer])
         taken = np.bincount(self.owner, np.where(beats, fewer, 0) * self.fired, self.instances)
         return replace(self, rows=rows, cycles=tuple(int(x) for x in taken))
@@ -113,6 +116,7 @@ def encode(bodies: Sequence[Body], packing: Mapping[int, int]) -> Bytecode:
         np.array([writers[s] for s in streams], np.int64),
         np.array([readers[s] for s in streams], np.int64),
         np.array([packing.get(s, 1) for s in streams], np.int64),
+        np.array(made.fixed, np.int64),
     )
 
 
@@ -123,6 +127,7 @@ class _Encoder:
         self.ops: list[int] = []
         self.first: list[int] = []
         self.nesting: list[int] = []
+        self.fixed: list[int] = []
         self.base: list[int] = [0]
         self.cycles: list[int] = []
         self._deepest = 0
@@ -136,23 +141,24 @@ class _Encoder:
         self._row(END, 0, 0, 0, 0)
         self.base.append(self.base[-1] + self._deepest)
 
-    def _row(self, kind: int, a: int, b: int, c: int, nesting: int) -> None:
+    def _row(self, kind: int, a: int, b: int, c: int, nesting: int, fixed: int = 0) -> None:
         self.rows.append((kind, a, b, c))
         self.nesting.append(nesting)
+        self.fixed.append(fixed)
 
-    def _beat(self, ops: tuple[Op, ...], cycles: int, nesting: int) -> None:
+    def _beat(self, ops: tuple[Op, ...], cycles: int, nesting: int, fixed: int = 0) -> None:
         first = self._known.get(ops)
         if first is None:
             first = self._known[ops] = len(self.ops)
             self.ops += [self.numbers[op.stream] * 2 + op.put for op in ops]
-        self._row(BEAT, first, first + len(ops), cycles, nesting)
+        self._row(BEAT, first, first + len(ops), cycles, nesting, fixed)
 
     def _body(self, body: Body, nesting: int) -> int:
         """Append a body; return its cycles."""
         total = 0
         for node in body:
             if isinstance(node, Beat):
-                self._beat(node.ops, node.cycles, nesting)
+                self._beat(node.ops, node.cycles, nesting, node.fixed)
                 total += node.cycles
             elif isinstance(node, Op):
                 self._beat((node,), 1, nesting)
