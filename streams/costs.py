@@ -19,6 +19,7 @@ from .kernels import KERNELS, KernelOperand, Options
 from .syntax import nodes as syn
 from .tree import StreamDecl, TaskDecl
 from .values import Data, Value
+from .words import comes_by_row
 
 
 class Cost(Enum):
@@ -96,7 +97,9 @@ class CostExpressions(Expressions):
             return None
         match KERNELS[name].rule:
             case "matmul":
-                self.charge(Cost.COMPUTED, at, path.product(kind, given.shape[-1]), scales=True)
+                right = values[1].unwritten if isinstance(values[1], Data) else None
+                turned = right is not None and right.turned
+                self.charge(Cost.COMPUTED, at, path.product(kind, given.shape[-1], turned), scales=True)
             case "reduce" if given.shape:
                 axis = options.get("axis")
                 axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None
@@ -106,7 +109,7 @@ class CostExpressions(Expressions):
                 factors = ("mul", "add")[: len(operands) - 1]
                 return self._expression(factors, (), kind, at) if factors else None
             case "transpose" if kind.shape:
-                return Unwritten(path.lanes(name), turned=True)
+                return Unwritten(path.lanes(name), turned=len(kind.shape) == 2)
             case "reshape" if kind.shape:
                 return Unwritten()
             case "elementwise" if kind.shape:
@@ -129,7 +132,7 @@ class CostExpressions(Expressions):
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
         """Take the cycles in which a tile comes."""
-        if self.datapath is not None and stream.type.shape:
+        if self.datapath is not None and stream.type.shape and node is not self._sent:
             self.charge(Cost.GOT, node, self.datapath.got(stream.type))
 
     def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
@@ -142,6 +145,32 @@ class CostExpressions(Expressions):
         else:
             cycles = self.datapath.put(stream.type, value.unwritten or Unwritten())
         self.charge(Cost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
+
+    def factor(self, node: syn.ExpressionNode, left: Value) -> Value:
+        """Return the right operand of a product. A tile comes over its stream while the product is computed, if each
+        step of the sum takes a part of one of its rows."""
+        shape = left.type.shape if isinstance(left, Data) and left.type is not None else ()
+        stream = self.stream_got(node)
+        comes = False
+        if self.datapath is not None and stream is not None and len(shape) == 2 and stream.packing == 1:
+            taken = self.datapath.product_word((shape[0], stream.type.shape[-1]))
+            comes = comes_by_row(stream.type.dtype, stream.type.shape, taken)
+        outer, self._sent = self._sent, node if comes else self._sent
+        try:
+            return self.argument("matmul", node)
+        finally:
+            self._sent = outer
+
+    def stream_got(self, node: syn.ExpressionNode) -> StreamDecl | None:
+        """Return the stream from which a node gets a matrix, None if it does not."""
+        if not isinstance(node, syn.Invocation) or not isinstance(node.function, syn.Attribute):
+            return None
+        stream = self._stream_of(node.function.base) if node.function.name == "get" else None
+        return stream if stream is not None and len(stream.type.shape) == 2 else None
+
+    def argument(self, name: str, node: syn.ExpressionNode) -> Value:
+        """Return the value of an operand of a kernel. Raises `Refusal`."""
+        raise NotImplementedError
 
     def given(self, node: syn.ExpressionNode) -> Value:
         """Return the value that is put. A part of a tensor goes over the stream as it is read."""

@@ -18,7 +18,7 @@ from .words import MOVED, PORT_BITS, TileWord, matrix, part_of, product_word, ro
 TURNED = 8.0
 """Elements of a transpose in a cycle where no rate is stated: as many banks more each way."""
 
-DEPTHS: Mapping[str, int] = {"div": 10, "sqrt": 14, "exp": 26, "gelu": 60, "silu": 40, "tanh": 60}
+DEPTHS: Mapping[str, int] = {"div": 10, "sqrt": 14, "exp": 20, "gelu": 26, "silu": 31, "tanh": 32}
 """Cycles from the operands of an operator on elements to its result, one after another on its longest way
 (`rsn.hw.versal.hlscheck.operators`). Others take 1."""
 
@@ -67,18 +67,20 @@ class Datapath:
         """Return the elements that a kernel takes in a cycle."""
         return self.rates.get(kernel, TURNED if kernel == "transpose" else self.rates.get(ELEMENTS, 1.0))
 
-    def product_word(self, shape: Sequence[int]) -> TileWord:
-        """Return the sums of a product that are added to in a cycle. shape: of the result."""
-        return product_word(shape, self.rates.get("matmul", 1.0))
+    def product_word(self, shape: Sequence[int], turned: int = 0) -> TileWord:
+        """Return the sums of a product that are added to in a cycle. shape: of the result. turned: as in
+        `words.product_word`."""
+        return product_word(shape, self.rates.get("matmul", 1.0), turned)
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
         """Return the elements that a kernel which combines rows takes in a cycle. shape: of its operand."""
         return row_word(shape, min(self.lanes(kernel), MOVED))
 
-    def product(self, kind: ElementType, depth: int) -> int:
-        """Return the cycles of a product. kind: of the result. depth: elements of each sum."""
+    def product(self, kind: ElementType, depth: int, turned: bool = False) -> int:
+        """Return the cycles of a product. kind: of the result. depth: elements of each sum. turned: its right operand
+        is read as the transpose of a tile."""
         rows, columns = kind.shape[-2:]
-        words = rows * columns // self.product_word(kind.shape).elements
+        words = rows * columns // self.product_word(kind.shape, depth if turned else 0).elements
         interval = self._interval(kind.dtype, words)
         batch = prod(kind.shape[:-2])
         return batch * loop(depth * words, self.float_add + 2, interval)
@@ -86,13 +88,15 @@ class Datapath:
     def rows(self, kernel: str, kind: ElementType) -> int:
         """Return the cycles of softmax or a norm. kind: of the operand."""
         taken = self.row_word(kernel, kind.shape)
-        root, divided = DEPTHS["sqrt"] + DEPTHS["div"] + 1, DEPTHS["div"]
+        columns = kind.shape[-1]
+        mean = 1 if columns & (columns - 1) == 0 else DEPTHS["div"]  # a power of 2 divides as a product
+        root = mean + 1 + DEPTHS["sqrt"]
         sums = {
             "softmax": ((0, 0), (1 + DEPTHS["exp"], 0)),
-            "layernorm": ((0, divided), (2, root)),
+            "layernorm": ((0, mean), (2, root)),
             "rmsnorm": ((1, root),),
         }[kernel]
-        last = loop(prod(kind.shape) // taken.elements, divided + 1)
+        last = loop(prod(kind.shape) // taken.elements, DEPTHS["div"] + 1)
         return last + sum(self._combined(kind, taken, before, behind) for before, behind in sums)
 
     def reduction(self, kernel: str, kind: ElementType, axes: Sequence[int] | None) -> int:

@@ -168,7 +168,8 @@ class TileExpressions(CostExpressions):
 
     def _binary(self, node: syn.Infix) -> Value:
         name = KERNEL_OF.get(node.op, "arithmetic")
-        a, b = self.argument(name, node.left), self.argument(name, node.right)
+        a = self.argument(name, node.left)
+        b = self.factor(node.right, a) if name == "matmul" else self.argument(name, node.right)
         if isinstance(a, Static) and isinstance(b, Static) and node.op in OPERATORS:
             return compute(OPERATORS[node.op], [a.value, b.value], node)
         return self._applied(name, [node.left, node.right], [a, b], node)

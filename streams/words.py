@@ -12,6 +12,8 @@ STREAM_BITS = 2048
 """Most bits of a word of a stream. HLS takes up to 4,096 (UG1399, Vector Data Types)."""
 MOVED = STREAM_BITS // 32
 """Elements that are moved in a cycle, from tile to tile."""
+REGISTERS = 1024
+"""Most elements of a tile that becomes registers whole (`registers` in docs/hls-rules.md)."""
 PORT_BITS = 512
 """Bits of a port to the memory off the chip: the widest that AXI interconnects of Alveo cards and of Versal have."""
 
@@ -55,12 +57,27 @@ def row_word(shape: Sequence[int], most: float) -> TileWord:
     return TileWord(divisor(rows, most / part), part)
 
 
-def product_word(shape: Sequence[int], most: float) -> TileWord:
+def product_word(shape: Sequence[int], most: float, turned: int = 0) -> TileWord:
     """The sums of a product that are added to in a cycle: most of them, and of several ways that with most columns.
-    shape: of the product."""
+    shape: of the product. turned: the length of the sum, if the right operand is read as the transpose of a tile, else
+    0. Then a word takes a row of a tile for each of its columns too, and streams cut each row into its elements: of
+    several ways that with fewest rows and columns is taken, and none with all rows of a tile of more than `REGISTERS`
+    elements."""
     rows, columns = shape[-2:]
-    ways = (TileWord(divisor(rows, most / n), n) for n in range(1, columns + 1) if columns % n == 0 and n <= most)
-    return max(ways, key=lambda way: (way.elements, way.columns))
+    most = max(1, most)
+    if not turned:
+        ways = (TileWord(divisor(rows, most / n), n) for n in range(1, columns + 1) if columns % n == 0 and n <= most)
+        return max(ways, key=lambda way: (way.elements, way.columns))
+    most_rows, most_columns = (n // 2 if n > 1 and n * turned > REGISTERS else n for n in (rows, columns))
+    parts = [n for n in range(1, most_columns + 1) if columns % n == 0 and n <= most]
+    words = (TileWord(divisor(rows, min(most_rows, most / n)), n) for n in parts)
+    return max(words, key=lambda way: (way.elements, -way.rows - way.columns, way.columns))
+
+
+def comes_by_row(dtype: str, shape: Sequence[int], taken: TileWord) -> bool:
+    """Return whether a product can take its right operand from a stream while it is computed: a row for each step of
+    the sum. shape: of the operand. taken: the sums that are added to in a cycle."""
+    return len(shape) == 2 and stream_word(dtype, shape).columns % taken.columns == 0
 
 
 def part_of(part: TileWord, whole: TileWord) -> TileWord:

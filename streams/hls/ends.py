@@ -28,6 +28,7 @@ from .kinds import (
     tile_type,
 )
 from .passes import plain_indices
+from .values import ComingTile
 from .variables import NO_WIDTHS, Variables
 
 
@@ -147,6 +148,25 @@ class StreamEndWriter(Variables):
             self.env[name] = replace(value, text=held, simple=True)
         else:
             self.env[name] = self.keep(name, value, kind.dtype)
+
+    def comes(self, node: t.Get, behind: t.Statement | None) -> bool:
+        """Let the statement behind a get take its tile as it comes, if a product of it is all that reads it. Returns
+        whether it does."""
+        kind = self.streams[node.stream].type
+        if len(kind.shape) != 2 or self.streams[node.stream].packing > 1 or self.reads[node.name] != 1:
+            return False
+        if not isinstance(behind, t.Assign | t.Put | t.Store) or any(isinstance(n, t.Select) for n in t.nodes(behind)):
+            return False
+        products = (n.arguments for n in t.nodes(behind) if isinstance(n, t.Kernel) and n.kernel == "matmul")
+        if not any(arguments[1:] == (t.Name(node.name),) for arguments in products):
+            return False
+        chosen, ports = self._ends(node.stream, node.index, put=False)
+        if chosen is not None:
+            return False
+        port = self.port(ports[0][1])
+        self.coming[port] = ComingTile(port, kind.dtype)
+        self.env[node.name] = Val(of_element(kind.dtype, kind.shape), port)
+        return True
 
     def _get_tile(self, name: str, stream: str, chosen: Val | None, ports: list[tuple[int, EndParameter]]) -> None:
         """Write the C++ that reads a tile from a stream, into the variable of `name`."""

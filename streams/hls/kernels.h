@@ -879,6 +879,20 @@ constexpr std::size_t sum_interval(std::size_t count) {
     return ceil_divided((std::is_floating_point<T>::value ? FLOAT_ADD : 0) + 2, count);
 }
 
+// Adds the products of elements of a column and of a row, number k of the sum, to the sums of a word.
+template <class W, class Out, class Column, class Row>
+void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column column, Row row) {
+    using T = typename Out::Element;
+    for (std::size_t y = 0; y < W::rows; ++y) {
+#pragma HLS unroll
+        for (std::size_t x = 0; x < W::columns; ++x) {
+#pragma HLS unroll
+            T &sum = out(i + y, j + x);
+            sum = Add()(k ? sum : T(0), Mul()(static_cast<T>(column(y)), static_cast<T>(row(x))));
+        }
+    }
+}
+
 // The product of two matrices, or of each two of a batch; the sum runs over k in order. Integers are summed in 64 bits.
 // W: the sums that are added to in a cycle.
 template <class W, class Out, class A, class B>
@@ -895,17 +909,35 @@ void matmul(Out &out, const A &a, const B &b) {
                 for (std::size_t j = 0; j < columns; j += W::columns) {
 #pragma HLS pipeline II=interval style=flp
 #pragma HLS dependence variable=out.v type=inter direction=raw distance=words dependent=true
-                    for (std::size_t y = 0; y < W::rows; ++y) {
-#pragma HLS unroll
-                        for (std::size_t x = 0; x < W::columns; ++x) {
-#pragma HLS unroll
-                            T &sum = out(n * rows + i + y, j + x);
-                            const T one = Mul()(static_cast<T>(a(at_a + i + y, k)), static_cast<T>(b(at_b + k, j + x)));
-                            sum = Add()(k ? sum : T(0), one);
-                        }
-                    }
+                    add_products<W>(out, n * rows + i, j, k, [&](std::size_t y) { return a(at_a + i + y, k); },
+                                    [&](std::size_t x) { return b(at_b + k, j + x); });
                 }
     }
+}
+
+// The product of a matrix and one that comes over a stream in words Word, row by row: each step of the sum takes a row.
+template <class W, class Word, class Out, class A, class T, std::size_t N>
+void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
+    using Sizes = typename Out::Sizes_;
+    constexpr std::size_t rows = Sizes::rows, columns = Sizes::columns, depth = A::Sizes_::columns;
+    constexpr std::size_t words = rows * columns / W::count, interval = sum_interval<typename Out::Element>(words);
+    Tile<T, Word::rows, columns> row;
+#pragma HLS array_partition variable=row.v dim=0 complete
+    for (std::size_t k = 0; k < depth; ++k)
+        for (std::size_t i = 0; i < rows; i += W::rows)
+            for (std::size_t j = 0; j < columns; j += W::columns) {
+#pragma HLS pipeline II=interval style=flp
+#pragma HLS dependence variable=out.v type=inter direction=raw distance=words dependent=true
+                if (i == 0 && k % Word::rows == 0 && j % Word::columns == 0) {
+                    const hls::vector<T, N> word = stream.read();
+                    for (std::size_t e = 0; e < N; ++e) {
+#pragma HLS unroll
+                        row(e / Word::columns, j + e % Word::columns) = word[e];
+                    }
+                }
+                add_products<W>(out, i, j, k, [&](std::size_t y) { return a(i + y, k); },
+                                [&](std::size_t x) { return row(k % Word::rows, j + x); });
+            }
 }
 
 // Where an element of a result is in an operand, whose axis Axis of the result and the ones behind it are Axes.
@@ -914,7 +946,8 @@ TilePlace turned(std::size_t row, std::size_t column) {
     std::size_t index = column;
     if constexpr (Axis + 1 < Out::rank) {
         constexpr std::size_t below = Out::stride(Axis) / Out::columns, size = Out::size(Axis);
-        index = row / below % size;
+        index = row / below;
+        if constexpr (Axis > 0) index %= size;
     }
     TilePlace rest = {0, 0};
     if constexpr (sizeof...(Axes) > 0) rest = turned<Out, In, Axis + 1, Axes...>(row, column);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...isa.overlays.tasks.kernels import KERNELS
-from ..words import MOVED, word
+from ..words import MOVED, comes_by_row, stream_word, word
 from .kinds import (
     BOOL,
     CPP,
@@ -46,6 +47,8 @@ ON_ROWS = {"softmax", "layernorm", "rmsnorm"}
 ONLY_SINGLE = {"gelu", "silu", "tanh", "exp", "softmax"}
 """Kernels with exp, which is stated for float32 only."""
 BUILTIN = {"int", "float", "bool", "abs", "max", "min"}
+TURNED_MATRIX = re.compile(r"rsn::transpose<rsn::Tile<[^<>]*>, 1, 0>\(\w+\)")
+"""The transpose of a matrix in a variable: a product reads it in place, where other kernels make a copy."""
 EPSILON = 1e-5
 """Default of the parameter eps of the norms."""
 
@@ -116,11 +119,13 @@ class KernelWriter(Operators):
         return self._library(name, operands, options)
 
     def _operand(self, name: str, value: Value) -> Val:
-        """An operand of a kernel. Those on elements take expressions, others tiles."""
+        """An operand of a kernel. Those on elements take expressions, products transposes of tiles, others tiles."""
         made = self.number(value)
         if made.adapted:
             self.fail_adapted(made)
-        return made if KERNELS[name].rule == "elementwise" else self.held(made)
+        if KERNELS[name].rule == "elementwise" or made.text in self.coming:
+            return made
+        return made if name == "matmul" and TURNED_MATRIX.fullmatch(made.text) else self.held(made)
 
     def fixed(self, value: Value, what: str) -> Any:
         """Return the Python value that is known at compile time. Raises `HlsError` if only the run knows it. what:
@@ -218,9 +223,7 @@ class KernelWriter(Operators):
         if name == "matmul":
             kind = self._matmul_kind(values)
             self.marks.append("loop")
-            out, taken = self.tile(kind), self.datapath.product_word(kind.shape)
-            self.emit(f"rsn::matmul<{taken}>({out}, {values[0].text}, {values[1].text});")
-            return Val(kind, out)
+            return self._product(kind, *values)
         if name in ("transpose", "reshape"):
             return self._moved(name, values[0], named)
         kind = self.result_of(KERNELS[name], tuple(v.kind for v in values), **named)
@@ -240,6 +243,21 @@ class KernelWriter(Operators):
         if name in ("reduce_sum", "reduce_max") and x.kind.shape:
             return self._reduced(name, x, kind, named.get("axis"))
         self.fail(f"{name} of {', '.join(str(v.kind) for v in values)} has no C++")
+
+    def _product(self, kind: ValueKind, a: Val, b: Val) -> Val:
+        """A product of two tiles. The right one may be the transpose of a tile, or come over a stream meanwhile."""
+        turned = b.kind.shape[-2] if TURNED_MATRIX.fullmatch(b.text) else 0
+        out, taken = self.tile(kind), self.datapath.product_word(kind.shape, turned)
+        stream = self.coming.pop(b.text, None)
+        if stream is not None and not comes_by_row(stream.dtype, b.kind.shape, taken):
+            b = Val(b.kind, self.tile(b.kind, "got"))
+            self.emit(f"rsn::get<{stream_word(stream.dtype, b.kind.shape)}>({stream.port}, {b.text});")
+        elif stream is not None:
+            word_of = stream_word(stream.dtype, b.kind.shape)
+            self.emit(f"rsn::matmul_from<{taken}, {word_of}>({out}, {a.text}, {stream.port});")
+            return Val(kind, out)
+        self.emit(f"rsn::matmul<{taken}>({out}, {a.text}, {b.text});")
+        return Val(kind, out)
 
     def _banded(self, x: Val, first: Val, last: Val) -> Val:
         kind = ValueKind("f64" if x.kind.dtype == "f64" else "f32", x.kind.shape)

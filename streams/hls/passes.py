@@ -56,11 +56,14 @@ def _children(node: Any) -> list[Any]:
 
 
 def fused(body: Sequence[t.Statement], reads: Mapping[str, int]) -> tuple[t.Statement, ...]:
-    """A get into a name of the lowering whose only use is the assignment behind it gets into the user's name."""
+    """A get into a name of the lowering whose only use is the assignment behind it gets into the user's name. What
+    takes cycles only is left out."""
     out: list[t.Statement] = []
     for node in body:
         before = out[-1] if out else None
         match node:
+            case t.Cycles():
+                continue
             case t.Assign(names=(name,), value=t.Name(read), type=None) if (
                 isinstance(before, t.Get) and before.name == read and read.startswith("%") and reads[read] == 1
             ):

@@ -77,6 +77,8 @@ class BodyWriter(StreamEndWriter):
                 self.fail(f"the function has more than {LONGEST} lines; its loops before the run are too long")
             if statement is done:
                 continue
+            if isinstance(statement, t.Get) and self.comes(statement, behind):
+                continue
             into = None
             match statement, behind:
                 case t.Get(name=got), t.Store(value=t.Name(read)) if got == read and self.reads[got] == 1:

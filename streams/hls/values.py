@@ -61,6 +61,14 @@ def names(name: str, text: str) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", text) is not None
 
 
+@dataclass(frozen=True)
+class ComingTile:
+    """A tile that a product takes from a stream while it is computed. port: of the stream."""
+
+    port: str
+    dtype: str
+
+
 class ValueWriter:
     """Makes values. env: the values of names. lines: statements so far. datapath: of the task. tiles: kinds of the
     variables that are tiles; fresh_tiles: those of one expression, which one statement reads; by_element: those of
@@ -77,6 +85,7 @@ class ValueWriter:
         self.tiles: dict[str, ValueKind] = {}
         self.fresh_tiles: set[str] = set()
         self.by_element: set[str] = set()
+        self.coming: dict[str, ComingTile] = {}
         self.packed: dict[str, int] = {}
         self.marks: list[object] = []
         self.draws = False

@@ -11,9 +11,12 @@ from .kinds import ValueKind
 
 _DECLARED = re.compile(r"^\s*rsn::Tile<[^;=]*> (\w+);$")
 _WORD = re.compile(r"rsn::Word<(\d+), (\d+)>")
-_TURNED = re.compile(r"rsn::transpose<[^()]*>\((\w+)\)")
-_NAME = re.compile(r"\b[A-Za-z_]\w*")
-_BY_OPERAND = {"rsn::matmul<": ((True, True), (True, False), (False, True))}
+_NAME = re.compile(r"(?:rsn::transpose<[^()]*, (\d+)>\()?\b([A-Za-z_]\w*)")
+"""A name, and the last axis of the transpose of which it is the operand."""
+_BY_OPERAND = {
+    "rsn::matmul<": ((True, True), (True, False), (False, True)),
+    "rsn::matmul_from<": ((True, True), (True, False)),
+}
 """Of which axes of each argument a kernel takes as many elements as its word has: rows, columns. Others: both."""
 
 
@@ -27,19 +30,18 @@ def banks(lines: Sequence[str], tiles: Mapping[str, ValueKind], packed: Mapping[
         if found:
             taken = TileWord(int(found[1]), int(found[2]))
         elif "rsn::load<" in line or "rsn::save<" in line:
-            taken = TileWord(1, next(packed[n] for n in names if n in packed))
+            taken = TileWord(1, next(packed[n] for _, n in names if n in packed))
         else:
             continue
-        named = [n for n in names if n in tiles]
-        turned = _TURNED.findall(line)
         kernel = next((k for k in _BY_OPERAND if k in line), "")
-        for k, name in enumerate(named):
+        for k, (axis, name) in enumerate((axis, n) for axis, n in names if n in tiles):
             by_rows, by_columns = _BY_OPERAND[kernel][k] if kernel else (True, True)
-            each_row, each_column = reversed(taken) if name in turned else taken
+            each = taken.rows if by_rows else 1, taken.columns if by_columns else 1
+            last = len(tiles[name].shape) - 1
+            each_row, each_column = each[::-1] if axis and int(axis) != last else each
             rows, columns = matrix(tiles[name].shape)
             out[name] = TileWord(
-                lcm(out[name].rows, gcd(rows, each_row) if by_rows else 1),
-                lcm(out[name].columns, gcd(columns, each_column) if by_columns else 1),
+                lcm(out[name].rows, gcd(rows, each_row)), lcm(out[name].columns, gcd(columns, each_column))
             )
     return out
 

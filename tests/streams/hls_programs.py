@@ -206,6 +206,45 @@ def store(x, y, z, n):
 """Batches of products, new axes, axes that are kept, tensors without axes."""
 
 
+TURNED = (
+    HEAD
+    + """
+Q: f32[32, 64]
+K: f32[48, 64]
+Y: f32[32, 48]
+Z: f32[64, 64]
+W: f32[32, 48]
+q_s: Stream[f32[32, 64], 1]
+k_s: Stream[f32[48, 64], 2]
+y_s: Stream[f32[32, 48], 1]
+z_s: Stream[f32[64, 64], 1]
+w_s: Stream[f32[32, 48], 1]
+
+@task(mapping=[1], args=[Q, K])
+def load(q, k):
+    q_s.put(q)
+    k_s.put(k)
+    k_s.put(k)
+
+@task(mapping=[1], rates=dict(matmul={rate}, elements=64))
+def products():
+    a = q_s.get()
+    k = k_s.get()
+    y_s.put(scale(a @ k.T, 0.125))
+    z_s.put(matmul(transpose(a), a))
+    w_s.put(a @ transpose(k_s.get(), 1, 0))
+
+@task(mapping=[1], args=[Y, Z, W])
+def store(y, z, w):
+    y[:] = y_s.get()
+    z[:] = z_s.get()
+    w[:] = w_s.get()
+"""
+)
+"""Products with transposes: of a tile in a variable, on the left, of a tile that a stream brings and nothing else
+reads."""
+
+
 TOKENS = (
     HEAD
     + """

@@ -143,6 +143,7 @@ def pipelines() -> dict[str, str]:
     for kind in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
         out[f"scalars_{kind}"] = programs.SCALARS.format(kind=kind, wide="u64" if kind == "u64" else "i64")
     gemm = SYSTOLIC.with_name("gemm_3d.py").read_text(encoding="utf-8")
+    out["turned"] = programs.TURNED.format(rate=96)
     return out | {"shapes": programs.SHAPES, "tokens": programs.TOKENS, "gemm_3d": gemm, "ffn": FFN}
 
 
@@ -179,7 +180,8 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NativeRegion]
     """A few programs of each sort, in one program for this computer."""
     listed = {name: observable(LISTED[name]["program"]) for name in ("W11", "W19")}
     texts = pipelines()
-    given = well_typed(listed | {name: texts[name] for name in ("gemm_i8", "scalars_u32", "shapes", "tokens")}, 6)
+    few = ("gemm_i8", "scalars_u32", "shapes", "tokens", "turned")
+    given = well_typed(listed | {name: texts[name] for name in few}, 7)
     given |= well_typed({f"drawn_{k}": programs.drawn_scalars(k) for k in range(40)}, 7)
     given |= well_typed({f"tiles_{k}": programs.drawn_tiles(k) for k in range(40)}, 2) | mapped_programs()
     return built(tmp_path_factory.mktemp("hls"), given | ends_badly())
@@ -196,7 +198,7 @@ def test_results_are_those_of_the_simulator(regions: dict[str, NativeRegion]) ->
 def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> None:
     texts, most = {
         "listed": ({name: observable(row["program"]) for name, row in LISTED.items() if not row["code"]}, 20),
-        "pipelines": (pipelines(), 23),
+        "pipelines": (pipelines(), 24),
         "scalars": ({f"drawn_{k}": programs.drawn_scalars(k) for k in range(400)}, cases(140, 14)),
         "tiles": ({f"tiles_{k}": programs.drawn_tiles(k) for k in range(400)}, cases(100, 10)),
         "systolic": ({"systolic": SYSTOLIC.read_text(encoding="utf-8")}, 1),

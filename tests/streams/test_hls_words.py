@@ -16,8 +16,9 @@ from rsn.streams.hls.project import channels_of, connectivity, device_of, script
 from rsn.streams.hls.values import HlsError
 from rsn.streams.hls.words import banks
 from rsn.streams.placing.devices import U55C, U280, VC1902
-from rsn.streams.words import TileWord, matrix, product_word, row_word, stream_word, word
+from rsn.streams.words import REGISTERS, TileWord, matrix, product_word, row_word, stream_word, word
 from rsn.tests.effort import examples
+from rsn.tests.streams.hls_programs import TURNED
 from rsn.tests.streams.test_hls import task_program_of
 
 SHAPES = st.lists(st.integers(1, 48), min_size=1, max_size=3).map(tuple)
@@ -40,6 +41,18 @@ def test_words_divide_tiles_and_keep_within_the_rate(shape: tuple[int, ...], mos
         assert product.elements == max(fit, default=1)
 
 
+@examples(2000, 100)
+@given(rows=st.integers(1, 96), columns=st.integers(1, 96), most=st.floats(0.1, 5000), length=st.integers(1, 200))
+def test_words_of_products_with_a_turned_operand(rows: int, columns: int, most: float, length: int) -> None:
+    made = product_word((rows, columns), most, length)
+    assert made.elements <= max(1, most)
+    assert rows % made.rows == columns % made.columns == 0
+    for size, taken in ((rows, made.rows), (columns, made.columns)):
+        assert taken < size or size == 1 or size * length <= REGISTERS
+    if max(rows, columns) * length <= REGISTERS:
+        assert made.elements == product_word((rows, columns), most).elements
+
+
 def _divisors(size: int) -> list[int]:
     return [n for n in range(1, size + 1) if size % n == 0]
 
@@ -57,6 +70,14 @@ def test_banks_follow_from_the_loops() -> None:
     assert banks(lines, tiles, {}) == {"a": TileWord(8, 64), "b": TileWord(1, 16), "c": TileWord(8, 16)}
     turned = ["rsn::put<rsn::Word<1, 8>, rsn::Word<1, 64>>(s_out, rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>(b));"]
     assert banks(turned, tiles, {})["b"] == TileWord(8, 1)
+    product = "rsn::matmul<rsn::Word<8, 16>>(c, a, rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>(b));"
+    assert banks([product], tiles, {}) == {"a": TileWord(8, 1), "b": TileWord(16, 1), "c": TileWord(8, 16)}
+    twice = "rsn::matmul<rsn::Word<8, 16>>(c, a, rsn::transpose<rsn::Tile<float, 64, 32>, 1, 0>(a));"
+    assert banks([twice], tiles, {})["a"] == TileWord(16, 1)
+    left = "rsn::matmul<rsn::Word<8, 16>>(c, rsn::transpose<rsn::Tile<float, 64, 32>, 1, 0>(a), b);"
+    assert banks([left], tiles, {}) == {"a": TileWord(1, 8), "b": TileWord(1, 16), "c": TileWord(8, 16)}
+    both = "rsn::assign<rsn::Word<1, 8>>(c, rsn::zip<rsn::Tile<float, 64, 64>, float>(rsn::Add(), b, %s(b)));"
+    assert banks([both % "rsn::transpose<rsn::Tile<float, 64, 64>, 1, 0>"], tiles, {})["b"] == TileWord(8, 8)
     loads = ["rsn::load<rsn::Tile<float, 64, 64>, 1, 1>(b, weights, 0, 0);"]
     assert banks(loads, tiles, {"weights": 8})["b"] == TileWord(1, 8)
 
@@ -81,6 +102,18 @@ def test_rates_become_units() -> None:
     assert "rsn::matmul<rsn::Word<2, 64>>" in text
     assert "rsn::receive<rsn::Word<1, 64>, rsn::Shape<64, 64>, 1, 1>(s_in, y, 0, 0);" in text
     assert "rsn::matmul<rsn::Word<1, 1>>" in cpp_program(task_program_of(PROGRAM.replace("128", "1"), "p")).text
+
+
+def test_products_read_the_transpose_of_a_tile_in_place() -> None:
+    text = cpp_program(task_program_of(TURNED.format(rate=256), "p")).text
+    lines = [line.split("(", 1)[1] for line in text.splitlines() if "rsn::matmul<" in line]
+    turned = "rsn::transpose<rsn::Tile<float, 64, %d>, 1, 0>(%s)"
+    assert lines == [
+        f"tile_1, a, {turned % (48, 'k')});",
+        f"tile_2, {turned % (32, 'a')}, a);",
+        f"tile_4, a, {turned % (48, 'got_3')});",
+    ]
+    assert "rsn::assign" not in text
 
 
 def test_channels_and_parts_of_devices() -> None:

@@ -33,6 +33,7 @@ from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
 from rsn.tests.effort import full, in_full, long, sampled
 from rsn.tests.hw.versal.hls_mistakes import AIE, KERNEL, XNN2, HlsMistake
+from rsn.tests.streams.hls_programs import TURNED
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no {COMPILER}")
 
@@ -129,6 +130,17 @@ def test_stream_programs_break_no_rule(root: Path, tmp_path: Path, rates: dict[s
             (folder / name).write_text(text, encoding="utf-8")
         found += [f"{file.stem}: {finding}" for finding in check_folder(folder).findings]
     assert found == []
+
+
+@pytest.mark.parametrize("rate", [64, 512, 1536])
+def test_products_with_transposes_break_no_rule(tmp_path: Path, rate: int) -> None:
+    """The banks of a tile serve the stream that brings it by rows, and the product that takes it by columns."""
+    made = report_on(read(TURNED.format(rate=rate), "p.py"))
+    for name, text in project(cpp_program(task_program(made.region)), VC1902).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = check_folder(tmp_path)
+    assert found.findings == []
+    assert max(loop.needed or 0 for loop in found.loops) == 1
 
 
 CYCLES = """\
