@@ -10,14 +10,12 @@ from typing import Any
 import click
 
 from ..streams.check import report_on
-from ..streams.rates import read_rates
-from ..streams.reader import NO_RATES, read_file
 from ..streams.sizing.depths import DepthPoint, KnownDepths, sizes
 from ..streams.sizing.least import Least
 from ..streams.sizing.program import SizedProgram, Times
 from .progress import TIMING, working
 from .shown import picked, table
-from .stream_programs import Named, show, stream_program
+from .stream_programs import Named, region_of, show, stream_program
 
 WIDE = 60
 """Characters of the column with changed depths, at most."""
@@ -44,8 +42,7 @@ def depths_command(program: str, runs: int, chosen: Sequence[str], kernels: Path
     named = stream_program(program)
     if named is None:
         raise click.UsageError(f"{program} is no stream program: FILE.py or FILE.py:REGION")
-    rates = NO_RATES if kernels is None else read_rates(kernels)
-    report = report_on(read_file(named.file, named.region, timed=True, rates=rates))
+    report = report_on(region_of(named, kernels))
     if any(f.code != "depth" and not f.warning for f in report.findings):
         show(report, 10, as_json)
         raise SystemExit(1)

@@ -34,11 +34,10 @@ from ..streams.mapping.primitives import bundle, chain
 from ..streams.mapping.program import mapped_program
 from ..streams.mapping.proof import prove
 from ..streams.mapping.search import BestMapping, search
-from ..streams.reader import read_file
 from ..streams.tree import Region
 from .options import JSON, Count, File, Options, option, refuse, with_options
 from .progress import working
-from .stream_programs import Named, counted, show, stream_program
+from .stream_programs import Named, counted, region_of, show, stream_program
 
 MESHES, XNN = "only with a mesh", "only with --onto xnn"
 """Kinds of options."""
@@ -51,6 +50,7 @@ class MapOptions(Options):
     output: File | None = option("program text (.rsn) of the mapped machine", "-o", "--output", of=MESHES)
     inputs: File | None = option("with --onto xnn: run there on these (.npz)", of=XNN)
     outputs: File | None = option("with --onto xnn: file to write the outputs to (.npz)", of=XNN)
+    kernels: File | None = option("how fast library kernels are (.toml)")
     at_most: Count | None = option("nodes; by default, the tiles of the machine", of=MESHES)
     chains: tuple[str, ...] = option(
         "run instance A, then B, on one node; repeatable", "--chain", metavar="A,B", of=MESHES
@@ -79,7 +79,7 @@ def map_command(program: str, options: MapOptions) -> None:
     named = stream_program(program)
     if named is None:
         raise click.UsageError(f"{program}: a stream program is a file FILE.py, or FILE.py:REGION")
-    region = read_file(named.file, named.region, timed=True)
+    region = region_of(named, options.kernels)
     if options.machine in OVERLAYS:
         refuse(MESHES)
         _onto_overlay(region, options)

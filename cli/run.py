@@ -34,6 +34,7 @@ from ..hw.sim.machine import Machine, Run
 from ..hw.sim.timeline import Timeline
 from ..hw.sim.trace import write_trace
 from ..isa.overlays.file import changed
+from ..isa.overlays.tasks.overlay import program_of, without_rates
 from ..isa.packet import Words
 from ..isa.program import Program, Role
 from ..isa.statistics import count
@@ -393,6 +394,7 @@ def _report(program: Program, run: Run, machine: Machine | None, options: RunOpt
         _report_timed(program, run, options)
         return
     reasons = explain(machine) if machine is not None else None
+    without = without_rates(program_of(program.overlay)) if program.overlay.whole is not None else []
     if options.as_json:
         facts = {
             "latency_s": run.latency_s,
@@ -403,6 +405,8 @@ def _report(program: Program, run: Run, machine: Machine | None, options: RunOpt
         }
         if run.chosen:
             facts["chosen_by_arrival"] = dict(run.chosen)
+        if without:
+            facts["without_rates"] = without
         click.echo(json.dumps(facts if reasons is None else facts | {"explain": reasons.as_json()}))
         return
     in_cycles = ""
@@ -418,6 +422,10 @@ def _report(program: Program, run: Run, machine: Machine | None, options: RunOpt
     kinds = program.overlay.by_kind.items()
     used = [f"{kind} {_shares([run.utilization[u.name] for u in units])}" for kind, units in kinds]
     click.echo(f"utilization %  {', '.join(used)}")
+    if without:
+        one = len(without) == 1
+        what = "has no rate and takes" if one else "have no rates and take"
+        click.echo(f"without rates  {', '.join(without)} {what} a beat, whatever the tiles: see --kernels, rates=")
     if run.chosen:
         click.echo(f"by arrival     {sum(run.chosen.values())} choices: results may depend on times")
     for written in ("outputs", "dump_ddr", "trace", "report"):

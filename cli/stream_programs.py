@@ -19,6 +19,7 @@ from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Source, SourceFinding
 from ..streams.symbolic.forall import Proof, prove
 from ..streams.syntax.nodes import FunctionDefinition
+from ..streams.tree import Region
 
 
 class Named(NamedTuple):
@@ -46,12 +47,16 @@ def is_region(named: Named) -> bool:
     return any(last_name(mark) == "region" for mark in marks)
 
 
+def region_of(named: Named, kernels: str | Path | None) -> Region:
+    """Read a stream program, with its beats. kernels: path of a file with the rates of library kernels."""
+    rates = NO_RATES if kernels is None else read_rates(Path(kernels))
+    return read_file(named.file, named.region, timed=True, rates=rates)
+
+
 def machine_program(named: Named, execute: bool, kernels: str | None) -> Program:
     """Return the program of the machine that a stream program is. execute: tasks may call functions of the file.
     kernels: path of a file with the rates of library kernels. Raises `SourceError` with the findings."""
-    rates = NO_RATES if kernels is None else read_rates(Path(kernels))
-    report = report_on(read_file(named.file, named.region, timed=True, rates=rates))
-    return pack(build(report, execute))
+    return pack(build(report_on(region_of(named, kernels)), execute))
 
 
 def show(report: Report, most: int, as_json: bool) -> bool:

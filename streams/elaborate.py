@@ -176,6 +176,7 @@ class Elaborator(Paths):
         test = self.data(node.test)
         apart = self._divides((*node.body, *node.orelse))
         if apart:
+            self.context.reading.divided.add((self.task.name, node.place))
             self.end_beat()
         if isinstance(test, Static):
             only = self.block(node.body if test.value else node.orelse, rest)

@@ -49,8 +49,9 @@ class FileReading:
     cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
     operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
     and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; float_add: the
-    cycles of an addition of floats; costs: cycles by task, place and what takes them; types: what an annotation states,
-    None if nothing, or the first argument of a new tile."""
+    cycles of an addition of floats; costs: cycles by task, place and what takes them; divided: by task and place,
+    branches that end the beat before them and begin one behind; types: what an annotation states, None if nothing, or
+    the first argument of a new tile."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -62,6 +63,7 @@ class FileReading:
     shapes: dict[tuple[str, Place], Static | None] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     float_add: int = 1
+    divided: set[tuple[str, Place]] = field(default_factory=set)
     costs: dict[tuple[str, Place, str], set[int]] = field(default_factory=dict)
     types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)
 

@@ -474,7 +474,10 @@ class _Body(_Expressions):
                 self.out.append(t.While(place, head, condition, self.block(body)))
             case syn.Branching(test=test, body=body, orelse=orelse):
                 condition = self.value(test)
-                self.out.append(t.If(place, condition, self.block(body), self.block(orelse)))
+                then, other = self.block(body), self.block(orelse)
+                if (self.name, node.place) in self.context.reading.divided and not t.divides((*then, *other)):
+                    then = (t.Cycles(place, t.Constant(0)), *then)
+                self.out.append(t.If(place, condition, then, other))
             case syn.Jump(how=how):
                 self.out.append(t.Leave(place, how))
             case syn.Returning(value=value):

