@@ -2,12 +2,12 @@
 
 What is charged here is what `rsn hls` writes a loop for: a tile that comes or goes over a stream, a part of a tensor
 that is read or stored, a kernel, an expression that is kept. A task without rates takes no cycles but those that it
-states.
+states; one that states cycles takes others only if it states rates as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from math import inf
@@ -43,8 +43,7 @@ class CostExpressions(Expressions):
         super().__init__(context, name, tid)
         self.task = task
         self.shards: dict[str, Data] = {}
-        rates = {**context.reading.rates, **dict(task.rates)}
-        self.datapath = Datapath(rates, context.reading.float_add) if rates else None
+        self.datapath = datapath_of(task, context.reading.rates, context.reading.float_add)
         self.charges = 0
         self._sent: syn.ExpressionNode | None = None
 
@@ -202,6 +201,14 @@ class CostExpressions(Expressions):
             return
         self.charges += 1
         self.spend(exchange_cycles(self.datapath, kind, op, others if first else 0), node.place)
+
+
+def datapath_of(task: TaskDecl, rates: Mapping[str, float], float_add: int) -> Datapath | None:
+    """Return the datapath whose cycles a task takes, None for a task without. rates: stated for all tasks that state
+    neither rates nor cycles of their own."""
+    own = dict(task.rates)
+    all_of_them = own if "cycles" in task.body.facts.calls else {**rates, **own}
+    return Datapath(all_of_them, float_add) if all_of_them else None
 
 
 def exchange_cycles(path: Datapath, kind: ElementType, op: str, others: int) -> int:

@@ -15,8 +15,7 @@ from ..base.place import Place
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks import tree as t
 from ..isa.overlays.tasks.kernels import KERNELS
-from .costs import Cost, exchange_cycles
-from .datapath import Datapath
+from .costs import Cost, datapath_of, exchange_cycles
 from .kernels import ALIASES
 from .library import METHODS, MODULES
 from .source import Refusal, Source
@@ -53,8 +52,7 @@ class _Expressions:
         self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in parameters}
         self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.mesh = declared.mapping
-        rates = {**region.rates, **dict(declared.rates)}
-        self.datapath = Datapath(rates, region.float_add) if rates else None
+        self.datapath = datapath_of(declared, region.rates, region.float_add)
         self.collectives = [c for c in region.collectives if c.task == declared.name]
         self.names = {p.name for p in declared.parameters} | declared.body.facts.assigned
         self.out: list[t.Statement] = []
