@@ -152,7 +152,8 @@ class CostExpressions(Expressions):
         stream = self.stream_got(node)
         comes = False
         if self.datapath is not None and stream is not None and len(shape) == 2 and stream.packing == 1:
-            taken = self.datapath.product_word((shape[0], stream.type.shape[-1]))
+            made = ElementType(stream.type.dtype, (shape[0], stream.type.shape[-1]))
+            taken = self.datapath.product_word(made)
             comes = comes_by_row(stream.type.dtype, stream.type.shape, taken)
         outer, self._sent = self._sent, node if comes else self._sent
         try:

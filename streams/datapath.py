@@ -67,10 +67,12 @@ class Datapath:
         """Return the elements that a kernel takes in a cycle."""
         return self.rates.get(kernel, TURNED if kernel == "transpose" else self.rates.get(ELEMENTS, 1.0))
 
-    def product_word(self, shape: Sequence[int], turned: int = 0) -> TileWord:
-        """Return the sums of a product that are added to in a cycle. shape: of the result. turned: as in
-        `words.product_word`."""
-        return product_word(shape, self.rates.get("matmul", 1.0), turned)
+    def product_word(self, kind: ElementType, turned: int = 0) -> TileWord:
+        """Return the sums of a product that are added to in a cycle: of the rate, what is of use. A sum that is added
+        to can be added to again some cycles later, so there are at least as many words of sums, if they suffice. kind:
+        of the result. turned: as in `words.product_word`."""
+        useful = prod(kind.shape[-2:]) // self._turns(kind.dtype)
+        return product_word(kind.shape, min(self.rates.get("matmul", 1.0), max(1, useful)), turned)
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
         """Return the elements that a kernel which combines rows takes in a cycle. shape: of its operand."""
@@ -80,7 +82,7 @@ class Datapath:
         """Return the cycles of a product. kind: of the result. depth: elements of each sum. turned: its right operand
         is read as the transpose of a tile."""
         rows, columns = kind.shape[-2:]
-        words = rows * columns // self.product_word(kind.shape, depth if turned else 0).elements
+        words = rows * columns // self.product_word(kind, depth if turned else 0).elements
         interval = self._interval(kind.dtype, words)
         batch = prod(kind.shape[:-2])
         return batch * loop(depth * words, self.float_add + 2, interval)
@@ -127,8 +129,12 @@ class Datapath:
         return loop(parts * groups, before, self._interval(dtype, groups)) + loop(groups, behind)
 
     def _interval(self, dtype: str, sums: int) -> int:
-        """Cycles between two additions if a loop adds to so many sums in turn: one is read, added to and written."""
-        return ceil(((self.float_add if dtype in FLOATS else 0) + 2) / sums)
+        """Cycles between two additions if a loop adds to so many sums in turn."""
+        return ceil(self._turns(dtype) / sums)
+
+    def _turns(self, dtype: str) -> int:
+        """Cycles in which a sum is read, added to and written."""
+        return (self.float_add if dtype in FLOATS else 0) + 2
 
     def elements(self, kind: ElementType, value: Unwritten) -> int:
         """Return the cycles of the loop that computes an expression and keeps it in a tile."""

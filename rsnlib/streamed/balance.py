@@ -124,7 +124,7 @@ def _kernels(single: Streamed, knobs: Knobs, device: StreamDevice) -> list[_Hold
     for x, plan in single.plans.items():
         knob = "unroll" if x.op in PRODUCTS else "lanes"
         if knob not in knobs.of.get(x.name, {}):
-            whole = partial(units_of, x, plan)
+            whole = partial(units_of, x, plan, device.float_add)
             cost = max(1, area(nodes[x.name], 2, device)["DSP"] - area(nodes[x.name], 1, device)["DSP"])
             found.append(_Holder(x.name, knob, [numbers[x.name]], cost, whole(getattr(knobs, knob)), whole))
     return found

@@ -38,7 +38,7 @@ from .carrying import Carrying
 from .knobs import Knobs
 from .operators import Array, FromHost, Held, Positions, StreamOperator
 from .plans import KernelPlan, dataflow, planned
-from .ports import ChannelPorts
+from .ports import ChannelPorts, float_add_of
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
 from .rules import RULES
@@ -119,8 +119,7 @@ class Streamed:
     def report(self) -> Report:
         """The program, checked."""
         source = Source(self.text, f"{self.name}.py", tree=self.written.printed.tree)
-        float_add = self.ports.device.float_add if self.ports else 1
-        return report_on(read_source(source, timed=True, float_add=float_add))
+        return report_on(read_source(source, timed=True, float_add=float_add_of(self.ports)))
 
     @cached_property
     def machine(self) -> Program:

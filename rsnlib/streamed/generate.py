@@ -257,7 +257,11 @@ def _unrolled(made: Streamed, device: StreamDevice, dsps: int) -> Streamed:
                 f"{device.name}: {int(FILL * device.total['DSP']):,} DSPs may be used, and {len(products)} products "
                 f"and the other kernels with {knobs.lanes} lanes need more; choose fewer lanes, or a larger device"
             )
-        most = {x.name: _widest(x, plan, knobs.at(x.name)) for x, plan in made.plans.items() if x.name in products}
+        most = {
+            x.name: _widest(x, plan, knobs.at(x.name), device.float_add)
+            for x, plan in made.plans.items()
+            if x.name in products
+        }
         found = unroll(products, max(len(products), dsps // multiply_add_dsps(device)), most)
         for operator, units in found.unroll.items():
             if "unroll" not in of.get(operator, {}):
@@ -270,11 +274,11 @@ def _port(made: Streamed, device: StreamDevice) -> int:
     return max(1, min(made.knobs.port, int(device.bytes_a_cycle(device.gbs)) // len(made.written.moved)))
 
 
-def _widest(x: StreamOperator, plan: KernelPlan, knobs: Knobs) -> int:
+def _widest(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> int:
     """The most multiply-adds in a cycle of a kernel whose streams are `port` bytes wide: its operands must arrive."""
     beat = multiply_adds(x) // prod(plan.loops.values())
     arrive = max(-(-order.bytes_per_token // knobs.port) for order in plan.gets)
-    return units_of(x, plan, max(1, min(knobs.unroll, beat // arrive)))
+    return units_of(x, plan, float_add, max(1, min(knobs.unroll, beat // arrive)))
 
 
 _Sized = tuple[Streamed, dict[str, int], Allocation, DiePlacement]

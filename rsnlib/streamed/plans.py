@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
+from ...base.element_types import ElementType
 from ...streams.dataflow.graph import Dataflow, Edge, KernelNode, Timing
+from ...streams.datapath import Datapath
 from ...streams.orders.order import Axis, Order
-from ...streams.words import MOVED, product_word, row_word, word
+from ...streams.words import MOVED, row_word, word
 from .knobs import ADDERS, PRODUCTS, Knobs, fit
 from .operators import Array, OperatorGraph, StreamOperator
 from .pointwise import operations
@@ -297,19 +299,19 @@ def vectors_of(x: StreamOperator) -> dict[str, Array]:
     return {name: vector for name, vector in named.items() if vector is not None}
 
 
-def units_of(x: StreamOperator, plan: KernelPlan, most: float) -> int:
-    """Return the multiply-adds, or the elements, of a kernel in a cycle, of which there may be `most`."""
+def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -> int:
+    """Return the multiply-adds, or the elements, of a kernel in a cycle, of which there may be `most`. float_add:
+    cycles of an addition on the device."""
     if x.op in PRODUCTS:
-        return product_word(plan.computed, most).elements
+        return Datapath({"matmul": most}, float_add).product_word(ElementType("f32", plan.computed)).elements
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm")
     return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements
 
 
-def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs) -> dict[str, int]:
-    """Return what a kernel's task states of its datapath. knobs: of the operator."""
-    if x.op in PRODUCTS:
-        return {"matmul": units_of(x, plan, knobs.unroll), "elements": ADDERS}
-    return {"elements": units_of(x, plan, knobs.lanes)}
+def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> dict[str, int]:
+    """Return what a kernel's task states of its datapath. knobs: of the operator. float_add: as for `units_of`."""
+    units = units_of(x, plan, float_add, knobs.lanes_of(x.name, x.op))
+    return {"matmul": units, "elements": ADDERS} if x.op in PRODUCTS else {"elements": units}
 
 
 def multiply_adds(x: StreamOperator) -> int:

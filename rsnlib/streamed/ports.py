@@ -52,6 +52,11 @@ class ChannelPorts:
         return -(-self.shares.bytes.get(task, port) // len(self.channels(tensor)))
 
 
+def float_add_of(ports: ChannelPorts | None) -> int:
+    """Return the cycles of an addition of floats on the device of a program; 1 for no device."""
+    return 1 if ports is None else ports.device.float_add
+
+
 def pieces(token_bytes: int) -> int:
     """Words of a token that lies in one piece: its tensor can lie in any number of channels that divides this one, so
     that each token begins in the first channel."""

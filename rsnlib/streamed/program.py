@@ -26,7 +26,7 @@ from .knobs import Knobs
 from .names import RESERVED
 from .operators import Array, Held, OperatorGraph, StreamOperator
 from .plans import BYTES, KernelPlan, new_rows, rates, vectors_of
-from .ports import ChannelPorts, pieces
+from .ports import ChannelPorts, float_add_of, pieces
 
 Shape = tuple[int, ...]
 
@@ -165,6 +165,7 @@ class _ProgramWriter:
         ports: ChannelPorts | None,
     ) -> None:
         self.graph, self.plans, self.knobs, self.groups, self.ports = graph, plans, knobs, groups, ports
+        self.float_add = float_add_of(ports)
         self.packed_tensors: dict[str, PackedTensor] = {}
         self.taken: set[str] = {*RESERVED, *(x.name for x in plans)}
         self.tensors: dict[str, tuple[int, ...]] = {}
@@ -189,7 +190,7 @@ class _ProgramWriter:
             for k, operand in enumerate(x.operands):
                 if operand.is_memory:
                     self._load(x, k, operand, plan.gets[k])
-            kernels[x] = _Task(x.name, [], rates=rates(x, plan, self.knobs.at(x.name)))
+            kernels[x] = _Task(x.name, [], rates=rates(x, plan, self.knobs.at(x.name), self.float_add))
             self.tasks.append(kernels[x])
             self._connect(x, plan)
         for x, task in kernels.items():

@@ -132,12 +132,12 @@ class _ProjectWriter:
     def _body(self, unit: str, shot: Shot) -> tuple[Task, BodyWriter]:
         """Write the statements of an instance; none if it does nothing."""
         task = self.tasks[shot.task]
-        body = BodyWriter(self.program, task, shot, unit)
+        body = BodyWriter(self.program, task, shot, unit, self.float_add)
         try:
             body.write()
             widths = {v.text: v.width for v in body.variables.values() if v.width}
             if widths:  # what reads a wide integer is written for it
-                body = BodyWriter(self.program, task, shot, unit, widths)
+                body = BodyWriter(self.program, task, shot, unit, self.float_add, widths)
                 body.write()
         except RecursionError:
             raise HlsError(f"{self.program.file}:{task.place.line}: hls: {task.name} is nested too deep") from None

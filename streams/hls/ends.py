@@ -49,11 +49,17 @@ class StreamEndWriter(Variables):
     """Writes puts and gets."""
 
     def __init__(
-        self, program: TaskProgram, task: Task, shot: Shot, unit: str, widths: Mapping[str, int] = NO_WIDTHS
+        self,
+        program: TaskProgram,
+        task: Task,
+        shot: Shot,
+        unit: str,
+        float_add: int,
+        widths: Mapping[str, int] = NO_WIDTHS,
     ) -> None:
         super().__init__(program.file, widths)
         self.task, self.shot, self.unit = task, shot, unit
-        self.datapath = Datapath(dict(task.rates))
+        self.datapath = Datapath(dict(task.rates), float_add)
         self.reads = Counter(n.name for n in t.nodes(task.body) if isinstance(n, t.Name))
         self.streams: Mapping[str, StreamArray] = {s.name: s for s in program.streams}
         self.connected: dict[tuple[str, bool], dict[tuple[int, ...], EndParameter]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...base.element_types import ElementType
 from ...isa.overlays.tasks.kernels import KERNELS
 from ..words import MOVED, comes_by_row, stream_word, word
 from .kinds import (
@@ -247,7 +248,7 @@ class KernelWriter(Operators):
     def _product(self, kind: ValueKind, a: Val, b: Val) -> Val:
         """A product of two tiles. The right one may be the transpose of a tile, or come over a stream meanwhile."""
         turned = b.kind.shape[-2] if TURNED_MATRIX.fullmatch(b.text) else 0
-        out, taken = self.tile(kind), self.datapath.product_word(kind.shape, turned)
+        out, taken = self.tile(kind), self.datapath.product_word(ElementType(kind.dtype, kind.shape), turned)
         stream = self.coming.pop(b.text, None)
         if stream is not None and not comes_by_row(stream.dtype, b.kind.shape, taken):
             b = Val(b.kind, self.tile(b.kind, "got"))

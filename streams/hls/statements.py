@@ -49,9 +49,15 @@ class BodyWriter(StreamEndWriter):
     """Writes the body of a task instance. unit: the unit that runs it, whose ends of streams it uses."""
 
     def __init__(
-        self, program: TaskProgram, task: Task, shot: Shot, unit: str, widths: Mapping[str, int] = NO_WIDTHS
+        self,
+        program: TaskProgram,
+        task: Task,
+        shot: Shot,
+        unit: str,
+        float_add: int,
+        widths: Mapping[str, int] = NO_WIDTHS,
     ) -> None:
-        super().__init__(program, task, shot, unit, widths)
+        super().__init__(program, task, shot, unit, float_add, widths)
         self.loops: list[OpenLoop] = []
         self.alive = True
         self.line = 0

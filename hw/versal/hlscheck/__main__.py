@@ -37,7 +37,8 @@ def main(what: tuple[str, ...], loops: bool) -> None:
         for loop in report.loops if loops else ():
             trips = "any number of" if loop.trips is None else loop.trips
             needs = f"II={loop.stated}, needs {'an inner loop unrolled' if loop.needed is None else loop.needed}"
-            click.echo(f"{loop.line}: {loop.function}: {needs}; {trips} iterations, {loop.depth} deep")
+            products = f", {loop.multiplications} multiplications" if loop.multiplications else ""
+            click.echo(f"{loop.line}: {loop.function}: {needs}; {trips} iterations, {loop.depth} deep{products}")
         for process, counted in report.processes if loops else ():
             more = f", and loops without a constant number of iterations: {counted.unknown}" if counted.unknown else ""
             click.echo(f"{process}: {counted.cycles} cycles{more}")

@@ -38,7 +38,8 @@ _ALLOWED = re.compile(r"//\s*hls-allow ([\w-]+): (\S.*)")
 @dataclass(frozen=True)
 class CheckedLoop:
     """What was derived of a pipelined loop. stated, needed: its interval, and what recurrences allow, None if a loop is
-    left inside. trips: iterations, None if they are no constant. depth: cycles, at least."""
+    left inside. trips: iterations, None if they are no constant. depth: cycles, at least. multiplications: of floats,
+    in an iteration."""
 
     line: CppLine
     function: str
@@ -46,6 +47,7 @@ class CheckedLoop:
     needed: int | None
     trips: int | None
     depth: int
+    multiplications: int
 
 
 @dataclass
@@ -80,7 +82,8 @@ def check_kernel(
             found |= dict.fromkeys(rules_loops.table(loop, table, ITEMS))
         needed = None if loop.left else loop.recurrence.interval if loop.recurrence else 1
         name = design.debug.name_of_function(place.function.subprogram)
-        report.loops.append(CheckedLoop(loop.line, name, place.interval or 1, needed, loop.trips, loop.depth))
+        products = sum(i.opcode == "fmul" for i in loop.instructions)
+        report.loops.append(CheckedLoop(loop.line, name, place.interval or 1, needed, loop.trips, loop.depth, products))
     if table is not None:
         found |= dict.fromkeys(rules_loops.off(design))
     counts = CycleCounts(design, facts, loops)
