@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, gcd, inf, prod
+from math import ceil, inf, prod
 
-from ..base.element_types import BITS, FLOATS, ElementType
+from ..base.element_types import FLOATS, ElementType
 from ..isa.overlays.tasks.program import ELEMENTS
-from .words import MOVED, PORT_BITS, TileWord, matrix, part_of, product_word, row_word, stream_word, word
+from .words import MOVED, TileWord, matrix, part_of, port_elements, product_word, row_word, stream_word, word
 
 TURNED = 8.0
 """Elements of a transpose in a cycle where no rate is stated: as many banks more each way."""
@@ -47,12 +47,6 @@ def _pass(kind: ElementType, taken: TileWord, depth: int) -> int:
     """Cycles of a pass over a tile. A tile of one word takes no loop: it is a part of the beat around it."""
     count = prod(kind.shape) // taken.elements
     return loop(count, depth) if count > 1 else 0
-
-
-def port_elements(dtype: str, *ends: int) -> int:
-    """Return how many elements a port to the memory off the chip moves in a cycle. ends: numbers of elements, at
-    multiples of which all accesses begin and end."""
-    return gcd(PORT_BITS // max(8, BITS[dtype]), *ends)
 
 
 @dataclass(frozen=True)

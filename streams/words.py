@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import NamedTuple
 
 from ..base.element_types import BITS
 
 STREAM_BITS = 2048
-"""Most bits of a word of a stream. HLS takes up to 4,096 (UG1399, Vector Data Types)."""
+"""Most bits of a word of a stream between kernels."""
 MOVED = STREAM_BITS // 32
 """Elements that are moved in a cycle, from tile to tile."""
 REGISTERS = 1024
@@ -88,3 +88,31 @@ def part_of(part: TileWord, whole: TileWord) -> TileWord:
 def stream_word(dtype: str, shape: Sequence[int]) -> TileWord:
     """The word in which a tile goes over a stream."""
     return word(shape, max(1, STREAM_BITS // max(8, BITS[dtype])))
+
+
+def port_elements(dtype: str, *ends: int) -> int:
+    """How many elements a port to the memory off the chip moves in a cycle. ends: numbers of elements, at multiples of
+    which all accesses begin and end."""
+    return gcd(PORT_BITS // max(8, BITS[dtype]), *ends)
+
+
+def round_elements(dtype: str, channels: int) -> int:
+    """Elements of a round of words: one of `PORT_BITS` in each memory channel of a tensor."""
+    return channels * port_elements(dtype)
+
+
+class MovedRounds(NamedTuple):
+    """What an iteration of the loop moves that sends a tile of a tensor to a stream in rounds of words, or receives it,
+    and the interval of the loop in cycles."""
+
+    elements: int
+    interval: int
+
+
+def moved_rounds(dtype: str, channels: int, taken: int) -> MovedRounds:
+    """How a tile moves between a tensor in several memory channels and a stream: each port moves a word in a cycle at
+    most, and the stream one too. taken: elements of a word of the stream (`stream_word`). The tile has a whole number
+    of rounds (`round_elements`) and of words."""
+    each = round_elements(dtype, channels)
+    elements = lcm(each, taken)
+    return MovedRounds(elements, max(elements // each, elements // taken))

@@ -7,7 +7,7 @@ connected to; the place is a constant of the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 
@@ -35,14 +35,17 @@ class Draw:
 
 @dataclass(frozen=True)
 class TensorPointer:
-    """A pointer of the top function: a tensor, as one of its readers or writers sees it. unit: that process. packed:
-    elements of a word."""
+    """A pointer of the top function: a tensor, as one of its readers or writers sees it, or what lies of it in one of
+    several memory channels. unit: that process. packed: elements of a word. bundle: the port that it is for. channel:
+    the number of it among the channels of the tensor, None if there are not several."""
 
     name: str
     tensor: str
     written: bool
     unit: str
     packed: int
+    bundle: str
+    channel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,9 @@ class _ProjectWriter:
         used = [p for p in task.parameters if self._is_used(body.parts[p.name].name, lines)]
         tensors = []
         for p in used:
-            shard, written = self._shard(task, p, body)
-            parameters.append(f"{self._word(p.tensor, written, self.packed[body.unit, p.tensor])} *{shard[0]}")
-            head.append(shard[1])
+            pointers, declared, written = self._shard(task, p, body)
+            parameters += [f"{self._word(p.tensor, written, self.packed[body.unit, p.tensor])} *{n}" for n in pointers]
+            head.append(declared)
             tensors.append((p.tensor, written))
         for port, name in body.ports.items():
             parameter, wrapper = self._port(port, name)
@@ -179,8 +182,9 @@ class _ProjectWriter:
         pattern = re.compile(rf"(?<![A-Za-z0-9_.]){re.escape(name)}(?![A-Za-z0-9_])")
         return any(pattern.search(line) for line in lines)
 
-    def _shard(self, task: Task, p: TensorParameter, body: BodyWriter) -> tuple[tuple[str, str], bool]:
-        """The pointer's name and the declaration of the shard that a parameter is, and whether the task writes it."""
+    def _shard(self, task: Task, p: TensorParameter, body: BodyWriter) -> tuple[list[str], str, bool]:
+        """The names of the pointers and the declaration of the shard that a parameter is, and whether the task writes
+        it."""
         tensor, part = self.tensors[p.tensor], body.parts[p.name]
         written = p.name in body.stored
         whole, terms = tensor.type.shape, []
@@ -188,25 +192,27 @@ class _ProjectWriter:
             if cut >= 0:
                 stride = prod(whole[axis + 1 :]) * part.shape[axis]
                 terms.append(f"tid{cut}" + (f" * {stride}" if stride != 1 else ""))
-        pointer = body.names.of(p.name, "_memory")
+        channels = _numbers(tensor)
+        pointers = [body.names.of(p.name, f"_memory{_of_channel(c)}") for c in channels]
         element = f"{'' if written else 'const '}{CPP[tensor.type.dtype]}"
         shapes = (f"rsn::Shape<{', '.join(map(str, s))}>" for s in (whole, part.shape))
         packed = self.packed[body.unit, p.tensor]
-        of_words = f", {packed}" if packed > 1 else ""
+        numbers = [packed, len(channels)] if len(channels) > 1 else [packed] if packed > 1 else []
+        memory = f"{{{', '.join(pointers)}}}" if len(channels) > 1 else pointers[0]
         declared = (
-            f"const rsn::Shard<{element}, {', '.join(shapes)}{of_words}> "
-            f"{part.name}{{{pointer}, {' + '.join(terms) or '0'}}};"
+            f"const rsn::Shard<{', '.join((element, *shapes, *map(str, numbers)))}> "
+            f"{part.name}{{{memory}, {' + '.join(terms) or '0'}}};"
         )
-        return (pointer, declared), written
+        return pointers, declared, written
 
     def _port(self, port: EndParameter, name: str) -> tuple[str, list[str]]:
         """The parameter for an end of a stream, and what unpacks its transfers."""
         stream = self.streams[port.stream]
         if stream.packing == 1:
-            return f"hls::stream<{carried(stream)}> &{name}", []
+            return f"hls::stream<{self._carried(stream)}> &{name}", []
         way = "Out" if port.put else "In"
         wrapper = f"rsn::Packed{way}<{element_type(stream)}, {stream.packing}> {name}({name}_packed);"
-        return f"hls::stream<{carried(stream)}> &{name}_packed", [wrapper]
+        return f"hls::stream<{self._carried(stream)}> &{name}_packed", [wrapper]
 
     def _refuse_shared(self, units: list[tuple[str, list[_Call]]]) -> None:
         """Transfers that are not complete do not survive the instance that packs them."""
@@ -252,12 +258,16 @@ class _ProjectWriter:
             for tensor in dict.fromkeys(name for call in calls for name, _ in call.tensors):
                 written = any(w for call in calls for name, w in call.tensors if name == tensor)
                 users.setdefault(tensor, []).append((k, written))
-        arguments: dict[tuple[str, int], TensorPointer] = {}
+        arguments: dict[tuple[str, int], list[TensorPointer]] = {}
+        bundles = CppNames(frozenset(identifier(unit) for unit, _ in units))
         for t in self.program.tensors:
             for n, (k, written) in enumerate(users.get(t.name, ())):
-                name = names.of(t.name, f"_{n}" if len(users[t.name]) > 1 else "")
-                unit = units[k][0]
-                arguments[t.name, k] = TensorPointer(name, t.name, written, unit, self.packed[unit, t.name])
+                unit, number = units[k][0], f"_{n}" if len(users[t.name]) > 1 else ""
+                for c in _numbers(t):
+                    name = names.of(t.name, f"{number}{_of_channel(c)}")
+                    bundle = identifier(unit) if c is None else bundles.of(f"{unit}_{name}")
+                    pointer = TensorPointer(name, t.name, written, unit, self.packed[unit, t.name], bundle, c)
+                    arguments.setdefault((t.name, k), []).append(pointer)
         links: dict[str, Link] = {}
         used = {port.label for _, calls in units for call in calls for port in call.ports}
         for link in self.program.links:
@@ -271,13 +281,13 @@ class _ProjectWriter:
             for call in calls:
                 given = []
                 for tensor, _ in call.tensors:
-                    a = arguments[tensor, k]
-                    parameters[a.name] = f"{self._pointer(a)}{a.name}"
-                    given.append(a.name)
+                    for a in arguments[tensor, k]:
+                        parameters[a.name] = f"{self._pointer(a)}{a.name}"
+                        given.append(a.name)
                 for port in call.ports:
                     name = self.locals[port.label]
                     if links[port.label].source != links[port.label].sink:
-                        parameters[name] = f"hls::stream<{carried(self.streams[port.stream])}> &{name}"
+                        parameters[name] = f"hls::stream<{self._carried(self.streams[port.stream])}> &{name}"
                     given.append(name)
                 if call.draws is not None:
                     d = draws[call.draws] = Draw(names.of(f"drawn_{call.shot.name}"), call.draws, unit)
@@ -294,7 +304,7 @@ class _ProjectWriter:
                 texts = [f"{self.name}::{function}({', '.join(parameters)})"]
             if texts:
                 processes.append(f'    RSN_TASK("{unit}", {texts[0]});')
-        made = tuple(arguments.values()), tuple(draws.values())
+        made = tuple(a for of_process in arguments.values() for a in of_process), tuple(draws.values())
         streams = [self._stream(link) for link in links.values() if link.source != link.sink]
         region = [*self._signature(*made), *streams, "    RSN_DATAFLOW();", *processes, "}"]
         return *made, wrappers, region
@@ -308,8 +318,19 @@ class _ProjectWriter:
 
     def _stream(self, link: Link) -> str:
         stream = self.streams[link.stream]
-        depth = link.depth // stream.packing * words_of(stream)
-        return f'    hls::stream<{carried(stream)}, {depth}> {self.locals[link.label]}("{link.label}");'
+        words = stream.packing == 1 and stream.type.shape
+        count = prod(stream.type.shape) // stream_word(stream.type.dtype, stream.type.shape).elements if words else 1
+        depth = link.depth // stream.packing * count
+        return f'    hls::stream<{self._carried(stream)}, {depth}> {self.locals[link.label]}("{link.label}");'
+
+    def _carried(self, stream: StreamArray) -> str:
+        """The C++ type of one transfer of a stream, or of a word of one: a tile goes over a stream in words."""
+        if stream.packing > 1:
+            return f"hls::vector<{element_type(stream)}, {stream.packing}>"
+        if stream.type.shape:
+            taken = stream_word(stream.type.dtype, stream.type.shape)
+            return f"hls::vector<{CPP[stream.type.dtype]}, {taken.elements}>"
+        return element_type(stream)
 
     def _signature(self, arguments: tuple[TensorPointer, ...], draws: tuple[Draw, ...]) -> Iterator[str]:
         parameters = []
@@ -318,8 +339,8 @@ class _ProjectWriter:
             parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
         yield f"void {self.name}_top({', '.join(parameters)}) {{"
         for a in arguments:
-            depth = prod(self.tensors[a.tensor].type.shape) // a.packed
-            yield f"#pragma HLS interface m_axi port={a.name} bundle={identifier(a.unit)} depth={depth}"
+            depth = -(-prod(self.tensors[a.tensor].type.shape) // (a.packed * len(_numbers(self.tensors[a.tensor]))))
+            yield f"#pragma HLS interface m_axi port={a.name} bundle={a.bundle} depth={depth}"
         for d in draws:
             yield f"#pragma HLS interface m_axi port={d.name} bundle={identifier(d.unit)}"
         yield "#pragma HLS dataflow"
@@ -331,21 +352,6 @@ def element_type(stream: StreamArray) -> str:
     return tile_type(kind.dtype, kind.shape) if kind.shape else CPP[kind.dtype]
 
 
-def carried(stream: StreamArray) -> str:
-    """Return the C++ type of one transfer of a stream, or of a word of one: a tile goes over a stream in words."""
-    if stream.packing > 1:
-        return f"hls::vector<{element_type(stream)}, {stream.packing}>"
-    if stream.type.shape:
-        return f"hls::vector<{CPP[stream.type.dtype]}, {stream_word(stream.type.dtype, stream.type.shape).elements}>"
-    return element_type(stream)
-
-
-def words_of(stream: StreamArray) -> int:
-    """Return how many words a transfer of a stream has."""
-    kind = stream.type
-    return prod(kind.shape) // stream_word(kind.dtype, kind.shape).elements if kind.shape and stream.packing == 1 else 1
-
-
 def word_type(tensor: OffChipTensor, packed: int) -> str:
     """Return the C++ type of what a port moves in a cycle. packed: elements of it."""
     element = CPP[tensor.type.dtype]
@@ -355,6 +361,16 @@ def word_type(tensor: OffChipTensor, packed: int) -> str:
 def tensor_bytes(tensor: OffChipTensor) -> int:
     """Return the bytes of a tensor in the memory that the C++ function reads and writes."""
     return prod(tensor.type.shape) * -(-BITS[tensor.type.dtype] // 8)
+
+
+def _numbers(tensor: OffChipTensor) -> Sequence[int | None]:
+    """The numbers of the channels of a tensor, for each of which a process has a pointer; one None for one pointer."""
+    return range(len(tensor.channels)) if len(tensor.channels) > 1 else (None,)
+
+
+def _of_channel(number: int | None) -> str:
+    """The end of a name for one of several channels."""
+    return "" if number is None else f"_c{number}"
 
 
 def _suffix(link: Link) -> str:

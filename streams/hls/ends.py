@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import prod
 
-from ...base.element_types import BITS
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
 from ..datapath import Datapath
-from ..words import MOVED, PORT_BITS, part_of, stream_word, word
+from ..words import MOVED, part_of, port_elements, stream_word, word
 from .expressions import RUN, starts_of, steps_of
 from .indices import Index
 from .kinds import (
@@ -79,9 +78,9 @@ class StreamEndWriter(Variables):
         tid = [literal(k, f"tid{axis}") for axis, k in enumerate(shot.tid)]
         self.env["get_tid()"] = tid[0] if len(tid) == 1 else ItemsKind(tuple(tid))
         for p in task.parameters:
-            whole = tensors[p.tensor].type
+            whole, channels = tensors[p.tensor].type, max(1, len(tensors[p.tensor].channels))
             shape = tuple(n if a < 0 else n // task.mapping[a] for n, a in zip(whole.shape, p.axes, strict=True))
-            part = ShardKind(self.names.of(p.name), whole.dtype, shape)
+            part = ShardKind(self.names.of(p.name), whole.dtype, shape, whole.shape, channels)
             self.env[p.name], self.parts[p.name] = part, part
 
     def bound(self, value: Value) -> Val:
@@ -223,10 +222,10 @@ class StreamEndWriter(Variables):
             return ""
         shard, parts = part
         shape = tuple(p.length for p in parts if p.step)
-        taken = stream_word(kind.dtype, shape or (1,))
         if (shard.dtype, shape) != (kind.dtype, kind.shape) or not shape:
             return ""
-        if taken.columns % gcd(PORT_BITS // max(8, BITS[kind.dtype]), shape[-1]):
+        taken = stream_word(kind.dtype, kind.shape)
+        if taken.columns % port_elements(kind.dtype, shape[-1]):
             return ""
         return f"{taken}, rsn::Shape<{', '.join(map(str, shape))}>, {steps_of(parts)}"
 
@@ -240,13 +239,14 @@ class StreamEndWriter(Variables):
             del self.lines[before:]
             return False
         shard, parts = part
-        self.access(shard, parts)
-        self.marks.append("loop")
+        rounds = "_rounds" if self.access(shard, parts, self.in_rounds(shard, parts)) else ""
+        if prod(p.length for p in parts if p.step) > port_elements(shard.dtype, parts[-1].length):
+            self.marks.append("loop")
         if not put:
             self.stored |= {p for p, own in self.parts.items() if own == shard}
-        function = "send" if put else "receive"
+        moved = f"rsn::{'send' if put else 'receive'}{rounds}<{how}>"
         chosen, ports = self._ends(stream, index, put=put)
-        self._at_end(chosen, ports, lambda port: f"rsn::{function}<{how}>({port}, {shard.name}, {starts_of(parts)});")
+        self._at_end(chosen, ports, lambda port: f"{moved}({port}, {shard.name}, {starts_of(parts)});")
         return True
 
     def receive(self, node: t.Get, store: t.Store) -> bool:

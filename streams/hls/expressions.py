@@ -7,6 +7,7 @@ from math import gcd
 
 from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
+from ..words import TileWord, matrix, port_elements, round_elements
 from .indices import Index, indices, with_new_axes, without_new_axes
 from .kinds import (
     INT,
@@ -152,11 +153,13 @@ class ExpressionWriter(KernelWriter):
 
     def loaded(self, shard: ShardKind, parts: Sequence[Index]) -> Val:
         """Return a part of a tensor as a tile."""
-        self.access(shard, parts)
-        self.marks.append("loop")
         kind = of_element(shard.dtype, tuple(part.length for part in parts if part.step))
+        taken = self.round_word(shard, parts)
+        self.access(shard, parts, taken is not None)
+        self.marks.append("loop")
         name = self.tile(kind)
-        self.emit(f"rsn::load<{kind.cpp}, {steps_of(parts)}>({name}, {shard.name}, {starts_of(parts)});")
+        load = f"load_rounds<{taken}, " if taken else "load<"
+        self.emit(f"rsn::{load}{kind.cpp}, {steps_of(parts)}>({name}, {shard.name}, {starts_of(parts)});")
         return Val(kind, name)
 
     def number(self, value: Value) -> Val:
@@ -169,11 +172,40 @@ class ExpressionWriter(KernelWriter):
         self.access(value, [])
         return self.element(f"{value.name}.at()", value.dtype)
 
-    def access(self, shard: ShardKind, parts: Sequence[Index]) -> None:
-        """Note where an access of a shard begins and ends in its last axis."""
+    def access(self, shard: ShardKind, parts: Sequence[Index], rounds: bool = False) -> bool:
+        """Note where an access of a shard begins and ends in its last axis. rounds: it takes rounds of words, one in
+        each memory channel. Returns the same."""
         last = parts[-1] if parts else Index("0")
         found = gcd(last.factor, last.length, shard.shape[-1]) if last.step == 1 else 1
+        if rounds:
+            found = port_elements(shard.dtype)
         self.packed[shard.name] = gcd(self.packed.get(shard.name, 0), found)
+        return rounds
+
+    def in_rounds(self, shard: ShardKind, parts: Sequence[Index]) -> bool:
+        """Whether a part of a tensor in several memory channels lies in one piece, and is so many rounds of words."""
+        if shard.channels == 1:
+            return False
+        inner = 1
+        for k in reversed(range(len(parts))):
+            part, size = parts[k], shard.shape[k]
+            if part.step == 1 and part.length == size == shard.whole[k]:
+                inner *= size
+                continue
+            inner *= gcd(part.factor, part.length, size)
+            if part.step > 1 or any(p.step and p.length > 1 for p in parts[:k]):
+                return False
+            break
+        return inner % round_elements(shard.dtype, shard.channels) == 0
+
+    def round_word(self, shard: ShardKind, parts: Sequence[Index]) -> TileWord | None:
+        """Return the part of a tile that a round of words is; None if it is not a part of a row, or whole rows."""
+        if not self.in_rounds(shard, parts):
+            return None
+        rows, columns = matrix([part.length for part in parts if part.step])
+        count = round_elements(shard.dtype, shard.channels)
+        taken = TileWord(max(1, count // columns), min(count, columns))
+        return taken if taken.elements == count and columns % taken.columns == rows % taken.rows == 0 else None
 
     def _table(self, base: Value, at: Value) -> Value:
         """An item of a tuple of numbers at an index that the run knows."""

@@ -11,7 +11,11 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
+#ifndef __SYNTHESIS__
+#include <vector>
+#endif
 
 #include <hls_stream.h>
 #include <hls_vector.h>
@@ -24,7 +28,6 @@
 #include <process.h>
 #include <stdexcept>
 #include <string>
-#include <vector>
 // The statement at this line of the user's file begins.
 #define RSN_AT(line) (rsn::csim::Process::current->uop = (line))
 // A process of the dataflow region, under the name of its unit.
@@ -483,9 +486,35 @@ void assign(Out &out, const X &x) {
     });
 }
 
+// The pointers to a tensor: one for each memory channel in which it lies.
+template <class Port, std::size_t Count>
+struct Pointers {
+    Port *first;
+    Pointers<Port, Count - 1> rest;
+};
+template <class Port>
+struct Pointers<Port, 1> {
+    Port *first;
+};
+
+// Word `at` of a channel, chosen in the run.
+template <class Port, std::size_t Count>
+std::remove_const_t<Port> read_from(const Pointers<Port, Count> &memory, std::size_t channel, std::size_t at) {
+    if constexpr (Count > 1)
+        if (channel != 0) return read_from(memory.rest, channel - 1, at);
+    return memory.first[at];
+}
+template <class Port, std::size_t Count>
+void write_to(const Pointers<Port, Count> &memory, std::size_t channel, std::size_t at, const Port &value) {
+    if constexpr (Count > 1)
+        if (channel != 0) return write_to(memory.rest, channel - 1, at, value);
+    memory.first[at] = value;
+}
+
 // The part of a tensor off the chip that a task instance sees. Whole: sizes of the tensor; Part: of the shard. The port
-// moves words of Packed elements; with more than one, all accesses begin at a multiple of them.
-template <class T, class Whole, class Part, std::size_t Packed = 1>
+// moves words of Packed elements; with more than one, all accesses begin at a multiple of them. In several memory
+// channels the tensor lies in turns: 64 bytes in the first, the next 64 bytes in the second one.
+template <class T, class Whole, class Part, std::size_t Packed = 1, std::size_t Channels = 1>
 struct Shard {
     using Element = std::remove_const_t<T>;
     using Sizes_ = Part;
@@ -493,14 +522,33 @@ struct Shard {
     using Port = std::conditional_t<Packed == 1, T,
                                     std::conditional_t<std::is_const<T>::value, const hls::vector<Element, Packed>,
                                                        hls::vector<Element, Packed>>>;
-    static constexpr std::size_t packed = Packed;
-    Port *memory;
+    // Elements of a word of a port, of 64 bytes, and of 64 bytes in each channel.
+    static constexpr std::size_t packed = Packed, turn = 64 / sizeof(Element), round = turn * Channels;
+    Pointers<Port, Channels> memory;
     std::size_t offset;
 
+    // The place of a word of the port: its channel, and which word of it.
+    static constexpr std::size_t channel_of(std::size_t word) { return word / (turn / Packed) % Channels; }
+    static constexpr std::size_t place_in_channel(std::size_t word) {
+        return word / (turn / Packed) / Channels * (turn / Packed) + word % (turn / Packed);
+    }
+    decltype(auto) read(std::size_t word) const {
+        if constexpr (Channels == 1) return (memory.first[word]);
+        else return read_from(memory, channel_of(word), place_in_channel(word));
+    }
+    void write(std::size_t word, const Port &value) const {
+        if constexpr (Channels == 1) memory.first[word] = value;
+        else write_to(memory, channel_of(word), place_in_channel(word), value);
+    }
     template <class... Indices>
-    T &at(Indices... indices) const {
+    decltype(auto) at(Indices... indices) const {
         static_assert(Packed == 1, "single elements");
-        return memory[offset + place(0, indices...)];
+        return read(offset + place(0, indices...));
+    }
+    template <class... Indices>
+    void set(const Element &value, Indices... indices) const {
+        static_assert(Packed == 1, "single elements");
+        write(offset + place(0, indices...), value);
     }
     template <class First, class... Rest>
     static std::size_t place(std::size_t axis, First first, Rest... rest) {
@@ -1165,7 +1213,7 @@ void store_part(Target &target, const X &value, Starts... starts) {
 // -- memory off the chip ----------------------------------------------------------------------------------------------------
 
 // Calls body(row, column, place, word) for each word of a port in a part of a shard, one in a cycle, in the order of
-// words W of the part. place: of its first element in the word W.
+// words W of the part. place: of its first element in the word W. word: its number in the tensor.
 template <class W, class Part, int... Steps, class Shard, class Body, class... Starts>
 void each_port_word(const Shard &shard, Body body, Starts... starts) {
     using Whole = typename Shard::Whole_;
@@ -1177,7 +1225,7 @@ void each_port_word(const Shard &shard, Body body, Starts... starts) {
                     const TilePlace at =
                         place_of<Part, typename Shard::Sizes_, Whole, Steps...>(row + y, column + x, starts...);
                     const std::size_t word = at.row * (Whole::columns / Shard::packed) + at.column / Shard::packed;
-                    body(row + y, column + x, y * W::columns + x, shard.memory[shard.offset / Shard::packed + word]);
+                    body(row + y, column + x, y * W::columns + x, shard.offset / Shard::packed + word);
                 }
 }
 template <class Part>
@@ -1203,7 +1251,8 @@ void load(Out &out, const Shard &shard, Starts... starts) {
     using Part = typename Out::Sizes_;
     each_port_word<RowOf<Part>, Part, Steps...>(
         shard,
-        [&](std::size_t row, std::size_t column, std::size_t, const auto &word) {
+        [&](std::size_t row, std::size_t column, std::size_t, std::size_t number) {
+            const auto &word = shard.read(number);
             for (std::size_t k = 0; k < Shard::packed; ++k) {
 #pragma HLS unroll
                 out(row, column + k) = static_cast<typename Out::Element>(of_word(word, k));
@@ -1218,13 +1267,13 @@ void save(const Shard &shard, const X &value, Starts... starts) {
     using T = typename Shard::Element;
     each_port_word<RowOf<Part>, Part, Steps...>(
         shard,
-        [&](std::size_t row, std::size_t column, std::size_t, auto &word) {
-            std::remove_reference_t<decltype(word)> made;
+        [&](std::size_t row, std::size_t column, std::size_t, std::size_t number) {
+            typename Shard::Port made;
             for (std::size_t k = 0; k < Shard::packed; ++k) {
 #pragma HLS unroll
                 of_word(made, k) = element_as<T>(element<Part>(value, row, column + k));
             }
-            word = made;
+            shard.write(number, made);
         },
         starts...);
 }
@@ -1235,7 +1284,8 @@ void send(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts... 
     hls::vector<T, N> made;
     each_port_word<W, Part, Steps...>(
         shard,
-        [&](std::size_t, std::size_t, std::size_t place, const auto &word) {
+        [&](std::size_t, std::size_t, std::size_t place, std::size_t number) {
+            const auto &word = shard.read(number);
             for (std::size_t k = 0; k < Shard::packed; ++k) {
 #pragma HLS unroll
                 made[place + k] = of_word(word, k);
@@ -1251,17 +1301,198 @@ void receive(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts.
     hls::vector<T, N> got;
     each_port_word<W, Part, Steps...>(
         shard,
-        [&](std::size_t, std::size_t, std::size_t place, auto &word) {
+        [&](std::size_t, std::size_t, std::size_t place, std::size_t number) {
             if (place == 0) got = stream.read();
-            std::remove_reference_t<decltype(word)> made;
+            typename Shard::Port made;
             for (std::size_t k = 0; k < Shard::packed; ++k) {
 #pragma HLS unroll
                 of_word(made, k) = got[place + k];
             }
-            word = made;
+            shard.write(number, made);
         },
         starts...);
 }
+
+// -- memory channels ------------------------------------------------------------------------------------------------------
+
+// A part of a shard in several memory channels that lies in one piece of whole rounds of words moves by one word of each
+// channel in a cycle. Where other accesses of the process make its words narrower, it moves word by word.
+template <class Shard>
+constexpr bool by_rounds = Shard::packed == Shard::turn;
+
+// The number of the first round of words of a part.
+template <class Part, int... Steps, class Shard, class... Starts>
+std::size_t first_round(const Shard &shard, Starts... starts) {
+    using Whole = typename Shard::Whole_;
+    const TilePlace at = place_of<Part, typename Shard::Sizes_, Whole, Steps...>(0, 0, starts...);
+    use(place_of<Part, typename Shard::Sizes_, Whole, Steps...>(Part::rows - 1, Part::columns - 1, starts...));
+    return (shard.offset + at.row * Whole::columns + at.column) / Shard::round;
+}
+
+// Calls body(channel, pointer) for each channel.
+template <std::size_t Channel = 0, class Port, std::size_t Count, class Body>
+void each_channel(const Pointers<Port, Count> &memory, Body body) {
+    body(Channel, memory.first);
+    if constexpr (Count > 1) each_channel<Channel + 1>(memory.rest, body);
+}
+
+// Of a loop that moves rounds of Round elements to words of Word elements, or back: what an iteration moves, and its
+// interval, in which each port and the stream moves a word a cycle at most.
+template <std::size_t Round, std::size_t Word>
+struct Moved {
+    static constexpr std::size_t elements = std::lcm(Round, Word), rounds = elements / Round, words = elements / Word;
+    static constexpr std::size_t interval = rounds > words ? rounds : words;
+};
+
+template <class W, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
+void send_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts... starts) {
+    if constexpr (!by_rounds<Shard>) {
+        send<W, Part, Steps...>(stream, shard, starts...);
+    } else {
+        using Each = Moved<Shard::round, N>;
+        constexpr std::size_t interval = Each::interval;
+        const std::size_t first = first_round<Part, Steps...>(shard, starts...);
+        hls::vector<T, N> made[Each::words];
+#pragma HLS array_partition variable=made complete
+        for (std::size_t k = 0; k < Part::count / Each::elements; ++k) {
+#pragma HLS pipeline II=interval style=flp
+            for (std::size_t y = 0; y < Each::rounds; ++y) {
+#pragma HLS unroll
+                each_channel(shard.memory, [&](std::size_t channel, const auto *memory) {
+                    const auto word = memory[first + k * Each::rounds + y];
+                    for (std::size_t x = 0; x < Shard::packed; ++x) {
+#pragma HLS unroll
+                        const std::size_t at = y * Shard::round + channel * Shard::packed + x;
+                        made[at / N][at % N] = word[x];
+                    }
+                });
+            }
+            for (std::size_t y = 0; y < Each::words; ++y) {
+#pragma HLS unroll
+                stream.write(made[y]);
+            }
+        }
+    }
+}
+
+template <class W, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
+void receive_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts... starts) {
+    if constexpr (!by_rounds<Shard>) {
+        receive<W, Part, Steps...>(stream, shard, starts...);
+    } else {
+        using Each = Moved<Shard::round, N>;
+        constexpr std::size_t interval = Each::interval;
+        const std::size_t first = first_round<Part, Steps...>(shard, starts...);
+        hls::vector<T, N> got[Each::words];
+#pragma HLS array_partition variable=got complete
+        for (std::size_t k = 0; k < Part::count / Each::elements; ++k) {
+#pragma HLS pipeline II=interval style=flp
+            for (std::size_t y = 0; y < Each::words; ++y) {
+#pragma HLS unroll
+                got[y] = stream.read();
+            }
+            for (std::size_t y = 0; y < Each::rounds; ++y) {
+#pragma HLS unroll
+                each_channel(shard.memory, [&](std::size_t channel, auto *memory) {
+                    typename Shard::Port made;
+                    for (std::size_t x = 0; x < Shard::packed; ++x) {
+#pragma HLS unroll
+                        const std::size_t at = y * Shard::round + channel * Shard::packed + x;
+                        made[x] = got[at / N][at % N];
+                    }
+                    memory[first + k * Each::rounds + y] = made;
+                });
+            }
+        }
+    }
+}
+
+// W: the elements of a round, as a word of the tile.
+template <class W, class Out, int... Steps, class Shard, class... Starts>
+void load_rounds(Out &out, const Shard &shard, Starts... starts) {
+    if constexpr (!by_rounds<Shard>) {
+        load<Out, Steps...>(out, shard, starts...);
+    } else {
+        using Part = typename Out::Sizes_;
+        std::size_t round = first_round<Part, Steps...>(shard, starts...);
+        for (std::size_t row = 0; row < Part::rows; row += W::rows)
+            for (std::size_t column = 0; column < Part::columns; column += W::columns) {
+#pragma HLS pipeline II=1 style=flp
+                each_channel(shard.memory, [&](std::size_t channel, const auto *memory) {
+                    const auto word = memory[round];
+                    for (std::size_t x = 0; x < Shard::packed; ++x) {
+#pragma HLS unroll
+                        const std::size_t at = channel * Shard::packed + x;
+                        out(row + at / W::columns, column + at % W::columns) =
+                            static_cast<typename Out::Element>(word[x]);
+                    }
+                });
+                ++round;
+            }
+    }
+}
+
+template <class W, class Part, int... Steps, class Shard, class X, class... Starts>
+void save_rounds(const Shard &shard, const X &value, Starts... starts) {
+    if constexpr (!by_rounds<Shard>) {
+        save<Part, Steps...>(shard, value, starts...);
+    } else {
+        using T = typename Shard::Element;
+        std::size_t round = first_round<Part, Steps...>(shard, starts...);
+        for (std::size_t row = 0; row < Part::rows; row += W::rows)
+            for (std::size_t column = 0; column < Part::columns; column += W::columns) {
+#pragma HLS pipeline II=1 style=flp
+                each_channel(shard.memory, [&](std::size_t channel, auto *memory) {
+                    typename Shard::Port made;
+                    for (std::size_t x = 0; x < Shard::packed; ++x) {
+#pragma HLS unroll
+                        const std::size_t at = channel * Shard::packed + x;
+                        made[x] = element_as<T>(
+                            element<Part>(value, row + at / W::columns, column + at % W::columns));
+                    }
+                    memory[round] = made;
+                });
+                ++round;
+            }
+    }
+}
+
+#ifndef __SYNTHESIS__
+// The bytes of a tensor, dealt out to the memory channels in which it lies: the host's side of `Shard`.
+class Channels {
+  public:
+    Channels(const void *bytes, std::size_t size, std::size_t count) : size_(size), memories_(count) {
+        for (auto &memory : memories_) memory.resize((size / (WORD * count) + 1) * WORD);
+        each_word([&](std::size_t at, std::size_t length, unsigned char *word) {
+            std::memcpy(word, static_cast<const unsigned char *>(bytes) + at, length);
+        });
+    }
+    template <class T>
+    T *channel(std::size_t number) {
+        return reinterpret_cast<T *>(memories_[number].data());
+    }
+    // Puts the words together again.
+    void join(void *bytes) {
+        each_word([&](std::size_t at, std::size_t length, const unsigned char *word) {
+            std::memcpy(static_cast<unsigned char *>(bytes) + at, word, length);
+        });
+    }
+
+  private:
+    static constexpr std::size_t WORD = 64;
+    std::size_t size_;
+    std::vector<std::vector<unsigned char>> memories_;
+
+    template <class Body>
+    void each_word(Body body) {
+        const std::size_t count = memories_.size();
+        for (std::size_t at = 0; at < size_; at += WORD) {
+            const std::size_t length = size_ - at < WORD ? size_ - at : WORD;
+            body(at, length, memories_[at / WORD % count].data() + at / WORD / count * WORD);
+        }
+    }
+};
+#endif
 
 // -- ends of streams --------------------------------------------------------------------------------------------------------
 

@@ -172,11 +172,14 @@ class TextKind:
 
 @dataclass(frozen=True)
 class ShardKind:
-    """The shard of a tensor that a parameter stands for. dtype: of the tensor."""
+    """The shard of a tensor that a parameter stands for. dtype, whole: type and shape of the tensor. channels: memory
+    channels in which it lies."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    whole: tuple[int, ...]
+    channels: int = 1
     has_known: bool = False
     known: Any = None
 

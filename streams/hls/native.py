@@ -19,15 +19,21 @@ def native_text(programs: Sequence[HlsProgram]) -> str:
     for made in programs:
         lines.append(made.text)
         order = [t.name for t in made.program.tensors]
-        given = []
+        given, before, behind = [], [], []
         for a in made.arguments:
             k = order.index(a.tensor)
             moved = word_type(made.program.tensors[k], a.packed)
-            given.append(f"reinterpret_cast<{moved} *>(memories[{k}].data())")
+            whole = f"reinterpret_cast<{moved} *>(memories[{k}].data())"
+            given.append(whole if a.channel is None else f"channels_{k}.channel<{moved}>({a.channel})")
+        for k, tensor in enumerate(made.program.tensors):
+            if len(tensor.channels) > 1:
+                bytes_ = f"memories[{k}].data()"
+                before.append(f"rsn::Channels channels_{k}({bytes_}, memories[{k}].size(), {len(tensor.channels)});")
+                behind.append(f"channels_{k}.join({bytes_});")
         for k, _ in enumerate(made.draws, len(order)):
             given += [f"reinterpret_cast<const bool *>(memories[{k}].data())", f"memories[{k}].size()"]
         unused = "" if given else "static_cast<void>(memories); "
-        call = f"{made.name}_top({', '.join(given)});"
+        call = " ".join((*before, f"{made.name}_top({', '.join(given)});", *behind))
         rows.append(f"    {{[](rsn::csim::Memories &memories) {{ {unused}{call} }}, {len(order)}}},")
     lines += ["#include <tasks.h>", "", "static const rsn::csim::TaskRegion regions[] = {", *rows, "};", ""]
     lines.append("int main(int count, char **arguments) { return rsn::csim::run_region(count, arguments, regions); }")

@@ -10,7 +10,6 @@ from ..placing.devices import VC1902, StreamDevice, device_named
 from .emit import HlsProgram, word_type
 from .kinds import CPP
 from .native import HEADERS
-from .values import HlsError
 
 DEVICE = VC1902
 """Of a program that is for none."""
@@ -47,7 +46,11 @@ def testbench(made: HlsProgram) -> str:
     for a in made.arguments:
         moved = word_type(tensors[a.tensor], a.packed)
         parameters.append(f"{'' if a.written else 'const '}{moved} *{a.name}")
-        given.append(f"reinterpret_cast<{moved} *>({_local(used, a.tensor)}.data())")
+        local = _local(used, a.tensor)
+        if a.channel is None:
+            given.append(f"reinterpret_cast<{moved} *>({local}.data())")
+        else:
+            given.append(f"{local}_channels.channel<{moved}>({a.channel})")
     for k, d in enumerate(made.draws):
         parameters += [f"const bool *{d.name}", f"std::size_t {d.name}_count"]
         given += [f"drawn_{k}.data()", f"drawn_{k}.size()"]
@@ -55,7 +58,12 @@ def testbench(made: HlsProgram) -> str:
         lines.append(f'    Memory<{_element(t)}> {_local(used, t.name)}("{t.name}.bin", {prod(t.type.shape)});')
     for k, _ in enumerate(made.draws):
         lines.append(f'    Memory<bool> drawn_{k}("drawn_{k}.bin", 0);')
+    apart = {_local(used, t.name): t for t in used if len(t.channels) > 1}
+    for name, t in apart.items():
+        size = f"{name}.size() * sizeof({_element(t)})"
+        lines.append(f"    rsn::Channels {name}_channels({name}.data(), {size}, {len(t.channels)});")
     lines.append(f"    {made.name}_top({', '.join(given)});")
+    lines += [f"    {name}_channels.join({name}.data());" for name, t in apart.items() if t.output]
     outputs = [t for t in used if t.output]
     checks = [f'{_local(used, t.name)}.differs("{t.name}.expected.bin")' for t in outputs]
     lines += [f"    int different = {' + '.join(checks) or '0'};", "    return different != 0;"]
@@ -142,19 +150,13 @@ def channels_of(made: HlsProgram, device: StreamDevice) -> dict[str, tuple[int, 
 
 
 def connectivity(made: HlsProgram, device: StreamDevice) -> str:
-    """The options of the linker (UG1393, v++ --config): which memory channels each argument reaches. Raises `HlsError`
-    for a tensor that lies in several memories."""
+    """The options of the linker (UG1393, v++ --config): the memory channel of each argument."""
     of_tensor = channels_of(made, device)
     lines = [f"# v++ --link --config connectivity.cfg: {device.name}", "[connectivity]"]
     lines.append(f"nk={made.name}_top:1:{made.name}_1")
     for a in made.arguments:
-        names = [device.channels[channel].name for channel in of_tensor[a.tensor]]
-        memories = {name.partition("[")[0] for name in names}
-        if len(memories) > 1:
-            raise HlsError(f"{made.program.file}: hls: {a.tensor} lies in several memories: {', '.join(memories)}")
-        numbers = sorted(int(name[len(name.partition("[")[0]) + 1 : -1]) for name in names if "[" in name)
-        ends = f"[{numbers[0]}:{numbers[-1]}]" if len(numbers) > 1 else f"[{numbers[0]}]" if numbers else ""
-        lines.append(f"sp={made.name}_1.{a.name}:{memories.pop()}{ends}")
+        channel = device.channels[of_tensor[a.tensor][a.channel or 0]]
+        lines.append(f"sp={made.name}_1.{a.name}:{channel.name}")
     return "\n".join(lines) + "\n"
 
 
@@ -168,14 +170,17 @@ def readme(made: HlsProgram, device: StreamDevice) -> str:
 | `kernels.h` | Python's integers, tiles, library kernels |
 | `testbench.cpp` | runs the region once on files with the bytes of its tensors |
 | `hls.tcl` | commands for Vitis HLS, {device.name} at {made.program.clock_hz / 1e6:g} MHz: `vitis_hls -f hls.tcl` |
-| `connectivity.cfg` | the memory channels of each argument, for `v++ --link --config` |
+| `connectivity.cfg` | the memory channel of each argument, for `v++ --link --config` |
 
 These files were compiled by a C++17 compiler for a computer. **No HLS tool has been run on them**: whether a tool takes
 them, which clock and interval it reaches, and what area they need, is not known.
 
 - A tensor that several processes access has a pointer for each of them: pass the same buffer to all. A process has a
   bundle of its own, of up to 512 bits; its pointers are to vectors of as many elements.
-- A tile goes over a stream in words of up to 2,048 bits, row by row.
+- A tensor in n memory channels has a pointer for each of them (`_c0` and so on), in a bundle of its own: a buffer with
+  every n-th word of 64 bytes, the first one from word 0 on. `rsn::Channels` deals them out and joins them.
+- A tile goes over a stream in words of up to 2,048 bits, row by row; to and from a tensor in several memory channels in
+  words of up to 4,096 bits.
 - A stream that moves P elements at a time carries vectors of P elements, and is as deep in transfers.
 - Integers are exact up to 128 bits. What is put or stored wraps, and is right for any size.
 - Float arithmetic is not fused and not reordered: a tool that may do either gives other last bits.

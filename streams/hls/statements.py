@@ -188,8 +188,10 @@ class BodyWriter(StreamEndWriter):
         parts = indices(self, index, shape)
         value = self.number(self.value(node))
         target = base.name if isinstance(base, ShardKind) else base.text
+        round_word = None
         if isinstance(base, ShardKind):
-            self.access(base, parts)
+            round_word = self.round_word(base, parts)
+            self.access(base, parts, round_word is not None)
             self.stored |= {p for p, part in self.parts.items() if part == base}
         taken = tuple(part.length for part in parts if part.step)
         if value.kind.shape:
@@ -202,12 +204,17 @@ class BodyWriter(StreamEndWriter):
         if not taken:
             if value.kind.shape:
                 self.fail(f"a tile of shape {value.kind.shape} where a number is expected")
-            self.emit(f"{target}.at({', '.join(part.start for part in parts)}) = {text};")
+            starts = ", ".join(part.start for part in parts)
+            if isinstance(base, ShardKind):
+                self.emit(f"{target}.set({', '.join(filter(None, (text, starts)))});")
+            else:
+                self.emit(f"{target}.at({starts}) = {text};")
             return
         sizes = f"rsn::Shape<{', '.join(map(str, taken))}>, {steps_of(parts)}"
         if isinstance(base, ShardKind):
             self.marks.append("loop")
-            self.emit(f"rsn::save<{sizes}>({target}, {text}, {starts_of(parts)});")
+            save = f"save_rounds<{round_word}, " if round_word else "save<"
+            self.emit(f"rsn::{save}{sizes}>({target}, {text}, {starts_of(parts)});")
             return
         at_once = word(taken, min(value.lanes, MOVED))
         self.takes(taken, at_once)

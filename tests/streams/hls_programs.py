@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from random import Random
 
 HEAD = "from rsn.streams import *\n"
@@ -243,6 +244,92 @@ def store(y, z, w):
 )
 """Products with transposes: of a tile in a variable, on the left, of a tile that a stream brings and nothing else
 reads."""
+
+
+CHANNELS = (
+    HEAD
+    + """
+X: {kind}[2, 3, {rows}, {columns}]
+Y: {kind}[2, 3, {rows}, {columns}]
+Z: {kind}[2, 3, {rows}, {columns}]
+W: {kind}[{twice}, {columns}]
+V: {kind}[{twice}, {columns}]
+E: {kind}[2, {columns}]
+x_s: Stream[{kind}[{rows}, {columns}], 2]
+y_s: Stream[{kind}[{rows}, {columns}], 2]
+h_s: Stream[{kind}[{half}, {columns}], 2]
+w_s = Stream[{kind}[{rows}, {columns}], 1][2]
+
+@task(mapping=[1], args=[X])
+def load(x):
+    for i in range(2):
+        for j in range(3):
+            x_s.put(x[i, j])
+
+@task(mapping=[1])
+def work():
+    for i in range(6):
+        tile = x_s.get()
+        y_s.put({kind}(tile + tile))
+
+@task(mapping=[1], args=[X, Y])
+def store(x, y):
+    for i in range(2):
+        for j in range(3):
+            y[i, j, :, :] = y_s.get()
+    {first}
+
+@task(mapping=[1], args=[X, Z])
+def direct(x, z):
+    for i in range(2):
+        for j in range(3):
+            tile = x[i, j]
+            z[i, j] = {kind}(tile + tile[0])
+    {second}
+
+@task(mapping=[1], args=[X])
+def load_halves(x):
+    for i in range(2):
+        h_s.put(x[i, 1, {half} * i:{half} * i + {half}])
+
+@task(mapping=[1], args=[E])
+def store_rows(e):
+    for i in range(2):
+        e[i] = h_s.get()[0]
+
+@task(mapping=[2], args=[W])
+def load_shards(w: {kind}[{twice}, {columns}] @ Layout("S0R")):
+    w_s[get_tid()].put(w)
+
+@task(mapping=[2], args=[V])
+def store_shards(v: {kind}[{twice}, {columns}] @ Layout("S0R")):
+    v[:, :] = w_s[get_tid()].get()
+"""
+)
+"""Whole tiles, halves, shards, rows and elements of tensors that may lie in several memory channels."""
+
+
+def in_channels(seed: int) -> str:
+    """A drawn program of `CHANNELS`. It stores what a word, a round of words, or neither of both holds."""
+    random = Random(seed)
+    sizes = [(8, 16), (8, 32), (32, 64), (12, 24), (6, 48), (4, 4), (16, 8), (2, 10), (4, 512)]
+    rows, columns = random.choice(sizes)
+    whole = "z[1, :, 0:2, :] = x[0, :, 0:2, :]"
+    return CHANNELS.format(
+        kind=random.choice(["f32", "f32", "f16", "bf16", "i8", "f64", "u16"]),
+        rows=rows,
+        columns=columns,
+        twice=2 * rows,
+        half=rows // 2,
+        first=random.choice(["pass", "y[1, 2, 0, 1] = x[0, 1, 1, 0]", "y[0, 0, 1] = x[1, 1, 0]"]),
+        second=random.choice(["pass", "z[0, 1, 1, 1] = x[1, 0, 1, 1]", whole, "z[1, 0, ::2, :] = x[1, 1, ::2, :]"]),
+    )
+
+
+def channels_of_tensors(seed: int, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Drawn memory channels, of 32, of tensors."""
+    random = Random(seed)
+    return {name: tuple(random.sample(range(32), random.choice([1, 2, 3, 4, 4, 6, 8, 16]))) for name in tensors}
 
 
 TOKENS = (

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,13 @@ def pipelines() -> dict[str, str]:
     return out | {"shapes": programs.SHAPES, "tokens": programs.TOKENS, "gemm_3d": gemm, "ffn": FFN}
 
 
+def in_channels(seed: int) -> TaskProgram:
+    """A drawn program whose tensors lie in several memory channels."""
+    program = task_program_of(programs.in_channels(seed), f"channels_{seed}")
+    chosen = programs.channels_of_tensors(seed, [t.name for t in program.tensors])
+    return replace(program, tensors=tuple(replace(t, channels=chosen[t.name]) for t in program.tensors), device="u55c")
+
+
 def mapped_programs() -> dict[str, TaskProgram]:
     """A program whose units run several task instances, on a stream that several elements share, or of the unit to
     itself."""
@@ -184,6 +192,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NativeRegion]
     given = well_typed(listed | {name: texts[name] for name in few}, 7)
     given |= well_typed({f"drawn_{k}": programs.drawn_scalars(k) for k in range(40)}, 7)
     given |= well_typed({f"tiles_{k}": programs.drawn_tiles(k) for k in range(40)}, 2) | mapped_programs()
+    given |= {f"channels_{k}": in_channels(k) for k in range(4)}
     return built(tmp_path_factory.mktemp("hls"), given | ends_badly())
 
 
@@ -206,6 +215,17 @@ def test_all_results_are_those_of_the_simulator(tmp_path: Path, sort: str) -> No
     given = well_typed(texts, most)
     assert len(given) == most
     assert compare(built(tmp_path, given))["equal"] >= 0.95 * most
+
+
+@in_full
+@pytest.mark.long
+def test_tensors_in_several_channels_hold_what_the_simulator_stores(tmp_path: Path) -> None:
+    given = {f"channels_{k}": in_channels(k) for k in range(cases(160, 24))}
+    text = "".join(cpp_program(program).text for program in given.values())
+    for move in ("send", "receive", "load", "save"):
+        assert f"rsn::{move}_rounds<" in text
+        assert f"rsn::{move}<" in text
+    assert compare(built(tmp_path, given))["equal"] == len(given)
 
 
 @in_full

@@ -13,10 +13,9 @@ from rsn.streams.check import check
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.kinds import ValueKind
 from rsn.streams.hls.project import channels_of, connectivity, device_of, script
-from rsn.streams.hls.values import HlsError
 from rsn.streams.hls.words import banks
 from rsn.streams.placing.devices import U55C, U280, VC1902
-from rsn.streams.words import REGISTERS, TileWord, matrix, product_word, row_word, stream_word, word
+from rsn.streams.words import REGISTERS, TileWord, matrix, moved_rounds, product_word, row_word, stream_word, word
 from rsn.tests.effort import examples
 from rsn.tests.streams.hls_programs import TURNED
 from rsn.tests.streams.test_hls import task_program_of
@@ -116,25 +115,82 @@ def test_products_read_the_transpose_of_a_tile_in_place() -> None:
     assert "rsn::assign" not in text
 
 
+IN_CHANNELS = """\
+# v++ --link --config connectivity.cfg: U55C
+[connectivity]
+nk=p_top:1:p_1
+sp=p_1.x:HBM[0]
+sp=p_1.w_c0:HBM[4]
+sp=p_1.w_c1:HBM[5]
+sp=p_1.y:HBM[2]
+"""
+
+
 def test_channels_and_parts_of_devices() -> None:
     program = task_program_of(PROGRAM, "p")
     made = cpp_program(program)
     assert channels_of(made, U55C) == {"x": (0,), "w": (1,), "y": (2,)}
     assert "sp=p_1.y:HBM[2]\n" in connectivity(made, U55C)
     assert "sp=p_1.y:LPDDR\n" in connectivity(made, VC1902)
-    placed = tuple(replace(t, channels=(4, 5, 6)) if t.name == "w" else t for t in program.tensors)
+    placed = tuple(replace(t, channels=(4, 5)) if t.name == "w" else t for t in program.tensors)
     far = cpp_program(replace(program, tensors=placed, device="u55c"))
-    assert channels_of(far, U55C)["w"] == (4, 5, 6)
-    assert "sp=p_1.w:HBM[4:6]\n" in connectivity(far, U55C)
+    assert channels_of(far, U55C)["w"] == (4, 5)
+    assert connectivity(far, U55C) == IN_CHANNELS
     apart = tuple(replace(t, channels=(31, 32)) if t.name == "w" else t for t in program.tensors)
-    with pytest.raises(HlsError, match=r"p\.py: hls: w lies in several memories: (HBM, DDR|DDR, HBM)"):
-        connectivity(cpp_program(replace(program, tensors=apart, device="u280")), U280)
+    of_both = connectivity(cpp_program(replace(program, tensors=apart, device="u280")), U280)
+    assert "sp=p_1.w_c0:HBM[31]\nsp=p_1.w_c1:DDR[0]\n" in of_both
     assert device_of(far.program) is U55C
     assert device_of(program) is VC1902
     assert device_of(program, "u280") is U280
     with pytest.raises(ProgramError, match="p is a machine for U55C, with memory channels of it, not of VC1902"):
         device_of(far.program, "vc1902")
     assert "set_part xcu55c" in script(far, U55C)
+
+
+TILES = """\
+from rsn.streams import *
+w: f32[4, 64, 64]
+y: f32[4, 64, 64]
+s: Stream[f32[64, 64], 2]
+@task(mapping=[1], args=[w])
+def load(w):
+    for i in range(4):
+        s.put(w[i])
+@task(mapping=[1], args=[y])
+def store(y):
+    for i in range(4):
+        y[i] = s.get()
+"""
+
+
+def test_a_tensor_has_a_port_in_each_of_its_channels() -> None:
+    program = task_program_of(TILES, "p")
+    placed = tuple(replace(t, channels=tuple(range(8))) if t.name == "w" else t for t in program.tensors)
+    text = cpp_program(replace(program, tensors=placed, device="u55c")).text
+    ports = [line for line in text.splitlines() if "interface m_axi" in line]
+    apart = [f"#pragma HLS interface m_axi port=w_c{k} bundle=load_w_c{k} depth=128" for k in range(8)]
+    assert ports == [*apart, "#pragma HLS interface m_axi port=y bundle=store depth=1024"]
+    assert 'hls::stream<hls::vector<float, 64>, 128> s("s");' in text
+    assert "rsn::send_rounds<rsn::Word<1, 64>, rsn::Shape<64, 64>, 0, 1, 1>(s_out, w, i, 0, 0);" in text
+    assert "rsn::receive<rsn::Word<1, 64>, rsn::Shape<64, 64>, 0, 1, 1>(s_in, y, i, 0, 0);" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "channels", "taken", "moved"),
+    [
+        ("f32", (64, 64), 2, 64, (64, 2)),
+        ("f32", (64, 64), 4, 64, (64, 1)),
+        ("f32", (64, 64), 8, 64, (128, 2)),
+        ("f32", (64, 64), 16, 64, (256, 4)),
+        ("f32", (48, 48), 9, 48, (144, 3)),
+        ("f16", (64, 64), 8, 128, (256, 2)),
+    ],
+)
+def test_rounds_and_words_of_a_stream(
+    dtype: str, shape: tuple[int, ...], channels: int, taken: int, moved: tuple[int, int]
+) -> None:
+    assert stream_word(dtype, shape).elements == taken
+    assert moved_rounds(dtype, channels, taken) == moved
 
 
 @pytest.mark.parametrize(

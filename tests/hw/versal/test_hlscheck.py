@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -29,11 +30,13 @@ from rsn.streams.build import task_program
 from rsn.streams.check import report_on
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.project import project
-from rsn.streams.placing.devices import VC1902
+from rsn.streams.placing.devices import U55C, VC1902
 from rsn.streams.reader import read
+from rsn.streams.words import moved_rounds
 from rsn.tests.effort import full, in_full, long, sampled
 from rsn.tests.hw.versal.hls_mistakes import AIE, KERNEL, XNN2, HlsMistake
 from rsn.tests.streams.hls_programs import TURNED
+from rsn.tests.streams.test_hls_words import TILES
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no {COMPILER}")
 
@@ -141,6 +144,20 @@ def test_products_with_transposes_break_no_rule(tmp_path: Path, rate: int) -> No
     found = check_folder(tmp_path)
     assert found.findings == []
     assert max(loop.needed or 0 for loop in found.loops) == 1
+
+
+def test_ports_in_several_channels_break_no_rule(tmp_path: Path) -> None:
+    """The loops that move tiles have the iterations and the intervals of `moved_rounds`."""
+    program, channels = task_program(report_on(read(TILES, "p.py")).region), {"w": 16, "y": 2}
+    placed = tuple(replace(t, channels=tuple(range(channels[t.name]))) for t in program.tensors)
+    text = project(cpp_program(replace(program, tensors=placed, device="u55c")), U55C)
+    for name, of_file in text.items():
+        (tmp_path / name).write_text(of_file, encoding="utf-8")
+    found = check_folder(tmp_path)
+    assert found.findings == []
+    moved = {name: moved_rounds("f32", channels[tensor], 128) for name, tensor in (("load", "w"), ("store", "y"))}
+    made = {loop.function: (loop.stated, loop.trips) for loop in found.loops}
+    assert made == {name: (each.interval, 64 * 64 // each.elements) for name, each in moved.items()}
 
 
 CYCLES = """\
