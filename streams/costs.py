@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from math import inf
+from math import inf, prod
 
 from ..base.element_types import ElementType
 from .datapath import DEPTHS, Datapath, Unwritten
@@ -22,7 +22,7 @@ from .values import Data, Value
 from .words import comes_by_row
 
 
-class Cost(Enum):
+class TileCost(Enum):
     """What takes cycles at a place."""
 
     GOT = "got"
@@ -47,7 +47,7 @@ class CostExpressions(Expressions):
         self.charges = 0
         self._sent: syn.ExpressionNode | None = None
 
-    def charge(self, what: Cost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
+    def charge(self, what: TileCost, node: syn.SyntaxNode, cycles: int, scales: bool = False) -> None:
         """Take cycles at a node. scales: more units would take fewer."""
         key = self.task.name, node.place, what.value
         self.context.reading.costs.setdefault(key, set()).add(cycles)
@@ -67,9 +67,9 @@ class CostExpressions(Expressions):
             return
         shard = self.shard_of(node)
         if shard is not None and shard.type is not None:
-            self.charge(Cost.LOADED, node, self.datapath.moved(kind, shard.type.shape[-1]))
+            self.charge(TileCost.LOADED, node, self.datapath.moved(kind, shard.type.shape[-1]))
 
-    def kept(self, value: Value, node: syn.ExpressionNode, what: Cost = Cost.KEPT) -> Value:
+    def kept(self, value: Value, node: syn.ExpressionNode, what: TileCost = TileCost.KEPT) -> Value:
         """Return a value that is kept; take the cycles of its loop if it is an expression of tiles."""
         if self.datapath is None or not isinstance(value, Data) or value.unwritten is None:
             return value
@@ -83,14 +83,15 @@ class CostExpressions(Expressions):
         copied = isinstance(source, syn.Identifier) and self.shard_of(source) is None
         if copied and isinstance(value, Data) and value.unwritten is None:
             value = replace(value, unwritten=Unwritten())
-        return self.kept(value, source, Cost.ASSIGNED)
+        return self.kept(value, source, TileCost.ASSIGNED)
 
     def computed(
         self, name: str, values: Sequence[Value], operands: Sequence[KernelOperand], result: KernelOperand,
         at: syn.SyntaxNode, options: Options,
     ) -> Unwritten | None:  # fmt: skip
         """Take the cycles of a kernel; return what is left to compute where its result is read."""
-        path, kind = self.datapath, result.type
+        path, known = self.datapath, [x.type for x in operands if x.type is not None and x.type.shape]
+        kind = result.type or max(known, key=lambda kind: prod(kind.shape), default=None)
         given = operands[0].type if operands else None
         if path is None or kind is None or given is None:
             return None
@@ -98,13 +99,13 @@ class CostExpressions(Expressions):
             case "matmul":
                 right = values[1].unwritten if isinstance(values[1], Data) else None
                 turned = right is not None and right.turned
-                self.charge(Cost.COMPUTED, at, path.product(kind, given.shape[-1], turned), scales=True)
+                self.charge(TileCost.COMPUTED, at, path.product(kind, given.shape[-1], turned), scales=True)
             case "reduce" if given.shape:
                 axis = options.get("axis")
                 axes = (axis,) if isinstance(axis, int) else axis if isinstance(axis, tuple) else None
-                self.charge(Cost.COMPUTED, at, path.reduction(name, given, axes), scales=True)
+                self.charge(TileCost.COMPUTED, at, path.reduction(name, given, axes), scales=True)
             case "rows" if given.shape:
-                self.charge(Cost.COMPUTED, at, path.rows(name, given), scales=True)
+                self.charge(TileCost.COMPUTED, at, path.rows(name, given), scales=True)
                 factors = ("mul", "add")[: len(operands) - 1]
                 return self._expression(factors, (), kind, at) if factors else None
             case "transpose" if kind.shape:
@@ -126,13 +127,13 @@ class CostExpressions(Expressions):
         made = Unwritten(min(lanes, *(p.lanes for p in parts), inf), depth + max((p.depth for p in parts), default=0))
         if self.datapath.rates.keys().isdisjoint(names):
             return made
-        self.charge(Cost.COMPUTED, at, self.datapath.elements(kind, made), scales=True)
+        self.charge(TileCost.COMPUTED, at, self.datapath.elements(kind, made), scales=True)
         return None
 
     def gets(self, stream: StreamDecl, node: syn.Invocation) -> None:
         """Take the cycles in which a tile comes."""
         if self.datapath is not None and stream.type.shape and node is not self._sent:
-            self.charge(Cost.GOT, node, self.datapath.got(stream.type))
+            self.charge(TileCost.GOT, node, self.datapath.got(stream.type))
 
     def puts(self, stream: StreamDecl, node: syn.Invocation, value: Value) -> None:
         """Take the cycles in which a tile goes, or a part of a tensor is read and goes."""
@@ -143,7 +144,7 @@ class CostExpressions(Expressions):
             cycles = self.datapath.moved(stream.type, shard.type.shape[-1])
         else:
             cycles = self.datapath.put(stream.type, value.unwritten or Unwritten())
-        self.charge(Cost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
+        self.charge(TileCost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
 
     def factor(self, node: syn.ExpressionNode, left: Value) -> Value:
         """Return the right operand of a product. A tile comes over its stream while the product is computed, if each
@@ -194,7 +195,7 @@ class CostExpressions(Expressions):
             cycles = path.moved(kind, shard.type.shape[-1]) + unwritten.depth
             if isinstance(source, syn.Invocation) and isinstance(value, Data) and value.futures:
                 cycles = max(0, cycles - path.got(kind))
-        self.charge(Cost.STORED, target, cycles, shard is None and unwritten.scales)
+        self.charge(TileCost.STORED, target, cycles, shard is None and unwritten.scales)
 
     def exchanges(self, node: syn.SyntaxNode, kind: ElementType | None, op: str, others: int, first: bool) -> None:
         """Take the cycles of an all-reduce for one instance. others: of its group. first: it adds up."""

@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import chain
 from math import prod
 
-from .costs import Cost
+from .costs import TileCost
 from .expressions import EMPTY, RegionContext, WrittenBody
 from .paths import Paths, PathState
 from .source import Refusal
@@ -410,7 +410,7 @@ class Elaborator(Paths):
             charges = self.charges
             how = self.block(body)
             if not unrolled and self.charges > charges:
-                self.charge(Cost.AGAIN, node, 1)
+                self.charge(TileCost.AGAIN, node, 1)
             if not straight:
                 self.end_beat()
             self.prune()

@@ -8,7 +8,7 @@ from math import prod
 
 from ..base.element_types import BITS, SCALARS, ElementType
 from . import kernel_types, layouts
-from .costs import Cost
+from .costs import TileCost
 from .datapath import Unwritten
 from .expressions import Taken
 from .kernels import ALIASES, KERNELS
@@ -139,7 +139,7 @@ class KernelExpressions(TileExpressions):
         operands = [self.operand(part, self.kept(self.taken(part), part)) for part in parts]
         if self.datapath is not None:
             shapes = [x.type for x in operands if x.type is not None and x.type.shape]
-            self.charge(Cost.COMPUTED, node, sum(self.datapath.elements(kind, Unwritten()) for kind in shapes))
+            self.charge(TileCost.COMPUTED, node, sum(self.datapath.elements(kind, Unwritten()) for kind in shapes))
         try:
             result = kernel_types.concat(operands, axis, self.mesh)
         except Refusal as r:

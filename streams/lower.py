@@ -15,7 +15,7 @@ from ..base.place import Place
 from ..isa.overlays.tasks import program as tasks
 from ..isa.overlays.tasks import tree as t
 from ..isa.overlays.tasks.kernels import KERNELS
-from .costs import Cost, datapath_of, exchange_cycles
+from .costs import TileCost, datapath_of, exchange_cycles
 from .kernels import ALIASES
 from .library import METHODS, MODULES
 from .source import Refusal, Source
@@ -82,11 +82,11 @@ class _Expressions:
     def value(self, node: syn.ExpressionNode) -> t.Expression:
         """Lower an expression; its gets, and the cycles of its tiles, are appended to the statements."""
         made = self._value(node)
-        for what in (Cost.GOT, Cost.LOADED, Cost.COMPUTED, Cost.KEPT):
+        for what in (TileCost.GOT, TileCost.LOADED, TileCost.COMPUTED, TileCost.KEPT):
             self.takes(node, what)
         return made
 
-    def takes(self, node: syn.SyntaxNode, what: Cost) -> None:
+    def takes(self, node: syn.SyntaxNode, what: TileCost) -> None:
         """Append the cycles of a place. Raises `Refusal` if instances or iterations differ."""
         costs = self.context.reading.costs.get((self.name, node.place, what.value), set())
         if len(costs) > 1:
@@ -422,7 +422,7 @@ class _Body(_Expressions):
         for statement in statements:
             self._statement(statement)
         if repeated is not None:
-            self.takes(repeated, Cost.AGAIN)
+            self.takes(repeated, TileCost.AGAIN)
         made, self.out = tuple(self.out), outer
         return made
 
@@ -498,7 +498,7 @@ class _Body(_Expressions):
             if stream is not None and stream[1] == "put":
                 value = self.value(call.arguments[0])
                 self.out.append(t.Put(place, stream[0], self.index_of(stream, call), value))
-                self.takes(call, Cost.PUT)
+                self.takes(call, TileCost.PUT)
                 return
             if call.called == "cycles":
                 self.out.append(t.Cycles(place, self.value(call.arguments[0])))
@@ -536,7 +536,7 @@ class _Body(_Expressions):
             value = self.kept(place, value)
         for target in targets:
             self._store(place, target, value, kind)
-            self.takes(node, Cost.ASSIGNED)
+            self.takes(node, TileCost.ASSIGNED)
 
     def _store(self, place: Place, target: syn.ExpressionNode, value: t.Expression, kind: ElementType | None) -> None:
         match target:
@@ -546,7 +546,7 @@ class _Body(_Expressions):
                 self.out.append(t.Assign(place, self._names(target), value))
             case syn.Subscript(base=syn.Identifier(name=name), index=index):
                 self.out.append(t.Store(place, name, self.value(index), value))
-                self.takes(target, Cost.STORED)
+                self.takes(target, TileCost.STORED)
             case _:
                 self.refuse(target, "a machine assigns names, and parts of tiles and tensors")
 

@@ -62,6 +62,16 @@ class _Holder:
         """Whole units."""
         return self.whole(max(1.0, self.units))
 
+    @property
+    def more(self) -> int:
+        """The next larger number of whole units, 0 if there is none."""
+        units = self.chosen + 1
+        while units <= self.most:
+            if self.whole(units) > self.chosen:
+                return self.whole(units)
+            units += max(1, units // 16)
+        return self.most if self.whole(self.most) > self.chosen else 0
+
 
 def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> Streamed:
     """Choose `unroll` or `lanes`, and `port`, of each operator for which the knobs do not say them; what the knobs say
@@ -178,6 +188,27 @@ class _Steps:
                 step **= 0.5
                 for holder, units in before:
                     holder.units = units
+        for holders, amount in resources:
+            self._spend_rest(holders, amount, resources)
+
+    def _spend_rest(self, holders: list[_Holder], amount: float, resources: Sequence[_Resource]) -> None:
+        """Give what whole units leave over to those that save most time with it."""
+        while True:
+            left = amount - sum(holder.cost * holder.chosen for holder in holders)
+            before, best, units_of_best = self.cycles(resources), None, 0.0
+            most = 0.0
+            for holder in holders:
+                units, more = holder.units, holder.more
+                price = holder.cost * (more - holder.chosen)
+                if more and price <= left:
+                    holder.units = float(more)
+                    saved = (before - self.cycles(resources)) / price
+                    holder.units = units
+                    if saved > most:
+                        most, best, units_of_best = saved, holder, float(more)
+            if best is None:
+                return
+            best.units = units_of_best
 
     def _share(self, holders: list[_Holder], amount: float, goal: list[float]) -> None:
         """Share an amount in these proportions, but for the least and the most units of each holder."""

@@ -61,9 +61,10 @@ def units(generated: Generated) -> dict[str, int]:
 
 
 def test_the_published_rule_unrolls_products_as_far_as_their_streams_are_wide() -> None:
-    # A tile of 16 x 16 f32 takes 16 cycles of 64 bytes; its 16^3 multiply-adds take as many with 256 in a cycle.
+    # A tile of 16 x 16 f32 takes 16 cycles of 64 bytes; its 16^3 multiply-adds take as many with 256 in a cycle. But an
+    # addition takes 6 cycles on this device, so that each of 256 sums is added to every 8 cycles at most.
     printed = place(captured(), U55C, Knobs(), rule="printed")
-    assert units(printed) == {"layernorm_0": 16, "linear_1": 256, "gelu_2": 16, "linear_3": 256}
+    assert units(printed) == {"layernorm_0": 16, "linear_1": 32, "gelu_2": 16, "linear_3": 32}
     right(printed, perceptron(), X)
 
 
@@ -140,10 +141,10 @@ def test_what_is_held_is_counted() -> None:
 def test_less_memory_gives_groups_or_a_refusal() -> None:
     # The loop over columns outside needs a converter that holds whole rows: groups save it.
     inward = replace(captured().knobs, of={"linear_3": {"outward": 0}})
-    whole = place(captured(), U55C, inward).on_chip_bytes
-    parted = place(captured(), U55C, inward, on_chip_bytes=whole // 2)
+    limit = place(captured(), U55C, inward).on_chip_bytes * 2 // 3
+    parted = place(captured(), U55C, inward, on_chip_bytes=limit)
     assert len(parted.fusion.groups) > 1
-    assert parted.on_chip_bytes <= whole // 2
+    assert parted.on_chip_bytes <= limit
     right(parted, perceptron(), X)
     with pytest.raises(ResourceError, match=r"1,?000"):
         place(captured(), U55C, on_chip_bytes=1000)

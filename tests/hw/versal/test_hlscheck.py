@@ -155,7 +155,7 @@ def test_ports_in_several_channels_break_no_rule(tmp_path: Path) -> None:
         (tmp_path / name).write_text(of_file, encoding="utf-8")
     found = check_folder(tmp_path)
     assert found.findings == []
-    moved = {name: moved_rounds("f32", channels[tensor], 128) for name, tensor in (("load", "w"), ("store", "y"))}
+    moved = {name: moved_rounds("f32", channels[tensor], 64) for name, tensor in (("load", "w"), ("store", "y"))}
     made = {loop.function: (loop.stated, loop.trips) for loop in found.loops}
     assert made == {name: (each.interval, 64 * 64 // each.elements) for name, each in moved.items()}
 
