@@ -5,7 +5,9 @@
 Without files: all programs in programs/streams, with the rates of docs/stream-cases.md. *modelled*: cycles of a run,
 and of each unit on its critical path. *derived*: those of its process in the C++, by the checker of HLS sources
 (`rsn.hw.versal.hlscheck`). *path*: the sum over the units of the critical path, each with the time that it has there,
-times derived over modelled cycles of that unit.
+times derived over modelled cycles of that unit. A unit that states its cycles, as loads and stores of generated
+machines do, waits for memory off the chip, of which its C++ says nothing: its modelled cycles count, if its loops are
+no slower.
 """
 
 from __future__ import annotations
@@ -21,25 +23,49 @@ from pathlib import Path
 
 import click
 
+from rsn.assembler import container
 from rsn.benchmarks.measuring import RSN, command_line
 from rsn.benchmarks.streams_cases import KERNELS
-from rsn.hw.versal.hlscheck.checker import check_folder
+from rsn.hw.versal.hlscheck.checker import HlsReport, check_folder
+from rsn.isa.overlays.tasks.overlay import program_of
+from rsn.isa.overlays.tasks.tree import Cycles, nodes
 
 CASES = Path(__file__).resolve().parent.parent / "programs" / "streams"
 
 
 @dataclass(frozen=True)
 class UnitCycles:
-    """Cycles of a unit in a run: on the critical path, of all its beats, and of its C++."""
+    """Cycles of a unit in a run: on the critical path, of all its beats, and of its C++. stated: it states cycles of
+    its own."""
 
     name: str
     path: float
     modelled: float
     derived: int
+    stated: bool
+
+    @property
+    def ratio(self) -> float:
+        """Derived over modelled cycles."""
+        return max(1.0, self.derived / self.modelled) if self.stated else self.derived / self.modelled
 
 
-def counted(file: Path, kernels: Path | None) -> tuple[int, list[UnitCycles]]:
-    """Return the modelled cycles of a run, and the units of its critical path. kernels: file of rates."""
+@dataclass(frozen=True)
+class CountedCycles:
+    """The modelled cycles of a run, the units of its critical path, and what was derived of the C++."""
+
+    modelled: int
+    units: list[UnitCycles]
+    report: HlsReport
+
+    @property
+    def path(self) -> float:
+        """Cycles of the C++ along the critical path."""
+        return sum(unit.path * unit.ratio for unit in self.units)
+
+
+def counted(file: Path, kernels: Path | None = None) -> CountedCycles:
+    """Count the cycles of a program. kernels: file of rates."""
     rates = ["--kernels", str(kernels)] if kernels else []
     options = [*rates, "--timing-only", "--explain", "--json"]
     found = json.loads(subprocess.run([*RSN, "run", str(file), *options], capture_output=True, check=True).stdout)
@@ -54,7 +80,18 @@ def counted(file: Path, kernels: Path | None) -> tuple[int, list[UnitCycles]]:
     for line in found["explain"]["lines"]:
         path[line["unit"]] = path.get(line["unit"], 0.0) + line["seconds"] * clock
     busy = {name: unit["busy"] * clock for name, unit in found["explain"]["units"].items()}
-    return round(found["latency_s"] * clock), [UnitCycles(n, p, busy[n], derived[n]) for n, p in path.items() if p]
+    stated = _stating(file)
+    found_units = [UnitCycles(n, p, busy[n], derived[n], n in stated) for n, p in path.items() if p]
+    return CountedCycles(round(found["latency_s"] * clock), found_units, report)
+
+
+def _stating(file: Path) -> set[str]:
+    """The units of a compiled program whose tasks state cycles, and no rates."""
+    if file.suffix == ".py":
+        return set()
+    program = program_of(container.read(str(file)).overlay)
+    tasks = {t.name for t in program.tasks if not t.rates and any(isinstance(n, Cycles) for n in nodes(t.body))}
+    return {unit for unit, shots in program.units if any(shot.task in tasks for shot in shots)}
 
 
 def table(options: Namespace) -> Iterator[str]:
@@ -68,11 +105,10 @@ def table(options: Namespace) -> Iterator[str]:
             rates = "\n".join(f"{name} = {rate:g}" for name, rate in KERNELS.items())
             kernels.write_text(f"[kernels]\n{rates}\n", encoding="utf-8")
         for file in files:
-            cycles, units = counted(file, kernels)
-            sum_of_path = sum(u.path * u.derived / u.modelled for u in units)
-            most = max(units, key=lambda u: u.path)
+            found = counted(file, kernels)
+            most = max(found.units, key=lambda u: u.path)
             yield (
-                f"{file.stem:<20}{cycles:>10}{sum_of_path:>10.0f}{sum_of_path / cycles:>7.2f}   "
+                f"{file.stem:<20}{found.modelled:>10}{found.path:>10.0f}{found.path / found.modelled:>7.2f}   "
                 f"{most.name}: {most.modelled:.0f}, {most.derived}"
             )
 

@@ -65,8 +65,16 @@ class Datapath:
         """Return the sums of a product that are added to in a cycle: of the rate, what is of use. A sum that is added
         to can be added to again some cycles later, so there are at least as many words of sums, if they suffice. kind:
         of the result. turned: as in `words.product_word`."""
-        useful = prod(kind.shape[-2:]) // self._turns(kind.dtype)
-        return product_word(kind.shape, min(self.rates.get("matmul", 1.0), max(1, useful)), turned)
+        sums = prod(kind.shape[-2:])
+        if sums <= MOVED:  # streams take all of it in a cycle, so it becomes registers, which no index tells apart
+            return TileWord(*kind.shape[-2:])
+        useful = max(1, sums // self._turns(kind.dtype))
+        return product_word(kind.shape, min(self.rates.get("matmul", 1.0), useful), turned)
+
+    def multiply_adds(self, kind: ElementType) -> int:
+        """Return the multiply-adds of a product in a cycle. kind: of the result."""
+        taken = self.product_word(kind).elements
+        return ceil(taken / self._interval(kind.dtype, prod(kind.shape[-2:]) // taken))
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
         """Return the elements that a kernel which combines rows takes in a cycle. shape: of its operand."""

@@ -37,7 +37,7 @@ from .attention import NEVER, flat_matrices
 from .carrying import Carrying
 from .knobs import Knobs
 from .operators import Array, FromHost, Held, Positions, StreamOperator
-from .plans import KernelPlan, dataflow, planned
+from .plans import KernelPlan, dataflow, planned, units_of
 from .ports import ChannelPorts, float_add_of
 from .program import StreamProgramText, program
 from .reading import GraphReader, OperatorBlock
@@ -99,6 +99,13 @@ class Streamed:
         whole = self.changed(groups={}) if self.groups else self
         beats = {instance.task.name: instance.beats for instance in whole.report.region.instances}
         return dataflow(self.plans, {x.name: _timing(beats[x.name]) for x in self.plans})
+
+    @cached_property
+    def units(self) -> Mapping[str, int]:
+        """The multiply-adds, or elements, in a cycle of each kernel, by name: those of its knobs that its tiles use."""
+        float_add = float_add_of(self.ports)
+        most = {x: self.knobs.lanes_of(x.name, x.op) for x in self.plans}
+        return {x.name: units_of(x, plan, float_add, most[x]) for x, plan in self.plans.items()}
 
     def sized(self, executions: int = 1) -> SizedProgram:
         """The program, ready to be tried with other depths. executions: how many, back to back, are timed."""

@@ -19,7 +19,7 @@ def facts(made: Generated) -> dict[str, Any]:
                 "operator": node.op,
                 "group": group,
                 "die": made.dies.die[node.name],
-                "a_cycle": made.streamed.knobs.lanes_of(node.name, node.op),
+                "a_cycle": made.streamed.units[node.name],
             }
             for node, group in zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True)
         },
@@ -61,8 +61,7 @@ def lines(made: Generated) -> Iterator[str]:
     if len(device.dies) > 1:
         yield f"dies           {made.dies.cut} bits a cycle cross a border"
     yield ""
-    knobs = made.streamed.knobs
     yield f"{'kernel':<28}{'operator':<12}{'a cycle':>8}{'group':>7}{'die':>5}"
     for node, group in zip(made.streamed.dataflow.nodes, made.fusion.group, strict=True):
-        a_cycle = knobs.lanes_of(node.name, node.op)
+        a_cycle = made.streamed.units[node.name]
         yield f"{node.name:<28}{node.op:<12}{a_cycle:>8}{group:>7}{made.dies.die[node.name]:>5}"

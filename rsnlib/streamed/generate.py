@@ -33,7 +33,7 @@ from ...streams.sizing.depths import safe_depths
 from ...streams.sizing.program import SizedProgram
 from ...streams.timing.timed import TimedProgram
 from ...streams.tree import StreamDecl
-from ...streams.words import stream_word
+from ...streams.words import MOVED, STREAM_BITS, stream_word
 from .balance import balanced
 from .block import Streamed, streamed
 from .knobs import PRODUCTS, Knobs
@@ -45,7 +45,7 @@ from .resources import area, multiply_add_dsps
 FILL = 0.75
 """Share of a device that kernels may use: the shell of the card and routing take the rest."""
 
-DEFAULT = Knobs(rows=32, columns=64, depth=64, unroll=1 << 14, lanes=256, port=1024, packed=1)
+DEFAULT = Knobs(rows=32, columns=64, depth=64, unroll=1 << 14, lanes=MOVED, port=STREAM_BITS // 8, packed=1)
 """Knobs of a machine for which none are given: its tiles; `unroll`, `lanes` and `port` are limits."""
 
 Rule = Literal["balanced", "printed"]
@@ -396,7 +396,7 @@ def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit:
 def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DiePlacement:
     """Put each kernel on a die, with the memories of what leads to it."""
     areas = {
-        node.name: area(node, made.knobs.lanes_of(node.name, node.op), device) | {"BRAM": 0, "URAM": 0}
+        node.name: area(node, made.units[node.name], device) | {"BRAM": 0, "URAM": 0}
         for node in made.dataflow.nodes
     }
     holder = _holders(made)

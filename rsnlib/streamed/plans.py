@@ -303,7 +303,7 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
     """Return the multiply-adds, or the elements, of a kernel in a cycle, of which there may be `most`. float_add:
     cycles of an addition on the device."""
     if x.op in PRODUCTS:
-        return Datapath({"matmul": most}, float_add).product_word(ElementType("f32", plan.computed)).elements
+        return Datapath({"matmul": most}, float_add).multiply_adds(ElementType("f32", plan.computed))
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm")
     return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements
 

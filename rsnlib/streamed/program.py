@@ -20,7 +20,7 @@ from ...streams.syntax import builder
 from ...streams.syntax.builder import Term, declare, do, named
 from ...streams.syntax.nodes import StatementNode
 from ...streams.syntax.printer import PrintedProgram, printed
-from ...streams.words import MOVED
+from ...streams.words import MOVED, moved_rounds, port_elements, stream_word
 from .bodies import BODIES, BodyNames, Statements, stored_rows
 from .knobs import Knobs
 from .names import RESERVED
@@ -415,9 +415,17 @@ class _ProgramWriter:
             else:
                 cost = rows * self.ports.cost(tensor, row, gcd(row, row * order.tensor[-1] // columns))
             share = self.ports.share(task, tensor, port)
-            taken = -(-cost // share)
+            taken = max(-(-cost // share), self._loop(tensor, rows, columns))
             self.moved[task] = MovedBytes(tensor, share, order.tokens * cost)
         return [do("cycles", taken)] if taken > 1 else []
+
+    def _loop(self, tensor: str, rows: int, columns: int) -> int:
+        """The cycles of the loop that moves a token between the ports of a tensor and a stream."""
+        if not self.ports or tensor not in self.packed_tensors:
+            return rows * columns // port_elements("f32", columns, self.tensors[tensor][-1])
+        channels, token = len(self.ports.channels(tensor)), stream_word("f32", (rows, columns)).elements
+        rounds = moved_rounds("f32", channels, token)
+        return -(-rows * columns // rounds.elements) * rounds.interval
 
     def _latency(self, tensor: str) -> Statements:
         latency = self.ports.latency(tensor) if self.ports else 0

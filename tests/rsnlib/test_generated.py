@@ -56,8 +56,7 @@ def test_its_time_is_that_of_the_machine_at_the_clock_of_the_device() -> None:
 
 
 def units(generated: Generated) -> dict[str, int]:
-    knobs = generated.streamed.knobs
-    return {node.name: knobs.lanes_of(node.name, node.op) for node in generated.streamed.dataflow.nodes}
+    return dict(generated.streamed.units)
 
 
 def test_the_published_rule_unrolls_products_as_far_as_their_streams_are_wide() -> None:

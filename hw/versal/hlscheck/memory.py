@@ -342,7 +342,8 @@ class FunctionMemory:
                 yield WordAccess(instruction, address.root, array, indices, address.offset, writes)
 
     def _stepped(self, offset: Offset) -> Offset:
-        """An offset in which an index that grows from a constant by a constant stands as the number of its steps."""
+        """An offset in which an index that grows from a constant by a constant, or is one of some constants, stands as
+        the number of its steps."""
         terms, constant = [], offset.constant
         for value, scale in offset.terms:
             made = self.function.defined.get(value)
@@ -352,6 +353,10 @@ class FunctionMemory:
             if step and len(starts) == 1 and re.fullmatch(r"-?\d+", starts[0]):
                 constant += int(starts[0]) * scale
                 terms.append((value, scale * step))
+            elif made and made.opcode == "phi" and all(re.fullmatch(r"-?\d+", v) for v, _ in made.incoming):
+                first, *others = (int(v) for v, _ in made.incoming)
+                constant += first * scale
+                terms.append((value, scale * gcd(*(other - first for other in others))))
             else:
                 terms.append((value, scale * _divisor(self.function, value)))
         return Offset(tuple(terms), constant)
@@ -366,8 +371,6 @@ def _divisor(function: LlvmFunction, value: str) -> int:
         case "mul" | "shl" if made is not None and re.search(r", \d+$", made.rest):
             factor = int(made.rest.rsplit(", ", 1)[1])
             return factor if made.opcode == "mul" else 1 << factor
-        case "phi" if made is not None and all(re.fullmatch(r"-?\d+", v) for v, _ in made.incoming):
-            return gcd(*(int(v) for v, _ in made.incoming))
     return 1
 
 

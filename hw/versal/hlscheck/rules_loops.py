@@ -195,7 +195,8 @@ def dependences(loop: LoopSchedule) -> HlsFindings:
     by_pragma: dict[object, list[HlsMemory]] = defaultdict(list)
     for memory in accessed | set(loop.facts.pragmas):
         for said in loop.facts.dependences(memory, loop.place) if memory.function == loop.place.function.name else ():
-            by_pragma[said.pragma].append(memory)
+            if said.distance != 1:  # that is said of what depends on the iteration before in any case
+                by_pragma[said.pragma].append(memory)
     for pragma, memories in by_pragma.items():
         line, name = CppLine(pragma.file, pragma.line), pragma.pragma.option("variable")  # type: ignore[attr-defined]
         if len(memories) > 1:

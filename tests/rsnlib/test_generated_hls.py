@@ -1,0 +1,70 @@
+"""The C++ of generated machines is the machine whose cycles are printed: its loops, its units, its ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rsn.assembler import container
+from rsn.benchmarks.hls_cycles import counted
+from rsn.rsnlib.streamed.generate import DEFAULT, generate
+from rsn.rsnlib.streamed.knobs import PRODUCTS
+from rsn.streams.placing.devices import U55C, VC1902, StreamDevice
+from rsn.tests.effort import long
+from rsn.tests.rsnlib.streamed_blocks import Cached, block
+
+Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+def perceptron() -> Made:
+    layers = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    return layers, (torch.randn(32, 64),)
+
+
+def encoder() -> Made:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True, activation="gelu")
+    return layer, (torch.randn(1, 64, 64),)
+
+
+def rotated() -> Made:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return block("llama", **sizes), (torch.randn(1, 32, 64),)
+
+
+def decoding() -> Made:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    return Cached(block("gpt2", **sizes)), (torch.randn(1, 1, 64), *torch.randn(2, 1, 4, 31, 16))
+
+
+@pytest.mark.parametrize(
+    ("made", "device"),
+    [(perceptron, U55C), long(encoder, U55C), long(rotated, VC1902), long(decoding, U55C)],
+)
+def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: StreamDevice, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, inputs = made()
+    machine = generate(module.eval(), inputs, device, replace(DEFAULT, rows=16))
+    file = tmp_path / "block.bin"
+    container.write(machine.machine, file)
+    found = counted(file)
+    assert not found.report.findings
+    assert found.modelled == pytest.approx(machine.cycles, abs=2)  # the period of the clock is rounded
+    assert found.path == pytest.approx(machine.cycles, rel=0.1)
+    kernels = {x.name: x for x in machine.streamed.plans}
+    for unit in found.units:
+        if unit.name in kernels:
+            # What is no loop, as a norm of one row, takes no time for the checker.
+            assert unit.derived == pytest.approx(unit.modelled, rel=0.1, abs=60), unit
+        elif unit.stated:
+            assert unit.derived <= 1.1 * unit.modelled, unit
+    for name, x in kernels.items():
+        if x.op in PRODUCTS:  # multiplications of an iteration share units if its interval is longer
+            loops = [loop for loop in found.report.loops if loop.function == name]
+            units = max(ceil(loop.multiplications / loop.stated) for loop in loops)
+            assert units == machine.streamed.units[name], name
