@@ -377,6 +377,16 @@ class _Expressions:
         return next(iter(found))
 
 
+def _in_turn(pairs: Sequence[tuple[syn.ExpressionNode, syn.ExpressionNode]]) -> bool:
+    """Whether assignments that are written as one may be done one after the other: none reads what one before sets."""
+    names: set[str] = set()
+    for target, part in pairs:
+        if not isinstance(target, syn.Identifier) or not names.isdisjoint(part.facts.names):
+            return False
+        names.add(target.name)
+    return True
+
+
 def _operator(collective: Collective) -> str:
     return collective.op
 
@@ -519,10 +529,19 @@ class _Body(_Expressions):
 
     def _assign(self, place: Place, node: syn.Assignment) -> None:
         if node.pairs is not None:
-            values = [self.value(part) for _, part in node.pairs]
+            in_turn = _in_turn(node.pairs)
+            values = []
+            for target, part in node.pairs:
+                value = self.value(part)
+                if in_turn:
+                    self._store(place, target, value, None)
+                    self.takes(part, TileCost.ASSIGNED)
+                else:
+                    values.append(value)
             held = [self.kept(place, value) for value in values]
-            for (target, _), value in zip(node.pairs, held, strict=True):
+            for (target, part), value in zip(node.pairs, held, strict=False):
                 self._store(place, target, value, None)
+                self.takes(part, TileCost.ASSIGNED)
             return
         self._assigned(place, node.targets, node.value, None)
 

@@ -145,10 +145,11 @@ class ExpressionWriter(KernelWriter):
         else:
             kind = ValueKind(dtype, tuple(part.length for part in parts if part.step))
             text = f"rsn::part<{kind.cpp}, {steps_of(parts)}>({name}, {starts_of(parts)})"
-            made = Val(kind, text, simple=False, moved=True)
+            made = Val(kind, text, simple=False, elsewhere=(name,))
         if axes:
             kind = ValueKind(made.kind.dtype, with_new_axes(parts, axes))
-            made = Val(kind, f"rsn::reshape<{kind.cpp}>({self.held(made).text})", simple=False, moved=True)
+            tile = self.held(made).text
+            made = Val(kind, f"rsn::reshape<{kind.cpp}>({tile})", simple=False, elsewhere=(tile,))
         return made
 
     def loaded(self, shard: ShardKind, parts: Sequence[Index]) -> Val:

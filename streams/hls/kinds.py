@@ -5,6 +5,7 @@ What an operation gives is asked of the operation itself, applied to sample valu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -118,8 +119,8 @@ class Val:
     known before the run. simple: the text needs no brackets as an operand. symbolic: the text of a known value is not
     its literal, such as `tid0`. adapted: a variable that holds a number of another kind at first; it is taken only
     where that makes no difference. wide: the width of the C++ integer that the text is, if more than the limits ask
-    for. lanes: elements of an expression of tiles that may be computed in a cycle. moved: such an expression takes
-    elements of other places than that of the result."""
+    for. lanes: elements of an expression of tiles that may be computed in a cycle. elsewhere: texts of operands of
+    which such an expression takes elements of other places than that of the result."""
 
     kind: ValueKind
     text: str
@@ -132,7 +133,11 @@ class Val:
     adapted: bool = False
     wide: int = 0
     lanes: float = inf
-    moved: bool = False
+    elsewhere: tuple[str, ...] = ()
+
+    def moves(self, name: str) -> bool:
+        """Whether the expression takes elements of a variable from other places than that of the result."""
+        return any(re.search(rf"\b{re.escape(name)}\b", text) for text in self.elsewhere)
 
     @property
     def operand(self) -> str:

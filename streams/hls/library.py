@@ -278,11 +278,11 @@ class KernelWriter(Operators):
             return x
         kind = self.result_of(KERNELS[name], (x.kind, *given))
         if name == "reshape":
-            return Val(kind, f"rsn::reshape<{kind.cpp}>({x.text})", simple=False, moved=True)
+            return Val(kind, f"rsn::reshape<{kind.cpp}>({x.text})", simple=False, elsewhere=(x.text,))
         rank = len(x.kind.shape)
         axes = tuple(int(k) % rank for k in given) or tuple(reversed(range(rank)))
         text = f"rsn::transpose<{kind.cpp}, {', '.join(map(str, axes))}>({x.text})"
-        return Val(kind, text, simple=False, lanes=self.datapath.lanes(name), moved=True)
+        return Val(kind, text, simple=False, lanes=self.datapath.lanes(name), elsewhere=(x.text,))
 
     def _matmul_kind(self, values: list[Val]) -> ValueKind:
         shapes = [v.kind.shape for v in values]
@@ -338,6 +338,6 @@ class KernelWriter(Operators):
         if not kind.shape:
             return self.element(x.text, element)
         if x.kind.shape:
-            reshaped = Val(kind, f"rsn::reshape<{kind.cpp}>({x.text})", simple=False, moved=True)
+            reshaped = Val(kind, f"rsn::reshape<{kind.cpp}>({x.text})", simple=False, elsewhere=(x.text,))
             return x if x.kind == kind else reshaped
         return Val(kind, f"rsn::full<{kind.cpp}>({x.text})", simple=False)

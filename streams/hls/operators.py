@@ -197,8 +197,8 @@ class Operators(ValueWriter):
         """Return an expression of tiles with the elements of it that a cycle takes. A kernel with a rate of its own
         makes a pass of its own."""
         lanes = min(self.datapath.lanes(kernel), *(v.lanes for v in operands))
-        moved = any(v.moved or v.kind.shape not in ((), made.kind.shape) for v in operands)
-        made = replace(made, lanes=lanes, moved=moved)
+        spread = [v.text for v in operands if v.kind.shape not in ((), made.kind.shape)]
+        made = replace(made, lanes=lanes, elsewhere=(*spread, *(text for v in operands for text in v.elsewhere)))
         return self.held(made) if kernel in self.datapath.rates else made
 
     def mapped(self, kernel: str, function: str, kind: ValueKind, x: Val) -> Val:

@@ -26,7 +26,7 @@ from .kinds import (
     width,
 )
 from .passes import fused
-from .values import HlsError, NeedsUnrolling, names
+from .values import HlsError, NeedsUnrolling
 from .variables import NO_WIDTHS, Env
 
 PASSES = 12
@@ -196,7 +196,7 @@ class BodyWriter(StreamEndWriter):
         taken = tuple(part.length for part in parts if part.step)
         if value.kind.shape:
             self._check_spread(value.kind.shape, taken)
-            if value.moved and names(target, value.text):
+            if value.moves(target):
                 value = self.held(value)
         elif value.adapted and dtype in LIMITS:
             self.fail_adapted(value)

@@ -71,10 +71,10 @@ class ComingTile:
 
 class ValueWriter:
     """Makes values. env: the values of names. lines: statements so far. datapath: of the task. tiles: kinds of the
-    variables that are tiles; fresh_tiles: those of one expression, which one statement reads; by_element: those of
-    which each element is made of elements at its place. packed: of each shard
-    that is accessed, a number of elements at a multiple of which all accesses begin and end. marks: what tells a beat:
-    accesses of streams, and where control turns. place: of the statement that is written."""
+    variables that are tiles; fresh_tiles: those of one expression, which one statement reads; made_of: the expression
+    of which each of these is made. packed: of each shard that is accessed, a number of elements at a multiple of which
+    all accesses begin and end. marks: what tells a beat: accesses of streams, and where control turns. place: of the
+    statement that is written."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -84,7 +84,7 @@ class ValueWriter:
         self.datapath = Datapath()
         self.tiles: dict[str, ValueKind] = {}
         self.fresh_tiles: set[str] = set()
-        self.by_element: set[str] = set()
+        self.made_of: dict[str, Val] = {}
         self.coming: dict[str, ComingTile] = {}
         self.packed: dict[str, int] = {}
         self.marks: list[object] = []
@@ -141,19 +141,19 @@ class ValueWriter:
         self.emit(f"{kind.cpp} {name};")
         self.tiles[name] = kind
         self.fresh_tiles.add(name)
+        self.made_of.pop(name, None)  # of a writing that was given up
         return name
 
     def assign(self, target: str, value: Val) -> None:
         """Write the loop that stores an expression in a tile."""
-        if value.moved and names(target, value.text):
+        if value.moves(target):
             value = self.held(value)
         if value.simple and self._renamed(value.text, target):
             return
         taken = word(value.kind.shape, min(value.lanes, MOVED))
         self.takes(value.kind.shape, taken)
         self.emit(f"rsn::assign<{taken}>({target}, {value.text});")
-        if not value.moved:
-            self.by_element.add(target)
+        self.made_of[target] = value
 
     def _renamed(self, name: str, target: str) -> bool:
         """Let a statement that has made a tile in a variable of its own make it in another one. Returns whether it
@@ -162,10 +162,10 @@ class ValueWriter:
         if declared not in self.lines:
             return False
         since = self.lines.index(declared)
-        if any(names(target, line) for line in self.lines[since:]) and (
-            name not in self.by_element or len(self.lines) > since + 2
-        ):
-            return False
+        if any(names(target, line) for line in self.lines[since:]):
+            made = self.made_of.get(name)  # in the line that makes it, each element may take that at its own place
+            if made is None or made.moves(target) or len(self.lines) > since + 2:
+                return False
         self.fresh_tiles.remove(name)
         self.lines[since:] = [re.sub(rf"\b{name}\b", target, line) for line in self.lines[since + 1 :]]
         return True
