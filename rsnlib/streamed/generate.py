@@ -190,6 +190,7 @@ def place(
     limit = _bytes_on_chip(device) if on_chip_bytes is None else on_chip_bytes
     made = made.changed(knobs) if knobs else made
     with step("fuse, balance, size and place"):
+        made = made.changed(_widened(made, device))
         if rule == "balanced":
             made = made.changed(_outward(made))
         made, fusion, held, memories, dies = _fused(made, device, limit, rule)
@@ -218,6 +219,15 @@ def _steps(seconds: dict[str, float], done: Callable[[str], None]) -> Any:
 def _bytes_on_chip(device: StreamDevice) -> int:
     """Bytes of block RAMs and UltraRAMs that kernels may use."""
     return int(FILL * (device.total["BRAM"] * BRAM_BYTES + device.total["URAM"] * URAM_BYTES))
+
+
+def _widened(made: Streamed, device: StreamDevice) -> Knobs:
+    """Let tiles of so few sums that they become registers have more columns: then a product adds to other words of sums
+    before it comes back to one."""
+    rows = max((plan.sizes["tm"] for x, plan in made.plans.items() if x.op in PRODUCTS), default=MOVED)
+    if rows * made.knobs.columns > MOVED:
+        return made.knobs
+    return replace(made.knobs, columns=(device.float_add + 2) * MOVED // rows)
 
 
 def _outward(made: Streamed) -> Knobs:
