@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from math import ceil, prod
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -13,14 +14,18 @@ import torch
 from torch import nn
 
 from rsn.base.errors import ResourceError
+from rsn.host.native_tasks import run_native
+from rsn.hw.sim.tasks import run_on_tensors
 from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed import Knobs, Streamed, streamed
 from rsn.rsnlib.streamed.generate import DEFAULT, Generated, generate, place
 from rsn.rsnlib.streamed.ports import ChannelPorts
+from rsn.streams.hls.emit import cpp_program
 from rsn.streams.placing.channels import ChannelError, ChannelShares
 from rsn.streams.placing.devices import U55C, U280, VC1902, MemoryChannel, OffChip, StreamDevice
-from rsn.tests.effort import cases, in_both
+from rsn.tests.effort import cases, in_both, in_full, long
 from rsn.tests.rsnlib.streamed_blocks import Cached, Drawn, Gated, block
+from rsn.tests.streams.test_hls import built
 
 BEGIN = 338
 """Bytes that an HBM channel could move while a burst begins: 23.5 ns at 14.375 GB/s."""
@@ -97,6 +102,25 @@ def test_a_layer_that_decodes_uses_many_channels() -> None:
     assert sum(bool(use.shares) for use in made.channels) == 32
     several = [name for name, found in made.streamed.written.packed_tensors.items() if "weight" in name and found]
     assert all(len(made.streamed.ports.channels(name)) > 1 for name in several)  # type: ignore[union-attr]
+
+
+@in_full
+@pytest.mark.parametrize("name", ["layers", long("cached")])
+def test_the_cpp_of_a_machine_reads_and_stores_its_channels(tmp_path: Path, name: str) -> None:
+    """Run natively, from buffers for each channel, it gives the simulator's results, bit for bit."""
+    torch.manual_seed(0)
+    module: nn.Module = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    arguments = [torch.randn(32, 64)]
+    if name == "cached":
+        module = Cached(block("gpt2", hidden_size=128, intermediate_size=512, num_attention_heads=4))
+        arguments = [torch.randn(1, 1, 128), torch.randn(1, 4, 15, 32), torch.randn(1, 4, 15, 32)]
+    made = generate(module.eval(), tuple(arguments), U55C)
+    program = program_of(made.machine.overlay)
+    assert "rsn::send_rounds<" in cpp_program(program).text
+    tensors = made.streamed.tensors(*arguments)
+    expected, _ = run_on_tensors(made.machine, tensors)
+    got = run_native(built(tmp_path, {name: program})[name], tensors)
+    assert {tensor: x.tobytes() for tensor, x in got.items()} == {t: x.tobytes() for t, x in expected.items()}
 
 
 def of_text(made: Streamed, task: str) -> list[int]:
