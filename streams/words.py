@@ -108,6 +108,9 @@ class MovedRounds(NamedTuple):
     elements: int
     interval: int
 
+    def __str__(self) -> str:
+        return f"rsn::Moved<{self.elements}, {self.interval}>"
+
 
 def moved_rounds(dtype: str, channels: int, taken: int) -> MovedRounds:
     """How a tile moves between a tensor in several memory channels and a stream: each port moves a word in a cycle at
@@ -116,3 +119,12 @@ def moved_rounds(dtype: str, channels: int, taken: int) -> MovedRounds:
     each = round_elements(dtype, channels)
     elements = lcm(each, taken)
     return MovedRounds(elements, max(elements // each, elements // taken))
+
+
+def round_word(dtype: str, shape: Sequence[int], channels: int) -> TileWord | None:
+    """The part of a tile that is a round of words, which a cycle takes where the tile is loaded or stored in one piece;
+    None if it is not a part of a row, or whole rows."""
+    rows, columns = matrix(shape)
+    count = round_elements(dtype, channels)
+    taken = TileWord(max(1, count // columns), min(count, columns))
+    return taken if taken.elements == count and columns % taken.columns == rows % taken.rows == 0 else None

@@ -10,7 +10,7 @@ from math import prod
 from ...isa.overlays.tasks import tree as t
 from ...isa.overlays.tasks.program import Shot, StreamArray, Task, TaskProgram
 from ..datapath import Datapath
-from ..words import MOVED, part_of, port_elements, stream_word, word
+from ..words import MOVED, moved_rounds, part_of, port_elements, stream_word, word
 from .expressions import RUN, starts_of, steps_of
 from .indices import Index
 from .kinds import (
@@ -215,8 +215,8 @@ class StreamEndWriter(Variables):
             text = name
         self._at_end(chosen, ports, lambda port: f"rsn::write_apart({port}, {text});")
 
-    def _moves(self, stream: str, part: tuple[ShardKind, list[Index]] | None) -> str:
-        """The template arguments with which a part of a tensor goes over a stream word by word; "" if it does not."""
+    def _moved_part(self, stream: str, part: tuple[ShardKind, list[Index]] | None) -> str:
+        """What part of a tensor goes over a stream word by word, as template arguments; "" if it does not."""
         kind = self.streams[stream].type
         if part is None or self.streams[stream].packing > 1:
             return ""
@@ -224,29 +224,33 @@ class StreamEndWriter(Variables):
         shape = tuple(p.length for p in parts if p.step)
         if (shard.dtype, shape) != (kind.dtype, kind.shape) or not shape:
             return ""
-        taken = stream_word(kind.dtype, kind.shape)
-        if taken.columns % port_elements(kind.dtype, shape[-1]):
+        if stream_word(kind.dtype, kind.shape).columns % port_elements(kind.dtype, shape[-1]):
             return ""
-        return f"{taken}, rsn::Shape<{', '.join(map(str, shape))}>, {steps_of(parts)}"
+        return f"rsn::Shape<{', '.join(map(str, shape))}>, {steps_of(parts)}"
 
     def _move_words(self, stream: str, index: tuple[t.Expression, ...], node: t.Expression, put: bool) -> bool:
         """Write the C++ that moves a part of a tensor to a stream, or a tile of a stream to it, word by word. Returns
         whether the expression is such a part."""
         before = len(self.lines)
         part = self.shard_part(node)
-        how = self._moves(stream, part)
-        if part is None or not how:
+        moved = self._moved_part(stream, part)
+        if part is None or not moved:
             del self.lines[before:]
             return False
         shard, parts = part
-        rounds = "_rounds" if self.access(shard, parts, self.in_rounds(shard, parts)) else ""
+        kind = self.streams[stream].type
+        taken = stream_word(kind.dtype, kind.shape)
+        function, how = "send" if put else "receive", str(taken)
+        if self.access(shard, parts, self.in_rounds(shard, parts)):
+            rounds = moved_rounds(shard.dtype, shard.channels, taken.elements)
+            function, how = f"{function}_rounds", f"{how}, {rounds}"
         if prod(p.length for p in parts if p.step) > port_elements(shard.dtype, parts[-1].length):
             self.marks.append("loop")
         if not put:
             self.stored |= {p for p, own in self.parts.items() if own == shard}
-        moved = f"rsn::{'send' if put else 'receive'}{rounds}<{how}>"
+        call = f"rsn::{function}<{how}, {moved}>"
         chosen, ports = self._ends(stream, index, put=put)
-        self._at_end(chosen, ports, lambda port: f"{moved}({port}, {shard.name}, {starts_of(parts)});")
+        self._at_end(chosen, ports, lambda port: f"{call}({port}, {shard.name}, {starts_of(parts)});")
         return True
 
     def receive(self, node: t.Get, store: t.Store) -> bool:

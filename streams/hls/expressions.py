@@ -7,7 +7,7 @@ from math import gcd
 
 from ...base.element_types import ElementType
 from ...isa.overlays.tasks import tree as t
-from ..words import TileWord, matrix, port_elements, round_elements
+from ..words import TileWord, port_elements, round_elements, round_word
 from .indices import Index, indices, with_new_axes, without_new_axes
 from .kinds import (
     INT,
@@ -200,13 +200,10 @@ class ExpressionWriter(KernelWriter):
         return inner % round_elements(shard.dtype, shard.channels) == 0
 
     def round_word(self, shard: ShardKind, parts: Sequence[Index]) -> TileWord | None:
-        """Return the part of a tile that a round of words is; None if it is not a part of a row, or whole rows."""
-        if not self.in_rounds(shard, parts):
-            return None
-        rows, columns = matrix([part.length for part in parts if part.step])
-        count = round_elements(shard.dtype, shard.channels)
-        taken = TileWord(max(1, count // columns), min(count, columns))
-        return taken if taken.elements == count and columns % taken.columns == rows % taken.rows == 0 else None
+        """Return the elements of a part of a tensor that move in a cycle as a round of words; None if it moves word by
+        word."""
+        shape = [part.length for part in parts if part.step]
+        return round_word(shard.dtype, shape, shard.channels) if self.in_rounds(shard, parts) else None
 
     def _table(self, base: Value, at: Value) -> Value:
         """An item of a tuple of numbers at an index that the run knows."""

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <type_traits>
 #ifndef __SYNTHESIS__
 #include <vector>
@@ -1336,30 +1335,28 @@ void each_channel(const Pointers<Port, Count> &memory, Body body) {
     if constexpr (Count > 1) each_channel<Channel + 1>(memory.rest, body);
 }
 
-// Of a loop that moves rounds of Round elements to words of Word elements, or back: what an iteration moves, and its
-// interval, in which each port and the stream moves a word a cycle at most.
-template <std::size_t Round, std::size_t Word>
+// What an iteration of a loop moves between rounds and words of a stream, whole numbers of both, and its interval.
+template <std::size_t Elements, std::size_t Interval>
 struct Moved {
-    static constexpr std::size_t elements = std::lcm(Round, Word), rounds = elements / Round, words = elements / Word;
-    static constexpr std::size_t interval = rounds > words ? rounds : words;
+    static constexpr std::size_t elements = Elements, interval = Interval;
 };
 
-template <class W, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
+template <class W, class Each, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
 void send_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts... starts) {
     if constexpr (!by_rounds<Shard>) {
         send<W, Part, Steps...>(stream, shard, starts...);
     } else {
-        using Each = Moved<Shard::round, N>;
-        constexpr std::size_t interval = Each::interval;
+        constexpr std::size_t interval = Each::interval, rounds = Each::elements / Shard::round;
+        constexpr std::size_t words = Each::elements / N;
         const std::size_t first = first_round<Part, Steps...>(shard, starts...);
-        hls::vector<T, N> made[Each::words];
+        hls::vector<T, N> made[words];
 #pragma HLS array_partition variable=made complete
         for (std::size_t k = 0; k < Part::count / Each::elements; ++k) {
 #pragma HLS pipeline II=interval style=flp
-            for (std::size_t y = 0; y < Each::rounds; ++y) {
+            for (std::size_t y = 0; y < rounds; ++y) {
 #pragma HLS unroll
                 each_channel(shard.memory, [&](std::size_t channel, const auto *memory) {
-                    const auto word = memory[first + k * Each::rounds + y];
+                    const auto word = memory[first + k * rounds + y];
                     for (std::size_t x = 0; x < Shard::packed; ++x) {
 #pragma HLS unroll
                         const std::size_t at = y * Shard::round + channel * Shard::packed + x;
@@ -1367,7 +1364,7 @@ void send_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Sta
                     }
                 });
             }
-            for (std::size_t y = 0; y < Each::words; ++y) {
+            for (std::size_t y = 0; y < words; ++y) {
 #pragma HLS unroll
                 stream.write(made[y]);
             }
@@ -1375,23 +1372,23 @@ void send_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Sta
     }
 }
 
-template <class W, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
+template <class W, class Each, class Part, int... Steps, class T, std::size_t N, class Shard, class... Starts>
 void receive_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, Starts... starts) {
     if constexpr (!by_rounds<Shard>) {
         receive<W, Part, Steps...>(stream, shard, starts...);
     } else {
-        using Each = Moved<Shard::round, N>;
-        constexpr std::size_t interval = Each::interval;
+        constexpr std::size_t interval = Each::interval, rounds = Each::elements / Shard::round;
+        constexpr std::size_t words = Each::elements / N;
         const std::size_t first = first_round<Part, Steps...>(shard, starts...);
-        hls::vector<T, N> got[Each::words];
+        hls::vector<T, N> got[words];
 #pragma HLS array_partition variable=got complete
         for (std::size_t k = 0; k < Part::count / Each::elements; ++k) {
 #pragma HLS pipeline II=interval style=flp
-            for (std::size_t y = 0; y < Each::words; ++y) {
+            for (std::size_t y = 0; y < words; ++y) {
 #pragma HLS unroll
                 got[y] = stream.read();
             }
-            for (std::size_t y = 0; y < Each::rounds; ++y) {
+            for (std::size_t y = 0; y < rounds; ++y) {
 #pragma HLS unroll
                 each_channel(shard.memory, [&](std::size_t channel, auto *memory) {
                     typename Shard::Port made;
@@ -1400,7 +1397,7 @@ void receive_rounds(hls::stream<hls::vector<T, N>> &stream, const Shard &shard, 
                         const std::size_t at = y * Shard::round + channel * Shard::packed + x;
                         made[x] = got[at / N][at % N];
                     }
-                    memory[first + k * Each::rounds + y] = made;
+                    memory[first + k * rounds + y] = made;
                 });
             }
         }

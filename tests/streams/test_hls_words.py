@@ -171,7 +171,10 @@ def test_a_tensor_has_a_port_in_each_of_its_channels() -> None:
     apart = [f"#pragma HLS interface m_axi port=w_c{k} bundle=load_w_c{k} depth=128" for k in range(8)]
     assert ports == [*apart, "#pragma HLS interface m_axi port=y bundle=store depth=1024"]
     assert 'hls::stream<hls::vector<float, 64>, 128> s("s");' in text
-    assert "rsn::send_rounds<rsn::Word<1, 64>, rsn::Shape<64, 64>, 0, 1, 1>(s_out, w, i, 0, 0);" in text
+    assert (
+        "rsn::send_rounds<rsn::Word<1, 64>, rsn::Moved<128, 2>, rsn::Shape<64, 64>, 0, 1, 1>(s_out, w, i, 0, 0);"
+        in text
+    )
     assert "rsn::receive<rsn::Word<1, 64>, rsn::Shape<64, 64>, 0, 1, 1>(s_in, y, i, 0, 0);" in text
 
 
