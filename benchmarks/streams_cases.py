@@ -213,7 +213,7 @@ def scaling(options: Namespace) -> Iterator[str]:
     """A product on meshes of several sizes."""
     yield f"GEMM {GEMM}^3 in {8 * ELEMENT}-bit tiles of {TILE}^3 on a mesh: speed-up over 1x4 (modelled)"
     yield f"  {KERNELS['matmul']:g} multiply-adds a cycle and instance; all loads together get so many bytes a cycle,"
-    yield "  in equal parts for the rows that load A and the columns that load B; stores and launches take no time"
+    yield "  in equal parts for the rows that load A and the columns that load B; launches take no time"
     yield f"{'bytes a cycle':<15}" + "".join(f"{f'{r}x{c}':>8}" for r, c in MESHES) + f"{'cycles of 4x4':>16}"
     for bandwidth in (8, 16, 24, 32):
         found = []
