@@ -67,14 +67,14 @@ class Datapath:
         of the result. turned: as in `words.product_word`."""
         sums = prod(kind.shape[-2:])
         if sums <= MOVED:  # streams take all of it in a cycle, so it becomes registers, which no index tells apart
-            return TileWord(*kind.shape[-2:])
+            return product_word(kind.shape, sums, turned)
         useful = max(1, sums // self._turns(kind.dtype))
         return product_word(kind.shape, min(self.rates.get("matmul", 1.0), useful), turned)
 
     def multiply_adds(self, kind: ElementType) -> int:
         """Return the multiply-adds of a product in a cycle. kind: of the result."""
-        taken = self.product_word(kind).elements
-        return ceil(taken / self._interval(kind.dtype, prod(kind.shape[-2:]) // taken))
+        taken = self.product_word(kind)
+        return ceil(taken.elements / self._interval_of(kind, taken))
 
     def row_word(self, kernel: str, shape: Sequence[int]) -> TileWord:
         """Return the elements that a kernel which combines rows takes in a cycle. shape: of its operand."""
@@ -83,11 +83,14 @@ class Datapath:
     def product(self, kind: ElementType, depth: int, turned: bool = False) -> int:
         """Return the cycles of a product. kind: of the result. depth: elements of each sum. turned: its right operand
         is read as the transpose of a tile."""
-        rows, columns = kind.shape[-2:]
-        words = rows * columns // self.product_word(kind, depth if turned else 0).elements
-        interval = self._interval(kind.dtype, words)
-        batch = prod(kind.shape[:-2])
-        return batch * loop(depth * words, self.float_add + 2, interval)
+        taken = self.product_word(kind, depth if turned else 0)
+        words = prod(kind.shape[-2:]) // taken.elements
+        return prod(kind.shape[:-2]) * loop(depth * words, self.float_add + 2, self._interval_of(kind, taken))
+
+    def _interval_of(self, kind: ElementType, taken: TileWord) -> int:
+        """Cycles between two steps of a product. What becomes registers is added to as if it were one word."""
+        sums = prod(kind.shape[-2:])
+        return self._interval(kind.dtype, 1 if sums <= MOVED else sums // taken.elements)
 
     def rows(self, kernel: str, kind: ElementType) -> int:
         """Return the cycles of softmax or a norm. kind: of the operand."""

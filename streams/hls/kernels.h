@@ -926,6 +926,10 @@ constexpr std::size_t sum_interval(std::size_t count) {
     return ceil_divided((std::is_floating_point<T>::value ? FLOAT_ADD : 0) + 2, count);
 }
 
+// Words of sums between two additions to one of them. A product of one word of a stream becomes registers, and of these
+// HLS cannot tell that a step adds to others than the one before.
+constexpr std::size_t words_in_turn(std::size_t sums, std::size_t at_once) { return sums <= 64 ? 1 : sums / at_once; }
+
 // Adds the products of elements of a column and of a row, number k of the sum, to the sums of a word.
 template <class W, class Out, class Column, class Row>
 void add_products(Out &out, std::size_t i, std::size_t j, std::size_t k, Column column, Row row) {
@@ -948,14 +952,14 @@ void matmul(Out &out, const A &a, const B &b) {
     using Sizes = typename Out::Sizes_;
     constexpr std::size_t rows = Sizes::size(Sizes::rank - 2), columns = Sizes::columns;
     constexpr std::size_t depth = A::Sizes_::columns, batch = Sizes::count / (rows * columns);
-    constexpr std::size_t words = rows * columns / W::count, interval = sum_interval<T>(words);
+    constexpr std::size_t turns = words_in_turn(rows * columns, W::count), interval = sum_interval<T>(turns);
     for (std::size_t n = 0; n < batch; ++n) {
         const std::size_t at_a = matrix_of<Sizes, typename A::Sizes_>(n), at_b = matrix_of<Sizes, typename B::Sizes_>(n);
         for (std::size_t k = 0; k < depth; ++k)
             for (std::size_t i = 0; i < rows; i += W::rows)
                 for (std::size_t j = 0; j < columns; j += W::columns) {
 #pragma HLS pipeline II=interval style=flp
-#pragma HLS dependence variable=out.v type=inter direction=raw distance=words dependent=true
+#pragma HLS dependence variable=out.v type=inter direction=raw distance=turns dependent=true
                     add_products<W>(out, n * rows + i, j, k, [&](std::size_t y) { return a(at_a + i + y, k); },
                                     [&](std::size_t x) { return b(at_b + k, j + x); });
                 }
@@ -967,14 +971,15 @@ template <class W, class Word, class Out, class A, class T, std::size_t N>
 void matmul_from(Out &out, const A &a, hls::stream<hls::vector<T, N>> &stream) {
     using Sizes = typename Out::Sizes_;
     constexpr std::size_t rows = Sizes::rows, columns = Sizes::columns, depth = A::Sizes_::columns;
-    constexpr std::size_t words = rows * columns / W::count, interval = sum_interval<typename Out::Element>(words);
+    constexpr std::size_t turns = words_in_turn(rows * columns, W::count);
+    constexpr std::size_t interval = sum_interval<typename Out::Element>(turns);
     Tile<T, Word::rows, columns> row;
 #pragma HLS array_partition variable=row.v dim=0 complete
     for (std::size_t k = 0; k < depth; ++k)
         for (std::size_t i = 0; i < rows; i += W::rows)
             for (std::size_t j = 0; j < columns; j += W::columns) {
 #pragma HLS pipeline II=interval style=flp
-#pragma HLS dependence variable=out.v type=inter direction=raw distance=words dependent=true
+#pragma HLS dependence variable=out.v type=inter direction=raw distance=turns dependent=true
                 if (i == 0 && k % Word::rows == 0 && j % Word::columns == 0) {
                     const hls::vector<T, N> word = stream.read();
                     for (std::size_t e = 0; e < N; ++e) {

@@ -1,0 +1,141 @@
+"""The cycles of tasks with rates: on the engine, in beats, and as the checker of HLS sources derives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rsn.base.element_types import ElementType
+from rsn.hw.versal.hlscheck.checker import check_folder
+from rsn.streams.build import task_program
+from rsn.streams.check import report_on
+from rsn.streams.datapath import Datapath, Unwritten
+from rsn.streams.hls.emit import cpp_program
+from rsn.streams.hls.project import project
+from rsn.streams.placing.devices import VC1902
+from rsn.streams.reader import read
+from rsn.streams.timing.timed import TimedProgram
+from rsn.tests.effort import cases, in_both
+from rsn.tests.streams.test_time import evaluated, on_the_engine
+
+ROWS = (
+    "softmax({x})",
+    "layernorm({x})",
+    "rmsnorm({x})",
+    "{x} - reduce_max({x}, 1, keepdims=True)",
+    "{x} / reduce_sum({x}, 1, keepdims=True)",
+)
+ELEMENTS = ("{x} + {y}", "exp({x}) * {y}", "gelu({x} - 1.5)", "maximum({x}, {y})", "scale({x}, 0.5)", "-{x}")
+PRODUCTS = ("{x} @ w", "{x} + {y} @ w", "({x} @ w) * 2.0", "{y} @ transpose(v.get()) @ v.get()", "{x} @ w.T")
+SHAPES = ((8, 16), (16, 64), (4, 8), (32, 48), (1, 64))
+
+
+def drawn(random: Random) -> str:
+    """A task between a load and a store, that computes what is drawn on each of some tiles."""
+    rows, columns = random.choice(SHAPES)
+    rates = {"elements": random.choice([1, 4, 16, 64])}
+    if random.random() < 0.8:
+        rates["matmul"] = random.choice([1, 8, 64, 200])
+    if random.random() < 0.4:
+        rates[random.choice(["add", "softmax", "exp", "mul"])] = random.choice([2, 8, 32])
+    lines, more = [], 0
+    for name in random.sample("abcde", random.randint(1, 4)):
+        step = random.choice(random.choice((ROWS, ELEMENTS, PRODUCTS)))
+        x, y = random.choice(["t", "u"]), random.choice(["t", "u"])
+        more += step.count("v.get()")
+        lines.append(f"        {name} = {step.format(x=x, y=y)}")
+        lines.append(f"        {random.choice(['t', 'u'])} = {name}")
+    tokens = 3
+    stated = ", ".join(f"{kernel}={rate}" for kernel, rate in rates.items())
+    parts = [
+        "from rsn.streams import *",
+        f"X: f32[{tokens}, {rows}, {columns}]",
+        f"W: f32[{columns}, {columns}]",
+        f"V: f32[{columns}, {columns}]",
+        f"Y: f32[{tokens}, {rows}, {columns}]",
+        f"s = Stream[f32[{rows}, {columns}], 2]",
+        f"v = Stream[f32[{columns}, {columns}], 2]" if more else "",
+        f"r = Stream[f32[{rows}, {columns}], 2]",
+        "@task(mapping=[1], args=[X])",
+        f"def load(x: f32[{tokens}, {rows}, {columns}]) -> None:",
+        f"    for i in range({tokens}):",
+        "        s.put(x[i])",
+        "@task(mapping=[1], args=[V], rates=dict(elements=64))" if more else "",
+        f"def bring(x: f32[{columns}, {columns}]) -> None:" if more else "",
+        f"    for i in range({tokens * more}):" if more else "",
+        "        v.put(x[:, :])" if more else "",
+        f"@task(mapping=[1], args=[W], rates=dict({stated}))",
+        f"def work(z: f32[{columns}, {columns}]) -> None:",
+        "    w = z[:, :]",
+        f"    u = zeros(f32, {rows}, {columns})",
+        f"    for i in range({tokens}):",
+        "        t = s.get()",
+        "        u = u + t",
+        *lines,
+        f"        r.put({random.choice(['t + u', 't', 'u'])})",
+        "@task(mapping=[1], args=[Y], rates=dict(elements=64))",
+        f"def store(y: f32[{tokens}, {rows}, {columns}]) -> None:",
+        f"    for i in range({tokens}):",
+        "        y[i] = r.get()",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+@in_both
+def test_tasks_take_the_same_time_on_the_engine_and_in_beats() -> None:
+    random = Random(47)
+    for _ in range(cases(400, 40)):
+        text = drawn(random)
+        assert not report_on(read(text)).code, text
+        assert on_the_engine(text, {}) == pytest.approx(evaluated(text, {})), text
+
+
+def busy(text: str, rates: Mapping[str, float]) -> dict[str, int]:
+    """Cycles of each instance, by the name of its task."""
+    region = read(text, timed=True, rates=rates)
+    cycles = TimedProgram([instance.beats for instance in region.instances], {}).code.cycles
+    return dict(zip((instance.task.name for instance in region.instances), cycles, strict=True))
+
+
+@in_both
+def test_the_source_has_the_cycles_of_the_model(tmp_path: Path) -> None:
+    """Within a tenth, and what code that is no loop takes in an iteration."""
+    random = Random(48)
+    for number in range(cases(60, 12)):
+        text = drawn(random)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        made = project(cpp_program(task_program(report_on(read(text)).region)), VC1902)
+        for name, of_file in made.items():
+            (folder / name).write_text(of_file, encoding="utf-8")
+        report = check_folder(folder)
+        assert not report.findings, text
+        derived = {name: counted.cycles for name, counted in report.processes}
+        modelled = busy(text, {})
+        for task in ("work", "bring", "store"):
+            if task in modelled:
+                assert derived[task] == pytest.approx(modelled[task], rel=0.1, abs=200), (task, text)
+
+
+def test_products() -> None:
+    path = Datapath({"matmul": 256}, float_add=6)
+    assert path.multiply_adds(ElementType("f32", (32, 64))) == 256
+    assert path.product(ElementType("f32", (32, 64)), 64) == 64 * 8 + 8
+    # A sum is added to every 8 cycles: 16 x 16 sums keep 32 multiply-adds busy, 64 in registers keep 8.
+    assert path.multiply_adds(ElementType("f32", (16, 16))) == 32
+    assert path.multiply_adds(ElementType("f32", (1, 64))) == 8
+    assert path.product(ElementType("f32", (1, 64)), 64) == 63 * 8 + 9
+    assert Datapath({"matmul": 256}).multiply_adds(ElementType("i64", (16, 16))) == 128
+
+
+def test_passes() -> None:
+    path = Datapath({"elements": 16})
+    tile = ElementType("f32", (32, 64))
+    assert path.got(tile) == path.put(tile, Unwritten()) + 1 == 33
+    assert path.elements(tile, Unwritten(16)) == 128 + 1
+    assert path.elements(ElementType("f32", (4, 4)), Unwritten(16)) == 0  # one word is a part of the beat
+    assert path.moved(tile, 64) == 128
+    assert path.moved(ElementType("f32", (32, 60)), 60) == 32 * 15  # words of 4 elements
