@@ -19,7 +19,6 @@ from .kernels import KERNELS, KernelOperand, Options
 from .syntax import nodes as syn
 from .tree import StreamDecl, TaskDecl
 from .values import Data, Value
-from .words import comes_by_row
 
 
 class TileCost(Enum):
@@ -145,33 +144,6 @@ class CostExpressions(Expressions):
         else:
             cycles = self.datapath.put(stream.type, value.unwritten or Unwritten())
         self.charge(TileCost.PUT, node, cycles, value.unwritten is not None and value.unwritten.scales)
-
-    def factor(self, node: syn.ExpressionNode, left: Value) -> Value:
-        """Return the right operand of a product. A tile comes over its stream while the product is computed, if each
-        step of the sum takes a part of one of its rows."""
-        shape = left.type.shape if isinstance(left, Data) and left.type is not None else ()
-        stream = self.stream_got(node)
-        comes = False
-        if self.datapath is not None and stream is not None and len(shape) == 2 and stream.packing == 1:
-            made = ElementType(stream.type.dtype, (shape[0], stream.type.shape[-1]))
-            taken = self.datapath.product_word(made)
-            comes = comes_by_row(stream.type.dtype, stream.type.shape, taken)
-        outer, self._sent = self._sent, node if comes else self._sent
-        try:
-            return self.argument("matmul", node)
-        finally:
-            self._sent = outer
-
-    def stream_got(self, node: syn.ExpressionNode) -> StreamDecl | None:
-        """Return the stream from which a node gets a matrix, None if it does not."""
-        if not isinstance(node, syn.Invocation) or not isinstance(node.function, syn.Attribute):
-            return None
-        stream = self._stream_of(node.function.base) if node.function.name == "get" else None
-        return stream if stream is not None and len(stream.type.shape) == 2 else None
-
-    def argument(self, name: str, node: syn.ExpressionNode) -> Value:
-        """Return the value of an operand of a kernel. Raises `Refusal`."""
-        raise NotImplementedError
 
     def given(self, node: syn.ExpressionNode) -> Value:
         """Return the value that is put. A part of a tensor goes over the stream as it is read."""

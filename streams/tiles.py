@@ -23,8 +23,9 @@ from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.control import varying
 from .syntax.printer import short, shown
-from .tree import TaskDecl
+from .tree import StreamDecl, TaskDecl
 from .values import OPERATORS, Data, Static, Value, compute, type_of
+from .words import comes_by_row
 
 KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
 """Operators that are kernels; others are arithmetic, which nothing pending passes."""
@@ -83,6 +84,29 @@ class TileExpressions(CostExpressions):
         value = self.taken(node)
         turned = name == "matmul" and isinstance(value, Data) and value.unwritten and value.unwritten.turned
         return value if turned or KERNELS[name].rule == "elementwise" else self.kept(value, node)
+
+    def factor(self, node: syn.ExpressionNode, left: Value) -> Value:
+        """Return the right operand of a product. A tile comes over its stream while the product is computed, if each
+        step of the sum takes a part of one of its rows."""
+        shape = left.type.shape if isinstance(left, Data) and left.type is not None else ()
+        stream = self._matrices(node)
+        comes = False
+        if self.datapath is not None and stream is not None and len(shape) == 2 and stream.packing == 1:
+            made = ElementType(stream.type.dtype, (shape[0], stream.type.shape[-1]))
+            taken = self.datapath.product_word(made)
+            comes = comes_by_row(stream.type.dtype, stream.type.shape, taken)
+        outer, self._sent = self._sent, node if comes else self._sent
+        try:
+            return self.argument("matmul", node)
+        finally:
+            self._sent = outer
+
+    def _matrices(self, node: syn.ExpressionNode) -> StreamDecl | None:
+        """Return the stream from which a node gets a matrix, None if it does not."""
+        if not isinstance(node, syn.Invocation) or not isinstance(node.function, syn.Attribute):
+            return None
+        stream = self._stream_of(node.function.base) if node.function.name == "get" else None
+        return stream if stream is not None and len(stream.type.shape) == 2 else None
 
     def data(self, node: syn.ExpressionNode) -> Value:
         """Return the value of an expression that is read, and take its tokens. Add a finding if a reduction of it is

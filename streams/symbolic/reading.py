@@ -242,6 +242,7 @@ class SymbolicElaborator(Elaborator):
     ) -> None:
         super().__init__(context, task, name, tid)  # type: ignore[arg-type]
         self.domain, self.all_streams = domain, streams
+        self.datapath = None  # a proof for all sizes has no times
         self.node: syn.SyntaxNode = task.body
 
     def instance(self) -> Instance:

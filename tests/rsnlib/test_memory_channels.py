@@ -148,8 +148,8 @@ def test_latency_and_bursts_of_a_small_block() -> None:
     assert of_text(made, "load_input_2") == [64, x]
     assert of_text(made, "load_linear_0_weight") == [64, weight]
     assert of_text(made, "store_linear_0_result") == [result, 64]
-    # x is there last, in 4 words; the product adds to 8 words of sums in 16 steps, and is 8 cycles deep; its put takes 4
-    # words; the store ends with the response to its last word.
+    # x is there last, in 4 words; the product adds to 8 words of sums in 16 steps, and is 8 cycles deep; the put takes
+    # 4 words; the store ends with the response to its last word.
     times = made.sized().together({})
     assert times is not None
     assert times.latency == (64 + x) + (4 + 1) + (16 * 8 + 8) + 4 + (result + 64)

@@ -265,6 +265,24 @@ def test_regions_and_tensors() -> None:
     assert prove(tensor, "prog.py", "n >= 1").reason == "line 5: a has tensors, of which nothing is proved"
 
 
+def test_tasks_with_rates() -> None:
+    text = """from rsn.streams import *
+N, D = 4, 4
+s = Stream[f32[D, 4], 2]
+@task(mapping=[1], rates=dict(matmul=4))
+def a():
+    for i in range(N):
+        s.put(zeros(f32, D, 4))
+@task(mapping=[1], rates=dict(matmul=4, elements=2))
+def b():
+    for i in range(N):
+        drop(s.get())
+"""
+    proof = prove(text, "p.py", "N >= 1, D >= 1")
+    assert proof.ok, str(proof)
+
+
+
 @in_both
 def test_changed_programs_are_proved_or_not_and_give_no_traceback() -> None:
     random = Random(9)
