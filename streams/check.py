@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .access_order.finding import race_findings
 from .orders.converter import converter, parting
 from .orders.order import Order
 from .orders.shown import ShownOrder, squeezed
@@ -90,6 +91,8 @@ class _Check:
         if not self._counts() and not any(f.code == "pack" for f in self.source.findings):
             compare_orders(self.region, self.puts, self.gets)
             self._live()
+        if not any(f.code != "unread" and not f.warning for f in self.source.findings):
+            self.source.findings += race_findings(self.region)
         if {f.code for f in self.source.findings if not f.warning} == {"unread"}:
             self.source.findings[:] = map(_though_it_ends, self.source.findings)
 

@@ -51,7 +51,9 @@ class FileReading:
     and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; float_add: the
     cycles of an addition of floats; costs: cycles by task, place and what takes them; divided: by task and place,
     branches that end the beat before them and begin one behind; types: what an annotation states, None if nothing, or
-    the first argument of a new tile."""
+    the first argument of a new tile. stores: by task and parameter, the instances that store into that tensor, and
+    whether all stores of one are alike: instances with the same statements and the same part of the tensor store equal
+    values; unlike: by task and place, stores that are not."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -66,6 +68,8 @@ class FileReading:
     divided: set[tuple[str, Place]] = field(default_factory=set)
     costs: dict[tuple[str, Place, str], set[int]] = field(default_factory=dict)
     types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)
+    stores: dict[tuple[str, str], dict[tuple[int, ...], bool]] = field(default_factory=dict)
+    unlike: set[tuple[str, Place]] = field(default_factory=set)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
         """Make an array of streams of depth 1 for a collective, numbered behind all others. kind: of a token. shape: of

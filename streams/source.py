@@ -30,6 +30,7 @@ CODES = {
     "deadlock": "a cycle of waits at any depth",
     "depth": "a cycle of waits that a deeper stream breaks",
     "order": "tokens of a tensor are put in one order and got in another one, or in another one than the stream states",
+    "race": "two task instances access the same element of a tensor, one of them stores it, and no token orders them",
     "future": "what one get gives is awaited twice, or used after drop",
     "unread": "a value that is taken from a stream is never read",
     "unused": "a stream has no ends",

@@ -172,6 +172,7 @@ class Stores(KernelExpressions):
         try:
             stored(into, operand, self.mesh)
             if base.tensor:
+                self._stored(base.tensor, target, not (part.dist.local or operand.dist.local or self._branches))
                 self.settled(operand, base.tensor, into.text, source)
             elif isinstance(target.base, syn.Identifier):
                 self.env[target.base.name] = replace(base, dist=self._overwritten(base, part, into, operand))
@@ -179,6 +180,13 @@ class Stores(KernelExpressions):
                 raise Refusal("pending", f"{operand.text} is stored in part, before it is complete", None)
         except Refusal as r:
             self.report(r, source)
+
+    def _stored(self, tensor: str, target: syn.SyntaxNode, alike: bool) -> None:
+        reading, key = self.context.reading, (self.task.name, tensor)
+        own = reading.stores.setdefault(key, {})
+        own[self.tid] = alike and own.get(self.tid, True)
+        if not alike:
+            reading.unlike.add((self.task.name, target.place))
 
     def settled(self, operand: KernelOperand, tensor: str, what: str, source: syn.ExpressionNode) -> None:
         """A value that is stored in a tensor, or returned, must be complete; a layout may ask to complete it."""

@@ -68,18 +68,9 @@ def used_names(task: TaskDecl) -> dict[tuple[int, int], tuple[frozenset[str], fr
     a loop or a branch: its head."""
     found = {}
     for statement in syn.walk(task.body):
-        if not isinstance(statement, syn.StatementNode):
+        parts = own_parts(statement) if isinstance(statement, syn.StatementNode) else ()
+        if not parts:
             continue
-        parts: Sequence[syn.SyntaxNode] = (statement,)
-        match statement:
-            case syn.Branching(test=test) | syn.WhileLoop(test=test):
-                parts = (test,)
-            case syn.ForLoop(iterable=head, target=target):
-                parts = head, target
-            case syn.MetaChain():
-                parts = statement.arms[0].heads
-            case syn.FunctionDefinition() | syn.MetaArm():
-                continue
         nodes = [node for part in parts for node in syn.walk(part)]
         roots = [node.root for node in nodes if isinstance(node, syn.Subscript) and node.stored]
         writes = frozenset(root.name for root in roots if isinstance(root, syn.Identifier))
@@ -90,3 +81,17 @@ def used_names(task: TaskDecl) -> dict[tuple[int, int], tuple[frozenset[str], fr
         )
         found[statement.place[:2]] = reads, writes
     return found
+
+
+def own_parts(statement: syn.StatementNode) -> Sequence[syn.SyntaxNode]:
+    """Return what a statement evaluates and assigns by itself: of a loop or a branch, its head."""
+    match statement:
+        case syn.Branching(test=test) | syn.WhileLoop(test=test):
+            return (test,)
+        case syn.ForLoop(iterable=head, target=target):
+            return head, target
+        case syn.MetaChain():
+            return statement.arms[0].heads
+        case syn.FunctionDefinition() | syn.MetaArm():
+            return ()
+    return (statement,)

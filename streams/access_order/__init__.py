@@ -1,0 +1,1 @@
+"""Whether accesses to tensors that task instances share are ordered by tokens."""

@@ -1,0 +1,328 @@
+"""Findings about tensors that instances share: accesses to the same element, one of them a store, without an order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from ...base.place import Place
+from ..layouts import parse
+from ..lower import lowered_task
+from ..mapping.tiles import own_parts, used_names
+from ..source import Refusal, SourceFinding
+from ..syntax import nodes as syn
+from ..tree import Body, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, StreamDecl, TaskDecl, TaskParameter
+from .index import AffineIndex, AxisPart, TensorAccess, TracedLoop
+from .order import WORK, AccessFinder, AccessRange, ProgramOrder, TooMuchOrder
+from .search import AccessRace, PairSearch, hull
+from .trace import InstanceTracer, TensorRef, Untraceable, apart
+
+Units = Sequence[Sequence[Sequence[int]]]
+"""For each unit of a mapped program, the instances of each phase, in order; those of one phase run at the same time."""
+
+
+@dataclass(frozen=True)
+class _Sharer:
+    """An instance that accesses a tensor. number: in the region. stores: whether it may. alike: whether all stores of
+    it are such that other instances store the same."""
+
+    number: int
+    ref: TensorRef
+    stores: bool
+    reads: bool
+    alike: bool
+
+    def meets(self, other: _Sharer) -> bool:
+        return all(a < b + m and b < a + n for (a, n), (b, m) in zip(self.ref.cut, other.ref.cut, strict=True))
+
+
+def race_findings(region: Region, units: Units = ()) -> list[SourceFinding]:
+    """Return a finding for each two statements that access an element of a tensor, in two instances and without an
+    order, one of them a store. region: one that is otherwise well-typed. units: of a mapping; an instance is alone on a
+    unit unless stated."""
+    shared = {name: found for name, found in _sharers(region) if found}
+    if not shared:
+        return []
+    return _RaceCheck(region, units, shared).findings()
+
+
+def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
+    """For each tensor, the instances that may meet in it, if one of them stores."""
+    if not region.contexts:
+        return
+    stores = next(iter(region.contexts.values())).reading.stores
+    bound: dict[str, list[tuple[TaskDecl, TaskParameter]]] = defaultdict(list)
+    for task in region.tasks:
+        for p in task.parameters:
+            if p.tensor is not None:
+                bound[p.tensor.name].append((task, p))
+    used: dict[str, dict[tuple[int, int], tuple[frozenset[str], frozenset[str]]]] = {}
+    of_task: dict[str, list[int]] = defaultdict(list)
+    for k, instance in enumerate(region.instances):
+        of_task[instance.task.name].append(k)
+    for name, bindings in bound.items():
+        if not any((task.name, p.name) in stores for task, p in bindings):
+            continue
+        if len(bindings) == 1 and _dealt(*bindings[0]):
+            continue
+        found: list[_Sharer] = []
+        for task, p in bindings:
+            own = stores.get((task.name, p.name), {})
+            if task.name not in used:
+                used[task.name] = used_names(task)
+            lines = {at for at, (reads, _) in used[task.name].items() if p.name in reads}
+            for k in of_task[task.name]:
+                instance = region.instances[k]
+                writes, reads = instance.tid in own, not lines.isdisjoint(instance.ran)
+                if writes or reads:
+                    ref = TensorRef(p.name, name, _cut(p, instance))
+                    found.append(_Sharer(k, ref, writes, reads, own.get(instance.tid, True)))
+        yield name, _meeting(region, found)
+
+
+def _dealt(task: TaskDecl, p: TaskParameter) -> bool:
+    """Whether each instance has a part of the tensor of its own."""
+    labels = parse(p.layout)[0] if p.layout is not None else ()
+    return all(axis in labels for axis, size in enumerate(task.mapping) if size > 1)
+
+
+def _cut(p: TaskParameter, instance: Instance) -> tuple[tuple[int, int], ...]:
+    """First element and size of an instance's part of a tensor, along each axis."""
+    assert p.tensor is not None
+    shape = p.tensor.type.shape
+    labels = parse(p.layout)[0] if p.layout is not None else (None,) * len(shape)
+    sizes = [n if a is None else n // instance.task.mapping[a] for n, a in zip(shape, labels, strict=True)]
+    return tuple((0 if a is None else instance.tid[a] * n, n) for n, a in zip(sizes, labels, strict=True))
+
+
+def _meeting(region: Region, found: Sequence[_Sharer]) -> list[_Sharer]:
+    """Those of some sharers that meet others, if one of both stores what the other does not store alike."""
+    boxes: dict[tuple[tuple[int, int], ...], list[_Sharer]] = defaultdict(list)
+    for sharer in found:
+        boxes[sharer.ref.cut].append(sharer)
+    out: dict[int, list[_Sharer]] = defaultdict(list)
+    together = [(group, group) for group in boxes.values()]
+    together += ((a, b) for a, b in combinations(boxes.values(), 2) if a[0].meets(b[0]))
+    for one, two in together:
+        group = one if one is two else [*one, *two]
+        if len({sharer.number for sharer in group}) < 2 or not any(sharer.stores for sharer in group):
+            continue
+        ran = {(region.instances[s.number].task.name, region.instances[s.number].ran, s.ref.name) for s in group}
+        if len(ran) == 1 and all(sharer.alike and not sharer.reads for sharer in group):
+            continue
+        for sharer in group:
+            if sharer not in out[sharer.number]:
+                out[sharer.number].append(sharer)
+    return [sharer for k in sorted(out) for sharer in out[k]]
+
+
+class _AnyName(Mapping[str, Any]):
+    """The names of a file that is not executed: functions of it are called, but not here."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class _RaceCheck:
+    """The search in one region. shared: for each tensor, its sharers."""
+
+    def __init__(self, region: Region, units: Units, shared: Mapping[str, Sequence[_Sharer]]) -> None:
+        self.region, self.shared = region, shared
+        self.traced = self._traced()
+        bodies = [self.traced.get(k) or straight(instance.body) for k, instance in enumerate(region.instances)]
+        self.order = ProgramOrder(_in_turn(bodies, units, region), _packing(region))
+
+    def findings(self) -> list[SourceFinding]:
+        """Return the findings."""
+        found: list[SourceFinding] = []
+        try:
+            for tensor, sharers in self.shared.items():
+                found += self._of_tensor(tensor, sorted({sharer.number for sharer in sharers}))
+        except TooMuchOrder:
+            message = "accesses to shared tensors are too many to be compared: it is not known whether they are ordered"
+            found.append(SourceFinding("limit", message, None, (f"the check makes at most {WORK} comparisons",)))
+        return found
+
+    def _traced(self) -> dict[int, Body]:
+        """The bodies, with accesses, of the instances that share tensors."""
+        region = self.region
+        refs: dict[int, list[TensorRef]] = defaultdict(list)
+        for sharers in self.shared.values():
+            for sharer in sharers:
+                refs[sharer.number].append(sharer.ref)
+        streams = {decl.name: decl for decl in region.streams}
+        tracers: dict[str, InstanceTracer | None] = {}
+        out: dict[int, Body] = {}
+        for k, parts in refs.items():
+            instance = region.instances[k]
+            task = instance.task
+            if task.name not in tracers:
+                try:
+                    lowered = lowered_task(region, task, (), _AnyName())
+                    tracers[task.name] = InstanceTracer(lowered.body, streams, Nodes())
+                except Refusal:  # no machine and no run has such a task
+                    tracers[task.name] = None
+            tracer = tracers[task.name]
+            if tracer is None:
+                continue
+            try:
+                out[k] = tracer.trace(instance.tid, parts)
+            except Untraceable:
+                out[k] = ()
+            if _moved(out[k]) != _moved(instance.body):
+                out[k] = self._unknown(instance, parts)
+            self._mark(task, out[k])
+        return out
+
+    def _unknown(self, instance: Instance, parts: Sequence[TensorRef]) -> Body:
+        """An instance of which nothing is known but what it puts and gets, and which tensors it uses."""
+        ops = apart((instance.body,))
+        stores = self.region.contexts[instance.task.name].reading.stores
+        made: list[Node] = []
+        for ref in parts:
+            whole = tuple(AxisPart(AffineIndex(at), AffineIndex(at + n - 1)) for at, n in ref.cut)
+            for write in (False, True) if (instance.task.name, ref.name) in stores else (False,):
+                made.append(TensorAccess(ref.tensor, write, ref.name, instance.task.place.start, whole, True))
+        puts = [node for node in ops if any(put for _, put, _ in node.needs)]
+        return (*puts, *made, *(node for node in ops if node not in puts))
+
+    def _mark(self, task: TaskDecl, body: Body) -> None:
+        """Note which stores are alike."""
+        unlike = self.region.contexts[task.name].reading.unlike
+        for node in body:
+            if isinstance(node, TensorAccess) and node.write:
+                places = [n.place for n in self._nodes(task, node)]
+                node.alike = bool(places) and not any((task.name, place) in unlike for place in places)
+            elif isinstance(node, TracedLoop):
+                self._mark(task, node.body)
+
+    def _of_tensor(self, tensor: str, numbers: Sequence[int]) -> Iterator[SourceFinding]:
+        finder = AccessFinder(tensor)
+        hulls = {}
+        for k in numbers:
+            own: list[AccessRange] = []
+            finder.between(self.order.bodies[k], None, None, {}, own)
+            if own:
+                hulls[k] = hull(own), any(found.access.write for found in own)
+        known: set[tuple[str, str]] = set()
+        for one, two in combinations(hulls, 2):
+            (a, a_writes), (b, b_writes) = hulls[one], hulls[two]
+            self.order.spend(1)
+            if not (a_writes or b_writes) or any(x[1] < y[0] or y[1] < x[0] for x, y in zip(a, b, strict=True)):
+                continue
+            first, second = self.region.instances[one], self.region.instances[two]
+            names = first.task.name, second.task.name
+            if names in known:
+                continue
+            exempt = first.task is second.task and first.ran == second.ran
+            race = PairSearch(self.order, one, two, finder, exempt).race()
+            if race is not None:
+                known.add(names)
+                yield self._finding(race, first, second)
+
+    # -- what is said ------------------------------------------------------------------------------------------------
+
+    def _finding(self, race: AccessRace, first: Instance, second: Instance) -> SourceFinding:
+        ends = [(first, race.one.access), (second, race.two.access)]
+        ends.sort(key=lambda end: (end[1].write, not end[1].place, end[1].place))
+        (reader, access), (writer, other) = ends if not ends[0][1].write else ends[::-1]
+        place, elsewhere = self._place(reader, access), self._place(writer, other)
+        parts = [str(a) if a == b else f"{a}:{b + 1}" for a, b in zip(race.low, race.high, strict=True)]
+        what = access.tensor + (f"[{', '.join(parts)}]" if parts else "")
+        source = self.region.source
+        message = (
+            f"{what}: {reader.name} {'stores' if access.write else 'reads'} it here, "
+            f"{writer.name} stores it in line {elsewhere.line}, and no token orders the two"
+        )
+        line = source.lines[elsewhere.line - 1].strip()
+        notes = [f"the other access: {source.file}:{elsewhere.line}:{elsewhere.column}: {line}"]
+        lines = sorted({at.line for at, node in ((place, access), (elsewhere, other)) if node.by_data})
+        if lines:
+            where = " and ".join(map(str, lines))
+            notes.append(f"they cannot be told apart: what line {where} accesses depends on data")
+        notes.append(
+            f"{writer.name} puts a token behind its access, and {reader.name} gets it before its own; "
+            f"or one task accesses {access.tensor}"
+        )
+        return SourceFinding("race", message, place, tuple(notes), subject=access.tensor)
+
+    def _place(self, instance: Instance, access: TensorAccess) -> Place:
+        found = self._nodes(instance.task, access)
+        return found[0].place if found else access.place
+
+    def _nodes(self, task: TaskDecl, access: TensorAccess) -> list[syn.SyntaxNode]:
+        """The nodes of the file that an access stands for; none if it is one of a whole task."""
+        for at in syn.walk(task.body):
+            if at.place.start == access.place and not isinstance(at, syn.FunctionDefinition):
+                parts = own_parts(at) if isinstance(at, syn.StatementNode) else (at,)
+                nodes = [node for part in parts for node in syn.walk(part)]
+                stored = [n for n in nodes if isinstance(n, syn.Subscript) and n.stored]
+                if access.write:
+                    of_name = [n for n in stored if _named(n.root, access.name)]
+                    return [*(of_name or stored)]
+                roots = [n.root for n in stored]
+                uses = [n for n in nodes if _named(n, access.name) and not any(n is root for root in roots)]
+                parts_of = [n for n in nodes if isinstance(n, syn.Subscript) and any(n.base is use for use in uses)]
+                return [*(parts_of or uses or [at])]
+        return []
+
+
+def _named(node: syn.SyntaxNode, name: str) -> bool:
+    return isinstance(node, syn.Identifier) and node.name == name
+
+
+def _moved(body: Sequence[Node]) -> dict[tuple[int, bool], int]:
+    counts: dict[tuple[int, bool], int] = defaultdict(int)
+    for node in body:
+        for stream, put, n in node.needs:
+            counts[stream, put] += n
+    return dict(counts)
+
+
+def _packing(region: Region) -> dict[int, int]:
+    wide: list[StreamDecl] = [decl for decl in region.streams if decl.packing > 1]
+    return {stream: decl.packing for decl in wide for stream in range(decl.first, decl.first + decl.size)}
+
+
+def straight(body: Body) -> Body:
+    """Return the puts and gets of a body without branches on data: where an order differs between two arms, no order
+    inside the branch is relied on."""
+    if not any(isinstance(node, Choice | FixedLoop) for node in body):
+        return body
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, Choice):
+            out += apart(node.arms)
+        elif isinstance(node, FixedLoop):
+            inner = straight(node.body)
+            out.append(node if inner == node.body else FixedLoop(node.times, inner))
+        else:
+            out.append(node)
+    return tuple(out)
+
+
+def _in_turn(bodies: list[Body], units: Units, region: Region) -> list[Body]:
+    """Add the order in which units run their instances, as tokens: one from each instance of a phase to each of the
+    next one."""
+    stream = max((decl.first + decl.size for decl in region.streams), default=0)
+    place = Place(1, 1)
+    for phases in units:
+        for k in range(1, len(phases)):
+            for one in phases[k - 1]:
+                for two in phases[k]:
+                    bodies[one] = (*bodies[one], Op(stream, True, place))
+                    bodies[two] = (Op(stream, False, place), *bodies[two])
+                    stream += 1
+    return bodies

@@ -1,0 +1,85 @@
+"""Indices as sums over the counters of loops, and what one access touches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...base.place import Place
+from ..tree import Body, FixedLoop, Node
+
+
+class LoopCounter:
+    """Which iteration a traced loop is in, from 0 to times - 1. key: the loop that it counts: a statement, and the axis
+    of its grid."""
+
+    __slots__ = ("key", "times")
+
+    def __init__(self, times: int, key: tuple[int, int]) -> None:
+        self.times, self.key = times, key
+
+
+@dataclass(frozen=True, slots=True)
+class AffineIndex:
+    """A whole number: a constant, and a factor for each of some counters, the outermost loop first."""
+
+    constant: int
+    terms: tuple[tuple[LoopCounter, int], ...] = ()
+
+    def plus(self, other: AffineIndex, factor: int = 1) -> AffineIndex:
+        """Return this number and `factor` times another one."""
+        found = dict(self.terms)
+        for counter, count in other.terms:
+            found[counter] = found.get(counter, 0) + factor * count
+        terms = tuple((counter, count) for counter, count in found.items() if count)
+        return AffineIndex(self.constant + factor * other.constant, terms)
+
+    def times(self, factor: int) -> AffineIndex:
+        """Return this number multiplied by a constant."""
+        return AffineIndex(0).plus(self, factor)
+
+    def limits(self, ranges: CounterRanges) -> tuple[int, int]:
+        """Return the least and the largest value. ranges: of the counters; of others, all of their iterations."""
+        low = high = self.constant
+        for counter, factor in self.terms:
+            first, last = ranges.get(counter) or (0, counter.times - 1)
+            low += factor * (first if factor > 0 else last)
+            high += factor * (last if factor > 0 else first)
+        return low, high
+
+
+CounterRanges = dict[LoopCounter, tuple[int, int]]
+"""The first and the last iteration of some loops."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPart:
+    """What an access touches along an axis of the whole tensor: low, low + step ... up to high at most."""
+
+    low: AffineIndex
+    high: AffineIndex
+    step: int = 1
+
+
+class TensorAccess(Node):
+    """A read or a store of a part of a tensor. name: the variable in the task. place: of the statement. axes: one for
+    each axis. by_data: data decides which elements it touches, or the reading has not found it, and they are some of
+    those that `axes` states. alike: instances that run the same statements store the same values there."""
+
+    __slots__ = ("alike", "axes", "by_data", "name", "place", "tensor", "write")
+
+    def __init__(
+        self, tensor: str, write: bool, name: str, place: Place, axes: tuple[AxisPart, ...], by_data: bool
+    ) -> None:
+        super().__init__((), True)
+        self.tensor, self.write, self.name, self.place = tensor, write, name, place
+        self.axes, self.by_data, self.alike = axes, by_data, False
+
+
+class TracedLoop(FixedLoop):
+    """A loop with the counter that indices in its body use."""
+
+    __slots__ = ("counter",)
+
+    def __init__(self, counter: LoopCounter, body: Body) -> None:
+        super().__init__(counter.times, body)
+        self.counter = counter

@@ -1,0 +1,231 @@
+"""What comes before what in every run of a program: the order of the statements of each instance, and of tokens.
+
+A *cut* is a place between the operations of an instance: the index of a node in the body, and, if the cut is inside it,
+the iteration of the loop and a cut of its body: (2, 5, 0) is the beginning of the sixth iteration of the third node.
+Counts of puts and gets at a cut follow from sums over loops, so that no token is walked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..tree import Body, FixedLoop
+from .index import CounterRanges, TensorAccess, TracedLoop
+
+Cut = tuple[int, ...]
+WORK = 500_000
+"""Limit of the accesses that are compared, and of the instances on paths of tokens, in one check."""
+
+
+class TooMuchOrder(Exception):
+    """`WORK` is exceeded."""
+
+
+@dataclass(frozen=True)
+class TokenStep:
+    """A token on a path: that from `put` in one instance to `get` in another one. Both are cuts right before."""
+
+    stream: int
+    put: Cut
+    get: Cut
+    came: Cut
+    """The cut from which on the path goes to this token, in the direction in which it was followed."""
+    source: int
+    """The instance that the path has been followed from."""
+
+
+class ProgramOrder:
+    """The order of all instances of a program. bodies: without branches. packing: of streams that have more than 1.
+
+    Streams of any depth: a put that waits for a free slot orders nothing.
+    """
+
+    def __init__(self, bodies: Sequence[Body], packing: Mapping[int, int]) -> None:
+        self.bodies, self.packing, self._work = bodies, packing, WORK
+        self._counts: dict[int, tuple[Body, dict[int, tuple[list[int], list[int]]]]] = {}
+        self.reader: dict[int, int] = {}
+        self.writer: dict[int, int] = {}
+        self.outward: list[list[int]] = [[] for _ in bodies]
+        self.inward: list[list[int]] = [[] for _ in bodies]
+        self.tokens: dict[int, int] = {}
+        for k, body in enumerate(bodies):
+            for stream, put in sorted({(s, put) for node in body for s, put, _ in node.needs}):
+                (self.writer if put else self.reader)[stream] = k
+                (self.outward if put else self.inward)[k].append(stream)
+                if put:
+                    self.tokens[stream] = self._total(body, stream)
+
+    def spend(self, count: int) -> None:
+        """Count work. Raises `TooMuchOrder`."""
+        self._work -= count
+        if self._work < 0:
+            raise TooMuchOrder
+
+    def after(self, instance: int, cut: Cut) -> tuple[dict[int, Cut], dict[int, TokenStep]]:
+        """Return for each instance the first cut behind which everything comes after `cut`, and the token that the path
+        to it takes last. Instances in which nothing does are left out."""
+        cuts, steps = {instance: cut}, dict[int, TokenStep]()
+        todo = deque([instance])
+        while todo:
+            k = todo.popleft()
+            at = cuts[k]
+            self.spend(1)
+            for stream in self.outward[k]:
+                n = self.before(self.bodies[k], at, stream)
+                if n >= self.tokens[stream]:
+                    continue
+                packing = self.packing.get(stream, 1)
+                reader = self.reader[stream]
+                got = self.nth(self.bodies[reader], stream, n // packing * packing)
+                found = (*got[:-1], got[-1] + 1)
+                if reader not in cuts or found < cuts[reader]:
+                    cuts[reader] = found
+                    steps[reader] = TokenStep(stream, self.nth(self.bodies[k], stream, n), got, at, k)
+                    todo.append(reader)
+        return cuts, steps
+
+    def ahead(self, instance: int, cut: Cut) -> tuple[dict[int, Cut], dict[int, TokenStep]]:
+        """Return for each instance the last cut before which everything comes before `cut`, as `after`."""
+        cuts, steps = {instance: cut}, dict[int, TokenStep]()
+        todo = deque([instance])
+        while todo:
+            k = todo.popleft()
+            at = cuts[k]
+            self.spend(1)
+            for stream in self.inward[k]:
+                n = self.before(self.bodies[k], at, stream)
+                if not n:
+                    continue
+                packing = self.packing.get(stream, 1)
+                writer = self.writer[stream]
+                last = min(-(-n // packing) * packing, self.tokens[stream]) - 1
+                found = self.nth(self.bodies[writer], stream, last)
+                if writer not in cuts or found > cuts[writer]:
+                    cuts[writer] = found
+                    steps[writer] = TokenStep(stream, found, self.nth(self.bodies[k], stream, n - 1), at, k)
+                    todo.append(writer)
+        return cuts, steps
+
+    # -- counts ------------------------------------------------------------------------------------------------------
+
+    def _of(self, body: Body) -> dict[int, tuple[list[int], list[int]]]:
+        """For each stream, the nodes of a body that move its tokens, and how many are moved up to the end of each."""
+        found = self._counts.get(id(body))
+        if found is None:
+            made: dict[int, tuple[list[int], list[int]]] = {}
+            for index, node in enumerate(body):
+                for stream, _, n in node.needs:
+                    places, counts = made.setdefault(stream, ([], []))
+                    places.append(index)
+                    counts.append(n + (counts[-1] if counts else 0))
+            found = self._counts[id(body)] = body, made
+        return found[1]
+
+    def _total(self, body: Body, stream: int) -> int:
+        return self._of(body)[stream][1][-1] if stream in self._of(body) else 0
+
+    def before(self, body: Body, cut: Cut, stream: int) -> int:
+        """Return how many tokens of a stream a body moves before a cut."""
+        places, counts = self._of(body).get(stream, ([], []))
+        k = bisect_right(places, cut[0] - 1)
+        found = counts[k - 1] if k else 0
+        if len(cut) > 1:
+            loop = body[cut[0]]
+            assert isinstance(loop, FixedLoop)
+            found += cut[1] * self._total(loop.body, stream) + self.before(loop.body, cut[2:], stream)
+        return found
+
+    def nth(self, body: Body, stream: int, n: int) -> Cut:
+        """Return the cut right before the operation that moves token n of a stream, counted from 0."""
+        places, counts = self._of(body)[stream]
+        k = bisect_right(counts, n)
+        rest = n - (counts[k - 1] if k else 0)
+        node = body[places[k]]
+        if not isinstance(node, FixedLoop):
+            return (places[k],)
+        iteration, rest = divmod(rest, self._total(node.body, stream))
+        return (places[k], iteration, *self.nth(node.body, stream, rest))
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRange:
+    """An access in some iterations of the loops around it. ranges: of their counters, the outermost one first."""
+
+    access: TensorAccess
+    ranges: CounterRanges
+
+
+class AccessFinder:
+    """Finds the accesses to one tensor between two cuts."""
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        self._touching: dict[int, tuple[Body, list[int]]] = {}
+
+    def touching(self, body: Body) -> list[int]:
+        """Return which nodes of a body access the tensor."""
+        found = self._touching.get(id(body))
+        if found is None:
+            found = self._touching[id(body)] = body, [k for k, node in enumerate(body) if self._touches(node)]
+        return found[1]
+
+    def _touches(self, node: object) -> bool:
+        if isinstance(node, TensorAccess):
+            return node.tensor == self.tensor
+        return isinstance(node, FixedLoop) and bool(self.touching(node.body))
+
+    def between(
+        self, body: Body, low: Cut | None, high: Cut | None, ranges: CounterRanges, out: list[AccessRange]
+    ) -> None:
+        """Append the accesses between two cuts. low, high: None for the beginning, and the end. ranges: of the counters
+        of the loops around the body."""
+        nodes = self.touching(body)
+        first = bisect_right(nodes, low[0] - 1) if low else 0
+        last = bisect_right(nodes, high[0]) if high else len(nodes)
+        for k in nodes[first:last]:
+            node = body[k]
+            if isinstance(node, TensorAccess):
+                if not high or k < high[0]:
+                    out.append(AccessRange(node, ranges))
+                continue
+            assert isinstance(node, TracedLoop)
+            if high and k == high[0] and len(high) == 1:
+                continue
+            self._in_loop(
+                node,
+                low[1:] if low and k == low[0] and len(low) > 1 else None,
+                high[1:] if high and k == high[0] else None,
+                ranges,
+                out,
+            )
+
+    def _in_loop(
+        self, loop: TracedLoop, low: Cut | None, high: Cut | None, ranges: CounterRanges, out: list[AccessRange]
+    ) -> None:
+        counter = loop.counter
+        if low and high and low[0] == high[0]:
+            self.between(loop.body, low[1:], high[1:], {**ranges, counter: (low[0], low[0])}, out)
+            return
+        first, last = 0, loop.times - 1
+        if low:
+            self.between(loop.body, low[1:], None, {**ranges, counter: (low[0], low[0])}, out)
+            first = low[0] + 1
+        if high:
+            last = high[0] - 1
+        if first <= last:
+            self.between(loop.body, None, None, {**ranges, counter: (first, last)}, out)
+        if high:
+            self.between(loop.body, None, high[1:], {**ranges, counter: (high[0], high[0])}, out)
+
+
+def counters(cut: Cut) -> tuple[int, ...]:
+    """Return the iterations of a cut."""
+    return cut[1::2]
+
+
+def nodes_of(cut: Cut) -> tuple[int, ...]:
+    """Return which nodes a cut goes through."""
+    return cut[::2]
