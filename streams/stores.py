@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..base.element_types import ElementType
+from ..base.element_types import BITS, ElementType
 from . import layouts
 from .annotations import tensor_type
 from .expressions import RegionContext
 from .kernel_types import stored
-from .kernels import KernelOperand, collective
+from .kernels import KERNELS, KernelOperand, collective
 from .layouts import Distribution
 from .library import KernelExpressions
 from .orders.shown import ShownOrder, shown_order
@@ -19,7 +19,7 @@ from .syntax import nodes as syn
 from .syntax.control import Grid
 from .syntax.printer import short, shown
 from .tree import TaskDecl, TaskParameter
-from .values import Data, Static, Value, distribution_of, type_of
+from .values import FUNCTIONS, Data, Static, Value, distribution_of, type_of
 
 
 class Stores(KernelExpressions):
@@ -172,7 +172,7 @@ class Stores(KernelExpressions):
         try:
             stored(into, operand, self.mesh)
             if base.tensor:
-                self._stored(base.tensor, target, not (part.dist.local or operand.dist.local or self._branches))
+                self._stored(base, target, operand, source)
                 self.settled(operand, base.tensor, into.text, source)
             elif isinstance(target.base, syn.Identifier):
                 self.env[target.base.name] = replace(base, dist=self._overwritten(base, part, into, operand))
@@ -181,12 +181,40 @@ class Stores(KernelExpressions):
         except Refusal as r:
             self.report(r, source)
 
-    def _stored(self, tensor: str, target: syn.SyntaxNode, alike: bool) -> None:
-        reading, key = self.context.reading, (self.task.name, tensor)
-        own = reading.stores.setdefault(key, {})
+    def _stored(self, base: Data, target: syn.Subscript, operand: KernelOperand, source: syn.ExpressionNode) -> None:
+        """Note a store into a tensor, and whether all instances that hold the same part of it store the same there."""
+        cut = set(base.dist.labels or ())
+        axes = frozenset(axis for axis, size in enumerate(self.mesh) if size > 1 and axis not in cut)
+        alike = not self._branches and self._equal(target.index, axes)
+        complete = replace(operand.dist, pending=layouts.NONE)  # or else the store is refused
+        alike = alike and (complete.alike(axes) or self._equal(source, axes))
+        reading = self.context.reading
+        own = reading.stores.setdefault((self.task.name, base.tensor), {})
         own[self.tid] = alike and own.get(self.tid, True)
         if not alike:
             reading.unlike.add((self.task.name, target.place))
+
+    def _equal(self, node: syn.SyntaxNode, axes: frozenset[int]) -> bool:
+        """Whether instances that differ along some mesh axes only compute the same value, judged by what is in the
+        expression."""
+        match node:
+            case syn.Literal():
+                return True
+            case syn.Identifier(name=name):
+                value = self.env.get(name, self.context.constants.get(name))
+                return (
+                    value.dist.alike(axes) if isinstance(value, Data) else value is not None and not self.varies(node)
+                )
+            case syn.Invocation():
+                made = self.context.reading.collectives.values()
+                if any((c.task, c.place) == (self.task.name, node.place) and axes <= {*c.axes} for c in made):
+                    return True
+                parts = [*node.arguments, *(part.value for part in node.named)]
+                own = isinstance(node.function, syn.Identifier) and node.function.name in {*KERNELS, *BITS, *FUNCTIONS}
+                return own and node.called != "data" and all(self._equal(part, axes) for part in parts)
+            case syn.ExpressionNode() if not isinstance(node, syn.Attribute | syn.Await | syn.Foreign):
+                return all(self._equal(part, axes) for part in node.children)
+        return False
 
     def settled(self, operand: KernelOperand, tensor: str, what: str, source: syn.ExpressionNode) -> None:
         """A value that is stored in a tensor, or returned, must be complete; a layout may ask to complete it."""

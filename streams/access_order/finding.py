@@ -14,6 +14,7 @@ from ..lower import lowered_task
 from ..mapping.tiles import own_parts, used_names
 from ..source import Refusal, SourceFinding
 from ..syntax import nodes as syn
+from ..syntax.control import varying
 from ..tree import Body, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, StreamDecl, TaskDecl, TaskParameter
 from .index import AffineIndex, AxisPart, TensorAccess, TracedLoop
 from .order import WORK, AccessFinder, AccessRange, ProgramOrder, TooMuchOrder
@@ -70,7 +71,9 @@ def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
             continue
         found: list[_Sharer] = []
         for task, p in bindings:
-            own = stores.get((task.name, p.name), {})
+            own, even = stores.get((task.name, p.name), {}), True
+            if any(own.values()):
+                even = not any(_named(node.root, p.name) for node in uneven_stores(task))
             if task.name not in used:
                 used[task.name] = used_names(task)
             lines = {at for at, (reads, _) in used[task.name].items() if p.name in reads}
@@ -79,7 +82,7 @@ def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
                 writes, reads = instance.tid in own, not lines.isdisjoint(instance.ran)
                 if writes or reads:
                     ref = TensorRef(p.name, name, _cut(p, instance))
-                    found.append(_Sharer(k, ref, writes, reads, own.get(instance.tid, True)))
+                    found.append(_Sharer(k, ref, writes, reads, even and own.get(instance.tid, True)))
         yield name, _meeting(region, found)
 
 
@@ -200,11 +203,12 @@ class _RaceCheck:
 
     def _mark(self, task: TaskDecl, body: Body) -> None:
         """Note which stores are alike."""
-        unlike = self.region.contexts[task.name].reading.unlike
+        unlike = {place for name, place in self.region.contexts[task.name].reading.unlike if name == task.name}
+        unlike |= {node.place for node in uneven_stores(task)}
         for node in body:
             if isinstance(node, TensorAccess) and node.write:
-                places = [n.place for n in self._nodes(task, node)]
-                node.alike = bool(places) and not any((task.name, place) in unlike for place in places)
+                nodes = self._nodes(task, node)
+                node.alike = bool(nodes) and not any(n.place in unlike for n in nodes)
             elif isinstance(node, TracedLoop):
                 self._mark(task, node.body)
 
@@ -226,8 +230,8 @@ class _RaceCheck:
             names = first.task.name, second.task.name
             if names in known:
                 continue
-            exempt = first.task is second.task and first.ran == second.ran
-            race = PairSearch(self.order, one, two, finder, exempt).race()
+            alike = None if first.task is not second.task else first.ran == second.ran
+            race = PairSearch(self.order, one, two, finder, alike).race()
             if race is not None:
                 known.add(names)
                 yield self._finding(race, first, second)
@@ -277,6 +281,27 @@ class _RaceCheck:
                 parts_of = [n for n in nodes if isinstance(n, syn.Subscript) and any(n.base is use for use in uses)]
                 return [*(parts_of or uses or [at])]
         return []
+
+
+def uneven_stores(task: TaskDecl) -> list[syn.Subscript]:
+    """Return the stores of a task that two instances may make in other iterations of a loop, or another number of
+    times."""
+    names = varying(task.body)
+    out: list[syn.Subscript] = []
+    todo: list[tuple[syn.SyntaxNode, bool, bool]] = [(task.body, False, False)]
+    while todo:
+        node, looped, uneven = todo.pop()
+        if isinstance(node, syn.Jump | syn.Returning) and uneven:
+            return [n for n in syn.walk(task.body) if isinstance(n, syn.Subscript) and n.stored]
+        if isinstance(node, syn.Subscript) and node.stored and uneven:
+            out.append(node)
+        if isinstance(node, syn.ForLoop | syn.WhileLoop | syn.MetaChain | syn.Branching):
+            meta = node.arms if isinstance(node, syn.MetaChain) else ()
+            heads = [head for arm in meta for head in arm.heads] or own_parts(node)[:1]
+            looped = looped or isinstance(node, syn.ForLoop | syn.WhileLoop) or any(arm.unrolled for arm in meta)
+            uneven = uneven or (looped and any(not names.isdisjoint(head.facts.names) for head in heads))
+        todo += ((below, looped, uneven) for below in node.children)
+    return out
 
 
 def _named(node: syn.SyntaxNode, name: str) -> bool:

@@ -57,11 +57,11 @@ class DisjointProof:
 
 
 class PairSearch:
-    """Compares the accesses of two instances to one tensor. exempt: whether stores of the two that give equal values
-    are no race."""
+    """Compares the accesses of two instances to one tensor. alike: whether instances of one task run the same
+    statements; None if they are of two tasks. Then stores that are alike give equal values; else the same one does."""
 
-    def __init__(self, order: ProgramOrder, one: int, two: int, finder: AccessFinder, exempt: bool) -> None:
-        self.order, self.one, self.two, self.finder, self.exempt = order, one, two, finder, exempt
+    def __init__(self, order: ProgramOrder, one: int, two: int, finder: AccessFinder, alike: bool | None) -> None:
+        self.order, self.one, self.two, self.finder, self.alike = order, one, two, finder, alike
 
     def race(self) -> AccessRace | None:
         """Return a race of the two instances, None if there is none. Raises `TooMuchOrder`."""
@@ -144,8 +144,8 @@ class PairSearch:
         return proof
 
     def _conflict(self, one: TensorAccess, two: TensorAccess) -> bool:
-        equal = self.exempt and one.alike and two.alike and one.name == two.name
-        return (one.write or two.write) and not equal
+        equal = self.alike or (self.alike is False and one.place == two.place)
+        return (one.write or two.write) and not (equal and one.alike and two.alike and one.name == two.name)
 
     def _point(self, one: AccessRange, at: Cut) -> DisjointProof:
         others, proof = self._window(at, (*at[:-1], at[-1] + 1))
