@@ -16,7 +16,7 @@ from ..source import Refusal, SourceFinding
 from ..syntax import nodes as syn
 from ..syntax.control import varying
 from ..tree import Body, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, StreamDecl, TaskDecl, TaskParameter
-from .index import AffineIndex, AxisPart, TensorAccess, TracedLoop
+from .index import BY_SIZE, AffineIndex, AxisPart, TensorAccess, TracedLoop
 from .order import WORK, AccessFinder, AccessRange, ProgramOrder, TooMuchOrder
 from .search import AccessRace, PairSearch, hull
 from .trace import InstanceTracer, TensorRef, Untraceable, apart
@@ -150,12 +150,13 @@ class _RaceCheck:
     def findings(self) -> list[SourceFinding]:
         """Return the findings."""
         found: list[SourceFinding] = []
-        try:
-            for tensor, sharers in self.shared.items():
+        for tensor, sharers in self.shared.items():
+            try:
                 found += self._of_tensor(tensor, sorted({sharer.number for sharer in sharers}))
-        except TooMuchOrder:
-            message = "accesses to shared tensors are too many to be compared: it is not known whether they are ordered"
-            found.append(SourceFinding("limit", message, None, (f"the check makes at most {WORK} comparisons",)))
+            except TooMuchOrder:
+                message = f"{tensor}: its accesses are too many to be compared: it is not known whether they are ordered"
+                note = f"the check makes at most {WORK} comparisons"
+                return [*found, SourceFinding("limit", message, None, (note,), subject=tensor)]
         return found
 
     def _traced(self) -> dict[int, Body]:
@@ -197,7 +198,7 @@ class _RaceCheck:
         for ref in parts:
             whole = tuple(AxisPart(AffineIndex(at), AffineIndex(at + n - 1)) for at, n in ref.cut)
             for write in (False, True) if (instance.task.name, ref.name) in stores else (False,):
-                made.append(TensorAccess(ref.tensor, write, ref.name, instance.task.place.start, whole, True))
+                made.append(TensorAccess(ref.tensor, write, ref.name, instance.task.place.start, whole, BY_SIZE))
         puts = [node for node in ops if any(put for _, put, _ in node.needs)]
         return (*puts, *made, *(node for node in ops if node not in puts))
 
@@ -252,10 +253,9 @@ class _RaceCheck:
         )
         line = source.lines[elsewhere.line - 1].strip()
         notes = [f"the other access: {source.file}:{elsewhere.line}:{elsewhere.column}: {line}"]
-        lines = sorted({at.line for at, node in ((place, access), (elsewhere, other)) if node.by_data})
-        if lines:
-            where = " and ".join(map(str, lines))
-            notes.append(f"they cannot be told apart: what line {where} accesses depends on data")
+        unsure = {node.unsure.format(at.line) for at, node in ((place, access), (elsewhere, other)) if node.unsure}
+        if unsure:
+            notes.append(f"they cannot be told apart: {'; '.join(sorted(unsure))}")
         notes.append(
             f"{writer.name} puts a token behind its access, and {reader.name} gets it before its own; "
             f"or one task accesses {access.tensor}"

@@ -60,19 +60,25 @@ class AxisPart:
     step: int = 1
 
 
+BY_DATA = "data decides what line {} accesses"
+BY_INDEX = "the index in line {} is no sum over the counters of its loops, which are too long to be followed one by one"
+BY_SIZE = "the task in line {} is too large to be followed"
+"""Why it is not known which elements an access touches."""
+
+
 class TensorAccess(Node):
     """A read or a store of a part of a tensor. name: the variable in the task. place: of the statement. axes: one for
-    each axis. by_data: data decides which elements it touches, or the reading has not found it, and they are some of
-    those that `axes` states. alike: instances that run the same statements store the same values there."""
+    each axis. unsure: why it may touch only some of these elements, or none; "" if it touches all. alike: instances
+    that run the same statements store the same values there."""
 
-    __slots__ = ("alike", "axes", "by_data", "name", "place", "tensor", "write")
+    __slots__ = ("alike", "axes", "name", "place", "tensor", "unsure", "write")
 
     def __init__(
-        self, tensor: str, write: bool, name: str, place: Place, axes: tuple[AxisPart, ...], by_data: bool
+        self, tensor: str, write: bool, name: str, place: Place, axes: tuple[AxisPart, ...], unsure: str
     ) -> None:
         super().__init__((), True)
         self.tensor, self.write, self.name, self.place = tensor, write, name, place
-        self.axes, self.by_data, self.alike = axes, by_data, False
+        self.axes, self.unsure, self.alike = axes, unsure, False
 
 
 class TracedLoop(FixedLoop):

@@ -15,16 +15,15 @@ from typing import Any
 from ...base.element_types import ElementType
 from ...base.place import Place
 from ...isa.overlays.tasks import tree as t
-from ...isa.overlays.tasks.blocks import written
 from ...isa.overlays.tasks.operators import BINARY, UNARY
 from ...isa.overlays.tasks.values import DTYPES, convert
 from ..tree import Body, FixedLoop, Nodes, Op, StreamDecl, same, total
 from ..values import FUNCTIONS
-from .index import AffineIndex, AxisPart, LoopCounter, TensorAccess, TracedLoop
+from .index import BY_DATA, BY_INDEX, AffineIndex, AxisPart, LoopCounter, TensorAccess, TracedLoop
 
 STEPS = 100_000
 """Limit of the statements that are followed in one instance."""
-PERIOD = 64
+PERIOD = 256
 """The most iterations of a loop that are followed together."""
 UNROLLED = 1 << 14
 """The most iterations of a loop that are followed one by one for the sake of an index of a tensor."""
@@ -97,7 +96,7 @@ class InstanceTracer:
 
     def __init__(self, body: tuple[t.Statement, ...], streams: Mapping[str, StreamDecl], nodes: Nodes) -> None:
         self.root, self.streams, self.nodes = body, streams, nodes
-        self._written: dict[int, frozenset[str]] = {}
+        self._written: dict[int, tuple[frozenset[str], frozenset[str]]] = {}
         self._leaves: dict[int, bool] = {}
         self._single: set[tuple[int, int]] = set()
         self.out: list[Any] = []
@@ -320,8 +319,12 @@ class InstanceTracer:
     def _names(self, node: t.Statement) -> frozenset[str]:
         found = self._written.get(id(node))
         if found is None:
-            found = self._written[id(node)] = written(node)
-        return found
+            stored = {n.name for n in t.nodes(node) if isinstance(n, t.Store)}
+            rest = tuple(n for n in t.nodes(node) if isinstance(n, t.Get | t.Assign | t.For))
+            bound = {name for n in rest for name in ((n.name,) if isinstance(n, t.Get) else n.names)}
+            # A store into a tensor leaves the name as it is.
+            found = self._written[id(node)] = frozenset(bound), frozenset(stored - bound)
+        return found[0] | {name for name in found[1] if not isinstance(self.env.get(name), TensorRef | _OneOf)}
 
     def _while(self, node: t.While) -> str:
         return self._looped(node, lambda: self._rounds(node))
@@ -338,9 +341,7 @@ class InstanceTracer:
 
     def _by_data(self, node: t.For | t.While) -> str:
         """A loop whose end data decide: nothing in it puts or gets."""
-        for name in self._names(node):
-            if not isinstance(self.env.get(name), TensorRef):
-                self.env[name] = DATA
+        self.env |= dict.fromkeys(self._names(node), DATA)
         outer, self.out = self.out, []
         self._maybe += 1
         body = (*node.head, t.Read(node.place, (node.test,)), *node.body) if isinstance(node, t.While) else node.body
@@ -351,9 +352,7 @@ class InstanceTracer:
                 self._statement(statement, ())
         self._maybe -= 1
         self.out = [*outer, *self.out]
-        for name in self._names(node):
-            if not isinstance(self.env.get(name), TensorRef):
-                self.env[name] = DATA
+        self.env |= dict.fromkeys(self._names(node), DATA)
         return ""
 
     # -- accesses ----------------------------------------------------------------------------------------------------
@@ -376,17 +375,17 @@ class InstanceTracer:
         taking = [part for part in index if part is not None]
         if len(taking) > len(ref.cut):  # x[:] of a tensor without axes
             taking = []
-        axes, by_data = [], unsure or self._maybe > 0
+        axes, why = [], BY_DATA if unsure or self._maybe else ""
         for k, (first, size) in enumerate(ref.cut):
             found = self._axis(taking[k], size) if k < len(taking) else AxisPart(AffineIndex(0), AffineIndex(size - 1))
             if found is None:
-                by_data = True
+                why = why or (BY_DATA if _of_data(taking[k]) else BY_INDEX)
                 found = AxisPart(AffineIndex(0), AffineIndex(size - 1))
             at = AffineIndex(first)
             axes.append(AxisPart(at.plus(found.low), at.plus(found.high), found.step))
             if not found.high.plus(found.low, -1).terms and found.high.plus(found.low, -1).constant < 0:
                 return  # an empty slice
-        self.out.append(TensorAccess(ref.tensor, write, ref.name, self.at, tuple(axes), by_data))
+        self.out.append(TensorAccess(ref.tensor, write, ref.name, self.at, tuple(axes), why))
 
     def _axis(self, part: Any, size: int) -> AxisPart | None:
         """What an index touches of an axis; None if that is not known before the run."""
@@ -565,6 +564,11 @@ def _computed(function: Callable[..., Any], *values: Any) -> Any:
     except (ArithmeticError, TypeError, ValueError, IndexError):
         return DATA
     return found if isinstance(found, _PLAIN) else DATA
+
+
+def _of_data(part: Any) -> bool:
+    parts = (part.low, part.high, part.step) if isinstance(part, _SliceValue) else (part,)
+    return any(isinstance(value, _ByData | TensorRef | _OneOf) for value in parts)
 
 
 def _affine(value: Any) -> AffineIndex | None:

@@ -1,8 +1,7 @@
 """Small stream programs with shared tensors, drawn at random, and all of their interleavings.
 
 A run is a sequence of accesses, puts and gets of all instances in which each get comes behind its put; streams are
-endless. Every store gives a value of its own. Two runs differ if a read sees another store, or a store overwrites
-another one.
+endless. Two runs differ if a read sees another store, or a store overwrites another one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ Index = tuple[int, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True)
 class Touch:
-    """A read or a store of `width` elements from an index on, every `step`-th of them; by data: of any of them."""
+    """A read or a store of `width` elements from an index on, every `step`-th of them; by data: of any of them.
+    value: what is stored."""
 
     tensor: str
     write: bool
@@ -29,6 +29,7 @@ class Touch:
     width: int
     step: int = 1
     by_data: bool = False
+    value: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ class SharedProgram:
         lines = ["from rsn.streams import *", *(f"{name}: f32[{SIZE}]" for name in "xy")]
         lines += [f"{name}: Stream[f32, 64, {p}]" for name, p in self.packing.items()]
         for k, body in enumerate(self.bodies):
-            lines += ["@task(mapping=[1], args=[x, y])", f"def task_{k}(x: f32[{SIZE}], y: f32[{SIZE}]) -> None:"]
-            lines += ["    " + line for line in _lines(body)] or ["    pass"]
+            lines += [f"out_{k}: f32[1]", f"@task(mapping=[1], args=[x, y, out_{k}])"]
+            lines += [f"def task_{k}(x: f32[{SIZE}], y: f32[{SIZE}], out: f32[1]) -> None:", "    v: f32 = 0.0"]
+            lines += ["    " + line for line in _lines(body)]
+            lines += ["    out[0] = v"]
         return "\n".join(lines) + "\n"
 
     @property
@@ -96,6 +99,31 @@ class SharedProgram:
         every = [list(_events(body, {})) for body in self.bodies]
         return any(_differs(events, self.packing) for events in product(*every))
 
+    def results(self, tensors: dict[str, list[float]]) -> dict[str, list[float]]:
+        """What a run makes of tensors, where data decide nothing: instances take turns, each until it waits."""
+        events = [next(_events(body, {})) for body in self.bodies]
+        at, seen = [0] * len(events), [0.0] * len(events)
+        held = {name: list(values) for name, values in tensors.items()}
+        moved = dict.fromkeys(product(("put", "get"), self.packing), 0)
+        while any(n < len(of) for n, of in zip(at, events, strict=True)):
+            for k, of in enumerate(events):
+                while at[k] < len(of):
+                    kind, name, elements, value = of[at[k]]
+                    if (
+                        kind == "get"
+                        and moved["get", name] >= moved["put", name] // self.packing[name] * self.packing[name]
+                    ):
+                        break
+                    if kind in ("put", "get"):
+                        moved[kind, name] += 1
+                    elif kind == "read":
+                        seen[k] = seen[k] / 2 + sum(held[name][e] for e in elements)
+                    else:
+                        for e in elements:
+                            held[name][e] = value
+                    at[k] += 1
+        return held | {f"out_{k}": [value] for k, value in enumerate(seen)}
+
 
 def _lines(body: Sequence[Item]) -> Iterator[str]:
     for item in body:
@@ -106,7 +134,9 @@ def _lines(body: Sequence[Item]) -> Iterator[str]:
                     at = f"int(use({at}))"
                 if item.width > 1:
                     at = f"{at}:{at} + {item.width}" + f":{item.step}" * (item.step > 1)
-                yield f"{item.tensor}[{at}] = 1.0" if item.write else f"use({item.tensor}[{at}])"
+                part = f"{item.tensor}[{at}]"
+                read = f"reduce_sum({part}, 0)" if item.width > 1 else part
+                yield f"{part} = {item.value}.0" if item.write else f"v = 0.5 * v + {read}"
             case Token(stream, put):
                 yield f"{stream}.put(1.0)" if put else f"drop({stream}.get())"
             case Repeat(variable, times, inner):
@@ -119,8 +149,8 @@ def _lines(body: Sequence[Item]) -> Iterator[str]:
                 yield from ("    " + line for line in [*_lines(two)] or ["pass"])
 
 
-Event = tuple[str, str, tuple[int, ...]]
-"""read, store, put or get; of a tensor or a stream; elements."""
+Event = tuple[str, str, tuple[int, ...], int]
+"""read, store, put or get; of a tensor or a stream; elements; what is stored."""
 
 
 def _events(body: Sequence[Item], env: dict[str, int]) -> Iterator[tuple[Event, ...]]:
@@ -134,9 +164,10 @@ def _events(body: Sequence[Item], env: dict[str, int]) -> Iterator[tuple[Event, 
             at = item.index[0] + sum(c * env[name] for name, c in item.index[1])
             elements = tuple(range(at, at + item.width, item.step))
             choices = [elements] if not item.by_data else [(e,) for e in range(SIZE)]
-            firsts: list[tuple[Event, ...]] = [(("store" if item.write else "read", item.tensor, c),) for c in choices]
+            kind = "store" if item.write else "read"
+            firsts: list[tuple[Event, ...]] = [((kind, item.tensor, choice, item.value),) for choice in choices]
         case Token(stream, put):
-            firsts = [(("put" if put else "get", stream, ()),)]
+            firsts = [(("put" if put else "get", stream, (), 0),)]
         case Repeat(variable, times, inner):
             firsts = [()]
             for k in range(times):
@@ -156,7 +187,7 @@ def _differs(events: Sequence[Sequence[Event]], packing: dict[str, int]) -> bool
     start = (0,) * len(events), ()
     seen, todo = {start}, [start]
     met: dict[tuple[int, int, int], object] = {}
-    ends = {(kind, name): k for k, of in enumerate(events) for kind, name, _ in of}
+    ends = {(kind, name): k for k, of in enumerate(events) for kind, name, *_ in of}
     counts = {end: [0] for end in ends}
     for end, k in ends.items():
         for event in events[k]:
@@ -166,7 +197,7 @@ def _differs(events: Sequence[Sequence[Event]], packing: dict[str, int]) -> bool
         for k, n in enumerate(at):
             if n == len(events[k]):
                 continue
-            kind, name, elements = events[k][n]
+            kind, name, elements, _ = events[k][n]
             last = dict(stored)
             if kind == "get":
                 p = packing.get(name, 1)
@@ -234,5 +265,6 @@ def _touch(random: Random, by_data: bool, variable: str, times: int) -> Touch:
         factor, low, high = 0, 0, width - 1
     constant = random.randint(-low, SIZE - 1 - high)
     of_data = by_data and random.random() < 0.2
-    terms = ((variable, factor),) if factor else ()
-    return Touch(random.choice("xxy"), random.random() < 0.5, (constant, terms), 1 if of_data else width, step, of_data)
+    index = (constant, ((variable, factor),) if factor else ())
+    tensor, write, value = random.choice("xxy"), random.random() < 0.5, random.randint(1, 60)
+    return Touch(tensor, write, index, 1 if of_data else width, step, of_data, value)

@@ -329,13 +329,17 @@ class _InstanceRun:
 
     def _compute(self, block: LocalStatements) -> None:
         waits = block.reads & self.pending or block.writes & (self.pending | self.awaited)
-        if waits or (block.effects and self.actions):
+        # What other units store in a tensor is there when the tokens before this statement are.
+        if waits or (self.actions and (block.effects or self._reads_tensor(block))):
             self.actions.append(block)
             self.pending |= block.writes
             self.awaited |= block.reads
         else:
             with np.errstate(all="ignore"):
                 block.action(self.env)
+
+    def _reads_tensor(self, block: LocalStatements) -> bool:
+        return any(isinstance(self.env.get(name), TensorPart) for name in block.reads)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
