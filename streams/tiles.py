@@ -283,28 +283,33 @@ class TileExpressions(CostExpressions):
         return value, value.dist.uniform or (value.dist.labels == () and not value.dist.pending)
 
     def _inside(self, value: Static, size: int, part: syn.ExpressionNode, node: syn.Subscript) -> None:
-        if not isinstance(value.value, int) or not -size <= value.value < size:
+        if not isinstance(value.value, int) or not 0 <= value.value < size:
             message = f"{short(node)}: the index {value.value} is outside an axis of size {size}"
             note = "a parameter is the shard of its instance: indices count from its first element"
             self.report(Refusal("index", message, None, note), part)
 
     def _all_inside(self, part: syn.ExpressionNode, size: int, node: syn.Subscript) -> None:
-        """Report an index of loops around it that leaves its axis in one of their iterations. Where data decide whether
-        it is read, nothing is said."""
+        """Report an index of loops around it that leaves its axis in one of their iterations."""
+        found = self._outside(part, 0, size - 1)
+        if found is not None:
+            message = f"{short(node)}: the index is {found[0]} where {found[1]}, outside an axis of size {size}"
+            self.report(Refusal("index", message, None), part)
+
+    def _outside(self, part: syn.ExpressionNode, least: int, most: int) -> tuple[int, str] | None:
+        """Return a value that a sum of loop indices has in an iteration, and that is not between two numbers, and the
+        iteration. Where data decide whether it is read, nothing is said."""
         terms = self._terms(part)
         found = zip(self.nest, self.bound, strict=True)
         loops = {name: values for (name, values), bound in found if name and self.env.get(name) is bound}
         if self._branches or not terms.keys() <= {"", *loops}:
-            return
+            return None
         ends = {name: (values[0], values[-1]) for name, values in loops.items() if name in terms and len(values)}
         for last in (0, -1):
             at = {name: sorted(both, key=terms[name].__mul__)[last] for name, both in ends.items()}
             index = terms.get("", 0) + sum(terms[name] * n for name, n in at.items())
-            if not -size <= index < size:
-                where = ", ".join(f"{name} = {n}" for name, n in at.items())
-                message = f"{short(node)}: the index is {index} where {where}, outside an axis of size {size}"
-                self.report(Refusal("index", message, None), part)
-                return
+            if not least <= index <= most:
+                return index, ", ".join(f"{name} = {n}" for name, n in at.items())
+        return None
 
     def _slice(self, part: syn.Slicing, size: int, node: syn.Subscript) -> tuple[int | None, bool]:
         """Return the size of a slice (None if it is unknown), and whether all instances have the same bounds."""
@@ -320,9 +325,14 @@ class TileExpressions(CostExpressions):
                 bounds.append(value.value)
             else:
                 known = False
+                found = None if bound is part.step else self._outside(bound, 0, size)
+                if found is not None:
+                    end = "begins" if bound is part.low else "ends"
+                    message = f"{short(node)}: the slice {end} at {found[0]} where {found[1]}"
+                    self.report(Refusal("index", f"{message}, outside an axis of size {size}", None), bound)
         if known and bounds[2] != 0:
             low, high, _ = bounds
-            if not -size <= (low or 0) <= size or not -size <= (size if high is None else high) <= size:
+            if not 0 <= (low or 0) <= size or not 0 <= (size if high is None else high) <= size:
                 message = f"{short(node)}: the slice is outside an axis of size {size}"
                 note = "a parameter is the shard of its instance: indices count from its first element"
                 self.report(Refusal("index", message, None, note), node)

@@ -39,13 +39,35 @@ def test_an_index_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) 
     numbers = st.integers(-3, 3)
     a, b, c = data.draw(numbers), data.draw(numbers), data.draw(st.integers(-6, 6))
     size, first, n, m = (data.draw(st.integers(low, high)) for low, high in ((1, 12), (0, 2), (3, 6), (1, 4)))
-    leaves = any(not -size <= a * i + b * j + c < size for i, j in product(range(first, n), range(m)))
+    leaves = any(not 0 <= a * i + b * j + c < size for i, j in product(range(first, n), range(m)))
     sizes = {"size": size, "first": first, "n": n, "m": m}
     index = f"{a} * i + {b} * j + {c}"
     assert bool(found(statement=f"s.put(x[{index}])", **sizes)) == leaves
-    guarded = f"s.put(x[{index}] if -{size} <= {index} < {size} else f32(0))"
+    guarded = f"s.put(x[{index}] if 0 <= {index} < {size} else f32(0))"
     assert found(statement=guarded, **sizes) == []
     assert found(statement=f"s.put(x[({index}) % {size}])", **sizes) == []
+
+
+@given(st.data())
+@examples(1000, 100)
+def test_a_slice_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) -> None:
+    numbers = st.integers(-3, 3)
+    a, b, c = data.draw(numbers), data.draw(numbers), data.draw(st.integers(-6, 6))
+    size, first, n, m, width = (data.draw(st.integers(*ends)) for ends in ((1, 12), (0, 2), (3, 6), (1, 4), (0, 3)))
+    starts = [a * i + b * j + c for i, j in product(range(first, n), range(m))]
+    leaves = any(not 0 <= start <= start + width <= size for start in starts)
+    index = f"{a} * i + {b} * j + {c}"
+    statement = f"s.put(reduce_sum(x[{index} : {index} + {width}], 0))"
+    assert bool(found(statement=statement, size=size, first=first, n=n, m=m)) == leaves
+
+
+def test_a_store_beyond_an_axis_is_found() -> None:
+    for statement, message in (
+        ("x[i : i + 2] = zeros(f32, 2)", "x[i:i + 2]: the slice ends at 9 where i = 7, outside an axis of size 8"),
+        ("x[i - 1] = 0.0", "x[i - 1]: the index is -1 where i = 0, outside an axis of size 8"),
+        ("x[-1] = 0.0", "x[-1]: the index -1 is outside an axis of size 8"),
+    ):
+        assert found(statement=f"{statement}; s.put(0.0)", size=8, first=0, n=8, m=1) == [message]
 
 
 def test_the_iteration_is_named() -> None:
