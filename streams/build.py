@@ -173,7 +173,11 @@ def _axes(layout: str | None, rank: int) -> tuple[int, ...]:
 
 def _tensors(region: Region, made: list[tasks.Task]) -> tuple[tasks.OffChipTensor, ...]:
     """The tensors of a region: those that tasks store into are outputs, those that they read are inputs."""
-    stored, read = set(), set()
+    # The reader knows stores by another name for a parameter, too.
+    stores = {key for context in region.contexts.values() for key in context.reading.stores}
+    bound = ((task.name, p) for task in region.tasks for p in task.parameters)
+    stored = {p.tensor.name for task, p in bound if p.tensor is not None and (task, p.name) in stores}
+    read = set[str]()
     for task in made:
         tensor_of = {p.name: p.tensor for p in task.parameters}
         names: Counter[str] = Counter(n.name for n in nodes(task.body) if isinstance(n, Name))
