@@ -71,6 +71,8 @@ class StreamEndWriter(Variables):
         self.stored: set[str] = set()
         self.plain_indices = plain_indices(task.body)
         tensors = {tensor.name: tensor for tensor in program.tensors}
+        # A token is got as a whole before what is behind it may change what others have read before its put.
+        self.both_ways = {p.name for p in task.parameters if tensors[p.tensor].input and tensors[p.tensor].output}
         self.place = task.place
         for name, value in program.constants:
             self.env[name] = literal(value)
@@ -233,6 +235,8 @@ class StreamEndWriter(Variables):
         whether the expression is such a part."""
         before = len(self.lines)
         part = self.shard_part(node)
+        if part is not None and not put and any(self.parts[p] == part[0] for p in self.both_ways):
+            part = None
         moved = self._moved_part(stream, part)
         if part is None or not moved:
             del self.lines[before:]
