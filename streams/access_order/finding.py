@@ -154,7 +154,9 @@ class _RaceCheck:
             try:
                 found += self._of_tensor(tensor, sorted({sharer.number for sharer in sharers}))
             except TooMuchOrder:
-                message = f"{tensor}: its accesses are too many to be compared: it is not known whether they are ordered"
+                message = (
+                    f"{tensor}: its accesses are too many to be compared: it is not known whether they are ordered"
+                )
                 note = f"the check makes at most {WORK} comparisons"
                 return [*found, SourceFinding("limit", message, None, (note,), subject=tensor)]
         return found
@@ -257,7 +259,7 @@ class _RaceCheck:
         if unsure:
             notes.append(f"they cannot be told apart: {'; '.join(sorted(unsure))}")
         notes.append(
-            f"{writer.name} puts a token behind its access, and {reader.name} gets it before its own; "
+            "one of them puts a token behind its access, and the other gets it before its own; "
             f"or one task accesses {access.tensor}"
         )
         return SourceFinding("race", message, place, tuple(notes), subject=access.tensor)

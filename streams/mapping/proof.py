@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..access_order.finding import race_findings
 from ..check import Report, report_on
 from ..run import BodyRun, Unending
 from ..source import Source, SourceFinding
@@ -76,7 +77,22 @@ def check_mapped(mapped: Mapped) -> Report:
         notes = tuple(_waits(mapped, region, logical))
         findings = tuple(_with(finding, notes) for finding in report.findings)
         return Report(region, findings)
+    if not report.code:
+        races = race_findings(mapped.graph.region, _units(mapped))
+        return Report(region, (*(replace(f, message=f"after mapping, {f.message}") for f in races), *report.findings))
     return report
+
+
+def _units(mapped: Mapped) -> list[list[list[int]]]:
+    """For each node, the instances of each phase, by their numbers in the region."""
+    number = {instance.name: k for k, instance in enumerate(mapped.graph.region.instances)}
+    units = []
+    for group in mapped.groups:
+        phases: list[list[int]] = [[] for _ in range(group.phases[-1] + 1)]
+        for shot, phase in zip(group.shots, group.phases, strict=True):
+            phases[phase].append(number[mapped.graph.nodes[shot].name])
+        units.append(phases)
+    return units
 
 
 def _with(finding: SourceFinding, notes: tuple[str, ...]) -> SourceFinding:
