@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from ...base.place import Place
@@ -14,7 +15,6 @@ from ..lower import lowered_task
 from ..mapping.tiles import own_parts, used_names
 from ..source import Refusal, SourceFinding
 from ..syntax import nodes as syn
-from ..syntax.control import varying
 from ..tree import Body, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, StreamDecl, TaskDecl, TaskParameter
 from .index import BY_SIZE, AffineIndex, AxisPart, TensorAccess, TracedLoop
 from .order import WORK, AccessFinder, AccessRange, ProgramOrder, TooMuchOrder
@@ -37,7 +37,7 @@ class _Sharer:
     alike: bool
 
     def meets(self, other: _Sharer) -> bool:
-        return all(a < b + m and b < a + n for (a, n), (b, m) in zip(self.ref.cut, other.ref.cut, strict=True))
+        return all(a < b + m and b < a + n for (a, n), (b, m) in zip(self.ref.box, other.ref.box, strict=True))
 
 
 def race_findings(region: Region, units: Units = ()) -> list[SourceFinding]:
@@ -72,8 +72,8 @@ def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
         found: list[_Sharer] = []
         for task, p in bindings:
             own, even = stores.get((task.name, p.name), {}), True
-            if any(own.values()):
-                even = not any(_named(node.root, p.name) for node in uneven_stores(task))
+            if len(of_task[task.name]) > 1 and any(own.values()):
+                even = not any(_named(node.root, p.name) for node in uneven_stores(region, task))
             if task.name not in used:
                 used[task.name] = used_names(task)
             lines = {at for at, (reads, _) in used[task.name].items() if p.name in reads}
@@ -81,7 +81,7 @@ def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
                 instance = region.instances[k]
                 writes, reads = instance.tid in own, not lines.isdisjoint(instance.ran)
                 if writes or reads:
-                    ref = TensorRef(p.name, name, _cut(p, instance))
+                    ref = TensorRef(p.name, name, _box(p, instance))
                     found.append(_Sharer(k, ref, writes, reads, even and own.get(instance.tid, True)))
         yield name, _meeting(region, found)
 
@@ -92,7 +92,7 @@ def _dealt(task: TaskDecl, p: TaskParameter) -> bool:
     return all(axis in labels for axis, size in enumerate(task.mapping) if size > 1)
 
 
-def _cut(p: TaskParameter, instance: Instance) -> tuple[tuple[int, int], ...]:
+def _box(p: TaskParameter, instance: Instance) -> tuple[tuple[int, int], ...]:
     """First element and size of an instance's part of a tensor, along each axis."""
     assert p.tensor is not None
     shape = p.tensor.type.shape
@@ -105,7 +105,7 @@ def _meeting(region: Region, found: Sequence[_Sharer]) -> list[_Sharer]:
     """Those of some sharers that meet others, if one of both stores what the other does not store alike."""
     boxes: dict[tuple[tuple[int, int], ...], list[_Sharer]] = defaultdict(list)
     for sharer in found:
-        boxes[sharer.ref.cut].append(sharer)
+        boxes[sharer.ref.box].append(sharer)
     out: dict[int, list[_Sharer]] = defaultdict(list)
     together = [(group, group) for group in boxes.values()]
     together += ((a, b) for a, b in combinations(boxes.values(), 2) if a[0].meets(b[0]))
@@ -189,7 +189,8 @@ class _RaceCheck:
                 out[k] = ()
             if _moved(out[k]) != _moved(instance.body):
                 out[k] = self._unknown(instance, parts)
-            self._mark(task, out[k])
+            if prod(task.mapping) > 1:
+                self._mark(task, out[k], self._unlike(task))
         return out
 
     def _unknown(self, instance: Instance, parts: Sequence[TensorRef]) -> Body:
@@ -198,22 +199,25 @@ class _RaceCheck:
         stores = self.region.contexts[instance.task.name].reading.stores
         made: list[Node] = []
         for ref in parts:
-            whole = tuple(AxisPart(AffineIndex(at), AffineIndex(at + n - 1)) for at, n in ref.cut)
+            whole = tuple(AxisPart(AffineIndex(at), AffineIndex(at + n - 1)) for at, n in ref.box)
             for write in (False, True) if (instance.task.name, ref.name) in stores else (False,):
                 made.append(TensorAccess(ref.tensor, write, ref.name, instance.task.place.start, whole, BY_SIZE))
         puts = [node for node in ops if any(put for _, put, _ in node.needs)]
         return (*puts, *made, *(node for node in ops if node not in puts))
 
-    def _mark(self, task: TaskDecl, body: Body) -> None:
+    def _unlike(self, task: TaskDecl) -> frozenset[Place]:
+        """The places of stores that are not alike in all instances of a task."""
+        found = {place for name, place in self.region.contexts[task.name].reading.unlike if name == task.name}
+        return frozenset(found | {node.place for node in uneven_stores(self.region, task)})
+
+    def _mark(self, task: TaskDecl, body: Body, unlike: frozenset[Place]) -> None:
         """Note which stores are alike."""
-        unlike = {place for name, place in self.region.contexts[task.name].reading.unlike if name == task.name}
-        unlike |= {node.place for node in uneven_stores(task)}
         for node in body:
             if isinstance(node, TensorAccess) and node.write:
                 nodes = self._nodes(task, node)
                 node.alike = bool(nodes) and not any(n.place in unlike for n in nodes)
             elif isinstance(node, TracedLoop):
-                self._mark(task, node.body)
+                self._mark(task, node.body, unlike)
 
     def _of_tensor(self, tensor: str, numbers: Sequence[int]) -> Iterator[SourceFinding]:
         finder = AccessFinder(tensor)
@@ -274,7 +278,7 @@ class _RaceCheck:
             if at.place.start == access.place and not isinstance(at, syn.FunctionDefinition):
                 parts = own_parts(at) if isinstance(at, syn.StatementNode) else (at,)
                 nodes = [node for part in parts for node in syn.walk(part)]
-                stored = [n for n in nodes if isinstance(n, syn.Subscript) and n.stored]
+                stored = [n for part in parts for n in _stored(part)]
                 if access.write:
                     of_name = [n for n in stored if _named(n.root, access.name)]
                     return [*(of_name or stored)]
@@ -285,25 +289,29 @@ class _RaceCheck:
         return []
 
 
-def uneven_stores(task: TaskDecl) -> list[syn.Subscript]:
+def uneven_stores(region: Region, task: TaskDecl) -> list[syn.Subscript]:
     """Return the stores of a task that two instances may make in other iterations of a loop, or another number of
     times."""
-    names = varying(task.body)
+    names = region.contexts[task.name].varying[task.body]
     out: list[syn.Subscript] = []
-    todo: list[tuple[syn.SyntaxNode, bool, bool]] = [(task.body, False, False)]
+    todo: list[tuple[syn.SyntaxNode, bool, bool]] = [(statement, False, False) for statement in task.body.body]
     while todo:
         node, looped, uneven = todo.pop()
         if isinstance(node, syn.Jump | syn.Returning) and uneven:
-            return [n for n in syn.walk(task.body) if isinstance(n, syn.Subscript) and n.stored]
-        if isinstance(node, syn.Subscript) and node.stored and uneven:
-            out.append(node)
+            return _stored(task.body)
         if isinstance(node, syn.ForLoop | syn.WhileLoop | syn.MetaChain | syn.Branching):
             meta = node.arms if isinstance(node, syn.MetaChain) else ()
             heads = [head for arm in meta for head in arm.heads] or own_parts(node)[:1]
             looped = looped or isinstance(node, syn.ForLoop | syn.WhileLoop) or any(arm.unrolled for arm in meta)
             uneven = uneven or (looped and any(not names.isdisjoint(head.facts.names) for head in heads))
-        todo += ((below, looped, uneven) for below in node.children)
+        elif uneven and not isinstance(node, syn.MetaArm):
+            out += _stored(node)
+        todo += ((below, looped, uneven) for below in node.children if isinstance(below, syn.StatementNode))
     return out
+
+
+def _stored(node: syn.SyntaxNode) -> list[syn.Subscript]:
+    return [n for n in syn.walk(node) if isinstance(n, syn.Subscript) and n.stored]
 
 
 def _named(node: syn.SyntaxNode, name: str) -> bool:

@@ -1,8 +1,8 @@
 """What comes before what in every run of a program: the order of the statements of each instance, and of tokens.
 
-A *cut* is a place between the operations of an instance: the index of a node in the body, and, if the cut is inside it,
-the iteration of the loop and a cut of its body: (2, 5, 0) is the beginning of the sixth iteration of the third node.
-Counts of puts and gets at a cut follow from sums over loops, so that no token is walked.
+A *moment* is a place between the operations of an instance: the index of a node in the body and, if it is inside that
+loop, the iteration and a moment of the loop's body: (2, 5, 0) is the beginning of the sixth iteration of the third
+node. Counts of puts and gets at a moment follow from sums over loops, so that no token is walked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..tree import Body, FixedLoop
 from .index import CounterRanges, TensorAccess, TracedLoop
 
-Cut = tuple[int, ...]
+Moment = tuple[int, ...]
 WORK = 500_000
 """Limit of the accesses that are compared, and of the instances on paths of tokens, in one check."""
 
@@ -26,15 +26,14 @@ class TooMuchOrder(Exception):
 
 @dataclass(frozen=True)
 class TokenStep:
-    """A token on a path: that from `put` in one instance to `get` in another one. Both are cuts right before."""
+    """A token on a path. put, get: the moments right before its operations. came: the moment in the instance `source`
+    from which the path was followed to this token, on or back."""
 
     stream: int
-    put: Cut
-    get: Cut
-    came: Cut
-    """The cut from which on the path goes to this token, in the direction in which it was followed."""
+    put: Moment
+    get: Moment
+    came: Moment
     source: int
-    """The instance that the path has been followed from."""
 
 
 class ProgramOrder:
@@ -64,14 +63,14 @@ class ProgramOrder:
         if self._work < 0:
             raise TooMuchOrder
 
-    def after(self, instance: int, cut: Cut) -> tuple[dict[int, Cut], dict[int, TokenStep]]:
-        """Return for each instance the first cut behind which everything comes after `cut`, and the token that the path
-        to it takes last. Instances in which nothing does are left out."""
-        cuts, steps = {instance: cut}, dict[int, TokenStep]()
+    def after(self, instance: int, moment: Moment) -> tuple[dict[int, Moment], dict[int, TokenStep]]:
+        """Return for each instance the first moment behind which everything comes after `moment`, and the token that
+        the path to it takes last. Instances in which nothing does are left out. Raises `TooMuchOrder`."""
+        moments, steps = {instance: moment}, dict[int, TokenStep]()
         todo = deque([instance])
         while todo:
             k = todo.popleft()
-            at = cuts[k]
+            at = moments[k]
             self.spend(1)
             for stream in self.outward[k]:
                 n = self.before(self.bodies[k], at, stream)
@@ -81,19 +80,19 @@ class ProgramOrder:
                 reader = self.reader[stream]
                 got = self.nth(self.bodies[reader], stream, n // packing * packing)
                 found = (*got[:-1], got[-1] + 1)
-                if reader not in cuts or found < cuts[reader]:
-                    cuts[reader] = found
+                if reader not in moments or found < moments[reader]:
+                    moments[reader] = found
                     steps[reader] = TokenStep(stream, self.nth(self.bodies[k], stream, n), got, at, k)
                     todo.append(reader)
-        return cuts, steps
+        return moments, steps
 
-    def ahead(self, instance: int, cut: Cut) -> tuple[dict[int, Cut], dict[int, TokenStep]]:
-        """Return for each instance the last cut before which everything comes before `cut`, as `after`."""
-        cuts, steps = {instance: cut}, dict[int, TokenStep]()
+    def ahead(self, instance: int, moment: Moment) -> tuple[dict[int, Moment], dict[int, TokenStep]]:
+        """Return for each instance the last moment before which everything comes before `moment`, as `after`."""
+        moments, steps = {instance: moment}, dict[int, TokenStep]()
         todo = deque([instance])
         while todo:
             k = todo.popleft()
-            at = cuts[k]
+            at = moments[k]
             self.spend(1)
             for stream in self.inward[k]:
                 n = self.before(self.bodies[k], at, stream)
@@ -103,11 +102,11 @@ class ProgramOrder:
                 writer = self.writer[stream]
                 last = min(-(-n // packing) * packing, self.tokens[stream]) - 1
                 found = self.nth(self.bodies[writer], stream, last)
-                if writer not in cuts or found > cuts[writer]:
-                    cuts[writer] = found
+                if writer not in moments or found > moments[writer]:
+                    moments[writer] = found
                     steps[writer] = TokenStep(stream, found, self.nth(self.bodies[k], stream, n - 1), at, k)
                     todo.append(writer)
-        return cuts, steps
+        return moments, steps
 
     # -- counts ------------------------------------------------------------------------------------------------------
 
@@ -127,19 +126,19 @@ class ProgramOrder:
     def _total(self, body: Body, stream: int) -> int:
         return self._of(body)[stream][1][-1] if stream in self._of(body) else 0
 
-    def before(self, body: Body, cut: Cut, stream: int) -> int:
-        """Return how many tokens of a stream a body moves before a cut."""
+    def before(self, body: Body, moment: Moment, stream: int) -> int:
+        """Return how many tokens of a stream a body moves before a moment."""
         places, counts = self._of(body).get(stream, ([], []))
-        k = bisect_right(places, cut[0] - 1)
+        k = bisect_right(places, moment[0] - 1)
         found = counts[k - 1] if k else 0
-        if len(cut) > 1:
-            loop = body[cut[0]]
+        if len(moment) > 1:
+            loop = body[moment[0]]
             assert isinstance(loop, FixedLoop)
-            found += cut[1] * self._total(loop.body, stream) + self.before(loop.body, cut[2:], stream)
+            found += moment[1] * self._total(loop.body, stream) + self.before(loop.body, moment[2:], stream)
         return found
 
-    def nth(self, body: Body, stream: int, n: int) -> Cut:
-        """Return the cut right before the operation that moves token n of a stream, counted from 0."""
+    def nth(self, body: Body, stream: int, n: int) -> Moment:
+        """Return the moment right before the operation that moves token n of a stream, counted from 0."""
         places, counts = self._of(body)[stream]
         k = bisect_right(counts, n)
         rest = n - (counts[k - 1] if k else 0)
@@ -159,7 +158,7 @@ class AccessRange:
 
 
 class AccessFinder:
-    """Finds the accesses to one tensor between two cuts."""
+    """Finds the accesses to one tensor between two moments."""
 
     def __init__(self, tensor: str) -> None:
         self.tensor = tensor
@@ -178,10 +177,10 @@ class AccessFinder:
         return isinstance(node, FixedLoop) and bool(self.touching(node.body))
 
     def between(
-        self, body: Body, low: Cut | None, high: Cut | None, ranges: CounterRanges, out: list[AccessRange]
+        self, body: Body, low: Moment | None, high: Moment | None, ranges: CounterRanges, out: list[AccessRange]
     ) -> None:
-        """Append the accesses between two cuts. low, high: None for the beginning, and the end. ranges: of the counters
-        of the loops around the body."""
+        """Append the accesses between two moments. low, high: None for the beginning, and the end. ranges: of the
+        counters of the loops around the body."""
         nodes = self.touching(body)
         first = bisect_right(nodes, low[0] - 1) if low else 0
         last = bisect_right(nodes, high[0]) if high else len(nodes)
@@ -203,7 +202,7 @@ class AccessFinder:
             )
 
     def _in_loop(
-        self, loop: TracedLoop, low: Cut | None, high: Cut | None, ranges: CounterRanges, out: list[AccessRange]
+        self, loop: TracedLoop, low: Moment | None, high: Moment | None, ranges: CounterRanges, out: list[AccessRange]
     ) -> None:
         counter = loop.counter
         if low and high and low[0] == high[0]:
@@ -221,11 +220,11 @@ class AccessFinder:
             self.between(loop.body, None, high[1:], {**ranges, counter: (high[0], high[0])}, out)
 
 
-def counters(cut: Cut) -> tuple[int, ...]:
-    """Return the iterations of a cut."""
-    return cut[1::2]
+def counters(moment: Moment) -> tuple[int, ...]:
+    """Return the iterations of a moment."""
+    return moment[1::2]
 
 
-def nodes_of(cut: Cut) -> tuple[int, ...]:
-    """Return which nodes a cut goes through."""
-    return cut[::2]
+def nodes_of(moment: Moment) -> tuple[int, ...]:
+    """Return which nodes a moment goes through."""
+    return moment[::2]

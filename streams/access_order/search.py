@@ -1,6 +1,6 @@
 """Searches two accesses to the same element that nothing orders, without going through all elements and iterations.
 
-For an access of one instance, the accesses of another one that are neither before nor after it lie between two cuts
+For an access of one instance, the accesses of another one that are neither before nor after it lie between two moments
 (`ProgramOrder.ahead`, `.after`). All of these must touch other elements. That is shown for groups of accesses where
 that suffices: what they touch along an axis ends before the other begins, or has another rest.
 
@@ -17,7 +17,7 @@ from math import gcd
 
 from ..tree import Body
 from .index import CounterRanges, LoopCounter, TensorAccess, TracedLoop
-from .order import AccessFinder, AccessRange, Cut, ProgramOrder, TokenStep, counters, nodes_of
+from .order import AccessFinder, AccessRange, Moment, ProgramOrder, TokenStep, counters, nodes_of
 
 GROUP = 64
 """The most pairs of accesses that are compared as groups, before they are compared in smaller ones."""
@@ -74,7 +74,7 @@ class PairSearch:
 
     # -- accesses of the first instance ------------------------------------------------------------------------------
 
-    def _nodes(self, body: Body, nodes: Sequence[int], path: Cut, ranges: CounterRanges) -> DisjointProof:
+    def _nodes(self, body: Body, nodes: Sequence[int], path: Moment, ranges: CounterRanges) -> DisjointProof:
         """Prove it for some nodes of a body. Raises `RaceFound`."""
         if not nodes:
             return DisjointProof()
@@ -90,12 +90,12 @@ class PairSearch:
         assert isinstance(node, TracedLoop)
         return _LoopProof(self, node, (*path, nodes[0]), ranges).proof()
 
-    def _window(self, first: Cut, last: Cut) -> tuple[list[AccessRange], DisjointProof]:
-        """The accesses of the other instance that are neither before nor after what is between two cuts."""
-        cuts, steps = self.order.ahead(self.one, first)
-        low, proof = cuts.get(self.two), self._path(steps)
-        cuts, steps = self.order.after(self.one, last)
-        high, proof = cuts.get(self.two), proof + self._path(steps)
+    def _window(self, first: Moment, last: Moment) -> tuple[list[AccessRange], DisjointProof]:
+        """The accesses of the other instance that are neither before nor after what is between two moments."""
+        moments, steps = self.order.ahead(self.one, first)
+        low, proof = moments.get(self.two), self._path(steps)
+        moments, steps = self.order.after(self.one, last)
+        high, proof = moments.get(self.two), proof + self._path(steps)
         out: list[AccessRange] = []
         if low is None or high is None or low < high:
             self.finder.between(self.order.bodies[self.two], low, high, {}, out)
@@ -109,19 +109,19 @@ class PairSearch:
         while k in steps and k != self.one:
             step = steps[k]
             form.append((k, step.stream))
-            for cut in (step.put, step.get, step.came):
-                form.append(nodes_of(cut))
-                numbers += counters(cut)
+            for moment in (step.put, step.get, step.came):
+                form.append(nodes_of(moment))
+                numbers += counters(moment)
             packing = self.order.packing.get(step.stream, 1)
             if packing > 1:
-                for instance, cut in ((self.order.writer, step.put), (self.order.reader, step.get)):
-                    n = self.order.before(self.order.bodies[instance[step.stream]], cut, step.stream)
+                for instance, moment in ((self.order.writer, step.put), (self.order.reader, step.get)):
+                    n = self.order.before(self.order.bodies[instance[step.stream]], moment, step.stream)
                     form.append(n % packing)
                     numbers.append(n // packing)
             k = step.source
         return DisjointProof(tuple(form), tuple(numbers))
 
-    def _together(self, body: Body, nodes: Sequence[int], path: Cut, ranges: CounterRanges) -> DisjointProof | None:
+    def _together(self, body: Body, nodes: Sequence[int], path: Moment, ranges: CounterRanges) -> DisjointProof | None:
         """Prove it for all accesses of some nodes at once; None if that does not succeed."""
         first, last = (*path, nodes[0]), (*path, nodes[-1] + 1)
         own: list[AccessRange] = []
@@ -147,7 +147,7 @@ class PairSearch:
         equal = self.alike or (self.alike is False and one.place == two.place)
         return (one.write or two.write) and not (equal and one.alike and two.alike and one.name == two.name)
 
-    def _point(self, one: AccessRange, at: Cut) -> DisjointProof:
+    def _point(self, one: AccessRange, at: Moment) -> DisjointProof:
         others, proof = self._window(at, (*at[:-1], at[-1] + 1))
         for two in others:
             if self._conflict(one.access, two.access):
@@ -188,7 +188,7 @@ class PairSearch:
 class _LoopProof:
     """The proof for the iterations of a loop."""
 
-    def __init__(self, search: PairSearch, loop: TracedLoop, path: Cut, ranges: CounterRanges) -> None:
+    def __init__(self, search: PairSearch, loop: TracedLoop, path: Moment, ranges: CounterRanges) -> None:
         self.search, self.loop, self.path, self.ranges = search, loop, path, ranges
         self._known: dict[int, DisjointProof] = {}
 

@@ -49,11 +49,11 @@ class _LeftByData(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """The part of a tensor that an instance sees. cut: first element and size along each axis."""
+    """The part of a tensor that an instance sees. box: first element and size along each axis."""
 
     name: str
     tensor: str
-    cut: tuple[tuple[int, int], ...]
+    box: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,10 +373,10 @@ class InstanceTracer:
         self._loaded(index)
         index = index if isinstance(index, tuple) else (index,)
         taking = [part for part in index if part is not None]
-        if len(taking) > len(ref.cut):  # x[:] of a tensor without axes
+        if len(taking) > len(ref.box):  # x[:] of a tensor without axes
             taking = []
         axes, why = [], BY_DATA if unsure or self._maybe else ""
-        for k, (first, size) in enumerate(ref.cut):
+        for k, (first, size) in enumerate(ref.box):
             found = self._axis(taking[k], size) if k < len(taking) else AxisPart(AffineIndex(0), AffineIndex(size - 1))
             if found is None:
                 why = why or (BY_DATA if _of_data(taking[k]) else BY_INDEX)
