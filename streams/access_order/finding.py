@@ -9,17 +9,32 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from ...base.place import Place
 from ..layouts import parse
 from ..lower import lowered_task
 from ..mapping.tiles import own_parts, used_names
 from ..source import Refusal, SourceFinding
 from ..syntax import nodes as syn
-from ..tree import Body, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, StreamDecl, TaskDecl, TaskParameter
+from ..tree import (
+    Body,
+    Choice,
+    FixedLoop,
+    Instance,
+    Node,
+    Nodes,
+    Op,
+    Region,
+    StreamDecl,
+    TaskDecl,
+    TaskParameter,
+    total,
+)
 from .index import BY_SIZE, AffineIndex, AxisPart, TensorAccess, TracedLoop
 from .order import WORK, AccessFinder, AccessRange, ProgramOrder, TooMuchOrder
-from .search import AccessRace, PairSearch, hull
-from .trace import InstanceTracer, TensorRef, Untraceable, apart
+from .search import GROUP, AccessRace, PairSearch, disjoint, hull
+from .trace import STEPS, InstanceTracer, TensorRef, Untraceable, apart
 
 Units = Sequence[Sequence[Sequence[int]]]
 """For each unit of a mapped program, the instances of each phase, in order; those of one phase run at the same time."""
@@ -154,9 +169,7 @@ class _RaceCheck:
             try:
                 found += self._of_tensor(tensor, sorted({sharer.number for sharer in sharers}))
             except TooMuchOrder:
-                message = (
-                    f"{tensor}: its accesses are too many to be compared: it is not known whether they are ordered"
-                )
+                message = f"{tensor}: too many accesses to be compared: it is not known whether they are ordered"
                 note = f"the check makes at most {WORK} comparisons"
                 return [*found, SourceFinding("limit", message, None, (note,), subject=tensor)]
         return found
@@ -171,6 +184,7 @@ class _RaceCheck:
         streams = {decl.name: decl for decl in region.streams}
         tracers: dict[str, InstanceTracer | None] = {}
         out: dict[int, Body] = {}
+        left = STEPS
         for k, parts in refs.items():
             instance = region.instances[k]
             task = instance.task
@@ -184,10 +198,12 @@ class _RaceCheck:
             if tracer is None:
                 continue
             try:
-                out[k] = tracer.trace(instance.tid, parts)
+                out[k] = tracer.trace(instance.tid, parts, left)
+                known = total(out[k]) == total(instance.body)
             except Untraceable:
-                out[k] = ()
-            if _moved(out[k]) != _moved(instance.body):
+                known = False
+            left -= tracer.steps
+            if not known:
                 out[k] = self._unknown(instance, parts)
             if prod(task.mapping) > 1:
                 self._mark(task, out[k], self._unlike(task))
@@ -221,18 +237,14 @@ class _RaceCheck:
 
     def _of_tensor(self, tensor: str, numbers: Sequence[int]) -> Iterator[SourceFinding]:
         finder = AccessFinder(tensor)
-        hulls = {}
+        found: dict[int, list[AccessRange]] = {}
         for k in numbers:
             own: list[AccessRange] = []
             finder.between(self.order.bodies[k], None, None, {}, own)
             if own:
-                hulls[k] = hull(own), any(found.access.write for found in own)
+                found[k] = own
         known: set[tuple[str, str]] = set()
-        for one, two in combinations(hulls, 2):
-            (a, a_writes), (b, b_writes) = hulls[one], hulls[two]
-            self.order.spend(1)
-            if not (a_writes or b_writes) or any(x[1] < y[0] or y[1] < x[0] for x, y in zip(a, b, strict=True)):
-                continue
+        for one, two in self._near(found):
             first, second = self.region.instances[one], self.region.instances[two]
             names = first.task.name, second.task.name
             if names in known:
@@ -242,6 +254,20 @@ class _RaceCheck:
             if race is not None:
                 known.add(names)
                 yield self._finding(race, first, second)
+
+    def _near(self, found: Mapping[int, Sequence[AccessRange]]) -> Iterator[tuple[int, int]]:
+        """The pairs of instances that may touch common elements, one of them to store. found: all their accesses."""
+        numbers = [*found]
+        ends = np.array([hull(own) for own in found.values()], np.int64).reshape(len(numbers), -1, 2)
+        stores = np.array([any(part.access.write for part in own) for own in found.values()])
+        for i, one in enumerate(numbers):
+            meets = (ends[i, :, 0] <= ends[i + 1 :, :, 1]) & (ends[i + 1 :, :, 0] <= ends[i, :, 1])
+            for j in np.flatnonzero(meets.all(axis=1) & (stores[i] | stores[i + 1 :])):
+                two = numbers[i + 1 + j]
+                pairs = [(a, b) for a in found[one] for b in found[two] if a.access.write or b.access.write]
+                self.order.spend(len(pairs))
+                if len(pairs) > GROUP or any(disjoint(a, b) is None for a, b in pairs):
+                    yield one, two
 
     # -- what is said ------------------------------------------------------------------------------------------------
 
@@ -316,14 +342,6 @@ def _stored(node: syn.SyntaxNode) -> list[syn.Subscript]:
 
 def _named(node: syn.SyntaxNode, name: str) -> bool:
     return isinstance(node, syn.Identifier) and node.name == name
-
-
-def _moved(body: Sequence[Node]) -> dict[tuple[int, bool], int]:
-    counts: dict[tuple[int, bool], int] = defaultdict(int)
-    for node in body:
-        for stream, put, n in node.needs:
-            counts[stream, put] += n
-    return dict(counts)
 
 
 def _packing(region: Region) -> dict[int, int]:

@@ -16,7 +16,7 @@ from ..tree import Body, FixedLoop
 from .index import CounterRanges, TensorAccess, TracedLoop
 
 Moment = tuple[int, ...]
-WORK = 500_000
+WORK = 1_000_000
 """Limit of the accesses that are compared, and of the instances on paths of tokens, in one check."""
 
 

@@ -21,8 +21,8 @@ from ..tree import Body, FixedLoop, Nodes, Op, StreamDecl, same, total
 from ..values import FUNCTIONS
 from .index import BY_DATA, BY_INDEX, AffineIndex, AxisPart, LoopCounter, TensorAccess, TracedLoop
 
-STEPS = 100_000
-"""Limit of the statements that are followed in one instance."""
+STEPS = 300_000
+"""Limit of the statements that are followed in one check."""
 PERIOD = 256
 """The most iterations of a loop that are followed together."""
 UNROLLED = 1 << 14
@@ -88,11 +88,8 @@ _PLAIN = bool | int | float | str
 
 
 class InstanceTracer:
-    """Follows instances of one task.
-
-    body: the task as a tree. parameters: by name, those that are bound to a tensor that is looked at, with the parts of
-    an instance. streams: the arrays of the region by name.
-    """
+    """Follows instances of one task. body: of the task. streams: the arrays of the region by name. steps: statements
+    that were followed in the last instance."""
 
     def __init__(self, body: tuple[t.Statement, ...], streams: Mapping[str, StreamDecl], nodes: Nodes) -> None:
         self.root, self.streams, self.nodes = body, streams, nodes
@@ -101,13 +98,13 @@ class InstanceTracer:
         self._single: set[tuple[int, int]] = set()
         self.out: list[Any] = []
         self.env: dict[str, Any] = {}
-        self._maybe = self._loops = self._steps = 0
+        self._maybe = self._loops = self._most = self.steps = 0
         self.at = Place(1, 1)
 
-    def trace(self, tid: tuple[int, ...], parts: Collection[TensorRef]) -> Body:
-        """Return the puts, gets and accesses of an instance. parts: of the tensors that are looked at. Raises
-        `Untraceable`."""
-        self._steps = 0
+    def trace(self, tid: tuple[int, ...], parts: Collection[TensorRef], most: int) -> Body:
+        """Return the puts, gets and accesses of an instance. parts: of the tensors that are looked at. most: how many
+        statements may be followed. Raises `Untraceable`."""
+        self.steps, self._most = 0, most
         self._single = set()
         while True:
             self.env = {"get_tid()": tid[0] if len(tid) == 1 else tid, "use()": DATA, "data()": DATA}
@@ -129,8 +126,8 @@ class InstanceTracer:
         """Follow statements; return how they end: "", or as `Leave` says. tail: what follows them, up to the end of the
         innermost loop, or of the task."""
         for k, node in enumerate(body):
-            self._steps += 1
-            if self._steps > STEPS:
+            self.steps += 1
+            if self.steps > self._most:
                 raise Untraceable
             how = self._statement(node, (*body[k + 1 :], *tail) if isinstance(node, t.If) else ())
             if how:
