@@ -53,7 +53,8 @@ class FileReading:
     branches that end the beat before them and begin one behind; types: what an annotation states, None if nothing, or
     the first argument of a new tile. stores: by task and parameter, the instances that store into that tensor, and
     whether all stores of one are alike: instances with the same statements and the same part of the tensor store equal
-    values; unlike: by task and place, stores that are not."""
+    values; unlike: by task and place, stores that are not; renamed: by task and parameter, tensors that are one of
+    several values, so that a store into another name may be one into them."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -70,6 +71,7 @@ class FileReading:
     types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)
     stores: dict[tuple[str, str], dict[tuple[int, ...], bool]] = field(default_factory=dict)
     unlike: set[tuple[str, Place]] = field(default_factory=set)
+    renamed: set[tuple[str, str]] = field(default_factory=set)
 
     def declare(self, name: str, kind: ElementType, shape: tuple[int, ...], place: Place) -> StreamDecl:
         """Make an array of streams of depth 1 for a collective, numbered behind all others. kind: of a token. shape: of
@@ -389,6 +391,7 @@ class Expressions:
             arms.append(self.closed())
             after = either(after, self.tokens)
         self._branches -= 1
+        self.rename(values)
         self.tokens = after
         self.resume(outer, self.chosen(arms, node.test.place))
         return Data(joined(type_of(values[0]), type_of(values[1])))
@@ -398,7 +401,11 @@ class Expressions:
         if len(values) > ELEMENTS:
             raise Refusal("limit", f"more than {ELEMENTS} elements", node)
         known = [value.value for value in values if isinstance(value, Static)]
+        self.rename(values)
         return Static(tuple(known)) if len(known) == len(values) else Data()
+
+    def rename(self, values: Sequence[Value]) -> None:
+        """Note the tensors among some values, one of which has another name from here on."""
 
     def _subscript(self, node: syn.Subscript) -> Value:
         base, index = self.data(node.base), self.data(node.index)

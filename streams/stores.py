@@ -104,6 +104,10 @@ class Stores(KernelExpressions):
             self.asking.add("return")
         self.settled(operand, "return", "the task", source)
 
+    def rename(self, values: Sequence[Value]) -> None:
+        tensors = {value.tensor for value in values if isinstance(value, Data) and value.tensor}
+        self.context.reading.renamed.update((self.task.name, tensor) for tensor in tensors)
+
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def shows(self, stream: int, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:

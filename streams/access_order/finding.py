@@ -69,7 +69,8 @@ def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
     """For each tensor, the instances that may meet in it, if one of them stores."""
     if not region.contexts:
         return
-    stores = next(iter(region.contexts.values())).reading.stores
+    reading = next(iter(region.contexts.values())).reading
+    stores, renamed = reading.stores, reading.renamed
     bound: dict[str, list[tuple[TaskDecl, TaskParameter]]] = defaultdict(list)
     for task in region.tasks:
         for p in task.parameters:
@@ -80,7 +81,7 @@ def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
     for k, instance in enumerate(region.instances):
         of_task[instance.task.name].append(k)
     for name, bindings in bound.items():
-        if not any((task.name, p.name) in stores for task, p in bindings):
+        if not any((task.name, p.name) in stores or (task.name, p.name) in renamed for task, p in bindings):
             continue
         if len(bindings) == 1 and _dealt(*bindings[0]):
             continue
@@ -94,7 +95,8 @@ def _sharers(region: Region) -> Iterator[tuple[str, list[_Sharer]]]:
             lines = {at for at, (reads, _) in used[task.name].items() if p.name in reads}
             for k in of_task[task.name]:
                 instance = region.instances[k]
-                writes, reads = instance.tid in own, not lines.isdisjoint(instance.ran)
+                writes = instance.tid in own or (task.name, p.name) in renamed
+                reads = not lines.isdisjoint(instance.ran)
                 if writes or reads:
                     ref = TensorRef(p.name, name, _box(p, instance))
                     found.append(_Sharer(k, ref, writes, reads, even and own.get(instance.tid, True)))
@@ -212,7 +214,8 @@ class _RaceCheck:
     def _unknown(self, instance: Instance, parts: Sequence[TensorRef]) -> Body:
         """An instance of which nothing is known but what it puts and gets, and which tensors it uses."""
         ops = apart((instance.body,))
-        stores = self.region.contexts[instance.task.name].reading.stores
+        reading = self.region.contexts[instance.task.name].reading
+        stores = reading.stores.keys() | reading.renamed
         made: list[Node] = []
         for ref in parts:
             whole = tuple(AxisPart(AffineIndex(at), AffineIndex(at + n - 1)) for at, n in ref.box)
@@ -231,7 +234,8 @@ class _RaceCheck:
         for node in body:
             if isinstance(node, TensorAccess) and node.write:
                 nodes = self._nodes(task, node)
-                node.alike = bool(nodes) and not any(n.place in unlike for n in nodes)
+                own = all(isinstance(n, syn.Subscript) and _named(n.root, node.name) for n in nodes)
+                node.alike = bool(nodes) and own and not any(n.place in unlike for n in nodes)
             elif isinstance(node, TracedLoop):
                 self._mark(task, node.body, unlike)
 

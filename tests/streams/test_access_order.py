@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rsn.base.errors import TensorError
 from rsn.host.tasks import run_tasks
-from rsn.isa.overlays.tasks.overlay import program_of
+from rsn.isa.overlays.tasks.overlay import program_of, uops_of
 from rsn.scheduler.pack import pack
 from rsn.streams.access_order.finding import race_findings
 from rsn.streams.build import build, task_program
@@ -57,6 +58,34 @@ START = {"x": [float(100 + k) for k in range(SIZE)], "y": [float(200 + k) for k 
 def test_as_printed(name: str) -> None:
     report = check("from rsn.streams import *\n" + PRINTED[name]["program"], f"{name}.py")
     assert str(report) == PRINTED[name]["printed"].strip()
+
+
+@pytest.mark.parametrize("read", ["x[0]", "x[0:4:2]", "x[3]"])
+@pytest.mark.parametrize(
+    ("body", "elements"),
+    [
+        (["v = x", "v[0] = 1.0"], {0}),
+        (["for t in (x, y):", "    t[0] = 1.0"], {0}),
+        (["t = x if data() else y", "t[0] = 1.0"], {0}),
+        (["if data():", "    return", "x[0] = 1.0"], {0}),
+        (["for i in range(4):", "    if data():", "        break", "    x[i] = 1.0"], {0, 1, 2, 3}),
+        (["for i in range(4):", "    if data():", "        continue", "    x[i] = 1.0"], {0, 1, 2, 3}),
+        (["i = 0", "while data():", "    x[i % 4] = 1.0", "    i = i + 1"], {0, 1, 2, 3}),
+        (["for i in range(3, 0, -1):", "    x[i] = 1.0"], {1, 2, 3}),
+        (["k: i32 = 0", "for i in range(3):", "    x[k] = 1.0", "    k = k + 1"], {0, 1, 2}),
+        (["for p in grid(2, 2):", "    x[p[0] * 2 + p[1]] = 1.0"], {0, 1, 2, 3}),
+        (["for i in range(4):", "    if i * i % 3 == 1:", "        x[i] = 1.0"], {1, 2}),
+        (["x[0] += 1.0"], {0}),
+        (["x[1:4:2] = full(f32, 1.0, 2)"], {1, 3}),
+        (["x[min(3, 7)] = 1.0"], {3}),
+    ],
+)
+def test_what_a_task_stores(body: list[str], elements: set[int], read: str) -> None:
+    text = "from rsn.streams import *\nx: f32[4]\ny: f32[4]\n@task(mapping=[1], args=[x, y])\n"
+    text += "def a(x: f32[4], y: f32[4]) -> None:\n" + "".join(f"    {line}\n" for line in body)
+    text += f"@task(mapping=[1], args=[x])\ndef b(x: f32[4]) -> None:\n    use({read})\n"
+    seen = {"x[0]": {0}, "x[0:4:2]": {0, 2}, "x[3]": {3}}[read]
+    assert check(text).code == ("race" if seen & elements else ""), str(check(text))
 
 
 LARGE = """from rsn.streams import *
@@ -167,6 +196,17 @@ def test_a_tile_is_got_as_a_whole_before_it_overwrites_what_others_read() -> Non
         assert report.code == ""
         moved[text] = "rsn::receive" in cpp_program(task_program(report.region), "shift").text
     assert list(moved.values()) == [False, True]
+
+
+@pytest.mark.parametrize("store", ["x[0] = 1.0", "v = x; v[0] = 1.0"])
+def test_a_tensor_that_is_read_is_an_input_and_one_that_is_stored_an_output(store: str) -> None:
+    """So no element is read that has no value: the run asks for it."""
+    text = PAIR.replace("    s.put(1.0)\n    x[0] = 1.0", f"    {store}\n    s.put(1.0)")
+    program = task_program(check(text).region)
+    (tensor,) = program.tensors
+    assert (tensor.input, tensor.output) == (True, True)
+    with pytest.raises(TensorError, match="the input x is missing"):
+        run_tasks(pack(uops_of(program)), {})
 
 
 @long
