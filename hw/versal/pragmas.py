@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 
 from .directives import DIRECTIVES, ONLY_MEMORY, OPERATORS, STORAGE, Directive, Legal, PragmaPlace, PragmaValue
 
@@ -63,7 +64,7 @@ class Pragma:
         """The directive, in lower case."""
         return self.text.split(maxsplit=1)[0].lower() if self.text else ""
 
-    @property
+    @cached_property
     def arguments(self) -> list[tuple[str, str | None]]:
         """What follows the directive: options with their values, and words with None."""
         out: list[tuple[str, str | None]] = []

@@ -157,6 +157,7 @@ class MemoryFacts:
         self.design = design
         self.pragmas: dict[HlsMemory, list[tuple[MarkedPragma, Instruction]]] = defaultdict(list)
         self.without_memory: list[tuple[MarkedPragma, str]] = []
+        self._cuts: dict[HlsMemory, tuple[ArrayPartition | None, ...]] = {}
         for function in design.module.functions.values():
             marked = list(design.marks(function, "variable"))
             of = design.memories[function.name]
@@ -222,8 +223,11 @@ class MemoryFacts:
 
     def partitions(self, memory: HlsMemory) -> tuple[ArrayPartition | None, ...]:
         """How each dimension is cut, None if it is not; of an argument, how all are cut that it may be."""
-        found = [_partitions(memory.array, pragmas) for pragmas in self._stated(memory)]
-        return tuple(cuts[0] if len(set(cuts)) == 1 else None for cuts in zip(*found, strict=True))
+        if memory not in self._cuts:
+            found = [_partitions(memory.array, pragmas) for pragmas in self._stated(memory)]
+            cuts = tuple(of[0] if len(set(of)) == 1 else None for of in zip(*found, strict=True))
+            self._cuts[memory] = cuts
+        return self._cuts[memory]
 
     def storage(self, memory: HlsMemory) -> tuple[str, str]:
         """Type and implementation that BIND_STORAGE states, "" where it does not."""

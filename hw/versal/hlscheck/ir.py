@@ -19,6 +19,7 @@ _PLACE = re.compile(r"(?:, )?!dbg !(\d+)")
 _LOCAL = r'%(?:"[^"]*"|[-\w.$]+)'
 _RESULT = re.compile(rf"\s*(?:({_LOCAL}) = )?(?:tail |musttail |notail )?(\w+)(.*)")
 _LABEL = re.compile(r'^(?:"([^"]*)"|([-\w.$]+)):')
+_BRACKET = re.compile(r'["(\[{<]')
 _TARGET = re.compile(rf"label ({_LOCAL})")
 
 
@@ -38,6 +39,11 @@ class Instruction:
     def operands(self) -> list[str]:
         """Names of values, functions and blocks, in order."""
         return _VALUE.findall(_without_types(self.rest))
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """What the commas of `rest` separate."""
+        return split(self.rest)
 
     @cached_property
     def callee(self) -> str:
@@ -73,6 +79,8 @@ def _closing(text: str) -> int:
 
 def split(text: str) -> list[str]:
     """Split at the commas that are in no brackets and no quotes."""
+    if not _BRACKET.search(text):
+        return [part.strip() for part in text.split(",")]
     out, depth, begun, quoted = [], 0, 0, False
     for i, c in enumerate(text):
         if c == '"':
@@ -159,14 +167,24 @@ class LlvmFunction:
         """All loops, inner ones before those around them."""
         entry = next(iter(self.blocks))
         dominator = nx.immediate_dominators(self.graph, entry)
+        depths = {entry: 0}
+
+        def depth(block: str) -> int:
+            """How many blocks dominate a block that is reached."""
+            way = []
+            while block not in depths:
+                way.append(block)
+                block = dominator[block]
+            for below in reversed(way):
+                depths[below] = depths[block] + 1
+                block = below
+            return depths[block]
 
         def dominated(block: str, by: str) -> bool:
-            while block != by:
-                up = dominator.get(block)
-                if up is None or up == block:
-                    return False
-                block = up
-            return True
+            above = depth(by)
+            while depth(block) > above:
+                block = dominator[block]
+            return block == by
 
         found: dict[str, NaturalLoop] = {}
         for block in self.blocks.values():

@@ -164,7 +164,7 @@ def sum_of(function: LlvmFunction, text: str, depth: int = 0) -> Offset:
     made = function.defined.get(text)
     if made is None or depth > 8:
         return Offset(((text, 1),), 0)
-    operands = split(made.rest)
+    operands = made.parts
     if made.opcode in ("zext", "sext"):
         inner = made.rest.split(" to ")[0].split()[-1]
         below = function.defined.get(inner)
@@ -207,6 +207,7 @@ class FunctionMemory:
     aggregated: set[str] = field(default_factory=set)
     _addresses: dict[str, list[Address]] = field(default_factory=dict)
     _pointers: dict[Address, list[str]] = field(default_factory=dict)
+    _accesses: dict[Instruction, list[WordAccess]] = field(default_factory=dict)
 
     @cached_property
     def variables(self) -> dict[str, StoredVariable]:
@@ -255,9 +256,9 @@ class FunctionMemory:
         if made.opcode == "phi":
             values = [v for v, _ in made.incoming]
         elif made.opcode == "select":
-            values = [p.split()[-1] for p in split(made.rest)[1:]]
+            values = [p.split()[-1] for p in made.parts[1:]]
         elif made.opcode == "load":  # a reference in a struct: what was stored there, if one value was
-            values = self._stored().get(self.addresses(split(made.rest)[1].split()[-1], depth + 1)[0], [])
+            values = self._stored().get(self.addresses(made.parts[1].split()[-1], depth + 1)[0], [])
             if len(values) != 1:
                 return here
         elif made.opcode in ("freeze", "bitcast"):
@@ -274,7 +275,7 @@ class FunctionMemory:
             copies = []
             for i in self.function.instructions():
                 if i.opcode == "store" and i.rest.lstrip().startswith("ptr "):
-                    value, to = (part.split()[-1] for part in split(i.rest)[:2])
+                    value, to = (part.split()[-1] for part in i.parts[:2])
                     for address in self.addresses(to):
                         self._pointers.setdefault(address, []).append(value)
                 elif i.callee.startswith("llvm.memcpy"):
@@ -325,11 +326,13 @@ class FunctionMemory:
 
     def accesses(self, instruction: Instruction) -> list[WordAccess]:
         """The words that a load, a store, or a copy may access."""
-        return [
-            a
-            for pointer, size, writes in _touched(instruction, self.types)
-            for a in self._at(instruction, pointer, size, writes)
-        ]
+        if instruction not in self._accesses:
+            self._accesses[instruction] = [
+                a
+                for pointer, size, writes in _touched(instruction, self.types)
+                for a in self._at(instruction, pointer, size, writes)
+            ]
+        return self._accesses[instruction]
 
     def _at(self, instruction: Instruction, pointer: str, size: int, writes: bool) -> Iterator[WordAccess]:
         for address in self.addresses(pointer):
@@ -376,7 +379,7 @@ def _divisor(function: LlvmFunction, value: str) -> int:
 
 def _touched(instruction: Instruction, types: Types) -> Iterator[tuple[str, int, bool]]:
     """Pointers through which an instruction accesses memory: how many bytes, and whether it writes."""
-    parts = split(instruction.rest)
+    parts = instruction.parts if instruction.opcode in ("load", "store") else []
     if instruction.opcode == "load":
         yield parts[1].split()[-1], types.size(parts[0].split()[-1] if "x" not in parts[0] else parts[0].strip()), False
     elif instruction.opcode == "store":

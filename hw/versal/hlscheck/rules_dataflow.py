@@ -10,7 +10,7 @@ import networkx as nx
 from .debug import CppLine
 from .design import INCLUDE, HlsDesign
 from .facts import MemoryFacts, ProcessAccess
-from .ir import Instruction, LlvmFunction, split
+from .ir import Instruction, LlvmFunction
 from .memory import Address, FunctionMemory
 from .rules import HlsFinding, HlsFindings
 
@@ -337,7 +337,7 @@ def _follows(design: HlsDesign, function: LlvmFunction, read: Instruction, other
     for i in function.instructions():
         if i.callee.startswith("llvm.memcpy") and memory.addresses(i.arguments[1])[0].root in copied:
             copied.add(memory.addresses(i.arguments[0])[0].root)
-        is_read = i.opcode == "load" and memory.addresses(split(i.rest)[1].split()[-1])[0].root in copied
+        is_read = i.opcode == "load" and memory.addresses(i.parts[1].split()[-1])[0].root in copied
         if i.result and (is_read or any(o in derived for o in i.operands)):
             derived.add(i.result)
     between = nx.descendants(function.graph, read.block) | {read.block}

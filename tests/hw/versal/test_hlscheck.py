@@ -119,20 +119,23 @@ def test_every_rule_has_a_mistake() -> None:
     assert RULES.keys() - {m.rule for m in (*KERNEL, *XNN2, *AIE)} == set()
 
 
+ROOT = Path(__file__).resolve().parents[3]
+STREAM_PROGRAMS = sorted(path for path in (ROOT / "programs/streams").glob("*.py") if path.stem != "__init__")
+
+
 @in_full
 @pytest.mark.parametrize("rates", [full({}), long({"matmul": 128, "softmax": 16, "exp": 16, "add": 16})])
-def test_stream_programs_break_no_rule(root: Path, tmp_path: Path, rates: dict[str, float]) -> None:
-    found = []
-    for file in sorted((root / "programs/streams").glob("*.py")):
-        if file.stem == "__init__":
-            continue
-        made = report_on(read(file.read_text("utf-8"), file.name, timed=True, rates=rates))
-        folder = tmp_path / file.stem
-        folder.mkdir()
-        for name, text in project(cpp_program(task_program(made.region)), VC1902).items():
-            (folder / name).write_text(text, encoding="utf-8")
-        found += [f"{file.stem}: {finding}" for finding in check_folder(folder).findings]
-    assert found == []
+@pytest.mark.parametrize(
+    "file",
+    # The attention of several heads takes as long as all of the others but that of one head.
+    [full(path) if path.stem == "mha" else path for path in STREAM_PROGRAMS],
+    ids=lambda path: getattr(path, "stem", None),
+)
+def test_stream_programs_break_no_rule(file: Path, tmp_path: Path, rates: dict[str, float]) -> None:
+    made = report_on(read(file.read_text("utf-8"), file.name, timed=True, rates=rates))
+    for name, text in project(cpp_program(task_program(made.region)), VC1902).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert [str(finding) for finding in check_folder(tmp_path).findings] == []
 
 
 @pytest.mark.parametrize("rate", [64, 512, 1536])
