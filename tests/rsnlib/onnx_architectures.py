@@ -150,6 +150,7 @@ def optimised(path: Path, family: str, how: str) -> Path:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
             options.optimized_model_filepath = str(out)
             options.log_severity_level = 4
+            options.intra_op_num_threads = 1  # a process for each core already
             onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         else:
             from onnxruntime.transformers.optimizer import optimize_model
@@ -182,6 +183,7 @@ def quantised(path: Path, how: str, given: Given) -> Path:
 def by_onnxruntime(path: Path, given: Given) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # a process for each core already
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     known = {x.name for x in session.get_inputs()}
     result: np.ndarray = session.run(None, {name: x.numpy() for name, x in given.items() if name in known})[0]

@@ -939,6 +939,7 @@ def outcome(seed: int, of: Sequence[tuple[str, str]] = ()) -> tuple[str, str]:
         model = model_of(case, opset)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.intra_op_num_threads = 1  # a process for each core already
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         given = {f"x{i}": x for i, x in enumerate(case.inputs) if x is not None and i not in case.known}
