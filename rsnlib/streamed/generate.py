@@ -406,8 +406,7 @@ def _held(made: Streamed, sized: SizedProgram, depths: Mapping[str, int], limit:
 def _on_dies(made: Streamed, memories: Allocation, device: StreamDevice) -> DiePlacement:
     """Put each kernel on a die, with the memories of what leads to it."""
     areas = {
-        node.name: area(node, made.units[node.name], device) | {"BRAM": 0, "URAM": 0}
-        for node in made.dataflow.nodes
+        node.name: area(node, made.units[node.name], device) | {"BRAM": 0, "URAM": 0} for node in made.dataflow.nodes
     }
     holder = _holders(made)
     for name, place_ in memories.places.items():

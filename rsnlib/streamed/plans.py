@@ -304,6 +304,8 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
     cycles of an addition on the device."""
     if x.op in PRODUCTS:
         return Datapath({"matmul": most}, float_add).multiply_adds(ElementType("f32", plan.computed))
+    if x.op in ("append", "replace"):  # they move tiles, and compute nothing
+        return word(plan.computed, MOVED).elements
     by_rows = x.op in ("softmax", "layernorm", "rmsnorm")
     return (row_word if by_rows else word)(plan.computed, min(most, MOVED)).elements
 

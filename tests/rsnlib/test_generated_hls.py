@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
@@ -13,8 +14,10 @@ from torch import nn
 
 from rsn.assembler import container
 from rsn.benchmarks.hls_cycles import counted
+from rsn.isa.overlays.tasks.overlay import program_of
 from rsn.rsnlib.streamed.generate import DEFAULT, generate
 from rsn.rsnlib.streamed.knobs import PRODUCTS
+from rsn.streams.hls.emit import cpp_program
 from rsn.streams.placing.devices import U55C, VC1902, StreamDevice
 from rsn.tests.effort import long
 from rsn.tests.rsnlib.streamed_blocks import Cached, block
@@ -42,6 +45,13 @@ def decoding() -> Made:
     return Cached(block("gpt2", **sizes)), (torch.randn(1, 1, 64), *torch.randn(2, 1, 4, 31, 16))
 
 
+def words_of(text: str, kernel: str) -> set[int]:
+    """The elements that the loops of a kernel take in a cycle, by its C++."""
+    (body,) = re.findall(rf"^static void {kernel}\(.*?^}}", text, re.MULTILINE | re.DOTALL)
+    computed = re.findall(r"rsn::(?:softmax|layernorm|rmsnorm|assign|put|put_apart)<rsn::Word<(\d+), (\d+)>", body)
+    return {int(rows) * int(columns) for rows, columns in computed}
+
+
 @pytest.mark.parametrize(
     ("made", "device"),
     [(perceptron, U55C), long(encoder, U55C), long(rotated, VC1902), long(decoding, U55C)],
@@ -57,10 +67,13 @@ def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: Stream
     assert found.modelled == pytest.approx(machine.cycles, abs=2)  # the period of the clock is rounded
     assert found.path == pytest.approx(machine.cycles, rel=0.1)
     kernels = {x.name: x for x in machine.streamed.plans}
+    text = cpp_program(program_of(machine.machine.overlay), float_add=device.float_add).text
     for unit in found.units:
         if unit.name in kernels:
-            # What is no loop, as a norm of one row, takes no time for the checker.
-            assert unit.derived == pytest.approx(unit.modelled, rel=0.1, abs=60), unit
+            assert unit.derived <= 1.1 * unit.modelled + 60, unit
+            # What is no loop, as the norm of a single row, takes no time for the checker.
+            loops = machine.streamed.plans[kernels[unit.name]].sizes["tm"] > 1 or kernels[unit.name].op in PRODUCTS
+            assert unit.derived >= 0.9 * unit.modelled - 60 or not loops, unit
         elif unit.stated:
             assert unit.derived <= 1.1 * unit.modelled, unit
     for name, x in kernels.items():
@@ -68,3 +81,5 @@ def test_cycles_and_units_of_the_source(made: Callable[[], Made], device: Stream
             loops = [loop for loop in found.report.loops if loop.function == name]
             units = max(ceil(loop.multiplications / loop.stated) for loop in loops)
             assert units == machine.streamed.units[name], name
+        else:
+            assert machine.streamed.units[name] in words_of(text, name), name
