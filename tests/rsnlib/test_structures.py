@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -10,13 +12,18 @@ from rsn.base.errors import UnsupportedError
 from rsn.isa.overlay import Overlay
 from rsn.isa.overlays import OVERLAYS
 from rsn.scheduler.lower import require_compilable
-from rsn.tests.effort import cases, in_both, sampled
+from rsn.tests.effort import cases, in_both, long
 
 from . import structures
 from .structures import WAYS, Statement, Structure, chosen, drawn, outcome, shrunk
 
 PARTS = 5
 """Tests that the structures are divided into."""
+QUICK = ("erf", "cumsum", "topk", "gather", "bmm")
+"""Operators of the normal form that `make test` tries."""
+REST = [name for name in structures.FORM if name not in QUICK]
+TOGETHER = 8
+"""How many of the others are in one graph: much of what a graph takes does not depend on its size."""
 
 
 @in_both
@@ -29,17 +36,35 @@ def test_any_structure_is_right_or_refused(part: int) -> None:
             assert not result.startswith("wrong"), f"{way}: {result}\n{shrunk(structure, way)}"
 
 
-@pytest.mark.parametrize("name", sampled(structures.FORM, quick=("erf", "cumsum", "topk", "gather", "bmm")))
-def test_each_operator_of_the_normal_form(name: str) -> None:
-    """Alone between products: right where the machine takes what is behind it, else right in pieces or refused. Every
-    operator of the table can be drawn."""
-    assert structures.drawer(structures.FORM[name]) is not None
-    parts = [("linear", ("x",), {"out": 32, "bias": True}), ("form", ("v0", "v0", "x"), {"name": name})]
-    parts += [("linear", ("v1",), {"out": 32, "bias": True}), ("add", ("v1", "v2"), {"alpha": 1})]
+def between_products(names: Sequence[str]) -> Structure:
+    """Operators of the normal form beside each other, each between two products, with an output for each."""
+    parts: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [("linear", ("x",), {"out": 32, "bias": True})]
+    outputs = []
+    for name in names:
+        at = len(parts)
+        parts += [("form", ("v0", "v0", "x"), {"name": name}), ("linear", (f"v{at}",), {"out": 32, "bias": True})]
+        parts += [("add", (f"v{at}", f"v{at + 1}"), {"alpha": 1})]
+        outputs.append(f"v{at + 2}")
     made = tuple(Statement(f"v{n}", op, xs, tuple(more.items())) for n, (op, xs, more) in enumerate(parts))
-    structure = Structure(1, 2, 5, (("x", 32),), made, ("v3",))
-    assert not outcome(structure, "xnn").startswith("wrong")
-    assert outcome(structure, "torch.compile xnn2") == "right"
+    return Structure(1, 2, 5, (("x", 32),), made, tuple(outputs))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[name] for name in QUICK] + [long(REST[n : n + TOGETHER]) for n in range(0, len(REST), TOGETHER)],
+    ids=" ".join,
+)
+def test_each_operator_of_the_normal_form(names: Sequence[str]) -> None:
+    """Alone between products: right where the machine takes what is behind it, else refused. In pieces, several in one
+    graph: right. Every operator of the table can be drawn."""
+    for name in names:
+        assert structures.drawer(structures.FORM[name]) is not None
+        assert not outcome(between_products([name]), "xnn").startswith("wrong"), name
+    if outcome(between_products(names), "torch.compile xnn2") != "right":
+        assert {name: outcome(between_products([name]), "torch.compile xnn2") for name in names} == dict.fromkeys(
+            names, "right"
+        )
+        pytest.fail("right alone, but not together")
 
 
 def test_all_overlays_that_compile_models_are_ways() -> None:
