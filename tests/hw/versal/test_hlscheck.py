@@ -146,7 +146,7 @@ STREAM_PROGRAMS = sorted(path for path in (ROOT / "programs/streams").glob("*.py
 @pytest.mark.parametrize("rates", [full({}), long({"matmul": 128, "softmax": 16, "exp": 16, "add": 16})])
 @pytest.mark.parametrize(
     "file",
-    # The attention of several heads takes as long as all of the others but that of one head.
+    # The attention of several heads takes a third of the time of all.
     [full(path) if path.stem == "mha" else path for path in STREAM_PROGRAMS],
     ids=lambda path: getattr(path, "stem", None),
 )
