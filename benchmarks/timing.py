@@ -91,7 +91,7 @@ def measure(name: str, layers: int, runs: int, python: bool) -> dict[str, Any]:
         "pack": packing,
         "latency_s": latency,
     }
-    result["firings"] = len(plan.run(record=True).firings)
+    result["firings"] = len(plan.run(record=True).events)
     if python:
         net = ProcessNetwork(XNN_BASE, InstructionPath(XNN_BASE, packets, program.preloaded))
         result["python"], defined = timed_cpu(net.run)

@@ -282,7 +282,6 @@ def b():
     assert proof.ok, str(proof)
 
 
-
 @in_both
 def test_changed_programs_are_proved_or_not_and_give_no_traceback() -> None:
     random = Random(9)
