@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from random import Random
 
 SIZE = 6
@@ -94,6 +95,12 @@ class SharedProgram:
                     todo += (*one, *two)
         return False
 
+    @property
+    def small(self) -> bool:
+        """Whether all interleavings can be visited."""
+        sizes = [_size(body) for body in self.bodies]
+        return prod(outcomes for outcomes, _ in sizes) * prod(events + 1 for _, events in sizes) < 30_000
+
     def races(self) -> bool:
         """Whether two interleavings differ, for any outcome of the data."""
         every = [list(_events(body, {})) for body in self.bodies]
@@ -147,6 +154,23 @@ def _lines(body: Sequence[Item]) -> Iterator[str]:
                 yield from ("    " + line for line in _lines(one) or ("pass",))
                 yield "else:"
                 yield from ("    " + line for line in [*_lines(two)] or ["pass"])
+
+
+def _size(body: Sequence[Item]) -> tuple[int, int]:
+    """At most how many outcomes data have, and how many events there are."""
+    outcomes, events = 1, 0
+    for item in body:
+        match item:
+            case Repeat(times=times, body=inner):
+                few, many = _size(inner)
+                few, many = few**times, many * times
+            case Either(test=test, body=one, other=two):
+                (a, x), (b, y) = _size(one), _size(two)
+                few, many = a + b if test is None else a * b, max(x, y)
+            case _:
+                few, many = SIZE if isinstance(item, Touch) and item.by_data else 1, 1
+        outcomes, events = outcomes * few, events + many
+    return outcomes, events
 
 
 Event = tuple[str, str, tuple[int, ...], int]

@@ -131,7 +131,7 @@ def test_a_race_is_found_if_and_only_if_two_interleavings_differ() -> None:
     for seed in range(cases(10_000, 250)):
         program = drawn(seed)
         report = check(program.text)
-        if report.code not in ("", "race"):
+        if report.code not in ("", "race") or not program.small:
             continue
         expected = program.races()
         found = report.code == "race"
