@@ -35,7 +35,8 @@ def fits(s: Binder, att: AttentionLayer) -> bool:
 
 
 def bind_streamed(s: Binder, att: AttentionLayer) -> None:
-    """Bind attention by mapping type D, like `bind_attention`, for sequences of `BLOCKS` row blocks each."""
+    """Bind attention by mapping type D (paper section 4.3), like `bind_attention`, but with the row tiles of all heads
+    in one order. The attention must fulfil `fits`. Raises `UnsupportedError` like `check`."""
     check(s, att)
     batch, heads = range(s.net.batch), range(att.heads)
     rows: list[Row] = [(b, h, r) for b in batch for h in heads for r in range(BLOCKS)]

@@ -36,8 +36,9 @@ SCORES_LAG = 2
 
 
 def bind_in_turn(s: Binder, att: AttentionLayer) -> None:
-    """Lower attention by mapping type A. The MMEs of one product wait for those of the other, because MeshA passes on
-    the probabilities of a head before it takes the queries of the next head."""
+    """Bind attention by mapping type A (paper section 2.2 and Fig. 3). The MMEs of one product wait for those of the
+    other, because MeshA passes on the probabilities of a head before it takes the queries of the next head. Raises
+    `UnsupportedError` like `check`."""
     check(s, att)
     first = len(s.tiles)
     for slot in slots_of(s, att):
@@ -50,7 +51,8 @@ def bind_in_turn(s: Binder, att: AttentionLayer) -> None:
 
 
 def bind_apart(s: Binder, att: AttentionLayer) -> None:
-    """Lower attention by mapping types B and C: softmax(Q K^T) of all heads to DDR, then P V of all heads from DDR."""
+    """Bind attention by mapping types B and C (paper section 2.2 and Fig. 3): P = softmax(Q K^T) of all heads goes to
+    DDR, then P V of all heads reads it from there. Raises `UnsupportedError` like `check`."""
     scores = place_scores(s, att)
     bind_scores(s, att, scores)
     bind_values(s, att, scores)
