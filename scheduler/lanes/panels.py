@@ -120,9 +120,12 @@ class PanelEmitter:
         late: int = 0,
         rest: Iterator[None] = EMPTY,
     ) -> Iterator[None]:
-        """Move the rows of a panel from T to a bank of X; yields after each tile of all pairs. width: columns that
-        statistics count. late: by so many steps T sends later than X takes (`LATE`). rest: loads rows into slots that
-        are free again."""
+        """Move the rows of a panel from T to a bank of X; yields after each tile of all pairs.
+
+        columns: column tiles of a row. width: the columns of a row, over which X makes the statistics, if `statistics`.
+        late: how many steps T sends later than X takes (`LATE`). rest: loads rows into slots that are free again; it
+        takes one step for each step of T.
+        """
         halves = self.mode.split(columns)
         sends: deque[list[tuple[int, int, TileTarget]]] = deque()
 
@@ -153,8 +156,12 @@ class PanelEmitter:
         *,
         add: bool = False,
     ) -> None:
-        """X of a lane takes column tiles. slots: of the bank. first: the column tile of slot 0. width: columns of all
-        rows that statistics count; None makes none."""
+        """Emit that X of a lane takes column tiles into slots of a bank.
+
+        slots: numbers within the bank. first: the column tile of slot 0. width: the columns of a whole row, over which
+        X makes the statistics; None makes no statistics. source: where the tiles come from. add: they are added to
+        what the slots hold.
+        """
         statistics, columns = 0, 0
         if width is not None:
             statistics = 2 if slots[0] else 1
@@ -167,7 +174,8 @@ class PanelEmitter:
         self.e.take_rows(lane, at, source, add=add, statistics=statistics, columns=columns)
 
     def bring(self, panel: Panel, x: Matrix, bank: int, width: int, statistics: bool) -> Iterator[None]:
-        """Load the rows of a panel into a bank, piece by piece."""
+        """Load the rows of a panel into a bank of X; yields after each tile of all pairs. width, statistics: as for
+        `land`."""
         land = self.land(panel, bank, x.columns, width, statistics)
         for number, _ in enumerate(self.stage(panel, x)):
             yield
@@ -176,7 +184,7 @@ class PanelEmitter:
         yield from land
 
     def store(self, panel: Panel, bank: int, y: Matrix, norm: SentNorm | None) -> None:
-        """Store the rows of a bank, which have just been completed."""
+        """Store the rows of a bank of X in DDR, at `y`. norm: the norm that X applies to them, None for none."""
         if norm is not None:
             self._join(panel, bank)
         self._storing.add(bank)
@@ -230,8 +238,8 @@ class PanelEmitter:
     # -- products
 
     def weights(self, parts: Sequence[WeightTiles]) -> None:
-        """Weights of the halves, side by side. Two halves that share a bank take turns tile by tile: their lanes take
-        the same left tiles, so neither gets far ahead of the other."""
+        """Load the weight tiles of the halves. Two halves whose weights lie in the same bank take turns, tile by tile:
+        their lanes take the same left tiles, so neither gets far ahead of the other."""
         shared = [part for part in parts if not part.matrix.ddr]
         if len(shared) > 1:
             for at in range(max(part.tiles for part in shared)):
@@ -258,8 +266,12 @@ class PanelEmitter:
         to: ResultTarget = ResultTarget.POST,
         residual: Residual | None = None,
     ) -> list[tuple[Half, int]]:
-        """rows @ weight of one column tile of each half, as C sends them on; of a gate, of a pair of tiles. Returns the
-        halves that have one, and the column of the result."""
+        """Emit rows @ weight for one column tile in each half of the lanes; with a gate, for a pair of tiles.
+
+        step: number of the tile within the columns of a half. bank: of the rows. norm: with which the rows are sent.
+        to: where C sends the result. residual: what C adds to it. Returns the halves that have such a tile, each with
+        the number of the column tile in the result.
+        """
         e, depth = self.e, p.rows
         made = [
             (half, columns[step])
@@ -299,7 +311,12 @@ class PanelEmitter:
     def functions(
         self, panel: Panel, p: TiledProduct, made: Sequence[tuple[Half, int]], to: Callable[[int], int]
     ) -> None:
-        """Let Post of the lanes that made a column tile apply the functions of a product. to: the target, by lane."""
+        """Emit what Post does with the result of `column`: it applies the activation, the gate and the functions of
+        heads of a product, and passes the tile on.
+
+        made: the halves of lanes that have a tile, from `column`. to: returns the target of Post (`PostTarget`) for a
+        lane.
+        """
         for half, _ in made:
             if p.head is not None and p.head.gains is not None:
                 self.e.load(Weight.GAINS, p.head.gains, TILE, lanes=half.mask)
@@ -335,9 +352,13 @@ class PanelEmitter:
         last: bool,
         beside: Iterator[None] | None = None,
     ) -> None:
-        """Add the products of one tile of K to the rows of a bank; the first slice begins them. where: the T of a lane
-        or, in P3, of a pair that has the tile, and the slot. width: columns that statistics count. beside: emits what
-        else T of the odd lanes does between its tiles."""
+        """Add the products of one tile of K to the rows of a bank of X.
+
+        k: number of the tile. where: returns, for a row tile of the panel, the number of the T that has the left tile,
+        and the slot there. residual: what the first slice adds. width: the columns of a row, over which the last slice
+        makes the statistics. first: this slice overwrites the rows of the bank. last: no other slice follows. beside:
+        emits what else T of the odd lanes does between its tiles.
+        """
         e = self.e
         parts = self.mode.split(p.columns)
         biased = first and p.vectors is not None
@@ -399,7 +420,8 @@ class PanelEmitter:
         to: Matrix,
         beside: Iterator[None] = EMPTY,
     ) -> None:
-        """rows @ weight, and what Post applies to it, stored in DDR."""
+        """Emit functions(rows @ weight), stored in DDR at `to`. bank: of the rows. norm: with which they are sent.
+        beside: takes a step after each column tile."""
         for step in range(self.mode.steps(p.columns)):
             made = self.column(panel, p, step, bank, norm)
             self.functions(panel, p, made, lambda lane: PostTarget.DDR)
@@ -414,7 +436,8 @@ class PanelEmitter:
     def product_on_chip(
         self, panel: Panel, p: TiledProduct, bank: int, norm: SentNorm | None, residual: Residual | None, width: int
     ) -> None:
-        """rows @ weight + residual, in the other bank."""
+        """Emit rows @ weight + residual, into the other bank. bank: of the rows. norm: with which they are sent. width:
+        the columns of a row of the result, over which X makes the statistics."""
         if residual is not None and residual.norm is not None:
             self._join(panel, residual.bank)
         starts = [columns.start for columns in self.mode.split(p.columns)]
@@ -424,7 +447,8 @@ class PanelEmitter:
                     self.take(lane, 1 - bank, (step,), starts[half.number], width)
 
     def copy(self, panel: Panel, columns: int, source: Residual, scale: int | None, width: int) -> None:
-        """Rows of a bank times a scale, in the other bank. scale: address of the vectors; None multiplies by 1."""
+        """Multiply the rows of a bank by vectors, into the other bank. columns: column tiles of a row. scale: address
+        of the vectors; None multiplies by 1. width: as for `add`."""
         self.add(panel, columns, 1 - source.bank, source, scale, width, begin=True)
 
     def add(
@@ -438,8 +462,12 @@ class PanelEmitter:
         *,
         begin: bool = False,
     ) -> None:
-        """Add rows of the other bank to those of a bank, or `begin` these with them. scale: address of the vectors that
-        multiply them; None multiplies by 1."""
+        """Add rows of a bank, times vectors, to the rows of bank `to`.
+
+        columns: column tiles of a row. addend: the rows that are added, and their norm. scale: address of the vectors;
+        None multiplies by 1. width: the columns of a row, over which X makes the statistics. begin: overwrite the rows
+        of `to` instead.
+        """
         if addend.norm is not None:
             self._join(panel, addend.bank)
         for half, part in zip(self.mode.of_halves(panel), self.mode.split(columns), strict=True):
