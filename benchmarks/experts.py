@@ -52,8 +52,14 @@ SMALL = {"mixtral": {"width": 256, "inner": 896}, "qwen3": {"width": 256, "inner
 
 @dataclass(frozen=True)
 class ExpertTraffic:
-    """A row of the table. weights, rows, host: MB of weights, of activations, and of what the host moves. passes: over
-    the weights of an expert."""
+    """A row of the table.
+
+    active: experts that a token has chosen. how: how the machine runs the layer. passes: how often the weights of an
+    expert are read. weights_mb, rows_mb, host_mb: MB (1e6 bytes) of weights, of activations, and of what the host
+    moves. seconds: modelled. bound: the least seconds, as above. difference: the largest difference from PyTorch's
+    results, relative to the largest of these; None if it was not computed. refused: why the machine cannot run the
+    layer; "" if it can.
+    """
 
     layer: str
     tokens: int
@@ -88,7 +94,8 @@ HEAD = (
 
 
 def row(of: ExpertTraffic, runs: list[Run], passes: int, host: int, host_s: float, bound: float) -> ExpertTraffic:
-    """A row with the figures of some runs."""
+    """Return the row `of` with the figures of some runs. host: bytes that the host moves. host_s: the seconds of that.
+    bound: in seconds."""
     moved = {name: sum(run.bytes[name] for run in runs) for name in runs[0].bytes}
     weights = moved.get("weights_read", 0) + moved.get("lpddr_read", 0)
     return replace(
@@ -104,7 +111,10 @@ def row(of: ExpertTraffic, runs: list[Run], passes: int, host: int, host_s: floa
 
 
 def on_moe(of: ExpertTraffic, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) -> Iterator[ExpertTraffic]:
-    """The machine with Seq."""
+    """Yield a row for each way (`HOWS`) on the machine with Seq, and one for the layer as dynamic streams.
+
+    of: what all of them have in common. chosen: the experts of each token, (tokens, k).
+    """
     for how in HOWS:
         layer = ExpertLayer(sizes, how=how, machine=machine)
         run = layer.time(chosen)
@@ -117,8 +127,12 @@ def on_moe(of: ExpertTraffic, sizes: MoeSizes, machine: Overlay, chosen: list[li
 
 
 def as_streams(of: ExpertTraffic, sizes: MoeSizes, machine: Overlay, chosen: list[list[int]]) -> ExpertTraffic:
-    """The layer as dynamic streams, all rows of an expert in one tile, experts in turn as their rows are complete. One
-    memory has the bandwidth of the machine's weights, and each unit of products all of its multipliers."""
+    """Return the row of the layer as dynamic streams: all rows of an expert are in one tile, and experts run one after
+    the other, as their rows are complete.
+
+    One memory has the bandwidth of the machine's weights, and each unit of products has all of the machine's
+    multipliers. chosen: the experts of each token, (tokens, k).
+    """
     s = sizes
     columns = next(size for size in (128, 32, 1) if s.inner % size == 0)
     cycle = Rates().access * machine.seconds["weights_read_gbs"]  # the time of an access
@@ -143,7 +157,11 @@ def as_streams(of: ExpertTraffic, sizes: MoeSizes, machine: Overlay, chosen: lis
 
 
 def on_xnn(of: ExpertTraffic, sizes: MoeSizes, chosen: list[list[int]]) -> Iterator[ExpertTraffic]:
-    """XNN: all experts in one program; or a program of the router, and those of the active experts."""
+    """Yield the two rows of XNN: "static", all experts in one program; "patched", a program of the router, and those of
+    the active experts. A row has the reason in `refused` if XNN cannot run it.
+
+    of: what both have in common. chosen: the experts of each token, (tokens, k).
+    """
     overlay = find("xnn")
     s, seconds = sizes, overlay.seconds
     active = counted(np.array(chosen, np.int64))
@@ -179,8 +197,8 @@ def on_xnn(of: ExpertTraffic, sizes: MoeSizes, chosen: list[list[int]]) -> Itera
 def differences(
     family: str, sizes: MoeSizes, machine: Overlay, seed: int, *, xnn: bool
 ) -> tuple[list[list[int]], dict[Any, float]]:
-    """The selectors of a module with random weights, and by machine and way the difference of its results from
-    PyTorch's."""
+    """Return the experts that a module with random weights chooses, (tokens, k); and, by (machine, way), how far its
+    results are from PyTorch's (`ExpertTraffic.difference`). xnn: compute the results on XNN, too."""
     torch.manual_seed(seed)
     module = block(family, None, experts=sizes.experts, each=sizes.each, width=sizes.width, inner=sizes.inner)
     x = torch.randn(1, sizes.tokens, sizes.width)
@@ -202,7 +220,11 @@ def differences(
 
 
 def table(family: str, tokens: int, *, small: bool, values: bool, seed: int, skew: float) -> Iterator[ExpertTraffic]:
-    """The rows of one layer."""
+    """Yield the rows of one layer.
+
+    family: a key of `LAYERS`. small: with the sizes of `SMALL`, and results that are computed. values: compute results
+    on the machine with Seq. skew: how much more often some experts are chosen than others; 0 for all alike.
+    """
     dims = LAYERS[family] | (SMALL[family] if small else {})
     sizes = MoeSizes("experts", tokens, activation="silu", over_chosen=True, **dims)
     machine = moe(rows=64, tile=32 if small else 128)

@@ -100,9 +100,11 @@ class MoePrograms:
         return self.router_elements + self.sizes.experts * self.pitch
 
     def packed(self, router: Array, gate_up: Array, down: Array) -> Array:
-        """All weights as the machine stores them: tiles in the order in which Mac takes them.
+        """Return all weights as the machine stores them, (weight_elements,): tiles, in the order in which Mac takes
+        them.
 
-        router: (E, H). gate_up: (E, 2 I, H), the gate first. down: (E, H, I).
+        router: (E, H). gate_up: (E, 2 I, H), the gate first. down: (E, H, I). E: experts. H: `width` of the sizes. I:
+        their `inner`.
         """
         out = np.empty(self.weight_elements, np.float32)
         out[: self.router_elements] = self._tiles(router.T, self.width, self.logits).reshape(-1)
@@ -141,7 +143,8 @@ class MoePrograms:
         ]
 
     def expert_lines(self, at: dict[str, int], shares: int) -> list[Line]:
-        """The template of an expert. at: first element of each buffer. shares: where Post takes them from."""
+        """Return the template of an expert. at: first element of each buffer, by name. shares: where Post takes them
+        from, 1 for Acts, 2 for Route."""
         depth, blocks = self.width // self.tile, self.inner // self.tile
         which = ACTIVATIONS.index(self.sizes.activation)
         lines = [
@@ -204,7 +207,7 @@ class MoePrograms:
 
     @cached_property
     def token_parts(self) -> list[ExpertRows]:
-        """The tokens as parts of at most a tile of rows each."""
+        """The numbers of all tokens, cut into parts of at most `tile_rows` rows; the expert of each part is 0."""
         tokens, tile = self.sizes.tokens, self.tile_rows
         return [ExpertRows(0, tuple(range(i, min(i + tile, tokens)))) for i in range(0, tokens, tile)]
 
@@ -228,7 +231,7 @@ class MoePrograms:
             yield from self._one(*by_rows(loads, range(token * each, token * each + each)), *by_rows(stores, [token]))
 
     def static(self) -> Program:
-        """All experts over all rows."""
+        """Return the program in which every expert computes all rows."""
         at, s = self._at(dense=True), self.sizes
         parts = [
             ExpertRows(expert, tuple(token * s.experts + expert for token in part.pairs))
@@ -241,18 +244,19 @@ class MoePrograms:
         return self._program([*packets, *self._combine(at, s.experts)], dense=True)
 
     def router(self) -> Program:
-        """The logits alone, for a host to choose by."""
+        """Return the program that computes the logits alone; a host reads them, and chooses the experts."""
         return self._program(self._router(self._at()), unused="y")
 
     def patched(self, parts: Sequence[ExpertRows]) -> Program:
-        """The parts that a host has chosen; their shares are the input `shares`, one row a part."""
+        """Return the program that computes the parts that a host has chosen. Its input `shares`, (parts, tile_rows),
+        has the shares of the rows of each part."""
         at = self._at(parts=len(parts))
         lines = self.expert_lines(at, 1)
         packets = self._packed(issued(lines, parts, self.sizes.each, self.overlay))
         return self._program([*packets, *self._combine(at, self.sizes.each)], parts=len(parts), unused="logits")
 
     def sequenced(self) -> Program:
-        """The program in which Route chooses experts, and Seq issues their parts."""
+        """Return the program in which Route chooses experts, and Seq issues their parts."""
         at = self._at()
         packets = [*self._router(at), *self._one(*self.expert_lines(at, 2))]
         packets += [*self._choose(at, dense=False), *self._one(Run(each=self.sizes.each))]
@@ -261,8 +265,8 @@ class MoePrograms:
     # -- what cannot be avoided
 
     def bound_s(self, active: int) -> float:
-        """Seconds in which the router's weights and those of `active` experts, rows and results cross the memories
-        once, each at its bandwidth, both at the same time."""
+        """Return the least seconds of the layer: the time in which the router's weights and those of `active` experts
+        cross one memory once, and rows and results cross the other, each at its bandwidth, both at the same time."""
         seconds = self.overlay.seconds
         s = self.sizes
         weights = s.width * s.experts + active * 3 * s.width * s.inner

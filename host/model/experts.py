@@ -51,16 +51,20 @@ class ExpertsRun:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes that the machine moved, by direction."""
+        """Bytes that all programs moved off chip, by direction, such as "ddr_read", and as "instructions"; empty if no
+        program ran."""
         return {name: sum(run.bytes[name] for run in self.runs) for name in (self.runs[0].bytes if self.runs else ())}
 
 
 def plan(
     experts: Experts, overlay: Overlay, schedule: Schedule | Best, board: str, *, is_required: bool
 ) -> replacing.ExpertsPlan:
-    """How a compiler pass replaces experts. schedule: of the templates; a search is not made for them, they have the
-    schedule "paper" then. is_required: refuse a module without experts. Raises `UnsupportedError` for a board that
-    cannot run programs which change from call to call."""
+    """Return how a compiler pass replaces experts.
+
+    schedule: of the templates. They have the schedule "paper" if it is a search (`Best`), which is not made for them.
+    is_required: refuse a module without experts. Raises `UnsupportedError` for a board that cannot run programs which
+    change from call to call.
+    """
     if experts.kind == "static":
         return replacing.ExpertsPlan(None, is_required)
     if board != "sim":
@@ -104,15 +108,19 @@ class PatchedExperts:
         gate_up: torch.Tensor,
         down: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute the layer; arguments as for `rsnlib.experts.operators.Executor`. Raises `TensorError` for an expert
-        that more rows select than it may take."""
+        """Compute the layer; arguments as for `rsnlib.experts.operators.Executor`. Raises `TensorError` as `run`."""
         import torch
 
         self._keep(gate_up, down)
         return torch.from_numpy(self.run(*(t.detach().numpy() for t in (x, index, weights))))
 
     def run(self, x: Array, index: npt.NDArray[np.int64], shares: Array) -> Array:
-        """Compute the layer with the weights given last. x: (tokens, width). index, shares: (tokens, k)."""
+        """Compute the layer with the weights of the latest call. Returns (tokens, width).
+
+        x: (tokens, width). index: (tokens, k), the experts that each token selects. shares: (tokens, k), the factors of
+        their results. Raises `TensorError` for an expert that the layer does not have, and for one that more rows
+        select than it may take.
+        """
         chosen = self._chosen(index)
         each = index.shape[1]
         out = np.zeros_like(x)
