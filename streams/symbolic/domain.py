@@ -94,7 +94,11 @@ class Domain:
         return never_negative(p, DEPTH)
 
     def at_least(self, p: Polynomial, least: Polynomial | int = 0) -> bool:
-        """Decide p >= least, both whole at all points. Raises a split where points differ, and `Undecided`."""
+        """Return whether p >= least at all points, where both must be whole numbers.
+
+        Raises `SplitSizes`, `SplitIndex` or `SplitRests`, which say where to cut the domain, if the answer is not the
+        same at all points, or is not found without a cut; `Undecided` if no cut is known.
+        """
         p = _without_content(p - least)
         value = p.constant
         if value is not None:
@@ -107,14 +111,18 @@ class Domain:
         raise AssertionError  # pragma: no cover
 
     def equal(self, a: Polynomial, b: Polynomial | int) -> bool:
-        """Decide a == b."""
+        """Return whether a == b at all points. Raises as `at_least`."""
         p = a - b
         if p.constant is not None:
             return p.constant == 0
         return self.at_least(p) and self.at_least(-p)
 
     def floor(self, p: Polynomial, divisor: int) -> tuple[Polynomial, int]:
-        """Return quotient and rest of a division by a positive number, the rest being one number for all points."""
+        """Return quotient and rest of a division by a positive number. The rest is one number for all points.
+
+        Raises `SplitSizes` or `SplitRests`, which say where to cut the domain, if the rest is not the same at all
+        points; `Undecided` if that takes too many parts.
+        """
         if divisor == 1:
             return p, 0
         for rest in range(divisor):
@@ -190,7 +198,7 @@ class Domain:
         raise Undecided(f"it is not decided whether {p} is negative")
 
     def shown(self, p: Polynomial) -> str:
-        """Write p with letters for indices."""
+        """Return p as text, with a letter for each index."""
         letters = {name: Polynomial.variable("ijklpq"[k]) for k, (name, _) in enumerate(self.indices[:6])}
         return str(p.put(letters))
 
