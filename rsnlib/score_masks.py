@@ -78,14 +78,20 @@ class _Zeroed:
 
 @replacing(aten.softmax, aten.nan_to_num, aten.where)
 def score_masks(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite the operators between the scores of an attention and their softmax into factors of the scores, and one
-    mask that is added to them.
+    """Rewrite the operators between the scores of an attention and their softmax: the scores are multiplied by numbers,
+    and one mask is added to them. Return the new softmax; None if the rule does not apply.
 
-    The operators may be a choice (where) of a number of -1e4 or less; additions and subtractions of tensors of
-    the host; factors, also behind a mask; a mask of 0 and 1 that is multiplied, if an addition behind it hides what
-    becomes 0; and the subtraction of the largest score of a row. Weights that become 0 behind the softmax, where they
-    are NaN or where the only choice has hidden them, are those of a row that sees no key. Not applied if there is
-    any other operator among them, or to one constant mask that is added.
+    These operators may stand there:
+
+    - where, which replaces scores by a number of -1e4 or less,
+    - the addition or subtraction of a tensor of the host,
+    - the multiplication by a number, also after a mask,
+    - the multiplication by a tensor of the host that is 0 and 1, before a mask that hides all scores that become 0,
+    - the subtraction of the largest score of a row.
+
+    After the softmax, an operator may set weights to 0: those that are NaN, or those that the only `where` has hidden.
+    These are the weights of a row that sees no key. The rule does not apply if any other operator stands between
+    scores and softmax, or if the only operator adds a constant mask, which needs no rewriting.
     """
     zeroed = _zeroed(node)
     soft = node if zeroed is None else zeroed.weights

@@ -33,8 +33,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that is `view` of the activation that layer `base` computes. Over a Source it is a tensor of the host,
-    which becomes an input of the machine when a layer needs it."""
+    """A tensor that is `view` of the activation that layer `base` computes. Over a `HostInput` it is a tensor of the
+    host, which becomes an input of the machine when a layer needs it."""
 
     base: Base
     view: View
@@ -180,7 +180,8 @@ class AbstractState:
                 yield from (shape_of(x)[2] for x in node.args[:2] if isinstance(x, Node))
 
     def root(self, node: Node) -> Value:
-        """A tensor of the host as an input of the machine, with its last dimension as columns."""
+        """Return a tensor of the host as an input of the machine, whose columns are the last dimension of the
+        tensor."""
         shape = shape_of(node) if is_static(node) else ()
         view = View.dense(shape)
         if len(shape) == 3 and shape[0] != self.batch == shape[1] and shape[0] in self.seqs:
@@ -188,8 +189,11 @@ class AbstractState:
         return Value(self.source(node, view, shape[-1] if shape else 1), view)
 
     def source(self, node: Node, view: View, width: int) -> HostInput:
-        """The input of the machine of which a tensor of the host, after broadcasting, is `view`. width: columns of the
-        input. The same arguments give the same Source."""
+        """Return the input of the machine that holds a tensor of the host. Equal arguments give the same `HostInput`.
+
+        node: the tensor. view: where each element of the tensor, after broadcasting, lies in the input. width: columns
+        of the input.
+        """
         if (node, view, width) not in self._made:
             name = node.name if node.op == "placeholder" else module_path(node) or node.name
             self._made[node, view, width] = source = self.layers.source(name, width, view)
@@ -198,8 +202,11 @@ class AbstractState:
         return made
 
     def table(self, own: Node, partner: Node, heads: int, columns: int) -> HostInput:
-        """The input of the machine with the factors of a rotation, which the host computes: (batch or 1, rows or 1,
-        columns) without the axis `heads`. The same arguments give the same Source."""
+        """Return the input of the machine with the factors of a rotation, which the host computes. Equal arguments give
+        the same `HostInput`.
+
+        own, partner, heads: as for `Factors`. columns: of each of the two; the input has twice as many.
+        """
         key = own, partner, heads
         if key not in self._made:
             view = View.dense((self.batch, self.seq, 2 * columns))
@@ -215,7 +222,7 @@ class AbstractState:
         return self.fit(self.root(node), fits) if found is None and is_host(value) else found
 
     def fit(self, value: Abstract, fits: Callable[[View, int], bool]) -> Value | None:
-        """A value that is all of an activation, if fits(view, columns of the activation); None otherwise.
+        """Return a value that shows a whole activation, if fits(view, columns of the activation); None otherwise.
 
         A slice of the columns of a projection (queries, keys and values packed in one) becomes a separate projection.
         """
@@ -244,7 +251,7 @@ class AbstractState:
         return View.dense((self.batch, rows, heads, columns)).permute((0, 2, 1, 3))
 
     def has_rows(self, rows: int) -> bool:
-        """Whether activations of the machine may have so many rows."""
+        """Whether activations of the machine may have `rows` rows, over all sequences."""
         return rows % self.batch == 0 and rows // self.batch in self.seqs
 
     def seq_of(self, base: Base) -> int:

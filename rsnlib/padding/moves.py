@@ -28,7 +28,8 @@ padding may change a valid element, or if what the operator does depends on the 
 
 
 def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of reshape, which keeps the order of the elements. Raises `MixedError` if a dynamic dimension is split."""
+    """Rule of reshape, which keeps the order of the elements, and of view, also as another type. Raises `MixedError` if
+    a dynamic dimension is split."""
     state = walk.of(node.all_input_nodes[0])
     if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # a view of the same bits as another type
         state = TensorState(refilled(state.axes, PaddingFill(finite=False)), finite=False)
