@@ -46,7 +46,7 @@ class UnitCycles:
 
     @property
     def ratio(self) -> float:
-        """Derived over modelled cycles."""
+        """Derived over modelled cycles; at least 1 for a unit that states its cycles."""
         return max(1.0, self.derived / self.modelled) if self.stated else self.derived / self.modelled
 
 
@@ -65,7 +65,8 @@ class CountedCycles:
 
 
 def counted(file: Path, kernels: Path | None = None) -> CountedCycles:
-    """Count the cycles of a program. kernels: file of rates."""
+    """Return the cycles of a program: the modelled ones, and those that are derived of its C++. kernels: file of rates.
+    Raises `subprocess.CalledProcessError` if `rsn run` or `rsn hls` refuses the program."""
     rates = ["--kernels", str(kernels)] if kernels else []
     options = [*rates, "--timing-only", "--explain", "--json"]
     found = json.loads(subprocess.run([*RSN, "run", str(file), *options], capture_output=True, check=True).stdout)
@@ -95,7 +96,8 @@ def _stating(file: Path) -> set[str]:
 
 
 def table(options: Namespace) -> Iterator[str]:
-    """A row for each program."""
+    """Yield the table as lines of text: a heading, then one line for each program. options: `files` and `kernels`, as
+    the command line has them; no files: all of `CASES`, with the rates `KERNELS`."""
     files = [Path(f) for f in options.files] or [f for f in sorted(CASES.glob("*.py")) if f.stem != "__init__"]
     yield f"{'':<20}{'modelled':>10}{'path':>10}{'ratio':>7}   unit with most of the path: modelled, derived"
     with tempfile.TemporaryDirectory() as folder:

@@ -48,11 +48,12 @@ class _Declared(NamedTuple):
 
 
 def option(help: str, *flags: str, of: tuple[str, ...] | str = (), **settings: Any) -> Any:
-    """Declare an option as the value of an attribute of `Options`.
+    """Declare an option of a command: the result is the value of an attribute in a subclass of `Options`.
 
-    flags: by default the attribute's name behind two dashes. The attribute's annotation says how click reads it: a bool
-    is a flag, a tuple may be repeated, others see `TYPES`. of: its kinds. A default is shown. settings: as for
-    `click.option`.
+    The attribute's annotation is the option's type. `bool` makes a flag; a `tuple` makes an option that a user may
+    repeat; for other types see `TYPES`. help: its text in `--help`, which also shows a default. flags: its names on the
+    command line; by default two dashes and the attribute's name. of: its kind or kinds, which `refuse` refuses
+    together. settings: as for `click.option`.
     """
     own = (of,) if isinstance(of, str) else of
     return _Declared(flags, {**settings, "kinds": own, "help": help, "show_default": "default" in settings})
@@ -114,7 +115,8 @@ def refuse(kind: str, *others: str) -> None:
 
 
 def refuse_contradictions(raw: bool) -> None:
-    """Raise `click.UsageError` for options of the running command that would have no effect."""
+    """Raise `click.UsageError` for options of the running command that would have no effect. raw: the command reads a
+    bare image."""
     refuse(PROGRAMS if raw else RAW)
     if raw and len(given("timing_only", "dump_ddr")) == 2:
         raise click.UsageError("--dump-ddr: not with --timing-only, which computes nothing")

@@ -40,9 +40,12 @@ class SentenceTokenizer(Protocol):
 
 
 def save(model: torch.nn.Module, path: Path, batches: Sequence[int] = (1, 8), length: int = 128) -> None:
-    """Compile a model of token ids and their mask, and save it to a file.
+    """Compile a model of token ids and their mask, and save it to a file (`.rsnmodel`).
 
-    batches: the sizes, in sentences, to compile for. length: the most tokens of a sentence.
+    model: takes `input_ids` and `attention_mask`, both int64 (sentences, tokens). batches: numbers of sentences, from 1
+    on, with a program for each; fewer sentences are padded. length: the tokens of a sentence in all programs, 1 or
+    more; shorter sentences are padded. Raises what `rsn.compile` raises, and `UnsupportedError` if the model cannot be
+    saved.
     """
     mask = torch.ones(max(batches), length, dtype=torch.long)
     example = {"input_ids": 2 * mask, "attention_mask": mask}  # ids of 0 and 1 would be taken for a mask

@@ -55,7 +55,7 @@ def text_of(expression: Any) -> str:
 
 @dataclass(frozen=True)
 class DimensionKind:
-    """A kind of dimension."""
+    """A kind of dimension: regular or ragged, static or dynamic (STeP v2, section 3.1)."""
 
     ragged: bool
     dynamic: bool
@@ -86,7 +86,7 @@ class Dimension:
 
     @property
     def kind(self) -> DimensionKind:
-        """Its kind."""
+        """Whether it is ragged, and whether it is dynamic."""
         return DimensionKind(self.ragged, self.dynamic)
 
     def same(self, other: Dimension) -> bool:

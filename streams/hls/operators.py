@@ -97,7 +97,8 @@ class Operators(ValueWriter):
         return self.folded(UNARY[op], [value], made) or made
 
     def integer(self, value: Val, wide: int) -> str:
-        """Return the C++ text of an integer as an operand, cast if its type is narrower than `wide`."""
+        """Return the C++ text of an integer as an operand. wide: an index of `WIDTHS`; an integer of a narrower type is
+        cast to that type."""
         return value.operand if value.width >= wide else f"{WIDTHS[wide]}({value.text})"
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
@@ -168,8 +169,8 @@ class Operators(ValueWriter):
     def elements(
         self, op: str, x: Val, y: Val, function: Callable[..., Any] | None = None, name: str = "", kernel: str = ""
     ) -> Val:
-        """An operation on floats or on the elements of tiles. function, name, kernel: of a kernel: what it computes,
-        and what it is called in C++ and in the library."""
+        """Return the C++ value of an operation on floats, or on the elements of tiles. op: as for `binary`. function,
+        name, kernel: for a kernel, what it computes, and its names in C++ and in the library. Raises `HlsError`."""
         function = function or BINARY[op]
         kind = self.result_of(function, (x.kind, y.kind))
         if name == "" and op in COMPARISONS:
@@ -194,16 +195,16 @@ class Operators(ValueWriter):
         return self.passed(kernel, Val(kind, text, simple=False), x, y)
 
     def passed(self, kernel: str, made: Val, *operands: Val) -> Val:
-        """Return an expression of tiles with the elements of it that a cycle takes. A kernel with a rate of its own
-        makes a pass of its own."""
+        """Return `made`, an expression of tiles, with the number of elements that it computes in a cycle. A kernel with
+        a rate of its own gets a loop over the tile of its own. operands: what the expression reads."""
         lanes = min(self.datapath.lanes(kernel), *(v.lanes for v in operands))
         spread = [v.text for v in operands if v.kind.shape not in ((), made.kind.shape)]
         made = replace(made, lanes=lanes, elsewhere=(*spread, *(text for v in operands for text in v.elsewhere)))
         return self.held(made) if kernel in self.datapath.rates else made
 
     def mapped(self, kernel: str, function: str, kind: ValueKind, x: Val) -> Val:
-        """Return what a function gives of a number, or of each element of a tile. kernel, function: its names in the
-        library and in C++."""
+        """Return the C++ value of a function of a number, or of each element of a tile. kernel, function: its names in
+        the library and in C++. kind: of the result."""
         made = Val(kind, f"rsn::map<{kind.cpp}>(rsn::{function}(), {x.text})", simple=not kind.shape)
         return self.passed(kernel, made, x) if kind.shape else made
 

@@ -113,7 +113,7 @@ class SyntaxNode(Parts):
 
     @property
     def kind(self) -> str:
-        """What Python's grammar calls it."""
+        """What Python's grammar calls it, such as `AugAssign`."""
         match self:
             case Collection(form=form) | Foreign(form=form) | ForeignStatement(form=form):
                 return form
@@ -317,12 +317,12 @@ class Invocation(ExpressionNode):
 
     @property
     def called(self) -> str:
-        """The name of the function, "" for what is no plain name."""
+        """The name of the function, `f` of `f(x)`; "" if the function is not a plain name, such as in `a.f(x)`."""
         return self.function.name if isinstance(self.function, Identifier) else ""
 
     @property
     def keywords(self) -> dict[str | None, ExpressionNode]:
-        """The named arguments."""
+        """The values of the named arguments, by name; that of `**value` is under None."""
         return {argument.name: argument.value for argument in self.named}
 
 

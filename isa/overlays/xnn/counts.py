@@ -125,6 +125,7 @@ class CountedBuffer(SlotData):
 
     @property
     def size(self) -> str:
+        """Valid rows and columns as text, such as `128x64`."""
         return f"{self.rows}x{self.cols}"
 
     def _keep(self, tiles: dict[tuple[int, int], ValidTile]) -> None:
@@ -165,7 +166,7 @@ class CountedBuffer(SlotData):
         self._keep(kept)
 
     def whole(self, rows: int, cols: int) -> None:
-        """All of the first rows and columns, in tiles, has become valid."""
+        """Mark the first `rows` x `cols` tiles as valid."""
         self._keep(dict(self.held.tiles) | {(i, j): WHOLE for i in range(rows) for j in range(cols)})
 
     def _use(self, verb: str) -> bool:
@@ -176,7 +177,7 @@ class CountedBuffer(SlotData):
         return self.held.filled
 
     def unfilled(self, verb: str) -> None:
-        """Report that nothing is there."""
+        """Report that a uOP uses the buffer while it holds nothing. verb: what the uOP does, such as `send`."""
         if self.held.spent:
             text = f"{verb}s a buffer of which a softmax kept maxima and sums only"
             self.unit.report(UopFault("X11", text, "receive the keys again, with part 3 (MemCScores)"))
@@ -185,7 +186,8 @@ class CountedBuffer(SlotData):
         self.unit.report(UopFault("X01", f"{verb}s a buffer that nothing has filled", way_out))
 
     def stale(self, what: str, has: str) -> None:
-        """Report that a uOP uses more than is valid. what: it does; has: what there is."""
+        """Report that a uOP uses more than is valid. what: what the uOP does. has: what the buffer holds. Both are text
+        of the message."""
         text = f"{what}; the buffer holds {has}, the rest is stale"
         self.unit.report(UopFault("X03", text, "make the two sizes agree"))
 
