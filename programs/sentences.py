@@ -107,7 +107,8 @@ class Sentences:
         """Queue sentences, and return the future of their vectors, float32 (sentences, columns).
 
         inputs: "sentences", a list of strings. timeout, wait: as for the other server. A request with more sentences
-        than a run takes becomes several; if one of them fails, all are cancelled.
+        than a run takes becomes several; if one of them fails, all are cancelled. Raises `TensorError` for a sentence
+        with more tokens than the model takes, and what the other server raises.
         """
         ids = [self._tokens(i, sentence) for i, sentence in enumerate(inputs["sentences"])]
         parts: list[Future[Any]] = []

@@ -120,7 +120,7 @@ class CallPadding:
         return bucket.sizes
 
     def check_sizes(self, sizes: Sizes) -> None:
-        """Raises `TensorError` for sizes with which the module itself cannot be called."""
+        """Raise `TensorError` for sizes with which the module itself cannot be called."""
         for dim, size, name in zip(self.arguments.dims, sizes, self.arguments.first_names, strict=True):
             least = self.least.get(dim, 1)
             if size < least:
@@ -129,7 +129,7 @@ class CallPadding:
                 raise TensorError(f"argument {name} has a {dim.what} of {size}; {takes}")
 
     def check_masks(self, given: Mapping[str, Any]) -> None:
-        """Raises `TensorError` for an argument that is a mask (0 or 1 everywhere) in the example but not now."""
+        """Raise `TensorError` for an argument that is a mask (0 or 1 everywhere) in the example but not now."""
         for name in self.masks:
             x = given.get(name)
             if hasattr(x, "shape") and not is_zero_or_one(x):

@@ -179,7 +179,12 @@ class ProgramFamily:
                 )
 
     def admit(self, inputs: Mapping[str, npt.NDArray[np.generic]], parameters: Mapping[str, int]) -> Request:
-        """Check a request and return a copy of it. Raises `TensorError` if no program takes it."""
+        """Check a request and return a copy of it.
+
+        inputs: by name, (sequences, rows, columns), or (rows, columns) for one sequence; or in the shapes of one
+        program. parameters: run-time parameters by name. Raises `TensorError` for a wrong name, for a parameter that is
+        out of range, and if no program takes these shapes.
+        """
         self._check_names(inputs)
         values = {name: _integer(name, value) for name, value in parameters.items()}
         sized = () if self.members[0].states else self._sized(inputs, bool(values))
