@@ -66,8 +66,8 @@ def constant(number: int | float | None) -> Distribution:
 
 
 def parse(text: str) -> tuple[Labels, bool]:
-    """Read labels, such as "S0R" or "RS10": one for each axis of the tensor. Return them, and whether a "!" at the end
-    asks that what is pending in a stored value is reduced first. Raises `Refusal`."""
+    """Read labels, such as "S0R" or "RS10": one for each axis of the tensor. Return them, and whether the text ends
+    with "!", which asks for pending reductions to be done before a value is stored. Raises `Refusal` for other text."""
     text, asks = text.removesuffix("!"), text.endswith("!")
     found = LABEL.findall(text)
     if "".join(found) != text:
@@ -96,8 +96,8 @@ def described(pending: Pending) -> str:
 
 
 def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: str) -> None:
-    """Check that a tensor can be cut: one label an axis, each mesh axis exists, is used once, and divides its size.
-    Raises `Refusal`."""
+    """Raise `Refusal` unless a tensor can be cut: it has one label for each axis; each mesh axis that is named exists,
+    is named once, and its size divides that of the tensor's axis. mesh: size of each axis. name: for the message."""
     text, grid = shown(labels), f"the mesh {list(mesh)}"
     if len(labels) != len(shape):
         message = f"{name}: {text} has {len(labels)} labels, and the tensor has {len(shape)} axes"

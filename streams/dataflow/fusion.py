@@ -196,13 +196,15 @@ class Fusion:
 
     @classmethod
     def ordered(cls, space: FusionSpace, group: Sequence[int], limit: int, bound: int, method: str) -> Fusion:
-        """Build a fusion from groups with any numbers."""
+        """Build a fusion from groups with any numbers; they are numbered in the order in which they run. Raises as
+        `Fusion`."""
         number = {old: k for k, old in enumerate(space.quotient_order(group), 1)}
         return cls(space, tuple(number[old] for old in group), limit, bound, method)
 
     def resized(self, space: FusionSpace) -> Fusion:
         """Return the same groups in a space with other sizes, for example with the depths of FIFOs that were found
-        later. Raises `BudgetError` if a group no longer fits. The bound is that of no cut at all."""
+        later. Its bound is the bytes of all tensors, as if no group were cut. Raises `BudgetError` if a group no longer
+        fits."""
         return replace(self, space=space, bound=space.tensor_bytes)
 
     @cached_property
@@ -290,7 +292,8 @@ def _converters(space: FusionSpace, nodes: set[int]) -> set[int]:
 
 
 def printed(space: FusionSpace, limit: int) -> Fusion:
-    """Fuse by Algorithm 2 as it is listed. limit: C_max in bytes. The bound is that of no cut at all."""
+    """Fuse by Algorithm 2 as it is listed (StreamTensor, section 5.2.2). limit: C_max in bytes. The bound of the result
+    is the bytes of all tensors, as if all could stay on chip. Raises as `algorithm_2`, and as `Fusion`."""
     _, _, group_of = algorithm_2(space, limit)
     group = [group_of[node] for node in range(len(space.names))]
     return Fusion(space, tuple(group), limit, space.tensor_bytes, "printed")

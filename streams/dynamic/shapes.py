@@ -124,19 +124,21 @@ def ragged(name: str, static: bool = False, total: Any = None, largest: Any = No
 
 
 def replaced(expression: Expression, values: Mapping[sympy.Symbol, Any]) -> Expression:
-    """An expression with values, or other expressions, for its symbols, and for theirs in turn."""
+    """Return an expression with the symbols in `values` replaced by values or other expressions, and the symbols of
+    these likewise, until none of them is left."""
     while known := {one: sympy.sympify(values[one]) for one in expression.free_symbols if one in values}:
         expression = expression.xreplace(known)
     return expression
 
 
 def positive(size: Expression) -> Expression:
-    """1 if a size is more than 0, else 0: the new dimension of Promote."""
+    """Return 1 if a size is more than 0, else 0: the size of the new dimension of Promote."""
     return sympy.Piecewise((sympy.Integer(1), size > 0), (sympy.Integer(0), True))
 
 
 def volume(dimensions: Iterable[Dimension]) -> Expression:
-    """How many elements there are in dimensions, outermost first. A ragged one brings the sum over all groups."""
+    """The number of elements in dimensions, outermost first. A ragged dimension counts with all dimensions before it:
+    its total is the sum over all groups."""
     product: Expression = sympy.Integer(1)
     for one in dimensions:
         product = one.total if one.total is not None else product * one.size
@@ -242,7 +244,8 @@ def has_buffers(data: DataType) -> bool:
 
 
 def same_type(a: DataType, b: DataType) -> bool:
-    """Whether two types are the same, but for the symbols of dimensions that vary."""
+    """Whether two types are the same. Their dimensions need only be `alike`; selectors need only have equally many
+    choices."""
     match a, b:
         case TileType(), TileType():
             return a.dtype == b.dtype and all(alike(x, y) for x, y in zip(a.shape, b.shape, strict=True))
@@ -298,7 +301,7 @@ def bytes_of(data: DataType) -> Expression:
 
 
 def as_on_chip(data: DataType, dtype: str | None) -> DataType:
-    """The same type with tiles of another type of elements. dtype: None leaves it."""
+    """Return the same type with tiles of another type of elements; Boolean tiles stay. dtype: None changes nothing."""
     match data:
         case TileType() if dtype is not None and data.dtype != "boolean":
             return replace(data, dtype=dtype)

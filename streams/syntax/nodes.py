@@ -103,7 +103,7 @@ class SyntaxNode(Parts):
 
     @property
     def facts(self) -> Facts:
-        """What is below it. It is found once."""
+        """What the node and those below it hold. It is computed at the first use, and kept."""
         if self._facts is None:
             for node in reversed([*walk(self)]):  # what a node holds comes before it
                 if node._facts is None:
@@ -167,7 +167,7 @@ def walk(node: SyntaxNode) -> Iterator[SyntaxNode]:
 
 
 def copied(value: AnyPart) -> AnyPart:
-    """A tree, or a tuple of trees, of which each node stands in one place."""
+    """Return a copy of a tree, or of a tuple of trees, in which no node stands in two places."""
     if isinstance(value, tuple):
         return tuple(map(copied, value))  # type: ignore[return-value]
     if not isinstance(value, SyntaxNode):
