@@ -243,8 +243,8 @@ _PLANS: WeakKeyDictionary[Program, TimedWorkload[Overlay]] = WeakKeyDictionary()
 
 
 def plan_of(program: Program) -> TimedWorkload[Overlay]:
-    """The run of a program whose parameters are at their defaults. It is traced once as long as the program lives:
-    tracing is the slow part of what is asked of a program."""
+    """Return the run of a program whose parameters are at their defaults. It is traced once in the life of the program,
+    because tracing is slow."""
     plan = _PLANS.get(program)
     if plan is None:
         places = replace(program)  # the plan must not keep the program itself

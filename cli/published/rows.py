@@ -45,7 +45,7 @@ COMPUTE = tuple(name for name, rate in XNN_BASE.rates.items() if rate.cause in _
 @dataclass(frozen=True)
 class Fit:
     """What was fitted on a row. constants: of the model; empty if only the units of the row were inferred from it.
-    certain: whether it is recorded that the row was used. how: it was used."""
+    certain: whether it is recorded that the row was used. how: the row was used, as text for the output."""
 
     constants: tuple[str, ...] = ()
     certain: bool = True
@@ -76,7 +76,7 @@ class Notes:
 
     @staticmethod
     def of(name: str, how: str = "fitted on it") -> Notes:
-        """The notes on a paper. how: rows were used."""
+        """Return the notes on a paper. name: its table in `notes.toml`. how: `Fit.how` of all its rows."""
         tables = read_toml("notes.toml")[name]
         fits = {pattern: Fit(tuple(found), True, how) for pattern, found in tables["fitted"].items()}
         perhaps = tables.get("perhaps_fitted", {})
@@ -86,7 +86,7 @@ class Notes:
 
 
 def read_toml(name: str) -> dict[str, Any]:
-    """Return the tables of a file of this folder."""
+    """Return the tables of a TOML file of this folder. name: of the file."""
     return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
@@ -164,7 +164,7 @@ class PublishedRow:
 
     @property
     def known(self) -> str:
-        """The row's own note, and what is known of it."""
+        """The row's own note, and what `notes.toml` says of the published number; "" if there is neither."""
         return "; ".join(filter(None, (self.note, self._noted(self.NOTES.known))))
 
     @property

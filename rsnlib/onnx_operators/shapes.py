@@ -30,7 +30,7 @@ TYPES: dict[int, torch.dtype] = {
 
 
 def type_of(number: int) -> torch.dtype:
-    """A type by its number. Raises `UnsupportedError` for one that PyTorch does not have."""
+    """Return PyTorch's type for a number of `onnx.TensorProto.DataType`. Raises `UnsupportedError` if it has none."""
     need(number in TYPES, f"numbers of ONNX's type {number}")
     return TYPES[number]
 
@@ -276,7 +276,8 @@ def trilu(input: Tensor, k: Ints | None = None, *, upper: int = 1) -> Tensor:
 
 
 def indices(index: Tensor, n: int) -> Tensor:
-    """Indices from 0 on, of an axis of n rows. What is known is checked; the rest PyTorch checks in each call."""
+    """Return indices from 0 on, of an axis of n rows: negative ones count from its end. Their range is not checked
+    here, but by PyTorch where they are used."""
     return torch.where(index < 0, index + n, index)
 
 

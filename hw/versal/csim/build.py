@@ -43,8 +43,8 @@ class MachineSources:
     flags: tuple[str, ...] = ()
 
     def files(self, versal: Path, *, program: bool = False) -> list[Path]:
-        """Return the files of the library in the folder of all sources; program: and that of the stand-alone
-        program."""
+        """Return the source files of the library. versal: the folder of all sources. program: add the source of the
+        stand-alone program."""
         patterns = (*self.kernel, *self.graph, *self.native, *([MAIN] if program else []))
         return [path for pattern in patterns for path in sorted(versal.glob(pattern))]
 
@@ -74,7 +74,7 @@ INSTALL_HINT = "install a C++17 compiler (Debian, Ubuntu: sudo apt install g++),
 
 
 def compiler(what: str = "board csim") -> str:
-    """Return the path of the C++ compiler: CXX of the environment, else g++. what: is built with it, for the message.
+    """Return the path of the C++ compiler: CXX of the environment, else g++. what: what needs it, for the message.
     Raises `BoardError` if it is not found."""
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
@@ -163,7 +163,8 @@ def _compile(cxx: str, flags: Sequence[str], sources: Sequence[Path], target: Pa
 
 
 def call(command: Sequence[str], what: str = "board csim") -> None:
-    """Run a compiler. Raises `BoardError` with the first lines that it says if it fails. what: is then not built."""
+    """Run a compiler. what: what it builds, for the message. Raises `BoardError` with the first lines of its output if
+    it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         output = "\n".join((done.stderr or done.stdout).splitlines()[:20])

@@ -106,7 +106,7 @@ def _at_store(store: Store) -> Iterator[tuple[str, Any]]:
 
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemC | MemCTable | Patched]:
-    """Yield the instruction of each `Turn`, and before it those that set registers, if their values change, and that
+    """Yield the instruction of each `Turn`. Before it come those that set registers whose values change, and those that
     fill the table of its store."""
     columns, power_on = memory_of(unit).columns, MemCConfig().norm_cols
     held = [
@@ -185,7 +185,7 @@ def legal_store(unit: UnitSpec, uop: MemCStore) -> Iterator[str]:
 
 
 def legal_table(unit: UnitSpec, uop: MemCTable) -> Iterator[str]:
-    """Yield the reasons why a table cannot be filled so."""
+    """Yield the reasons why the unit cannot fill a table as a uOP says, although its fields are in range."""
     memory = memory_of(unit)
     rows, cols = memory.rows // TILE, TABLE_COLUMNS // TILE
     if memory.slots > 2:
@@ -195,8 +195,8 @@ def legal_table(unit: UnitSpec, uop: MemCTable) -> Iterator[str]:
 
 
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
-    """Raise `ProgramError` if the fields of `MemC`, and of its registers, cannot say all of a memory. `recv_a` has 3
-    bits, of which a MemC that sends reads two."""
+    """Raise `ProgramError` if a unit's memory is not a whole number of tiles, or is too large for the fields of `MemC`
+    or, with `registers`, for those of its registers. `recv_a` has 3 bits, of which a MemC that sends reads two."""
     rows = [SizeField(MemC, "dim1"), SizeField(MemC, "recv_a", TILE), SizeField(MemC, "send_a", TILE)]
     columns = [SizeField(MemC, "dim2"), SizeField(MemC, "recv_b", TILE)]
     if registers:
