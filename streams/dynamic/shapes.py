@@ -225,7 +225,8 @@ DataType: TypeAlias = "TileType | SelectorType | BufferType | TupleType"
 
 
 def tile(rows: Size, columns: Size, dtype: str = "bf16") -> TileType:
-    """A type of tiles."""
+    """Return the type of tiles of rows x columns elements. Raises `StepError` for an unknown type of elements, and as
+    `dimension`."""
     return TileType(dimension(rows), dimension(columns), dtype)
 
 
@@ -324,7 +325,7 @@ class StreamType:
 
     @classmethod
     def of(cls, shape: Sequence[Size], data: DataType) -> StreamType:
-        """Make a type; sizes may be numbers, names of symbols, or expressions."""
+        """Make a type; sizes may be numbers, names of symbols, or expressions. Raises `StepError` as `dimension`."""
         return cls(tuple(map(dimension, shape)), data)
 
     @property
