@@ -74,9 +74,10 @@ def test_a_buffer_is_filled_while_the_one_before_is_read(tmp_path: Path) -> None
     y, run = two.timed_run(x)
     before, slower = one.timed_run(x)
     torch.testing.assert_close(y, before, rtol=0, atol=0)
-    # A row of 8 tiles takes 8 x (8 x 4 + 1) = 264 cycles to come, and as many to be read; 4 rows, and the first one.
+    # A product of 16 sums takes 4 steps of 3 cycles, is 2 deeper, and its loop goes on in another one. A row of 8 tiles
+    # takes 8 x (8 x 14 + 1) = 904 cycles to come, and as many to be read; 4 rows, and the first one.
     cycles = [round(r.latency_s * 300e6) for r in (slower, run)]
-    assert 5 * 264 <= cycles[1] <= 5 * 264 + 20
+    assert 5 * 904 <= cycles[1] <= 5 * 904 + 20
     assert cycles[0] > 1.25 * cycles[1]
     # Nothing is gained by a third buffer: the first task waits before it hands a buffer over, not behind it.
     streams = [name for name in two.sized().declared if name.endswith(("_buffers", "_wanted"))]
@@ -106,4 +107,5 @@ def test_two_buffers_in_blocks(name: str) -> None:
     groups = {node.name: k // 4 for k, node in enumerate(two.dataflow.nodes)}
     torch.testing.assert_close(two.changed(groups=groups).run(x), one.run(x), rtol=0, atol=0)
     placed = place(two, U55C)
-    torch.testing.assert_close(placed.streamed.run(x), one.run(x), rtol=0, atol=0)
+    wide = one.changed(replace(placed.streamed.knobs, ping_pong=0))  # a generated machine chooses its tiles
+    torch.testing.assert_close(placed.streamed.run(x), wide.run(x), rtol=0, atol=0)
