@@ -96,6 +96,12 @@ class CostExpressions(Expressions):
             return None
         match KERNELS[name].rule:
             case "matmul":
+                other = operands[1].type
+                if result.type is None or other is None:
+                    return None
+                if min(len(given.shape), len(other.shape)) < 2:  # a vector is a matrix of one row, or of one column
+                    columns = other.shape[-1] if len(other.shape) > 1 else 1
+                    kind = ElementType(kind.dtype, (*(given.shape[-2:-1] or (1,)), columns))
                 right = values[1].unwritten if isinstance(values[1], Data) else None
                 turned = right is not None and right.turned
                 self.charge(TileCost.COMPUTED, at, path.product(kind, given.shape[-1], turned), scales=True)

@@ -134,7 +134,7 @@ class Datapath:
         return loop(parts * groups, before, self._interval(dtype, groups)) + loop(groups, behind)
 
     def _interval(self, dtype: str, sums: int) -> int:
-        """Cycles between two additions if a loop adds to so many sums in turn."""
+        """Cycles from one step of a loop to the next. sums: those that the loop adds to, one in each step."""
         return ceil(self._turns(dtype) / sums)
 
     def _turns(self, dtype: str) -> int:

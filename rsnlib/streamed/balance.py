@@ -46,7 +46,8 @@ class _Holder:
     """What holds an amount of a resource: a kernel, or the loads of an operator.
 
     operator, knob: the knob that states the amount. tasks: numbers of the instances that are faster with it. cost: of a
-    unit. most: units that can be used. whole: the units that it has if it may have so many. units: that it holds.
+    unit. most: units that can be used. whole: gives the units that are built of a number that it may have. units: that
+    it holds.
     """
 
     operator: str

@@ -71,8 +71,8 @@ class Bytecode:
         return np.array(times, np.int64)
 
     def sped_up(self, units: Floats) -> Bytecode:
-        """The same program with instances that take less time. units: of each instance: the cycles of a beat that
-        are not fixed are so many times fewer, rounded up."""
+        """The same program with instances that take less time. units: of each instance. The cycles of a beat that
+        are not fixed are divided by them, and rounded up."""
         beats = self.rows[:, 0] == BEAT
         cycles = self.rows[:, 3]
         less = self.fixed + np.ceil((cycles - self.fixed) / units[self.owner])

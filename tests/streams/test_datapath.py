@@ -120,6 +120,23 @@ def test_the_source_has_the_cycles_of_the_model(tmp_path: Path) -> None:
                 assert derived[task] == pytest.approx(modelled[task], rel=0.1, abs=200), (task, text)
 
 
+@pytest.mark.parametrize(
+    ("statement", "taken"),
+    [("y[:] = v @ w", 13), ("y[:] = w @ v", 13), ("y[0] = v @ v", 13), ("y[:] = w @ other(v)", 0)],
+)
+def test_products_with_vectors(statement: str, taken: int) -> None:
+    """A vector is a matrix of one row, or of one column: 4 steps, of 3 cycles each, and 4 for the depth."""
+    text = """from rsn.streams import *
+A: f32[4]
+B: f32[4, 4]
+Y: f32[4]
+@task(mapping=[1], args=[A, B, Y], rates=dict(matmul=4))
+def f(a: f32[4], b: f32[4, 4], y: f32[4]) -> None:
+    v, w = a[:], b[:, :]
+"""
+    assert busy(f"{text}    {statement}\n", {})["f"] - busy(f"{text}    y[:] = v\n", {})["f"] == taken
+
+
 def test_products() -> None:
     path = Datapath({"matmul": 256}, float_add=6)
     assert path.multiply_adds(ElementType("f32", (32, 64))) == 256

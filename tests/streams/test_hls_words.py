@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,21 @@ from rsn.base.errors import ProgramError
 from rsn.streams.check import check
 from rsn.streams.hls.emit import cpp_program
 from rsn.streams.hls.kinds import ValueKind
+from rsn.streams.hls.native import HEADERS
 from rsn.streams.hls.project import channels_of, connectivity, device_of, script
 from rsn.streams.hls.words import banks
 from rsn.streams.placing.devices import U55C, U280, VC1902
-from rsn.streams.words import REGISTERS, TileWord, matrix, moved_rounds, product_word, row_word, stream_word, word
+from rsn.streams.words import (
+    MOVED,
+    REGISTERS,
+    TileWord,
+    matrix,
+    moved_rounds,
+    product_word,
+    row_word,
+    stream_word,
+    word,
+)
 from rsn.tests.effort import examples
 from rsn.tests.streams.hls_programs import TURNED
 from rsn.tests.streams.test_hls import task_program_of
@@ -194,6 +206,11 @@ def test_rounds_and_words_of_a_stream(
 ) -> None:
     assert stream_word(dtype, shape).elements == taken
     assert moved_rounds(dtype, channels, taken) == moved
+
+
+def test_what_becomes_registers_is_the_same_in_the_model_and_in_the_source() -> None:
+    (least,) = re.findall(r"words_in_turn\(.*\) \{ return sums <= (\d+) \?", (HEADERS / "kernels.h").read_text("utf-8"))
+    assert int(least) == MOVED
 
 
 @pytest.mark.parametrize(
