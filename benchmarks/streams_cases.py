@@ -1,6 +1,6 @@
 """The cases of programs/streams beside published figures of Dato (arXiv 2509.06794).
 
-    python benchmarks/streams_cases.py [lines] [systolic] [attention] [scaling]
+    python benchmarks/streams_cases.py [lines] [systolic] [attention] [scaling] [mapping]
 
 Without names of tables it prints all of them. Each column says where it is from. *counted*: lines, operations and bytes
 of our programs. *modelled*: clock cycles of our model of time, in which the operations of a beat fire at once, and a
@@ -27,11 +27,15 @@ from rsn.isa.overlays.tasks.unit import TensorPart
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
+from rsn.streams.mapping.errors import MappingError
+from rsn.streams.mapping.graph import mapping_graph
+from rsn.streams.mapping.machine import MeshDescription
+from rsn.streams.mapping.search import search
 from rsn.streams.reader import Rates, read
 from rsn.streams.run import fire_together, stream_depths
 from rsn.streams.timing.timed import BeatTiming, TimedProgram
 from rsn.streams.tree import Region
-from rsn.tests.streams.sizes import program_text
+from rsn.tests.streams.sizes import FOLDER, program_text
 
 # -- lines ------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +229,33 @@ def scaling(options: Namespace) -> Iterator[str]:
     yield f"{'published':<15}" + "".join(f"{s:>8.2f}" for s in MESHES.values())
 
 
-TABLES = {"lines": lines, "systolic": systolic, "attention": attention, "scaling": scaling}
+# -- mapping ----------------------------------------------------------------------------------------------------------
+
+
+def mapping(options: Namespace) -> Iterator[str]:
+    """All cases on a mesh of 4 x 4 tiles, and on the least tiles on which those fit that do not."""
+    mesh = MeshDescription()
+    yield f"All cases on {mesh.name}: {mesh.in_ports} input and {mesh.out_ports} output ports and {mesh.memory} bytes a"
+    yield "tile (modelled); bound: cycles that no mapping has fewer of, * where all mappings were looked at"
+    yield f"{'':<19}{'nodes':>9}{'cycles':>9}{'bound':>8}{'off chip':>10}{'on chip':>9}{'ports':>7}{'tile':>7}"
+    for file in sorted(FOLDER.glob("[a-z]*.py")):
+        graph = mapping_graph(read(file.read_text(encoding="utf-8"), file.name, timed=True, rates=KERNELS))
+        try:
+            found = search(graph, mesh.tiles, mesh)
+        except MappingError as error:
+            yield f"{file.stem:<19}{len(graph.nodes):>4} -> -: {error.notes[-1]}"
+            continue
+        nodes = range(len(found.mapped.groups))
+        held = max(sum(holder.count for holder in found.mapped.memory(k)) for k in nodes)
+        best = f"{found.bound}{'*' if found.all_seen else ''}"
+        cost = found.cost
+        yield (
+            f"{file.stem:<19}{f'{len(graph.nodes)} -> {len(nodes)}':>9}{cost.cycles:>9}{best:>8}{cost.off_chip:>10}"
+            f"{cost.on_chip:>9}{cost.ports:>7}{held:>7}"
+        )
+
+
+TABLES = {"lines": lines, "systolic": systolic, "attention": attention, "scaling": scaling, "mapping": mapping}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -17,12 +18,12 @@ from ..host.tasks import run_tasks
 from ..host.tensors import load_tensors, save_tensors
 from ..hw.sim.machine import simulate
 from ..isa.overlays import OVERLAYS
-from ..isa.overlays.tasks.overlay import uops_of
+from ..isa.overlays.tasks.overlay import uops_of, without_rates
 from ..scheduler.best import schedule_named
 from ..scheduler.build import build
 from ..scheduler.from_streams import layers_of
 from ..scheduler.pack import pack
-from ..streams.build import task_program
+from ..streams.build import Refused, task_program
 from ..streams.check import report_on
 from ..streams.mapping.cost import cost
 from ..streams.mapping.errors import MappingError
@@ -34,10 +35,11 @@ from ..streams.mapping.primitives import bundle, chain
 from ..streams.mapping.program import mapped_program
 from ..streams.mapping.proof import prove
 from ..streams.mapping.search import BestMapping, search
+from ..streams.mapping.transfers import Epoch, epochs
 from ..streams.tree import Region
 from .options import JSON, Count, File, Options, option, refuse, with_options
 from .progress import working
-from .stream_programs import Named, counted, region_of, show, stream_program
+from .stream_programs import Named, counted, region_of, show, stream_program, unrated
 
 MESHES, XNN = "only with a mesh", "only with --onto xnn"
 """Kinds of options."""
@@ -53,26 +55,35 @@ class MapOptions(Options):
     kernels: File | None = option("how fast library kernels are (.toml)")
     at_most: Count | None = option("nodes; by default, the tiles of the machine", of=MESHES)
     chains: tuple[str, ...] = option(
-        "run instance A, then B, on one node; repeatable", "--chain", metavar="A,B", of=MESHES
+        "run A, then B, on one node: instances, or nodes made before; repeatable", "--chain", metavar="A,B", of=MESHES
     )
     bundles: tuple[str, ...] = option(
-        "run equal instances in turn; repeatable", "--bundle", metavar="A,B,...", of=MESHES
+        "run equal instances or nodes in turn; repeatable", "--bundle", metavar="A,B,...", of=MESHES
     )
     no_search: bool = option("apply --chain and --bundle only", of=MESHES)
     most: Count = option("findings to show of each code", default=10)
     as_json: bool = JSON
 
 
-@click.command(name="map")
+class MapCommand(click.Command):
+    """Notes the order in which options are given: it is that in which primitives are applied."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        *_, order = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[__name__] = [parameter.name for parameter in order]
+        return super().parse_args(ctx, args)
+
+
+@click.command(name="map", cls=MapCommand)
 @click.argument("program")
 @with_options(MapOptions)
 def map_command(program: str, options: MapOptions) -> None:
     """Map a stream program onto the tiles of a machine.
 
     It decides which task instances of PROGRAM (FILE.py, FILE.py:REGION) run in turn on one tile, and which tile. The
-    program is checked first. Then chain and bundle are applied, those of the options before those of the search, and
-    the mapped program is checked again, on its physical streams. -o writes a machine with a unit for each node, for rsn
-    asm and rsn run.
+    program is checked first. Then chain and bundle are applied, those of the options in their order, then those of the
+    search, and the mapped program is checked again, on its physical streams. -o writes a machine with a unit for each
+    node, for rsn asm and rsn run.
 
     --onto xnn finds the matrix products and attention that the program computes, and compiles them for that overlay.
     """
@@ -159,14 +170,19 @@ def _mapped(
     """Map a program; return the facts, the lines to print, and the mapping."""
     graph = mapping_graph(region)
     mapped = Mapped.start(graph)
-    for text in options.chains:
-        pair = _names(text)
-        if len(pair) != 2:
+    given = {"chains": iter(options.chains), "bundles": iter(options.bundles)}
+    for option_name in click.get_current_context().meta[__name__]:
+        if option_name not in given:
+            continue
+        text = next(given[option_name])
+        names = _names(text)
+        if option_name == "bundles":
+            mapped = bundle(mapped, names, machine)
+        elif len(names) == 2:
+            mapped = chain(mapped, names[0], names[1], machine)
+        else:
             raise click.UsageError(f"--chain {text}: two instances, such as a,b")
-        mapped = chain(mapped, pair[0], pair[1], machine)
-    for text in options.bundles:
-        mapped = bundle(mapped, _names(text), machine)
-    states = 0
+    states, bound, all_seen = 0, None, False
     if options.no_search:
         proof = prove(mapped)
         if not proof.ok:
@@ -176,8 +192,14 @@ def _mapped(
     else:
         found: BestMapping = search(graph, options.at_most or machine.tiles, machine, start=mapped)
         proof, price, states = found.proof, found.cost, found.states
+        bound, all_seen = found.bound, found.all_seen
     mapped = proof.mapped
     at = place(mapped, machine)
+    moved = epochs(mapped, machine)
+    try:
+        without = without_rates(task_program(region))
+    except Refused:  # functions of the file, which are not executed here
+        without = []
     facts = {
         "ok": True,
         "nodes": len(graph.nodes),
@@ -185,6 +207,8 @@ def _mapped(
         "idle": len(graph.idle),
         "machine": machine.name,
         "states": states,
+        "least_cycles": bound,
+        "all_mappings": all_seen,
         "primitives": [
             {"primitive": s.primitive, "nodes": list(s.parts), "joined": s.times, "lines": _lines(graph, s)}
             for s in mapped.steps
@@ -201,11 +225,53 @@ def _mapped(
             }
             for s in mapped.streams
         ],
+        "without_rates": without,
         "cost": {name: getattr(price, name) for name in ("cycles", "off_chip", "on_chip", "ports")},
+        "transfers": [
+            {
+                "tiles": epoch.tiles,
+                "distinct": epoch.distinct,
+                **{
+                    side: [
+                        [{"tiles": str(t), "bytes": t.size, "nodes": [mapped.name(k) for k in t.nodes]} for t in port]
+                        for port in ports
+                    ]
+                    for side, ports in (("loads", epoch.loads), ("stores", epoch.stores))
+                },
+            }
+            for epoch in moved
+        ],
         "length": at.length,
         "bound": at.bound,
     }
-    return facts, _text(graph, mapped, machine, at, [*_steps(graph, mapped), f"cost: {price}"]), mapped
+    middle = [*_steps(graph, mapped), f"cost: {price}"]
+    if without:
+        middle.append(f"without rates: {unrated(without)}")
+    if bound is not None:
+        middle.append(_distance(price.cycles, bound, all_seen))
+    return facts, _text(graph, mapped, machine, at, [*middle, *_transfers(moved, machine)]), mapped
+
+
+def _distance(cycles: int, bound: int, all_seen: bool) -> str:
+    """Say how far a mapping may be from the best one."""
+    if all_seen:
+        return "no mapping costs less: all were looked at"
+    if cycles == bound:
+        return "no mapping takes fewer cycles"
+    return f"no mapping takes fewer than {bound} cycles: at most {cycles / bound:.2f} times the best"
+
+
+def _transfers(moved: Sequence[Epoch], machine: MeshDescription) -> list[str]:
+    """Say what is loaded and stored."""
+    if not moved:
+        return []
+    counts = [sum(len(port) for side in (e.loads, e.stores) for port in side) for e in moved]
+    ports = [max(len(side) for side in sides) for sides in ([e.loads for e in moved], [e.stores for e in moved])]
+    tiles, distinct = sum(e.tiles for e in moved), sum(e.distinct for e in moved)
+    shared = f", {tiles - distinct} by multicast" if distinct < tiles else ""
+    text = f"off the chip: {counted(tiles, 'tile')}{shared}, in {counted(sum(counts), 'transfer')}"
+    where = f"{ports[0]} of {machine.load_ports} load ports, {ports[1]} of {machine.store_ports} store ports"
+    return [f"{text} and {counted(len(moved), 'epoch')}; {where}"]
 
 
 def _names(text: str) -> list[str]:

@@ -58,7 +58,7 @@ from .options import (
 )
 from .progress import TIMING, working
 from .raw import BARE, OF_IMAGE, OP_LISTS, load_raw_image, with_files, write_memory
-from .stream_programs import machine_program, stream_program
+from .stream_programs import machine_program, stream_program, unrated
 
 if TYPE_CHECKING:
     from ..hw.sim import report as reports
@@ -423,9 +423,7 @@ def _report(program: Program, run: Run, machine: Machine | None, options: RunOpt
     used = [f"{kind} {_shares([run.utilization[u.name] for u in units])}" for kind, units in kinds]
     click.echo(f"utilization %  {', '.join(used)}")
     if without:
-        one = len(without) == 1
-        what = "has no rate and takes" if one else "have no rates and take"
-        click.echo(f"without rates  {', '.join(without)} {what} a beat, whatever the tiles: see --kernels, rates=")
+        click.echo(f"without rates  {unrated(without)}")
     if run.chosen:
         click.echo(f"by arrival     {sum(run.chosen.values())} choices: results may depend on times")
     for written in ("outputs", "dump_ddr", "trace", "report"):

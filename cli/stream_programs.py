@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,3 +123,9 @@ def _row(file: str, f: SourceFinding, times: int) -> dict[str, Any]:
     row = {"code": f.code, "message": f.message, "where": where, "warning": f.warning, "help": "; ".join(f.notes)}
     row |= {"times": times, "file": file, "line": line, "column": column, "end_column": end}
     return row | {"subject": f.subject, "notes": list(f.notes)}
+
+
+def unrated(kernels: Sequence[str]) -> str:
+    """Say that library kernels take no time of their own."""
+    what = "has no rate and takes" if len(kernels) == 1 else "have no rates and take"
+    return f"{', '.join(kernels)} {what} a beat, whatever the tiles: see --kernels, rates="

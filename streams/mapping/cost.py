@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from .machine import MeshDescription
 from .mapping import Mapped
+from .transfers import off_chip
 
 
 @dataclass(frozen=True, order=True)
 class Cost:
     """Less is better, the first that differs decides. cycles: of one run. off_chip: bytes of tensor tiles that are
-    loaded or stored; a tile that the shot before on the same node had is not loaded again. on_chip: bytes on physical
+    loaded or stored; a tile that the shot before on the same node had is not loaded again, and one that several nodes
+    load in one epoch is loaded once. on_chip: bytes on physical
     streams. ports: of all nodes."""
 
     cycles: int
@@ -34,27 +36,6 @@ def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
     on_chip = sum(stream.size for stream in mapped.streams)
     ports = sum(len(holders) for k in range(len(mapped.groups)) for holders in mapped.ports(k))
     return Cost(makespan(mapped), off_chip(mapped), on_chip, ports)
-
-
-def off_chip(mapped: Mapped) -> int:
-    """Return the bytes of tiles that all nodes load and store."""
-    nodes, known = mapped.graph.nodes, mapped.made.off_chip
-    count = 0
-    for group in mapped.groups:
-        found = known.get(group.number)
-        if found is None:
-            found = 0
-            last: dict[str, object] = {}
-            for shot in group.shots:
-                for tile in nodes[shot].tiles:
-                    if tile.reads and last.get(tile.tensor) != tile.point:
-                        found += tile.size
-                    if tile.writes:
-                        found += tile.size
-                    last[tile.tensor] = tile.point
-            known[group.number] = found
-        count += found
-    return count
 
 
 def makespan(mapped: Mapped) -> int:

@@ -15,13 +15,15 @@ from ...base.place import Place
 from ..tree import Beat, Body, Choice, FixedLoop, Instance, Node, Op, Region, total
 from .computation import computation
 from .errors import MappingError
+from .footprint import Footprint, footprint, whole_tiles
 from .tiles import TensorTile, bytes_of, tiles, used_names
 
 
 @dataclass(frozen=True)
 class VirtualNode:
     """A task instance. kernel: equal numbers mean equal kernels. ends: its streams in the order of their first use,
-    each with whether it is put on. tiles: of off-chip tensors. cycles: that its beats take together."""
+    each with whether it is put on. tiles: of off-chip tensors. cycles: that its beats take together. footprint: what it
+    holds, and when it loads and stores."""
 
     number: int
     instance: Instance
@@ -29,6 +31,7 @@ class VirtualNode:
     ends: tuple[tuple[int, bool], ...]
     tiles: tuple[TensorTile, ...]
     cycles: int
+    footprint: Footprint
 
     @property
     def name(self) -> str:
@@ -112,6 +115,7 @@ def mapping_graph(region: Region) -> MappingGraph:
     written: dict[tuple[str, frozenset[tuple[int, ...]]], int] = {}
     bound = {task.name: used_names(task) for task in region.tasks if task.parameters}
     ends: dict[tuple[int, bool], tuple[int, int]] = {}
+    footprints: dict[int, Footprint] = {}
     for instance in region.instances:
         used = bound.get(instance.task.name)
         moved: list[TensorTile] = []
@@ -133,12 +137,14 @@ def mapping_graph(region: Region) -> MappingGraph:
             text = computation(instance.task, instance.ran)
             code = written[instance.task.name, instance.ran] = texts.setdefault(text, len(texts))
         kernel = kernels.setdefault((code, word, types, shapes), len(kernels))
+        if kernel not in footprints:
+            footprints[kernel] = footprint(region, instance) or whole_tiles(moved)
         number = len(nodes)
         for s, put, n in total(instance.body)[0]:
             ends[s, put] = number, n
         work = cycles(instance.beats if region.timed else instance.body)
         listed = tuple((s, puts[s]) for s in order)
-        nodes.append(VirtualNode(number, instance, kernel, listed, tuple(moved), work))
+        nodes.append(VirtualNode(number, instance, kernel, listed, tuple(moved), work, footprints[kernel]))
     arrays = [array for found in region.collectives for array in (found.inward, found.outward)]
     exchanges = frozenset(stream for array in arrays for stream in range(array.first, array.first + array.size))
     edges = {}

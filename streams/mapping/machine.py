@@ -6,13 +6,16 @@ columns = 4
 in_ports = 2        # of each tile: streams and tensors that it takes
 out_ports = 2
 memory = 65536      # bytes of each tile
+load_ports = 8      # at the edge of the mesh: transfers from memory at a time
+store_ports = 8
 ```
 """
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ...base.errors import RsnError
@@ -30,7 +33,8 @@ class MeshError(RsnError, ValueError):
 
 @dataclass(frozen=True)
 class MeshDescription:
-    """A mesh of tiles. in_ports, out_ports, memory: of each tile; memory in bytes."""
+    """A mesh of tiles. in_ports, out_ports, memory: of each tile; memory in bytes. load_ports, store_ports: of the
+    mesh, to the memory off the chip."""
 
     name: str = "mesh4x4"
     rows: int = 4
@@ -38,11 +42,17 @@ class MeshDescription:
     in_ports: int = 2
     out_ports: int = 2
     memory: int = 1 << 16
+    load_ports: int = 8
+    store_ports: int = 8
 
     @property
     def tiles(self) -> int:
         """Number of tiles."""
         return self.rows * self.columns
+
+    def tiled(self, limits: Mapping[str, int]) -> MeshDescription:
+        """Return the same mesh with other limits of its tiles, by field."""
+        return MeshDescription(**{**asdict(self), **limits})
 
 
 MESHES = {"mesh4x4": MeshDescription()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from ...base.element_types import ElementType
+from .errors import MappingError
 from .graph import MappingGraph, NodeStream
 from .machine import MeshDescription
 from .shots import Collocations, Shots, agree
@@ -118,8 +120,13 @@ class Mapped:
         return self.made.graph
 
     def group(self, name: str) -> int:
-        """Return the number of the node that runs an instance. name: of the instance."""
-        return self.of[self.graph.node(name)]
+        """Return the number of a node. name: of an instance that it runs, or its own, such as `gemm[0,1]+3`. Raises
+        `MappingError` if there is none."""
+        first, plus, _ = name.replace(" ", "").partition("+")
+        group = self.of[self.graph.node(first)]
+        if plus and self.name(group) != name.replace(" ", ""):
+            raise MappingError("name", f"no node has the name {name}", None, (f"{first} is on {self.name(group)}",))
+        return group
 
     def name(self, group: int) -> str:
         """Return a short name of a node: that of its first instance, and how many others it runs."""
@@ -131,13 +138,13 @@ class Mapped:
         """Return the names of the instances of a node, in the order in which they run."""
         return tuple(self.graph.nodes[shot].name for shot in self.groups[group].shots)
 
-    def joined(self, components: Sequence[tuple[Shots, Sequence[int]]], step: AppliedPrimitive) -> Mapped:
+    def joined(self, components: Sequence[tuple[Shots, Sequence[int]]], *steps: AppliedPrimitive) -> Mapped:
         """Return the mapping in which each of some sets of nodes, given by number, is one new node, at the place of its
-        first member."""
+        first member. steps: the primitives that do so."""
         gone = {k for _, members in components for k in members}
         put = {min(members): node for node, members in components}
         groups = [put.get(k, group) for k, group in enumerate(self.groups) if k in put or k not in gone]
-        return Mapped(self.made, groups, (*self.steps, step))
+        return Mapped(self.made, groups, (*self.steps, *steps))
 
     def unfused(self) -> Mapped:
         """Return the same mapping with buffers of all tokens between chained shots."""
@@ -247,28 +254,58 @@ class Mapped:
     # -- ports and bytes -----------------------------------------------------------------------------------------------
 
     def ports(self, group: int) -> tuple[list[Holder], list[Holder]]:
-        """Return what takes the input and the output ports of a node: its physical streams, and each tensor that it
-        loads or stores."""
-        tensors = [tile for shot in self.groups[group].shots for tile in self.graph.nodes[shot].tiles]
-        loads = dict.fromkeys(tile.tensor for tile in tensors if tile.reads)
-        stores = dict.fromkeys(tile.tensor for tile in tensors if tile.writes)
+        """Return what takes the input and the output ports of a node: each physical stream, all the time; and loads and
+        stores of tensors, each from its first to its last access. Those that do not meet take turns on one port."""
         ins = [Holder(f"{self.stream_name(s)} from {self.name(s.writer)}", 1) for s in self.taken(group)]
         outs = [Holder(f"{self.stream_name(s)} to {self.name(s.reader)}", 1) for s in self.given(group)]
-        ins += (Holder(f"loads of {tensor}", 1) for tensor in loads)
-        outs += (Holder(f"stores of {tensor}", 1) for tensor in stores)
+        for write, holders in ((False, ins), (True, outs)):
+            turns: list[tuple[int, list[str]]] = []  # of each port, the last moment that is taken, and by which tensors
+            lives = sorted((life, tensor) for tensor, life in self._lives(group, write).items())
+            for (first, last), tensor in lives:
+                free = next((k for k, (end, _) in enumerate(turns) if end < first), None)
+                if free is None:
+                    turns.append((last, [tensor]))
+                else:
+                    turns[free] = last, [*turns[free][1], tensor]
+            verb = "stores" if write else "loads"
+            holders += (Holder(f"{verb} of {', then '.join(tensors)}", 1) for _, tensors in turns)
         return ins, outs
 
+    def _lives(self, group: int, write: bool) -> dict[str, tuple[int, int]]:
+        """The first and the last moment of the loads or stores of each tensor. Shots of one phase run at the same time:
+        what they move meets."""
+        node, nodes = self.groups[group], self.graph.nodes
+        moments, count = Counter[int](), Counter(node.phases)
+        for shot, phase in zip(node.shots, node.phases, strict=True):
+            moments[phase] = max(moments[phase], nodes[shot].footprint.moments)
+        start = [0, *accumulate(moments[phase] for phase in range(len(count)))]
+        lives: dict[str, tuple[int, int]] = {}
+        for shot, phase in zip(node.shots, node.phases, strict=True):
+            for tile in nodes[shot].tiles:
+                life = nodes[shot].footprint.lives.get((tile.parameter, write))
+                if life is None:
+                    continue
+                if count[phase] > 1:
+                    life = 0, moments[phase] - 1
+                first, last = (start[phase] + at for at in life)
+                known = lives.get(tile.tensor, (first, last))
+                lives[tile.tensor] = min(first, known[0]), max(last, known[1])
+        return lives
+
     def memory(self, group: int) -> list[Holder]:
-        """Return what takes the bytes of a node in the phase that takes most: tiles, local buffers, and the slots of
-        the streams that it takes."""
+        """Return what takes the bytes of a node in the phase that takes most: tiles and variables that its shots hold
+        there, local buffers, and the slots of the streams that it takes."""
         node = self.groups[group]
         phases = node.phases[-1] + 1
-        held: list[dict[tuple[object, ...], Holder]] = [{} for _ in range(phases)]  # one copy of a tile for each phase
+        held: list[list[Holder]] = [[] for _ in range(phases)]
+        inside = {local.stream for local in node.local}
         for shot, phase in zip(node.shots, node.phases, strict=True):
-            for tile in self.graph.nodes[shot].tiles:
-                holder = Holder(f"{tile.tensor}{list(tile.point)} of {self.graph.nodes[shot].name}", tile.size)
-                held[phase].setdefault((tile.tensor, tile.point), holder)
-        tiles = [sum(holder.count for holder in one.values()) for one in held]
+            found = self.graph.nodes[shot]
+            given = all(put or stream in inside for stream, put in found.ends)  # tokens lie in the buffers
+            count = found.footprint.beside_tokens if given else found.footprint.held
+            if count:
+                held[phase].append(Holder(f"tiles of {found.name}", count))
+        tiles = [sum(holder.count for holder in one) for one in held]
         change = [0] * (phases + 1)
         for local in node.local:
             size = local.tokens * self.graph.edges[local.stream].size
@@ -279,7 +316,7 @@ class Mapped:
             live += change[phase]
             if live + tiles[phase] > peak:
                 peak, worst = live + tiles[phase], phase
-        out = list(held[worst].values())
+        out = held[worst]
         for local in node.local:
             if node.phases[local.first] <= worst <= node.phases[local.last]:
                 edge = self.graph.edges[local.stream]

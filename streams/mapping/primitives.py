@@ -22,16 +22,24 @@ from .shots import Shots, alternated
 def chain(mapped: Mapped, a: str, b: str, machine: MeshDescription | None = None) -> Mapped:
     """Return the mapping in which one node runs a, then b. Streams from a to b become local buffers.
 
-    a, b: names of instances; each stands for the node that runs it. Raises `MappingError`.
+    a, b: names of nodes, or of instances; one of these stands for the node that runs it. Raises `MappingError`.
     """
     x, y = mapped.group(a), mapped.group(b)
     if x == y:
         raise MappingError("name", f"chain({a}, {b}): {mapped.name(x)} runs both already")
     refuse_chain(mapped, x, y)
-    node = mapped.made.chain((mapped.groups[x], mapped.groups[y]))
+    node = mapped.made.chain([*links(mapped, x), *links(mapped, y)])
     made = mapped.joined([(node, (x, y))], AppliedPrimitive("chain", (a, b)))
-    _fits(mapped, (x, y), made, made.group(a), machine, f"chain({a}, {b})")
+    _fits(mapped, (x, y), made, made.of[node.shots[0]], machine, f"chain({a}, {b})")
     return made
+
+
+def links(mapped: Mapped, group: int) -> tuple[Shots, ...]:
+    """Return the parts of a chain, which is the same however it came about; of a collective, and of any other node, the
+    node itself."""
+    node = mapped.groups[group]
+    exchanged = not mapped.graph.exchanges.isdisjoint(local.stream for local in node.local)
+    return node.parts if node.kind == "chain" and not exchanged else (node,)
 
 
 def refuse_chain(mapped: Mapped, x: int, y: int) -> None:
@@ -82,7 +90,7 @@ def bundle(
     """Return the mapping in which one node runs equal nodes in turn, in the order given. Their streams to a common peer
     become one.
 
-    nodes: names of instances; each stands for the node that runs it; of a bundle its parts are taken. separate: where a
+    nodes: names as for `chain`; of a bundle its parts are taken. separate: where a
     peer moves the tokens in another order, the streams stay apart, instead of a refusal. Raises `MappingError`.
     """
     groups = list(dict.fromkeys(mapped.group(name) for name in nodes))
@@ -93,7 +101,7 @@ def bundle(
     made = mapped.joined(
         [(mapped.made.bundle(parts), groups)], AppliedPrimitive("bundle", tuple(nodes), len(groups) - 1)
     )
-    group = made.group(nodes[0])
+    group = made.of[parts[0].shots[0]]
     if not separate:
         _in_order(mapped, made, group, parts, what)
     _fits(mapped, groups, made, group, machine, what)
@@ -253,18 +261,20 @@ def _fits(
             raise refusal(made, group, row, what)
 
 
-def refusal(mapped: Mapped, group: int, row: Excess, what: str) -> MappingError:
+def refusal(mapped: Mapped, group: int, row: Excess, what: str, changes: Sequence[str] | None = None) -> MappingError:
     """Return the error for a node that needs more than a tile has. group: of the node, as a number in `mapped.groups`.
-    row: what it has too much of. what: how the message begins, such as the primitive that was tried."""
+    row: what it has too much of. what: how the message begins, such as the primitive that was tried. changes: with
+    which the program fits; by default, the least one with which this node fits."""
     code, kind, needs, most, holders = row
     held = sorted(holders, key=lambda h: -h.count)
     listed = [h.what if h.count == 1 else f"{h.count} {kind}: {h.what}" for h in held[:8]]
     if len(held) > 8:
         listed.append(f"... {len(held)} in all")
-    change = _least_change(mapped, group, kind, needs, most)
+    if changes is None:
+        changes = [_least_change(mapped, group, kind, needs, most)]
     message = f"{what}: {mapped.name(group)} needs {needs} {kind}, a tile has {most}"
     place = mapped.graph.nodes[mapped.groups[group].shots[0]].instance.task.place
-    return MappingError(code, message, place, (*listed, change))
+    return MappingError(code, message, place, (*listed, *changes))
 
 
 def _least_change(mapped: Mapped, group: int, kind: str, needs: int, most: int) -> str:

@@ -16,16 +16,19 @@ from itertools import pairwise
 from typing import Any
 
 from ...base.garbage import gc_disabled
-from .cost import cost, makespan, off_chip
+from .cost import cost, makespan
 from .errors import MappingError
+from .exhaustive import NODES, every_mapping
 from .graph import MappingGraph
-from .machine import MeshDescription
+from .machine import LARGEST, MeshDescription
 from .mapping import AppliedPrimitive, Mapped
 from .primitives import exchanges, refusal, refuse_chain
 from .proof import MappingProof, prove
+from .sequence import cuts
 from .shots import Shots
+from .transfers import off_chip
 
-WORK = 1 << 20
+WORK = 1 << 16
 """Instances times states that one search looks at, unless told."""
 
 PATIENCE = 24
@@ -37,23 +40,36 @@ LARGE = 1 << 12
 SEPARATE = 256
 """Up to so many nodes, chains are tried one by one where a class as a whole may not be chained."""
 
+TRIED = 1 << 7
+"""States of a search for the least change of a machine with which a program fits."""
+
+FINE = 6
+"""Bytes of a tile are changed in steps of 1 / 2^FINE of what suffices."""
+
+LIMITS = {"in_ports": "input ports", "out_ports": "output ports", "memory": "bytes"}
+"""Limits of a tile, by the field of its machine."""
+
 CostOf = Callable[[Mapped, MeshDescription | None], Any]
 """The cost of a mapping: anything that can be compared. Less is better."""
 
 
 @dataclass(frozen=True)
 class BestMapping:
-    """The best mapping that was found. proof: of it. states: that were looked at. fitting: how many of them fit."""
+    """The best mapping that was found. proof: of it. states: mappings that were looked at. fitting: how many of them
+    fit. bound: cycles that no mapping of so many nodes has fewer of. all_seen: no mapping that primitives make costs
+    less; all that could were looked at."""
 
     mapped: Mapped
     cost: Any
     proof: MappingProof
     states: int
     fitting: int
+    bound: int
+    all_seen: bool
 
     @property
     def chains(self) -> int:
-        """Primitives `chain` of two nodes each."""
+        """Nodes that `chain` has joined to others."""
         return sum(step.times for step in self.mapped.steps if step.primitive == "chain")
 
     @property
@@ -63,6 +79,39 @@ class BestMapping:
 
 
 Heaps = list[list[tuple[tuple[int, ...], int, Mapped]]]
+
+
+class _Candidates:
+    """The best of the mappings so far. miss: one of few nodes, with how many of them exceed a tile. failed: a proof."""
+
+    def __init__(self, at_most: int, machine: MeshDescription | None, measure: CostOf) -> None:
+        self.at_most, self.machine, self.measure = at_most, machine, measure
+        self.best: tuple[Any, MappingProof] | None = None
+        self.miss: tuple[int, Mapped] | None = None
+        self.failed: MappingProof | None = None
+        self.looked = self.fitting = self.found_at = 0
+
+    def offer(self, mapped: Mapped) -> None:
+        """Take a mapping, if it is good, costs less than the best and is proved."""
+        self.looked += 1
+        if len(mapped.groups) > self.at_most:
+            return
+        excess = self._excess(mapped)
+        if excess:
+            if self.miss is None or excess < self.miss[0]:
+                self.miss = excess, mapped
+            return
+        self.fitting += 1
+        price = self.measure(mapped, self.machine)
+        if self.best is None or price < self.best[0]:
+            proof = prove(mapped)
+            if not proof.ok:
+                self.failed = self.failed or proof
+            elif proof.mapped is mapped or not self._excess(proof.mapped):  # its buffers may be larger
+                self.best, self.found_at = (price, proof), self.looked
+
+    def _excess(self, mapped: Mapped) -> int:
+        return 0 if self.machine is None else sum(bool(mapped.over(k, self.machine)) for k in range(len(mapped.groups)))
 
 
 @gc_disabled()
@@ -75,56 +124,105 @@ def search(
     patience: int | None = None,
     start: Mapped | None = None,
 ) -> BestMapping:
-    """Return the best mapping of at most so many nodes.
+    """Return the best mapping of at most so many nodes: of graphs of a few nodes, of all that primitives make.
 
-    machine: its ports and bytes limit each node. measure: its cost. states: how many are looked at, by default `WORK`
-    instances in all. patience: states without a better mapping than the best so far, after which the search stops.
-    start: where it begins, by default with an instance on each node. Raises `MappingError` with the nearest miss if
-    none fits.
+    machine: its ports and bytes limit each node. measure: its cost. states: how many are looked at in classes, by
+    default `WORK` instances in all. patience: states without a better mapping than the best so far, after which the
+    search stops. start: where it begins, by default with an instance on each node. Raises `MappingError` with the
+    nearest miss if none fits.
     """
     start = start or Mapped.start(graph)
+    found, all_seen = _looked_at(start, at_most, machine, measure, states, patience)
+    if found.best is None:
+        raise _none(start, found)
+    price, proof = found.best
+    bound = least_cycles(start, at_most)
+    return BestMapping(proof.mapped, price, proof, found.looked, found.fitting, bound, all_seen)
+
+
+def _looked_at(
+    start: Mapped,
+    at_most: int,
+    machine: MeshDescription | None,
+    measure: CostOf = cost,
+    states: int | None = None,
+    patience: int | None = None,
+) -> tuple[_Candidates, bool]:
+    """Return the mappings that were looked at, and whether these are all that may cost less than the best."""
+    found = _Candidates(at_most, machine, measure)
+    all_seen = _look(start, found, states, patience)
+    if found.best is None and machine is not None and start.made.fuse:
+        # Fused loops hold the tiles of all their shots at a time; without fusion, a buffer holds all tokens.
+        return found, _look(start.unfused(), found, states, patience) and all_seen
+    return found, all_seen
+
+
+def _look(start: Mapped, found: _Candidates, states: int | None, patience: int | None) -> bool:
+    """Look at mappings; return whether these are all that may cost less than the best."""
+    at_most, machine, measure = found.at_most, found.machine, found.measure
+    bound = least_cycles(start, at_most)
+    in_runs = cuts(start, at_most, machine)
+    first = next(in_runs, None)
+    dropped = _by_classes(start, found, states, patience, first is not None)
+    if first is not None and not (measure is cost and found.best and found.best[0].cycles == bound):
+        for mapped in (first, *in_runs):
+            found.offer(mapped)
+    if found.miss is None and found.best is None and dropped:
+        found.miss = 0, min(dropped, key=_size)
+    return len(start.groups) <= NODES and _all_of(start, found)
+
+
+def least_cycles(start: Mapped, at_most: int) -> int:
+    """Return cycles that no mapping has fewer of: a node takes the work of its instances one after the other, and no
+    instance starts earlier than it does on a node of its own. start: what primitives are applied to."""
+    work = sum(node.cycles for node in start.graph.nodes)
+    share = max(-(-work // at_most), max((node.cycles for node in start.graph.nodes), default=0))
+    return max(share, makespan(start)) if acyclic(start.between) else share
+
+
+def _all_of(start: Mapped, found: _Candidates) -> bool:
+    """Look at all mappings of a small graph; return whether these were all that may cost less than the best."""
+    ordered = found.measure is cost and acyclic(start.between)
+
+    def worth(mapped: Mapped) -> bool:
+        """Whether what a mapping becomes may cost less: on fewer nodes, no run is shorter."""
+        return not ordered or found.best is None or makespan(mapped) <= found.best[0].cycles
+
+    for mapped in every_mapping(start, worth):
+        if mapped is None:
+            return False
+        found.offer(mapped)
+    return True
+
+
+def _by_classes(
+    start: Mapped, found: _Candidates, states: int | None, patience: int | None, known: bool
+) -> list[Mapped]:
+    """Look at mappings that moves on classes of nodes make; return some that no tile may hold. known: there is another
+    mapping that fits."""
+    graph, at_most, machine = start.graph, found.at_most, found.machine
     budget = states if states is not None else max(48, WORK // max(1, len(graph.nodes)))
+    if patience is None:
+        patience = max(6, PATIENCE * LARGE // max(LARGE, len(graph.nodes)))
     seen = {_key(start)}
     heaps: Heaps = [[], []]
     _push(heaps, start, at_most, machine, 0)
-    best: BestMapping | None = None
-    miss: tuple[int, Mapped] | None = None
-    failed: MappingProof | None = None
     dropped: list[Mapped] = []
-    fitting = 0
     taken: set[int] = set()
     looked = 0
-    if patience is None:
-        patience = max(6, PATIENCE * LARGE // max(LARGE, len(graph.nodes)))
-    while looked < budget and all(heaps) and (best is None or looked - best.states < patience):
-        way = looked % 2
-        _, number, mapped = heapq.heappop(heaps[way])
+    while looked < budget and all(heaps) and (not (known or found.best) or looked - found.found_at < patience):
+        _, number, mapped = heapq.heappop(heaps[looked % 2])
         if number in taken:
             continue
         taken.add(number)
         looked += 1
-        if len(mapped.groups) <= at_most:
-            excess = [] if machine is None else [k for k in range(len(mapped.groups)) if mapped.over(k, machine)]
-            if excess:
-                if miss is None or len(excess) < miss[0]:
-                    miss = len(excess), mapped
-            else:
-                fitting += 1
-                price = measure(mapped, machine)
-                if best is None or price < best.cost:
-                    proof = prove(mapped)
-                    if proof.ok:
-                        best = BestMapping(mapped, price, proof, looked, 0)
-                    else:
-                        failed = failed or proof
+        found.offer(mapped)
         for other in moves(mapped, at_most, machine, dropped):
             key = _key(other)
             if key not in seen:
                 seen.add(key)
                 _push(heaps, other, at_most, machine, len(seen))
-    if best is not None:
-        return BestMapping(best.mapped, best.cost, best.proof, looked, fitting)
-    raise _none(graph, at_most, machine, miss[1] if miss else min(dropped, key=_size, default=None), failed, looked)
+    return dropped
 
 
 def _push(heaps: Heaps, mapped: Mapped, at_most: int, machine: MeshDescription | None, number: int) -> None:
@@ -140,24 +238,69 @@ def _push(heaps: Heaps, mapped: Mapped, at_most: int, machine: MeshDescription |
     heapq.heappush(heaps[1], ((excess, cycles, traffic), number, mapped))
 
 
-def _none(
-    graph: MappingGraph,
-    at_most: int,
-    machine: MeshDescription | None,
-    mapped: Mapped | None,
-    failed: MappingProof | None,
-    looked: int,
-) -> MappingError:
+def _none(start: Mapped, found: _Candidates) -> MappingError:
     """Say why no mapping was found."""
-    if mapped is not None and machine is not None:
+    machine = found.machine
+    if found.miss is not None and machine is not None:
+        mapped = found.miss[1]
         group = next(k for k in range(len(mapped.groups)) if mapped.over(k, machine))
         row = max(mapped.over(group, machine), key=lambda row: row.needs / row.most)
-        return refusal(mapped, group, row, f"onto {machine.name}, the nearest miss")
-    if failed is not None:
-        finding = failed.report.findings[0]
+        what = f"onto {machine.name}, the nearest miss"
+        return refusal(mapped, group, row, what, least_changes(start, found.at_most, machine))
+    if found.failed is not None:
+        finding = found.failed.report.findings[0]
         return MappingError("proof", finding.message, finding.place, finding.notes)
-    message = f"no mapping of {len(graph.nodes)} instances onto at most {at_most} nodes in {looked} states"
+    count = len(start.graph.nodes)
+    message = f"no mapping of {count} instances onto at most {found.at_most} nodes in {found.looked} mappings"
     return MappingError("tiles", message)
+
+
+def least_changes(start: Mapped, at_most: int, machine: MeshDescription) -> list[str]:
+    """Return the changes of a machine with which a program fits: of one limit of its tiles, each as small as was found;
+    if no one limit suffices, of all together."""
+    out = []
+    for limit in LIMITS:
+        found = _least(start, at_most, machine.tiled({limit: LARGEST}), (limit,), machine)
+        if found is not None:
+            out.append(found)
+    if not out:
+        free = machine.tiled(dict.fromkeys(LIMITS, LARGEST))
+        found = _least(start, at_most, free, tuple(LIMITS), machine)
+        out = [found] if found is not None else []
+    return out or [f"more tiles: {at_most} nodes do not suffice, whatever a tile has"]
+
+
+def _least(
+    start: Mapped, at_most: int, free: MeshDescription, limits: Sequence[str], machine: MeshDescription
+) -> str | None:
+    """Make limits that are free as small as a mapping is found for, one after the other; None if none is found."""
+    changed = []
+    for limit in limits:
+        low = own = getattr(machine, limit)
+        high = _needed(start, at_most, free, limit)
+        if high is None:
+            return None
+        while high - low > (high >> FINE if limit == "memory" else 0):
+            middle = (low + high) // 2
+            less = _needed(start, at_most, free.tiled({limit: middle}), limit)
+            low, high = (middle + 1, high) if less is None else (low, max(low, less))
+        free = free.tiled({limit: high})
+        if high > own:
+            changed.append(f"{high} {LIMITS[limit]}")
+    return f"tiles with {' and '.join(changed)} would fit"
+
+
+def _needed(start: Mapped, at_most: int, machine: MeshDescription, limit: str) -> int | None:
+    """The most that a node needs of something in the first mapping that is found; None if none is."""
+    states = max(8, min(TRIED, WORK // 8 // len(start.graph.nodes)))
+    found = _looked_at(start, at_most, machine, states=states, patience=1)[0].best
+    if found is None:
+        return None
+    mapped = found[1].mapped
+    nodes = range(len(mapped.groups))
+    if limit == "memory":
+        return max(sum(holder.count for holder in mapped.memory(k)) for k in nodes)
+    return max(len(mapped.ports(k)[limit == "out_ports"]) for k in nodes)
 
 
 def _size(mapped: Mapped) -> int:

@@ -58,14 +58,12 @@ class Shots:
 
 
 class Collocations:
-    """Makes the nodes of mappings of one graph. fuse: loops of chained shots are fused where they agree. off_chip:
-    bytes of tensor tiles that nodes move, by number, as far as `cost` has counted them."""
+    """Makes the nodes of mappings of one graph. fuse: loops of chained shots are fused where they agree."""
 
     def __init__(self, graph: MappingGraph, fuse: bool = True) -> None:
         self.graph, self.fuse = graph, fuse
         self._made: dict[object, Shots] = {}
         self._kernels: dict[object, int] = {}
-        self.off_chip: dict[int, int] = {}
 
     def single(self, number: int) -> Shots:
         """Return the node of one instance."""

@@ -35,7 +35,7 @@ def test_a_mapping_as_text(small: Path) -> None:
     assert lines[:3] == [
         f"{small}: 8 nodes, 4 edges",
         "  chain(gemm[0,0,0], gemm[1,0,0]), and alike: 4 in all (line 12)",
-        "cost: 2 cycles (modelled), 327680 bytes off the chip, 0 on it, 12 ports",
+        "cost: 2 cycles (modelled), 196608 bytes off the chip, 0 on it, 12 ports",
     ]
     assert "proved after mapping: 4 nodes, 0 physical streams, 4 local" in lines
     assert "placed on two: 0 steps of streams (the least)" in lines
@@ -59,6 +59,34 @@ def test_primitives_by_hand(tmp_path: Path) -> None:
     assert "proved after mapping: 2 nodes, 1 physical stream, 0 local" in result.output
     both = rsn("map", path, "--chain", "product[0,0],add", "--chain", "product[0,1],add", "--no-search", "--json")
     assert [len(group["instances"]) for group in json.loads(both.stdout)["groups"]] == [3]
+
+
+def test_options_are_applied_in_order_and_may_name_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "p.py"
+    path.write_text(products(1))
+    bundle, chain = ("--bundle", "product[0,0],product[0,1]"), ("--chain", "product[0,0]+1, add")
+    result = rsn("map", path, *bundle, *chain, "--no-search", "--json")
+    assert result.exit_code == 0, result.output
+    assert [step["primitive"] for step in json.loads(result.stdout)["primitives"]] == ["bundle", "chain"]
+    result = rsn("map", path, *chain, *bundle, "--no-search")
+    assert (result.exit_code, result.output.splitlines()) == (
+        1,
+        [
+            f"{path}: error: no node has the name product[0,0]+1 [name]",
+            "note: product[0,0] is on product[0,0]",
+        ],
+    )
+
+
+def test_the_facts_say_how_good_a_mapping_is_and_what_it_moves(tmp_path: Path) -> None:
+    path = tmp_path / "p.py"
+    path.write_text(gemm(1, 2, 2))
+    assert json.loads(rsn("map", path, "--json").stdout)["all_mappings"]
+    facts = json.loads(rsn("map", path, "--json", "--no-search").stdout)
+    assert (facts["least_cycles"], facts["all_mappings"]) == (None, False)
+    (epoch,) = facts["transfers"]
+    assert (epoch["tiles"], epoch["distinct"], len(epoch["loads"]), len(epoch["stores"])) == (12, 8, 4, 4)
+    assert epoch["loads"][0] == [{"tiles": "A[0, 0]", "bytes": 16384, "nodes": ["gemm[0,0,0]", "gemm[0,0,1]"]}]
 
 
 def test_a_refusal_stands_at_the_users_line(tmp_path: Path) -> None:

@@ -441,9 +441,13 @@ def test_attention_by_hand(q: int, kv: int) -> None:
 
 
 def test_attention_by_search() -> None:
-    found = search(graph_of(flash(4, 4)), 16, MeshDescription())
+    graph = graph_of(flash(4, 4))
+    error = refused(lambda: search(graph, 16, MeshDescription()))
+    assert (error.code, error.notes[-1]) == ("memory", f"tiles with {5 * 64 * 64 * 4} bytes would fit")
+    found = search(graph, 16, MeshDescription(memory=5 * 64 * 64 * 4))
     assert found.proof.ok
     assert len(found.mapped.groups) <= 16
+    assert "tiles" in refused(lambda: search(graph, 16, MeshDescription(memory=5 * 64 * 64 * 4 - 1))).notes[-1]
 
 
 def test_the_cost_decides() -> None:

@@ -72,8 +72,8 @@ def test_more_nodes_than_tiles_are_refused() -> None:
 
 def test_a_node_beyond_a_tile_is_refused() -> None:
     made = bundle(start(products(1)), ["product[0,0]", "product[0,1]"])
-    with pytest.raises(MappingError, match="add needs 32768 bytes, a tile has 30000") as caught:
-        place(made, MeshDescription(memory=30000))
+    with pytest.raises(MappingError, match="add needs 65536 bytes, a tile has 50000") as caught:
+        place(made, MeshDescription(memory=50000))
     assert caught.value.notes[-1].startswith("depth 1 of product[0,0]+1->add (p[0,0], p[0,1] in turn), now 2")
 
 
