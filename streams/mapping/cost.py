@@ -1,16 +1,22 @@
 """What a mapping costs, as modelled: cycles, bytes, ports. `search` takes any function of this form.
 
-Cycles are those of one run. A shot starts when the shot before it on its node has ended and the first token of each of
-its streams is there; it ends no sooner than the last token allows. Tokens of a stream are spread evenly over the cycles
-of its writer. Streams inside a node count as all others. Beats take the cycles that the program states, else 1.
+Cycles are those of one run of the mapped machine: each node runs its shots one after the other, with the beats of the
+program. For programs in which data decide, and for mappings that end only with fused loops, they are estimated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
+from ..run import Unending, fire_together
+from ..timing.bytecode import TooLong
+from ..timing.timed import BeatTiming, EndlessWait, TimedProgram, TooManyTokens
+from ..tree import Body, branches
+from .graph import MappingGraph
 from .machine import MeshDescription
 from .mapping import Mapped
+from .shots import Shots, alternated, renamed
 from .transfers import off_chip
 
 
@@ -35,11 +41,52 @@ def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
     """Return the cost of a mapping. machine: for costs that depend on it, which this one does not."""
     on_chip = sum(stream.size for stream in mapped.streams)
     ports = sum(len(holders) for k in range(len(mapped.groups)) for holders in mapped.ports(k))
-    return Cost(makespan(mapped), off_chip(mapped), on_chip, ports)
+    found = cycles(mapped)
+    return Cost(makespan(mapped) if found is None else found, off_chip(mapped), on_chip, ports)
+
+
+def cycles(mapped: Mapped, endless: bool = False) -> int | None:
+    """Return the cycles of one run; None if data decide what happens, if it does not end with loops that are not fused,
+    or if it is too large. endless: streams have no limit, which no mapping of the same nodes onto fewer is faster
+    than."""
+    graph = mapped.graph
+    names = {stream: stream for stream in graph.edges}
+    depths = {stream: edge.tokens for stream, edge in graph.edges.items()}
+    for physical in mapped.streams:
+        first = physical.logical[0].stream
+        depths[first] = sum(edge.tokens for edge in physical.logical) if endless else physical.depth
+        names.update((edge.stream, first) for edge in physical.logical)
+    packing = {names[stream]: edge.packing for stream, edge in graph.edges.items()}
+    made: dict[object, Body] = {}
+    bodies = [renamed(_beats(mapped.graph, group), names, made) for group in mapped.groups]
+    if any(map(branches, bodies)):
+        return None
+    try:
+        timing = TimedProgram(bodies, packing).run(depths)
+        if isinstance(timing, EndlessWait):
+            together = fire_together(bodies, depths, packing)
+            timing = TimedProgram(together.bodies, packing).run(depths) if together.live else timing
+    except (TooLong, TooManyTokens, Unending):
+        return None
+    return timing.latency if isinstance(timing, BeatTiming) else None
+
+
+def _beats(graph: MappingGraph, node: Shots) -> Body:
+    """What a node runs, in beats: its shots in turn; the instances of a collective change where they wait."""
+    if node.kind == "single":
+        instance = graph.nodes[node.shots[0]].instance
+        return instance.beats if graph.region.timed else instance.body
+    bodies = [_beats(graph, part) for part in node.parts]
+    mixed = None
+    if node.kind == "chain" and not graph.exchanges.isdisjoint(local.stream for local in node.local):
+        mixed = alternated(bodies, {local.stream for local in node.local})
+    return tuple(chain.from_iterable(bodies)) if mixed is None else mixed
 
 
 def makespan(mapped: Mapped) -> int:
-    """Return the modelled cycles of one run; of shots that feed each other, each starts without waiting for the
+    """Return an estimate of the cycles of one run. A shot starts when the shot before it on its node has ended and the
+    first token of each of its streams is there; it ends no sooner than the last token allows. Tokens of a stream are
+    spread evenly over the cycles of its writer. Of shots that feed each other, each starts without waiting for the
     others."""
     graph = mapped.graph
     count = len(graph.nodes)

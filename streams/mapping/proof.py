@@ -12,7 +12,7 @@ from ..access_order.finding import race_findings
 from ..check import Report, report_on
 from ..run import BodyRun, Unending
 from ..source import Source, SourceFinding
-from ..tree import Instance, Node, Op, Region, StreamDecl
+from ..tree import Body, Instance, Op, Region, StreamDecl
 from .mapping import Mapped
 from .shots import renamed
 
@@ -57,9 +57,9 @@ def mapped_region(mapped: Mapped) -> tuple[Region, dict[int, str]]:
         names.update((edge.stream, stream.number) for edge in stream.logical)
     instances = []
     for k, group in enumerate(mapped.groups):
-        made: dict[object, Node] = {}
+        made: dict[object, Body] = {}
         body = renamed(group.body, names, made)
-        for key, node in made.items():
+        for key, (node, *_) in made.items():
             if isinstance(node, Op) and isinstance(key, tuple):
                 logical[id(node)] = mapped.graph.edges[key[1]].name
         first_shot = mapped.graph.nodes[group.shots[0]].instance

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...base.garbage import gc_disabled
-from .cost import cost, makespan
+from .cost import cost, cycles, makespan
 from .errors import MappingError
 from .exhaustive import NODES, every_mapping
 from .graph import MappingGraph
@@ -173,20 +173,20 @@ def _look(start: Mapped, found: _Candidates, states: int | None, patience: int |
 
 
 def least_cycles(start: Mapped, at_most: int) -> int:
-    """Return cycles that no mapping has fewer of: a node takes the work of its instances one after the other, and no
-    instance starts earlier than it does on a node of its own. start: what primitives are applied to."""
+    """Return cycles that no mapping has fewer of: a node takes the work of its instances one after the other, and they
+    are no faster than on nodes of their own with streams that have no limit. start: what primitives are applied to."""
     work = sum(node.cycles for node in start.graph.nodes)
     share = max(-(-work // at_most), max((node.cycles for node in start.graph.nodes), default=0))
-    return max(share, makespan(start)) if acyclic(start.between) else share
+    return max(share, cycles(start, endless=True) or 0)
 
 
 def _all_of(start: Mapped, found: _Candidates) -> bool:
     """Look at all mappings of a small graph; return whether these were all that may cost less than the best."""
-    ordered = found.measure is cost and acyclic(start.between)
+    timed = found.measure is cost and cycles(start, endless=True) is not None
 
     def worth(mapped: Mapped) -> bool:
-        """Whether what a mapping becomes may cost less: on fewer nodes, no run is shorter."""
-        return not ordered or found.best is None or makespan(mapped) <= found.best[0].cycles
+        """Whether what a mapping becomes may cost less: it takes no fewer cycles than this one with endless streams."""
+        return not timed or found.best is None or (cycles(mapped, endless=True) or 0) <= found.best[0].cycles
 
     for mapped in every_mapping(start, worth):
         if mapped is None:
@@ -233,9 +233,9 @@ def _push(heaps: Heaps, mapped: Mapped, at_most: int, machine: MeshDescription |
     if machine is not None:
         excess += at_most * sum(bool(mapped.over(k, machine)) for k in _first_of_each(mapped, set()))
     traffic = sum(edges[s].tokens * edges[s].size for streams in mapped.between.values() for s in streams)
-    cycles, traffic = makespan(mapped), traffic + off_chip(mapped)
-    heapq.heappush(heaps[0], ((cycles, traffic, excess), number, mapped))
-    heapq.heappush(heaps[1], ((excess, cycles, traffic), number, mapped))
+    time, traffic = makespan(mapped), traffic + off_chip(mapped)
+    heapq.heappush(heaps[0], ((time, traffic, excess), number, mapped))
+    heapq.heappush(heaps[1], ((excess, time, traffic), number, mapped))
 
 
 def _none(start: Mapped, found: _Candidates) -> MappingError:

@@ -7,7 +7,7 @@ iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from itertools import chain as joined
@@ -246,27 +246,38 @@ def _without(node: Node, streams: Set[int], memo: dict[int, Body]) -> Iterator[N
             yield Choice(arms, node.place)
 
 
-def renamed(body: Body, names: dict[int, int], made: dict[object, Node]) -> Body:
-    """Return a body on other streams. names: new number of each. made: nodes so far; equal ones stay the same
-    object."""
+def renamed(body: Body, names: Mapping[int, int], made: dict[object, Body]) -> Body:
+    """Return a body on other streams. Of a beat that has a stream twice by that, a beat is made for each time, as a
+    unit does. names: new number of each. made: what became of nodes so far; equal ones stay the same object."""
     out: list[Node] = []
     for node in body:
         key: object = ("op", node.stream, node.put, node.place) if isinstance(node, Op) else id(node)
         found = made.get(key)
         if found is None:
             if isinstance(node, Op):
-                found = Op(names[node.stream], node.put, node.place)
+                found = (Op(names[node.stream], node.put, node.place),)
             elif isinstance(node, Beat):
-                ops = [op for op in renamed(node.ops, names, made) if isinstance(op, Op)]
-                found = Beat(tuple(ops), node.cycles, node.place)
+                found = _beats(node, renamed(node.ops, names, made))
             elif isinstance(node, FixedLoop):
-                found = FixedLoop(node.times, renamed(node.body, names, made))
+                found = (FixedLoop(node.times, renamed(node.body, names, made)),)
             else:
                 assert isinstance(node, Choice)
-                found = Choice(tuple(renamed(arm, names, made) for arm in node.arms), node.place)
+                found = (Choice(tuple(renamed(arm, names, made) for arm in node.arms), node.place),)
             made[key] = found
-        out.append(found)
+        out += found
     return tuple(out)
+
+
+def _beats(beat: Beat, ops: Body) -> Body:
+    """The beats of operations in which no stream comes twice; the last one takes the cycles."""
+    runs: list[list[Op]] = [[]]
+    for op in ops:
+        assert isinstance(op, Op)
+        if any(op.stream == other.stream for other in runs[-1]):
+            runs.append([])
+        runs[-1].append(op)
+    cycles = [1] * (len(runs) - 1) + [beat.cycles]
+    return tuple(Beat(tuple(run), n, beat.place) for run, n in zip(runs, cycles, strict=True))
 
 
 # -- the order of tokens ---------------------------------------------------------------------------------------------

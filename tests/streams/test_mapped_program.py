@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import numpy as np
@@ -14,6 +15,7 @@ from rsn.isa.overlays.tasks.overlay import uops_of
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import report_on
+from rsn.streams.mapping.cost import cycles
 from rsn.streams.mapping.errors import MappingError
 from rsn.streams.mapping.graph import mapping_graph
 from rsn.streams.mapping.machine import mesh
@@ -23,7 +25,11 @@ from rsn.streams.mapping.program import mapped_program
 from rsn.streams.mapping.search import search
 from rsn.streams.reader import read
 from rsn.tests.effort import cases, in_both
+from rsn.tests.streams.graphs import HEAD as LINES
+from rsn.tests.streams.graphs import start
 from rsn.tests.streams.test_machine import BODIES, HEAD, statements
+from rsn.tests.streams.test_mapping_exhaustive import with_costs
+from rsn.tests.streams.test_mapping_random import program, step
 
 FFN = """
 from rsn.streams import *
@@ -55,9 +61,9 @@ def test_a_searched_mapping_gives_equal_bits(at_most: int) -> None:
     expected = run_tasks(pack(build(report)), given).outputs["Y"]
     graph = mapping_graph(report.region)
     mapped = search(graph, at_most, mesh("mesh4x4")).mapped
-    program = pack(uops_of(mapped_program(mapped)))
-    assert len(program.overlay.units) <= at_most
-    again = container.loads(container.dumps(program))
+    packed = pack(uops_of(mapped_program(mapped)))
+    assert len(packed.overlay.units) <= at_most
+    again = container.loads(container.dumps(packed))
     result = run_tasks(again, given)
     np.testing.assert_array_equal(result.outputs["Y"], expected)
     assert Machine(again).run().latency_s == result.run.latency_s
@@ -66,11 +72,11 @@ def test_a_searched_mapping_gives_equal_bits(at_most: int) -> None:
 def test_a_bundle_shares_one_stream_of_the_machine() -> None:
     report = report_on(read(FFN, timed=True))
     mapped = bundle(Mapped.start(mapping_graph(report.region)), [f"up[{j}]" for j in range(4)])
-    program = mapped_program(mapped)
-    assert {link.label for link in program.links} == {
+    machine = mapped_program(mapped)
+    assert {link.label for link in machine.links} == {
         "up[0]+3->down (hidden[0], hidden[1], hidden[2], ... 4 streams in turn)"
     }
-    assert len(uops_of(program).overlay.streams) == 1
+    assert len(uops_of(machine).overlay.streams) == 1
 
 
 @in_both
@@ -91,9 +97,58 @@ def test_chains_of_random_programs_give_equal_values() -> None:
         try:
             for a, b in random.sample(pairs, random.randint(1, 3)):
                 mapped = chain(mapped, a, b)
-            program = mapped_program(mapped)
+            machine = mapped_program(mapped)
         except MappingError:
             continue
         mapped_ones += 1
-        np.testing.assert_array_equal(run_tasks(pack(uops_of(program)), {"x": x}).outputs["y"], expected, err_msg=text)
+        np.testing.assert_array_equal(run_tasks(pack(uops_of(machine)), {"x": x}).outputs["y"], expected, err_msg=text)
     assert mapped_ones > cases(100, 6)
+
+
+@in_both
+def test_the_cycles_of_a_mapping_are_those_of_its_machine() -> None:
+    """Random programs, random primitives; streams of a bundle come twice in a beat of their peer."""
+    seed = compared = 0
+    found: Counter[str] = Counter()
+    while compared < cases(300, 30):
+        seed += 1
+        random = Random(seed)
+        try:
+            mapped = start(with_costs(program(random), random))
+        except AssertionError:  # the check refuses it
+            continue
+        for _ in range(random.randint(0, 3)):
+            if len(mapped.groups) > 1:
+                mapped, what = step(random, mapped)
+                found[what] += 1
+        time = cycles(mapped)
+        try:
+            made = pack(uops_of(mapped_program(mapped)))
+        except MappingError:
+            assert time is None, seed
+            continue
+        compared += 1
+        assert time == round(Machine(made).run().latency_s * made.overlay.clock_hz), seed
+    assert {"chain", "bundle"} <= found.keys(), dict(found)
+
+
+TWICE = f"""{LINES}
+p: Stream[i32, 1][2]
+@task(mapping=[2])
+def a():
+    i = get_tid()
+    p[i].put(i)
+@task(mapping=[1])
+def b():
+    x = p[0].get()
+    y = p[1].get()
+    cycles(7)
+    use(x + y)
+"""
+
+
+def test_a_stream_that_comes_twice_in_a_beat_takes_two() -> None:
+    """Two gets that would fire together are of one stream behind the mapping, which holds one token."""
+    mapped = bundle(start(TWICE), ["a[0]", "a[1]"])
+    made = pack(uops_of(mapped_program(mapped)))
+    assert cycles(mapped) == round(Machine(made).run().latency_s * made.overlay.clock_hz) == 10
