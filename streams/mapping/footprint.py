@@ -67,8 +67,8 @@ def footprint(region: Region, instance: Instance) -> Footprint | None:
     for item in reader.items:
         for transfer in _transfers((item,)):
             lives[transfer] = lives.get(transfer, (moment, moment))[0], moment
-            moment += isinstance(item, _Step)
-        moment += isinstance(item, _Several)
+            moment += isinstance(item, _StatementStep)
+        moment += isinstance(item, _LoopOrBranch)
     return Footprint(held[0], held[1], moment, lives)
 
 
@@ -81,7 +81,7 @@ def whole_tiles(tiles: Sequence[TensorTile]) -> Footprint:
 
 
 @dataclass(eq=False)
-class _Step:
+class _StatementStep:
     """A statement. reads, binds: variables with tiles; bytes of the values that these get. held: bytes, by the place of
     what is held. transfers: in order, each with the variable that takes what is loaded, "" for none. dead: variables
     whose values nothing reads."""
@@ -94,19 +94,19 @@ class _Step:
 
 
 @dataclass(frozen=True, eq=False)
-class _Several:
+class _LoopOrBranch:
     """The statements of a loop, or of the arms of a branch. certain: they run at least once."""
 
     items: list[_Item]
     certain: bool
 
 
-_Item = _Step | _Several
+_Item = _StatementStep | _LoopOrBranch
 
 
 def _transfers(items: Sequence[_Item]) -> Iterator[Transfer]:
     for item in items:
-        if isinstance(item, _Several):
+        if isinstance(item, _LoopOrBranch):
             yield from _transfers(item.items)
         else:
             yield from (transfer for transfer, name in item.transfers if name not in item.dead)
@@ -117,7 +117,7 @@ def _needed(items: Sequence[_Item], after: frozenset[str], sizes: dict[str, int]
     are read behind them."""
     peak = 0
     for item in reversed(items):
-        if isinstance(item, _Several):
+        if isinstance(item, _LoopOrBranch):
             before, _ = _needed(item.items, after, sizes)
             before, most = _needed(item.items, after | before, sizes)
             after = before if item.certain else before | after
@@ -134,9 +134,9 @@ def _sizes(items: Sequence[_Item]) -> dict[str, int]:
     """The most bytes of each variable, of values that something reads."""
     out: dict[str, int] = {}
     for item in items:
-        own = _sizes(item.items) if isinstance(item, _Several) else item.binds
+        own = _sizes(item.items) if isinstance(item, _LoopOrBranch) else item.binds
         for name, size in own.items():
-            if isinstance(item, _Several) or name not in item.dead:
+            if isinstance(item, _LoopOrBranch) or name not in item.dead:
                 out[name] = max(size, out.get(name, 0))
     return out
 
@@ -156,7 +156,7 @@ class _FootprintReader(Elaborator):
         self.counted = counted
         self.items: list[_Item] = []
         self.sizes: dict[str, int] = {}
-        self._step = _Step()
+        self._step = _StatementStep()
 
     def _hold(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
         if kind is not None and kind.shape:
@@ -165,7 +165,7 @@ class _FootprintReader(Elaborator):
     # -- statements --------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        self._step = _Step()
+        self._step = _StatementStep()
         self.items.append(self._step)
 
     @contextmanager
@@ -176,7 +176,7 @@ class _FootprintReader(Elaborator):
         try:
             yield
         finally:
-            outer.append(_Several(self.items, certain))
+            outer.append(_LoopOrBranch(self.items, certain))
             self.items = outer
             self._next()
 
