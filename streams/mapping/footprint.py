@@ -21,7 +21,7 @@ from ..elaborate import Elaborator, Exit
 from ..expressions import RegionContext, WrittenBody
 from ..kernels import KernelOperand, Options
 from ..paths import PathState
-from ..source import Source
+from ..source import Refusal, Source
 from ..syntax import nodes as syn
 from ..tree import Instance, Region, StreamDecl
 from ..values import Data, Value
@@ -58,7 +58,7 @@ def footprint(region: Region, instance: Instance) -> Footprint | None:
     held = []
     for counted in (True, False):
         reader = _FootprintReader(replace(context, reading=reading), instance, counted)
-        if not reader.instance().whole:
+        if not reader.finished():
             return None
         _needed(reader.items, frozenset(), reader.sizes)  # finds what is dead
         held.append(_needed(reader.items, frozenset(), _sizes(reader.items))[1])
@@ -157,6 +157,16 @@ class _FootprintReader(Elaborator):
         self.items: list[_Item] = []
         self.sizes: dict[str, int] = {}
         self._step = _StatementStep()
+
+    def finished(self) -> bool:
+        """Read all statements; return whether there is no mistake."""
+        for parameter in self.task.parameters:
+            self.env[parameter.name] = self.shards[parameter.name] = self.shard(parameter)
+        try:
+            self.block(self.task.body.body)
+        except (Refusal, RecursionError):
+            return False
+        return True
 
     def _hold(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
         if kind is not None and kind.shape:
