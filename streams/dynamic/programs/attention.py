@@ -17,23 +17,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from ..errors import StepError
-from ..expansions import DefinedExpansion
-from ..functions import Defined, Matmul
+from ..functions import Matmul
 from ..graph import Program, Stream
 from ..memory import Tensor
+from ..one_pass_attention import CacheTiles, OnlineSoftmax, ScaledMask, SoftmaxQuotient, TuplePart
 from ..operators.higher_order import Accum, FlatMap, Map
 from ..operators.off_chip import RandomOffChipLoad, RandomOffChipStore
 from ..operators.routing import EagerMerge, Parallelize, Partition
 from ..operators.shape import Expand, First, Reshape, Zip
 from ..operators.sources import MetadataGen, SelectGen
-from ..shapes import DataType, SelectorType, TupleType, tile
-from ..tokens import Array, Tile
-from ..updates import AllRead, DefinedUpdate
+from ..shapes import SelectorType
+from ..tokens import Array
+from ..updates import AllRead
 from . import METADATA, SUMS
 
 Dispatch: TypeAlias = Literal["coarse", "interleaved", "dynamic"]
@@ -182,99 +182,18 @@ class _RegionBuilder:
     def region(self, jobs: Stream) -> Stream:
         """The units that work on jobs, tuples of number and length; a flag when each has read its keys."""
         heads = self.heads
-        number = Map(_NUMBER)(jobs)
-        parts = FlatMap(self._parts())(jobs)
-        address, valid = Map(_NUMBER)(parts), Map(_LENGTH)(parts)
+        number = Map(TuplePart(0))(jobs)
+        parts = FlatMap(CacheTiles(heads.tile_rows, self.tiles))(jobs)
+        address, valid = Map(TuplePart(0))(parts), Map(TuplePart(1))(parts)
         self.slow += [number, valid]
         query = RandomOffChipLoad(self.queries, (heads.queries, heads.columns))(number)
         keys = RandomOffChipLoad(self.keys, (heads.tile_rows, heads.columns))(address)
         values = RandomOffChipLoad(self.values, (heads.tile_rows, heads.columns))(address)
         repeated = Expand(1)(Reshape(0, 1)(query)[0], keys)
         scores = Map(Matmul(transpose_right=True, dtype=SUMS), compute=self.compute)(repeated, keys)
-        masked = Map(self._masked(), compute=self.compute)(scores, valid)
-        state = Accum(1, self._softmax(), compute=self.compute)(Zip()(masked, values))
-        done = Map(_WEIGHTED, compute=self.compute)(state)
+        masked = Map(ScaledMask(1 / sqrt(heads.columns)), compute=self.compute)(scores, valid)
+        state = Accum(1, OnlineSoftmax(), compute=self.compute)(Zip()(masked, values))
+        done = Map(SoftmaxQuotient(), compute=self.compute)(state)
         RandomOffChipStore(self.result)(number, done)
         free: Stream = Accum(1, AllRead())(keys)
         return free
-
-    def _parts(self) -> DefinedExpansion:
-        """The tiles of a job: the address of each, and how many of its rows count."""
-        rows, tiles = self.heads.tile_rows, self.tiles
-
-        def parts(job: tuple[Tile, Tile]) -> list[list[tuple[Tile, Tile]]]:
-            number, length = (one.scalar for one in job)
-            return [
-                [
-                    (Tile.of(number * tiles + at // rows, "i32"), Tile.of(min(rows, length - at), "i32"))
-                    for at in range(0, length, rows)
-                ]
-            ]
-
-        return DefinedExpansion("KV tiles", (1, None), lambda _: _PAIR, parts)
-
-    def _masked(self) -> Defined:
-        """Scores by the root of the columns; those of rows that do not count are the least."""
-        factor = 1 / sqrt(self.heads.columns)
-
-        def masked(scores: Tile, valid: Tile) -> Tile:
-            if scores.data is None:
-                return scores
-            kept = np.arange(scores.columns) < valid.scalar
-            return Tile(*scores.shape, SUMS, np.where(kept, scores.data * factor, -np.inf))
-
-        return Defined("mask", lambda scores, _: scores, masked, lambda scores, _: (1, scores.shape))
-
-    def _softmax(self) -> DefinedUpdate:
-        """Fold scores [queries, rows] and values [rows, columns] into (maximum, sum, weighted values)."""
-        queries, columns, rows = self.heads.queries, self.heads.columns, self.heads.tile_rows
-        sizes = (queries, 1), (queries, 1), (queries, columns)
-
-        def more(state: tuple[Tile, Tile, Tile], element: tuple[Tile, Tile]) -> tuple[Tile, ...]:
-            scores, values = element
-            if scores.data is None or values.data is None:
-                return tuple(Tile(*size, SUMS) for size in sizes)
-            top, total, weighted = (one.data for one in state)
-            assert top is not None
-            assert total is not None
-            assert weighted is not None
-            higher = np.maximum(top, scores.data.max(axis=1, keepdims=True))
-            weights, before = np.exp(scores.data - higher), np.exp(top - higher)
-            return (
-                Tile.of(higher, SUMS),
-                Tile.of(total * before + weights.sum(axis=1, keepdims=True), SUMS),
-                Tile.of(weighted * before + weights @ values.data, SUMS),
-            )
-
-        start = tuple(Tile.of(np.full(size, fill), SUMS) for size, fill in zip(sizes, (-np.inf, 0.0, 0.0), strict=True))
-        # A product with the values, and for each score a subtraction, an exponential (4) and a sum.
-        cost = 2 * queries * rows * columns + 6 * queries * rows
-        return DefinedUpdate(
-            "softmax",
-            lambda _: TupleType(tuple(tile(*size, SUMS) for size in sizes)),
-            lambda: start,
-            more,
-            lambda _: (cost, ()),
-        )
-
-
-_INTEGER = tile(1, 1, "i32")
-_PAIR = TupleType((_INTEGER, _INTEGER))
-"""Address and rows of a tile."""
-
-
-def _integers(*of: DataType) -> DataType:
-    return _INTEGER
-
-
-_NUMBER = Defined("number", _integers, lambda number, length: number)
-_LENGTH = Defined("length", _integers, lambda number, length: length)
-
-
-def _divide(top: Tile, total: Tile, weighted: Tile) -> Tile:
-    if total.data is None or weighted.data is None:
-        return weighted
-    return Tile.of(weighted.data / total.data, SUMS)
-
-
-_WEIGHTED: Any = Defined("divide", lambda top, total, weighted: weighted, _divide, lambda t, s, w: (1, w.shape))

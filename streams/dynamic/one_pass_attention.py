@@ -1,0 +1,175 @@
+"""Functions of attention over ragged caches, in one pass over the tiles of a cache (STeP v2, section 5.4): what
+`programs.attention` applies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .expansions import Expansion
+from .functions import Cost, Function, InputRefused, same_size, tiles_in
+from .shapes import ADDRESS, DataType, Dimension, Symbols, TileType, TupleType, dimension, is_address
+from .tokens import Element, Tile
+from .updates import Update
+
+
+@dataclass(frozen=True)
+class TuplePart(Function):
+    """One part of a tuple. index: of the part, from 0."""
+
+    index: int
+
+    def type(self, *of: DataType) -> DataType:
+        if not 0 <= self.index < len(of):
+            raise InputRefused(f"{self.name} takes part {self.index} of a tuple of {len(of)}")
+        return of[self.index]
+
+    def __call__(self, *of: Any) -> Element:
+        part: Element = of[self.index]
+        return part
+
+
+@dataclass(frozen=True)
+class CacheTiles(Expansion):
+    """The tiles of a job's cache: of a tuple of the job's number and its length in rows, a matrix with one row of
+    tuples of a tile's address and of how many of its rows count. rows: of a tile. tiles: of each cache. Rank 1."""
+
+    rows: int
+    tiles: int
+    rank: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "KV tiles"
+
+    def type(self, element: DataType, symbols: Symbols) -> tuple[tuple[Dimension | None, ...], DataType]:
+        if min(self.rows, self.tiles) < 1:
+            raise InputRefused(f"{self.name} of {self.rows} rows, {self.tiles} of a cache; the least is 1")
+        if not isinstance(element, TupleType) or len(element.parts) != 2 or not all(map(is_address, element.parts)):
+            raise InputRefused(f"{self.name} takes a tuple of two [1,1] tiles of integers, not {element}")
+        return (dimension(1), None), TupleType((ADDRESS, ADDRESS))
+
+    def __call__(self, element: Any) -> list[Any]:
+        number, length = (one.scalar for one in element)
+        return [
+            [
+                (Tile.of(number * self.tiles + at // self.rows, "i32"), Tile.of(min(self.rows, length - at), "i32"))
+                for at in range(0, length, self.rows)
+            ]
+        ]
+
+
+@dataclass(frozen=True)
+class ScaledMask(Function):
+    """Scores times a factor; in columns beyond a number of valid ones, -infinity. Of a tile and a [1,1] tile of
+    integers."""
+
+    factor: float
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "mask"
+
+    def type(self, *of: DataType) -> DataType:
+        if len(of) != 2 or not isinstance(of[0], TileType) or not is_address(of[1]):
+            found = " and ".join(map(str, of))
+            raise InputRefused(f"{self.name} takes a tile and a [1,1] tile of integers, not {found}")
+        return of[0]
+
+    def __call__(self, *of: Any) -> Element:
+        scores, valid = of
+        if scores.data is None:
+            whole: Tile = scores
+            return whole
+        kept = np.arange(scores.columns) < valid.scalar
+        return Tile(*scores.shape, scores.dtype, np.where(kept, scores.data * self.factor, -np.inf))
+
+    def cost(self, *of: Any) -> Cost:
+        return 1, of[0].shape
+
+
+@dataclass(frozen=True)
+class OnlineSoftmax(Update):
+    """Fold tuples of scores [queries, rows] and values [rows, columns], of static sizes, into a tuple: of each query
+    the maximum and the sum of exponentials relative to it, and the sums of values so weighted [queries, columns]."""
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "softmax"
+
+    def state(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        return self.running(element, group, symbols)
+
+    def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
+        scores, values = tiles_in(self.name, element.parts if isinstance(element, TupleType) else [element], 2)
+        same_size(self.name, scores.columns, values.rows, scores, values)
+        if not (scores.static and values.static):
+            raise InputRefused(f"{self.name} of {scores} and {values}; it takes tiles of static sizes")
+        column = TileType(scores.rows, dimension(1), scores.dtype)
+        return TupleType((column, column, TileType(scores.rows, values.columns, scores.dtype)))
+
+    def start(self, element: DataType) -> Element:
+        scores = element.parts[0] if isinstance(element, TupleType) else element
+        assert isinstance(scores, TileType)
+        queries, _, columns = _sizes(element)
+        shapes = ((queries, 1), -np.inf), ((queries, 1), 0.0), ((queries, columns), 0.0)
+        return tuple(Tile.of(np.full(shape, fill), scores.dtype) for shape, fill in shapes)
+
+    def __call__(self, state: Any, element: Any) -> Element:
+        scores, values = element
+        if scores.data is None or values.data is None:
+            return tuple(Tile(one.rows, one.columns, one.dtype) for one in state)
+        top, total, weighted = (one.data for one in state)
+        higher = np.maximum(top, scores.data.max(axis=1, keepdims=True))
+        weights, before = np.exp(scores.data - higher), np.exp(top - higher)
+        return (
+            Tile.of(higher, scores.dtype),
+            Tile.of(total * before + weights.sum(axis=1, keepdims=True), scores.dtype),
+            Tile.of(weighted * before + weights @ values.data, scores.dtype),
+        )
+
+    def cost(self, *of: Any) -> Cost:
+        """A product with the values, and for each score a subtraction, an exponential (4) and a sum."""
+        queries, rows, columns = _sizes(of[0])
+        return 2 * queries * rows * columns + 6 * queries * rows, ()
+
+
+def _sizes(element: Any) -> tuple[int, int, int]:
+    """Queries, rows and columns of a tuple of scores and values, or of its type."""
+    scores, values = element.parts if isinstance(element, TupleType) else element
+    queries, rows, columns = scores.rows, scores.columns, values.columns
+    if isinstance(scores, TileType):
+        queries, rows, columns = (int(one.size) for one in (queries, rows, columns))
+    return queries, rows, columns
+
+
+@dataclass(frozen=True)
+class SoftmaxQuotient(Function):
+    """The weighted values by the sums of their weights: what `OnlineSoftmax` leaves at the end of a cache, divided."""
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "divide"
+
+    def type(self, *of: DataType) -> DataType:
+        top, total, weighted = tiles_in(self.name, of, 3)
+        same_size(self.name, top.rows, weighted.rows, top, weighted)
+        same_size(self.name, total.rows, weighted.rows, total, weighted)
+        return weighted
+
+    def __call__(self, *of: Any) -> Element:
+        _, total, weighted = of
+        if total.data is None or weighted.data is None:
+            without: Tile = weighted
+            return without
+        return Tile.of(weighted.data / total.data, weighted.dtype)
+
+    def cost(self, *of: Any) -> Cost:
+        return 1, of[2].shape
