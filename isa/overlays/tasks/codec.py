@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 from ....base.element_types import ElementType
@@ -18,38 +18,152 @@ from ....base.errors import ProgramError
 from ....base.place import Place
 from .kernels import KERNELS
 from .operators import BINARY, UNARY
-from .tree import NODES, Expression, Kernel, Statement
+from .tree import NODES, Expression, Kernel, Statement, Unary
 from .values import DTYPES
 
 DEEPEST = 100
 """Limit of the nesting of a tree."""
 
 
-def encoded(node: Any) -> Any:
-    """Return a node, or a tuple of nodes, as nested lists. Raises `ProgramError` for what files cannot hold."""
-    if node is None:
-        return ""
-    if isinstance(node, bool | int | float | str):
-        return node
-    if isinstance(node, Place):
-        return [node.line, node.column]
-    if isinstance(node, tuple):
-        return [encoded(item) for item in node]
-    if isinstance(node, ElementType):
-        return [node.dtype, *node.shape]
-    name = type(node).__name__
-    if name not in NODES:
-        raise ProgramError(f"a file cannot hold the function {getattr(node, 'name', name)}")
-    return [name, *(encoded(getattr(node, f.name)) for f in fields(node))]
+class WrongTreeError(Exception):
+    """Nested lists are no tree. The text does not say of what."""
+
+
+class TreeCodec:
+    """Nodes as nested lists, and back. nodes: dataclasses that a list may name, by the name."""
+
+    def __init__(self, nodes: Mapping[str, type[Any]]) -> None:
+        self.nodes = nodes
+        self._names = {node: name for name, node in nodes.items()}
+        self._schemas: dict[type[Any], tuple[tuple[str, Any], ...]] = {}
+
+    def encoded(self, node: Any) -> Any:
+        """Return a node, or a tuple of nodes, as nested lists. Raises `ProgramError` for what files cannot hold."""
+        if node is None:
+            return ""
+        if isinstance(node, bool | int | float | str):
+            return node
+        if isinstance(node, tuple) and type(node) not in self._names:
+            leaf = self.written_leaf(node)
+            return [self.encoded(item) for item in node] if leaf is None else leaf
+        name = self._names.get(type(node))
+        if name is not None:
+            return [name, *(self.encoded(getattr(node, field)) for field, _ in self._schema(type(node)))]
+        leaf = self.written_leaf(node)
+        if leaf is None:
+            raise ProgramError(f"a file cannot hold the function {getattr(node, 'name', type(node).__name__)}")
+        return leaf
+
+    def decoded(self, given: Any, hint: Any, depth: int = 0) -> Any:
+        """Read what `encoded` returned. hint: the type of a field that holds it: a node's class, a number, a text, a
+        tuple or a union of these, or what `read_leaf` knows. Raises `WrongTreeError`."""
+        leaf = self.read_leaf(given, hint)
+        if leaf is not None:
+            return leaf
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is tuple:
+            if arguments[-1] is Ellipsis:
+                if not isinstance(given, list):
+                    raise WrongTreeError(f"{str(given)[:60]} is no list")
+                return tuple(self.decoded(item, arguments[0], depth) for item in given)
+            if not isinstance(given, list) or len(given) != len(arguments):
+                raise WrongTreeError(f"{str(given)[:60]}: {len(arguments)} parts are expected")
+            return tuple(self.decoded(g, a, depth) for g, a in zip(given, arguments, strict=True))
+        if origin in (types.UnionType, typing.Union):
+            if type(None) in arguments:
+                return None if given == "" else self.decoded(given, arguments[0], depth)
+            if isinstance(given, list):
+                return self._node(given, arguments, depth)
+            if type(given) not in arguments:
+                raise WrongTreeError(f"{str(given)[:60]} is no constant")
+            return given
+        if hint in (str, int, bool):
+            if type(given) is not hint:
+                raise WrongTreeError(f"{str(given)[:60]} is no {hint.__name__}")
+            return given
+        return self._node(given, (hint,), depth)
+
+    def _node(self, given: Any, kinds: tuple[type[Any], ...], depth: int) -> Any:
+        if depth > DEEPEST:
+            raise WrongTreeError(f"it is nested more than {DEEPEST} deep")
+        kind = " or ".join(one.__name__.lower() for one in kinds)
+        if not isinstance(given, list) or not given or not isinstance(given[0], str):
+            raise WrongTreeError(f"{str(given)[:60]} is no {kind}")
+        node = self.nodes.get(given[0])
+        if node is None or not issubclass(node, kinds):
+            raise WrongTreeError(f"{given[0]!r} is no {kind}")
+        schema = self._schema(node)
+        if len(given) != len(schema) + 1:
+            raise WrongTreeError(f"{given[0]} has {len(schema)} fields, not {len(given) - 1}")
+        values = zip(given[1:], schema, strict=True)
+        made = node(**{name: self.decoded(value, hint, depth + 1) for value, (name, hint) in values})
+        self.check(made)
+        return made
+
+    def _schema(self, node: type[Any]) -> tuple[tuple[str, Any], ...]:
+        """The fields of a node, and their types."""
+        if node not in self._schemas:
+            hints = typing.get_type_hints(node)
+            self._schemas[node] = tuple((f.name, hints[f.name]) for f in fields(node))
+        return self._schemas[node]
+
+    def written_leaf(self, value: Any) -> Any:
+        """Return a value that is no node as lists, texts and numbers; None if files cannot hold it."""
+        return None
+
+    def read_leaf(self, given: Any, hint: Any) -> Any:
+        """Return the value that `written_leaf` wrote for a field of this type; None for fields of other types. Raises
+        `WrongTreeError`."""
+        return None
+
+    def check(self, made: Any) -> None:
+        """Check a node that was read. Raises `WrongTreeError`."""
+
+
+class _TaskCodec(TreeCodec):
+    """Trees of tasks."""
+
+    def written_leaf(self, value: Any) -> Any:
+        if isinstance(value, Place):
+            return [value.line, value.column]
+        return [value.dtype, *value.shape] if isinstance(value, ElementType) else None
+
+    def read_leaf(self, given: Any, hint: Any) -> Any:
+        if hint is Place:
+            if not _integers(given) or len(given) != 2:
+                raise WrongTreeError(f"{str(given)[:60]} is no place: a line and a column")
+            return Place(*given)
+        if hint is not ElementType:
+            return None
+        if (
+            not isinstance(given, list)
+            or not given
+            or not isinstance(given[0], str)
+            or given[0] not in DTYPES
+            or not _integers(given[1:], least=1)
+        ):
+            raise WrongTreeError(f"{str(given)[:60]} is no element type")
+        return ElementType(given[0], tuple(given[1:]))
+
+    def check(self, made: Any) -> None:
+        op = getattr(made, "op", None)
+        if op is not None and op not in (UNARY if isinstance(made, Unary) else BINARY):
+            raise WrongTreeError(f"there is no operator {op!r}")
+        if isinstance(made, Kernel) and made.kernel not in KERNELS:
+            raise WrongTreeError(f"there is no kernel {made.kernel!r}")
+
+
+_TASKS = _TaskCodec(NODES)
+encoded = _TASKS.encoded
 
 
 def statements(given: Any, what: str) -> tuple[Statement, ...]:
     """Read what `encoded` returned for the body of a task. what: names it in messages. Raises `ProgramError`."""
     try:
-        body = _tuple(given, Statement, 0)
-    except _Wrong as wrong:
+        body: tuple[Statement, ...] = _TASKS.decoded(given, tuple[Statement, ...])
+    except WrongTreeError as wrong:
         raise ProgramError(f"{what}: {wrong}") from None
-    return typing.cast("tuple[Statement, ...]", body)
+    return body
 
 
 def toml(value: Any) -> str:
@@ -71,78 +185,6 @@ def _escaped(letter: str) -> str:
     if letter in '"\\':
         return "\\" + letter
     return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
-
-
-class _Wrong(Exception):
-    """The lists are no tree."""
-
-
-@cache
-def _schema(node: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a node, and their types."""
-    hints = typing.get_type_hints(node)
-    return tuple((f.name, hints[f.name]) for f in fields(node))
-
-
-def _node(given: Any, kind: type[Any], depth: int) -> Any:
-    if depth > DEEPEST:
-        raise _Wrong(f"it is nested more than {DEEPEST} deep")
-    if not isinstance(given, list) or not given or not isinstance(given[0], str):
-        raise _Wrong(f"{str(given)[:60]} is no {kind.__name__.lower()}")
-    node = NODES.get(given[0])
-    if node is None or not issubclass(node, kind):
-        raise _Wrong(f"{given[0]!r} is no {kind.__name__.lower()}")
-    schema = _schema(node)  # type: ignore[arg-type]
-    if len(given) != len(schema) + 1:
-        raise _Wrong(f"{given[0]} has {len(schema)} fields, not {len(given) - 1}")
-    made = node(*(_field(value, hint, depth + 1) for value, (_, hint) in zip(given[1:], schema, strict=True)))
-    op = getattr(made, "op", None)
-    if op is not None and op not in (UNARY if given[0] == "Unary" else BINARY):
-        raise _Wrong(f"there is no operator {op!r}")
-    if isinstance(made, Kernel) and made.kernel not in KERNELS:
-        raise _Wrong(f"there is no kernel {made.kernel!r}")
-    return made
-
-
-def _field(given: Any, hint: Any, depth: int) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            return _tuple(given, arguments[0], depth)
-        if not isinstance(given, list) or len(given) != len(arguments):
-            raise _Wrong(f"{str(given)[:60]}: {len(arguments)} parts are expected")
-        return tuple(_field(g, a, depth) for g, a in zip(given, arguments, strict=True))
-    if origin in (types.UnionType, typing.Union):
-        if type(None) in arguments:
-            return None if given == "" else _field(given, arguments[0], depth)
-        if type(given) not in arguments:
-            raise _Wrong(f"{str(given)[:60]} is no constant")
-        return given
-    if hint is Place:
-        if not _integers(given) or len(given) != 2:
-            raise _Wrong(f"{str(given)[:60]} is no place: a line and a column")
-        return Place(*given)
-    if hint is ElementType:
-        if (
-            not isinstance(given, list)
-            or not given
-            or not isinstance(given[0], str)
-            or given[0] not in DTYPES
-            or not _integers(given[1:], least=1)
-        ):
-            raise _Wrong(f"{str(given)[:60]} is no element type")
-        return ElementType(given[0], tuple(given[1:]))
-    if hint in (str, int, bool):
-        if type(given) is not hint:
-            raise _Wrong(f"{str(given)[:60]} is no {hint.__name__}")
-        return given
-    return _node(given, hint, depth)
-
-
-def _tuple(given: Any, hint: Any, depth: int) -> tuple[Any, ...]:
-    if not isinstance(given, list):
-        raise _Wrong(f"{str(given)[:60]} is no list")
-    return tuple(_field(item, hint, depth) for item in given)
 
 
 def _integers(given: Any, least: int = 0) -> bool:
