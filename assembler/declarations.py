@@ -7,7 +7,7 @@ import binascii
 import dataclasses
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def overlay(items: tuple[s.Item, ...], file: str, overlays: Mapping[str, Overlay
     span = s.token_span(first.name)
     if first.lines:
         described = "\n".join([f'name = "{name}"', *map(s.unquoted, first.lines)])
-        return _made(lambda: made(described, f"overlay {name}", overlays), span)
+        label = f"overlay {name}"
+        return _made(lambda: made(described, label, overlays), span, lambda fault: _line_of(fault, label, first.lines))
     if name.endswith(SUFFIX) and name not in overlays:
         path = Path(file).parent / name
         if "\0" in name or Path(name).is_absolute():
@@ -56,11 +57,22 @@ def _from_file(path: Path, overlays: Mapping[str, Overlay]) -> Overlay:
     return find(str(path), overlays)
 
 
-def _made(make: Callable[[], Overlay], span: Span) -> Overlay:
+def _made(make: Callable[[], Overlay], span: Span, place: Callable[[str], Span | None] = lambda fault: None) -> Overlay:
+    """Make an overlay. span: where a mistake is reported, unless `place` knows of a message where it belongs."""
     try:
         return make()
     except (ProgramError, OSError) as e:
-        raise Mistake(span, str(e)) from None
+        raise Mistake(place(str(e)) or span, str(e)) from None
+
+
+def _line_of(fault: str, label: str, lines: Sequence[Token]) -> Span | None:
+    """The place of the line that a message is about: it names the line's key behind the label. None for no line."""
+    about = fault.removeprefix(f"{label}: ")
+    for token in lines:
+        key = s.unquoted(token).partition(" = ")[0]
+        if about.startswith((f"{key}:", f"{key} ")):
+            return s.token_span(token)
+    return None
 
 
 class Declarations:

@@ -37,6 +37,8 @@ SUFFIX = ".toml"
 """Of the name of an overlay file."""
 LONGEST = 1 << 20
 """Limit of an overlay file, in bytes."""
+WHOLE: dict[str, Overlay] = {TASKS.name: TASKS}
+"""Overlays whose files hold a whole machine, by name. A package above this one enters its own here."""
 SECTIONS = ("memories", "units", "banks", "rates", "streams")
 SIZES = ("slots", "rows", "columns")
 """Sizes of a memory that a file can change."""
@@ -76,7 +78,7 @@ def made(text: str, label: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> O
     """
     given = _parsed(text, label)
     base, name = given.get("overlay"), given.get("name", Path(label).stem)
-    bases = {**overlays, TASKS.name: TASKS}
+    bases = {**overlays, **WHOLE}
     if base is None:
         raise ProgramError(f'{label}: it names no overlay to change: overlay = "xnn"')
     if base not in bases:
@@ -115,7 +117,7 @@ def _parsed(text: str, label: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:  # not TOML's own errors alone: a number may have too many digits
         raise ProgramError(f"{label}: no TOML: {e}") from None
     keys = ("name", "overlay", *SECTIONS)
-    for key in () if given.get("overlay") == TASKS.name else given:
+    for key in () if str(given.get("overlay")) in WHOLE else given:
         if key not in keys:
             raise ProgramError(
                 f"{label}: nothing is called {key!r} here{_close(key, keys)}, only {', '.join(keys[1:])} and name"
