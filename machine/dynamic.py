@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CLOCK_HZ = float(1 << 30)
 CYCLE = "cycle"
 """The rate of a step whose amount is in cycles."""
+RATES = {CYCLE: Rate(1, "PL cycles", "the kernel says how many", "work")}
 
 
 class Ports:
@@ -108,7 +109,7 @@ DynamicKernel: TypeAlias = Callable[[Ports], Steps]
 
 
 @dataclass(frozen=True)
-class _OperatorUop:
+class DynamicUop:
     """The uOP of a unit. inputs: names of streams. outputs: of each, the names of its streams."""
 
     kernel: DynamicKernel
@@ -116,14 +117,14 @@ class _OperatorUop:
     outputs: tuple[tuple[str, ...], ...]
 
 
-class _DynamicUnit(Unit):
-    """The one kind of unit."""
+class DynamicUnit(Unit):
+    """A unit whose uOP is its kernel."""
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
         super().__init__(spec, net)
         self.net = net
 
-    def kernel(self, uop: _OperatorUop) -> Steps:
+    def kernel(self, uop: DynamicUop) -> Steps:
         net = self.net
         assert isinstance(net, ProcessNetwork)
         task = net.progress[self.name].task
@@ -144,6 +145,13 @@ class DynamicRun:
     chosen: Mapping[str, int]
     firings: int
     timing: RunTiming
+
+    @staticmethod
+    def of(net: ProcessNetwork, latency: float) -> DynamicRun:
+        """What a finished run of `net` gave. latency: in seconds."""
+        ends = {name: at.task.clock * CLOCK_HZ for name, at in net.progress.items()}
+        busy = {name: at.busy * CLOCK_HZ for name, at in net.progress.items()}
+        return DynamicRun(latency * CLOCK_HZ, ends, busy, net.chosen, net.firings, RunTiming.of(net, latency))
 
     @property
     def depends_on_time(self) -> bool:
@@ -200,29 +208,37 @@ class DynamicNetwork:
 
         Raises `DeadlockError`, or `ProgramError` for tokens that are left over, and for ports whose numbers have a gap.
         """
-        programs = {name: [self._operator(name)] for name in self._kernels}
+        programs = {name: [self.uop(name)] for name in self._kernels}
         machine = StreamNetwork(
             name=self.name,
-            units=tuple(UnitSpec(name, "Dynamic", 0, _DynamicUnit) for name in self._kernels),
-            streams=tuple(self._streams),
+            units=tuple(UnitSpec(name, "Dynamic", 0, DynamicUnit) for name in self._kernels),
+            streams=self.streams,
             clock_hz=CLOCK_HZ,
-            rates={CYCLE: Rate(1, "PL cycles", "the kernel says how many", "work")},
+            rates=RATES,
         )
         net = ProcessNetwork(
             machine, programs, order=order, record=record, where=lambda unit, origin: self._places[unit]
         )
-        latency = net.run()
-        ends = {name: at.task.clock * CLOCK_HZ for name, at in net.progress.items()}
-        busy = {name: at.busy * CLOCK_HZ for name, at in net.progress.items()}
-        return DynamicRun(latency * CLOCK_HZ, ends, busy, net.chosen, net.firings, RunTiming.of(net, latency))
+        return DynamicRun.of(net, net.run())
 
-    def _operator(self, name: str) -> _OperatorUop:
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The names of the units, in their order."""
+        return tuple(self._kernels)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams, in the order in which they were connected."""
+        return tuple(self._streams)
+
+    def uop(self, name: str) -> DynamicUop:
+        """Return the uOP of a unit. Raises `ProgramError` for ports whose numbers have a gap."""
         inputs, outputs = self._inputs[name], self._outputs[name]
         for what, ports in (("input", inputs), ("output", outputs)):
             missing = set(range(len(ports))) - set(ports)
             if missing:
                 raise ProgramError(f"{what} {min(missing)} of {name} has no stream")
-        return _OperatorUop(
+        return DynamicUop(
             self._kernels[name],
             tuple(inputs[port].name for port in range(len(inputs))),
             tuple(tuple(stream.name for stream in outputs[port]) for port in range(len(outputs))),

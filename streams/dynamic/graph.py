@@ -67,6 +67,7 @@ class Stream:
         if self.program.readers(self):
             raise StepError("assume", f"{self.name} has readers, whose types follow from the former shape", where)
         self.type = StreamType(stated, self.type.data)
+        self.program.assumed.append(self)
         return self
 
     def __str__(self) -> str:
@@ -112,10 +113,20 @@ class StreamReader:
     port: int
 
 
+@dataclass(frozen=True)
+class ClosedLoop:
+    """A feedback whose stream is there. writer: that stream. readers: where the placeholder was read; the types there
+    follow from that of the placeholder."""
+
+    writer: Stream
+    readers: tuple[StreamReader, ...]
+
+
 @dataclass
 class Program:
     """A program. limits: what its operators allow. nodes: in the order of their calls, which need not be topological:
-    `feedback` makes a stream before its writer."""
+    `feedback` makes a stream before its writer. loops: placeholders that were closed. assumed: streams whose shape was
+    stated."""
 
     limits: Limits = field(default_factory=Limits)
     nodes: list[OperatorNode] = field(default_factory=list)
@@ -123,6 +134,8 @@ class Program:
     outputs: dict[str, Stream] = field(default_factory=dict)
     symbols: Symbols = field(default_factory=Symbols)
     bounds: dict[sympy.Symbol, int] = field(default_factory=dict)
+    loops: dict[Stream, ClosedLoop] = field(default_factory=dict)
+    assumed: list[Stream] = field(default_factory=list)
     _readings: dict[Stream, list[StreamReader]] = field(default_factory=dict)
     _open: dict[Stream, str] = field(default_factory=dict)
     _reset: Reset[Program | None] | None = None
@@ -204,7 +217,9 @@ class Program:
         if loop.type.rank != stream.type.rank or str(loop.type.data) != str(stream.type.data):
             raise StepError("close", f"{loop.name} is {loop.type}, and {stream.name} is {stream.type}", users_line())
         del self._open[loop]
-        for reading in self._readings.pop(loop, []):
+        readings = self._readings.pop(loop, [])
+        self.loops[loop] = ClosedLoop(stream, tuple(readings))
+        for reading in readings:
             index = reading.node.inputs.index(loop)
             reading.node.inputs = (*reading.node.inputs[:index], stream, *reading.node.inputs[index + 1 :])
             self._readings.setdefault(stream, []).append(StreamReader(stream, reading.node, reading.port))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -21,16 +21,20 @@ class Tensor:
     """A tensor in the memory off the chip; the last two sizes are rows and columns.
 
     dtype: of its elements, of whole bytes. data: None in a program without data. base: address of its first byte. Tiles
-    are numbered in row-major order. Raises `StepError`.
+    are numbered in row-major order. name: "" for one with a number, and then `named` is false. Raises `StepError`.
     """
 
     shape: tuple[int, ...]
     dtype: str = "bf16"
     data: Array | None = None
     base: int = 0
-    name: str = field(default_factory=lambda: f"tensor{next(_NUMBERS)}")
+    name: str = ""
+    named: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", f"tensor{next(_NUMBERS)}")
+            object.__setattr__(self, "named", False)
         if self.dtype not in BITS or BITS[self.dtype] % 8:
             raise StepError("Tensor", f"{self.name} has elements of {self.dtype}; off the chip they have whole bytes")
         if min(self.shape, default=0) < 1 or self.base < 0:
@@ -39,9 +43,9 @@ class Tensor:
             raise StepError("Tensor", f"tensor {self.name} has shape {self.shape}, and its data {self.data.shape}")
 
     @classmethod
-    def of(cls, data: Array, dtype: str = "bf16", base: int = 0) -> Tensor:
-        """Return a tensor with this data. base: address of its first byte."""
-        return cls(tuple(data.shape), dtype, data, base)
+    def of(cls, data: Array, dtype: str = "bf16", base: int = 0, name: str = "") -> Tensor:
+        """Return a tensor with this data. base: address of its first byte. name: "" for one with a number."""
+        return cls(tuple(data.shape), dtype, data, base, name)
 
     def tiled(self, tile: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the tensor, counted in tiles. Raises `InputRefused` if it is not a whole number of
@@ -67,10 +71,12 @@ class Tensor:
 
 class TensorMemory:
     """The memory off the chip during a run: what was written, over the tensors as given. with_data: whether tiles have
-    values. A tensor may be written and read in tiles of several sizes: what counts is the place."""
+    values. values: of tensors that are given for this run, in place of their own. A tensor may be written and read in
+    tiles of several sizes: what counts is the place."""
 
-    def __init__(self, with_data: bool = True) -> None:
+    def __init__(self, with_data: bool = True, values: Mapping[Tensor, Array] | None = None) -> None:
         self.with_data = with_data
+        self._values = values or {}
         self._written: dict[Tensor, dict[tuple[int, tuple[int, int]], Tile]] = {}  # the last written is the last
         self._sizes: dict[Tensor, set[tuple[int, int]]] = {}
 
@@ -101,10 +107,11 @@ class TensorMemory:
     def _given(self, tensor: Tensor, index: int, tile: tuple[int, int]) -> Tile:
         """A tile as it is before the run."""
         rows, columns = tile
-        if tensor.data is None or not self.with_data:
+        data = self._values.get(tensor, tensor.data)
+        if data is None or not self.with_data:
             return Tile(rows, columns, tensor.dtype)
         row, column = _place(tensor, index, tile)
-        part = tensor.data.reshape(-1, tensor.shape[-1])[row : row + rows, column : column + columns]
+        part = data.reshape(-1, tensor.shape[-1])[row : row + rows, column : column + columns]
         return Tile(rows, columns, tensor.dtype, part)
 
     def write(self, tensor: Tensor, index: int, value: Tile) -> None:
@@ -117,7 +124,8 @@ class TensorMemory:
     def tensor(self, tensor: Tensor) -> Array:
         """Return the present values of a tensor; 0 where nothing was given or written. Raises `ValueError` if tiles
         without data were written."""
-        whole = np.zeros(tensor.shape) if tensor.data is None else tensor.data.copy()
+        data = self._values.get(tensor, tensor.data)
+        whole = np.zeros(tensor.shape) if data is None else data.copy()
         flat = whole.reshape(-1, tensor.shape[-1])
         for (index, size), value in self._written.get(tensor, {}).items():
             if value.data is None:

@@ -87,7 +87,7 @@ class ScaledMask(Function):
             whole: Tile = scores
             return whole
         kept = np.arange(scores.columns) < valid.scalar
-        return Tile(*scores.shape, scores.dtype, np.where(kept, scores.data * self.factor, -np.inf))
+        return Tile(scores.rows, scores.columns, scores.dtype, np.where(kept, scores.data * self.factor, -np.inf))
 
     def cost(self, *of: Any) -> Cost:
         return 1, of[0].shape
@@ -142,10 +142,10 @@ class OnlineSoftmax(Update):
 
 def _sizes(element: Any) -> tuple[int, int, int]:
     """Queries, rows and columns of a tuple of scores and values, or of its type."""
-    scores, values = element.parts if isinstance(element, TupleType) else element
-    queries, rows, columns = scores.rows, scores.columns, values.columns
-    if isinstance(scores, TileType):
-        queries, rows, columns = (int(one.size) for one in (queries, rows, columns))
+    parts: Any = element.parts if isinstance(element, TupleType) else element
+    scores, values = parts
+    sizes = scores.rows, scores.columns, values.columns
+    queries, rows, columns = (int(one.size) if isinstance(one, Dimension) else one for one in sizes)
     return queries, rows, columns
 
 

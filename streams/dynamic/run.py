@@ -40,6 +40,9 @@ ENDLESS = 1 << 30
 OFF_CHIP = (LinearOffChipLoad, LinearOffChipStore, RandomOffChipLoad, RandomOffChipStore)
 """Operators that move tiles between the chip and the memory off it."""
 
+OFF_CHIP_UNIT = "memory off the chip"
+"""The name of the unit that stands for that memory."""
+
 
 @dataclass(frozen=True)
 class Arrivals:
@@ -144,7 +147,7 @@ def run(
     Raises `StepError` for missing inputs, `StreamFault` for tokens that do not fit, with their position, `StuckError`
     for a deadlock.
     """
-    network = _Network("run", program, inputs or {}, depths, None, durations, with_data)
+    network = OperatorNetwork("run", program, inputs or {}, depths, None, durations, with_data)
     try:
         engine = network.run()
     except DeadlockError as error:
@@ -176,7 +179,7 @@ def timed(
     Raises `StepError` for missing inputs and depths below 1, `StreamFault` for tokens that do not fit, with their
     position, `DeadlockError` with who waits for whom, and `ProgramError` for tokens that are left over.
     """
-    network = _Network("timed", program, inputs or {}, depths, rates or Rates(), durations, with_data)
+    network = OperatorNetwork("timed", program, inputs or {}, depths, rates or Rates(), durations, with_data)
     engine = network.run(order)
     requests = network.off_chip.requests if network.off_chip is not None else ()
     return TimedRun(**network.results(engine), engine=engine, requests=frozenset(requests))
@@ -234,9 +237,10 @@ class _Sender:
             output.times.append(self._ports.now)
 
 
-class _Network:
+class OperatorNetwork:
     """The units and streams of one run. caller: `run` or `timed`, for messages. rates, durations: without either,
-    nothing takes time."""
+    nothing takes time. tensors: values in place of the tensors' own. unit_name: changes the name of a unit that is no
+    operator, for a machine whose files cannot write it."""
 
     def __init__(
         self,
@@ -247,6 +251,9 @@ class _Network:
         rates: Rates | None,
         durations: Durations | None,
         with_data: bool,
+        *,
+        tensors: Mapping[Tensor, Array] | None = None,
+        unit_name: Callable[[str], str] = str,
     ) -> None:
         program.check_closed()
         missing = [name for name in program.inputs if name not in inputs]
@@ -254,7 +261,8 @@ class _Network:
         if missing or unknown:
             raise StepError(caller, f"inputs without tokens: {missing}; tokens of no input: {unknown}")
         self.program, self.rates, self.durations = program, rates, durations
-        self.memory = TensorMemory(with_data)
+        self.memory = TensorMemory(with_data, tensors)
+        self._unit_name = unit_name
         self.network = DynamicNetwork()
         self.counts = {node: _Counts() for node in program.nodes}
         self.choosing: dict[str, tuple[int, ...]] = {}
@@ -268,7 +276,7 @@ class _Network:
                 self.outputs[stream] = _Output(stream, program.bounds, count if is_read else None, kept)
                 count += is_read
         for name, stream in program.inputs.items():
-            self.network.unit(_writer(stream), self._feeding(stream, self._arrivals(name, inputs[name])))
+            self.network.unit(unit_name(_writer(stream)), self._feeding(stream, self._arrivals(name, inputs[name])))
         for node in program.nodes:
             self.network.unit(node.name, self._running(node), node.where)
         self.readings: dict[str, tuple[StreamReader, int]] = {}
@@ -278,7 +286,7 @@ class _Network:
         movers = [node for node in program.nodes if isinstance(node.operator, OFF_CHIP)]
         if movers and rates is not None and durations is None:
             limits = {"channels": rates.channels, "per_client": rates.per_client, "latency": rates.latency}
-            self.off_chip = OffChipMemory(self.network, "memory off the chip", access=rates.access, **limits)
+            self.off_chip = OffChipMemory(self.network, unit_name(OFF_CHIP_UNIT), access=rates.access, **limits)
             self.clients = {node: self.off_chip.client(node.name) for node in movers}
 
     def _connect(self, caller: str, depths: int | Mapping[Stream, int] | None) -> None:
@@ -288,9 +296,13 @@ class _Network:
             for reading in self.program.readers(stream):
                 if depth < 1:
                     raise StepError(caller, f"stream {stream.name} has depth {depth}; the least is 1")
-                ends = _writer(stream), reading.node.name
+                ends = self._unit_of(stream), reading.node.name
                 made = self.network.connect(*ends, depth, output=output.number, port=reading.port)
                 self.readings[made.name] = reading, depth
+
+    def _unit_of(self, stream: Stream) -> str:
+        """The unit that writes a stream."""
+        return stream.source.name if stream.source is not None else self._unit_name(_writer(stream))
 
     def _arrivals(self, name: str, given: Sequence[Token] | Arrivals | str) -> Arrivals:
         tokens = self.program.tokens(given, name) if isinstance(given, str) else given

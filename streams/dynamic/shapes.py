@@ -369,6 +369,11 @@ class Symbols:
         self._given: set[str] = set()
         self.defined: dict[sympy.Symbol, Expression] = {}
 
+    @property
+    def given(self) -> frozenset[str]:
+        """The names that the program's author uses."""
+        return frozenset(self._given)
+
     def give(self, name: str) -> None:
         """Note a name that the program's author uses. Raises `StepError` if it is that of a new symbol."""
         if name in self._made:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from ....base.element_types import ElementType
@@ -25,6 +26,13 @@ DEEPEST = 100
 """Limit of the nesting of a tree."""
 
 
+@cache
+def schema_of(node: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a node's class, and their types."""
+    hints = typing.get_type_hints(node)
+    return tuple((f.name, hints[f.name]) for f in fields(node))
+
+
 class WrongTreeError(Exception):
     """Nested lists are no tree. The text does not say of what."""
 
@@ -35,7 +43,6 @@ class TreeCodec:
     def __init__(self, nodes: Mapping[str, type[Any]]) -> None:
         self.nodes = nodes
         self._names = {node: name for name, node in nodes.items()}
-        self._schemas: dict[type[Any], tuple[tuple[str, Any], ...]] = {}
 
     def encoded(self, node: Any) -> Any:
         """Return a node, or a tuple of nodes, as nested lists. Raises `ProgramError` for what files cannot hold."""
@@ -48,7 +55,7 @@ class TreeCodec:
             return [self.encoded(item) for item in node] if leaf is None else leaf
         name = self._names.get(type(node))
         if name is not None:
-            return [name, *(self.encoded(getattr(node, field)) for field, _ in self._schema(type(node)))]
+            return [name, *(self.encoded(getattr(node, field)) for field, _ in schema_of(type(node)))]  # type: ignore[arg-type]
         leaf = self.written_leaf(node)
         if leaf is None:
             raise ProgramError(f"a file cannot hold the function {getattr(node, 'name', type(node).__name__)}")
@@ -77,8 +84,8 @@ class TreeCodec:
             if type(given) not in arguments:
                 raise WrongTreeError(f"{str(given)[:60]} is no constant")
             return given
-        if hint in (str, int, bool):
-            if type(given) is not hint:
+        if hint in (str, int, bool, float):
+            if type(given) is not hint and not (hint is float and type(given) is int):
                 raise WrongTreeError(f"{str(given)[:60]} is no {hint.__name__}")
             return given
         return self._node(given, (hint,), depth)
@@ -92,20 +99,13 @@ class TreeCodec:
         node = self.nodes.get(given[0])
         if node is None or not issubclass(node, kinds):
             raise WrongTreeError(f"{given[0]!r} is no {kind}")
-        schema = self._schema(node)
+        schema = schema_of(node)  # type: ignore[arg-type]
         if len(given) != len(schema) + 1:
             raise WrongTreeError(f"{given[0]} has {len(schema)} fields, not {len(given) - 1}")
         values = zip(given[1:], schema, strict=True)
         made = node(**{name: self.decoded(value, hint, depth + 1) for value, (name, hint) in values})
         self.check(made)
         return made
-
-    def _schema(self, node: type[Any]) -> tuple[tuple[str, Any], ...]:
-        """The fields of a node, and their types."""
-        if node not in self._schemas:
-            hints = typing.get_type_hints(node)
-            self._schemas[node] = tuple((f.name, hints[f.name]) for f in fields(node))
-        return self._schemas[node]
 
     def written_leaf(self, value: Any) -> Any:
         """Return a value that is no node as lists, texts and numbers; None if files cannot hold it."""
@@ -185,6 +185,39 @@ def _escaped(letter: str) -> str:
     if letter in '"\\':
         return "\\" + letter
     return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
+
+
+def toml_key(name: str) -> str:
+    """Return a name as a key of TOML."""
+    return name if name.isascii() and name.replace("_", "").replace("-", "").isalnum() else toml(name)
+
+
+def table_of(given: Mapping[str, Any], key: str, kind: type[Any] = object) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a table of a parsed file. kind: of their values. Raises `ProgramError`."""
+    table = given.get(key, {})
+    if not isinstance(table, dict):
+        raise ProgramError(f"{key} is a table")
+    for name, value in table.items():
+        if not isinstance(value, kind):
+            raise ProgramError(f"{key}.{name} is no {kind.__name__}")
+        yield name, value
+
+
+def parts_of(what: str, value: Any, *kinds: type[Any]) -> list[Any]:
+    """Return a list with a part of each of these types. what: names it in messages. Raises `ProgramError`."""
+    if not isinstance(value, list) or len(value) != len(kinds):
+        raise ProgramError(f"{what} has {len(kinds)} parts")
+    for part, kind in zip(value, kinds, strict=True):
+        if type(part) is not kind:
+            raise ProgramError(f"{what}: {str(part)[:40]} is no {kind.__name__}")
+    return value
+
+
+def sizes_of(what: str, value: Any, least: int = 1) -> tuple[int, ...]:
+    """Return a list of whole numbers. what: names it in messages. Raises `ProgramError`."""
+    if not isinstance(value, list) or any(type(n) is not int or not least <= n < 1 << 31 for n in value):
+        raise ProgramError(f"{what}: {str(value)[:40]} is no list of whole numbers from {least} on")
+    return tuple(value)
 
 
 def _integers(given: Any, least: int = 0) -> bool:

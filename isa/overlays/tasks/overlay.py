@@ -34,7 +34,7 @@ from ....machine.token_type import TokenType
 from ...layout import Layout
 from ...overlay import OpList, Overlay
 from ...program import Buffer, Role, SourceLine, UnpackedProgram
-from .codec import encoded, statements, toml
+from .codec import encoded, parts_of, sizes_of, statements, table_of, toml, toml_key
 from .kernels import KERNELS
 from .program import Link, OffChipTensor, Shot, StreamArray, Task, TaskProgram, TensorParameter
 from .tree import Cycles, External, Get, Kernel, Put, Statement, nodes
@@ -179,12 +179,12 @@ def _lines(program: TaskProgram) -> Iterator[str]:
     if program.device:
         yield f"device = {toml(program.device)}"
     for name, value in program.constants:
-        yield f"constants.{_key(name)} = {toml(value)}"
+        yield f"constants.{toml_key(name)} = {toml(value)}"
     for s in program.streams:
-        yield f"arrays.{_key(s.name)} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
+        yield f"arrays.{toml_key(s.name)} = {toml([encoded(s.type), s.depth, s.packing, s.shape])}"
     for t in program.tensors:
         channels = [t.channels] if t.channels else []
-        yield f"tensors.{_key(t.name)} = {toml([encoded(t.type), t.input, t.output, *channels])}"
+        yield f"tensors.{toml_key(t.name)} = {toml([encoded(t.type), t.input, t.output, *channels])}"
     externals = sorted({node.name for task in program.tasks for node in nodes(task.body) if isinstance(node, External)})
     if externals:
         yield f"{EXTERNAL} = {toml(externals)}"
@@ -192,17 +192,12 @@ def _lines(program: TaskProgram) -> Iterator[str]:
     for task in program.tasks:
         parameters = [[p.name, p.tensor, p.axes] for p in task.parameters]
         row = [task.mapping, parameters, encoded(task.place), encoded(task.body)]
-        yield f"tasks.{_key(task.name)} = {toml([*row, *([task.rates] if task.rates else [])])}"
+        yield f"tasks.{toml_key(task.name)} = {toml([*row, *([task.rates] if task.rates else [])])}"
     for unit, shots in program.units:
-        yield f"units.{_key(unit)} = {toml([[shot.task, shot.tid] for shot in shots])}"
+        yield f"units.{toml_key(unit)} = {toml([[shot.task, shot.tid] for shot in shots])}"
     yield f"links = {toml([[k.stream, k.index, k.source, k.sink, k.depth, k.shared] for k in program.links])}"
     for unit, places in program.apart:
-        yield f"apart.{_key(unit)} = {toml([encoded(place) for place in places])}"
-
-
-def _key(name: str) -> str:
-    """A key of TOML."""
-    return name if name.isascii() and name.replace("_", "").replace("-", "").isalnum() else toml(name)
+        yield f"apart.{toml_key(unit)} = {toml([encoded(place) for place in places])}"
 
 
 def _made(given: Mapping[str, Any], name: str) -> Overlay:
@@ -221,30 +216,32 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
     for key in given:
         if key not in known and key not in ("name", "overlay"):
             raise ProgramError(f"a task machine has no {key!r}, only {', '.join(sorted(known))}")
-    constants = tuple((key, _constant(key, value)) for key, value in _table(given, "constants"))
+    constants = tuple((key, _constant(key, value)) for key, value in table_of(given, "constants"))
     arrays = []
-    for key, value in _table(given, "arrays"):
-        kind, depth, packing, shape = _row(f"arrays.{key}", value, list, int, int, list)
-        arrays.append(StreamArray(key, _type(f"arrays.{key}", kind), depth, packing, _sizes(f"arrays.{key}", shape)))
+    for key, value in table_of(given, "arrays"):
+        kind, depth, packing, shape = parts_of(f"arrays.{key}", value, list, int, int, list)
+        arrays.append(StreamArray(key, _type(f"arrays.{key}", kind), depth, packing, sizes_of(f"arrays.{key}", shape)))
     tensors = []
-    for key, value in _table(given, "tensors"):
+    for key, value in table_of(given, "tensors"):
         what = f"tensors.{key}"
         placed = isinstance(value, list) and len(value) == 4
-        kind, reads, writes, *channels = _row(what, value, list, bool, bool, *[list] * placed)
-        numbers = _sizes(what, channels[0], 0) if channels else ()
+        kind, reads, writes, *channels = parts_of(what, value, list, bool, bool, *[list] * placed)
+        numbers = sizes_of(what, channels[0], 0) if channels else ()
         tensors.append(OffChipTensor(key, _type(what, kind), reads, writes, numbers))
-    tasks = [_task(key, value) for key, value in _table(given, "tasks")]
-    units = [(key, tuple(_shot(f"units.{key}", shot) for shot in value)) for key, value in _table(given, "units", list)]
+    tasks = [_task(key, value) for key, value in table_of(given, "tasks")]
+    units = [
+        (key, tuple(_shot(f"units.{key}", shot) for shot in value)) for key, value in table_of(given, "units", list)
+    ]
     links = []
     listed = given.get("links", [])
     if not isinstance(listed, list):
         raise ProgramError("links is no list")
     for value in listed:
-        stream, index, source, sink, depth, shared = _row("links", value, str, list, str, str, int, str)
-        links.append(Link(stream, _sizes("links", index, 0), source, sink, depth, shared))
+        stream, index, source, sink, depth, shared = parts_of("links", value, str, list, str, str, int, str)
+        links.append(Link(stream, sizes_of("links", index, 0), source, sink, depth, shared))
     apart = [
-        (key, tuple(Place(*_row(f"apart.{key}", place, int, int)) for place in value))
-        for key, value in _table(given, "apart", list)
+        (key, tuple(Place(*parts_of(f"apart.{key}", place, int, int)) for place in value))
+        for key, value in table_of(given, "apart", list)
     ]
     file, clock, seed = given.get("file", name), given.get("clock_hz", 300e6), given.get("seed", 0)
     device = given.get("device", "")
@@ -269,35 +266,10 @@ def _parsed(given: Mapping[str, Any], name: str) -> TaskProgram:
     )
 
 
-def _table(given: Mapping[str, Any], key: str, kind: type[Any] = object) -> Iterator[tuple[str, Any]]:
-    table = given.get(key, {})
-    if not isinstance(table, dict):
-        raise ProgramError(f"{key} is a table")
-    for name, value in table.items():
-        if not isinstance(value, kind):
-            raise ProgramError(f"{key}.{name} is no {kind.__name__}")
-        yield name, value
-
-
-def _row(what: str, value: Any, *kinds: type[Any]) -> list[Any]:
-    if not isinstance(value, list) or len(value) != len(kinds):
-        raise ProgramError(f"{what} has {len(kinds)} parts")
-    for part, kind in zip(value, kinds, strict=True):
-        if type(part) is not kind:
-            raise ProgramError(f"{what}: {str(part)[:40]} is no {kind.__name__}")
-    return value
-
-
-def _sizes(what: str, value: Any, least: int = 1) -> tuple[int, ...]:
-    if not isinstance(value, list) or any(type(n) is not int or not least <= n < 1 << 31 for n in value):
-        raise ProgramError(f"{what}: {str(value)[:40]} is no list of whole numbers from {least} on")
-    return tuple(value)
-
-
 def _type(what: str, value: list[Any]) -> ElementType:
     if not value or not isinstance(value[0], str) or value[0] not in DTYPES:
         raise ProgramError(f"{what}: {str(value)[:40]} is no element type")
-    return ElementType(value[0], _sizes(what, value[1:]))
+    return ElementType(value[0], sizes_of(what, value[1:]))
 
 
 def _constant(name: str, value: Any) -> Any:
@@ -311,20 +283,20 @@ def _constant(name: str, value: Any) -> Any:
 def _task(name: str, value: Any) -> Task:
     what = f"tasks.{name}"
     rated = isinstance(value, list) and len(value) == 5
-    mapping, parameters, place, body, *rates = _row(what, value, *[list] * (4 + rated))
-    given = [_row(what, rate, str, float) for rate in (rates[0] if rates else [])]
+    mapping, parameters, place, body, *rates = parts_of(what, value, *[list] * (4 + rated))
+    given = [parts_of(what, rate, str, float) for rate in (rates[0] if rates else [])]
     if any(not 0 < rate < inf for _, rate in given):
         raise ProgramError(f"{what}: a rate is work in a cycle, larger than 0")
-    rows = [_row(what, p, str, str, list) for p in parameters]
-    made = tuple(TensorParameter(p, tensor, _sizes(what, axes, -1)) for p, tensor, axes in rows)
-    at = Place(*_row(what, place, int, int))
+    rows = [parts_of(what, p, str, str, list) for p in parameters]
+    made = tuple(TensorParameter(p, tensor, sizes_of(what, axes, -1)) for p, tensor, axes in rows)
+    at = Place(*parts_of(what, place, int, int))
     found = tuple((kernel, rate) for kernel, rate in given)
-    return Task(name, _sizes(what, mapping), made, statements(body, what), at, found)
+    return Task(name, sizes_of(what, mapping), made, statements(body, what), at, found)
 
 
 def _shot(what: str, value: Any) -> Shot:
-    task, tid = _row(what, value, str, list)
-    return Shot(task, _sizes(what, tid, 0))
+    task, tid = parts_of(what, value, str, list)
+    return Shot(task, sizes_of(what, tid, 0))
 
 
 def _check(program: TaskProgram) -> None:

@@ -1,0 +1,166 @@
+"""The machine of a dynamic program: a unit for each operator and each input, and one for the memory off the chip.
+
+A unit has one uOP, which says which configuration of the overlay it has; it runs until the end of its streams.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from ....base.errors import UndecidedError
+from ....isa import program as instructions
+from ....isa.fields import Record, bits
+from ....isa.overlay import OpList, Overlay
+from ....machine.description import UnitSpec
+from ....machine.dynamic import DynamicUnit
+from ....machine.executor import ProcessNetwork
+from ....machine.steps import NEVER, Steps
+from ....machine.traces import UntraceableError
+from ...build import unit_names
+from ...machines import DYNAMIC
+from ..memory import Tensor
+from ..run import OFF_CHIP_UNIT, Arrivals, OperatorNetwork
+from ..tokens import Array, Token
+from .files import OperatorMachine, lines, parsed
+
+if TYPE_CHECKING:
+    from ....machine.unit import Wiring
+
+
+class RunOperator(Record, words=1):
+    """Run one operator, or one input, to the end of its streams."""
+
+    operator: int = bits(0, 0, 32, "number of the unit, whose configuration the overlay holds")
+
+
+@dataclass(frozen=True, eq=False)
+class BoundMachine:
+    """A machine with what a run of it takes. inputs: tokens of each input; None for a machine without a run. tensors:
+    values of tensors off the chip. with_data: whether tensors have values."""
+
+    machine: OperatorMachine
+    inputs: Mapping[str, Sequence[Token] | Arrivals | str] | None = None
+    tensors: Mapping[Tensor, Array] = field(default_factory=dict)
+    with_data: bool = True
+    _networks: WeakKeyDictionary[ProcessNetwork, OperatorNetwork] = field(default_factory=WeakKeyDictionary)
+
+    def network(self, net: ProcessNetwork) -> OperatorNetwork:
+        """Return the operators of a run. Each run has its own. Raises `UndecidedError` without tokens."""
+        if (known := self._networks.get(net)) is None:
+            if self.inputs is None:
+                raise UndecidedError(f"tokens decide what the units of {self.machine.name} do: a run takes them")
+            known = self._networks[net] = self._operators(self.inputs)
+        return known
+
+    def empty_network(self) -> OperatorNetwork:
+        """Return the units and streams, with inputs that have no tokens."""
+        return self._operators(dict.fromkeys(self.machine.program.inputs, ()))
+
+    def _operators(self, inputs: Mapping[str, Sequence[Token] | Arrivals | str]) -> OperatorNetwork:
+        machine = self.machine
+        names = dict(zip(_others(machine), unit_names(_others(machine)), strict=True))
+        return OperatorNetwork(
+            machine.name,
+            machine.program,
+            inputs,
+            machine.depths,
+            machine.rates,
+            None,
+            self.with_data,
+            tensors=self.tensors,
+            unit_name=names.__getitem__,
+        )
+
+
+def _others(machine: OperatorMachine) -> list[str]:
+    """What units are called in a run that are no operators."""
+    return [*(f"input {name}" for name in machine.program.inputs), OFF_CHIP_UNIT]
+
+
+class OperatorUnit(DynamicUnit):
+    """A unit of a machine of operators. `bound` is set by the class of each machine."""
+
+    bound: ClassVar[BoundMachine]
+
+    def kernel(self, uop: Any) -> Steps:
+        """The steps of its operator. Raises `UntraceableError` outside of a run."""
+        net: Wiring = self.net
+        if not isinstance(net, ProcessNetwork) or net.progress[self.name].number == NEVER:
+            raise UntraceableError("tokens decide how many words each stream carries")
+        return super().kernel(self.bound.network(net).network.uop(self.name))
+
+
+def overlay_of(bound: BoundMachine) -> Overlay:
+    """Return the machine of a program. Raises `StepError` for an operator that no file holds."""
+    machine = bound.machine
+    network = bound.empty_network().network
+    behaviour = type("OperatorUnit", (OperatorUnit,), {"bound": bound})
+    kinds = _kinds(machine, network.units)
+    counts: Counter[str] = Counter()
+    units = []
+    for name, kind in zip(network.units, kinds, strict=True):
+        units.append(UnitSpec(name, kind, counts[kind], behaviour))
+        counts[kind] += 1
+    return dataclasses.replace(
+        DYNAMIC,
+        name=machine.name,
+        units=tuple(units),
+        streams=network.streams,
+        preloaded={kind: OpList(RunOperator, RunOperator.WORDS) for kind in counts},
+        legal=_legal(network.units),
+        title=lambda uop: network.units[uop.operator] if uop.operator < len(network.units) else "",
+        base=DYNAMIC.name,
+        changes=tuple(lines(machine)),
+    )
+
+
+def _kinds(machine: OperatorMachine, units: Sequence[str]) -> list[str]:
+    """The kind of each unit: inputs come first, then the operators, then the memory."""
+    nodes = [f"{node.operator.name}Unit" for node in machine.program.nodes]
+    inputs = ["InputUnit"] * len(machine.program.inputs)
+    return [*inputs, *nodes, *["MemoryUnit"] * (len(units) - len(inputs) - len(nodes))]
+
+
+def _legal(units: Sequence[str]) -> Callable[[UnitSpec, Any], Iterator[str]]:
+    """Makes the check that a unit runs its own operator."""
+    own = {name: number for number, name in enumerate(units)}
+
+    def legal(unit: UnitSpec, uop: RunOperator) -> Iterator[str]:
+        if uop.operator != own[unit.name]:
+            yield f"runs another unit's operator: its own is {own[unit.name]}"
+
+    return legal
+
+
+def machine_in(overlay: Overlay) -> OperatorMachine:
+    """Return the machine that an overlay of operators is made of."""
+    behaviour = overlay.units[0].behaviour
+    assert issubclass(behaviour, OperatorUnit)
+    return behaviour.bound.machine
+
+
+def made(given: Mapping[str, Any], name: str) -> Overlay:
+    """Return the machine that a parsed overlay file describes. Raises `ProgramError` for what is none."""
+    return overlay_of(BoundMachine(parsed(given, name)))
+
+
+def lowered(machine: OperatorMachine) -> instructions.Program:
+    """Return a machine with its program, which `assembler.container` writes as an image and `assembler.printer` as a
+    text. Values of tensors are not in it.
+
+    Raises `StepError`, at the user's line, for an operator that no file holds, such as one with a function of Python.
+    """
+    overlay = overlay_of(BoundMachine(machine))
+    where = {node.name: node.where for node in machine.program.nodes}
+    places = {}
+    for unit in overlay.units:
+        file, _, line = where.get(unit.name, "").rpartition(":")
+        if line.isdecimal():
+            places[unit.name] = (instructions.SourceLine(file, int(line)),)
+    uops = {unit.name: (RunOperator(operator=number),) for number, unit in enumerate(overlay.units)}
+    return instructions.Program(overlay, (), uops, preloaded_places=places)
