@@ -20,7 +20,7 @@ from ..streams.reader import read_file
 from .options import BINARIES, JSON, RAW, STREAMS, Count, Options, option, refuse, refuse_contradictions, with_options
 from .progress import TIMING, working
 from .raw import BARE, OF_IMAGE, OP_LISTS, read_raw_image, with_memories
-from .stream_programs import prove_file, show, show_proof, stream_program
+from .stream_programs import is_region, prove_file, show, show_proof, stream_program, uses_dynamic_streams
 
 
 class CheckOptions(Options):
@@ -63,6 +63,10 @@ def check_command(program: str, options: CheckOptions) -> None:
         _check_binary(Path(program), options)
         return
     refuse(BINARIES)
+    if uses_dynamic_streams(named.file) and not is_region(named):
+        raise click.UsageError(
+            f"{program}: a program of dynamic streams is checked when it is built: rsn compile {program}"
+        )
     if options.domain is not None:
         ok = show_proof(prove_file(named, options.domain, options.strict), options.as_json)
     else:
@@ -92,7 +96,9 @@ def _check_binary(program: Path, options: CheckOptions) -> None:
     else:
         _show(findings)
         if ok:
-            click.echo(f"{program}: ok on {loaded.overlay.name}, {_depth(loaded, depth)}")
+            undecided = any(f.code == "D04" for f in findings)
+            end = "whether it ends is not decided" if undecided else _depth(loaded, depth)
+            click.echo(f"{program}: ok on {loaded.overlay.name}, {end}")
     if not ok:
         raise SystemExit(1)
 

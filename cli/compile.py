@@ -22,7 +22,7 @@ from ..host.model.compiled import modelled_layers
 from ..host.model.file import SUFFIX, ModelVariant, write
 from ..host.tensors import check_target, save_tensors
 from ..isa.overlays import find
-from ..isa.program import Role
+from ..isa.program import Program, Role
 from ..isa.statistics import count
 from ..rsnlib.bound_table import bound_table
 from ..rsnlib.dump import SHOWN, shown
@@ -30,6 +30,7 @@ from ..rsnlib.fold import fold, fold_shapes
 from ..scheduler.best import Chosen, schedule_named
 from ..scheduler.bounds import bounds
 from ..streams.placing.devices import DEVICES, device_named
+from .dynamic_programs import dynamic_machine, machine_of_operators, tensor_values
 from .options import JSON, STREAMS, Count, File, Options, option, refuse, with_options
 from .progress import stepping
 from .stream_programs import Named, counted, is_region, machine_program
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ..rsnlib.streamed import figures
     from ..rsnlib.streamed import generate as generating
     from ..rsnlib.streamed.knobs import Knobs
+    from ..streams.dynamic.machine import OperatorMachine
 else:
     capture = deferred("rsn.rsnlib.capture")
     models = deferred("rsn.rsnlib.models")
@@ -62,14 +64,18 @@ STEPS = ("start PyTorch", "load the model", *SHOWN, "write")
 MODELS = "only with a model: FILE.py:CALLABLE, with the function that returns it"
 OVERLAYS = "only with an overlay; --machine generated makes a machine of its own"
 MACHINES = "only with --machine generated"
-"""Kinds of options: about models, about those for overlays, and about those for machines of their own."""
+WEIGHTS = "only with an overlay, or a program of dynamic streams"
+"""Kinds of options: about models, about those for overlays, about those for machines of their own, and about values of
+tensors."""
 
 
 class CompileOptions(Options):
     """The options of `rsn compile`."""
 
     output: File = option("program text (.rsn) to write, or a whole model (.rsnmodel)", "-o", "--output", required=True)
-    weights: File | None = option("packed weights (.safetensors) to write", of=OVERLAYS)
+    weights: File | None = option(
+        "packed weights (.safetensors) to write; of dynamic streams, the values of tensors", of=WEIGHTS
+    )
     batch: Count | None = option("sequences in a batch [default: the preset's, mostly 1]", of=MODELS)
     seq: Count | None = option("rows in a sequence [default: the preset's, mostly 128]", of=MODELS)
     lengths: str | None = option(
@@ -136,19 +142,23 @@ def compile_command(spec: str, options: CompileOptions) -> None:
     rsn asm makes a program (.bin) of a program text (.rsn), for rsn run. rsn serve and rsn.load take a whole model
     (.rsnmodel): programs, weights, and the part that PyTorch runs.
 
-    The text of a stream program holds its machine: a unit for each task instance. Its file is read, not executed.
+    The text of a stream program holds its machine: a unit for each task instance. Its file is read, not executed. A
+    program of dynamic streams (FILE.py:NAME) is built; its machine has a unit for each operator.
 
     With --machine generated, a model becomes a stream program, and that a machine of its own: a kernel for each
     operator, that share a device so that the block takes the least time. The text holds the machine.
     """
     named = stream_program_named(spec)
     if named is not None and is_region(named):
-        refuse(MODELS, OVERLAYS, MACHINES)
+        refuse(MODELS, OVERLAYS, MACHINES, WEIGHTS)
         made = _streams(named, options)
+    elif named is not None and (operators := dynamic_machine(named)) is not None:
+        refuse(MODELS, OVERLAYS, MACHINES, STREAMS)
+        made = _operators(operators, options)
     else:
         refuse(STREAMS)
         require_torch("compiling a model")
-        refuse(MACHINES if options.machine is None else OVERLAYS)
+        refuse(*(MACHINES,) if options.machine is None else (OVERLAYS, WEIGHTS))
         made = (_for_overlay if options.machine is None else _with_machine)(spec, options)
     click.echo(json.dumps(made.facts) if options.as_json else "\n".join(made.lines))
 
@@ -157,7 +167,23 @@ def _streams(named: Named, options: CompileOptions) -> Made:
     """Write the machine of a stream program, and its program, as a text."""
     _check_text(options.output, "a stream program becomes")
     check_file(options.output)
-    program = machine_program(named, execute=False, kernels=options.kernels)
+    return _written(machine_program(named, execute=False, kernels=options.kernels), options)
+
+
+def _operators(machine: OperatorMachine, options: CompileOptions) -> Made:
+    """Write the machine of a program of dynamic streams, and its program, as a text."""
+    _check_text(options.output, "a program of dynamic streams becomes")
+    check_file(options.output)
+    if options.weights is not None:
+        check_target(options.weights)
+    made = _written(machine_of_operators(machine, in_files=True), options)
+    if options.weights is not None:
+        save_tensors(options.weights, tensor_values(machine))
+    return made
+
+
+def _written(program: Program, options: CompileOptions) -> Made:
+    """Write the program of a machine of its own as a text."""
     write_text(options.output, show(program))
     units, streams = len(program.overlay.units), len(program.overlay.streams)
     machine = f"{counted(units, 'unit')} and {counted(streams, 'stream')}"

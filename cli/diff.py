@@ -12,6 +12,7 @@ from ..assembler import container
 from ..isa.overlays import find
 from ..isa.program import Program
 from ..isa.program_diff import Comparison, diff_programs
+from ..streams import machines as machines  # so that files of its machines are read
 from .raw import OVERLAY
 
 _path = click.Path(dir_okay=False, path_type=Path)

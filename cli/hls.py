@@ -21,6 +21,7 @@ from ..host.native_tasks import NativeRegion, run_native, to_memory
 from ..host.tasks import checked_inputs
 from ..host.tensors import check_target, load_tensors, save_tensors
 from ..hw.versal.csim.tasks import SECONDS, build_regions
+from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks.overlay import program_of
 from ..isa.overlays.tasks.program import TaskProgram
 from ..streams.hls.emit import HlsProgram, cpp_program
@@ -94,7 +95,7 @@ def _tasks(program: str, kernels: str | None) -> TaskProgram:
     if named is None and kernels:
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the rates")
     loaded = container.read(program) if named is None else machine_program(named, execute=False, kernels=kernels)
-    if loaded.overlay.whole is None:
+    if loaded.overlay.base != TASKS.name:
         raise UnsupportedError(f"{program} is for {loaded.overlay.name}; HLS C++ is made of stream programs")
     return program_of(loaded.overlay)
 

@@ -12,6 +12,7 @@ from ..assembler import container
 from ..base.deferred import deferred
 from ..isa.program import Program
 from ..scheduler.pack import pack
+from ..streams import machines as machines  # so that files of its machines are read
 from .raw import RawImage, load_raw_image
 
 if TYPE_CHECKING:

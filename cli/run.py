@@ -33,13 +33,17 @@ from ..hw.sim.explain import explain
 from ..hw.sim.machine import Machine, Run
 from ..hw.sim.timeline import Timeline
 from ..hw.sim.trace import write_trace
+from ..isa.overlay import Overlay
 from ..isa.overlays.file import changed
+from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks.overlay import program_of, without_rates
 from ..isa.packet import Words
 from ..isa.program import Program, Role
 from ..isa.statistics import count
 from ..isa.verify import require
 from ..rsnlib.key_spans import KeySpans
+from ..streams.machines import DYNAMIC
+from .dynamic_programs import dynamic_machine, machine_of_operators, run_dynamic
 from .options import (
     BOARD,
     FILE,
@@ -58,7 +62,7 @@ from .options import (
 )
 from .progress import TIMING, working
 from .raw import BARE, OF_IMAGE, OP_LISTS, load_raw_image, with_files, write_memory
-from .stream_programs import machine_program, stream_program, unrated
+from .stream_programs import Named, is_dynamic, is_region, machine_program, stream_program, unrated
 
 if TYPE_CHECKING:
     from ..hw.sim import report as reports
@@ -89,9 +93,11 @@ class UopOption(click.ParamType[tuple[str, int]]):
 
 MODEL = "only with --board sim, the model of the machine"
 TASKLESS = "not for stream programs"
+WEIGHTS = "not for stream programs of tasks, whose tensors are inputs"
 COMPARISON = "only with --compare"
-"""Kinds of options: about the model of the machine, of no use for the machine of a stream program, and about
-comparisons."""
+UNCHANGED = "not for programs of dynamic streams, whose machine is as its text says"
+"""Kinds of options: about the model of the machine, of no use for the machine of a stream program, of no use for one of
+tasks, about comparisons, and of no use for one of operators."""
 
 
 class RunOptions(Options):
@@ -99,22 +105,22 @@ class RunOptions(Options):
 
     board: str = BOARD
     xclbin: File | None = XCLBIN
-    weights: File | None = option("weights (.safetensors)", of=(PROGRAMS, TASKLESS))
-    inputs: File | None = option("inputs (.safetensors, .npz or .npy)", of=PROGRAMS)
-    outputs: File | None = option("file to write the outputs to (.safetensors or .npz)", of=PROGRAMS)
+    weights: File | None = option("weights (.safetensors)", of=(PROGRAMS, WEIGHTS))
+    inputs: File | None = option("inputs (.safetensors, .npz or .npy; streams also .txt)", of=PROGRAMS)
+    outputs: File | None = option("file to write the outputs to (.safetensors or .npz; streams also .txt)", of=PROGRAMS)
     params: tuple[tuple[str, int], ...] = option(
         "set a run-time parameter, e.g. len[0]=17", "--param", type=SettingOption(int), of=(PROGRAMS, TASKLESS)
     )
     timing_only: bool = option("model only the time, without data: needs no weights and no inputs", of=MODEL)
     rates: tuple[tuple[str, float], ...] = option(
-        "change a rate or depth, e.g. ddr_read_gbs=42", "--set", type=SettingOption(float), of=MODEL
+        "change a rate or depth, e.g. ddr_read_gbs=42", "--set", type=SettingOption(float), of=(MODEL, UNCHANGED)
     )
     source_rates: bool = option("charge post-ops the cycles that hw/versal's sources state", of=(MODEL, TASKLESS))
     overlay_file: File | None = option(
         "change rates and depths (.toml, as rsn overlay prints them)", of=(MODEL, TASKLESS)
     )
     kernels: File | None = option("with .py: how fast library kernels are (.toml)")
-    explains: bool = option("show where the time goes, and what would shorten it", "--explain", of=MODEL)
+    explains: bool = option("show where the time goes, and what would shorten it", "--explain", of=(MODEL, UNCHANGED))
     trace: File | None = option("write a trace for Perfetto or chrome://tracing (.json, .json.gz)", of=MODEL)
     report: File | None = option("write a page with timeline, roofline and tables (.html)", of=MODEL)
     stop_at: tuple[str, int] | None = option(
@@ -147,7 +153,7 @@ def run_command(program: str, options: RunOptions) -> None:
     """Run a program, or a stream program: results and time.
 
     PROGRAM is a file (.bin) or a stream program (FILE.py, FILE.py:REGION). Functions of the file that its tasks call
-    are executed; rsn check executes nothing."""
+    are executed; rsn check executes nothing. FILE.py:NAME may also be a program of dynamic streams, which is built."""
     raw = options.raw
     refuse_contradictions(raw)
     _refuse_misuse(options)
@@ -156,7 +162,7 @@ def run_command(program: str, options: RunOptions) -> None:
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the times")
     words: Words | None = None
     if named is not None:
-        loaded = machine_program(named, execute=True, kernels=options.kernels)
+        loaded = _stream_program(named, options)
     elif raw:
         image = load_raw_image(Path(program), options.overlay, options.mme, runs=True)
         loaded, words = image.program, image.words
@@ -164,7 +170,7 @@ def run_command(program: str, options: RunOptions) -> None:
         loaded = container.read(program)
     board: Board | None = None
     if loaded.overlay.whole is not None:
-        _refuse_on_task_machines(options)
+        _refuse_on_described_machines(loaded, options)
     else:
         with working(f"opening board {options.board}"):  # csim is built at its first use
             board = open_board(options.board, xclbin=options.xclbin)  # takes a device only with a program
@@ -176,7 +182,12 @@ def run_command(program: str, options: RunOptions) -> None:
     if raw:
         loaded, memories = with_files(loaded, {"ddr": options.ddr, "lpddr": options.lpddr}, options.timing_only)
         banks = None if options.timing_only else memories
-    if options.spec:
+    if is_dynamic(loaded):
+        with working("running"):
+            bound, run = run_dynamic(loaded, options.inputs, options.weights, options.outputs, not options.timing_only)
+        _picture(bound, program, options)
+        _report(bound, run, None, options)
+    elif options.spec:
         _compare(loaded, options)
     elif options.stop_at:
         _stop(loaded, banks, options)
@@ -187,6 +198,16 @@ def run_command(program: str, options: RunOptions) -> None:
             run = _run_raw(loaded, board, words, banks, program, options)
         machine = _picture(loaded, program, options)
         _report(loaded, run, machine, options)
+
+
+def _stream_program(named: Named, options: RunOptions) -> Program:
+    """Return the program of the machine that a stream program is, of tasks or of dynamic streams."""
+    operators = None if is_region(named) else dynamic_machine(named)
+    if operators is None:
+        return machine_program(named, execute=True, kernels=options.kernels)
+    if options.kernels:
+        raise click.UsageError("--kernels: not for programs of dynamic streams, whose operators have no such rates")
+    return machine_of_operators(operators, in_files=False)
 
 
 MANY = 8
@@ -215,9 +236,10 @@ def _refuse_misuse(options: RunOptions) -> None:
         raise click.UsageError("--outputs: not with --timing-only, which computes nothing")
 
 
-def _refuse_on_task_machines(options: RunOptions) -> None:
+def _refuse_on_described_machines(program: Program, options: RunOptions) -> None:
     """Raise `click.UsageError` for options that make no sense for a machine that a stream program describes."""
     refuse(TASKLESS)
+    refuse(UNCHANGED if is_dynamic(program) else WEIGHTS)
     if options.board != "sim":
         raise click.UsageError(f"--board {options.board}: stream programs run on the simulator, sim; see rsn hls")
 
@@ -394,26 +416,24 @@ def _report(program: Program, run: Run, machine: Machine | None, options: RunOpt
         _report_timed(program, run, options)
         return
     reasons = explain(machine) if machine is not None else None
-    without = without_rates(program_of(program.overlay)) if program.overlay.whole is not None else []
+    without = without_rates(program_of(program.overlay)) if program.overlay.base == TASKS.name else []
     if options.as_json:
-        facts = {
+        facts: dict[str, Any] = {
             "latency_s": run.latency_s,
             "mops": count(program)["mops"],
             "bytes": run.bytes,
             "utilization": run.utilization,
             "critical_path": run.critical_path,
         }
+        if is_dynamic(program):  # its clock is no real one
+            facts = {"cycles": facts.pop("latency_s") * program.overlay.clock_hz, **facts}
         if run.chosen:
             facts["chosen_by_arrival"] = dict(run.chosen)
         if without:
             facts["without_rates"] = without
         click.echo(json.dumps(facts if reasons is None else facts | {"explain": reasons.as_json()}))
         return
-    in_cycles = ""
-    if program.overlay.whole is not None:
-        clock = program.overlay.clock_hz
-        in_cycles = f"{run.latency_s * clock:.0f} cycles at {clock / 1e6:g} MHz, "
-    click.echo(f"latency        {duration(run.latency_s)} ({in_cycles}modelled)")
+    click.echo(f"latency        {_latency(program.overlay, run)}")
     if program.overlay.whole is None:
         moved = ", ".join(f"{name} {n / 1e6:.1f} MB" for name, n in run.bytes.items() if name != "instructions")
         click.echo(f"moved          {moved}, instructions {run.bytes['instructions']} bytes")
@@ -431,6 +451,14 @@ def _report(program: Program, run: Run, machine: Machine | None, options: RunOpt
             click.echo(f"{written.replace('_', '-'):<14} {getattr(options, written)}")
     if reasons is not None:
         click.echo(f"\n{reasons}")
+
+
+def _latency(overlay: Overlay, run: Run) -> str:
+    cycles, clock = run.latency_s * overlay.clock_hz, f"{overlay.clock_hz / 1e6:g} MHz"
+    if overlay.base == DYNAMIC.name:
+        return f"{cycles:.12g} cycles (modelled)"
+    in_cycles = f"{cycles:.0f} cycles at {clock}, " if overlay.whole is not None else ""
+    return f"{duration(run.latency_s)} ({in_cycles}modelled)"
 
 
 def _shares(shares: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from importlib.util import decode_source
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..scheduler.pack import pack
 from ..streams.annotations import last_name
 from ..streams.build import build
 from ..streams.check import Report, report_on
+from ..streams.machines import DYNAMIC
 from ..streams.rates import read_rates
 from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Source, SourceFinding
@@ -46,6 +48,17 @@ def is_region(named: Named) -> bool:
     functions = [node for node in tree or () if isinstance(node, FunctionDefinition) and not node.coroutine]
     marks = [d for f in functions if f.name == named.region for d in f.decorators]
     return any(last_name(mark) == "region" for mark in marks)
+
+
+def uses_dynamic_streams(file: Path) -> bool:
+    """Whether a file may build programs of dynamic streams: it names the package. Nothing is executed."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return re.search(r"\bstreams\.dynamic\b|\bstreams import\b.*\bdynamic\b", text) is not None
+
+
+def is_dynamic(program: Program) -> bool:
+    """Whether a program is for a machine of operators."""
+    return program.overlay.base == DYNAMIC.name
 
 
 def region_of(named: Named, kernels: str | Path | None) -> Region:

@@ -57,6 +57,7 @@ COSTLY = {
     "llvmlite": "extra `check`",
     "networkx": "extra `check`; half a second",
     "scipy": "0.15 s and more, for activations only",
+    "sympy": "0.3 s; a board does without",
     "lark": "50 ms, for texts only",
     "jinja2": "30 ms, for reports only",
     "rich": "30 ms, on terminals only",

@@ -269,7 +269,7 @@ def _shown(token: Token) -> str:
 
 
 def parse(text: str, dtype: str = "bf16", selectors: bool = False) -> list[Token]:
-    """Read a stream's text, as `show` prints it: `1 2 S1 3 S2 D`, `[[1,2],[3,4]] D`, `T F S1 D`.
+    """Read a stream's text, as `show` prints it: `1 2 S1 3 S2 D`, `[[1,2],[3,4]] D`, `T F S1 D`, `<2x3> D` (no data).
 
     dtype: of tiles. selectors: whether (0,2) is a selector; otherwise it is a tuple. Raises `TokenError` for a word
     that is no token.
@@ -304,6 +304,9 @@ def _read(word: str, dtype: str, selectors: bool, position: int) -> Token:
             if selectors:
                 return Selector(tuple(map(int, parts)))
             return tuple(_read(part, dtype, selectors, position) for part in parts)
+        if word[0] == "<" and word[-1] == ">":
+            rows, columns = map(int, word[1:-1].split("x"))
+            return Tile(rows, columns, dtype)
         return Tile.of(_numbers(word), dtype)
     except (ValueError, TokenError) as error:
         raise TokenError(

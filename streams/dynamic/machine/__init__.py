@@ -1,8 +1,8 @@
 """Dynamic programs as machines with files: each operator is a unit, and its configuration is data of the overlay.
 
-    from rsn.streams.dynamic.machine import OperatorMachine, run_machine
+    from rsn.streams.dynamic.machine import OperatorMachine, lowered, run_machine
 
-    machine = OperatorMachine(program, depths=2).lowered()
+    machine = lowered(OperatorMachine(program, depths=2))
     rsn.assembler.container.write(machine, "program.bin")
     run_machine(machine, {"rows": "1 2 S1 D"}).cycles
 

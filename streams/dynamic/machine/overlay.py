@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from ....base.errors import UndecidedError
+from ....base.errors import ProgramError, UndecidedError
 from ....isa import program as instructions
 from ....isa.fields import Record, bits
 from ....isa.overlay import OpList, Overlay
@@ -95,11 +95,19 @@ class OperatorUnit(DynamicUnit):
         return super().kernel(self.bound.network(net).network.uop(self.name))
 
 
-def overlay_of(bound: BoundMachine) -> Overlay:
-    """Return the machine of a program. Raises `StepError` for an operator that no file holds."""
-    machine = bound.machine
+def behaviour_of(bound: BoundMachine) -> type[OperatorUnit]:
+    """Return the class of the units of a machine."""
+    return type("OperatorUnit", (OperatorUnit,), {"bound": bound})
+
+
+def overlay_of(machine: OperatorMachine, in_files: bool = True) -> Overlay:
+    """Return the machine of a program. in_files: whether files can hold it. Raises `StepError` for an operator that
+    none holds, if they are to, and `ProgramError` for a program without operators."""
+    if not machine.program.nodes:
+        raise ProgramError("operators: there are none, so there is no machine to make")
+    bound = BoundMachine(machine)
     network = bound.empty_network().network
-    behaviour = type("OperatorUnit", (OperatorUnit,), {"bound": bound})
+    behaviour = behaviour_of(bound)
     kinds = _kinds(machine, network.units)
     counts: Counter[str] = Counter()
     units = []
@@ -115,7 +123,7 @@ def overlay_of(bound: BoundMachine) -> Overlay:
         legal=_legal(network.units),
         title=lambda uop: network.units[uop.operator] if uop.operator < len(network.units) else "",
         base=DYNAMIC.name,
-        changes=tuple(lines(machine)),
+        changes=tuple(lines(machine)) if in_files else (),
     )
 
 
@@ -137,25 +145,26 @@ def _legal(units: Sequence[str]) -> Callable[[UnitSpec, Any], Iterator[str]]:
     return legal
 
 
-def machine_in(overlay: Overlay) -> OperatorMachine:
+def bound_in(overlay: Overlay) -> BoundMachine:
     """Return the machine that an overlay of operators is made of."""
     behaviour = overlay.units[0].behaviour
     assert issubclass(behaviour, OperatorUnit)
-    return behaviour.bound.machine
+    return behaviour.bound
 
 
 def made(given: Mapping[str, Any], name: str) -> Overlay:
     """Return the machine that a parsed overlay file describes. Raises `ProgramError` for what is none."""
-    return overlay_of(BoundMachine(parsed(given, name)))
+    return overlay_of(parsed(given, name))
 
 
-def lowered(machine: OperatorMachine) -> instructions.Program:
+def lowered(machine: OperatorMachine, in_files: bool = True) -> instructions.Program:
     """Return a machine with its program, which `assembler.container` writes as an image and `assembler.printer` as a
-    text. Values of tensors are not in it.
+    text. Values of tensors are not in it. in_files: false for a machine that only runs here, whose operators may apply
+    functions of Python.
 
-    Raises `StepError`, at the user's line, for an operator that no file holds, such as one with a function of Python.
+    Raises `StepError`, at the user's line, for an operator that no file holds.
     """
-    overlay = overlay_of(BoundMachine(machine))
+    overlay = overlay_of(machine, in_files)
     where = {node.name: node.where for node in machine.program.nodes}
     places = {}
     for unit in overlay.units:

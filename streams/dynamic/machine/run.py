@@ -13,10 +13,11 @@ from ....isa import program as instructions
 from ....isa.instruction_path import InstructionPath
 from ....machine.dynamic import DynamicRun
 from ....machine.executor import ProcessNetwork
+from ..memory import Tensor
 from ..run import Inputs, TimedRun
 from ..tokens import Array, Token
 from .files import OperatorMachine
-from .overlay import BoundMachine, OperatorUnit, machine_in, overlay_of
+from .overlay import BoundMachine, behaviour_of, bound_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,45 +57,41 @@ def run_machine(
     inputs: Inputs | None = None,
     tensors: Mapping[str, Array] | None = None,
     with_data: bool = True,
+    record: bool = False,
 ) -> MachineRun:
     """Run the program of a machine of operators. Results and times are those of `timed`.
 
     inputs: tokens of each input, as text, or with times. tensors: values of tensors off the chip, by name; every one
     that the program loads and does not store needs them, unless it has values of its own. with_data: whether tensors
-    have values.
+    have values. record: keep the event log in `run.engine.timing`.
 
     Raises `TensorError` for tensors that do not fit, and otherwise as `timed`.
     """
-    bound = bound_to(program, inputs, tensors, with_data)
-    net = ProcessNetwork(bound.overlay, InstructionPath.of(bound), where=bound.where)
+    machine = bound_in(program.overlay).machine
+    bound = BoundMachine(machine, inputs or {}, _values(machine, tensors or {}, with_data), with_data)
+    behaviour = behaviour_of(bound)
+    units = tuple(dataclasses.replace(unit, behaviour=behaviour) for unit in program.overlay.units)
+    program = dataclasses.replace(program, overlay=dataclasses.replace(program.overlay, units=units))
+    net = ProcessNetwork(program.overlay, InstructionPath.of(program), where=program.where, record=record)
     engine = DynamicRun.of(net, net.run())
-    behaviour = bound.overlay.units[0].behaviour
-    assert issubclass(behaviour, OperatorUnit)
-    network = behaviour.bound.network(net)
+    network = bound.network(net)
     requests = network.off_chip.requests if network.off_chip is not None else ()
     run = TimedRun(**network.results(engine), engine=engine, requests=frozenset(requests))
-    return MachineRun(behaviour.bound.machine, bound, run)
+    return MachineRun(machine, program, run)
 
 
-def bound_to(
-    program: instructions.Program, inputs: Inputs | None, tensors: Mapping[str, Array] | None, with_data: bool
-) -> instructions.Program:
-    """Return the program with what a run takes. The arguments are those of `run_machine`."""
-    machine = machine_in(program.overlay)
-    known, given = machine.tensors, {}
-    for name, value in (tensors or {}).items():
+def _values(machine: OperatorMachine, given: Mapping[str, Array], with_data: bool) -> dict[Tensor, Array]:
+    """The values of tensors for a run. Raises `TensorError` for those that do not fit, and for missing ones."""
+    known, values = machine.tensors, {}
+    for name, value in given.items():
         if name not in known:
             raise TensorError(f"the program has no tensor {name!r}; they are {', '.join(known) or 'none'}")
-        data = np.asarray(value)
-        if data.shape != known[name].shape or data.dtype.kind not in "biuf":
-            raise TensorError(f"{name} has {data.dtype} of shape {data.shape}; the program has {known[name].shape}")
-        given[known[name]] = data
-    missing = [
-        name
-        for name, tensor in machine.read.items()
-        if tensor.data is None and tensor not in given and name not in machine.written
-    ]
+        data, shape = np.asarray(value), known[name].shape
+        if data.shape != shape or data.dtype.kind not in "biuf":
+            raise TensorError(f"{name} is {data.dtype} of shape {list(data.shape)}; the program has {list(shape)}")
+        values[known[name]] = data
+    loaded = machine.read.items() - machine.written.items()
+    missing = [name for name, one in loaded if one.data is None and one not in values]
     if with_data and missing:
-        raise TensorError(f"tensors without values: {', '.join(missing)}; a run without data needs none")
-    overlay = overlay_of(BoundMachine(machine, inputs or {}, given, with_data))
-    return dataclasses.replace(program, overlay=overlay)
+        raise TensorError(f"tensors without values: {', '.join(sorted(missing))}; a run without data needs none")
+    return values

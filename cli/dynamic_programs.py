@@ -1,0 +1,133 @@
+"""Programs of dynamic streams on the command line: FILE.py:NAME, machines of operators in files, streams as files."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.deferred import deferred
+from ..base.errors import ProgramError, RsnError, TensorError
+from ..base.files import check_target, write_text
+from ..host.tensors import check_target as check_tensor_target
+from ..host.tensors import load_tensors, save_tensors
+from ..hw.sim.machine import Run, summary
+from ..isa.program import Program
+from .stream_programs import Named, uses_dynamic_streams
+
+if TYPE_CHECKING:
+    from ..streams.dynamic import graph
+    from ..streams.dynamic import machine as machines
+    from ..streams.dynamic.machine import overlay as overlays
+    from ..streams.dynamic.machine import token_files
+else:
+    graph = deferred("rsn.streams.dynamic.graph")
+    machines = deferred("rsn.streams.dynamic.machine")
+    overlays = deferred("rsn.streams.dynamic.machine.overlay")
+    token_files = deferred("rsn.streams.dynamic.machine.token_files")
+
+Array = npt.NDArray[Any]
+TEXT = ".txt"
+"""Of the name of a file with streams as texts."""
+
+
+def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
+    """Return the machine that NAME in FILE.py describes, which is executed; None if it is none of dynamic streams.
+
+    NAME is a program, an `OperatorMachine`, what has a `program` and `depths`, or a function without arguments that
+    returns one of these. Raises `ProgramError` for errors of the file.
+    """
+    if named.region is None or not uses_dynamic_streams(named.file):
+        return None
+    sys.path.insert(0, str(named.file.resolve().parent))
+    try:
+        found = runpy.run_path(str(named.file), run_name=named.file.stem).get(named.region)
+        if callable(found) and not isinstance(found, type):
+            found = found()
+    except RsnError:
+        raise
+    except Exception as error:
+        raise ProgramError(f"{named.file}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    name = f"{named.file.stem}_{named.region}"
+    if isinstance(found, machines.OperatorMachine):
+        return replace(found, name=name)
+    if isinstance(found, graph.Program):
+        return machines.OperatorMachine(found, name=name)
+    program = getattr(found, "program", None)
+    if isinstance(program, graph.Program) and hasattr(found, "depths"):
+        return machines.OperatorMachine(program, found.depths, name=name)
+    return None
+
+
+def machine_of_operators(machine: machines.OperatorMachine, in_files: bool) -> Program:
+    """Return the program of a machine. in_files: false for one that runs here, whose operators may apply functions of
+    Python. Raises `StepError` for an operator that no file holds."""
+    return machines.lowered(machine, in_files)
+
+
+def run_dynamic(
+    program: Program, inputs: str | None, weights: str | None, outputs: str | None, with_data: bool
+) -> tuple[Program, Run]:
+    """Run a machine of operators. inputs: file with streams and tensors. weights: file with tensors. outputs: file to
+    write results to. with_data: whether tensors have values. Returns the program with its tokens, and the run."""
+    if outputs is not None:
+        (check_target if outputs.endswith(TEXT) else check_tensor_target)(outputs)
+    streams, tensors = _given(program, inputs, weights)
+    done = machines.run_machine(program, streams, tensors, with_data, record=True)
+    if outputs is not None:
+        _write(done, outputs)
+    overlay = program.overlay
+    run = summary(done.run.engine.timing, overlay, 4 * len(program.image))
+    chosen = {name: times for name, times in run.chosen.items() if name not in done.run.requests}
+    return done.program, replace(run, chosen=chosen)
+
+
+def _given(program: Program, inputs: str | None, weights: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Read the streams and the tensors of a run. Raises `TensorError`."""
+    machine = overlays.bound_in(program.overlay).machine
+    streams: dict[str, Any] = {}
+    tensors: dict[str, Array] = {}
+    if inputs is not None and inputs.endswith(TEXT):
+        try:
+            streams |= token_files.read_text(Path(inputs).read_text(encoding="utf-8"), inputs)
+        except UnicodeDecodeError as error:
+            raise TensorError(f"{inputs}: no text: {error}") from None
+    for path in (inputs, weights):
+        if path is None or path.endswith(TEXT):
+            continue
+        arrays = load_tensors(path)
+        kinds = {name: stream.type for name, stream in machine.program.inputs.items()}
+        found = token_files.streams_in(arrays, kinds, path)
+        own = {key for key in arrays for name in found if key.startswith(f"{name}.")}
+        streams |= found
+        tensors |= {name: value for name, value in arrays.items() if name not in own}
+    return streams, tensors
+
+
+def _write(done: machines.MachineRun, path: str) -> None:
+    """Write the results of a run."""
+    tensors = done.tensors()
+    if path.endswith(TEXT):
+        if tensors:
+            names = ", ".join(tensors)
+            raise TensorError(f"{path}: a text holds streams, and the program stores tensors ({names}): write .npz")
+        write_text(path, token_files.text_of(done.tokens))
+        return
+    arrays: dict[str, Array] = dict(tensors)
+    tokens, times = done.tokens, done.times
+    for name, stream in done.machine.results.items():
+        arrays |= token_files.arrays_of(name, stream.type, tokens[name], times[name])
+    save_tensors(path, arrays)
+
+
+def tensor_values(machine: machines.OperatorMachine) -> Mapping[str, Array]:
+    """Return the values that a program states for tensors off the chip, by name."""
+    return {name: np.asarray(one.data) for name, one in machine.tensors.items() if one.data is not None}
