@@ -67,7 +67,7 @@ class Stream:
         if self.program.readers(self):
             raise StepError("assume", f"{self.name} has readers, whose types follow from the former shape", where)
         self.type = StreamType(stated, self.type.data)
-        self.program.assumed.append(self)
+        self.program.assumed.add(self)
         return self
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class Program:
     symbols: Symbols = field(default_factory=Symbols)
     bounds: dict[sympy.Symbol, int] = field(default_factory=dict)
     loops: dict[Stream, ClosedLoop] = field(default_factory=dict)
-    assumed: list[Stream] = field(default_factory=list)
+    assumed: set[Stream] = field(default_factory=set)
     _readings: dict[Stream, list[StreamReader]] = field(default_factory=dict)
     _open: dict[Stream, str] = field(default_factory=dict)
     _reset: Reset[Program | None] | None = None

@@ -132,8 +132,8 @@ def lines(machine: OperatorMachine) -> Iterator[str]:
         depths = [_depth(machine, one) for one in node.outputs]
         row = [codec.operator(node.operator, node.where), reads, node.where, depths]
         yield f"operators.{toml_key(node.name)} = {toml(row)}"
-    for stream in dict.fromkeys(program.assumed):
-        if stream.source is not None:
+    for stream in program.streams:
+        if stream.source is not None and stream in program.assumed:
             shape = [written_size(one) for one in stream.type.shape]
             yield f"assumed.{toml_key(_called(stream))} = {toml(shape)}"
     for name, stream in program.outputs.items():
