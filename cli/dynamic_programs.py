@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import sys
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
     sys.path.insert(0, str(named.file.resolve().parent))
     try:
         found = runpy.run_path(str(named.file), run_name=named.file.stem).get(named.region)
-        if callable(found) and not isinstance(found, type):
+        if inspect.isfunction(found) and all(_is_optional(one) for one in inspect.signature(found).parameters.values()):
             found = found()
     except RsnError:
         raise
@@ -65,6 +66,11 @@ def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
     if isinstance(program, graph.Program) and hasattr(found, "depths"):
         return machines.OperatorMachine(program, found.depths, name=name)
     return None
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return variadic or parameter.default is not inspect.Parameter.empty
 
 
 def machine_of_operators(machine: machines.OperatorMachine, in_files: bool) -> Program:
