@@ -48,7 +48,7 @@ def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
         return None
     sys.path.insert(0, str(named.file.resolve().parent))
     try:
-        found = runpy.run_path(str(named.file), run_name=named.file.stem).get(named.region)
+        found: Any = runpy.run_path(str(named.file), run_name=named.file.stem).get(named.region)
         if inspect.isfunction(found) and all(_is_optional(one) for one in inspect.signature(found).parameters.values()):
             found = found()
     except RsnError:

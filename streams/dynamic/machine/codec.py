@@ -17,7 +17,7 @@ import numpy as np
 import sympy
 
 from ....base.errors import ProgramError
-from ....isa.overlays.tasks.codec import TreeCodec, WrongTreeError
+from ....isa.overlays.tasks.codec import DEEPEST, TreeCodec, WrongTreeError
 from .. import one_pass_attention as one_pass_attention  # whose functions are among those that files hold
 from ..errors import StepError
 from ..expansions import Expansion
@@ -186,7 +186,9 @@ def _written(expression: Any) -> Any:
     return [name, *map(_written, expression.args)]
 
 
-def _read(given: Any) -> Any:
+def _read(given: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise WrongTreeError(f"a size is nested more than {DEEPEST} deep")
     if isinstance(given, str) and given:
         return symbol(given)
     if isinstance(given, bool):
@@ -195,7 +197,7 @@ def _read(given: Any) -> Any:
         return sympy.Integer(given)
     if not isinstance(given, list) or not given or not isinstance(given[0], str) or given[0] not in EXPRESSIONS:
         raise WrongTreeError(f"{str(given)[:60]} is no size")
-    parts = [_read(part) for part in given[1:]]
+    parts = [_read(part, depth + 1) for part in given[1:]]
     if given[0] == "Pow" and not (len(parts) == 2 and parts[1].is_Integer and abs(parts[1]) <= HIGHEST_POWER):
         raise WrongTreeError(f"{str(given)[:60]}: an exponent is at most {HIGHEST_POWER}")
     try:

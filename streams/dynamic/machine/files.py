@@ -36,7 +36,9 @@ from ..graph import OperatorNode, Program, Stream
 from ..memory import Tensor
 from ..operators.base import Limits, Operator
 from ..operators.off_chip import LinearOffChipLoad, LinearOffChipStore, RandomOffChipLoad, RandomOffChipStore
-from ..run import Rates
+from ..operators.routing import Parallelize, Partition
+from ..operators.shape import Broadcast
+from ..run import ENDLESS, Rates
 from ..shapes import Dimension
 from .codec import OperatorCodec, written_size
 
@@ -148,7 +150,7 @@ def _depth(machine: OperatorMachine, stream: Stream) -> int:
     depth = machine.depths if isinstance(machine.depths, int) else machine.depths.get(stream, 0)
     if depth < 0 or (depth == 0 and (isinstance(machine.depths, int) or stream in machine.depths)):
         raise StepError("machine", f"stream {stream.name} has depth {depth}; the least is 1")
-    return depth
+    return depth if depth < ENDLESS else 0
 
 
 def parsed(given: Mapping[str, Any], name: str) -> OperatorMachine:
@@ -232,6 +234,7 @@ class _MachineReader:
             what, before = f"operators.{key}", len(program.nodes)
             configuration, reads, where, depths = parts_of(what, value, list, list, str, list)
             operator: Operator = self.codec.read(what, configuration, Operator)
+            _check_outputs(what, operator, len(depths))  # before it makes them
             inputs = [self._stream(what, one) for one in reads]
             with _faults_of(what, where):
                 program.add(operator, *inputs)
@@ -239,8 +242,7 @@ class _MachineReader:
             if node.name != key or len(program.nodes) != before + 1:
                 raise ProgramError(f"{what}: this is {node.name}: operators are listed and numbered in their order")
             node.where = where
-            if len(node.outputs) != len(depths):
-                raise ProgramError(f"{what}: {len(depths)} depths for {len(node.outputs)} outputs")
+            _check_outputs(what, operator, len(depths), len(node.outputs))
             for stream, depth in zip(node.outputs, sizes_of(what, depths, 0), strict=True):
                 self._enter(what, stream.name, stream, depth)
                 if (shape := assumed.pop(stream.name, None)) is not None:
@@ -252,7 +254,7 @@ class _MachineReader:
             raise ProgramError(f"assumed.{key}: no operator has such an output")
 
     def _enter(self, what: str, name: str, stream: Stream, depth: int) -> None:
-        if not 0 <= depth < 1 << 30:
+        if not 0 <= depth < ENDLESS:
             raise ProgramError(f"{what}: {depth} is no depth")
         self.streams[name] = stream
         if depth:
@@ -262,6 +264,19 @@ class _MachineReader:
         if not isinstance(name, str) or name not in self.streams:
             raise ProgramError(f"{what}: there is no stream {str(name)[:60]} before it")
         return self.streams[name]
+
+
+def _check_outputs(what: str, operator: Operator, depths: int, outputs: int | None = None) -> None:
+    """Raise `ProgramError` unless a line has a depth for each output. outputs: how many there are; None for what the
+    operator's own parameters say of it."""
+    if outputs is None:
+        match operator:
+            case Partition(consumers=count) | Parallelize(consumers=count) | Broadcast(count=count):
+                outputs = count
+            case _:
+                return
+    if depths != outputs:
+        raise ProgramError(f"{what}: {depths} depths for {outputs} outputs")
 
 
 @contextmanager

@@ -302,6 +302,9 @@ def dispatched() -> Program:
     return program
 
 
+DEEP = "['Add', 1, " * 110 + "1" + "]" * 110
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -356,6 +359,12 @@ def dispatched() -> Program:
             "operators.LinearOffChipLoad = [['LinearOffChipLoad', 'w', [4, 4], [1], [3]], ['Partition.0'], '', [2]]",
             "operators.LinearOffChipLoad: LinearOffChipLoad: reads tile 2 of a tensor of 2 tiles",
         ),
+        (
+            "operators.Partition = [['Partition', 1099511627776, ''], ['input requests', 'loop turns'], '', [2, 2]]",
+            "operators.Partition: 2 depths for 1099511627776 outputs",
+        ),
+        ("inputs.requests = [['n'], ['TileType', 3, 4, 'f99'], 2]", "inputs.requests: tile: f99 is no type"),
+        (f"inputs.requests = [[{DEEP}], ['TileType', 3, 4, 'bf16'], 2]", "a size is nested more than 100 deep"),
         ("assumed.'EagerMerge1.0' = ['n', 'n']", "assumed.EagerMerge1.0: .*rank 1 of a stream of rank 0"),
         ("assumed.Zip = ['n']", "assumed.Zip: no operator has such an output"),
         ("outputs.sums = 'Zip'", "outputs.sums: there is no stream Zip"),
