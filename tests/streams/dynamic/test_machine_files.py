@@ -23,29 +23,55 @@ from rsn.isa.overlays.file import made, text
 from rsn.isa.overlays.tasks.codec import schema_of, toml
 from rsn.isa.program import Program as MachineProgram
 from rsn.isa.verify import check, dry_run
+from rsn.streams import dynamic
 from rsn.streams.dynamic import (
     Accum,
     Add,
+    Affine,
+    AppendRow,
+    Broadcast,
+    Bufferize,
     Defined,
+    DefinedExpansion,
+    DefinedUpdate,
+    Discard,
+    Div,
     EagerMerge,
     Exp,
+    Expand,
     Expansion,
     First,
+    FlatMap,
     Fold,
     Function,
+    Last,
+    Limits,
     LinearOffChipLoad,
     Map,
     MetadataGen,
+    Parallelize,
     Partition,
     Program,
+    Promote,
+    RandomOffChipLoad,
+    RandomOffChipStore,
     Rates,
+    Repeat,
+    RetileCol,
+    RetileStreamify,
+    RowSum,
+    Scan,
     SelectGen,
     SelectorType,
+    SetOffset,
     SiLU,
+    Streamify,
     Sub,
     Tensor,
     Tile,
     Update,
+    WhereTrue,
+    Zip,
     encode,
     metrics,
     tile,
@@ -60,7 +86,7 @@ from rsn.streams.dynamic.programs.attention import Heads, attention
 from rsn.streams.dynamic.programs.experts import ExpertLayerShape, mixture
 from rsn.streams.dynamic.programs.figures import DISPATCHES
 from rsn.streams.dynamic.programs.swiglu import SwigluTensors, swiglu
-from rsn.streams.dynamic.shapes import dimension, positive, ragged, symbol
+from rsn.streams.dynamic.shapes import FLAG, dimension, positive, ragged, symbol
 from rsn.streams.dynamic.updates import Retile
 from rsn.tests.effort import cases, examples, in_both
 from rsn.tests.streams.dynamic.programs import (
@@ -135,6 +161,8 @@ def machines() -> dict[str, tuple[OperatorMachine, Mapping[str, Any]]]:
             made = mixture(LAYER, CHOSEN, tile_rows, regions=regions, compute=8, values=values, dtype=dtype)
             name = f"mixture {tile_rows} {regions} {dtype}"
             found[name] = OperatorMachine(made.program, made.depths, Rates(latency=3)), {}
+    program, streams = cache_program()
+    found["cache"] = OperatorMachine(program, 9, Rates(on_chip=4, channels=1, latency=2)), streams
     from_swiglu = swiglu(4, 6, 8, 2, 4, compute=16, through_memory=True, values=swiglu_values())
     found["swiglu"] = OperatorMachine(from_swiglu.program), {}
     return found
@@ -143,6 +171,43 @@ def machines() -> dict[str, tuple[OperatorMachine, Mapping[str, Any]]]:
 def swiglu_values() -> SwigluTensors:
     random = np.random.default_rng(1)
     return SwigluTensors(*(random.normal(size=shape) for shape in ((4, 6), (6, 8), (6, 8), (8, 6))))
+
+
+def cache_program() -> tuple[Program, dict[str, Any]]:
+    """Rows are appended to the last tiles of caches; with functions that the other programs do not apply."""
+    with Program(Limits(ragged_traffic=True)) as program:
+        rows = program.input("rows", ["n"], tile(1, 3))
+        filled = program.input("filled", ["n"], tile(1, 1, "i32"))
+        cache = Tensor.of(np.arange(36.0).reshape(12, 3), name="cache")
+        places = Map(Affine(1, 0))(filled)
+        last = Accum(1, Last())(RandomOffChipLoad(cache, (4, 3))(Repeat(2)(Map(Affine(0, 2))(filled))))
+        appended = Map(AppendRow())(Map(SetOffset())(last, places), rows)
+        RandomOffChipStore(cache)(Map(Affine(0, 1))(filled), Map(Add)(appended, appended))
+        again, dropped = Broadcast(2)(appended)
+        Discard()(dropped)
+        shown = FlatMap(RetileStreamify(1, drop_padding=True))(again)
+        buffers = Bufferize(1)(Repeat(3)(Map(Exp)(rows)))
+        affine = Streamify(1, (2, 0), (2, 2))(buffers, Repeat(2)(filled))
+        sums = Map(Div)(Map(RowSum())(affine), Map(RowSum(), memory_out=True)(affine))
+        kept = FlatMap(WhereTrue(negate=True))(Zip()(rows, program.input("flags", ["n"], FLAG)))
+        program.output("shown", Scan(1, Add)(Promote()(shown)))
+        program.output("sums", Accum(2, RetileCol)(sums))
+        program.output("kept", kept)
+        program.output("buffers", buffers)
+    inputs = {"rows": "[[1,2,0.5]] [[0,0,1]] D", "filled": "1 3 D", "flags": "T F D"}
+    return program, inputs
+
+
+def test_all_operators_and_functions_of_the_package_can_be_written() -> None:
+    public = {getattr(dynamic, name) for name in dynamic.__all__ if isinstance(getattr(dynamic, name), type)}
+    kinds = (Operator, Function, Update, Expansion)
+    written = {one for one in public if issubclass(one, kinds)} - {*kinds, Defined, DefinedUpdate, DefinedExpansion}
+    assert written <= set(NODES.values())
+    used: set[type[Any]] = {Parallelize}  # `test_every_operator_through_files` has it
+    for machine, _ in machines().values():
+        for node in machine.program.nodes:
+            used |= {type(node.operator)}
+    assert {one for one in written if issubclass(one, Operator)} <= used | {First, EagerMerge, Expand, MetadataGen}
 
 
 @pytest.mark.parametrize("name", list(machines()))
