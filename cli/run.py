@@ -93,7 +93,7 @@ class UopOption(click.ParamType[tuple[str, int]]):
 
 MODEL = "only with --board sim, the model of the machine"
 TASKLESS = "not for stream programs"
-WEIGHTS = "not for stream programs of tasks, whose tensors are inputs"
+WEIGHTS = "not for stream programs of tasks"
 COMPARISON = "only with --compare"
 UNCHANGED = "not for programs of dynamic streams, whose machine is as its text says"
 """Kinds of options: about the model of the machine, of no use for the machine of a stream program, of no use for one of
@@ -238,8 +238,11 @@ def _refuse_misuse(options: RunOptions) -> None:
 
 def _refuse_on_described_machines(program: Program, options: RunOptions) -> None:
     """Raise `click.UsageError` for options that make no sense for a machine that a stream program describes."""
-    refuse(TASKLESS)
-    refuse(UNCHANGED if is_dynamic(program) else WEIGHTS)
+    if is_dynamic(program):
+        refuse(TASKLESS)
+        refuse(UNCHANGED)
+    else:
+        refuse(TASKLESS, WEIGHTS)
     if options.board != "sim":
         raise click.UsageError(f"--board {options.board}: stream programs run on the simulator, sim; see rsn hls")
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..assembler import container
 from ..base.errors import BoardError, ProgramError, RsnError, StateLost, TensorError
 from ..hw.sim.breakpoint import Stopped
+from ..isa.overlays.tasks import TASKS
 from ..isa.program import Array, Program
 from ..isa.verify import require
 from . import tensors
@@ -517,9 +518,11 @@ def _verified(program: Program | Source) -> Program:
         except OSError as e:
             raise ProgramError(f"{program}: {e.strerror}") from None
     if program.overlay.whole is not None:
+        of_tasks = program.overlay.base == TASKS.name
+        call = "rsn.host.tasks.run_tasks" if of_tasks else "rsn.streams.dynamic.machine.run_machine"
         raise ProgramError(
             f"{program.overlay.name} is a stream program, whose tensors have types of their own: run it with rsn run, "
-            "or rsn.host.tasks.run_tasks"
+            f"or {call}"
         )
     require(program)
     return program
