@@ -7,7 +7,8 @@ rates = [64, 64, 16, 1, 0]                            # on_chip, access, channel
 ragged_traffic = true                                 # `Limits`; where it is left out, false
 symbols = ["B"]                                       # names that the program's author uses
 bounds.B = 64                                         # largest values, which a run checks
-tensors.w = [[4, 8], "bf16", 0]                       # shape, type of elements, address of the first byte
+tensors.w = [[4, 8], "bf16", 0, true]                 # shape, type of elements, address of the first byte, and whether
+                                                      # the program states values, which a run then needs
 inputs.rows = [["B", 1], ["TileType", 1, 4, "bf16"], 2]          # shape, elements, depth for each reader
 loops.turns = [[8], ["SelectorType", 4, 1], "EagerMerge1.0"]     # shape, elements, the stream that is fed back
 operators.Flatten = [["Flatten", 0, 1], ["input rows"], "experts.py:8", [2]]    # configuration, streams that it
@@ -54,12 +55,14 @@ MISFITS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError
 @dataclass(frozen=True, eq=False)
 class OperatorMachine:
     """A program, and what a machine of it is made by. depths: tokens that a stream holds for each of its readers, of
-    all or of each; a stream that a mapping leaves out has no bound. rates: of the memories. name: of the machine."""
+    all or of each; a stream that a mapping leaves out has no bound. rates: of the memories. name: of the machine.
+    valued: of a machine from a file, the tensors for which the program stated values."""
 
     program: Program
     depths: Mapping[Stream, int] | int = 2
     rates: Rates = field(default_factory=Rates)
     name: str = "operators"
+    valued: frozenset[Tensor] = frozenset()
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -87,6 +90,17 @@ class OperatorMachine:
     def written(self) -> dict[str, Tensor]:
         """The tensors that operators store, by name."""
         return self._moved_by(STORES)
+
+    @property
+    def needed(self) -> list[str]:
+        """The names of the tensors that a run with data needs values for, unless they have some of their own: those
+        for which the program stated values, and those that it loads and does not store."""
+        loaded = self.read.keys() - self.written.keys()
+        return [name for name, one in self.tensors.items() if name in loaded or self.has_values(one)]
+
+    def has_values(self, tensor: Tensor) -> bool:
+        """Whether the program states values for a tensor."""
+        return tensor.data is not None or tensor in self.valued
 
     def _moved_by(self, kinds: tuple[type[Operator], ...]) -> dict[str, Tensor]:
         moved = {one for node in self.program.nodes if isinstance(node.operator, kinds) for one in _tensors_of(node)}
@@ -120,7 +134,8 @@ def lines(machine: OperatorMachine) -> Iterator[str]:
     for size, most in program.bounds.items():
         yield f"bounds.{toml_key(size.name)} = {most}"
     for name, tensor in machine.tensors.items():
-        yield f"tensors.{toml_key(name)} = {toml([tensor.shape, tensor.dtype, tensor.base])}"
+        row = [tensor.shape, tensor.dtype, tensor.base, machine.has_values(tensor)]
+        yield f"tensors.{toml_key(name)} = {toml(row)}"
     for name, stream in program.inputs.items():
         yield f"inputs.{toml_key(name)} = {toml([*codec.stream_type(stream.type), _depth(machine, stream)])}"
     looped: dict[tuple[str, int], str] = {}
@@ -175,6 +190,7 @@ class _MachineReader:
         self.program = Program(Limits(ragged_traffic=ragged_traffic))
         self.streams: dict[str, Stream] = {}
         self.depths: dict[Stream, int] = {}
+        self.valued: set[Tensor] = set()
         self.codec = OperatorCodec({name: self._tensor(name, value) for name, value in table_of(given, "tensors")})
 
     def machine(self, name: str) -> OperatorMachine:
@@ -206,7 +222,7 @@ class _MachineReader:
         if len(rates) != len(fields(Rates)):
             raise ProgramError(f"rates: {', '.join(one.name for one in fields(Rates))} are expected")
         with _faults_of("rates"):
-            return OperatorMachine(program, self.depths, Rates(*rates), name)
+            return OperatorMachine(program, self.depths, Rates(*rates), name, frozenset(self.valued))
 
     def _symbols(self) -> None:
         names = self.given.get("symbols", [])
@@ -221,11 +237,14 @@ class _MachineReader:
 
     def _tensor(self, name: str, value: Any) -> Tensor:
         what = f"tensors.{name}"
-        shape, dtype, base = parts_of(what, value, list, str, int)
+        shape, dtype, base, has_values = parts_of(what, value, list, str, int, bool)
         if dtype not in BITS:
             raise ProgramError(f"{what}: {dtype} is no type of elements; these are {', '.join(BITS)}")
         with _faults_of(what):
-            return Tensor(sizes_of(what, shape), dtype, base=base, name=name)
+            made = Tensor(sizes_of(what, shape), dtype, base=base, name=name)
+        if has_values:
+            self.valued.add(made)
+        return made
 
     def _operators(self) -> None:
         assumed = dict(table_of(self.given, "assumed", list))

@@ -146,9 +146,10 @@ def _legal(units: Sequence[str]) -> Callable[[UnitSpec, Any], Iterator[str]]:
 
 
 def bound_in(overlay: Overlay) -> BoundMachine:
-    """Return the machine that an overlay of operators is made of."""
+    """Return the machine that an overlay of operators is made of. Raises `ProgramError` for another overlay."""
     behaviour = overlay.units[0].behaviour
-    assert issubclass(behaviour, OperatorUnit)
+    if not issubclass(behaviour, OperatorUnit):
+        raise ProgramError(f"{overlay.name} is no machine of operators")
     return behaviour.bound
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ....base.errors import ProgramError, TensorError
 from ....isa import program as instructions
 from ....isa.instruction_path import InstructionPath
+from ....isa.verify import require
 from ....machine.dynamic import DynamicRun
 from ....machine.executor import ProcessNetwork
 from ..memory import Tensor
@@ -61,13 +62,15 @@ def run_machine(
 ) -> MachineRun:
     """Run the program of a machine of operators. Results and times are those of `timed`.
 
-    inputs: tokens of each input, as text, or with times. tensors: values of tensors off the chip, by name; every one
-    that the program loads and does not store needs them, unless it has values of its own. with_data: whether tensors
-    have values. record: keep the event log in `run.engine.timing`.
+    inputs: tokens of each input, as text, or with times. tensors: values of tensors off the chip, by name, for those
+    that are `OperatorMachine.needed`. with_data: whether tensors have values. record: keep the event log in
+    `run.engine.timing`.
 
-    Raises `TensorError` for tensors that do not fit, and otherwise as `timed`.
+    Raises `TensorError` for tensors that do not fit, `ProgramError` for units with wrong uOPs, and otherwise as
+    `timed`.
     """
     machine = bound_in(program.overlay).machine
+    require(program)
     bound = BoundMachine(machine, inputs or {}, _values(machine, tensors or {}, with_data), with_data)
     behaviour = behaviour_of(bound)
     units = tuple(dataclasses.replace(unit, behaviour=behaviour) for unit in program.overlay.units)
@@ -90,8 +93,7 @@ def _values(machine: OperatorMachine, given: Mapping[str, Array], with_data: boo
         if data.shape != shape or data.dtype.kind not in "biuf":
             raise TensorError(f"{name} is {data.dtype} of shape {list(data.shape)}; the program has {list(shape)}")
         values[known[name]] = data
-    loaded = machine.read.items() - machine.written.items()
-    missing = [name for name, one in loaded if one.data is None and one not in values]
+    missing = [name for name in machine.needed if known[name].data is None and known[name] not in values]
     if with_data and missing:
-        raise TensorError(f"tensors without values: {', '.join(sorted(missing))}; a run without data needs none")
+        raise TensorError(f"tensors without values: {', '.join(missing)}; a run without data needs none")
     return values

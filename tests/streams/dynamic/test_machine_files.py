@@ -19,6 +19,7 @@ from rsn.assembler import container, parser
 from rsn.assembler.printer import show
 from rsn.base.errors import ContainerError, ProgramError, SourceError, TensorError, UndecidedError
 from rsn.hw.sim.machine import Machine
+from rsn.isa.overlays import OVERLAYS
 from rsn.isa.overlays.file import made, text
 from rsn.isa.overlays.tasks.codec import schema_of, toml
 from rsn.isa.program import Program as MachineProgram
@@ -47,6 +48,7 @@ from rsn.streams.dynamic import (
     Last,
     Limits,
     LinearOffChipLoad,
+    LinearOffChipStore,
     Map,
     MetadataGen,
     Parallelize,
@@ -377,9 +379,12 @@ DEEP = "['Add', 1, " * 110 + "1" + "]" * 110
         ("rates = [1, 2]", "rates: on_chip, access"),
         ("rates = [64, 64, 1, 2, 0]", "rates: Rates: .* no client gets more than all channels"),
         ("bounds.n = -1", "bounds.n: -1 is no bound"),
-        ("tensors.w = [[4, 8], 'f99', 0]", "tensors.w: f99 is no type of elements"),
-        ("tensors.w = [[4, 0], 'bf16', 0]", "tensors.w: .* no list of whole numbers from 1 on"),
-        ("tensors.w = [[4, 6], 'bf16', 0]", r"operators.LinearOffChipLoad: .*py:\d+: .* not whole in tiles \[4,4\]"),
+        ("tensors.w = [[4, 8], 'f99', 0, true]", "tensors.w: f99 is no type of elements"),
+        ("tensors.w = [[4, 0], 'bf16', 0, true]", "tensors.w: .* no list of whole numbers from 1 on"),
+        (
+            "tensors.w = [[4, 6], 'bf16', 0, true]",
+            r"operators.LinearOffChipLoad: .*py:\d+: .* not whole in tiles \[4,4\]",
+        ),
         ("inputs.requests = [['n'], ['TileType', 3, 4, 'bf16']]", "inputs.requests has 3 parts"),
         ("inputs.requests = [['n'], ['TileType', 3, 4, 'bf16'], -1]", "inputs.requests: -1 is no depth"),
         ("inputs.requests = [['n'], ['Tile', 3, 4, 'bf16'], 2]", "inputs.requests: 'Tile' is no"),
@@ -518,6 +523,10 @@ def test_units_run_their_own_operators() -> None:
     found = [str(f) for f in check(wrong) if not f.warning]
     assert len(found) == 1
     assert "runs another unit's operator: its own is 3" in found[0]
+    with pytest.raises(ProgramError, match="runs another unit's operator"):
+        run_machine(wrong, {"requests": "D"}, with_data=False)
+    with pytest.raises(ProgramError, match="xnn is no machine of operators"):
+        run_machine(MachineProgram(OVERLAYS["xnn"], ()))
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -554,6 +563,26 @@ def test_tensors_that_do_not_fit() -> None:
     assert run_machine(machine, inputs, with_data=False).cycles == run_machine(machine, inputs, values).cycles
     with pytest.raises(StepError, match="inputs without tokens"):
         run_machine(machine, {}, values)
+
+
+def test_values_that_a_program_states_are_needed() -> None:
+    """Also of a tensor that it stores: what it does not store keeps them."""
+    for data in (None, np.full((2, 2), 7.0)):
+        result = Tensor((2, 2), "bf16", data, name="result")
+        with Program() as program:
+            LinearOffChipStore(result)(program.input("a", [1], tile(1, 2)))
+        machine, inputs = OperatorMachine(program), {"a": "[[1,2]] D"}
+        made = through_files(machine)
+        assert run_machine(lowered(machine), inputs).tensors()["result"].tolist() == [
+            [1, 2],
+            [7 * (data is not None)] * 2,
+        ]
+        if data is None:
+            assert run_machine(made, inputs).tensors()["result"].tolist() == [[1, 2], [0, 0]]
+            continue
+        with pytest.raises(TensorError, match="tensors without values: result"):
+            run_machine(made, inputs)
+        assert run_machine(made, inputs, {"result": data}).tensors()["result"].tolist() == [[1, 2], [7, 7]]
 
 
 def test_tensors_without_names_are_numbered_in_each_file() -> None:
