@@ -3,7 +3,8 @@
 ```toml
 name = "experts"
 overlay = "dynamic"
-rates = [64, 64, 16, 1, 0]                            # on_chip, access, channels, per_client, latency (`Rates`)
+rates = [64, 64, 16, 1, 0]                            # on_chip, access, channels, per_client, latency (`Rates`),
+                                                      # or none, for a machine on which nothing takes time
 ragged_traffic = true                                 # `Limits`; where it is left out, false
 symbols = ["B"]                                       # names that the program's author uses
 bounds.B = 64                                         # largest values, which a run checks
@@ -54,13 +55,16 @@ MISFITS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError
 
 @dataclass(frozen=True, eq=False)
 class OperatorMachine:
-    """A program, and what a machine of it is made by. depths: tokens that a stream holds for each of its readers, of
-    all or of each; a stream that a mapping leaves out has no bound. rates: of the memories. name: of the machine.
-    valued: of a machine from a file, the tensors for which the program stated values."""
+    """A program, and what a machine of it is made by.
+
+    depths: tokens that a stream holds for each of its readers, of all or of each; a stream that a mapping leaves out
+    has no bound. rates: of the memories; with None nothing takes time, as in `run`. name: of the machine. valued: of a
+    machine from a file, the tensors for which the program stated values.
+    """
 
     program: Program
     depths: Mapping[Stream, int] | int = 2
-    rates: Rates = field(default_factory=Rates)
+    rates: Rates | None = field(default_factory=Rates)
     name: str = "operators"
     valued: frozenset[Tensor] = frozenset()
 
@@ -126,7 +130,7 @@ def lines(machine: OperatorMachine) -> Iterator[str]:
     program = machine.program
     program.check_closed()
     codec = OperatorCodec(machine.tensors)
-    yield f"rates = {toml(astuple(machine.rates))}"
+    yield f"rates = {toml(astuple(machine.rates) if machine.rates is not None else [])}"
     if program.limits.ragged_traffic:
         yield "ragged_traffic = true"
     if program.symbols.given:
@@ -219,10 +223,10 @@ class _MachineReader:
         for key, value in table_of(self.given, "outputs", str):
             program.output(key, self._stream(f"outputs.{key}", value))
         rates = sizes_of("rates", self.given.get("rates", list(astuple(Rates()))), 0)
-        if len(rates) != len(fields(Rates)):
+        if rates and len(rates) != len(fields(Rates)):
             raise ProgramError(f"rates: {', '.join(one.name for one in fields(Rates))} are expected")
         with _faults_of("rates"):
-            return OperatorMachine(program, self.depths, Rates(*rates), name, frozenset(self.valued))
+            return OperatorMachine(program, self.depths, Rates(*rates) if rates else None, name, frozenset(self.valued))
 
     def _symbols(self) -> None:
         names = self.given.get("symbols", [])
