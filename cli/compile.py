@@ -30,7 +30,7 @@ from ..rsnlib.fold import fold, fold_shapes
 from ..scheduler.best import Chosen, schedule_named
 from ..scheduler.bounds import bounds
 from ..streams.placing.devices import DEVICES, device_named
-from .dynamic_programs import dynamic_machine, machine_of_operators, tensor_values
+from .operator_machines import dynamic_machine, machine_of_operators, tensor_values
 from .options import JSON, STREAMS, Count, File, Options, option, refuse, with_options
 from .progress import stepping
 from .stream_programs import Named, counted, is_region, machine_program

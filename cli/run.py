@@ -43,7 +43,7 @@ from ..isa.statistics import count
 from ..isa.verify import require
 from ..rsnlib.key_spans import KeySpans
 from ..streams.machines import DYNAMIC
-from .dynamic_programs import dynamic_machine, machine_of_operators, run_dynamic
+from .operator_machines import dynamic_machine, machine_of_operators, run_dynamic
 from .options import (
     BOARD,
     FILE,

@@ -6,6 +6,7 @@ field is an empty text. What is read is checked: names of nodes, numbers and typ
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
 import typing
@@ -80,7 +81,7 @@ class TreeCodec:
             if type(None) in arguments:
                 return None if given == "" else self.decoded(given, arguments[0], depth)
             if isinstance(given, list):
-                return self._node(given, arguments, depth)
+                return self._node(given, tuple(one for one in arguments if inspect.isclass(one)), depth)
             if type(given) not in arguments:
                 raise WrongTreeError(f"{str(given)[:60]} is no constant")
             return given

@@ -143,8 +143,10 @@ class OperatorCodec(TreeCodec):
         """Read what `encoded` returned. what: names it in messages. Raises `ProgramError`."""
         try:
             return self.decoded(given, hint)
-        except (WrongTreeError, StepError) as wrong:
+        except WrongTreeError as wrong:
             raise ProgramError(f"{what}: {wrong}") from None
+        except StepError as error:  # of a type or an operator that cannot be
+            raise ProgramError(f"{what}: {error.operator}: {error.text}") from None
 
 
 _DATA = typing.get_type_hints(StreamType)["data"]

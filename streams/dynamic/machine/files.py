@@ -307,7 +307,10 @@ def _faults_of(what: str, where: str = "") -> Iterator[None]:
     """Make `ProgramError` of what is wrong with a line. what: its key. where: the line of the user's program."""
     try:
         yield
-    except StepError as error:
-        raise ProgramError(f"{what}: {StepError(error.operator, error.text, where)}") from None
+    except StepError as error:  # which has the place of our call, if any
+        text = f"{error.operator}: {error.text}"
     except MISFITS as error:
-        raise ProgramError(f"{what}: {where}: its parameters do not fit: {error!r}") from None
+        text = f"its parameters do not fit: {error!r}"
+    else:
+        return
+    raise ProgramError(": ".join(filter(None, (what, where, text))))
