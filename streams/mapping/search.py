@@ -26,9 +26,8 @@ from .primitives import exchanges, refusal, refuse_chain
 from .proof import MappingProof, prove
 from .sequence import cuts
 from .shots import Shots
-from .transfers import off_chip
 
-WORK = 1 << 16
+WORK = 1 << 14
 """Instances times states that one search looks at, unless told."""
 
 PATIENCE = 24
@@ -40,10 +39,10 @@ LARGE = 1 << 12
 SEPARATE = 256
 """Up to so many nodes, chains are tried one by one where a class as a whole may not be chained."""
 
-TRIED = 1 << 7
+TRIED = 1 << 6
 """States of a search for the least change of a machine with which a program fits."""
 
-FINE = 6
+FINE = 10
 """Bytes of a tile are changed in steps of 1 / 2^FINE of what suffices."""
 
 LIMITS = {"in_ports": "input ports", "out_ports": "output ports", "memory": "bytes"}
@@ -209,8 +208,10 @@ def _by_classes(
     _push(heaps, start, at_most, machine, 0)
     dropped: list[Mapped] = []
     taken: set[int] = set()
-    looked = 0
-    while looked < budget and all(heaps) and (not (known or found.best) or looked - found.found_at < patience):
+    looked, before = 0, found.looked
+    while looked < budget and all(heaps):
+        if (known or found.best is not None) and found.looked - max(found.found_at, before) >= patience:
+            break
         _, number, mapped = heapq.heappop(heaps[looked % 2])
         if number in taken:
             continue
@@ -233,7 +234,7 @@ def _push(heaps: Heaps, mapped: Mapped, at_most: int, machine: MeshDescription |
     if machine is not None:
         excess += at_most * sum(bool(mapped.over(k, machine)) for k in _first_of_each(mapped, set()))
     traffic = sum(edges[s].tokens * edges[s].size for streams in mapped.between.values() for s in streams)
-    time, traffic = makespan(mapped), traffic + off_chip(mapped)
+    time, traffic = makespan(mapped), traffic + sum(map(mapped.made.loaded, mapped.groups))
     heapq.heappush(heaps[0], ((time, traffic, excess), number, mapped))
     heapq.heappush(heaps[1], ((excess, time, traffic), number, mapped))
 
@@ -292,7 +293,7 @@ def _least(
 
 def _needed(start: Mapped, at_most: int, machine: MeshDescription, limit: str) -> int | None:
     """The most that a node needs of something in the first mapping that is found; None if none is."""
-    states = max(8, min(TRIED, WORK // 8 // len(start.graph.nodes)))
+    states = max(8, min(TRIED, WORK // 2 // len(start.graph.nodes)))
     found = _looked_at(start, at_most, machine, states=states, patience=1)[0].best
     if found is None:
         return None

@@ -64,6 +64,7 @@ class Collocations:
         self.graph, self.fuse = graph, fuse
         self._made: dict[object, Shots] = {}
         self._kernels: dict[object, int] = {}
+        self._loaded: dict[int, int] = {}
 
     def single(self, number: int) -> Shots:
         """Return the node of one instance."""
@@ -116,6 +117,19 @@ class Collocations:
         body = tuple(joined.from_iterable(part.body for part in parts))
         kernel = ("bundle", tuple(sorted(part.kernel for part in parts)), self._pattern(positions, set(shots)))
         return self._make("bundle", tuple(parts), None, shots, tuple(phases), positions, kernel, body, tuple(local))
+
+    def loaded(self, node: Shots) -> int:
+        """Return the bytes of tiles that a node loads and stores, however often other nodes load them."""
+        found = self._loaded.get(node.number)
+        if found is None:
+            found = 0
+            last: dict[str, tuple[int, ...]] = {}
+            for shot in node.shots:
+                for tile in self.graph.nodes[shot].tiles:
+                    found += tile.size * ((tile.reads and last.get(tile.tensor) != tile.point) + tile.writes)
+                    last[tile.tensor] = tile.point
+            self._loaded[node.number] = found
+        return found
 
     def _make(
         self,
