@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,7 +136,8 @@ def _row(file: str, f: SourceFinding, times: int) -> dict[str, Any]:
     where = f"{file}:{line}:{column}" if f.place else file
     row = {"code": f.code, "message": f.message, "where": where, "warning": f.warning, "help": "; ".join(f.notes)}
     row |= {"times": times, "file": file, "line": line, "column": column, "end_column": end}
-    return row | {"subject": f.subject, "notes": list(f.notes)}
+    row |= {"subject": f.subject, "notes": list(f.notes)}
+    return row | ({"relayouts": [asdict(r) for r in f.relayouts]} if f.relayouts else {})
 
 
 def unrated(kernels: Sequence[str]) -> str:

@@ -89,8 +89,9 @@ class Order:
 class Layout:
     """How a tensor lies on the grid: one label for each axis of the tensor, R (a copy everywhere) or S<axis> (cut along
     that axis of the grid), such as "S0R". With a "!" at the end, as in "S0R!", a value with a reduction pending is
-    reduced before it is stored there. A parameter's layout is written `a: f32[64, 64] @ Layout("S0R")`, or, for
-    type-checkers, `a: Annotated[f32[64, 64], Layout("S0R")]`."""
+    reduced before it is stored there. In the layout of a parameter a ? stands for a label that is found, as in "S0?". A
+    parameter's layout is written `a: f32[64, 64] @ Layout("S0R")`, or, for type-checkers, `a: Annotated[f32[64, 64],
+    Layout("S0R")]`."""
 
     labels: str
 

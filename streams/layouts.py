@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
+from math import prod
 
 from .source import Refusal
 
@@ -23,6 +25,8 @@ Pending = frozenset[tuple[str, int]]
 NONE: Pending = frozenset()
 
 LABEL = re.compile(r"R|S\d+")
+OPEN = "?"
+"""Stands in the layout of a parameter for a label that is found (`inference`)."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,40 @@ def parse(text: str) -> tuple[Labels, bool]:
         while match := LABEL.match(text, at):
             at = match.end()
         rest = text[at : at + 10]
-        raise Refusal(
-            "layout", f"{text!r} is no layout: {rest!r} is no label", None, "labels are R and S<axis>, such as S0R"
-        )
+        note = "labels are R and S<axis>, such as S0R"
+        if rest.startswith(OPEN):
+            note = "a ? stands in the layout of a parameter of a task only, where its label is found"
+        raise Refusal("layout", f"{text!r} is no layout: {rest!r} is no label", None, note)
     return tuple(None if label == "R" else int(label[1:]) for label in found), asks
+
+
+def closed(text: str, shape: Sequence[int], mesh: Sequence[int]) -> list[str]:
+    """Return the layouts that a text with ? may mean: with R, or a mesh axis that cuts nothing else of the tensor and
+    whose size divides that of the axis, in place of each ?. All R is the first one. A text that fits no
+    tensor of this shape has this one only. shape: of the whole tensor. mesh: size of each axis."""
+    labels = re.findall(rf"{LABEL.pattern}|\{OPEN}", text)
+    first = text.replace(OPEN, "R")
+    if "".join(labels) != text.removesuffix("!") or len(labels) != len(shape):
+        return [first]
+    ways = [
+        ["R", *(f"S{k}" for k, n in enumerate(mesh) if size % n == 0)] if label == OPEN else [label]
+        for label, size in zip(labels, shape, strict=True)
+    ]
+    found = [way for way in product(*ways) if all(label == "R" or way.count(label) == 1 for label in way)]
+    return ["".join(way) + "!" * text.endswith("!") for way in found] or [first]
+
+
+@cache
+def moved(shape: tuple[int, ...], before: Labels, after: Labels, mesh: tuple[int, ...]) -> int:
+    """Return how many elements of a tensor its instances need in one layout and do not hold in another one, counted for
+    each instance. shape: of the whole tensor."""
+    count = 0
+    axes = {*before, *after}
+    for tid in product(*(range(size if axis in axes else 1) for axis, size in enumerate(mesh))):
+        held, needed = (part_of(shape, labels, mesh, tid) for labels in (before, after))
+        both = prod(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in zip(held, needed, strict=True))
+        count += prod(part.stop - part.start for part in needed) - both
+    return count * prod(size for axis, size in enumerate(mesh) if axis not in axes)
 
 
 def shown(labels: Labels) -> str:
@@ -93,6 +127,12 @@ def described(pending: Pending) -> str:
         axes = sorted(axis for o, axis in pending if o == op)
         parts.append(f"{op} over mesh {'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}")
     return " and ".join(parts)
+
+
+def state(dist: Distribution) -> str:
+    """Say how a value lies: its labels, and what is pending."""
+    labels = "tiles of its instances" if dist.labels is None else shown(dist.labels)
+    return f"{labels} with {described(dist.pending)} pending" if dist.pending else labels
 
 
 def validate(shape: Sequence[int], labels: Labels, mesh: Sequence[int], name: str) -> None:

@@ -243,13 +243,13 @@ class KernelExpressions(TileExpressions):
 
     def exchange(
         self, op: str, axes: Sequence[int], kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
-    ) -> None:
+    ) -> Collective | None:
         """Record the tokens of an all-reduce, on streams of its own: the first instance of a group gets a value of each
         of the others, and puts the result to each of them. So an instance that does not take part is found as any
-        other missing end is."""
+        other missing end is. Return the collective, None if each of its groups is one instance."""
         over = tuple(axis for axis in axes if self.mesh[axis] > 1)
         if not over:
-            return
+            return None
         reading, place = self.context.reading, node.place
         key = self.task.name, place, op, over, inserted
         group = layouts.group_of(over, self.mesh, self.tid)
@@ -270,8 +270,9 @@ class KernelExpressions(TileExpressions):
         if member >= 0:
             self.record(nodes.op(inward + member, True, place))
             self.record(nodes.op(outward + member, False, place))
-            return
+            return made
         for k in range(others):
             self.record(nodes.op(inward + k, False, place))
         for k in range(others):
             self.record(nodes.op(outward + k, True, place))
+        return made

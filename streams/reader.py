@@ -16,6 +16,7 @@ from ..base.place import Place
 from .declarations import INSTANCES, Declared, Scope, names_below
 from .elaborate import Elaborator
 from .expressions import STEPS, FileReading
+from .inference import infer_layouts
 from .source import Source
 from .syntax.nodes import Block
 from .syntax.parser import UnreadableError, parsed
@@ -84,6 +85,7 @@ def read_source(
         return Region(source, (), (), (), (), region or "")
     declared = Declared(FileReading(source, timed=timed, rates=rates, float_add=float_add))
     region = declare(declared, tree, region)
+    infer_layouts(declared)
     instances: list[Instance] = []
     for task, scope in declared.tasks:
         if declared.reading.steps > STEPS:

@@ -35,10 +35,29 @@ CODES = {
     "unread": "a value that is taken from a stream is never read",
     "unused": "a stream has no ends",
     "inserted": "a collective that a layout asks for",
+    "inferred": "the labels that are found in place of ?",
 }
 """Codes, in the order of causes: if several apply, the first one names the cause."""
 
 ORDER = {code: rank for rank, code in enumerate(CODES)}
+
+NOTES = ("inserted", "inferred")
+"""Codes of what is told, and is no mistake."""
+
+
+@dataclass(frozen=True)
+class Relayout:
+    """A change of the layout of a tensor. before, after: its labels as text, and what is pending. how: a collective, or
+    through the memory off the chip. size: bytes that move, of all instances together."""
+
+    tensor: str
+    before: str
+    after: str
+    how: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.tensor}: {self.before} to {self.after} by {self.how}: {self.size} bytes move"
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,7 @@ class SourceFinding:
 
     code: key of `CODES`. place: None if the finding is about the file as a whole. subject: the stream with its
     indices, or the task instance. uncounted: data decides how many tokens pass, so that nothing more can be told.
+    relayouts: the changes of layouts that it tells of.
     """
 
     code: str
@@ -56,6 +76,7 @@ class SourceFinding:
     warning: bool = False
     subject: str = ""
     uncounted: bool = False
+    relayouts: tuple[Relayout, ...] = ()
 
 
 @dataclass
@@ -81,18 +102,20 @@ class Source:
         warning: bool = False,
         subject: str = "",
         uncounted: bool = False,
+        relayouts: tuple[Relayout, ...] = (),
     ) -> None:
         """Record a finding, once for each code, place and subject. The arguments are those of `SourceFinding`."""
         key = code, place, "" if place is not None and not warning and code == "unsupported" else subject, warning
         if key not in self._seen:
             self._seen.add(key)
-            self.findings.append(SourceFinding(code, message, place, notes, warning, subject, uncounted))
+            self.findings.append(SourceFinding(code, message, place, notes, warning, subject, uncounted, relayouts))
 
     def render(self, d: SourceFinding) -> str:
         """Format a finding: place, code and message, the source line, a caret line, notes."""
-        kind = "note" if d.code == "inserted" else "warning" if d.warning else "error"
+        notes = [f"note: {n}" for n in (*d.notes, *d.relayouts)]
+        kind = "note" if d.code in NOTES else "warning" if d.warning else "error"
         if d.place is None:
-            return "\n".join([f"{self.file}: {kind}: {d.message} [{d.code}]", *(f"note: {n}" for n in d.notes)])
+            return "\n".join([f"{self.file}: {kind}: {d.message} [{d.code}]", *notes])
         line = self.lines[d.place.line - 1] if d.place.line <= len(self.lines) else ""
         start, end = d.place.column - 1, d.place.end - 1
         first = max(0, start - WIDEST // 2) if len(line) > WIDEST else 0
@@ -101,7 +124,7 @@ class Source:
         caret = "^" * max(1, min(end - first, len(shown)) - (start - first))
         at = f"{self.file}:{d.place.line}:{d.place.column}"
         out = [f"{at}: {kind}: {d.message} [{d.code}]", shown, margin + caret]
-        return "\n".join(out + [f"note: {n}" for n in d.notes])
+        return "\n".join(out + notes)
 
 
 class Refusal(Exception):

@@ -14,7 +14,7 @@ from .kernels import KERNELS, KernelOperand, collective
 from .layouts import Distribution
 from .library import KernelExpressions
 from .orders.shown import ShownOrder, shown_order
-from .source import Refusal
+from .source import Refusal, Relayout
 from .syntax import nodes as syn
 from .syntax.control import Grid
 from .syntax.printer import short, shown
@@ -231,11 +231,17 @@ class Stores(KernelExpressions):
             place = source.place
             note = f"the layout of {tensor} asks for it"
             message = f"inserted before the store: {text}"
-            self.context.source.add("inserted", message, place, note, warning=True, subject=self.task.name)
+            dist, moves = operand.dist, list[Relayout]()
             for op in sorted({op for op, _ in pending}):
-                self.exchange(
-                    op, tuple(sorted(axis for o, axis in pending if o == op)), operand.type, source, inserted=True
-                )
+                axes = tuple(sorted(axis for o, axis in pending if o == op))
+                made = self.exchange(op, axes, operand.type, source, inserted=True)
+                after = replace(dist, pending=frozenset((o, axis) for o, axis in dist.pending if o != op))
+                size = 0 if made is None else made.size
+                moves.append(Relayout(tensor, layouts.state(dist), layouts.state(after), "all-reduce", size))
+                dist = after
+            self.context.source.add(
+                "inserted", message, place, note, warning=True, subject=self.task.name, relayouts=tuple(moves)
+            )
             return
         self.incomplete(operand, source, f"{what} stores {operand.text}")
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..base.element_types import ElementType
+from ..base.element_types import BITS, ElementType
 from ..base.place import Place
 from .orders.order import Order
 from .orders.shown import ShownOrder
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 PERIOD = 64
 """The longest period, in iterations, that is looked for in an unrolled loop."""
+
+
+def bytes_of(type_: ElementType) -> int:
+    """Return the bytes of one element; a Boolean takes one byte, a type that is not known 4 bytes a number."""
+    return -(-BITS.get(type_.dtype, 32) // 8) * prod(type_.shape)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,11 @@ class Collective:
     inserted: bool
     inward: StreamDecl
     outward: StreamDecl
+
+    @property
+    def size(self) -> int:
+        """Bytes that one execution moves, in all groups together."""
+        return sum(array.size * bytes_of(array.type) for array in (self.inward, self.outward))
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from ..kernels import KernelOperand, Options
 from ..paths import PathState
 from ..source import Refusal, Source
 from ..syntax import nodes as syn
-from ..tree import Instance, Region, StreamDecl
+from ..tree import Instance, Region, StreamDecl, bytes_of
 from ..values import Data, Value
-from .tiles import TensorTile, bytes_of
+from .tiles import TensorTile
 
 Transfer = tuple[str, bool]
 """The parameter that is moved, and whether it is stored."""

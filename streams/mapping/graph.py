@@ -12,11 +12,11 @@ from functools import cached_property
 
 from ...base.element_types import ElementType
 from ...base.place import Place
-from ..tree import Beat, Body, Choice, FixedLoop, Instance, Node, Op, Region, total
+from ..tree import Beat, Body, Choice, FixedLoop, Instance, Node, Op, Region, bytes_of, total
 from .computation import computation
 from .errors import MappingError
 from .footprint import Footprint, footprint, whole_tiles
-from .tiles import TensorTile, bytes_of, tiles, used_names
+from .tiles import TensorTile, tiles, used_names
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
-from ...base.element_types import BITS, ElementType
+from ...base.element_types import ElementType
 from ..layouts import parse
 from ..syntax import nodes as syn
-from ..tree import Instance, TaskDecl, TaskParameter
+from ..tree import Instance, TaskDecl, TaskParameter, bytes_of
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,6 @@ class TensorTile:
     def size(self) -> int:
         """Bytes."""
         return bytes_of(self.type)
-
-
-def bytes_of(type_: ElementType) -> int:
-    """Return the bytes of one element; a Boolean takes one byte, a type that is not known 4 bytes a number."""
-    return -(-BITS.get(type_.dtype, 32) // 8) * prod(type_.shape)
 
 
 def _labels(parameter: TaskParameter, rank: int) -> tuple[int | None, ...]:

@@ -24,7 +24,7 @@ from ..source import Source
 from ..syntax import nodes as syn
 from ..syntax.parser import parsed
 from ..syntax.printer import shown as written_as
-from ..tree import Instance, StreamDecl, TaskDecl
+from ..tree import Collective, Instance, StreamDecl, TaskDecl
 from ..values import Data, Static, SymbolicNumber, Value
 from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
 from .polynomial import ONE, ZERO, Polynomial
@@ -290,7 +290,7 @@ class SymbolicElaborator(Elaborator):
 
     def exchange(
         self, op: str, axes: Sequence[int], kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
-    ) -> None:
+    ) -> Collective | None:
         """Record the tokens of an all-reduce: of these nothing is proved."""
         raise Undecided(f"{self._at(node)}: an all-reduce, of which nothing is proved")
 

@@ -117,7 +117,8 @@ def test_an_insertion_is_a_note() -> None:
         'prog.py:7:12: note: inserted before the store: (a @ b).allreduce("+", axes=(0,)) [inserted]\n'
         "    c[:] = a @ b\n"
         "           ^^^^^\n"
-        "note: the layout of c asks for it"
+        "note: the layout of c asks for it\n"
+        "note: c: RR with + over mesh axis 0 pending to RR by all-reduce: 1024 bytes move"
     )
 
 
