@@ -49,6 +49,20 @@ def test_programs_with_kernels(rates: Rates) -> None:
     assert on_the_engine(text, rates) == pytest.approx(evaluated(text, rates))
 
 
+def test_a_tensor_is_put_whole() -> None:
+    text = """from rsn.streams import *
+A: f32[4]
+s: Stream[f32[4], 2]
+@task(mapping=[1], args=[A])
+def give(a: f32[4]):
+    s.put(a)
+@task(mapping=[1])
+def take():
+    use(s.get())
+"""
+    assert on_the_engine(text, {}) == pytest.approx(evaluated(text, {}))
+
+
 @in_both
 def test_random_programs() -> None:
     random = Random(12)

@@ -26,7 +26,7 @@ from .tree import (
     Span,
     Unary,
 )
-from .values import UNKNOWN, Symbolic, convert, scalar
+from .values import UNKNOWN, Symbolic, convert, is_absent, scalar
 
 Variables = dict[str, Any]
 Value = Callable[[Variables], Any]
@@ -72,7 +72,7 @@ def _kernel(name: str, *arguments: Any, **named: Any) -> Any:
 def _binary(function: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
     def compute(env: Variables) -> Any:
         a, b = left(env), right(env)
-        if a is UNKNOWN or b is UNKNOWN or _is_absent(a) or _is_absent(b):
+        if a is UNKNOWN or b is UNKNOWN or is_absent(a) or is_absent(b):
             return UNKNOWN
         return scalar(function(_loaded(a), _loaded(b)))
 
@@ -118,17 +118,12 @@ def is_unknown(value: Any) -> bool:
     """Whether a value, or an item of it, is unknown."""
     if type(value) is slice:
         return any(part is UNKNOWN for part in (value.start, value.stop, value.step))
-    return value is UNKNOWN or (type(value) is tuple and any(map(is_unknown, value))) or _is_absent(value)
+    return value is UNKNOWN or (type(value) is tuple and any(map(is_unknown, value))) or is_absent(value)
 
 
 def _loaded(value: Any) -> Any:
     """A value; of a tensor off the chip, its elements."""
     return value[()] if getattr(value, "off_chip", False) is True else value
-
-
-def _is_absent(value: Any) -> bool:
-    """Whether a value is a tensor off the chip in a run without data."""
-    return getattr(value, "absent", False) is True
 
 
 def item(base: Any, index: Any) -> Any:

@@ -53,10 +53,17 @@ class ByData(Exception):
     """A run without data needs a value that only data tells."""
 
 
+def is_absent(value: Any) -> bool:
+    """Whether a value is a tensor of which a run has no data."""
+    return getattr(value, "absent", False) is True
+
+
 def convert(value: Any, kind: ElementType) -> Any:
     """Return a value as an element type. Raises `ProgramError` for another shape."""
     if value is UNKNOWN or isinstance(value, Symbolic):
         return value
+    if is_absent(value):
+        return UNKNOWN
     dtype = DTYPES[kind.dtype]
     if kind.shape:
         tile = np.asarray(value)
