@@ -17,6 +17,7 @@ from .orders.shown import ShownOrder, squeezed
 from .reader import read
 from .run import MOVES, BodyRun, Effort, InstanceWait, RunEnd, Unending, bridges, without
 from .source import ORDER, SourceFinding
+from .syntax.nodes import COLLECTIVES
 from .timing.bytecode import TooLong
 from .timing.timed import EndlessWait, TimedProgram, TooManyTokens
 from .tree import Beat, Choice, FixedLoop, Instance, Node, Nodes, Op, Region, StreamDecl, branches, total
@@ -65,7 +66,7 @@ class _Check:
     def __init__(self, region: Region) -> None:
         self.region = region
         self.source = region.source
-        self.exchanges = {stream.name for c in region.collectives for stream in (c.inward, c.outward)}
+        self.exchanges = {stream.name: COLLECTIVES[c.what] for c in region.collectives for stream in c.arrays}
         self.puts: Ends = {}
         self.gets: Ends = {}
         self.at: dict[tuple[int, bool], Op] = {}
@@ -124,7 +125,7 @@ class _Check:
         """What to say of a stream if it belongs to a collective."""
         if decl.name not in self.exchanges:
             return []
-        return ["an all-reduce is complete when all instances that it joins have come to it"]
+        return [f"{self.exchanges[decl.name]} is complete when all instances that it joins have come to it"]
 
     def _task(self, k: int) -> str:
         return self.region.instances[k].name

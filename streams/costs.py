@@ -17,7 +17,7 @@ from .datapath import DEPTHS, Datapath, Unwritten
 from .expressions import Expressions, RegionContext
 from .kernels import KERNELS, KernelOperand, Options
 from .syntax import nodes as syn
-from .tree import StreamDecl, TaskDecl
+from .tree import Collective, StreamDecl, TaskDecl
 from .values import Data, Value
 
 
@@ -175,12 +175,12 @@ class CostExpressions(Expressions):
                 cycles = max(0, cycles - path.got(kind))
         self.charge(TileCost.STORED, target, cycles, shard is None and unwritten.scales)
 
-    def exchanges(self, node: syn.SyntaxNode, kind: ElementType | None, op: str, others: int, first: bool) -> None:
-        """Take the cycles of an all-reduce for one instance. others: of its group. first: it adds up."""
-        if self.datapath is None or kind is None or not kind.shape:
+    def exchanges(self, node: syn.SyntaxNode, made: Collective, others: int, first: bool) -> None:
+        """Take the cycles of a collective for one instance. others: of its group. first: it is the first one of it."""
+        if self.datapath is None or not made.arrays[0].type.shape:
             return
         self.charges += 1
-        self.spend(exchange_cycles(self.datapath, kind, op, others if first else 0), node.place)
+        self.spend(exchange_cycles(self.datapath, made, others, first), node.place)
 
 
 def datapath_of(task: TaskDecl, rates: Mapping[str, float], float_add: int) -> Datapath | None:
@@ -191,8 +191,14 @@ def datapath_of(task: TaskDecl, rates: Mapping[str, float], float_add: int) -> D
     return Datapath(all_of_them, float_add) if all_of_them else None
 
 
-def exchange_cycles(path: Datapath, kind: ElementType, op: str, others: int) -> int:
-    """Return the cycles of an all-reduce. others: those whose values an instance adds up, 0 for one that does not."""
+def exchange_cycles(path: Datapath, made: Collective, others: int, first: bool) -> int:
+    """Return the cycles of a collective for one instance. others: of its group. first: it is the first one of it, which
+    adds up in an all-reduce, while the others give one tile and get one."""
+    kind = made.arrays[0].type
     tokens = path.got(kind) + path.put(kind, Unwritten())
-    lanes = path.lanes("add" if op == "+" else "maximum")
-    return max(1, others) * tokens + (path.elements(kind, Unwritten(lanes, others)) if others else 0)
+    if made.what == "allreduce" and not first:
+        return tokens
+    if made.what == "allgather":
+        return others * tokens + (others + 1) * path.elements(kind, Unwritten())
+    lanes = path.lanes("add" if made.op == "+" else "maximum")
+    return others * tokens + path.elements(kind, Unwritten(lanes, others))

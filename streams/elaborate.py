@@ -93,6 +93,8 @@ class Elaborator(Paths):
         return Exit.NONE
 
     def _statement(self, statement: syn.StatementNode) -> Exit:
+        assigned = statement if isinstance(statement, syn.Assignment) else None
+        self.several = assigned is not None and (assigned.pairs is not None or len(assigned.targets) > 1)
         match statement:
             case syn.Evaluation(value=value):
                 self.eval(value)
@@ -101,6 +103,7 @@ class Elaborator(Paths):
             case syn.Declaration():
                 made = self.annotated(statement)
                 self._bind(statement.target, made, statement.value or statement.target)
+                self._sent = None
             case syn.ForLoop():
                 return self._for(statement)
             case syn.WhileLoop():
@@ -549,6 +552,6 @@ class Elaborator(Paths):
         return Exit.NONE
 
     def _stream_name(self, number: int) -> str:
-        made = (d for c in self.context.reading.collectives.values() for d in (c.inward, c.outward))
+        made = (d for c in self.context.reading.collectives.values() for d in c.arrays)
         known = chain(self.context.streams.values(), made)
         return next(self.element(d, number) for d in known if d.first <= number < d.first + d.size)

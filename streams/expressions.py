@@ -46,8 +46,8 @@ STEPS = 1_000_000
 @dataclass
 class FileReading:
     """What all regions of a file share. steps: done so far. timed: puts and gets are recorded in beats, too, with the
-    cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: by task, place,
-    operator and axes; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
+    cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: each by itself
+    without its streams; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
     and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; float_add: the
     cycles of an addition of floats; costs: cycles by task, place and what takes them; divided: by task and place,
     branches that end the beat before them and begin one behind; types: what an annotation states, None if nothing, or
@@ -61,7 +61,7 @@ class FileReading:
     steps: int = 0
     timed: bool = False
     by_data: list[Place] = field(default_factory=list)
-    collectives: dict[tuple[str, Place, str, tuple[int, ...], bool], Collective] = field(default_factory=dict)
+    collectives: dict[Collective, Collective] = field(default_factory=dict)
     streams: int = 0
     shapes: dict[tuple[str, Place], Static | None] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)

@@ -239,6 +239,6 @@ def _tensors(task: TaskDecl) -> set[str]:
 
 def _executions(collective: Collective, instance: Instance) -> int:
     """How often an instance takes part in a collective: every stream carries one token each time."""
-    arrays = collective.inward, collective.outward
-    counts = [n for stream, _, n in total(instance.body)[0] if any(0 <= stream - a.first < a.size for a in arrays)]
+    ends = [range(array.first, array.first + array.size) for array in collective.arrays]
+    counts = [n for stream, _, n in total(instance.body)[0] if any(stream in end for end in ends)]
     return max(counts, default=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import NamedTuple
 
 from ..base.element_types import FLOATS, ElementType
 from ..isa.overlays.tasks.kernels import LibraryKernel, no_kernel
@@ -357,6 +358,126 @@ def allreduce(
         left = frozenset((o, axis) for o, axis in dist.pending if o != op or axis not in over)
         return KernelOperand(x.type, Distribution(dist.labels, left, dist.uniform, dist.number), x.written), message
     raise Refusal("pending", message, None, "it adds equal copies: the value times the number of instances")
+
+
+class CollectiveStep(NamedTuple):
+    """A collective on a tile. what: the function of the language. op: that combines tiles, "" for an all-gather. axes:
+    of the mesh. axis: of the tile, that is gathered or cut; None for an all-reduce."""
+
+    what: str
+    op: str
+    axes: tuple[int, ...]
+    axis: int | None = None
+
+    @property
+    def call(self) -> str:
+        """Its call, as the program writes it behind the tile."""
+        if self.what == "allreduce":
+            return f'.allreduce("{self.op}", axes={self.axes})'
+        if self.what == "allgather":
+            return f".allgather(axis={self.axis})"
+        return f'.reduce_scatter("{self.op}", axis={self.axis}, mesh_axis={self.axes[0]})'
+
+
+def allgather(x: KernelOperand, axis: object, mesh: Sequence[int]) -> tuple[KernelOperand, CollectiveStep]:
+    """Return the result of `x.allgather(axis)`, and the collective. axis: None for the only one that is cut. Raises
+    `Refusal`."""
+    labels, shape = _laid(x, "allgather")
+    cut = [k for k, label in enumerate(labels) if label is not None]
+    if axis is None:
+        if len(cut) != 1:
+            message = f"allgather of {x.text} @ {layouts.shown(labels)}, of which {len(cut)} axes are cut"
+            note = "state which one is gathered: axis=0" if cut else "every instance holds all of it"
+            raise Refusal("layout", message, None, note)
+        axis = cut[0]
+    axis = axis_of(axis, len(shape), "allgather")
+    label = labels[axis]
+    if label is None:
+        message = f"allgather along axis {axis} of {x.text} @ {layouts.shown(labels)}, which is not cut"
+        raise Refusal("layout", message, None, "every instance holds all of it")
+    step = CollectiveStep("allgather", "", (label,), axis)
+    return _changed(x, axis, None, shape[axis] * mesh[label], x.dist.pending), step
+
+
+def reduce_scatter(
+    x: KernelOperand, op: str, axis: object, mesh_axis: object, mesh: Sequence[int]
+) -> tuple[KernelOperand, CollectiveStep]:
+    """Return the result of `x.reduce_scatter(op, axis, mesh_axis)`, and the collective. mesh_axis: None for the only
+    one over which op is pending. Raises `Refusal`."""
+    labels, shape = _laid(x, "reduce_scatter")
+    axis = axis_of(axis, len(shape), "reduce_scatter")
+    mine = sorted(a for o, a in x.dist.pending if o == op)
+    if mesh_axis is None and len(mine) > 1:
+        message = f"reduce_scatter of {x.text}, whose {layouts.described(x.dist.pending)} is pending"
+        raise Refusal("pending", message, None, "state along which one it is cut: mesh_axis=0")
+    over = next((a for a in mine if mesh_axis in (None, a)), None)
+    if over is None:
+        where = "any mesh axis" if mesh_axis is None else f"mesh axis {mesh_axis}"
+        message = f'reduce_scatter("{op}"), which is not pending over {where} in {x.text}'
+        raise Refusal("pending", message, None, "it combines equal copies, or different tiles of the tensor")
+    if labels[axis] is not None:
+        message = f"reduce_scatter along axis {axis} of {x.text}, which mesh axis {labels[axis]} cuts"
+        raise Refusal("layout", message, None, "take an axis that is not cut")
+    if shape[axis] % mesh[over]:
+        message = f"reduce_scatter along axis {axis} of {x.text}, of size {shape[axis]}, over mesh axis {over}"
+        note = f"the size is no multiple of {mesh[over]}, the size of the mesh axis"
+        raise Refusal("layout", message, None, note)
+    step = CollectiveStep("reduce_scatter", op, (over,), axis)
+    return _changed(x, axis, over, shape[axis] // mesh[over], x.dist.pending - {(op, over)}), step
+
+
+def steps_to(value: KernelOperand, labels: Labels | None, mesh: Sequence[int]) -> list[CollectiveStep]:
+    """Return the collectives that complete a value and give it other labels, in the order in which the fewest bytes
+    move; none if no collectives do. labels: wanted; None if any will do."""
+    dist = value.dist
+    if any(op == "?" for op, _ in dist.pending):
+        return []
+    pending, gathered = set(dist.pending), list[CollectiveStep]()
+    steps: list[CollectiveStep] = []
+    have = labels if dist.labels is None or labels is None or len(labels) != len(dist.labels) else dist.labels
+    for k, (label, wanted) in enumerate(zip(have or (), labels or (), strict=True)):
+        if label == wanted or (value.shape[k] == 1 and label is None):
+            continue
+        if wanted is None and label is not None:
+            gathered.append(CollectiveStep("allgather", "", (label,), k))
+            continue
+        ops = sorted(op for op, axis in pending if axis == wanted)
+        if label is not None or wanted is None or not ops or value.shape[k] % mesh[wanted]:
+            return []
+        pending.remove((ops[0], wanted))
+        steps.append(CollectiveStep("reduce_scatter", ops[0], (wanted,), k))
+    for op in sorted({op for op, _ in pending}):
+        steps.append(CollectiveStep("allreduce", op, tuple(sorted(axis for o, axis in pending if o == op))))
+    return steps + gathered
+
+
+def after(x: KernelOperand, step: CollectiveStep, mesh: Sequence[int]) -> KernelOperand:
+    """Return the result of a collective. Raises `Refusal`."""
+    if step.what == "allreduce":
+        return allreduce(x, step.op, step.axes, mesh)[0]
+    if step.what == "allgather":
+        return allgather(x, step.axis, mesh)[0]
+    return reduce_scatter(x, step.op, step.axis, step.axes[0], mesh)[0]
+
+
+def _laid(x: KernelOperand, name: str) -> tuple[Labels, Shape]:
+    """The labels and the shape of an operand of a collective that changes them. Raises `Refusal`."""
+    if x.type is None or x.dist.labels is None:
+        what = "it is equal on all instances" if x.dist.uniform else "it is a value of the instance's own"
+        raise Refusal("layout", f"{name} of {x.text}, whose layout is not known", None, what)
+    return x.dist.labels, x.type.shape
+
+
+def _changed(x: KernelOperand, axis: int, label: int | None, size: int, pending: Pending) -> KernelOperand:
+    """An operand with another label, and another size, of one axis."""
+    assert x.type is not None
+    assert x.dist.labels is not None
+    shape = (*x.type.shape[:axis], size, *x.type.shape[axis + 1 :])
+    labels = (*x.dist.labels[:axis], label, *x.dist.labels[axis + 1 :])
+    if label is not None and labels.count(label) > 1:
+        message = f"mesh axis {label} would cut two axes of {x.text}: {layouts.shown(labels)}"
+        raise Refusal("layout", message, None, "only the diagonal tiles would be on an instance")
+    return KernelOperand(ElementType(x.type.dtype, shape), Distribution(labels, pending), x.written)
 
 
 def stored(part: KernelOperand, value: KernelOperand, mesh: Sequence[int]) -> None:

@@ -172,5 +172,10 @@ def collective(text: str, pending: Pending) -> str:
         if op == "?":
             return "the same reduction must be pending on all paths, so reduce it on the path that has it"
         parts.append(f'.allreduce("{op}", axes={tuple(axes)})')
+    return called(text, parts)
+
+
+def called(text: str, calls: Sequence[str]) -> str:
+    """Return an expression with calls of its methods behind it."""
     simple = isinstance(parsed_expression(text), Identifier | Invocation | Subscript | Attribute)  # it may be cut
-    return (text if simple else f"({text})") + "".join(parts)
+    return (text if simple else f"({text})") + "".join(calls)

@@ -88,9 +88,9 @@ class Order:
 @dataclass(frozen=True)
 class Layout:
     """How a tensor lies on the grid: one label for each axis of the tensor, R (a copy everywhere) or S<axis> (cut along
-    that axis of the grid), such as "S0R". With a "!" at the end, as in "S0R!", a value with a reduction pending is
-    reduced before it is stored there. In the layout of a parameter a ? stands for a label that is found, as in "S0?". A
-    parameter's layout is written `a: f32[64, 64] @ Layout("S0R")`, or, for type-checkers, `a: Annotated[f32[64, 64],
+    that axis of the grid), such as "S0R". With a "!" at the end, as in "S0R!", collectives bring what is stored there
+    to this layout. In the layout of a parameter, a ? stands for a label that is found, as in "S0?". A parameter's
+    layout is written `a: f32[64, 64] @ Layout("S0R")`, or, for type-checkers, `a: Annotated[f32[64, 64],
     Layout("S0R")]`."""
 
     labels: str
@@ -188,6 +188,19 @@ def allreduce(x: Any, op: str, axes: Any = None) -> Any:
     """Combine the tiles of all instances along mesh axes, as `x.allreduce(op, axes)`. op: "+" or "max". axes: an int or
     a tuple; without them, those over which the reduction is pending."""
     return _only_in_a_task("allreduce")
+
+
+def allgather(x: Any, axis: Any = None) -> Any:
+    """The tiles that the instances along a mesh axis hold of x, one after the other along the axis of x that this mesh
+    axis cuts, as `x.allgather(axis)`. axis: of x; without it, the one that is cut."""
+    return _only_in_a_task("allgather")
+
+
+def reduce_scatter(x: Any, op: str, axis: int, mesh_axis: Any = None) -> Any:
+    """Combine the tiles of all instances along a mesh axis, as `allreduce` does, and cut the result along that mesh
+    axis, as `x.reduce_scatter(op, axis, mesh_axis)`. op: "+" or "max". axis: of x, which is cut. mesh_axis: without it,
+    the one over which the reduction is pending."""
+    return _only_in_a_task("reduce_scatter")
 
 
 # -- library kernels: tiles in, a tile out --------------------------------------------------------------------------

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 from ..base.element_types import BITS, SCALARS, ElementType
+from ..base.place import Place
 from . import kernel_types, layouts
 from .costs import TileCost
 from .datapath import Unwritten
-from .expressions import Taken
-from .kernels import ALIASES, KERNELS
+from .expressions import RegionContext, Taken
+from .kernel_types import CollectiveStep
+from .kernels import ALIASES, KERNELS, KernelOperand
 from .layouts import LOCAL
 from .source import Refusal
 from .syntax import nodes as syn
 from .syntax.printer import short
 from .tiles import TileExpressions
-from .tree import Collective
+from .tree import Collective, TaskDecl, peers
 from .values import FLOAT, Data, Static, Value, accepts, element_type, positive, type_of
 
 REDUCTIONS = {"+": "+", "add": "+", "sum": "+", "max": "max", "maximum": "max"}
@@ -37,7 +39,15 @@ MODULES = ("np", "numpy")
 
 
 class KernelExpressions(TileExpressions):
-    """Expressions of a task instance, with calls of kernels."""
+    """Expressions of a task instance, with calls of kernels. exchanging: what reads a collective, by its name."""
+
+    def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
+        super().__init__(context, task, name, tid)
+        self.exchanging: Mapping[str, Callable[[syn.Invocation, Sequence[syn.ExpressionNode]], Value]] = {
+            "allgather": self._allgather,
+            "allreduce": self._allreduce,
+            "reduce_scatter": self._reduce_scatter,
+        }
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -49,8 +59,8 @@ class KernelExpressions(TileExpressions):
                 if name in FILLED and node.arguments:
                     return self._array(node, FILLED[name])
             case syn.Attribute(base=base, name=name) if self._is_value(base):
-                if name == "allreduce":
-                    return self._allreduce(node, [base, *node.arguments])
+                if name in self.exchanging:
+                    return self.exchanging[name](node, [base, *node.arguments])
                 if name in METHODS:
                     return self._library(METHODS[name], node, [base, *node.arguments])
                 if name == "copy" and not node.arguments:
@@ -59,9 +69,10 @@ class KernelExpressions(TileExpressions):
             case syn.Identifier(name=name) if not self._shadowed(name):
                 if name in KERNELS and name != "arithmetic":
                     return self._library(name, node, node.arguments)
-                special = {"allreduce": self._allreduce, "concat": self._concat}.get(name)
-                if special is not None:
-                    return special(node, node.arguments)
+                if name in self.exchanging:
+                    return self.exchanging[name](node, node.arguments)
+                if name == "concat":
+                    return self._concat(node, node.arguments)
                 if name == "tile":
                     return self._tile(node)
                 if name in ("zeros", "full"):
@@ -238,41 +249,97 @@ class KernelExpressions(TileExpressions):
         if over is None:
             mine = sorted(axis for o, axis in operand.dist.pending if o == REDUCTIONS[op])
             over = tuple(mine) if mine or not operand.dist.local else tuple(range(len(self.mesh)))
-        self.exchange(REDUCTIONS[op], over, operand.type, node, inserted=False)
+        self.exchange(CollectiveStep("allreduce", REDUCTIONS[op], over), operand.type, node, inserted=False)
+        return Data(result.type, dist=result.dist)
+
+    def _allgather(self, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode]) -> Value:
+        """`x.allgather(axis)`."""
+        axis = self._options(node, arguments, "allgather", "axis")["axis"]
+        return self._relaid(node, arguments[0], lambda x: kernel_types.allgather(x, axis, self.mesh))
+
+    def _reduce_scatter(self, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode]) -> Value:
+        """`x.reduce_scatter(op, axis, mesh_axis)`."""
+        given = self._options(node, arguments, "reduce_scatter", "op", "axis", "mesh_axis")
+        op, axis, over = given["op"], given["axis"], given["mesh_axis"]
+        if not isinstance(op, str) or op not in REDUCTIONS or axis is None:
+            self.fail(node, 'reduce_scatter takes "+" or "max", and an axis: x.reduce_scatter("+", axis=0)')
+        scatter = kernel_types.reduce_scatter
+        return self._relaid(node, arguments[0], lambda x: scatter(x, REDUCTIONS[op], axis, over, self.mesh))
+
+    def _options(
+        self, node: syn.Invocation, arguments: Sequence[syn.ExpressionNode], what: str, *names: str
+    ) -> dict[str, object]:
+        """Return the options of a collective by name, None for those that are not written. what: its function."""
+        named, rest = node.keywords, list(arguments[1:])
+        given = {name: rest.pop(0) if rest else named.pop(name, None) for name in names}
+        if not arguments or rest or named:
+            self.fail(node, f"{what} takes (x, {', '.join(names)})")
+        return {name: None if part is None else self._known(part, what) for name, part in given.items()}
+
+    def _relaid(
+        self,
+        node: syn.Invocation,
+        tile: syn.ExpressionNode,
+        rule: Callable[[KernelOperand], tuple[KernelOperand, CollectiveStep]],
+    ) -> Value:
+        """The value of a tile in another layout. rule: of the collective."""
+        value = self.taken(tile)
+        operand = self.operand(tile, value)
+        try:
+            result, step = rule(operand)
+        except Refusal as r:
+            self.report(r, node)
+            return Data()
+        self.exchange(step, operand.type, node, inserted=False)
         return Data(result.type, dist=result.dist)
 
     def exchange(
-        self, op: str, axes: Sequence[int], kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
+        self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
-        """Record the tokens of an all-reduce, on streams of its own: the first instance of a group gets a value of each
-        of the others, and puts the result to each of them. So an instance that does not take part is found as any
-        other missing end is. Return the collective, None if each of its groups is one instance."""
-        over = tuple(axis for axis in axes if self.mesh[axis] > 1)
+        """Record the tokens of a collective, on streams of its own (`Collective.arrays`). In an all-reduce, the first
+        instance of a group gets a value of each of the others, and puts the result to each of them. In the others, each
+        instance puts a tile, or a part of one, to each other one, and then gets one of each. So an instance that does
+        not take part is found as any other missing end is. Return the collective, None if each of its groups is one
+        instance. kind: of the tile before."""
+        over = tuple(axis for axis in step.axes if self.mesh[axis] > 1)
         if not over:
             return None
-        reading, place = self.context.reading, node.place
-        key = self.task.name, place, op, over, inserted
         group = layouts.group_of(over, self.mesh, self.tid)
-        others = len(group) - 1
-        if key not in reading.collectives:
-            shape = (prod(self.mesh) // len(group), others)
-            number = 1 + sum(other.task == self.task.name for other in reading.collectives.values())
-            name = f"{self.task.name}.allreduce{f'#{number}' if number > 1 else ''}"
-            streams = [reading.declare(f"{name}.{end}", kind or FLOAT, shape, place) for end in ("in", "out")]
-            reading.collectives[key] = Collective(self.task.name, op, over, place, inserted, streams[0], streams[1])
-        made = reading.collectives[key]
+        others, member = len(group) - 1, group.index(self.tid)
+        made = self._collective(step._replace(axes=over), kind or FLOAT, node.place, others, inserted)
         row = 0
         for axis, size in enumerate(self.mesh):
             row = row if axis in over else row * size + self.tid[axis]
-        self.exchanges(node, kind, op, others, group.index(self.tid) == 0)
-        inward, outward = made.inward.first + row * others, made.outward.first + row * others
-        nodes, member = self.context.nodes, group.index(self.tid) - 1
-        if member >= 0:
-            self.record(nodes.op(inward + member, True, place))
-            self.record(nodes.op(outward + member, False, place))
-            return made
-        for k in range(others):
-            self.record(nodes.op(inward + k, False, place))
-        for k in range(others):
-            self.record(nodes.op(outward + k, True, place))
+        self.exchanges(node, made, others, member == 0)
+        if step.what == "allreduce":
+            columns = range(others) if member == 0 else [member - 1]
+            inward, outward = ([array.first + row * others + k for k in columns] for array in made.arrays)
+            ends = [(k, member > 0) for k in inward] + [(k, member == 0) for k in outward]
+        else:
+            first = made.arrays[0].first + row * len(group) * others
+            ends = [(first + member * others + k, True) for k in range(others)]
+            ends += [(first + source * others + column, False) for source, column in peers(member, others)]
+        for stream, put in ends:
+            self.record(self.context.nodes.op(stream, put, node.place))
         return made
+
+    def _collective(
+        self, step: CollectiveStep, kind: ElementType, place: Place, others: int, inserted: bool
+    ) -> Collective:
+        """Return the collective at a place, with its streams. kind: of the tile before. others: of a group."""
+        reading = self.context.reading
+        key = Collective(step.what, self.task.name, step.op, step.axes, step.axis, place, inserted, ())
+        if key in reading.collectives:
+            return reading.collectives[key]
+        number = 1 + sum(other.task == self.task.name for other in reading.collectives.values())
+        name = f"{self.task.name}.{step.what}{f'#{number}' if number > 1 else ''}"
+        groups = prod(self.mesh) // (others + 1)
+        if step.what == "allreduce":
+            streams = [reading.declare(f"{name}.{end}", kind, (groups, others), place) for end in ("in", "out")]
+        else:
+            if step.what == "reduce_scatter":
+                assert step.axis is not None
+                size = kind.shape[step.axis] // (others + 1)
+                kind = ElementType(kind.dtype, (*kind.shape[: step.axis], size, *kind.shape[step.axis + 1 :]))
+            streams = [reading.declare(name, kind, (groups, others + 1, others), place)]
+        return reading.collectives.setdefault(key, replace(key, arrays=tuple(streams)))

@@ -21,7 +21,7 @@ from .library import METHODS, MODULES
 from .source import Refusal, Source
 from .syntax import nodes as syn
 from .syntax.printer import shown
-from .tree import Collective, Region, StreamDecl, TaskDecl
+from .tree import Collective, Region, StreamDecl, TaskDecl, peers
 from .values import Static, Value
 
 SAME = {"is": "==", "is not": "!="}
@@ -206,7 +206,7 @@ class _Expressions:
             return t.Convert(kind, self.value(node.arguments[0]))
         if name in ("tile", "zeros", "full") and node.arguments:
             return self._made(name, node)
-        if name == "allreduce" and name not in self.names:
+        if name in syn.COLLECTIVES and name not in self.names:
             return self.collected(node, self.value(node.arguments[0]), inserted=False)
         if name == "local" and len(node.arguments) == 1:
             return self.value(node.arguments[0])
@@ -231,34 +231,78 @@ class _Expressions:
     # -- collectives -------------------------------------------------------------------------------------------------
 
     def collected(self, node: syn.ExpressionNode, value: t.Expression, inserted: bool) -> t.Expression:
-        """A value after the all-reduces that stand at a node."""
-        at = node.place
-        for c in sorted((c for c in self.collectives if c.place == at and c.inserted == inserted), key=_operator):
-            value = self._exchanged(c, value, node.place.start)
+        """A value after the collectives that stand at a node."""
+        for c in self.collectives:
+            if c.place == node.place and c.inserted == inserted:
+                value = (self._reduced if c.what == "allreduce" else self._exchanged)(c, value, node.place.start)
         return value
 
-    def _exchanged(self, c: Collective, value: t.Expression, place: Place) -> t.Expression:
-        """An all-reduce: the first instance of a group gets the values of the others, and puts the result to them."""
+    def _point(self, c: Collective) -> tuple[t.Expression, t.Expression]:
+        """The number of an instance's group, and the number of the instance in the group."""
         tid = t.Name("get_tid()")
         at = [tid] if len(self.mesh) == 1 else [t.Item(tid, t.Constant(k)) for k in range(len(self.mesh))]
         row = _flat([(at[k], n) for k, n in enumerate(self.mesh) if k not in c.axes])
-        member = _flat([(at[k], self.mesh[k]) for k in c.axes])
+        return row, _flat([(at[k], self.mesh[k]) for k in c.axes])
+
+    def _exchange_time(self, c: Collective, place: Place, others: int, first: bool) -> tuple[t.Statement, ...]:
+        if self.datapath is None or not c.arrays[0].type.shape:
+            return ()
+        return (t.Cycles(place, t.Constant(exchange_cycles(self.datapath, c, others, first))),)
+
+    def _exchanged(self, c: Collective, value: t.Expression, place: Place) -> t.Expression:
+        """An all-gather or a reduce-scatter: each instance of a group puts a tile to each other one, and then gets one
+        of each. They are combined in the order of the group."""
+        assert c.axis is not None
+        (array,) = c.arrays
+        others, size, axis = array.shape[-1], array.type.shape[c.axis], c.axis
+        row, member = self._point(c)
         held, name = self.fresh(), self.fresh()
-        kind = c.inward.type
+        all_of_axis = t.Span(None, None, None)
+
+        def tile(k: int) -> t.Expression:
+            """What an instance puts to the one with number k, or keeps if that is itself."""
+            if c.what == "allgather":
+                return t.Name(held)
+            span = t.Span(t.Constant(k * size), t.Constant((k + 1) * size), None)
+            return t.Item(t.Name(held), t.Group((*[all_of_axis] * axis, span)) if axis else span)
+
+        def arm(number: int) -> tuple[t.Statement, ...]:
+            parts = {source: self.fresh() for source, _ in peers(number, others)}
+            at = row, t.Constant(number)
+            to = [k for k in range(others + 1) if k != number]
+            made = [t.Name(parts[k]) if k in parts else tile(k) for k in range(others + 1)]
+            if c.what == "allgather":
+                joined: t.Expression = t.Kernel("concat", tuple(made), (("axis", t.Constant(axis)),))
+            else:
+                joined = _combined(c.op, made)
+            return (
+                *self._exchange_time(c, place, others, not number),
+                *(t.Put(place, array.name, (*at, t.Constant(k)), tile(to[k])) for k in range(others)),
+                *(
+                    t.Get(place, parts[source], array.name, (row, t.Constant(source), t.Constant(column)))
+                    for source, column in peers(number, others)
+                ),
+                t.Assign(place, (name,), joined, array.type if c.what == "reduce_scatter" else None),
+            )
+
+        self.out.append(t.Assign(place, (held,), value))
+        branch = arm(others)
+        for number in reversed(range(others)):
+            branch = (t.If(place, t.Binary("==", member, t.Constant(number)), arm(number), branch, True),)
+        self.out += branch
+        return t.Name(name)
+
+    def _reduced(self, c: Collective, value: t.Expression, place: Place) -> t.Expression:
+        """An all-reduce: the first instance of a group gets the values of the others, and puts the result to them."""
+        row, member = self._point(c)
+        held, name = self.fresh(), self.fresh()
         own = t.Binary("-", member, t.Constant(1))
-        inward, outward = c.inward.name, c.outward.name
-        others = [(row, t.Constant(k)) for k in range(c.inward.shape[1])]
+        kind = c.arrays[0].type
+        inward, outward = (array.name for array in c.arrays)
+        others = [(row, t.Constant(k)) for k in range(c.arrays[0].shape[1])]
         values = [self.fresh() for _ in others]
-        adding, giving = (
-            (t.Cycles(place, t.Constant(exchange_cycles(self.datapath, kind, c.op, count))),)
-            if self.datapath is not None and kind.shape
-            else ()
-            for count in (len(others), 0)
-        )
-        total: t.Expression = t.Name(held)
-        for part in values:
-            operands = total, t.Name(part)
-            total = t.Binary("+", *operands) if c.op == "+" else t.Kernel("maximum", operands)
+        adding, giving = (self._exchange_time(c, place, len(others), first) for first in (True, False))
+        total = _combined(c.op, [t.Name(held), *map(t.Name, values)])
         self.out += [
             t.Assign(place, (held,), value),
             t.If(
@@ -289,7 +333,7 @@ class _Expressions:
             and method.name in ALIASES
         ):
             return self._kernel(ALIASES[method.name], node, node.arguments)
-        if method.name == "allreduce":
+        if method.name in syn.COLLECTIVES:
             return self.collected(node, self.value(base), inserted=False)
         if method.name in METHODS and not (isinstance(base, syn.Identifier) and base.name in MODULES):
             return self._kernel(METHODS[method.name], node, [base, *node.arguments])
@@ -387,8 +431,12 @@ def _in_turn(pairs: Sequence[tuple[syn.ExpressionNode, syn.ExpressionNode]]) -> 
     return True
 
 
-def _operator(collective: Collective) -> str:
-    return collective.op
+def _combined(op: str, parts: Sequence[t.Expression]) -> t.Expression:
+    """The sum, or the maximum, of tiles in order."""
+    made, *rest = parts
+    for part in rest:
+        made = t.Binary("+", made, part) if op == "+" else t.Kernel("maximum", (made, part))
+    return made
 
 
 def _flat(parts: list[tuple[t.Expression, int]]) -> t.Expression:
@@ -490,7 +538,7 @@ class _Body(_Expressions):
                 self.out.append(t.Leave(place, how))
             case syn.Returning(value=value):
                 if value is not None:
-                    self.out.append(t.Read(place, (self.value(value),)))
+                    self.out.append(t.Read(place, (self.collected(value, self.value(value), inserted=True),)))
                 self.out.append(t.Leave(place, "return"))
             case syn.Assertion(test=test):
                 self.out.append(t.Read(place, (self.value(test),)))
@@ -549,8 +597,7 @@ class _Body(_Expressions):
         self, place: Place, targets: Sequence[syn.ExpressionNode], node: syn.ExpressionNode, kind: ElementType | None
     ) -> None:
         value = self.value(node)
-        if isinstance(targets[0], syn.Subscript):
-            value = self.collected(node, value, inserted=True)
+        value = self.collected(node, value, inserted=True)
         if len(targets) > 1:
             value = self.kept(place, value)
         for target in targets:

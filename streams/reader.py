@@ -103,7 +103,7 @@ def read_source(
     collectives = tuple(declared.reading.collectives.values())
     return Region(
         source,
-        (*declared.streams, *(stream for c in collectives for stream in (c.inward, c.outward))),
+        (*declared.streams, *(stream for c in collectives for stream in c.arrays)),
         tuple(task for task, _ in declared.tasks),
         tuple(instances),
         tuple(declared.tensors),

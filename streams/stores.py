@@ -9,14 +9,15 @@ from ..base.element_types import BITS, ElementType
 from . import layouts
 from .annotations import tensor_type
 from .expressions import RegionContext
-from .kernel_types import stored
-from .kernels import KERNELS, KernelOperand, collective
+from .kernel_types import after, steps_to, stored
+from .kernels import KERNELS, KernelOperand, called, collective
 from .layouts import Distribution
 from .library import KernelExpressions
 from .orders.shown import ShownOrder, shown_order
 from .source import Refusal, Relayout
 from .syntax import nodes as syn
 from .syntax.control import Grid
+from .syntax.nodes import COLLECTIVES
 from .syntax.printer import short, shown
 from .tree import TaskDecl, TaskParameter
 from .values import FUNCTIONS, Data, Static, Value, distribution_of, type_of
@@ -24,11 +25,12 @@ from .values import FUNCTIONS, Data, Static, Value, distribution_of, type_of
 
 class Stores(KernelExpressions):
     """Expressions of a task instance, its parameters, and its stores. shown: the order that each end of a stream
-    shows."""
+    shows. several: the statement assigns to several targets."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
         self.shown: dict[tuple[int, bool], ShownOrder | None] = {}
+        self.several = False
 
     def shard(self, parameter: TaskParameter) -> Data:
         """Return what an instance holds of a parameter."""
@@ -56,12 +58,19 @@ class Stores(KernelExpressions):
         dist = distribution_of(value, statement.value is not None and self.varies(statement.value))
         if kind is not None and stated.layout is not None:
             try:
-                labels, _ = layouts.parse(stated.layout)
+                labels, asks = layouts.parse(stated.layout)
                 layouts.validate(kind.shape, labels, self.mesh, shown(statement.target))
             except Refusal as r:
                 self.report(r, statement.annotation)
-                labels = (None,) * len(kind.shape)
+                labels, asks = (None,) * len(kind.shape), False
             kind = ElementType(kind.dtype, layouts.shard_shape(kind.shape, labels, self.mesh))
+            if asks and statement.value is not None:
+                self.loaded(value, statement.value)
+                self._sent = statement.value  # so that it is not loaded again where it is assigned
+                operand = self.operand(statement.value, value)
+                made = self.relaid(operand, labels, shown(statement.target), "the assignment", statement.value)
+                if made is not operand:
+                    value, dist = Data(made.type, dist=made.dist), made.dist
             self._fits(statement, Distribution(labels), kind, value)
             dist = Distribution(labels, dist.pending)
         elif kind is not None and kind.shape:
@@ -87,7 +96,6 @@ class Stores(KernelExpressions):
         """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
         value = self.taken(source)
         operand, note = self.operand(source, value), self.task.body.returns
-        asks = False
         if note is not None:
             stated = tensor_type(note, self.eval)
             if stated.type is not None:
@@ -97,12 +105,12 @@ class Stores(KernelExpressions):
                     labels, asks = layouts.parse(text)
                     layouts.validate(shape, labels, self.mesh, "the result")
                     kind = ElementType(stated.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
+                    if asks:
+                        operand = self.relaid(operand, labels, "return", "the store", source)
                     stored(KernelOperand(kind, Distribution(labels), "the result"), operand, self.mesh)
                 except Refusal as r:
                     self.report(r, source)
-        if asks:
-            self.asking.add("return")
-        self.settled(operand, "return", "the task", source)
+        self.settled(operand, "the task", source)
 
     def rename(self, values: Sequence[Value]) -> None:
         tensors = {value.tensor for value in values if isinstance(value, Data) and value.tensor}
@@ -171,13 +179,15 @@ class Stores(KernelExpressions):
             self.shows(future.number, False, target, target)
         self.read(value)
         self.loaded(value, source)
-        self.stores(target, part.type, value, source)
         operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, target)
+        if base.tensor in self.asking:
+            operand = self.relaid(operand, part.dist.labels, base.tensor, "the store", source)
+        self.stores(target, part.type, value, source)
         try:
             stored(into, operand, self.mesh)
             if base.tensor:
                 self._stored(base, target, operand, source)
-                self.settled(operand, base.tensor, into.text, source)
+                self.settled(operand, into.text, source)
             elif isinstance(target.base, syn.Identifier):
                 self.env[target.base.name] = replace(base, dist=self._overwritten(base, part, into, operand))
             elif operand.dist.pending:
@@ -211,7 +221,8 @@ class Stores(KernelExpressions):
                 )
             case syn.Invocation():
                 made = self.context.reading.collectives.values()
-                if any((c.task, c.place) == (self.task.name, node.place) and axes <= {*c.axes} for c in made):
+                at = self.task.name, node.place
+                if any((c.task, c.place) == at and axes <= {*c.axes} and c.what != "reduce_scatter" for c in made):
                     return True
                 parts = [*node.arguments, *(part.value for part in node.named)]
                 own = isinstance(node.function, syn.Identifier) and node.function.name in {*KERNELS, *BITS, *FUNCTIONS}
@@ -220,30 +231,43 @@ class Stores(KernelExpressions):
                 return all(self._equal(part, axes) for part in node.children)
         return False
 
-    def settled(self, operand: KernelOperand, tensor: str, what: str, source: syn.ExpressionNode) -> None:
-        """A value that is stored in a tensor, or returned, must be complete; a layout may ask to complete it."""
-        pending = operand.dist.pending
-        if not pending:
-            return
-        straight = not self._loops and not self._branches
-        if tensor in self.asking and straight and not any(op == "?" for op, _ in pending):
-            text = collective(operand.text, pending)
-            place = source.place
-            note = f"the layout of {tensor} asks for it"
-            message = f"inserted before the store: {text}"
-            dist, moves = operand.dist, list[Relayout]()
-            for op in sorted({op for op, _ in pending}):
-                axes = tuple(sorted(axis for o, axis in pending if o == op))
-                made = self.exchange(op, axes, operand.type, source, inserted=True)
-                after = replace(dist, pending=frozenset((o, axis) for o, axis in dist.pending if o != op))
-                size = 0 if made is None else made.size
-                moves.append(Relayout(tensor, layouts.state(dist), layouts.state(after), "all-reduce", size))
-                dist = after
-            self.context.source.add(
-                "inserted", message, place, note, warning=True, subject=self.task.name, relayouts=tuple(moves)
-            )
-            return
-        self.incomplete(operand, source, f"{what} stores {operand.text}")
+    def relaid(
+        self, operand: KernelOperand, labels: layouts.Labels | None, name: str, where: str, source: syn.ExpressionNode
+    ) -> KernelOperand:
+        """Return a value with other labels and nothing pending, if collectives make it so, and note them; the value as
+        it is, if they do not, in loops, in branches on data, and in statements that assign to several targets. labels:
+        wanted, None if any will do. name: of what asks for it. where: they stand. source: the expression of the
+        value."""
+        steps = steps_to(operand, labels, self.mesh)
+        if not steps or self._loops or self._branches or self.several:
+            return operand
+        made, moves = operand, list[Relayout]()
+        try:
+            for step in steps:
+                before, made = made, after(made, step, self.mesh)
+                exchanged = self.exchange(step, before.type, source, inserted=True)
+                what = COLLECTIVES[step.what].split()[-1]
+                size = 0 if exchanged is None else exchanged.size
+                moves.append(Relayout(name, layouts.state(before.dist), layouts.state(made.dist), what, size))
+        except Refusal as r:
+            self.report(r, source)
+            return operand
+        text = called(operand.text, [step.call for step in steps])
+        self.context.source.add(
+            "inserted",
+            f"inserted before {where}: {text}",
+            source.place,
+            f"the layout of {name} asks for it",
+            warning=True,
+            subject=self.task.name,
+            relayouts=tuple(moves),
+        )
+        return replace(made, written=operand.written)
+
+    def settled(self, operand: KernelOperand, what: str, source: syn.ExpressionNode) -> None:
+        """A value that is stored in a tensor, or returned, must be complete."""
+        if operand.dist.pending:
+            self.incomplete(operand, source, f"{what} stores {operand.text}")
 
     def _overwritten(self, base: Data, part: Data, into: KernelOperand, value: KernelOperand) -> Distribution:
         """Return the distribution of a tile in a variable after a part of it is overwritten. Raises `Refusal`."""

@@ -66,23 +66,35 @@ class StreamDecl:
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-reduce of a task along axes of its grid, at one place of the program. Instances that differ along these
-    axes only are a group. inward, outward: arrays of streams, one row a group, one column for each instance of the
-    group but the first: the first one gets the values of the others, and puts the result to them. inserted: it stands
-    before a store, whose layout asks for it."""
+    """An exchange of tiles among the instances of a task, at one place of the program. Instances that differ along
+    `axes` of its grid only are a group. what: the function of the language. op: that combines tiles, "" for an
+    all-gather. axis: of the tile, along which it is gathered or cut; None for an all-reduce. inserted: it stands before
+    a store or an assignment, whose layout asks for it.
 
+    arrays: of streams, one row a group. Of an all-reduce there are two, one column for each instance of the group but
+    the first: the first one gets the values of the others, and puts the result to them. Of others there is one, one
+    column for each instance of the group, which puts there to each other one, in order."""
+
+    what: str
     task: str
     op: str
     axes: tuple[int, ...]
+    axis: int | None
     place: Place
     inserted: bool
-    inward: StreamDecl
-    outward: StreamDecl
+    arrays: tuple[StreamDecl, ...]
 
     @property
     def size(self) -> int:
         """Bytes that one execution moves, in all groups together."""
-        return sum(array.size * bytes_of(array.type) for array in (self.inward, self.outward))
+        return sum(array.size * bytes_of(array.type) for array in self.arrays)
+
+
+def peers(member: int, others: int) -> list[tuple[int, int]]:
+    """Return from which streams an instance of a group gets in an exchange in which each one puts to each other one:
+    the number of the one that puts, and the column of its stream (`Collective.arrays`). member: of the instance.
+    others: of the group."""
+    return [(source, member - (source < member)) for source in range(others + 1) if source != member]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..kernels import KernelOperand, Options
 from ..paths import PathState
 from ..source import Refusal, Source
 from ..syntax import nodes as syn
-from ..tree import Instance, Region, StreamDecl, bytes_of
+from ..tree import Collective, Instance, Region, StreamDecl, bytes_of
 from ..values import Data, Value
 from .tiles import TensorTile
 
@@ -280,6 +280,9 @@ class _FootprintReader(Elaborator):
         elif isinstance(value, Data) and value.type is None:
             self._hold(target, kind)
 
-    def exchanges(self, node: syn.SyntaxNode, kind: ElementType | None, op: str, others: int, first: bool) -> None:
-        """Hold the parts of an all-reduce, and its result."""
-        self._hold(node, kind)
+    def exchanges(self, node: syn.SyntaxNode, made: Collective, others: int, first: bool) -> None:
+        """Hold the parts of a collective, and its result."""
+        kind = made.arrays[0].type
+        tiles = {"allreduce": 1, "allgather": 2 * (others + 1), "reduce_scatter": others + 2}[made.what]
+        if kind.shape:
+            self._step.held[node] = tiles * bytes_of(kind)

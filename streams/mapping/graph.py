@@ -145,7 +145,7 @@ def mapping_graph(region: Region) -> MappingGraph:
         work = cycles(instance.beats if region.timed else instance.body)
         listed = tuple((s, puts[s]) for s in order)
         nodes.append(VirtualNode(number, instance, kernel, listed, tuple(moved), work, footprints[kernel]))
-    arrays = [array for found in region.collectives for array in (found.inward, found.outward)]
+    arrays = [array for found in region.collectives for array in found.arrays]
     exchanges = frozenset(stream for array in arrays for stream in range(array.first, array.first + array.size))
     edges = {}
     for stream, put in sorted(ends):

@@ -17,6 +17,7 @@ from ...base.element_types import ElementType
 from ..declarations import Declared
 from ..elaborate import Elaborator, Exit, _EndsByData
 from ..expressions import FileReading, RegionContext
+from ..kernel_types import CollectiveStep
 from ..kernels import KernelOperand
 from ..paths import PathState
 from ..reader import declare
@@ -289,10 +290,10 @@ class SymbolicElaborator(Elaborator):
         return super().operand(node, value)
 
     def exchange(
-        self, op: str, axes: Sequence[int], kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
+        self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
-        """Record the tokens of an all-reduce: of these nothing is proved."""
-        raise Undecided(f"{self._at(node)}: an all-reduce, of which nothing is proved")
+        """Record the tokens of a collective: of these nothing is proved."""
+        raise Undecided(f"{self._at(node)}: {syn.COLLECTIVES[step.what]}, of which nothing is proved")
 
     def element(self, stream: StreamDecl, number: Any) -> str:
         """The name of an element; here its number is an `Element`."""

@@ -23,6 +23,9 @@ META = ("meta_if", "meta_elif", "meta_else", "meta_for")
 ENDS = ("put", "get")
 """Methods of streams."""
 
+COLLECTIVES = {"allreduce": "an all-reduce", "allgather": "an all-gather", "reduce_scatter": "a reduce-scatter"}
+"""Functions in which instances exchange tiles, and what each is called in a text."""
+
 ARITHMETIC = frozenset(("add", "sub", "mul", "div", "neg"))
 """The kernels of which an operator may be one."""
 
@@ -136,12 +139,12 @@ def _facts_of(node: SyntaxNode, below: list[Facts]) -> Facts:
     match node:
         case Identifier(name=name, stored=stored):
             names = frozenset((name,))
-            assigned, touches = names if stored else assigned, name == "allreduce"
+            assigned, touches = names if stored else assigned, name in COLLECTIVES
         case Subscript(stored=True, root=Identifier(name=name)):
             assigned |= {name}
         case Attribute(name=name):
             ends_beat = ends_beat or name in ENDS
-            touches = touches or name in ENDS or name == "allreduce"
+            touches = touches or name in ENDS or name in COLLECTIVES
         case Prefix() | Infix():
             calls |= ARITHMETIC | ({"matmul"} if node.op == "@" else set())
         case Invocation(function=Identifier(name=name) | Attribute(name=name)):

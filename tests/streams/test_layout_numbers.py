@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ from rsn.host.tasks import run_tasks
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import check
+from rsn.streams.syntax.nodes import COLLECTIVES
 from rsn.tests.effort import cases, in_both, in_full, sampled
 
 Mesh = tuple[int, ...]
@@ -54,7 +55,7 @@ WITH_NUMBER: dict[str, Callable[[Any, float], Any]] = {
 
 @dataclass(frozen=True)
 class Node:
-    """An expression. what: an input, number (an operator with a constant), an operator, a reduction, or allreduce."""
+    """An expression. what: an input, number (an operator with a constant), an operator, a reduction, a collective."""
 
     what: str
     parts: tuple[Node, ...] = ()
@@ -80,10 +81,14 @@ class Node:
             if self.op in "*less":
                 return f"({self.number} {'-' if self.op == 'less' else '*'} {inner[0]})"
             return f"({inner[0]} {self.op} {self.number})"
-        if self.what.startswith("reduce"):
-            return f"{self.what}({inner[0]}, {self.axis})"
         if self.what == "allreduce":
             return f'{inner[0]}.allreduce("{self.op}", axes={self.axes})'
+        if self.what == "allgather":
+            return f"{inner[0]}.allgather({self.axis})"
+        if self.what == "reduce_scatter":
+            return f'{inner[0]}.reduce_scatter("{self.op}", {self.axis}, {self.axes[0]})'
+        if self.what.startswith("reduce"):
+            return f"{self.what}({inner[0]}, {self.axis})"
         if len(inner) == 1:
             return f"(-{inner[0]})" if self.what == "-" else f"{self.what}({inner[0]})"
         if self.what in ("maximum", "minimum"):
@@ -118,7 +123,7 @@ def whole(node: Node, inputs: Mapping[str, Any]) -> Any:
     if node.what == "input":
         return inputs[node.op]
     parts = [whole(part, inputs) for part in node.parts]
-    return parts[0] if node.what == "allreduce" else local(node, parts)
+    return parts[0] if node.what in COLLECTIVES else local(node, parts)
 
 
 def local(node: Node, parts: list[Any]) -> Any:
@@ -135,13 +140,17 @@ def sharded(node: Node, inputs: Mapping[str, Values], mesh: Mesh) -> Values:
         return inputs[node.op]
     parts = [sharded(part, inputs, mesh) for part in node.parts]
     points = list(product(*map(range, mesh)))
-    if node.what != "allreduce":
+    if node.what not in COLLECTIVES:
         return {at: local(node, [part[at] for part in parts]) for at in points}
     result = {}
     for at in points:
         group = [to for to in points if all(to[k] == at[k] for k in range(len(mesh)) if k not in node.axes)]
+        if node.what == "allgather":
+            result[at] = np.concatenate([parts[0][to] for to in group], axis=node.axis)
+            continue
         stack = np.stack([parts[0][to] for to in group])
-        result[at] = stack.sum(axis=0) if node.op == "+" else stack.max(axis=0)
+        made = stack.sum(axis=0) if node.op == "+" else stack.max(axis=0)
+        result[at] = np.split(made, len(group), node.axis)[group.index(at)] if node.what == "reduce_scatter" else made
     return result
 
 
@@ -319,6 +328,16 @@ def test_verdicts_are_those_of_numbers(seed: int) -> None:
     assert counts["ill"] >= cases(200, 20)
 
 
+def runs_as_numpy(program: Program, text: str, seed: int) -> None:
+    """Run a well-typed program on random inputs, and compare the result with that of the whole tensors."""
+    inputs = np.random.default_rng(seed)
+    tensors = {name: inputs.normal(size=shape) for name, shape in program.shapes.items()}
+    expected = whole(program.tree, tensors)
+    given = {name.upper(): tensor for name, tensor in tensors.items() if name != "out"}
+    found = run_tasks(pack(build(check(text))), given).outputs["OUT"]
+    assert np.allclose(found, expected, rtol=1e-9, atol=1e-9 * (1 + np.abs(expected).max())), text
+
+
 @in_both
 def test_accepted_programs_run_on_the_engine() -> None:
     random, ran = Random(3), 0
@@ -327,11 +346,73 @@ def test_accepted_programs_run_on_the_engine() -> None:
         report = check(program.text())
         if report.code or not all(1 <= len(shape) <= 2 for shape in program.shapes.values()):
             continue
-        inputs = np.random.default_rng(number)
-        tensors = {name: inputs.normal(size=shape) for name, shape in program.shapes.items()}
-        expected = whole(program.tree, tensors)
-        given = {name.upper(): tensor for name, tensor in tensors.items() if name != "out"}
-        found = run_tasks(pack(build(report)), given).outputs["OUT"]
-        assert np.allclose(found, expected, rtol=1e-9, atol=1e-9 * (1 + np.abs(expected).max())), program.text()
+        runs_as_numpy(program, program.text(), number)
         ran += 1
     assert ran > cases(50, 4)
+
+
+def relaid(program: Program, random: Random) -> Program:
+    """A program with a collective at its end that changes the labels, and mostly with these labels."""
+    rank = len(program.shapes["out"])
+    axis, over = random.randrange(rank), random.randrange(len(program.mesh))
+    labels = list(program.labels["out"])
+    tree = program.tree
+    if random.random() < 0.5:
+        op = random.choice(["+", "max"])
+        if tree.what == "allreduce" and random.random() < 0.9:
+            op, over, tree = tree.op, tree.axes[0], tree.parts[0]
+        tree = Node("reduce_scatter", (tree,), axis=axis, op=op, axes=(over,))
+        labels[axis] = over if random.random() < 0.95 else None
+    else:
+        label = labels[axis]
+        if label is not None and random.random() < 0.8:
+            over = label
+        tree = Node("allgather", (tree,), axis=axis, axes=(over,))
+        labels[axis] = None if random.random() < 0.95 else over
+    return replace(program, tree=tree, labels=program.labels | {"out": tuple(labels)})
+
+
+@in_both
+def test_collectives_that_change_labels_are_those_of_numbers() -> None:
+    random = Random(11)
+    counts: Counter[str] = Counter()
+    for number in range(cases(3000, 300)):
+        program = Maker(random).program()
+        if not program.shapes["out"]:
+            continue
+        program = relaid(program, random)
+        report = check(program.text())
+        assert report.code in ("", "layout", "pending", "type"), f"{program.text()}\n{report}"
+        if report.code:
+            counts["refused"] += 1
+            continue
+        made = [c.axes for c in report.region.collectives if c.what == program.tree.what]
+        if program.tree.what == "allgather" and made not in ([program.tree.axes], []):
+            continue  # the mesh axis that cuts it is another one than was drawn
+        if program.tree.what == "allgather" and not made and program.mesh[program.tree.axes[0]] > 1:
+            continue
+        assert right(program, number), f"accepted, and wrong:\n{program.text()}"
+        counts[program.tree.what] += 1
+        runs_as_numpy(program, program.text(), number)
+    assert min(counts["allgather"], counts["reduce_scatter"]) >= cases(40, 4), counts
+
+
+@in_both
+def test_collectives_that_a_layout_asks_for_give_the_numbers() -> None:
+    """The labels of the result are any, and it asks for what is missing: what is accepted is right."""
+    random = Random(12)
+    counts: Counter[str] = Counter()
+    for number in range(cases(3000, 300)):
+        program = Maker(random).program()
+        rank, free = len(program.shapes["out"]), [*range(len(program.mesh))]
+        random.shuffle(free)
+        labels = tuple(free.pop() if free and random.random() < 0.4 else None for _ in range(rank))
+        tree = program.tree.parts[0] if program.tree.what == "allreduce" else program.tree
+        program = replace(program, tree=tree, labels=program.labels | {"out": labels})
+        text = program.text().replace('")):', '!")):')
+        report = check(text)
+        assert report.code in ("", "layout", "pending", "type"), f"{text}\n{report}"
+        if not report.code and rank:
+            counts.update({c.what for c in report.region.collectives if c.inserted})
+            runs_as_numpy(program, text, number)
+    assert min(counts[what] for what in COLLECTIVES) >= cases(20, 2), counts

@@ -270,8 +270,9 @@ def test_groups_and_streams_of_a_collective() -> None:
         'c[:] = (a @ b).allreduce("+")', a="f32[8, 4] @ RS1", b="f32[4, 8] @ S1R", c="f32[8, 8]", mapping="[3, 2, 2]"
     )
     (made,) = read(text).collectives
-    assert (made.op, made.axes, made.inward.shape, made.outward.shape) == ("+", (1,), (6, 1), (6, 1))
-    assert str(made.inward.type) == "f32[8, 8]"
+    inward, outward = made.arrays
+    assert (made.op, made.axes, inward.shape, outward.shape) == ("+", (1,), (6, 1), (6, 1))
+    assert str(inward.type) == "f32[8, 8]"
 
 
 @in_both
