@@ -17,10 +17,30 @@ from ..isa.program import Program
 from ..isa.verify import check, dry_run, smallest_depth
 from ..streams.check import report_on as check_streams
 from ..streams.reader import read_file
-from .options import BINARIES, JSON, RAW, STREAMS, Count, Options, option, refuse, refuse_contradictions, with_options
+from .options import (
+    BINARIES,
+    JSON,
+    RAW,
+    STREAMS,
+    Count,
+    File,
+    Options,
+    option,
+    refuse,
+    refuse_contradictions,
+    with_options,
+)
 from .progress import TIMING, working
 from .raw import BARE, OF_IMAGE, OP_LISTS, read_raw_image, with_memories
-from .stream_programs import is_region, prove_file, show, show_proof, stream_program, uses_dynamic_streams
+from .stream_programs import (
+    is_region,
+    prove_file,
+    region_of,
+    show,
+    show_proof,
+    stream_program,
+    uses_dynamic_streams,
+)
 
 
 class CheckOptions(Options):
@@ -35,6 +55,7 @@ class CheckOptions(Options):
     domain: str | None = option(
         "with .py: prove it for all sizes, as 'n >= 1, m >= 2'", "--for-all", metavar="SIZES", of=STREAMS
     )
+    kernels: File | None = option("with .py: how fast library kernels are (.toml)", of=STREAMS)
     most: Count = option("findings to show of each code", default=10)
     as_json: bool = JSON
 
@@ -68,9 +89,12 @@ def check_command(program: str, options: CheckOptions) -> None:
             f"{program}: a program of dynamic streams is checked when it is built: rsn compile {program}"
         )
     if options.domain is not None:
+        if options.kernels:
+            raise click.UsageError("--kernels: a proof for all sizes has no times")
         ok = show_proof(prove_file(named, options.domain, options.strict), options.as_json)
     else:
-        report = check_streams(read_file(named.file, named.region), options.strict)
+        region = region_of(named, options.kernels) if options.kernels else read_file(named.file, named.region)
+        report = check_streams(region, options.strict)
         ok = show(report, options.most, options.as_json)
     if not ok:
         raise SystemExit(1)

@@ -27,6 +27,7 @@ from ..isa.overlays.tasks.program import TaskProgram
 from ..streams.hls.emit import HlsProgram, cpp_program
 from ..streams.hls.native import HEADERS, native_text
 from ..streams.hls.project import device_of, project
+from ..streams.rates import read_kernels
 from .options import FILE, JSON, File, Options, option, with_options
 from .stream_programs import machine_program, stream_program
 
@@ -94,6 +95,8 @@ def _tasks(program: str, kernels: str | None) -> TaskProgram:
     named = stream_program(program)
     if named is None and kernels:
         raise click.UsageError("--kernels: only with a stream program (.py); other files hold the rates")
+    if kernels and read_kernels(Path(kernels)).variants:
+        raise click.UsageError("--kernels: rsn hls writes units of a rate; it has no C++ of [[variants]]")
     loaded = container.read(program) if named is None else machine_program(named, execute=False, kernels=kernels)
     if loaded.overlay.base != TASKS.name:
         raise UnsupportedError(f"{program} is for {loaded.overlay.name}; HLS C++ is made of stream programs")

@@ -18,7 +18,7 @@ from ..streams.annotations import last_name
 from ..streams.build import build
 from ..streams.check import Report, report_on
 from ..streams.machines import DYNAMIC
-from ..streams.rates import read_rates
+from ..streams.rates import KernelTable, read_kernels
 from ..streams.reader import NO_RATES, parse, read_file
 from ..streams.source import Source, SourceFinding
 from ..streams.symbolic.forall import Proof, prove
@@ -63,9 +63,9 @@ def is_dynamic(program: Program) -> bool:
 
 
 def region_of(named: Named, kernels: str | Path | None) -> Region:
-    """Read a stream program, with its beats. kernels: path of a file with the rates of library kernels."""
-    rates = NO_RATES if kernels is None else read_rates(Path(kernels))
-    return read_file(named.file, named.region, timed=True, rates=rates)
+    """Read a stream program, with its beats. kernels: path of a file with the rates and variants of library kernels."""
+    table = KernelTable(NO_RATES, ()) if kernels is None else read_kernels(Path(kernels))
+    return read_file(named.file, named.region, timed=True, rates=table.rates, variants=table.variants)
 
 
 def machine_program(named: Named, execute: bool, kernels: str | None) -> Program:

@@ -13,7 +13,7 @@ from enum import Enum
 from math import inf, prod
 
 from ..base.element_types import ElementType
-from .datapath import DEPTHS, Datapath, Unwritten
+from .datapath import DEPTHS, Datapath, KernelVariant, TileOperand, Unwritten
 from .expressions import Expressions, RegionContext
 from .kernels import KERNELS, KernelOperand, Options
 from .syntax import nodes as syn
@@ -42,7 +42,8 @@ class CostExpressions(Expressions):
         super().__init__(context, name, tid)
         self.task = task
         self.shards: dict[str, Data] = {}
-        self.datapath = datapath_of(task, context.reading.rates, context.reading.float_add)
+        reading = context.reading
+        self.datapath = datapath_of(task, reading.rates, reading.float_add, reading.variants)
         self.charges = 0
         self._sent: syn.ExpressionNode | None = None
 
@@ -94,7 +95,10 @@ class CostExpressions(Expressions):
         given = operands[0].type if operands else None
         if path is None or kind is None or given is None:
             return None
-        match KERNELS[name].rule:
+        rule = KERNELS[name].rule
+        if rule in ("rows", "elementwise") and kind.shape and self._varied(name, values, operands, kind, at):
+            return None
+        match rule:
             case "matmul":
                 other = operands[1].type
                 if result.type is None or other is None:
@@ -102,6 +106,8 @@ class CostExpressions(Expressions):
                 if min(len(given.shape), len(other.shape)) < 2:  # a vector is a matrix of one row, or of one column
                     columns = other.shape[-1] if len(other.shape) > 1 else 1
                     kind = ElementType(kind.dtype, (*(given.shape[-2:-1] or (1,)), columns))
+                if self._varied(name, values, operands, kind, at):
+                    return None
                 right = values[1].unwritten if isinstance(values[1], Data) else None
                 turned = right is not None and right.turned
                 self.charge(TileCost.COMPUTED, at, path.product(kind, given.shape[-1], turned), scales=True)
@@ -120,6 +126,27 @@ class CostExpressions(Expressions):
             case "elementwise" if kind.shape:
                 return self._expression((name,), values, kind, at)
         return None
+
+    def _varied(
+        self, name: str, values: Sequence[Value], operands: Sequence[KernelOperand], kind: ElementType,
+        at: syn.SyntaxNode,
+    ) -> bool:  # fmt: skip
+        """Take the cycles of the variant of a kernel that fits, and note which one it is, or why none does. Return
+        whether one does. kind: of the result."""
+        assert self.datapath is not None
+        tiles = [tile_operand(operand, value) for operand, value in zip(operands, values, strict=True)]
+        choice = self.datapath.chosen(name, [tile for tile in tiles if tile is not None], kind)
+        if choice is None or None in tiles:
+            return False
+        if choice.variant is None:
+            message = f"no variant of {name} fits, so the unit of its rate computes it"
+        else:
+            taken = f"{choice.variant.name}, {choice.cycles} cycles"
+            message = f"{name} is {choice.loops} calls of {taken}"
+            self.charge(TileCost.COMPUTED, at, choice.cycles)
+        source = self.context.source
+        source.add("variant", message, at.place, *choice.others, warning=True, subject=self.task.name)
+        return choice.variant is not None
 
     def _expression(
         self, names: Sequence[str], values: Sequence[Value], kind: ElementType, at: syn.SyntaxNode
@@ -183,12 +210,26 @@ class CostExpressions(Expressions):
         self.spend(exchange_cycles(self.datapath, made, others, first), node.place)
 
 
-def datapath_of(task: TaskDecl, rates: Mapping[str, float], float_add: int) -> Datapath | None:
-    """Return the datapath whose cycles a task takes, None for a task without. rates: stated for all tasks that state
-    neither rates nor cycles of their own."""
+def tile_operand(operand: KernelOperand, value: Value) -> TileOperand | None:
+    """Return an operand of a kernel as its variants see it; None if its type is not known."""
+    if operand.type is None:
+        return None
+    unwritten = value.unwritten if isinstance(value, Data) else None
+    turned = unwritten is not None and unwritten.turned
+    return TileOperand(operand.type, turned, unwritten is not None and not turned, operand.text)
+
+
+def datapath_of(
+    task: TaskDecl, rates: Mapping[str, float], float_add: int, variants: Sequence[KernelVariant]
+) -> Datapath | None:
+    """Return the datapath whose cycles a task takes, None for a task without. rates, variants: stated for all tasks
+    that state no cycles; rates that a task states for a kernel come before them."""
     own = dict(task.rates)
-    all_of_them = own if "cycles" in task.body.facts.calls else {**rates, **own}
-    return Datapath(all_of_them, float_add) if all_of_them else None
+    if "cycles" in task.body.facts.calls:
+        return Datapath(own, float_add) if own else None
+    taken = tuple(variant for variant in variants if variant.kernel not in own)
+    every = {**rates, **own}
+    return Datapath(every, float_add, taken) if every or taken else None
 
 
 def exchange_cycles(path: Datapath, made: Collective, others: int, first: bool) -> int:

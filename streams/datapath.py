@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, prod
+from typing import NamedTuple
 
 from ..base.element_types import FLOATS, ElementType
+from ..isa.overlays.tasks.kernels import CONTRACTS
 from ..isa.overlays.tasks.program import ELEMENTS
 from .words import MOVED, TileWord, matrix, part_of, port_elements, product_word, row_word, stream_word, word
 
@@ -49,13 +51,125 @@ def _pass(kind: ElementType, taken: TileWord, depth: int) -> int:
     return loop(count, depth) if count > 1 else 0
 
 
+class TileOperand(NamedTuple):
+    """An operand of a kernel variant. turned: it is the transpose of a tile. unwritten: it is computed where it is
+    read. text: how the program writes it."""
+
+    type: ElementType
+    turned: bool
+    unwritten: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """A kernel of a library: what it computes, and its contract (Dato, section 5.1).
+
+    tile: sizes of one call: rows, depth and columns of a product; rows and columns of other kernels. Larger operands
+    take several calls. vectors: for each operand the elements of a row that it takes in a cycle; the words in which the
+    operand passes streams are whole vectors. layouts: of the operands, `rows` for a tile, `columns` for the transpose
+    of one; without them, all are tiles. types: element types that operands may have, and shapes: sizes that they may
+    have; any if there are none. latency: cycles of a call. interval: cycles from one call to the next."""
+
+    name: str
+    kernel: str
+    tile: tuple[int, ...]
+    latency: int
+    interval: int
+    vectors: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """What the sizes of a call are."""
+        return ("rows", "depth", "columns") if self.kernel == "matmul" else ("rows", "columns")
+
+    def misfit(self, operands: Sequence[TileOperand], result: ElementType, sizes: Sequence[int]) -> str:
+        """Return which condition operands do not meet, "" if they meet all. sizes: as of `tile`, of the whole."""
+        rule = CONTRACTS[self.kernel].rule
+        layouts = self.layouts or ("rows",) * len(operands)
+        vectors = self.vectors or (1,) * len(operands)
+        for operand, wanted, vector in zip(operands, layouts, vectors, strict=False):
+            if not operand.type.shape:
+                continue
+            its = "columns" if operand.turned else "rows"
+            stored = operand.type.shape[::-1] if operand.turned else operand.type.shape
+            width = stream_word(operand.type.dtype, stored).columns
+            if rule == "elementwise" and operand.type.shape != result.shape:
+                return f"{operand.text} is {operand.type}, and the result {result}"
+            if operand.unwritten:
+                return f"{operand.text} is computed where it is read: assign it first"
+            if self.types and operand.type.dtype not in self.types:
+                return f"{operand.text} is {operand.type}, and it takes {' or '.join(self.types)}"
+            if its != wanted:
+                return f"{operand.text} lies by {its}, and it takes {wanted}"
+            if width % vector:
+                return f"words of {operand.text} have {width} elements, no multiple of a vector of {vector}"
+        if self.shapes and tuple(sizes) not in self.shapes:
+            return f"{_by(self.sizes)} = {_by(sizes)}, and it takes {' or '.join(map(_by, self.shapes))}"
+        for name, size, one in zip(self.sizes, sizes, self.tile, strict=True):
+            if size % one:
+                return f"{name} = {size} is no multiple of {one}"
+            if size != one and name == "columns" and rule == "rows":
+                return f"{name} = {size}, and it takes whole rows of {one}"
+        return ""
+
+
+class VariantChoice(NamedTuple):
+    """What was chosen for a call of a kernel. variant: None if none fits. cycles: of the variant, with the loops that
+    tile it. trips: of these loops. others: for each other variant, the cycles, or which condition fails."""
+
+    variant: KernelVariant | None
+    cycles: int
+    trips: tuple[int, ...]
+    others: tuple[str, ...]
+
+    @property
+    def loops(self) -> str:
+        """The trips of the loops around the call, as text."""
+        return _by(self.trips)
+
+
+def _by(sizes: Sequence[object]) -> str:
+    return " x ".join(map(str, sizes))
+
+
 @dataclass(frozen=True)
 class Datapath:
     """The datapath of a task. rates: work in a cycle by kernel: multiply-adds of `matmul`, elements of others, or of
-    `elements`, which are all others; one where none is stated. float_add: cycles of an addition of floats."""
+    `elements`, which are all others; one where none is stated. float_add: cycles of an addition of floats. variants: of
+    kernels; one that fits takes the place of the unit of its kernel."""
 
     rates: Mapping[str, float] = field(default_factory=dict)
     float_add: int = 1
+    variants: tuple[KernelVariant, ...] = ()
+
+    def chosen(self, kernel: str, operands: Sequence[TileOperand], result: ElementType) -> VariantChoice | None:
+        """Return the variant with the fewest cycles of those that fit operands, the first one of several; None if there
+        are no variants of the kernel. result: its type; of a product, a matrix or several."""
+        variants = [variant for variant in self.variants if variant.kernel == kernel]
+        if not variants:
+            return None
+        batch, sizes = 1, tuple(matrix(result.shape))
+        if kernel == "matmul":
+            batch = prod(result.shape[:-2])
+            sizes = (result.shape[-2], operands[0].type.shape[-1], result.shape[-1])
+        found: list[tuple[int, tuple[int, ...], KernelVariant]] = []
+        others: list[str] = []
+        for variant in variants:
+            wrong = variant.misfit(operands, result, sizes)
+            if wrong:
+                others.append(f"{variant.name} does not fit: {wrong}")
+                continue
+            trips = tuple(size // one for size, one in zip(sizes, variant.tile, strict=True))
+            found.append((loop(batch * prod(trips), variant.latency, variant.interval), trips, variant))
+        if not found:
+            return VariantChoice(None, 0, (), tuple(others))
+        cycles, trips, best = min(found, key=lambda one: one[0])
+        others += [f"{variant.name} fits, with {count} cycles" for count, _, variant in found if variant is not best]
+        return VariantChoice(best, cycles, (batch, *trips) if batch > 1 else trips, tuple(others))
 
     def lanes(self, kernel: str) -> float:
         """Return the elements that a kernel takes in a cycle."""

@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 from ..base.element_types import BITS, ElementType
 from ..base.operators import UNARY
 from ..base.place import Place
+from .datapath import KernelVariant
 from .language import LIBRARY, Layout
 from .orders.shown import ShownOrder
 from .source import Refusal, Source
@@ -49,12 +50,12 @@ class FileReading:
     cycles that tasks state. by_data: loops whose trips data decides and that state cycles. collectives: each by itself
     without its streams; streams: how many streams there are, theirs included. shapes: by task and place, what `x.shape`
     and `x.ndim` are; None if it differs. rates: work that a library kernel does in a cycle, by its name; float_add: the
-    cycles of an addition of floats; costs: cycles by task, place and what takes them; divided: by task and place,
-    branches that end the beat before them and begin one behind; types: what an annotation states, None if nothing, or
-    the first argument of a new tile. stores: by task and parameter, the instances that store into that tensor, and
-    whether all stores of one are alike: instances with the same statements and the same part of the tensor store equal
-    values; unlike: by task and place, stores that are not; renamed: by task and parameter, tensors that are one of
-    several values, so that a store into another name may be one into them."""
+    cycles of an addition of floats; variants: of library kernels; costs: cycles by task, place and what takes them;
+    divided: by task and place, branches that end the beat before them and begin one behind; types: what an annotation
+    states, None if nothing, or the first argument of a new tile. stores: by task and parameter, the instances that
+    store into that tensor, and whether all stores of one are alike: instances with the same statements and the same
+    part of the tensor store equal values; unlike: by task and place, stores that are not; renamed: by task and
+    parameter, tensors that are one of several values, so that a store into another name may be one into them."""
 
     source: Source
     nodes: Nodes = field(default_factory=Nodes)
@@ -66,6 +67,7 @@ class FileReading:
     shapes: dict[tuple[str, Place], Static | None] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     float_add: int = 1
+    variants: tuple[KernelVariant, ...] = ()
     divided: set[tuple[str, Place]] = field(default_factory=set)
     costs: dict[tuple[str, Place, str], set[int]] = field(default_factory=dict)
     types: dict[tuple[str, Place], set[ElementType | None]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Finds the labels that stand as ? in the layouts of tasks' parameters.
+"""Finds the labels that stand as ? in the layouts of tasks' parameters (layouts: Dato, section 3.4).
 
 Labels are tried, and the reader says which of them fit: so a written label goes through the operations of its task, and
 through a tensor to the tasks that share it. Of the layouts that fit, those with the fewest bytes of re-layouts are

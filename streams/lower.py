@@ -52,7 +52,7 @@ class _Expressions:
         self.constants: Mapping[str, Value] = {k: v for k, v in context.constants.items() if k not in parameters}
         self.roots: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.mesh = declared.mapping
-        self.datapath = datapath_of(declared, region.rates, region.float_add)
+        self.datapath = datapath_of(declared, region.rates, region.float_add, region.variants)
         self.collectives = [c for c in region.collectives if c.task == declared.name]
         self.names = {p.name for p in declared.parameters} | declared.body.facts.assigned
         self.out: list[t.Statement] = []

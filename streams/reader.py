@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 
 from ..base.place import Place
+from .datapath import KernelVariant
 from .declarations import INSTANCES, Declared, Scope, names_below
 from .elaborate import Elaborator
 from .expressions import STEPS, FileReading
@@ -38,23 +39,30 @@ def read(
     timed: bool = False,
     rates: Rates = NO_RATES,
     float_add: int = 1,
+    variants: tuple[KernelVariant, ...] = (),
 ) -> Region:
     """Read a program. file: its name in findings. region: one function with `@region()` of the file, its parameters at
     their defaults; None for the file itself. A file without tasks of its own that holds a single region is that region.
     timed: the operations of instances are also given in beats, with cycles. rates: of library kernels. float_add:
-    cycles of an addition of floats on the device. Mistakes are in `source.findings` of the result."""
-    return read_source(Source(text, file), region, timed, rates, float_add)
+    cycles of an addition of floats on the device. variants: of library kernels. Mistakes are in `source.findings` of
+    the result."""
+    return read_source(Source(text, file), region, timed, rates, float_add, variants)
 
 
 def read_file(
-    path: Path, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES, float_add: int = 1
+    path: Path,
+    region: str | None = None,
+    timed: bool = False,
+    rates: Rates = NO_RATES,
+    float_add: int = 1,
+    variants: tuple[KernelVariant, ...] = (),
 ) -> Region:
     """Read a program from a file, which may state its encoding as Python's do. The arguments are those of `read`.
     Raises `OSError` if the file cannot be read."""
     with path.open("rb") as file:
         data = file.read(4 * LETTERS + 1)
     try:
-        return read_source(Source(decode_source(data), str(path)), region, timed, rates, float_add)
+        return read_source(Source(decode_source(data), str(path)), region, timed, rates, float_add, variants)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         what, place = _undecodable(data, error)
     source = Source(data.decode(errors="replace"), str(path))
@@ -77,13 +85,18 @@ def _undecodable(data: bytes, error: Exception) -> tuple[str, Place]:
 
 
 def read_source(
-    source: Source, region: str | None = None, timed: bool = False, rates: Rates = NO_RATES, float_add: int = 1
+    source: Source,
+    region: str | None = None,
+    timed: bool = False,
+    rates: Rates = NO_RATES,
+    float_add: int = 1,
+    variants: tuple[KernelVariant, ...] = (),
 ) -> Region:
     """Read a program whose text is at hand, or its tree. region: as for `read`."""
     tree = parse(source)
     if tree is None:
         return Region(source, (), (), (), (), region or "")
-    declared = Declared(FileReading(source, timed=timed, rates=rates, float_add=float_add))
+    declared = Declared(FileReading(source, timed=timed, rates=rates, float_add=float_add, variants=variants))
     region = declare(declared, tree, region)
     infer_layouts(declared)
     instances: list[Instance] = []
@@ -114,6 +127,7 @@ def read_source(
         rates,
         float_add,
         timed,
+        variants,
     )
 
 
@@ -121,7 +135,7 @@ def beats_of(region: Region) -> list[Body]:
     """The bodies of a region's instances in beats. A region that was not read with them is read again."""
     if not region.timed:
         source = Source(region.source.text, region.source.file, tree=region.source.tree)
-        region = read_source(source, region.name or None, True, region.rates, region.float_add)
+        region = read_source(source, region.name or None, True, region.rates, region.float_add, region.variants)
     return [instance.beats for instance in region.instances]
 
 

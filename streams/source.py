@@ -36,12 +36,13 @@ CODES = {
     "unused": "a stream has no ends",
     "inserted": "a collective that a layout asks for",
     "inferred": "the labels that are found in place of ?",
+    "variant": "which variant of a kernel is taken, or which conditions fail",
 }
 """Codes, in the order of causes: if several apply, the first one names the cause."""
 
 ORDER = {code: rank for rank, code in enumerate(CODES)}
 
-NOTES = ("inserted", "inferred")
+NOTES = ("inserted", "inferred", "variant")
 """Codes of what is told, and is no mistake."""
 
 

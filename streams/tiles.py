@@ -12,8 +12,8 @@ from dataclasses import replace
 from ..base.element_types import ElementType
 from ..base.operators import UNARY
 from . import layouts
-from .costs import CostExpressions
-from .datapath import Unwritten
+from .costs import CostExpressions, tile_operand
+from .datapath import TileOperand, Unwritten
 from .expressions import RegionContext
 from .kernel_types import apply
 from .kernels import KERNELS, KernelOperand, Options, collective
@@ -85,16 +85,21 @@ class TileExpressions(CostExpressions):
         turned = name == "matmul" and isinstance(value, Data) and value.unwritten and value.unwritten.turned
         return value if turned or KERNELS[name].rule == "elementwise" else self.kept(value, node)
 
-    def factor(self, node: syn.ExpressionNode, left: Value) -> Value:
+    def factor(self, node: syn.ExpressionNode, left: Value, at: syn.ExpressionNode) -> Value:
         """Return the right operand of a product. A tile comes over its stream while the product is computed, if each
-        step of the sum takes a part of one of its rows."""
+        step of the sum takes a part of one of its rows, and no variant of the kernel needs all of it. at: the left
+        operand."""
         shape = left.type.shape if isinstance(left, Data) and left.type is not None else ()
         stream = self._matrices(node)
         comes = False
         if self.datapath is not None and stream is not None and len(shape) == 2 and stream.packing == 1:
             made = ElementType(stream.type.dtype, (shape[0], stream.type.shape[-1]))
             taken = self.datapath.product_word(made)
-            comes = comes_by_row(stream.type.dtype, stream.type.shape, taken)
+            first = tile_operand(self.operand(at, left), left)
+            assert first is not None
+            choice = self.datapath.chosen("matmul", [first, TileOperand(stream.type, False, False, short(node))], made)
+            by_unit = choice is None or choice.variant is None
+            comes = by_unit and comes_by_row(stream.type.dtype, stream.type.shape, taken)
         outer, self._sent = self._sent, node if comes else self._sent
         try:
             return self.argument("matmul", node)
@@ -193,7 +198,7 @@ class TileExpressions(CostExpressions):
     def _binary(self, node: syn.Infix) -> Value:
         name = KERNEL_OF.get(node.op, "arithmetic")
         a = self.argument(name, node.left)
-        b = self.factor(node.right, a) if name == "matmul" else self.argument(name, node.right)
+        b = self.factor(node.right, a, node.left) if name == "matmul" else self.argument(name, node.right)
         if isinstance(a, Static) and isinstance(b, Static) and node.op in OPERATORS:
             return compute(OPERATORS[node.op], [a.value, b.value], node)
         return self._applied(name, [node.left, node.right], [a, b], node)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..base.element_types import BITS, ElementType
 from ..base.place import Place
+from .datapath import KernelVariant
 from .orders.order import Order
 from .orders.shown import ShownOrder
 from .source import Source
@@ -314,7 +315,7 @@ class Region:
     Streams and tasks of the regions that it calls are among them. name: of the function, "" for a whole file. contexts:
     the names that each task sees, by its name. by_data: loops that take time, and whose trips data decides; found if
     the reading is timed. collectives: their streams are the last ones of `streams`. rates: of library kernels.
-    float_add: cycles of an addition of floats. timed: instances have their beats."""
+    float_add: cycles of an addition of floats. variants: of library kernels. timed: instances have their beats."""
 
     source: Source
     streams: tuple[StreamDecl, ...]
@@ -328,6 +329,7 @@ class Region:
     rates: Mapping[str, float] = field(default_factory=dict)
     float_add: int = 1
     timed: bool = False
+    variants: tuple[KernelVariant, ...] = ()
 
     def stream(self, number: int) -> tuple[StreamDecl, str]:
         """Return the declaration of a stream, and its name with indices."""

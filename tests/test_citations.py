@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HEADING = re.compile(r"#{2,} (\d+(?:\.\d+)*)\.? ")
 NUMBERS = r"\d+(?:\.\d+)*(?:(?:, and |, | and | to )\d+(?:\.\d+)*)*(?![\w%/]|\.\d| ms)"
-WORKS = "[Cc]ontract|[Pp]aper|STeP v1|STeP v2|v1|v2|STeP|MICRO'25|StreamTensor"
+WORKS = "[Cc]ontract|[Pp]aper|STeP v1|STeP v2|v1|v2|STeP|MICRO'25|StreamTensor|Dato"
 CITED = re.compile(rf"\b({WORKS}),? (?:sections? ({NUMBERS})|({NUMBERS}))")
 ALONE = re.compile(rf"(?<!\w)[Ss]ections? ({NUMBERS})")
 OF_THE_PAPER = "cli/published/"
@@ -39,6 +39,7 @@ RSN = sections({1: 0, 2: 5, 3: 3, 4: 5, 5: 7, 6: 0, 7: 0})
 STEP_V1 = sections({1: 0, 2: 3, 3: 2, 4: 3, 5: 4, 6: 3, 7: 0, 8: 0}, s3_2=5)
 STEP_V2 = sections({1: 0, 2: 3, 3: 3, 4: 5, 5: 6, 6: 2, 7: 0, 8: 0, 9: 0}, s3_2=5)
 STREAMTENSOR = sections({1: 4, 2: 0, 3: 2, 4: 3, 5: 3, 6: 2, 7: 0, 8: 0}, s3_1=3, s3_2=3, s5_2=2, s5_3=4)
+DATO = sections({1: 0, 2: 2, 3: 4, 4: 3, 5: 2, 6: 0, 7: 6, 8: 0}, s7_2=2)
 
 
 def contract() -> frozenset[str]:
@@ -49,7 +50,14 @@ def contract() -> frozenset[str]:
 def known() -> dict[str, frozenset[str]]:
     """The sections of each work, by the word that cites it. STeP alone is a section that both versions have."""
     steps = {"v1": STEP_V1, "v2": STEP_V2, "STeP v1": STEP_V1, "STeP v2": STEP_V2, "STeP": STEP_V1 & STEP_V2}
-    return {"contract": contract(), "paper": RSN, "MICRO'25": STREAMTENSOR, "StreamTensor": STREAMTENSOR, **steps}
+    return {
+        "contract": contract(),
+        "paper": RSN,
+        "MICRO'25": STREAMTENSOR,
+        "StreamTensor": STREAMTENSOR,
+        "Dato": DATO,
+        **steps,
+    }
 
 
 def anchors(page: Path) -> set[str]:

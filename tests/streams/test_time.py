@@ -12,6 +12,7 @@ from rsn.hw.sim.machine import Machine
 from rsn.scheduler.pack import pack
 from rsn.streams.build import build
 from rsn.streams.check import report_on
+from rsn.streams.datapath import KernelVariant
 from rsn.streams.reader import Rates, read
 from rsn.streams.run import fire_together, stream_depths
 from rsn.streams.timing.timed import BeatTiming, TimedProgram
@@ -23,8 +24,8 @@ PROGRAMS = Path(__file__).parents[2] / "programs" / "streams"
 RATES: Rates = {"matmul": 64, "softmax": 4, "exp": 8, "add": 16}
 
 
-def evaluated(text: str, rates: Rates) -> int:
-    region = read(text, timed=True, rates=rates)
+def evaluated(text: str, rates: Rates, variants: tuple[KernelVariant, ...] = ()) -> int:
+    region = read(text, timed=True, rates=rates, variants=variants)
     depths, packing = stream_depths(region)
     bodies = fire_together([i.beats for i in region.instances], depths, packing).bodies
     timing = TimedProgram(bodies, packing).run(depths)
@@ -32,8 +33,8 @@ def evaluated(text: str, rates: Rates) -> int:
     return timing.latency
 
 
-def on_the_engine(text: str, rates: Rates) -> float:
-    program = pack(build(report_on(read(text, rates=rates))))
+def on_the_engine(text: str, rates: Rates, variants: tuple[KernelVariant, ...] = ()) -> float:
+    program = pack(build(report_on(read(text, rates=rates, variants=variants))))
     return Machine(program).run().latency_s * program.overlay.clock_hz
 
 
