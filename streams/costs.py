@@ -239,7 +239,10 @@ def exchange_cycles(path: Datapath, made: Collective, others: int, first: bool) 
     tokens = path.got(kind) + path.put(kind, Unwritten())
     if made.what == "allreduce" and not first:
         return tokens
+    cycles = others * tokens
+    if made.what != "allreduce":
+        cycles += path.elements(kind, Unwritten())  # an instance copies its own tile
     if made.what == "allgather":
-        return others * tokens + (others + 1) * path.elements(kind, Unwritten())
+        return cycles + (others + 1) * path.elements(kind, Unwritten())
     lanes = path.lanes("add" if made.op == "+" else "maximum")
-    return others * tokens + path.elements(kind, Unwritten(lanes, others))
+    return cycles + path.elements(kind, Unwritten(lanes, others))

@@ -33,12 +33,14 @@ Cost = tuple[int, int, int]
 @dataclass(frozen=True)
 class FittingLayouts:
     """Layouts of a task's parameters that fit. task: with these layouts, none of which has a ?. size: bytes that its
-    collectives move. cuts: axes that mesh axes cut in place of ?. stores: the parameters that the task stores into."""
+    collectives move. cuts: axes that mesh axes cut in place of ?. stores: the parameters that the task stores into.
+    by_layout: other labels may give another result (`TileExpressions`)."""
 
     task: TaskDecl
     size: int
     cuts: int
     stores: frozenset[str]
+    by_layout: bool
 
     def relayouts(self, reader: FittingLayouts) -> list[tuple[TaskParameter, Relayout]]:
         """Return what moves between tasks that share tensors: for each tensor that this task stores and `reader` reads
@@ -97,13 +99,20 @@ class _Search:
         self.best: tuple[Cost, tuple[FittingLayouts, ...]] | None = None
 
     def found(self) -> dict[int, FittingLayouts]:
-        """Return the layouts of the tasks with ?, by the number of the task; nothing after a finding. Raises `Refusal`
-        beyond `STEPS`."""
-        fitting = {k: self._fitting(*self.declared.tasks[k]) for k in self.asking}
-        for k, ways in fitting.items():
+        """Return the layouts of the tasks with ?, by the number of the task; after a finding, some that fit. Raises
+        `Refusal` beyond `STEPS`."""
+        all_ways = {k: self._fitting(*self.declared.tasks[k]) for k in self.asking}
+        fitting: dict[int, list[FittingLayouts]] = {}
+        for k, ways in all_ways.items():
+            task = self.declared.tasks[k][0]
+            # All ways that do not depend on the layouts give the result of whole tensors.
+            fitting[k] = [way for way in ways if not way.by_layout] or ways
             if not ways:
-                self._nothing_fits(self.declared.tasks[k][0])
-                return {}
+                self._nothing_fits(task)
+                return {j: of[0] for j, of in all_ways.items() if of}
+            if len(ways) > 1 and fitting[k] is ways and ways[0].by_layout:
+                self._undecided(task, ways)
+                return {j: of[0] for j, of in all_ways.items() if of}
         shared = {name for k in self.asking for name in _tensors(self.declared.tasks[k][0])}
         others = [
             way
@@ -115,7 +124,7 @@ class _Search:
         assert self.best is not None
         chosen = dict(zip(self.asking, self.best[1], strict=True))
         for k, way in chosen.items():
-            self._tell(self.declared.tasks[k][0], way, fitting[k], [*others, *chosen.values()])
+            self._tell(self.declared.tasks[k][0], way, all_ways[k], [*others, *chosen.values()])
         return chosen
 
     def step(self, count: int) -> None:
@@ -160,8 +169,11 @@ class _Search:
         alike = "get_tid" not in task.body.facts.names
         points = product(*(sorted({0} if alike else {0, min(1, n - 1), n - 1}) for n in task.mapping))
         counts: dict[Collective, int] = {}
+        by_layout = False
         for tid in points:
-            instance = Elaborator(context, task, task.name, tid).instance()
+            reader = Elaborator(context, task, task.name, tid)
+            instance = reader.instance()
+            by_layout |= reader.by_layout
             self.step(reading.steps)
             reading.steps = 0
             if any(f.code in misfits and not f.warning for f in reading.source.findings):
@@ -173,14 +185,27 @@ class _Search:
             sum(times * collective.size for collective, times in counts.items()),
             sum(str(p.layout).count("S") for p in task.parameters),
             frozenset(name for of, name in reading.stores if of == task.name),
+            by_layout,
         )
 
     def _nothing_fits(self, task: TaskDecl) -> None:
         names = ", ".join(p.name for p in task.parameters if _is_open(p))
         message = f"{task.name}: no labels fit in place of ? in the layouts of {names}"
         self.declared.reading.source.add(
-            "layout", message, task.place, "what follows is found with R for each ?", subject=task.name
+            "layout", message, task.place, "what else is found in it is found with R for each ?", subject=task.name
         )
+
+    def _undecided(self, task: TaskDecl, ways: Sequence[FittingLayouts]) -> None:
+        message = f"{task.name}: {len(ways)} layouts fit in place of ?, and the result may depend on which one it is"
+        examples = []
+        for way in ways[:2]:
+            pairs = zip(task.parameters, way.task.parameters, strict=True)
+            examples.append(", ".join(f"{p.name} {layouts.shown(_labels(found))}" for p, found in pairs if _is_open(p)))
+        notes = (
+            f"{examples[0]}; or {examples[1]}",
+            "what is local, put on a stream, or a part of a shard has no layout",
+        )
+        self.declared.reading.source.add("layout", message, task.place, *notes, subject=task.name)
 
     # -- tasks that share tensors -------------------------------------------------------------------------------------
 
@@ -222,7 +247,13 @@ class _Search:
             if not _is_open(p):
                 continue
             count = len({one.task.parameters[k].layout for one in ways})
-            why = "no other one fits" if count == 1 else f"of {count} that fit, with the fewest bytes of re-layouts"
+            free = {one.task.parameters[k].layout for one in ways if not one.by_layout}
+            if count == 1:
+                why = "no other one fits"
+            elif len(free) == 1:
+                why = f"with the {count - 1} others that fit, the result may be another one"
+            else:
+                why = f"of {len(free)} that fit, with the fewest bytes of re-layouts"
             self.declared.reading.source.add(
                 "inferred",
                 f"the layout of {p.name} is {layouts.shown(_labels(found))}: {why}",

@@ -81,6 +81,8 @@ class KernelExpressions(TileExpressions):
                     value = self.taken(node.arguments[0])
                     if name == "drop":
                         self.read(value, None, Taken.DROPPED)
+                    else:
+                        self.by_layout = True
                     return Data(type_of(value)) if name == "local" else Data()
                 if name in BITS and len(node.arguments) == 1 and not node.named:
                     return self._converted(name, node.arguments[0])
@@ -283,7 +285,7 @@ class KernelExpressions(TileExpressions):
         rule: Callable[[KernelOperand], tuple[KernelOperand, CollectiveStep]],
     ) -> Value:
         """The value of a tile in another layout. rule: of the collective."""
-        value = self.taken(tile)
+        value = self.kept(self.taken(tile), tile)
         operand = self.operand(tile, value)
         try:
             result, step = rule(operand)

@@ -21,7 +21,7 @@ from .library import METHODS, MODULES
 from .source import Refusal, Source
 from .syntax import nodes as syn
 from .syntax.printer import shown
-from .tree import Collective, Region, StreamDecl, TaskDecl, peers
+from .tree import Collective, Region, StreamDecl, TaskDecl
 from .values import Static, Value
 
 SAME = {"is": "==", "is not": "!="}
@@ -266,30 +266,24 @@ class _Expressions:
             span = t.Span(t.Constant(k * size), t.Constant((k + 1) * size), None)
             return t.Item(t.Name(held), t.Group((*[all_of_axis] * axis, span)) if axis else span)
 
-        def arm(number: int) -> tuple[t.Statement, ...]:
-            parts = {source: self.fresh() for source, _ in peers(number, others)}
-            at = row, t.Constant(number)
-            to = [k for k in range(others + 1) if k != number]
-            made = [t.Name(parts[k]) if k in parts else tile(k) for k in range(others + 1)]
-            if c.what == "allgather":
-                joined: t.Expression = t.Kernel("concat", tuple(made), (("axis", t.Constant(axis)),))
-            else:
-                joined = _combined(c.op, made)
-            return (
-                *self._exchange_time(c, place, others, not number),
-                *(t.Put(place, array.name, (*at, t.Constant(k)), tile(to[k])) for k in range(others)),
-                *(
-                    t.Get(place, parts[source], array.name, (row, t.Constant(source), t.Constant(column)))
-                    for source, column in peers(number, others)
-                ),
-                t.Assign(place, (name,), joined, array.type if c.what == "reduce_scatter" else None),
-            )
-
-        self.out.append(t.Assign(place, (held,), value))
-        branch = arm(others)
-        for number in reversed(range(others)):
-            branch = (t.If(place, t.Binary("==", member, t.Constant(number)), arm(number), branch, True),)
-        self.out += branch
+        # A column counts the instances without the one that puts (`tree.peers`).
+        self.out += [t.Assign(place, (held,), value), *self._exchange_time(c, place, others, False)]
+        parts = [self.fresh() for _ in range(others + 1)]
+        for k in range(others + 1):
+            column = t.Select(t.Binary("<", member, t.Constant(k)), t.Constant(max(0, k - 1)), t.Constant(k))
+            put = t.Put(place, array.name, (row, member, column), tile(k))
+            self.out.append(t.If(place, t.Binary("!=", member, t.Constant(k)), (put,), (), True))
+        for k, part in enumerate(parts):
+            column = t.Select(t.Binary(">", member, t.Constant(k)), t.Binary("-", member, t.Constant(1)), member)
+            get = t.Get(place, part, array.name, (row, t.Constant(k), column))
+            own = t.Assign(place, (part,), tile(k))
+            self.out.append(t.If(place, t.Binary("!=", member, t.Constant(k)), (get,), (own,), True))
+        made = [*map(t.Name, parts)]
+        if c.what == "allgather":
+            joined: t.Expression = t.Kernel("concat", tuple(made), (("axis", t.Constant(axis)),))
+        else:
+            joined = _combined(c.op, made)
+        self.out.append(t.Assign(place, (name,), joined, array.type if c.what == "reduce_scatter" else None))
         return t.Name(name)
 
     def _reduced(self, c: Collective, value: t.Expression, place: Place) -> t.Expression:

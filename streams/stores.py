@@ -67,10 +67,10 @@ class Stores(KernelExpressions):
             if asks and statement.value is not None:
                 self.loaded(value, statement.value)
                 self._sent = statement.value  # so that it is not loaded again where it is assigned
-                operand = self.operand(statement.value, value)
-                made = self.relaid(operand, labels, shown(statement.target), "the assignment", statement.value)
-                if made is not operand:
-                    value, dist = Data(made.type, dist=made.dist), made.dist
+                name = shown(statement.target)
+                value = self.relaid(value, labels, name, "the assignment", statement.value)
+                dist = distribution_of(value, self.varies(statement.value))
+            self.by_layout |= dist.local
             self._fits(statement, Distribution(labels), kind, value)
             dist = Distribution(labels, dist.pending)
         elif kind is not None and kind.shape:
@@ -96,6 +96,7 @@ class Stores(KernelExpressions):
         """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
         value = self.taken(source)
         operand, note = self.operand(source, value), self.task.body.returns
+        self.by_layout |= operand.dist.local or self._branches > 0 or "get_tid" in self.task.body.facts.names
         if note is not None:
             stated = tensor_type(note, self.eval)
             if stated.type is not None:
@@ -106,7 +107,7 @@ class Stores(KernelExpressions):
                     layouts.validate(shape, labels, self.mesh, "the result")
                     kind = ElementType(stated.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
                     if asks:
-                        operand = self.relaid(operand, labels, "return", "the store", source)
+                        operand = self.operand(source, self.relaid(value, labels, "return", "the store", source))
                     stored(KernelOperand(kind, Distribution(labels), "the result"), operand, self.mesh)
                 except Refusal as r:
                     self.report(r, source)
@@ -179,13 +180,14 @@ class Stores(KernelExpressions):
             self.shows(future.number, False, target, target)
         self.read(value)
         self.loaded(value, source)
-        operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, target)
         if base.tensor in self.asking:
-            operand = self.relaid(operand, part.dist.labels, base.tensor, "the store", source)
+            value = self.relaid(value, part.dist.labels, base.tensor, "the store", source)
+        operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, target)
         self.stores(target, part.type, value, source)
         try:
             stored(into, operand, self.mesh)
             if base.tensor:
+                self.by_layout |= operand.dist.local or part.dist.local or self._branches > 0
                 self._stored(base, target, operand, source)
                 self.settled(operand, into.text, source)
             elif isinstance(target.base, syn.Identifier):
@@ -232,15 +234,18 @@ class Stores(KernelExpressions):
         return False
 
     def relaid(
-        self, operand: KernelOperand, labels: layouts.Labels | None, name: str, where: str, source: syn.ExpressionNode
-    ) -> KernelOperand:
+        self, value: Value, labels: layouts.Labels | None, name: str, where: str, source: syn.ExpressionNode
+    ) -> Value:
         """Return a value with other labels and nothing pending, if collectives make it so, and note them; the value as
         it is, if they do not, in loops, in branches on data, and in statements that assign to several targets. labels:
         wanted, None if any will do. name: of what asks for it. where: they stand. source: the expression of the
         value."""
+        operand = self.operand(source, value)
         steps = steps_to(operand, labels, self.mesh)
-        if not steps or self._loops or self._branches or self.several:
-            return operand
+        if not isinstance(value, Data) or not steps or self._loops or self._branches or self.several:
+            return value
+        if any(step.axis is not None for step in steps):  # it has another shape where it is stored
+            value = self.kept(value, source)
         made, moves = operand, list[Relayout]()
         try:
             for step in steps:
@@ -251,7 +256,7 @@ class Stores(KernelExpressions):
                 moves.append(Relayout(name, layouts.state(before.dist), layouts.state(made.dist), what, size))
         except Refusal as r:
             self.report(r, source)
-            return operand
+            return value
         text = called(operand.text, [step.call for step in steps])
         self.context.source.add(
             "inserted",
@@ -262,7 +267,8 @@ class Stores(KernelExpressions):
             subject=self.task.name,
             relayouts=tuple(moves),
         )
-        return replace(made, written=operand.written)
+        assert isinstance(value, Data)
+        return replace(value, type=made.type, dist=made.dist, tensor="")
 
     def settled(self, operand: KernelOperand, what: str, source: syn.ExpressionNode) -> None:
         """A value that is stored in a tensor, or returned, must be complete."""
@@ -310,5 +316,6 @@ class Stores(KernelExpressions):
                 names |= statement.facts.assigned
         for name in names:
             value = self.env.get(name)
+            self.by_layout |= isinstance(value, Data) and value.tensor != ""
             if isinstance(value, Data) and not value.dist.local and value.tensor != name:
                 self.env[name] = replace(value, dist=layouts.localised(value.dist))

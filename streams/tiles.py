@@ -33,8 +33,9 @@ KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
 
 class TileExpressions(CostExpressions):
     """Expressions of a task instance. varying: variables whose static values differ between instances. asking: tensors
-    whose layouts ask for collectives. nest, bound: the loops around what is read, and the value of each one's index.
-    entered: how many of these the innermost statement made."""
+    whose layouts ask for collectives. by_layout: what is computed or stored depends on how tensors are cut by more than
+    the rules of layouts, so that other labels may give another result. nest, bound: the loops around what is read, and
+    the value of each one's index. entered: how many of these the innermost statement made."""
 
     def __init__(self, context: RegionContext, task: TaskDecl, name: str, tid: tuple[int, ...]) -> None:
         super().__init__(context, task, name, tid)
@@ -44,6 +45,7 @@ class TileExpressions(CostExpressions):
             found = context.varying.setdefault(task.body, varying(task.body))
         self.varying = found
         self.asking: set[str] = set()
+        self.by_layout = False
         self._loops = 0
         self.nest: Nest = ()
         self.bound: tuple[Value | None, ...] = ()
@@ -113,6 +115,12 @@ class TileExpressions(CostExpressions):
         stream = self._stream_of(node.function.base) if node.function.name == "get" else None
         return stream if stream is not None and len(stream.type.shape) == 2 else None
 
+    def given(self, node: syn.ExpressionNode) -> Value:
+        """Return the value that is put. Who gets it does not know how the tensors that it comes from are cut."""
+        value = super().given(node)
+        self.by_layout |= isinstance(value, Data) and not value.dist.uniform
+        return value
+
     def data(self, node: syn.ExpressionNode) -> Value:
         """Return the value of an expression that is read, and take its tokens. Add a finding if a reduction of it is
         pending. Raises `Refusal`."""
@@ -160,6 +168,7 @@ class TileExpressions(CostExpressions):
         except Refusal as r:
             self.report(r, at)
             return Data()
+        self.by_layout |= name == "banded" and _is_cut(values[0])
         unwritten = self.computed(name, values, operands, result, at, options or {})
         return Data(result.type, dist=result.dist, unwritten=unwritten)
 
@@ -188,6 +197,7 @@ class TileExpressions(CostExpressions):
                 value = self.whole(node.base)
                 if isinstance(value, Data) and value.type is not None:
                     known = Static(value.type.shape if what == "shape" else len(value.type.shape))
+                    self.by_layout |= what == "shape" and _is_cut(value)
                     shapes = self.context.reading.shapes
                     at = self.task.name, node.place
                     shapes[at] = known if shapes.get(at, known) == known else None
@@ -258,6 +268,7 @@ class TileExpressions(CostExpressions):
                     return unknown
                 out.append((size, label))
                 local = local or not same
+                self.by_layout |= label is not None and any(True for _ in part.children)
             else:
                 value, same = self._position(part)
                 if isinstance(value, Data) and (value.type is None or value.type.shape):
@@ -370,3 +381,7 @@ class TileExpressions(CostExpressions):
                     if x.keys() <= {""}:
                         return {key: count * x.get("", 0) for key, count in y.items()}
         return {shown(node): 1}
+
+
+def _is_cut(value: Value) -> bool:
+    return isinstance(value, Data) and any(label is not None for label in value.dist.labels or ())

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from rsn.streams.build import build
+from rsn.hw.versal.hlscheck.checker import check_folder
+from rsn.streams.build import build, task_program
 from rsn.streams.check import check, report_on
+from rsn.streams.hls.emit import cpp_program
+from rsn.streams.hls.project import project
 from rsn.streams.mapping.graph import mapping_graph
+from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
+from rsn.streams.timing.timed import TimedProgram
 from rsn.streams.tree import peers
 from rsn.tests.streams.test_hls import built, compare, well_typed
 from rsn.tests.streams.test_layouts import run, task
@@ -175,6 +180,27 @@ RATES = {"matmul": 8.0, "elements": 4.0}
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_times_are_those_of_the_machine(name: str, rates: dict[str, float]) -> None:
     assert on_the_engine(PROGRAMS[name], rates) == pytest.approx(evaluated(PROGRAMS[name], rates))
+
+
+LARGE = {"a": "f32[96, 64] @ RS0", "b": "f32[64, 96] @ S0R"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        task(f'{SCATTER}("+", 0)', **LARGE, c="f32[96, 96] @ S0R", mapping="[4]"),
+        task("c[:] = (a + a).allgather(0)", a="f32[96, 64] @ S0R", c="f32[96, 64]", mapping="[4]"),
+    ],
+)
+def test_the_source_has_the_cycles_of_the_model(text: str, tmp_path: Path) -> None:
+    """Within a tenth, and what code that is no loop takes in an iteration."""
+    region = read(text, timed=True, rates={"matmul": 64.0, "elements": 8.0})
+    made = project(cpp_program(task_program(report_on(region).region)), VC1902)
+    for file, written in made.items():
+        (tmp_path / file).write_text(written, encoding="utf-8")
+    modelled = max(TimedProgram([instance.beats for instance in region.instances], {}).code.cycles)
+    derived = max(counted.cycles for _, counted in check_folder(tmp_path).processes)
+    assert derived == pytest.approx(modelled, rel=0.1, abs=50)
 
 
 @pytest.mark.parametrize("name", ["rows", "gathered"])

@@ -13,7 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from rsn.cli.main import main
+from rsn.host.tasks import run_tasks
+from rsn.scheduler.pack import pack
 from rsn.streams import inference, layouts
+from rsn.streams.build import build
 from rsn.streams.check import Report, check
 from rsn.streams.inference import STEPS
 from rsn.tests.effort import cases, in_both
@@ -229,10 +232,11 @@ def test_random_programs_fit_move_least_and_run() -> None:
     random, ran, compared, tried = Random(7), 0, 0, 0
     for number in range(cases(400, 40)):
         program = Maker(random).program()
-        before = check(program.text())
+        asks = "!" if random.random() < 0.5 else ""
+        before = check(program.text().replace('")):', f'{asks}")):'))
         if before.code:
             continue
-        text = opened(program, random)
+        text = opened(program, random).replace('")):', f'{asks}")):')
         if "?" not in text or text.count("?") > 7:
             continue
         report = check(text)
@@ -253,3 +257,89 @@ def test_random_programs_fit_move_least_and_run() -> None:
     assert compared > cases(100, 8)
     assert tried > cases(20, 2)
     assert ran > cases(50, 4)
+
+
+BY_LAYOUT = [
+    # with R it is the result of whole tensors, with other labels it is another one
+    ("c[:] = a * a.shape[0]", True),
+    ("c[0:4, :] = a[0:4, :]\n    c[4:8, :] = a[4:8, :]", True),
+    ("c[:] = a[::-1, :]", True),
+    ("c[:] = banded(a, -1, 1)", True),
+    # what has no layout may be anything
+    ("c[:] = local(a)", False),
+    ("c[:] = a + other(a)", False),
+    ("i, j = get_tid()\n    with meta_if(i == 0):\n        c[:] = a", False),
+    ("if a[0, 0] > 0.0:\n        c[:] = a", False),
+    ("i, j = get_tid()\n    s[i, j].put(a)\n    c[:] = 0.0", False),
+]
+
+
+@pytest.mark.parametrize(("body", "whole_with_r"), BY_LAYOUT)
+def test_labels_that_may_change_the_result_are_not_chosen(body: str, whole_with_r: bool) -> None:
+    text = task(body, a="f32[8, 8] @ ??", c="f32[8, 8] @ ??")
+    report = check(text.replace("import *\n", "import *\ns: Stream[f32[8, 8], 2][2, 2]\n", 1))
+    if whole_with_r:
+        assert (report.code, found(report)) == ("", {"a": "RR", "c": "RR"}), str(report)
+    else:
+        assert "the result may depend on which one it is" in str(report)
+
+
+def test_a_layout_that_alone_fits_is_taken() -> None:
+    """Then no other program is meant: with written labels it would be the same."""
+    (note,) = check(task("c[:] = a[::-1, :]", a="f32[8, 8] @ ??", c="f32[8, 8] @ S0R")).findings
+    assert note.message == "the layout of a is S0R: no other one fits"
+
+
+STATEMENTS = [
+    "x = a[:]",
+    "x = a @ b",
+    "x = x @ b",
+    "x = relu(x)",
+    "x = x + a",
+    "x = b.T + x",
+    "x = 2 * x",
+    "x = softmax(x)",
+    "x = x - reduce_max(x, 1, keepdims=True)",
+    "x = local(x)",
+    "x = x * a.shape[0]",
+    "x = x / x.shape[1]",
+    "x = concat(x[0:4, :], x[4:8, :])",
+    "x = concat(x[:, 0:4], x[:, 4:8], axis=1)",
+    "x = x[::-1, :]",
+    "x = banded(x, -2, 2)",
+    "x[0:2, :] = 0.0",
+    "x = x.reshape(-1, 2, 4).reshape(-1, 8)",
+    "x = x.reshape(64).reshape(8, 8)",
+    "for k in range(2):\n        x = x + a[k : k + 1, :]",
+    "for k in range(2):\n        x = x + b",
+    "x: f64[8, 8] @ Layout('RR!') = x",
+    "x = x.allreduce('+')",
+    "x = x.allgather(0)",
+    "with meta_if(get_tid()[0] == 0):\n        x = 2 * x",
+    "y = x[0, 0]\n    x = x + y",
+    "if x[0, 0] > 0.0:\n        x = 2 * x",
+    "s[get_tid()].put(x)\n    x = s[get_tid()].get()",
+]
+
+
+@in_both
+def test_what_is_chosen_gives_the_result_of_whole_tensors() -> None:
+    """Random statements, labels and meshes. If several labels fit, the result is that of R everywhere."""
+    random, compared = Random(21), 0
+    for number in range(cases(2000, 100)):
+        body = ["x = a[:]", *random.choices(STATEMENTS, k=random.randint(1, 3)), "c[:] = x"]
+        labels = [random.choice(["??", "??", "??", "S0?", "?S1", "?R", "R?", "RR", "S1?"]) for _ in range(3)]
+        asks = random.choice(["", "!"])
+        tensors = {n: f"f64[8, 8] @ {text}" for n, text in zip("abc", labels, strict=True)}
+        tensors["c"] += asks
+        text = task(*body, **tensors, mapping=random.choice(["[2]", "[2, 2]", "[1, 4]"]))
+        report = check(text)
+        copies = check(re.sub(r"Layout\(\"[?RS0-9]+", 'Layout("RR', text))
+        told = [f.message for f in report.findings if f.code == "inferred"]
+        if report.code or copies.code or all(message.endswith("no other one fits") for message in told):
+            continue
+        given = {name: np.random.default_rng(number).normal(size=(8, 8)) for name in "AB"}
+        results = [run_tasks(pack(build(one)), given).outputs["C"] for one in (report, copies)]
+        assert np.allclose(*results, rtol=1e-9, atol=1e-9), text
+        compared += found(report) != found(copies)
+    assert compared > cases(40, 2)
