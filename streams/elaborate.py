@@ -101,9 +101,9 @@ class Elaborator(Paths):
             case syn.Assignment():
                 self._assign(statement)
             case syn.Declaration():
-                made = self.annotated(statement)
-                self._bind(statement.target, made, statement.value or statement.target)
-                self._sent = None
+                made, exchanged = self.annotated(statement)
+                # What collectives made is a new tile.
+                self._bind(statement.target, made, None if exchanged else statement.value or statement.target)
             case syn.ForLoop():
                 return self._for(statement)
             case syn.WhileLoop():

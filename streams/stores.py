@@ -50,11 +50,12 @@ class Stores(KernelExpressions):
         kind = ElementType(parameter.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
         return Data(kind, dist=Distribution(labels), tensor=parameter.name)
 
-    def annotated(self, statement: syn.Declaration) -> Data:
-        """Return the value of `x: f32[4, 4] = value`. A layout states what the shards of all instances are together."""
+    def annotated(self, statement: syn.Declaration) -> tuple[Data, bool]:
+        """Return the value of `x: f32[4, 4] = value`, and whether collectives made it. A layout states what the shards
+        of all instances are together."""
         stated = tensor_type(statement.annotation, self.eval)
         value: Value = Data() if statement.value is None else self.eval(statement.value)
-        kind = stated.type
+        kind, given = stated.type, value
         dist = distribution_of(value, statement.value is not None and self.varies(statement.value))
         if kind is not None and stated.layout is not None:
             try:
@@ -65,8 +66,6 @@ class Stores(KernelExpressions):
                 labels, asks = (None,) * len(kind.shape), False
             kind = ElementType(kind.dtype, layouts.shard_shape(kind.shape, labels, self.mesh))
             if asks and statement.value is not None:
-                self.loaded(value, statement.value)
-                self._sent = statement.value  # so that it is not loaded again where it is assigned
                 name = shown(statement.target)
                 value = self.relaid(value, labels, name, "the assignment", statement.value)
                 dist = distribution_of(value, self.varies(statement.value))
@@ -80,7 +79,8 @@ class Stores(KernelExpressions):
         self.stated(statement.annotation, kind)
         futures = value.futures if isinstance(value, Data) else frozenset[int]()
         unwritten = value.unwritten if isinstance(value, Data) else None
-        return Data(type_of(value) if kind is None else kind, futures, dist, unwritten=unwritten)
+        made = Data(type_of(value) if kind is None else kind, futures, dist, unwritten=unwritten)
+        return made, value is not given
 
     def _fits(self, statement: syn.Declaration, dist: Distribution, kind: ElementType, value: Value) -> None:
         """Check that a value has the type that its variable states."""
@@ -94,8 +94,8 @@ class Stores(KernelExpressions):
 
     def returned(self, source: syn.ExpressionNode) -> None:
         """A task that returns a value stores it: it must be complete, and have the layout that `->` states."""
-        value = self.taken(source)
-        operand, note = self.operand(source, value), self.task.body.returns
+        value = self.whole(source)
+        operand, note, made = self.operand(source, value), self.task.body.returns, value
         self.by_layout |= operand.dist.local or self._branches > 0 or "get_tid" in self.task.body.facts.names
         if note is not None:
             stated = tensor_type(note, self.eval)
@@ -107,10 +107,13 @@ class Stores(KernelExpressions):
                     layouts.validate(shape, labels, self.mesh, "the result")
                     kind = ElementType(stated.type.dtype, layouts.shard_shape(shape, labels, self.mesh))
                     if asks:
-                        operand = self.operand(source, self.relaid(value, labels, "return", "the store", source))
+                        made = self.relaid(value, labels, "return", "the store", source)
+                        operand = self.operand(source, made)
                     stored(KernelOperand(kind, Distribution(labels), "the result"), operand, self.mesh)
                 except Refusal as r:
                     self.report(r, source)
+        if made is value:
+            self.loaded(value, source)
         self.settled(operand, "the task", source)
 
     def rename(self, values: Sequence[Value]) -> None:
@@ -179,9 +182,11 @@ class Stores(KernelExpressions):
             future = self.pending.get(number) or self.tokens[number][1]
             self.shows(future.number, False, target, target)
         self.read(value)
-        self.loaded(value, source)
-        if base.tensor in self.asking:
-            value = self.relaid(value, part.dist.labels, base.tensor, "the store", source)
+        asks = base.tensor in self.asking
+        made = self.relaid(value, part.dist.labels, base.tensor, "the store", source) if asks else value
+        if made is value:
+            self.loaded(value, source)
+        value = made
         operand, into = self.operand(source, value), KernelOperand(part.type, part.dist, target)
         self.stores(target, part.type, value, source)
         try:
@@ -236,14 +241,15 @@ class Stores(KernelExpressions):
     def relaid(
         self, value: Value, labels: layouts.Labels | None, name: str, where: str, source: syn.ExpressionNode
     ) -> Value:
-        """Return a value with other labels and nothing pending, if collectives make it so, and note them; the value as
-        it is, if they do not, in loops, in branches on data, and in statements that assign to several targets. labels:
-        wanted, None if any will do. name: of what asks for it. where: they stand. source: the expression of the
-        value."""
+        """Return a value with other labels and nothing pending, if collectives make it so; load it, and note them.
+        Return the value as it is, if they do not, in loops, in branches on data, and in statements that assign to
+        several targets. labels: wanted, None if any will do. name: of what asks for it. where: they stand. source: the
+        expression of the value."""
         operand = self.operand(source, value)
         steps = steps_to(operand, labels, self.mesh)
         if not isinstance(value, Data) or not steps or self._loops or self._branches or self.several:
             return value
+        self.loaded(value, source)
         if any(step.axis is not None for step in steps):  # it has another shape where it is stored
             value = self.kept(value, source)
         made, moves = operand, list[Relayout]()
