@@ -27,6 +27,7 @@ from ...streams.dynamic.programs.figures import (
     PointResult,
     pareto_improvement,
     points,
+    tiles_of_fig18,
 )
 from .rows import Notes, PublishedRow, leaves, read_toml
 
@@ -116,6 +117,11 @@ def step_rows(measured: Mapping[str, PointResult]) -> list[StepRow]:
     for key in published():
         owner, _, quantity = key.rpartition(".")
         if owner.startswith("claims") or any(fnmatch(key, pattern) for pattern in NOTES.not_reproduced):
+            continue
+        if owner == "fig18.tiles":
+            if "fig18.hierarchical" in measured:
+                stream = quantity.replace("_", " ")
+                made.append(StepRow(STEP, f"fig18 {stream} tiles", key, tiles_of_fig18()[stream], "tiles"))
             continue
         if row := _attention_row(key, owner, quantity, measured):
             made.append(row)
@@ -335,4 +341,22 @@ def _queues(measured: Mapping[str, PointResult]) -> Iterator[Remark]:
         )
 
 
-_FINDINGS = (_compute, _idle, _queues, _regions, _accounting)
+def _tiling(measured: Mapping[str, PointResult]) -> Iterator[Remark]:
+    if not {"fig18.hierarchical", "fig18.large"} <= measured.keys():
+        return
+    small, large = measured["fig18.hierarchical"], measured["fig18.large"]
+    yield Remark(
+        "Fig. 18: hierarchical tiling",
+        "The figure has shapes, and no times. With the rates of Fig. 8 and a unit that begins a product of tiles of "
+        f"16 x 16 in each cycle, its products take {small.cycles:.0f} cycles and {small.memory / 1e3:.1f} kB on chip; "
+        f"in large tiles, on a unit of the same rate, {large.cycles:.0f} cycles and {large.memory / 1e3:.1f} kB.",
+        {
+            "cycles": small.cycles,
+            "kb": small.memory / 1e3,
+            "large_cycles": large.cycles,
+            "large_kb": large.memory / 1e3,
+        },
+    )
+
+
+_FINDINGS = (_compute, _idle, _queues, _regions, _accounting, _tiling)

@@ -45,7 +45,7 @@ def some(*patterns: str) -> list[FigurePoint]:
 @pytest.fixture(scope="module")
 def few() -> dict[str, PointResult]:
     """Points that take a second or two."""
-    return measure(some("fig8.*", "fig9.mixtral.tile_16", "fig9.mixtral.dynamic"), workers=1)
+    return measure(some("fig8.*", "fig9.mixtral.tile_16", "fig9.mixtral.dynamic", "fig18.*"), workers=1)
 
 
 def within(rows: list[Any], quantity: str, percent: float) -> int:
@@ -61,6 +61,11 @@ def test_of_gated_layers_and_of_mixtral(few: dict[str, PointResult]) -> None:
     assert within(rows, "traffic", 0.1) == 15 + 2
     assert within(rows, "memory", 0.1) == 2
     assert within(rows, "cycles", 6) == 15 + 2
+    assert within(rows, "tiles", 0) == 6
+    (tiling,) = (one for one in findings(few) if one.name == "Fig. 18: hierarchical tiling")
+    # Loads bound both; tiles of a unit need buffers, and the time to fill the last ones.
+    assert 1 < tiling.numbers["cycles"] / tiling.numbers["large_cycles"] < 1.1
+    assert tiling.numbers["kb"] > 2 * tiling.numbers["large_kb"]
     assert all(one.traffic == one.moved for one in few.values())  # as expressions, and as the run counts
     # What was chosen with rows in view is not called a prediction.
     assert {row.kind for row in rows if row.key.startswith("fig8") and row.quantity == "cycles"} == {"calibrated"}
@@ -111,7 +116,7 @@ def test_every_published_point_has_a_row_or_a_reason_to_have_none() -> None:
         key for key in published() if key.startswith("claims") or any(fnmatch(key, one) for one in NOTES.not_reproduced)
     }
     counted = Counter(row.quantity for row in rows)
-    assert (counted["traffic"], counted["memory"], counted["cycles"]) == (41, 26 + 6, 91)
+    assert (counted["traffic"], counted["memory"], counted["cycles"], counted["tiles"]) == (41, 26 + 6, 91, 6)
 
 
 @pytest.mark.long
@@ -175,6 +180,7 @@ def test_the_distance_from_a_frontier() -> None:
 
 def test_points_are_of_known_kinds() -> None:
     assert len({point.key for point in points()}) == len(points())
-    assert {type(point).__name__ for point in points()} == {"GatedPoint", "ExpertPoint", "AttentionPoint"}
+    names = {"GatedPoint", "ExpertPoint", "TiledPoint", "AttentionPoint"}
+    assert {type(point).__name__ for point in points()} == names
     assert sum(isinstance(point, GatedPoint) for point in points()) == 15
     assert sum(isinstance(point, ExpertPoint) for point in points()) == 26 + 1 + 12

@@ -1,5 +1,5 @@
-"""The points of STeP's figures as programs, and what they take (v2, sections 4.4, 5.2, 5.3; Figs. 8, 9, 10, 12, 13, 19,
-20): cycles, traffic off the chip, memory on chip.
+"""The points of STeP's figures as programs, and what they take (v2, sections 4.4, 5.2, 5.3; Figs. 8, 9, 10, 12, 13, 18,
+19, 20): cycles, traffic off the chip, memory on chip.
 
 Sizes and rates are those of the paper and of its artifact. Nothing is fitted on a point. The rows that each expert gets
 are cited counts; which row goes where is dealt out by a rule, and steers neither traffic nor memory.
@@ -23,6 +23,7 @@ from ..run import Rates, TimedRun, timed
 from .attention import Dispatch, Heads, attention
 from .experts import ExpertLayerShape, ExpertProgram, mixture
 from .swiglu import swiglu
+from .tiling import TiledProducts, tiled_products
 
 HBM = Rates(latency=16)
 """1024 B a cycle, 64 B a loader, 14 cycles of start-up and 2 of latency: the memory of all figures but Fig. 8."""
@@ -41,6 +42,12 @@ QWEN_HEADS = Heads(kv=1, queries=8, columns=64, tile_rows=32)
 REGIONS, BLOCK, QUEUE, COMPUTE_ATTENTION = 4, 16, 0, 2048
 """Of the figures with attention: regions; requests of each in coarse dispatch, whatever the batch; jobs that wait
 before a region, as its FIFO of depth 1 holds the one that it works on; operations a cycle of each unit."""
+
+COMPUTE_UNIT = 2 * 16**3
+"""Operations a cycle of a unit that begins a product of tiles of 16 x 16 in each cycle (v2, section 4.5)."""
+
+TILED = TiledProducts()
+"""Of Fig. 18."""
 
 COMPUTE_STATIC, COMPUTE_DYNAMIC, COMPUTE_REGIONS, COMPUTE_VALIDATION = 4096, 6400, 1024, 4096
 """Operations a cycle of each unit: of Figs. 9 and 10 with static and with dynamic tiles, of Figs. 12 and 13, of Fig. 8.
@@ -122,6 +129,24 @@ class GatedPoint(FigurePoint):
         made = swiglu(64, 256, 512, self.rows, self.columns, compute=COMPUTE_VALIDATION, through_memory=True)
         run = timed(made.program, depths=1, rates=VALIDATION, with_data=False)
         return _measured(made.program, run, {}, False)
+
+
+@dataclass(frozen=True)
+class TiledPoint(FigurePoint):
+    """Of Fig. 18, with the rates of Fig. 8. hierarchical: in tiles of a unit; otherwise in large ones."""
+
+    hierarchical: bool
+
+    def measure(self) -> PointResult:
+        made = tiled_products(TILED, self.hierarchical, compute=COMPUTE_UNIT)
+        run = timed(made.program, depths=2, rates=VALIDATION, with_data=False)
+        return _measured(made.program, run, {}, False)
+
+
+def tiles_of_fig18() -> dict[str, int]:
+    """Return how many tiles each stream of the hierarchical program of Fig. 18 has, by the stream's name."""
+    made = tiled_products(TILED, hierarchical=True)
+    return {name: int(stream.type.count()) for name, stream in made.streams.items()}
 
 
 @dataclass(frozen=True)
@@ -211,6 +236,7 @@ def points() -> tuple[FigurePoint, ...]:
             )
     for height in (16, 32, 64):
         made += [GatedPoint("fig8", f"fig8.tile_{height}x{width}", height, width) for width in (16, 32, 64, 128, 256)]
+    made += [TiledPoint("fig18", f"fig18.{name}", name == "hierarchical") for name in ("hierarchical", "large")]
     for name, lengths in cache_lengths().items():
         for dispatch in DISPATCHES:
             made.append(AttentionPoint("attention", f"{name}.{dispatch}", lengths, dispatch))

@@ -16,6 +16,7 @@ from rsn.streams.dynamic import metrics, run, timed
 from rsn.streams.dynamic.errors import StepError
 from rsn.streams.dynamic.programs.experts import ExpertLayerShape, ExpertTensors, mixture
 from rsn.streams.dynamic.programs.swiglu import SwigluTensors, swiglu
+from rsn.streams.dynamic.programs.tiling import TiledProducts, tiled_products
 from rsn.tests.effort import examples
 
 Array = npt.NDArray[Any]
@@ -142,3 +143,41 @@ def test_gated_layers(tile_rows: int, columns: int, through_memory: bool) -> Non
         swiglu(4, 5, 6, 0, 3)
     with pytest.raises(StepError, match=r"x \[4,5\] in 3 rows, 6 columns in 3"):
         swiglu(4, 5, 6, 3, 3)
+
+
+def test_the_shapes_of_hierarchical_tiling() -> None:
+    """As Fig. 18 prints them."""
+    made = tiled_products(TiledProducts(), hierarchical=True)
+    assert {name: str(stream.type) for name, stream in made.streams.items()} == {
+        "A": "[4,1,16] [16,16]",
+        "B": "[4,2,16] [16,16]",
+        "A again": "[4,1,2,16] [16,16]",
+        "B again": "[4,1,2,16] [16,16]",
+        "products": "[4,1,2,16] [16,16]",
+        "results": "[4,1,2] [16,16]",
+    }
+    large = tiled_products(TiledProducts(), hierarchical=False)
+    assert [str(stream.type) for stream in large.streams.values()] == ["[4] [16,256]", "[4] [32,256]", "[4] [16,32]"]
+
+
+@examples(40, 5)
+@given(st.data())
+def test_hierarchical_tiling_changes_no_result(data: st.DataObject) -> None:
+    unit = data.draw(st.integers(1, 3))
+    count, rows, inner, columns = (data.draw(st.integers(1, 3)) for _ in range(4))
+    sizes = TiledProducts(count, rows * unit, inner * unit, columns * unit, unit)
+    random = np.random.default_rng(0)
+    a, b = (random.integers(-3, 4, (count * size, sizes.inner)) for size in (sizes.rows, sizes.columns))
+    found = []
+    for hierarchical in (False, True):
+        made = tiled_products(sizes, hierarchical, a=a.astype(float), b=b.astype(float))
+        found.append(timed(made.program, depths=2).tensor(made.result))
+    parts = zip(a.reshape(count, -1, sizes.inner), b.reshape(count, -1, sizes.inner), strict=True)
+    right = np.concatenate([one @ other.T for one, other in parts])
+    assert np.array_equal(found[0], right)
+    assert np.array_equal(found[1], right)
+
+
+def test_tiles_that_do_not_divide() -> None:
+    with pytest.raises(StepError, match="whole in tiles of a unit"):
+        TiledProducts(columns=24)
