@@ -1,4 +1,4 @@
-"""`rsn hls`: the HLS C++ of a stream program, and its run on this computer."""
+"""`rsn hls`: the HLS C++ of a stream program or of a dynamic program, and its run on this computer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from ..assembler import container
 from ..base.durations import duration
 from ..base.errors import UnsupportedError
+from ..base.files import check_target as check_text_target
 from ..base.files import write_text
+from ..host.native_dynamic import build_dynamic, dynamic_memories, run_native_dynamic, written_tensors
 from ..host.native_tasks import NativeRegion, run_native, to_memory
 from ..host.tasks import checked_inputs
 from ..host.tensors import check_target, load_tensors, save_tensors
@@ -24,12 +26,19 @@ from ..hw.versal.csim.tasks import SECONDS, build_regions
 from ..isa.overlays.tasks import TASKS
 from ..isa.overlays.tasks.overlay import program_of
 from ..isa.overlays.tasks.program import TaskProgram
+from ..streams.dynamic.hls.emit import dynamic_cpp
+from ..streams.dynamic.hls.project import dynamic_project
+from ..streams.dynamic.machine import OperatorMachine
+from ..streams.dynamic.machine.overlay import bound_in
+from ..streams.dynamic.machine.run import given_tensors
 from ..streams.hls.emit import HlsProgram, cpp_program
 from ..streams.hls.native import HEADERS, native_text
-from ..streams.hls.project import device_of, project
+from ..streams.hls.project import DEVICE, device_of, project
+from ..streams.placing.devices import device_named
 from ..streams.rates import read_kernels
+from .operator_machines import TEXT, dynamic_machine, read_values, write_results
 from .options import FILE, JSON, File, Options, option, with_options
-from .stream_programs import machine_program, stream_program
+from .stream_programs import is_dynamic, is_region, machine_program, stream_program
 
 Array = npt.NDArray[Any]
 
@@ -39,8 +48,8 @@ class HlsOptions(Options):
 
     output: str = option("folder to write to", "-o", "--output", required=True, type=click.Path(file_okay=False))
     runs: bool = option("compile it for this computer, and run it: streams as deep as stated", "--run")
-    inputs: File | None = option("inputs (.safetensors or .npz), also for the testbench")
-    outputs: File | None = option("with --run: file to write the outputs to (.safetensors or .npz)")
+    inputs: File | None = option("inputs (.safetensors or .npz; streams also .txt), also for the testbench")
+    outputs: File | None = option("with --run: file to write the outputs to (.safetensors or .npz; streams also .txt)")
     onto: str | None = option("device: part, clock, memory channels  [default: that of the program, else vc1902]")
     kernels: File | None = option("with .py: how fast library kernels are (.toml)")
     seconds: float = option("limit of the run", default=SECONDS, type=click.FloatRange(0))
@@ -54,7 +63,8 @@ def hls_command(program: str, options: HlsOptions) -> None:
     """Write a stream program as HLS C++, and run it here.
 
     PROGRAM is FILE.py, FILE.py:REGION, or its .bin. It becomes one dataflow region, with a process for each task
-    instance.
+    instance. FILE.py:NAME, which is executed, or the .bin may also be of a program of dynamic streams: a process for
+    each operator.
 
     The folder holds top.cpp, kernels.h, a testbench, a script for Vitis HLS, the memory channels of the ports, and a
     README. With --run the same text is
@@ -62,6 +72,10 @@ def hls_command(program: str, options: HlsOptions) -> None:
     """
     if options.outputs and not options.runs:
         raise click.UsageError("--outputs: only with --run")
+    machine = _machine_of_operators(program)
+    if machine is not None:
+        _write_dynamic(machine, options)
+        return
     if options.outputs:
         check_target(options.outputs)
     tasks = _tasks(program, options.kernels)
@@ -77,16 +91,65 @@ def hls_command(program: str, options: HlsOptions) -> None:
         write_text(folder / name, text)
     _write_memories(folder, tasks, checked, "bin")
     processes = made.text.count("RSN_TASK(")
-    facts: dict[str, Any] = {"top": f"{made.name}_top", "folder": str(folder), "processes": processes}
-    if options.runs:
-        facts["seconds"] = _run(made, folder, checked, options.outputs, options.seconds)
-    if options.as_json:
-        click.echo(json.dumps(facts))
+    took = _run(made, folder, checked, options.outputs, options.seconds) if options.runs else None
+    _show(made.name, folder, processes, took, options.as_json)
+
+
+def _show(name: str, folder: Path, processes: int, seconds: float | None, as_json: bool) -> None:
+    """Print what was written. seconds: of the native run, None if there was none."""
+    facts: dict[str, Any] = {"top": f"{name}_top", "folder": str(folder), "processes": processes}
+    if as_json:
+        click.echo(json.dumps(facts if seconds is None else {**facts, "seconds": seconds}))
         return
     click.echo(f"{folder / 'top.cpp'}: {facts['top']}, {processes} process{'es' * (processes != 1)}")
+    if seconds is not None:
+        click.echo(f"run on this computer in {duration(seconds)}; compile and run of an HLS tool: see README.md")
+
+
+def _write_dynamic(machine: OperatorMachine, options: HlsOptions) -> None:
+    """Write the C++ of a program of dynamic streams, and run it here."""
+    if options.kernels:
+        raise click.UsageError("--kernels: not for programs of dynamic streams, whose operators have no such rates")
+    if options.outputs:
+        (check_text_target if options.outputs.endswith(TEXT) else check_target)(options.outputs)
+    device = device_named(options.onto) if options.onto else DEVICE
+    made = dynamic_cpp(machine.program, machine.name, machine.depths, device.float_add)
+    streams, given = read_values(machine, options.inputs)
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in dynamic_project(made, device).items():
+        write_text(folder / name, text)
+    if not (options.inputs or options.runs):
+        _show(made.name, folder, made.processes, None, options.as_json)
+        return
+    tensors = given_tensors(machine, given, with_data=True)
+    for memory, content in dynamic_memories(made, streams, tensors).items():
+        if not memory.is_result:
+            (folder / f"{made.memories[memory]}.bin").write_bytes(content)
+    took = None
     if options.runs:
-        took = duration(facts["seconds"])
-        click.echo(f"run on this computer in {took}; compile and run of an HLS tool: see README.md")
+        with TemporaryDirectory(prefix="rsn-hls-") as place:
+            path = Path(place) / "region"
+            build_dynamic([made], path)
+            start = time.perf_counter()
+            done = run_native_dynamic(path, 0, made, streams, options.seconds, tensors)
+            took = time.perf_counter() - start
+        for tensor, content in written_tensors(made, done).items():
+            (folder / f"{tensor}.expected.bin").write_bytes(content)
+        if options.outputs:
+            stored = {name: done.tensor(tensor) for name, tensor in machine.written.items()}
+            results = {name: done.tokens[name] for name in machine.program.outputs}
+            write_results(options.outputs, machine, results, {}, stored)
+    _show(made.name, folder, made.processes, took, options.as_json)
+
+
+def _machine_of_operators(program: str) -> OperatorMachine | None:
+    """Return the machine of operators of a file; None for another program."""
+    named = stream_program(program)
+    if named is not None:
+        return None if is_region(named) else dynamic_machine(named)
+    loaded = container.read(program)
+    return bound_in(loaded.overlay).machine if is_dynamic(loaded) else None
 
 
 def _tasks(program: str, kernels: str | None) -> TaskProgram:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..streams.dynamic import machine as machines
     from ..streams.dynamic.machine import overlay as overlays
     from ..streams.dynamic.machine import token_files
+    from ..streams.dynamic.tokens import Token
 else:
     graph = deferred("rsn.streams.dynamic.graph")
     machines = deferred("rsn.streams.dynamic.machine")
@@ -86,19 +87,20 @@ def run_dynamic(
     write results to. with_data: whether tensors have values. Returns the program with its tokens, and the run."""
     if outputs is not None:
         (check_target if outputs.endswith(TEXT) else check_tensor_target)(outputs)
-    streams, tensors = _given(program, inputs, weights)
+    streams, tensors = read_values(overlays.bound_in(program.overlay).machine, inputs, weights)
     done = machines.run_machine(program, streams, tensors, with_data, record=True)
     if outputs is not None:
-        _write(done, outputs)
+        write_results(outputs, done.machine, done.tokens, done.times, done.tensors())
     overlay = program.overlay
     run = summary(done.run.engine.timing, overlay, 4 * len(program.image))
     chosen = {name: times for name, times in run.chosen.items() if name not in done.run.requests}
     return done.program, replace(run, chosen=chosen)
 
 
-def _given(program: Program, inputs: str | None, weights: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
+def read_values(
+    machine: machines.OperatorMachine, inputs: str | None, weights: str | None = None
+) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read the streams and the tensors of a run. Raises `TensorError`."""
-    machine = overlays.bound_in(program.overlay).machine
     streams: dict[str, Any] = {}
     tensors: dict[str, Array] = {}
     if inputs is not None and inputs.endswith(TEXT):
@@ -118,19 +120,25 @@ def _given(program: Program, inputs: str | None, weights: str | None) -> tuple[d
     return streams, tensors
 
 
-def _write(done: machines.MachineRun, path: str) -> None:
-    """Write the results of a run."""
-    tensors = done.tensors()
+def write_results(
+    path: str,
+    machine: machines.OperatorMachine,
+    tokens: Mapping[str, Sequence[Token]],
+    times: Mapping[str, Sequence[float]],
+    tensors: Mapping[str, Array],
+) -> None:
+    """Write the results of a run. times: of tokens; without those of a stream it is written without times."""
     if path.endswith(TEXT):
         if tensors:
             names = ", ".join(tensors)
             raise TensorError(f"{path}: a text holds streams, and the program stores tensors ({names}): write .npz")
-        write_text(path, token_files.text_of(done.tokens))
+        write_text(path, token_files.text_of(tokens))
         return
     arrays: dict[str, Array] = dict(tensors)
-    tokens, times = done.tokens, done.times
-    for name, stream in done.machine.results.items():
-        arrays |= token_files.arrays_of(name, stream.type, tokens[name], times[name])
+    for name, stream in machine.results.items():
+        if name not in tokens:  # of a native run, which drops streams without a name
+            continue
+        arrays |= token_files.arrays_of(name, stream.type, tokens[name], times.get(name))
     save_tensors(path, arrays)
 
 

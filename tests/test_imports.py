@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "scheduler": {"base", "isa", "machine", "streams"},
     "hw": {"base", "isa", "machine"},
     "rsnlib": {"assembler", "base", "hw", "isa", "machine", "scheduler", "streams", "tuning"},
-    "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler"},
+    "host": {"assembler", "base", "hw", "isa", "machine", "rsnlib", "scheduler", "streams"},
     "root": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler"},
     "tuning": {"base"},
     "cli": {"assembler", "base", "host", "hw", "isa", "machine", "rsnlib", "scheduler", "streams", "tuning"},

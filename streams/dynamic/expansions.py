@@ -116,12 +116,14 @@ class WhereTrue(Expansion):
 @dataclass(frozen=True)
 class DefinedExpansion(Expansion):
     """An expansion of the user's. sizes: of what it makes of an element, outermost first, None where data decide.
-    result: the type of its elements, of that of an element. apply: nested lists of elements."""
+    result: the type of its elements, of that of an element. apply: nested lists of elements. cpp: the same in C++, for
+    `rsn hls`: something to call with the element and the stream that it makes (docs/dynamic-streams.md)."""
 
     label: str
     sizes: tuple[int | Expression | None, ...]
     result: Callable[[DataType], DataType]
     apply: Callable[[Any], list[Any]]
+    cpp: str = ""
 
     @property
     def name(self) -> str:

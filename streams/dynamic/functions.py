@@ -312,12 +312,14 @@ class AppendRow(Function):
 @dataclass(frozen=True)
 class Defined(Function):
     """A function of the user's. result: the type of the result of types. apply: its value. flops: what it costs, of
-    tiles or their types."""
+    tiles or their types. cpp: the same function in C++, for `rsn hls`: something to call with the operands and the
+    result (docs/dynamic-streams.md)."""
 
     label: str
     result: Callable[..., DataType]
     apply: Callable[..., Element]
     flops: Callable[..., Cost] | None = None
+    cpp: str = ""
 
     @property
     def name(self) -> str:

@@ -360,7 +360,8 @@ class StreamType:
 
 
 class Symbols:
-    """New symbols of a program. numbers: that they get. defined: what a new symbol is equal to, where that is known."""
+    """New symbols of a program. numbers: that they get. defined: what a new symbol is equal to, where that is known.
+    limits: what a new symbol, or the largest value of a ragged one, is at most, where that is known."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = count() if numbers is None else numbers
@@ -368,6 +369,7 @@ class Symbols:
         self._known: dict[Hashable, Dimension] = {}
         self._given: set[str] = set()
         self.defined: dict[sympy.Symbol, Expression] = {}
+        self.limits: dict[sympy.Symbol, Expression] = {}
 
     @property
     def given(self) -> frozenset[str]:
@@ -391,10 +393,13 @@ class Symbols:
         """Return the next number for names. Symbols that one operator makes together share a number."""
         return next(self._numbers)
 
-    def regular(self, letter: str, suffix: str = "", number: int | None = None, value: Any = None) -> Dimension:
+    def regular(
+        self, letter: str, suffix: str = "", number: int | None = None, value: Any = None, at_most: Any = None
+    ) -> Dimension:
         """Return a dynamic-regular dimension. Its symbol is called letter + number + suffix. number: None takes the
         next one; symbols that one operator makes together share it. value: the expression that the symbol equals, if
-        known; if there is a symbol of this value, that one is returned."""
+        known; if there is a symbol of this value, that one is returned. at_most: an expression that bounds it, if
+        known."""
         if value is not None:
             known = next((one for one, other in self.defined.items() if other == value), None)
             if known is not None:
@@ -402,6 +407,8 @@ class Symbols:
         made = dimension(self._name(letter, suffix, number))
         if value is not None:
             self.defined[made.size] = sympy.sympify(value)
+        if at_most is not None:
+            self.limits[made.size] = at_most
         return made
 
     def same_again(self, key: Hashable, make: Callable[[], Dimension]) -> Dimension:
@@ -411,9 +418,15 @@ class Symbols:
             self._known[key] = make()
         return self._known[key]
 
-    def ragged(self, letter: str, suffix: str = "", number: int | None = None, **known: Any) -> Dimension:
-        """Return a new ragged dimension. letter, suffix: of its name. known: arguments of the function `ragged`."""
-        return ragged(self._name(letter, suffix, number), **known)
+    def ragged(
+        self, letter: str, suffix: str = "", number: int | None = None, at_most: Any = None, **known: Any
+    ) -> Dimension:
+        """Return a new ragged dimension. letter, suffix: of its name. at_most: an expression that bounds its largest
+        value, if known. known: arguments of the function `ragged`."""
+        name = self._name(letter, suffix, number)
+        if at_most is not None:
+            self.limits[largest_of(name)] = at_most
+        return ragged(name, **known)
 
     def again(self, data: DataType, times: Expression | None) -> DataType:
         """Return a data type whose elements are repeated. times: how often each element comes; None if that is unknown,
@@ -426,6 +439,7 @@ class Symbols:
             return one
         if times is None:
             name = f"{one.size}.{self.number()}"
+            self.limits[largest_of(name)] = one.largest
             return replace(one, total=sum_of(name), largest=largest_of(name))
         return replace(one, total=one.total * times)
 

@@ -151,7 +151,7 @@ class Retile(Update):
 
     def running(self, element: DataType, group: Sequence[Dimension], symbols: Symbols) -> DataType:
         (one,) = tiles_in(self.name, [element], 1)
-        size = symbols.ragged("R")
+        size = symbols.ragged("R", at_most=largest_volume([*group, one.shape[self.along]]))
         return TileType(one.rows, size, one.dtype) if self.along else TileType(size, one.columns, one.dtype)
 
     def start(self, element: DataType) -> Element:
@@ -196,7 +196,8 @@ def packed(size: Dimension, group: Sequence[Dimension], symbols: Symbols) -> Dim
     inside = parts[parts.index(varying[-1]) :]
     # Only if nothing is added up around a ragged one, the largest group has its largest value.
     exact = len(varying) == 1 and whole[0].ragged
-    return symbols.ragged("R", total=volume(inside), largest=largest_volume(parts) if exact else None)
+    largest = largest_volume(parts)
+    return symbols.ragged("R", at_most=largest, total=volume(inside), largest=largest if exact else None)
 
 
 RetileRow, RetileCol = Retile(0), Retile(1)
@@ -241,13 +242,16 @@ class AllRead(Update):
 @dataclass(frozen=True)
 class DefinedUpdate(Update):
     """An update of the user's. result: the type of the state, of the type of an element. initial: the first state.
-    apply: the next one, of a state and an element. flops: what an update costs, of an element or its type."""
+    apply: the next one, of a state and an element. flops: what an update costs, of an element or its type. cpp: `apply`
+    in C++, for `rsn hls`: something to call with whether the element is the first of its group, the element, and the
+    state, which it changes (docs/dynamic-streams.md)."""
 
     label: str
     result: Callable[[DataType], DataType]
     initial: Callable[[], Element]
     apply: Callable[[Any, Any], Element]
     flops: Callable[..., Cost] | None = None
+    cpp: str = ""
 
     @property
     def name(self) -> str:

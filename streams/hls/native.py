@@ -15,9 +15,8 @@ def native_text(programs: Sequence[HlsProgram]) -> str:
     """Return a C++ file with several regions and a `main` that runs one of them: its argument is the number of the
     region, from 0. It reads the tensors from stdin, and writes them to stdout (`csim.tasks.run_region`). The names of
     the programs must differ."""
-    lines, rows = [], []
+    rows = []
     for made in programs:
-        lines.append(made.text)
         order = [t.name for t in made.program.tensors]
         given, before, behind = [], [], []
         for a in made.arguments:
@@ -34,7 +33,14 @@ def native_text(programs: Sequence[HlsProgram]) -> str:
             given += [f"reinterpret_cast<const bool *>(memories[{k}].data())", f"memories[{k}].size()"]
         unused = "" if given else "static_cast<void>(memories); "
         call = " ".join((*before, f"{made.name}_top({', '.join(given)});", *behind))
-        rows.append(f"    {{[](rsn::csim::Memories &memories) {{ {unused}{call} }}, {len(order)}}},")
-    lines += ["#include <tasks.h>", "", "static const rsn::csim::TaskRegion regions[] = {", *rows, "};", ""]
+        rows.append((f"{unused}{call}", len(order)))
+    return native_main([made.text for made in programs], rows)
+
+
+def native_main(texts: Sequence[str], regions: Sequence[tuple[str, int]]) -> str:
+    """Return a C++ file with a `main` that runs one of several regions. texts: of the programs. regions: of each, the
+    call, in which `memories[k]` are the bytes of memory k, and how many of the memories are written back."""
+    rows = [f"    {{[](rsn::csim::Memories &memories) {{ {call} }}, {count}}}," for call, count in regions]
+    lines = [*texts, "#include <tasks.h>", "", "static const rsn::csim::TaskRegion regions[] = {", *rows, "};", ""]
     lines.append("int main(int count, char **arguments) { return rsn::csim::run_region(count, arguments, regions); }")
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from ...base.errors import ProgramError
@@ -32,7 +33,7 @@ def project(made: HlsProgram, device: StreamDevice) -> dict[str, str]:
         "top.cpp": made.text,
         "kernels.h": (HEADERS / "kernels.h").read_text(encoding="utf-8"),
         "testbench.cpp": testbench(made),
-        "hls.tcl": script(made, device),
+        "hls.tcl": script(made.name, made.program.clock_hz, device),
         "connectivity.cfg": connectivity(made, device),
         "README.md": readme(made, device),
     }
@@ -67,16 +68,22 @@ def testbench(made: HlsProgram) -> str:
     outputs = [t for t in used if t.output]
     checks = [f'{_local(used, t.name)}.differs("{t.name}.expected.bin")' for t in outputs]
     lines += [f"    int different = {' + '.join(checks) or '0'};", "    return different != 0;"]
+    return testbench_text("kernels.h", f"void {made.name}_top({', '.join(parameters)});", lines)
+
+
+def testbench_text(header: str, declaration: str, lines: list[str]) -> str:
+    """Return a testbench. header: what it includes. declaration: of the top function. lines: of `main`, in which a
+    `Memory` is what lies in a file."""
     return f"""// Runs the region once. NAME.bin holds the bytes of a tensor (zeros if there is no such file),
 // NAME.expected.bin those that it must have after the run; without that file they are written to NAME.out.bin.
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels.h"
+#include "{header}"
 
 #include <cstdio>
 #include <memory>
 #include <string>
 
-void {made.name}_top({", ".join(parameters)});
+{declaration}
 
 template <class T>
 class Memory {{
@@ -125,12 +132,12 @@ int main() {{
 """
 
 
-def script(made: HlsProgram, device: StreamDevice) -> str:
-    """The commands for the HLS tool."""
-    period = 1e9 / made.program.clock_hz
+def script(name: str, clock_hz: float, device: StreamDevice) -> str:
+    """Return the commands for the HLS tool. name: of the top function, without its end."""
+    period = 1e9 / clock_hz
     return f"""# vitis_hls -f hls.tcl
-open_project -reset {made.name}
-set_top {made.name}_top
+open_project -reset {name}
+set_top {name}_top
 add_files top.cpp -cflags -std=c++17
 add_files -tb testbench.cpp -cflags -std=c++17
 add_files -tb [glob -nocomplain *.bin]
@@ -152,11 +159,14 @@ def channels_of(made: HlsProgram, device: StreamDevice) -> dict[str, tuple[int, 
 def connectivity(made: HlsProgram, device: StreamDevice) -> str:
     """The options of the linker (UG1393, v++ --config): the memory channel of each argument."""
     of_tensor = channels_of(made, device)
-    lines = [f"# v++ --link --config connectivity.cfg: {device.name}", "[connectivity]"]
-    lines.append(f"nk={made.name}_top:1:{made.name}_1")
-    for a in made.arguments:
-        channel = device.channels[of_tensor[a.tensor][a.channel or 0]]
-        lines.append(f"sp={made.name}_1.{a.name}:{channel.name}")
+    return connectivity_text(made.name, device, {a.name: of_tensor[a.tensor][a.channel or 0] for a in made.arguments})
+
+
+def connectivity_text(name: str, device: StreamDevice, channels: Mapping[str, int]) -> str:
+    """Return the options of the linker. name: of the top function, without its end. channels: the number of the memory
+    channel of each argument."""
+    lines = [f"# v++ --link --config connectivity.cfg: {device.name}", "[connectivity]", f"nk={name}_top:1:{name}_1"]
+    lines += [f"sp={name}_1.{argument}:{device.channels[of].name}" for argument, of in channels.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from rsn.cli.main import main
+from rsn.hw.versal.csim.build import compiler
+from rsn.hw.versal.csim.tasks import CSIM
 
 PROGRAM = """import numpy as np
 from rsn.streams import *
@@ -102,3 +105,95 @@ def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     code, out = rsn("hls", "p.py", "-o", "out", "--run", "--inputs", "x.npz")
     assert code == 3
     assert "no compiler 'no-such-compiler'" in out
+
+
+DYNAMIC = """from rsn.streams.dynamic import *
+
+with Program() as program:
+    rows = program.input("rows", [3], tile(1, 2, "f32"))
+    doubled = Map(Add)(rows, rows)
+    program.output("doubled", doubled)
+    LinearOffChipStore(Tensor((3, 2), "f32", name="kept"))(doubled)
+
+
+def made():
+    return program
+"""
+
+
+def test_dynamic_programs(folder: Path) -> None:
+    (folder / "d.py").write_text(DYNAMIC)
+    (folder / "d.txt").write_text("rows: [[1,2]] [[3,4]] [[0.5,-1]] D")
+    code, out = rsn("hls", "d.py:program", "-o", "out", "--run", "--inputs", "d.txt", "--outputs", "y.npz")
+    assert code == 0, out
+    assert out.startswith("out/top.cpp: d_program_top, 7 processes\nrun on this computer in ")
+    result = np.load(folder / "y.npz")
+    np.testing.assert_array_equal(result["doubled.tiles"].reshape(3, 2), [[2, 4], [6, 8], [1, -2]])
+    np.testing.assert_array_equal(result["kept"], [[2, 4], [6, 8], [1, -2]])
+    assert rsn("run", "d.py:program", "--inputs", "d.txt", "--outputs", "z.npz")[0] == 0
+    expected = np.load(folder / "z.npz")
+    assert result.files == [name for name in expected.files if not name.endswith(".times")]
+    assert all(np.array_equal(result[name], expected[name]) for name in result.files)
+    assert {file.name for file in (folder / "out").iterdir()} == {
+        "top.cpp", "step.h", "kernels.h", "testbench.cpp", "hls.tcl", "connectivity.cfg", "README.md", "rows.bin",
+        "kept.bin", "kept.expected.bin",
+    }  # fmt: skip
+    assert (folder / "out" / "kept.expected.bin").read_bytes() == np.float32([2, 4, 6, 8, 1, -2]).tobytes()
+    assert rsn("compile", "d.py:program", "-o", "d.rsn")[0] == rsn("asm", "d.rsn")[0] == 0
+    code, out = rsn("hls", "d.bin", "-o", "bin", "--run", "--inputs", "d.txt", "--outputs", "w.npz")
+    assert code == 0, out
+    np.testing.assert_array_equal(np.load(folder / "w.npz")["kept"], result["kept"])
+    assert rsn("hls", "d.py:made", "-o", "out") == (0, "out/top.cpp: d_made_top, 7 processes\n")
+
+
+@pytest.mark.long
+def test_the_testbench_of_a_dynamic_program_compares(folder: Path) -> None:
+    (folder / "d.py").write_text(DYNAMIC)
+    (folder / "d.txt").write_text("rows: [[1,2]] [[3,4]] [[0.5,-1]] D")
+    assert rsn("hls", "d.py:program", "-o", "out", "--run", "--inputs", "d.txt")[0] == 0
+    there = folder / "out"
+    # Processes as plain calls, one after the other: streams without a bound, as in AMD's own C simulation.
+    (there / "hls_stream.h").write_text(
+        """#include <deque>
+namespace hls {
+template <class T, int N = 0>
+struct stream;
+template <class T>
+struct stream<T, 0> {
+    std::deque<T> kept;
+    bool empty() { return kept.empty(); }
+    T read() {
+        T word = kept.front();
+        kept.pop_front();
+        return word;
+    }
+    void write(const T &word) { kept.push_back(word); }
+};
+template <class T, int N>
+struct stream : stream<T, 0> {
+    stream(const char *) {}
+};
+}
+"""
+    )
+    include = CSIM / "include" / "hls_vector.h"
+    (there / "hls_vector.h").write_text(include.read_text())
+    command = [compiler("a test"), "-std=c++17", "-w", "-I.", "top.cpp", "testbench.cpp", "-o", "bench"]
+    subprocess.run(command, cwd=there, check=True)
+    done = subprocess.run(["./bench"], cwd=there, capture_output=True, text=True, check=True)
+    assert done.stdout == "kept.expected.bin: equal bit for bit\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("d.py:program", "--kernels", "d.txt"), "--kernels: not for programs of dynamic streams"),
+        (("d.py:program", "--inputs", "d.txt"), "d.txt:1: a line is the name of a stream, a colon, and its tokens"),
+    ],
+)
+def test_what_dynamic_programs_refuse(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    (folder / "d.py").write_text(DYNAMIC)
+    (folder / "d.txt").write_text("rows")
+    code, out = rsn("hls", *arguments, "-o", "out")
+    assert code
+    assert message in out

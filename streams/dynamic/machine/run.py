@@ -71,7 +71,7 @@ def run_machine(
     """
     machine = bound_in(program.overlay).machine
     require(program)
-    bound = BoundMachine(machine, inputs or {}, _values(machine, tensors or {}, with_data), with_data)
+    bound = BoundMachine(machine, inputs or {}, given_tensors(machine, tensors or {}, with_data), with_data)
     behaviour = behaviour_of(bound)
     units = tuple(dataclasses.replace(unit, behaviour=behaviour) for unit in program.overlay.units)
     program = dataclasses.replace(program, overlay=dataclasses.replace(program.overlay, units=units))
@@ -83,8 +83,9 @@ def run_machine(
     return MachineRun(machine, program, run)
 
 
-def _values(machine: OperatorMachine, given: Mapping[str, Array], with_data: bool) -> dict[Tensor, Array]:
-    """The values of tensors for a run. Raises `TensorError` for those that do not fit, and for missing ones."""
+def given_tensors(machine: OperatorMachine, given: Mapping[str, Array], with_data: bool) -> dict[Tensor, Array]:
+    """Return the values of tensors for a run. given: by name. Raises `TensorError` for those that do not fit, and for
+    missing ones."""
     known, values = machine.tensors, {}
     for name, value in given.items():
         if name not in known:

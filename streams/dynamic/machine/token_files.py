@@ -71,14 +71,16 @@ def read_text(text: str, name: str) -> dict[str, str]:
     return found
 
 
-def arrays_of(stream: str, kind: StreamType, tokens: Sequence[Token], times: Sequence[float]) -> dict[str, Array]:
-    """Return a stream as arrays by name. times: of each token. Raises `TensorError` for tiles of one stream whose
-    values no array holds exactly."""
+def arrays_of(
+    stream: str, kind: StreamType, tokens: Sequence[Token], times: Sequence[float] | None
+) -> dict[str, Array]:
+    """Return a stream as arrays by name. times: of each token, None for tokens without times. Raises `TensorError` for
+    tiles of one stream whose values no array holds exactly."""
     elements = [one for one in tokens[:-1] if not isinstance(one, Stop)]
     stops = np.array([one.level if isinstance(one, Stop) else 0 for one in tokens[:-1]], np.int32)
     return {
         stream + STOPS: stops,
-        stream + TIMES: np.array(times, np.float64),
+        **({} if times is None else {stream + TIMES: np.array(times, np.float64)}),
         **dict(_written(stream, kind.data, elements)),
     }
 

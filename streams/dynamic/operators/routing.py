@@ -103,9 +103,10 @@ def parts(stream: StreamType, rank: int, count: int, symbols: Symbols) -> tuple[
     number = symbols.number()
     made = []
     for port in range(count):
-        outer = symbols.regular("B", f"_{port}", number)
+        outer = symbols.regular("B", f"_{port}", number, at_most=stream.count(rank))
         inner = tuple(
-            symbols.ragged(f"{one.size}.", f"_{port}", number) if one.ragged else one for one in stream.inner(rank)
+            symbols.ragged(f"{one.size}.", f"_{port}", number, one.largest) if one.ragged else one
+            for one in stream.inner(rank)
         )
         made.append(StreamType((outer, *inner), symbols.again(stream.data, None)))
     return tuple(made)
@@ -222,7 +223,7 @@ class Reassemble(Operator):
         if kind.hot is not None:
             hot = dimension(kind.hot)
         else:
-            hot = symbols.ragged("K", total=total)
+            hot = symbols.ragged("K", at_most=sympy.Integer(kind.choices), total=total)
         inner, data = merged(streams, symbols)
         return (StreamType((*selector.shape, hot, *inner), data),)
 

@@ -22,6 +22,7 @@ from ..shapes import (
     TupleType,
     dimension,
     has_buffers,
+    largest_volume,
     positive,
     volume,
 )
@@ -58,7 +59,8 @@ class Flatten(Operator):
             return symbols.regular("D", value=total)
         static = not any(one.dynamic for one in flat)
         key = ("flatten", stream.shape, self.least, self.most)
-        return symbols.same_again(key, lambda: symbols.ragged("R", total=total, static=static))
+        most = largest_volume(flat)
+        return symbols.same_again(key, lambda: symbols.ragged("R", at_most=most, total=total, static=static))
 
     def kernel(self, context: KernelContext) -> Kernel:
         reader = context.reader(0)

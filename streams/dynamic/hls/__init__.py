@@ -1,0 +1,1 @@
+"""Programs of dynamic streams as HLS C++: a process for each operator."""

@@ -1,0 +1,137 @@
+"""What streams of dynamic programs carry, as types of C++: tiles with bounds, selectors, buffers, tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import sympy
+
+from ....base.element_types import BITS
+from ...hls.kinds import CPP
+from ...words import PORT_BITS, divisor
+from ..graph import Program
+from ..shapes import BufferType, DataType, Dimension, Expression, SelectorType, TileType, TupleType, symbol
+
+
+class Unbounded(Exception):
+    """What has no C++. The text has no name and no place yet."""
+
+
+_RISING = (sympy.Rational, sympy.Symbol, sympy.Add, sympy.Mul, sympy.Max, sympy.Min, sympy.ceiling, sympy.Piecewise)
+"""What never falls where a symbol grows, as long as no symbol has a factor below 0."""
+
+
+def most(expression: Expression, program: Program) -> int | None:
+    """Return the largest value of a size, None if nothing bounds it. It follows from the bounds of the program's
+    symbols (`at_most`), and from what operators know of theirs: the largest symbols give the largest size."""
+    for one in sympy.preorder_traversal(expression):
+        if isinstance(one, sympy.Expr) and not isinstance(one, _RISING):
+            return None
+        if isinstance(one, sympy.Mul) and one.could_extract_minus_sign():
+            return None
+    values = {one: _most_of_symbol(one, program) for one in expression.free_symbols}
+    if None in values.values():
+        return None
+    return int(sympy.floor(expression.xreplace({one: sympy.Integer(value) for one, value in values.items()})))
+
+
+def _most_of_symbol(one: sympy.Symbol, program: Program) -> int | None:
+    bound = program.bounds.get(one)
+    if bound is None and one.name.startswith("max "):
+        bound = program.bounds.get(symbol(one.name.removeprefix("max ")))
+    if bound is not None:
+        return bound
+    known = program.symbols.defined.get(one, program.symbols.limits.get(one))
+    return None if known is None else most(known, program)
+
+
+def size_of(one: Dimension, program: Program) -> int:
+    """Return the largest value of a dimension. Raises `Unbounded` if it has no bound."""
+    found = most(one.largest, program)
+    if found is None:
+        raise Unbounded(
+            f"size {one} has no bound; give the symbols that it depends on one: program.symbol(name, at_most=..)"
+        )
+    return max(found, 1)
+
+
+@dataclass(frozen=True)
+class ElementWords:
+    """Words of a part of an element. cpp: the type of one. count: of the largest element."""
+
+    cpp: str
+    count: int
+
+
+@dataclass(frozen=True)
+class CppElement:
+    """An element in C++. cpp: its type. sizes: that of what its head says. words: of each of its tiles and buffers.
+    parts: of a tuple. choices: of a selector. shape, packed: rows and columns of the largest tile, elements of a
+    word."""
+
+    cpp: str
+    sizes: str
+    data: DataType
+    words: tuple[ElementWords, ...] = ()
+    parts: tuple[CppElement, ...] = ()
+    shape: tuple[int, int] = (0, 0)
+    packed: int = 0
+
+    @cached_property
+    def head(self) -> str:
+        """The C++ type of a token."""
+        return f"rsn::step::Head<{self.sizes}>"
+
+    def braces(self, names: Iterator[Sequence[str]]) -> str:
+        """Return the initialiser of the words of some streams side by side. names: of each word of an element in turn,
+        the FIFOs of all streams."""
+        if isinstance(self.data, TupleType):
+            inner = "{}"
+            for text in reversed([part.braces(names) for part in self.parts]):
+                inner = f"{{{text}, {inner}}}"
+            return inner
+        return fan(next(names)) if self.words else "{}"
+
+
+def fan(names: Sequence[str]) -> str:
+    """Return the initialiser of FIFOs side by side."""
+    inner = "{}"
+    for name in reversed(names):
+        inner = f"{{{name}, {inner}}}"
+    return inner
+
+
+def cpp_element(data: DataType, program: Program) -> CppElement:
+    """Return the C++ type of the elements of a stream. Raises `Unbounded` for a size without a bound, and for buffers
+    of other elements than tiles."""
+    match data:
+        case TileType():
+            rows, columns = (size_of(one, program) for one in data.shape)
+            # The parts of a row of several lengths begin anywhere, so that words of them would not.
+            known = data.columns.size.is_Integer and not data.columns.ragged
+            packed = divisor(columns, PORT_BITS // max(32, BITS[data.dtype])) if known else 1
+            made = f"{CPP[data.dtype]}, {rows}, {columns}, {packed}"
+            words = ElementWords(f"hls::vector<{CPP[data.dtype]}, {packed}>", rows * columns // packed)
+            sizes = "rsn::step::TileSizes"
+            return CppElement(f"rsn::step::Tile<{made}>", sizes, data, (words,), (), (rows, columns), packed)
+        case SelectorType(choices):
+            cpp = f"rsn::step::Selector<{choices}>"
+            return CppElement(cpp, cpp, data)
+        case BufferType(element, shape):
+            tile = cpp_element(element, program)
+            if not isinstance(element, TileType):
+                raise Unbounded(f"a buffer of {element}; only buffers of tiles have C++")
+            count = prod(size_of(one, program) for one in shape)
+            cpp = f"rsn::step::Buffer<{tile.cpp}, {len(shape)}, {count}>"
+            held = ElementWords(tile.words[0].cpp, tile.words[0].count * count)
+            return CppElement(cpp, f"rsn::step::BufferSizes<{len(shape)}>", data, (held,), (tile,))
+        case TupleType(parts):
+            made_parts = tuple(cpp_element(part, program) for part in parts)
+            sizes = "rsn::step::NoSizes"
+            for part in reversed(made_parts):
+                sizes = f"rsn::step::PairSizes<{part.sizes}, {sizes}>"
+            cpp = f"rsn::step::Tuple<{', '.join(part.cpp for part in made_parts)}>"
+            return CppElement(cpp, sizes, data, tuple(w for part in made_parts for w in part.words), made_parts)
