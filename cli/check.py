@@ -76,7 +76,8 @@ def check_command(program: str, options: CheckOptions) -> None:
     defaults; without it, the file itself is checked.
 
     With --for-all, constants at the top of the file (or names that it does not declare) are sizes: the result is proved
-    for all of them, a counterexample, or undecided with the reason. A range such as '2 <= n <= 64' is tried whole.
+    for all of them, a counterexample, or undecided with the reason. A range such as '2 <= n <= 64' is tried whole;
+    'n >= 8, n % 8 == 0' are the multiples of 8.
     """
     named = stream_program(program)
     if named is None:

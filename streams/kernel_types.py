@@ -15,7 +15,7 @@ from . import layouts
 from .kernels import KERNELS, Call, KernelOperand, Options, Shape, collective, pending_of
 from .layouts import LOCAL, NONE, Distribution, Labels, Pending
 from .source import Refusal
-from .values import FLOAT, INT, accepts, joined
+from .values import FLOAT, INT, accepts, is_whole, joined
 
 
 def element(kernel: LibraryKernel, operands: Sequence[KernelOperand]) -> str | None:
@@ -209,7 +209,7 @@ def _reshape(call: Call) -> Result:
     given = call.options.get("shape")
     sizes: list[int] = []
     for size in given if isinstance(given, tuple) else (given,):
-        if not isinstance(size, int):
+        if not is_whole(size):
             raise Refusal("type", "reshape takes sizes that are known before the run", None)
         sizes.append(size)
     count = prod(x.shape)

@@ -20,7 +20,7 @@ from .syntax import nodes as syn
 from .syntax.printer import short
 from .tiles import TileExpressions
 from .tree import Collective, TaskDecl, peers
-from .values import FLOAT, Data, Static, Value, accepts, element_type, positive, type_of
+from .values import FLOAT, Data, Static, Value, accepts, element_type, is_whole, positive, type_of
 
 REDUCTIONS = {"+": "+", "add": "+", "sum": "+", "max": "max", "maximum": "max"}
 """Operators of allreduce, in each of their spellings."""
@@ -208,9 +208,9 @@ class KernelExpressions(TileExpressions):
             else ""
         )
         sizes = shape.value if isinstance(shape, Static) else None
-        sizes = (sizes,) if isinstance(sizes, int) else sizes
+        sizes = (sizes,) if is_whole(sizes) else sizes
         dtype = DTYPES.get(name, name if name in BITS else None)
-        known = dtype and isinstance(sizes, tuple) and all(isinstance(size, int) and size > 0 for size in sizes)
+        known = dtype and isinstance(sizes, tuple) and all(is_whole(size) and size > 0 for size in sizes)
         kind = ElementType(dtype, sizes) if dtype and sizes and known else None
         dist = layouts.constant(number)
         if number is None:

@@ -204,16 +204,20 @@ class Stores(KernelExpressions):
 
     def _stored(self, base: Data, target: syn.Subscript, operand: KernelOperand, source: syn.ExpressionNode) -> None:
         """Note a store into a tensor, and whether all instances that hold the same part of it store the same there."""
-        cut = set(base.dist.labels or ())
-        axes = frozenset(axis for axis, size in enumerate(self.mesh) if size > 1 and axis not in cut)
-        alike = not self._branches and self._equal(target.index, axes)
-        complete = replace(operand.dist, pending=layouts.NONE)  # or else the store is refused
-        alike = alike and (complete.alike(axes) or self._equal(source, axes))
+        alike = self._alike(base, target, operand, source)
         reading = self.context.reading
         own = reading.stores.setdefault((self.task.name, base.tensor), {})
         own[self.tid] = alike and own.get(self.tid, True)
         if not alike:
             reading.unlike.add((self.task.name, target.place))
+
+    def _alike(self, base: Data, target: syn.Subscript, operand: KernelOperand, source: syn.ExpressionNode) -> bool:
+        """Whether all instances that hold the same part of a tensor store the same there."""
+        cut = set(base.dist.labels or ())
+        axes = frozenset(axis for axis, size in enumerate(self.mesh) if size > 1 and axis not in cut)
+        complete = replace(operand.dist, pending=layouts.NONE)  # or else the store is refused
+        same = not self._branches and self._equal(target.index, axes)
+        return same and (complete.alike(axes) or self._equal(source, axes))
 
     def _equal(self, node: syn.SyntaxNode, axes: frozenset[int]) -> bool:
         """Whether instances that differ along some mesh axes only compute the same value, judged by what is in the

@@ -24,7 +24,7 @@ from .syntax import nodes as syn
 from .syntax.control import varying
 from .syntax.printer import short, shown
 from .tree import StreamDecl, TaskDecl
-from .values import OPERATORS, Data, Static, Value, compute, type_of
+from .values import OPERATORS, Data, Static, Value, compute, is_whole, type_of
 from .words import comes_by_row
 
 KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
@@ -176,6 +176,11 @@ class TileExpressions(CostExpressions):
         """Record the type that stands at a node: the machine has it there."""
         self.context.reading.types.setdefault((self.task.name, node.place), set()).add(kind)
 
+    def sized(self, node: syn.SyntaxNode, known: Static) -> None:
+        """Record what `x.shape` or `x.ndim` is at a node: the machine has it there."""
+        shapes, at = self.context.reading.shapes, (self.task.name, node.place)
+        shapes[at] = known if shapes.get(at, known) == known else None
+
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def eval(self, node: syn.ExpressionNode) -> Value:
@@ -198,9 +203,7 @@ class TileExpressions(CostExpressions):
                 if isinstance(value, Data) and value.type is not None:
                     known = Static(value.type.shape if what == "shape" else len(value.type.shape))
                     self.by_layout |= what == "shape" and _is_cut(value)
-                    shapes = self.context.reading.shapes
-                    at = self.task.name, node.place
-                    shapes[at] = known if shapes.get(at, known) == known else None
+                    self.sized(node, known)
                     return known
                 return Data()
         return super().eval(node)
@@ -299,7 +302,7 @@ class TileExpressions(CostExpressions):
         return value, value.dist.uniform or (value.dist.labels == () and not value.dist.pending)
 
     def _inside(self, value: Static, size: int, part: syn.ExpressionNode, node: syn.Subscript) -> None:
-        if not isinstance(value.value, int) or not 0 <= value.value < size:
+        if not is_whole(value.value) or not 0 <= value.value < size:
             message = f"{short(node)}: the index {value.value} is outside an axis of size {size}"
             note = "a parameter is the shard of its instance: indices count from its first element"
             self.report(Refusal("index", message, None, note), part)
@@ -337,7 +340,7 @@ class TileExpressions(CostExpressions):
                 continue
             value, equal = self._position(bound)
             same = same and equal
-            if isinstance(value, Static) and isinstance(value.value, int):
+            if isinstance(value, Static) and is_whole(value.value):
                 bounds.append(value.value)
             else:
                 known = False
@@ -347,18 +350,23 @@ class TileExpressions(CostExpressions):
                     message = f"{short(node)}: the slice {end} at {found[0]} where {found[1]}"
                     self.report(Refusal("index", f"{message}, outside an axis of size {size}", None), bound)
         if known and bounds[2] != 0:
-            low, high, _ = bounds
-            if not 0 <= (low or 0) <= size or not 0 <= (size if high is None else high) <= size:
+            low, high = 0 if bounds[0] is None else bounds[0], size if bounds[1] is None else bounds[1]
+            if not 0 <= low <= size or not 0 <= high <= size:
                 message = f"{short(node)}: the slice is outside an axis of size {size}"
                 note = "a parameter is the shard of its instance: indices count from its first element"
                 self.report(Refusal("index", message, None, note), node)
-            return len(range(*slice(*bounds).indices(size))), same
+            return self.extent(low, high, bounds, size), same
         if part.step is None and part.low is not None and part.high is not None:
             low_terms, high_terms = self._terms(part.low), self._terms(part.high)
             rest = {key: high_terms.get(key, 0) - low_terms.get(key, 0) for key in low_terms.keys() | high_terms.keys()}
             if not any(count for key, count in rest.items() if key):
                 return max(0, rest.get("", 0)), same
         return None, same
+
+    def extent(self, low: int, high: int, bounds: Sequence[int | None], size: int) -> int:
+        """Return how many elements of an axis a slice has. low, high: where it begins and ends. bounds: as written,
+        with the step. size: of the axis."""
+        return len(range(*slice(*bounds).indices(size)))
 
     def _terms(self, node: syn.ExpressionNode) -> dict[str, int]:
         """Write an index as a sum: factors of terms that are not static, and a constant under ""."""
@@ -367,7 +375,7 @@ class TileExpressions(CostExpressions):
                 return {"": number}
             case syn.Identifier(name=name):
                 value = self.env.get(name, self.context.constants.get(name))
-                if isinstance(value, Static) and isinstance(value.value, int):
+                if isinstance(value, Static) and is_whole(value.value):
                     return {"": value.value}
             case syn.Prefix(op="-", operand=inner):
                 return {key: -count for key, count in self._terms(inner).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..base.element_types import BITS, ElementType
 from ..base.operators import BINARY
@@ -22,10 +22,9 @@ ELEMENTS = 1 << 12
 """Limit of the length of a static tuple or set."""
 
 
-class SymbolicNumber:
-    """Base of whole numbers that stand for many at once (`symbolic.domain.Number`). They are static."""
-
-    __slots__ = ()
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a static value is a whole number; one that stands for many is used as one."""
+    return isinstance(value, int) or (isinstance(value, SymbolicNumber) and value.element is INT)
 
 
 class Limit(int):
@@ -35,6 +34,13 @@ class Limit(int):
 BOOLEAN = ElementType("boolean")
 INT = ElementType("int")
 FLOAT = ElementType("float")
+
+
+class SymbolicNumber:
+    """Base of numbers that stand for many at once (`symbolic.domain`). They are static. element: their type."""
+
+    __slots__ = ()
+    element = INT
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,9 @@ def type_of(value: Value) -> ElementType | None:
     """Return the element type of a value, None if it is not known."""
     if isinstance(value, Data):
         return value.type
-    if isinstance(value.value, int | SymbolicNumber):
+    if isinstance(value.value, SymbolicNumber):
+        return value.value.element
+    if isinstance(value.value, int):
         return INT
     return FLOAT if isinstance(value.value, float) else None
 

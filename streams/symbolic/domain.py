@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from itertools import count
 from math import gcd
 from typing import Any
 
-from ..values import Limit, SymbolicNumber
+from ..values import FLOAT, Limit, SymbolicNumber
 from .polynomial import ZERO, Polynomial, TooHigh
 
 THRESHOLD = 256
@@ -52,10 +53,12 @@ class SplitRests(Exception):
 
 
 class Domain:
-    """Sizes, and the indices that are bound at present, outer ones first."""
+    """Sizes, and the indices that are bound at present, outer ones first. written: variables in terms of the sizes of
+    the program, for messages."""
 
-    def __init__(self, sizes: Sequence[str]) -> None:
+    def __init__(self, sizes: Sequence[str], written: Mapping[str, Polynomial] | None = None) -> None:
         self.sizes = tuple(sizes)
+        self.written = written or {}
         self.indices: list[tuple[str, Polynomial]] = []
         self._names = 0
 
@@ -65,10 +68,10 @@ class Domain:
         return f"%{self._names}"
 
     @contextmanager
-    def bound(self, name: str, count: Polynomial) -> Iterator[Polynomial]:
-        """Bind an index that runs from 0 to `count` - 1, and yield it. count: at least 1 at all points."""
+    def bound(self, name: str, times: Polynomial) -> Iterator[Polynomial]:
+        """Bind an index that runs from 0 to `times` - 1, and yield it. times: at least 1 at all points."""
         before = len(self.indices)
-        self.indices.append((name, count))
+        self.indices.append((name, times))
         try:
             yield Polynomial.variable(name)
         finally:
@@ -79,17 +82,17 @@ class Domain:
     def proves(self, p: Polynomial) -> bool:
         """Whether p >= 0 can be proved for all points. False means that there is no proof, not that p is negative
         somewhere. If p is linear in an index, the proof tests both ends of the index."""
-        for name, count in reversed(self.indices):
+        for name, times in reversed(self.indices):
             degree = p.degree(name)
             if degree == 0:
                 continue
             if degree == 1:
-                return self.proves(p.put({name: 0})) and self.proves(p.put({name: count - 1}))
+                return self.proves(p.put({name: 0})) and self.proves(p.put({name: times - 1}))
             parts = p.coefficients(name)
             if all(self.proves(part) for part in parts[1:]):
                 return self.proves(parts[0])
             if all(self.proves(-part) for part in parts[1:]):
-                return self.proves(p.put({name: count - 1}))
+                return self.proves(p.put({name: times - 1}))
             return False
         return never_negative(p, DEPTH)
 
@@ -117,25 +120,57 @@ class Domain:
             return p.constant == 0
         return self.at_least(p) and self.at_least(-p)
 
-    def floor(self, p: Polynomial, divisor: int) -> tuple[Polynomial, int]:
-        """Return quotient and rest of a division by a positive number. The rest is one number for all points.
+    def floor(self, p: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """Return quotient and rest of a division by a form that is at least 1. If the divisor is a number, the rest is
+        one number for all points.
 
-        Raises `SplitSizes` or `SplitRests`, which say where to cut the domain, if the rest is not the same at all
-        points; `Undecided` if that takes too many parts.
+        Raises `SplitSizes`, `SplitIndex` or `SplitRests`, which say where to cut the domain, if quotient or rest are
+        not one form at all points; `Undecided` if no cut is known, or if that takes too many parts.
         """
-        if divisor == 1:
-            return p, 0
-        for rest in range(divisor):
-            quotient = (p - rest) * Fraction(1, divisor)
+        number = divisor.number
+        if number is None:
+            return self._floor_of_forms(p, divisor)
+        for rest in range(number):
+            quotient = (p - rest) * Fraction(1, number)
             if quotient.integral():
-                return quotient, rest
+                return quotient, Polynomial.of(rest)
+        uneven = {name for m, c in p.terms.items() if c.denominator > 1 or c % number for name, _ in m}
         for name, _ in reversed(self.indices):
-            if p.degree(name):
-                raise SplitRests(name, self._rests(p, name, divisor))
-        name = next(name for name in self.sizes if p.degree(name))
-        many = self._rests(p, name, divisor)
+            if name in uneven:
+                raise SplitRests(name, self._rests(p, name, number))
+        name = next(name for name in self.sizes if name in uneven)
+        many = self._rests(p, name, number)
         v = Polynomial.variable(name)
         raise SplitSizes([{name: v * many + rest} for rest in range(many)])
+
+    def _floor_of_forms(self, p: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
+        quotient, rest = p.divided(divisor)
+        for more in (0, -1, 1):
+            left = rest - divisor * more
+            if self.proves(left) and self.proves(divisor - left - 1):
+                return quotient + more, left
+        self._split_quotient(p, divisor)
+        if self.at_least(rest) and self.at_least(divisor - rest, 1):
+            return quotient, rest
+        raise Undecided(f"the quotient of {self.shown(p)} by {self.shown(divisor)}")
+
+    def _split_quotient(self, p: Polynomial, divisor: Polynomial) -> None:
+        """If one size is divided by another one, write both by quotient and rest, or cut off where it is less."""
+        (name, low), (by, least) = (self._size_of(form) for form in (p, divisor))
+        if not name or not by or name == by:
+            return
+        size, divisor_left = Polynomial.variable(name), Polynomial.variable(by)
+        fresh = next(name + "'" * k for k in count(1) if name + "'" * k not in self.sizes)
+        rest = Polynomial.variable(fresh)
+        whole = divisor_left + rest + 1
+        parts = [{name: whole * (size + 1) + rest - low, by: whole - least}]
+        raise SplitSizes([*parts, {by: divisor_left + size + low + 1 - least}])
+
+    def _size_of(self, p: Polynomial) -> tuple[str, int]:
+        """The size of which a form is the sum with a number, and that number; "" for other forms."""
+        constant = p.terms.get((), Fraction(0))
+        name = next((name for name in self.sizes if Polynomial.variable(name) == p - int(constant)), "")
+        return name, int(constant)
 
     def _rests(self, p: Polynomial, name: str, divisor: int) -> int:
         """How many rests of a variable make every quotient by `divisor` alike."""
@@ -143,7 +178,7 @@ class Domain:
         for c in p.terms.values():
             many *= c.denominator if many % (divisor * c.denominator) else 1
         if many > THRESHOLD:
-            raise Undecided(f"the rest of {p} when divided by {divisor} has too many cases")
+            raise Undecided(f"the rest of {self.shown(p)} when divided by {divisor} has too many cases")
         return many
 
     # -- splits -------------------------------------------------------------------------------------------------------
@@ -154,12 +189,12 @@ class Domain:
             if p.degree(name) == 0:
                 continue
             parts = p.coefficients(name)
-            slope = parts[1].number if len(parts) == 2 else None
-            if slope is None:
+            if len(parts) > 2:
                 raise Undecided(f"it is not decided whether {self.shown(p)} is negative")
-            if slope > 0:
-                raise SplitIndex(name, -self.floor(parts[0], slope)[0])
-            raise SplitIndex(name, self.floor(parts[0], -slope)[0] + 1)
+            if self.at_least(parts[1], 1):
+                raise SplitIndex(name, -self.floor(parts[0], parts[1])[0])
+            if self.at_least(-parts[1], 1):
+                raise SplitIndex(name, self.floor(parts[0], -parts[1])[0] + 1)
         self._split_sizes(p)
 
     def _split_sizes(self, p: Polynomial) -> None:
@@ -177,7 +212,7 @@ class Domain:
         if more and less and len(p.terms) <= len(names) + 1:
             x, y = more[0], less[0]
             if abs(rest) > THRESHOLD:
-                raise Undecided(f"it is not decided whether {p} is negative")
+                raise Undecided(f"it is not decided whether {self.shown(p)} is negative")
             if rest:
                 name = y if rest > 0 else x
                 v = Polynomial.variable(name)
@@ -195,12 +230,12 @@ class Domain:
         if len(names) > 1:
             v = Polynomial.variable(names[0])
             raise SplitSizes([{names[0]: ZERO}, {names[0]: v + 1}])
-        raise Undecided(f"it is not decided whether {p} is negative")
+        raise Undecided(f"it is not decided whether {self.shown(p)} is negative")
 
     def shown(self, p: Polynomial) -> str:
         """Return p as text, with a letter for each index."""
         letters = {name: Polynomial.variable("ijklpq"[k]) for k, (name, _) in enumerate(self.indices[:6])}
-        return str(p.put(letters))
+        return str(p.put(letters).put(self.written))
 
 
 def _without_content(p: Polynomial) -> Polynomial:
@@ -263,15 +298,21 @@ class Number(SymbolicNumber):
         raise Undecided(f"a size is used together with {str(other)[:20]}, which is no whole number")
 
     def __add__(self, other: Any) -> Any:
+        if isinstance(other, float | RealNumber):
+            return RealNumber()
         return self._made(self.form + self._other(other))
 
     def __sub__(self, other: Any) -> Any:
+        if isinstance(other, float | RealNumber):
+            return RealNumber()
         return self._made(self.form - self._other(other))
 
     def __rsub__(self, other: Any) -> Any:
-        return self._made(self._other(other) - self.form)
+        return RealNumber() if isinstance(other, float) else self._made(self._other(other) - self.form)
 
     def __mul__(self, other: Any) -> Any:
+        if isinstance(other, float | RealNumber):
+            return RealNumber(_positive(self) and _positive(other))
         try:
             return self._made(self.form * self._other(other))
         except TooHigh as error:
@@ -290,6 +331,10 @@ class Number(SymbolicNumber):
         return not self.domain.equal(self.form, 0)
 
     def __pow__(self, other: Any) -> Any:
+        if isinstance(other, float) or (isinstance(other, int) and other < 0):
+            if not self.domain.at_least(self.form, 1):
+                raise Undecided("a power of a number that may be below 1, with this exponent")
+            return RealNumber(True)
         if not isinstance(other, int) or not 0 <= other <= 8:
             raise Undecided("a power of a size with this exponent")
         out: Any = 1
@@ -298,11 +343,13 @@ class Number(SymbolicNumber):
         return out
 
     def __truediv__(self, other: Any) -> Any:
-        raise Undecided("a quotient / of sizes is no whole number; use //")
+        return _quotient(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _quotient(other, self)
 
     __radd__ = __add__
     __rmul__ = __mul__
-    __rtruediv__ = __truediv__
 
     def __divmod__(self, other: Any) -> Any:
         return _divided(self.form, self._other(other), self.domain)
@@ -345,6 +392,57 @@ class Number(SymbolicNumber):
     __repr__ = __str__
 
 
+class RealNumber(SymbolicNumber):
+    """A number of the program that depends on sizes or indices and need not be whole, such as `D ** -0.5`. It can be
+    computed with, and nothing can depend on it: what would decide by it is undecided. positive: known to be above 0."""
+
+    __slots__ = ("positive",)
+    __hash__ = None  # type: ignore[assignment]
+    element = FLOAT
+
+    def __init__(self, positive: bool = False) -> None:
+        self.positive = positive
+
+    def _sum(self, other: Any) -> Any:
+        return RealNumber()
+
+    def __neg__(self) -> Any:
+        return RealNumber()
+
+    def __mul__(self, other: Any) -> Any:
+        return RealNumber(_positive(self) and _positive(other))
+
+    def __truediv__(self, other: Any) -> Any:
+        return _quotient(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _quotient(other, self)
+
+    def _decides(self, *others: Any) -> Any:
+        raise Undecided("a number of sizes that need not be whole decides something")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = _sum
+    __rmul__ = __mul__
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __abs__ = _decides
+    __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _decides
+
+
+def _positive(value: Any) -> bool:
+    """Whether a number is known to be above 0."""
+    if isinstance(value, Number):
+        return value.domain.proves(value.form - 1)
+    return value.positive if isinstance(value, RealNumber) else bool(value > 0)
+
+
+def _quotient(a: Any, b: Any) -> RealNumber:
+    """The quotient of two numbers, one of which is symbolic. Raises `ZeroDivisionError`, splits, and `Undecided`."""
+    if isinstance(b, RealNumber) and not b.positive:
+        raise Undecided("a quotient by a number of sizes that may be 0")
+    if not isinstance(b, RealNumber) and b == 0:
+        raise ZeroDivisionError("division by zero")
+    return RealNumber(_positive(a) and _positive(b))
+
+
 def number(form: Polynomial, domain: Domain) -> Number | int:
     """Return a plain number where the form has no variables."""
     value = form.number
@@ -358,21 +456,12 @@ def form_of(value: Number | int) -> Polynomial:
 
 def _divided(a: Polynomial, b: Polynomial, domain: Domain) -> tuple[Number | int, Number | int]:
     """Quotient and rest as Python has them. Raises `ZeroDivisionError`, splits, and `Undecided`."""
-    divisor = b.number
-    if divisor == 0:
+    if b.number == 0:
         raise ZeroDivisionError("division by zero")
-    if divisor is not None:
-        quotient, rest = domain.floor(a if divisor > 0 else -a, abs(divisor))
-        if divisor < 0:
-            return number(quotient, domain), -rest
-        return number(quotient, domain), rest
     if domain.at_least(b, 1):
-        whole = a.divided(b)
-        if whole is not None:
-            return number(whole, domain), 0
-        if domain.at_least(a) and domain.at_least(b - a, 1):
-            return 0, number(a, domain)
-        back = a - b
-        if domain.at_least(back) and domain.at_least(b - back, 1):
-            return 1, number(back, domain)
-    raise Undecided(f"the quotient of {domain.shown(a)} by {domain.shown(b)}")
+        quotient, rest = domain.floor(a, b)
+        return number(quotient, domain), number(rest, domain)
+    if not domain.at_least(-b, 1):
+        raise ZeroDivisionError("division by zero")
+    quotient, rest = domain.floor(-a, -b)
+    return number(quotient, domain), number(-rest, domain)

@@ -15,13 +15,10 @@ from itertools import pairwise, product
 from ...base.place import Place
 from .domain import Domain, Undecided
 from .polynomial import ONE, ZERO, Polynomial
-from .tree import Body, Branch, InstanceGroup, Item, Loop, SymbolicOperation, SymbolicProgram
+from .tree import Body, Branch, InstanceGroup, Item, Loop, SymbolicOperation, SymbolicProgram, Variables
 
 CELLS = 20_000
 """Limit of the cells of one array of streams."""
-
-Variables = tuple[tuple[str, Polynomial], ...]
-"""Variables with their counts, outer ones first."""
 
 
 class Wrong(Exception):
@@ -199,14 +196,16 @@ def _cut(stream: str, boxes: list[_Box], groups: Sequence[InstanceGroup], domain
     for axis in range(rank):
         borders = sorted({b for box in boxes for b in (box.low[axis], box.high[axis])}, key=cmp_to_key(compare))
         if any(compare(a, b) == 0 for a, b in pairwise(borders)):
-            raise Undecided(f"the borders {', '.join(map(str, borders))} of {stream} are not told apart")
+            shown = ", ".join(map(domain.shown, borders))
+            line = boxes[0].record.step.place.line
+            raise Undecided(f"line {line}: the borders {shown} of {stream} are not told apart")
         cuts.append(borders)
     spans = [tuple((cuts[a].index(box.low[a]), cuts[a].index(box.high[a])) for a in range(rank)) for box in boxes]
     count = 1
     for borders in cuts:
         count *= max(1, len(borders) - 1)
     if count > CELLS:
-        raise Undecided(f"{stream} falls into more than {CELLS} parts")
+        raise Undecided(f"line {boxes[0].record.step.place.line}: {stream} falls into more than {CELLS} parts")
     out: list[Cell] = []
     for at in product(*(range(len(borders) - 1) for borders in cuts)):
         mine = [
@@ -272,7 +271,8 @@ def _apart(cell: Cell, groups: Sequence[InstanceGroup], domain: Domain) -> None:
     differences = [x - y for x, y in zip(a.tid, b.tid, strict=True)]
     if not any(d.constant for d in differences):
         if any(d.terms for d in differences):
-            raise Undecided(f"it is not seen that {cell.shown(domain)} has its ends in two instances")
+            shown = cell.shown(domain)
+            raise Undecided(f"line {b.place.line}: it is not seen that {shown} has its ends in two instances")
         raise Wrong("p2p", f"{cell.shown(domain)} has both ends in {groups[a.group].name}", b.place)
 
 
@@ -297,8 +297,9 @@ def packed(program: SymbolicProgram, found: Sequence[Cell], domain: Domain) -> N
             continue
         count = cell.writer.count
         if count.variables() & {name for name, _ in cell.bound}:
-            raise Undecided(f"{cell.stream}: the transfers of streams of an array differ")
-        if domain.floor(count, packing)[1]:
+            line = cell.writer.place.line
+            raise Undecided(f"line {line}: {cell.stream}: the transfers of streams of an array differ")
+        if domain.floor(count, Polynomial.of(packing))[1] != ZERO:
             message = f"{cell.stream}: {domain.shown(count)} elements are no whole number of transfers of {packing}"
             raise Wrong("pack", message, cell.writer.place)
 

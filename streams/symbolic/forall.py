@@ -9,8 +9,8 @@ is always one that the ordinary check refuses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from math import prod
 from time import monotonic
 from typing import Any
@@ -21,10 +21,11 @@ from ..source import SourceFinding
 from ..syntax import nodes as syn
 from ..syntax.parser import UnreadableError, parsed, parsed_expression
 from ..syntax.printer import shown
+from .accesses import same_orders, separate
 from .domain import Domain, SplitIndex, SplitRests, SplitSizes, Undecided
 from .ends import Wrong, balanced, cells, joins, packed
 from .live import Liveness
-from .polynomial import Polynomial, TooHigh
+from .polynomial import ZERO, Polynomial, TooHigh
 from .reading import constants, read
 from .run import Stuck
 
@@ -55,10 +56,12 @@ class DomainError(RsnError):
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The values of a size. high: None for no upper bound."""
+    """The values of a size. high: None for no upper bound. multiple: the number or the size that divides it; 1 for
+    any."""
 
     low: int
     high: int | None = None
+    multiple: int | str = 1
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def _row(f: SourceFinding) -> dict[str, Any]:
 
 
 def prove(text: str, file: str, domain: str, strict: bool = False, region: str | None = None) -> Proof:
-    """Check a program for all sizes of a domain, such as "n >= 1, m >= 2" or "2 <= n <= 64".
+    """Check a program for all sizes of a domain, such as "n >= 1, m >= 2", "2 <= n <= 64" or "n >= 1, n % 8 == 0".
 
     A size is a constant at the top of the file, or a name that the file uses without giving it a value. strict, region:
     as for `check.check`. Raises `DomainError` for a domain that cannot be read or that names no size of the file.
@@ -125,12 +128,19 @@ def prove(text: str, file: str, domain: str, strict: bool = False, region: str |
 
 
 def bounds_of(domain: str) -> dict[str, SizeRange]:
-    """Read a domain. Raises `DomainError`."""
+    """Read a domain, such as "n >= 1, m >= 2, n % m == 0". Raises `DomainError`."""
     bounds: dict[str, SizeRange] = {}
+    multiples: dict[str, int | str] = {}
     given = parsed_expression(domain.strip().replace(" and ", ", "))
     if given is None:
         raise DomainError(f"{domain!r} states no sizes; write for example 'n >= 1, m >= 2' or '2 <= n <= 64'")
     for part in given.items if syn.is_tuple(given) else (given,):
+        whole = _multiple(part)
+        if whole is not None:
+            if whole[0] in multiples:
+                raise DomainError(f"{domain!r}: {whole[0]} is stated to be a multiple twice")
+            multiples[whole[0]] = whole[1]
+            continue
         for name, low, high in _comparisons(part, domain):
             before = bounds.get(name, SizeRange(-1))
             highs = [h for h in (before.high, high) if h is not None]
@@ -142,7 +152,33 @@ def bounds_of(domain: str) -> dict[str, SizeRange]:
             raise DomainError(f"{domain!r}: no {name} is from {bound.low} to {bound.high}")
         if max(bound.low, bound.high or 0) > 1 << 40:
             raise DomainError(f"{domain!r}: {name} is larger than {1 << 40}")
+    for name, multiple in multiples.items():
+        of, seen = multiple, {name}
+        while isinstance(of, str):
+            if of in seen or of not in bounds or bounds[of].low < 1:
+                raise DomainError(f"{domain!r}: {name} is a multiple of {of}, which has no least value of 1 or more")
+            seen.add(of)
+            of = multiples.get(of, 1)
+        if name not in bounds:
+            raise DomainError(f"{domain!r}: the least {name} is missing, or below 0")
+        low, high = bounds[name].low, bounds[name].high
+        if high is not None and (isinstance(multiple, str) or -(-low // multiple) * multiple > high):
+            raise DomainError(f"{domain!r}: no {name}, or an unknown number of them, is a multiple of {multiple}")
+        bounds[name] = replace(bounds[name], multiple=multiple)
     return bounds
+
+
+def _multiple(node: syn.ExpressionNode) -> tuple[str, int | str] | None:
+    """Read `n % 8 == 0` or `n % m == 0`: the size, and of what it is a multiple; None for other expressions."""
+    match node:
+        case syn.ComparisonChain(
+            left=syn.Infix(op="%", left=syn.Identifier(name=name), right=by), ops=("==",), others=(zero,)
+        ) if _number(zero) == 0:
+            if isinstance(by, syn.Identifier):
+                return name, by.name
+            divisor = _number(by)
+            return (name, divisor) if divisor else None
+    return None
 
 
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
@@ -184,6 +220,15 @@ def with_constants(text: str, sizes: Mapping[str, int]) -> str:
     return new + "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class _ProvedCase:
+    """A case that is proved. sizes: in its variables. counts: tokens of each stream, in the same. used: the rules."""
+
+    sizes: Mapping[str, Polynomial]
+    counts: Mapping[str, Polynomial]
+    used: Sequence[str]
+
+
 class _CaseSearch:
     def __init__(self, text: str, file: str, bounds: Mapping[str, SizeRange], strict: bool, region: str | None) -> None:
         self.text, self.file, self.bounds, self.strict, self.region = text, file, bounds, strict, region
@@ -191,7 +236,8 @@ class _CaseSearch:
         self.domain = ", ".join(_text(name, bound) for name, bound in bounds.items())
         self.known: dict[tuple[int, ...], Report] = {}
         self.end = monotonic() + SECONDS
-        self.proved: list[tuple[int, list[str], list[str]]] = []
+        self.proved: list[_ProvedCase] = []
+        self.tensors = False
 
     def result(self) -> Proof:
         """Search. Raises `DomainError`."""
@@ -204,18 +250,19 @@ class _CaseSearch:
         points = prod(width or 1 for width in widths)
         whole = None not in widths and points <= TRIED
         start = monotonic()
+        tried = 0
         for k, point in enumerate(self._points()):
+            tried += 1
             if not whole and (k >= FIRST or (k > 3 and monotonic() - start > SECONDS / 10)):
                 break
-            found = self._refused(point)
-            if found is not None:
-                return found
+            if self._refused(point) is not None:
+                return self._smallest(point)  # type: ignore[return-value]
             if whole and monotonic() > self.end:
                 whole = False
                 break
         if whole:
-            claim = f"each of the {points} sizes was tried, and is well-typed"
-            return Proof("proved", self.domain, (claim,), tried=points, enumerated=True)
+            claim = f"each of the {tried} sizes was tried, and is well-typed"
+            return Proof("proved", self.domain, (claim,), tried=tried, enumerated=True)
         return self._cases()
 
     # -- points -------------------------------------------------------------------------------------------------------
@@ -232,27 +279,46 @@ class _CaseSearch:
             if name in bound and (name not in given or _number(given[name]) is None):
                 raise DomainError(f"{self.file}: {name} is no size: it is not one plain number at the top of the file")
 
-    def _lows(self) -> tuple[int, ...]:
-        return tuple(bound.low for bound in self.bounds.values())
+    def _forms(self) -> dict[str, Polynomial]:
+        """The sizes as forms in variables from 0 on, one for each size. They have all sizes of the domain, and may have
+        smaller ones where one size is a multiple of another one."""
+        forms: dict[str, Polynomial] = {}
+
+        def form(name: str) -> Polynomial:
+            if name not in forms:
+                bound, variable = self.bounds[name], Polynomial.variable(name)
+                if isinstance(bound.multiple, str):
+                    forms[name] = form(bound.multiple) * (variable + min(bound.low, 1))
+                else:
+                    forms[name] = (variable + -(-bound.low // bound.multiple)) * bound.multiple
+            return forms[name]
+
+        return {name: form(name) for name in self.bounds}
 
     def _at(self, point: Sequence[int]) -> dict[str, int]:
         return dict(zip(self.names, point, strict=True))
 
     def _points(self) -> Iterator[tuple[int, ...]]:
-        """All points, those with the least sum first."""
-        lows = self._lows()
+        """All points, those with the least sum first; with multiples, those with the least sum of factors."""
+        forms = self._forms().values()
         widths = [None if bound.high is None else bound.high - bound.low for bound in self.bounds.values()]
         most = None if None in widths else sum(width or 0 for width in widths)
         for total in count():
             if most is not None and total > most:
                 return
-            for steps in _compositions(total, len(lows)):
+            for steps in _compositions(total, len(widths)):
                 if all(width is None or step <= width for step, width in zip(steps, widths, strict=True)):
-                    yield tuple(low + step for low, step in zip(lows, steps, strict=True))
+                    at = self._at(steps)
+                    point = tuple(int(form.at(at)) for form in forms)
+                    if self._inside(point):
+                        yield point
 
     def _inside(self, point: Sequence[int]) -> bool:
+        at = self._at(point)
         return all(
-            bound.low <= value and (bound.high is None or value <= bound.high)
+            bound.low <= value
+            and (bound.high is None or value <= bound.high)
+            and value % (at[bound.multiple] if isinstance(bound.multiple, str) else bound.multiple) == 0
             for value, bound in zip(point, self.bounds.values(), strict=True)
         )
 
@@ -277,7 +343,7 @@ class _CaseSearch:
     # -- cases --------------------------------------------------------------------------------------------------------
 
     def _cases(self) -> Proof:
-        todo = [(0, {name: Polynomial.variable(name) + bound.low for name, bound in self.bounds.items()})]
+        todo = [(0, self._forms())]
         done = 0
         try:
             while todo:
@@ -315,7 +381,8 @@ class _CaseSearch:
     def _case(self, case: Mapping[str, Polynomial]) -> Proof | None:
         """Prove one case, or find a counterexample in it. Raises `SplitSizes`, `Undecided`."""
         sizes = sorted({name for form in case.values() for name in form.variables()})
-        domain = Domain(sizes)
+        names = {f"={name}": Polynomial.variable(name) for name in case}
+        domain = Domain(sizes, {name: form.put(names) for name, form in _inverse(case).items()})
         try:
             self._prove(case, domain)
             return None
@@ -342,15 +409,17 @@ class _CaseSearch:
         found = cells(program, program.groups, domain)
         packed(program, found, domain)
         balanced(found, domain)
+        same_orders(program.groups, domain)
         live = Liveness(program, domain)
         live.prove(program.groups, found)
-        back = _inverse(case)
-        counts = []
-        for cell in found:
-            form = cell.writer.count.put(back) if cell.writer else None
-            if form is not None and form.number is None and form.variables() <= set(self.names):
-                counts.append(f"{f'each {cell.stream}' if cell.bound else cell.shown(domain)}: {form}")
-        self.proved.append((len(domain.sizes), list(dict.fromkeys(counts)), list(live.used)))
+        separate(program.groups, domain)
+        counts = {
+            f"each {cell.stream}" if cell.bound else cell.shown(domain): cell.writer.count
+            for cell in found
+            if cell.writer is not None
+        }
+        self.tensors |= any(group.accesses for group in program.groups)
+        self.proved.append(_ProvedCase(case, counts, list(live.used)))
 
     def _search(
         self, case: Mapping[str, Polynomial], sizes: Sequence[str], reason: str, unequal: Polynomial | None
@@ -371,10 +440,8 @@ class _CaseSearch:
 
     def _smallest(self, point: tuple[int, ...]) -> Proof | None:
         """Return the least counterexample, as far as all points below this one can be tried."""
-        for k, other in enumerate(self._points()):
-            if k > SMALLER or sum(other) >= sum(point):
-                break
-            found = self._refused(other)
+        for other in sorted(islice(self._points(), SMALLER), key=sum):
+            found = self._refused(other) if sum(other) < sum(point) else None
             if found is not None:
                 return found
         return self._refused(point)
@@ -382,19 +449,38 @@ class _CaseSearch:
     # -- claims -------------------------------------------------------------------------------------------------------
 
     def _claims(self) -> tuple[str, ...]:
-        best = max(self.proved, key=lambda case: case[0])
-        counts = best[1][:6] + ([f"... {len(best[1])} in all"] if len(best[1]) > 6 else [])
+        all_counts = self._counts()
+        counts = all_counts[:6] + ([f"... {len(all_counts)} in all"] if len(all_counts) > 6 else [])
         shown = f" ({'; '.join(counts)})" if counts else ""
-        rules = list(dict.fromkeys(rule for _, _, used in self.proved for rule in used))
+        rules = list(dict.fromkeys(rule for case in self.proved for rule in case.used))
         claims = [f"every put has its get{shown}, no instance waits for ever"]
+        if self.tensors:
+            claims.append("tiles have the types that are stated, and accesses stay inside their tensors")
         claims += [f"because: {rule}" for rule in rules]
         cases = f"{len(self.proved)} case{'s' if len(self.proved) > 1 else ''} for infinitely many sizes each"
         claims.append(f"{cases}; {len(self.known)} small sizes were tried one by one")
         return tuple(claims)
 
+    def _counts(self) -> list[str]:
+        """The token counts of streams that are one form in the sizes for all cases."""
+        best = max(self.proved, key=lambda case: len({v for form in case.sizes.values() for v in form.variables()}))
+        back = _inverse(best.sizes)
+        counts: list[str] = []
+        for name, tokens in best.counts.items():
+            form = tokens.put(back)
+            if form.number is not None or not all(variable.startswith("=") for variable in form.variables()):
+                continue
+            if all(
+                form.put({f"={size}": its for size, its in case.sizes.items()}) == case.counts.get(name, ZERO)
+                for case in self.proved
+            ):
+                counts.append(f"{name}: {form.put({f'={size}': Polynomial.variable(size) for size in self.names})}")
+        return counts
+
 
 def _text(name: str, bound: SizeRange) -> str:
-    return f"{name} >= {bound.low}" if bound.high is None else f"{bound.low} <= {name} <= {bound.high}"
+    text = f"{name} >= {bound.low}" if bound.high is None else f"{bound.low} <= {name} <= {bound.high}"
+    return text if bound.multiple == 1 else f"{text}, {name} % {bound.multiple} == 0"
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -412,7 +498,8 @@ def _many(sizes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _inverse(case: Mapping[str, Polynomial]) -> dict[str, Polynomial]:
-    """Return the variables of a case in terms of the sizes, as far as one after the other can be solved."""
+    """Return the variables of a case in terms of the sizes, as far as one after the other can be solved. A size n is
+    the variable =n."""
     solved: dict[str, Polynomial] = {}
     for _ in case:
         for name, form in case.items():
@@ -422,5 +509,4 @@ def _inverse(case: Mapping[str, Polynomial]) -> dict[str, Polynomial]:
                 base, slope = left.coefficients(variable)
                 if slope.constant:
                     solved[variable] = (Polynomial.variable(f"={name}") - base) * (1 / slope.constant)
-    names = {f"={name}": Polynomial.variable(name) for name in case}
-    return {v: form.put(names) for v, form in solved.items()}
+    return solved

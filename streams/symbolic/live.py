@@ -109,7 +109,8 @@ class Liveness:
         channels: dict[Channel, Polynomial] = {}
         for step in (step for body in bodies.values() for step in steps_of(body)):
             if self.program.streams[step.stream].packing > 1:
-                raise Undecided(f"{step.stream} moves several elements at a time, on a cycle of streams")
+                line = step.place.line
+                raise Undecided(f"line {line}: {step.stream} moves several elements at a time, on a cycle of streams")
             channels[step.stream, step.index] = self._depth(step.stream)
         SymbolicRun(self.domain, list(bodies.values()), channels).finish()
         self.used["the period of the run repeats until its loops end, by induction"] = None
@@ -297,7 +298,11 @@ class Liveness:
                 return
         if ordered:
             self._decide_room(found)
-        raise Undecided("the instances of a grid of symbolic size neither run in one direction nor in equal rounds")
+        lines = [end.place.line for cell in found for end in (cell.writer, cell.reader) if end is not None]
+        raise Undecided(
+            f"line {min(lines)}: the instances of a grid of symbolic size neither run in one direction nor in equal "
+            "rounds"
+        )
 
     def _again(self, groups: Sequence[InstanceGroup]) -> None:
         found = cells(self.program, groups, self.domain)
@@ -453,7 +458,7 @@ def _common(bodies: Bodies, without: Sequence[str] = ()) -> Polynomial | None:
     for candidate in {loop.times: None for loop in loops}:
         if candidate == ONE or candidate.variables() & set(without):
             continue
-        if all(loop.times.divided(candidate) is not None for loop in loops):
+        if all(loop.times.over(candidate) is not None for loop in loops):
             return candidate
     return None
 
@@ -464,7 +469,7 @@ def _iteration(bodies: Bodies, times: Polynomial, index: Polynomial, domain: Dom
     for k, body in bodies.items():
         loop = body[0]
         assert isinstance(loop, Loop)
-        share = loop.times.divided(times)
+        share = loop.times.over(times)
         assert share is not None
         if share == ONE:
             out[k] = replaced(loop.body, {loop.name: index})

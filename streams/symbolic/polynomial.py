@@ -154,24 +154,30 @@ class Polynomial:
             out = out + c * power_sum(power).put({"": count})
         return out
 
-    def divided(self, other: Polynomial) -> Polynomial | None:
-        """Return the quotient with whole coefficients if the division leaves no rest, otherwise None."""
-        if not other.terms:
-            return None
+    def divided(self, other: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """Return quotient and rest of a division, both with whole coefficients where those of the operands are: no term
+        of the rest is a whole multiple of the leading term of `other`, which is not 0."""
         lead, factor = _lead(other)
-        quotient, rest = Polynomial({}), self
+        quotient, rest, left = ZERO, ZERO, self
         for _ in range(GRID):
-            if not rest.terms:
-                return quotient
-            monomial, c = _lead(rest)
+            if not left.terms:
+                break
+            monomial, c = _lead(left)
             powers = dict(monomial)
             for name, power in lead:
                 powers[name] = powers.get(name, 0) - power
             if min(powers.values(), default=0) < 0 or (c / factor).denominator != 1:
-                return None
+                term = Polynomial({monomial: c})
+                rest, left = rest + term, left - term
+                continue
             step = Polynomial({tuple(sorted((n, p) for n, p in powers.items() if p)): c / factor})
-            quotient, rest = quotient + step, rest - step * other
-        return None
+            quotient, left = quotient + step, left - step * other
+        return quotient, rest + left
+
+    def over(self, other: Polynomial) -> Polynomial | None:
+        """Return the quotient with whole coefficients if the division leaves no rest, otherwise None."""
+        quotient, rest = self.divided(other) if other.terms else (ZERO, ONE)
+        return None if rest.terms else quotient
 
     def __str__(self) -> str:
         scale = lcm(*(c.denominator for c in self.terms.values())) if self.terms else 1
@@ -183,7 +189,7 @@ class Polynomial:
             sign = "-" if number < 0 else "+"
             parts += [sign, size] if parts else [f"{'-' if number < 0 else ''}{size}"]
         text = " ".join(parts) or "0"
-        return text if scale == 1 else f"({text})/{scale}"
+        return text if scale == 1 else f"{text}/{scale}" if len(parts) == 1 else f"({text})/{scale}"
 
     __repr__ = __str__
 

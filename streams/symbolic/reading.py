@@ -19,17 +19,30 @@ from ..elaborate import Elaborator, Exit, _EndsByData
 from ..expressions import FileReading, RegionContext
 from ..kernel_types import CollectiveStep
 from ..kernels import KernelOperand
+from ..orders.shown import WHOLE
 from ..paths import PathState
 from ..reader import declare
 from ..source import Source
 from ..syntax import nodes as syn
+from ..syntax.control import deciding
 from ..syntax.parser import parsed
 from ..syntax.printer import shown as written_as
 from ..tree import Collective, Instance, StreamDecl, TaskDecl
 from ..values import Data, Static, SymbolicNumber, Value
-from .domain import Domain, Number, SplitIndex, SplitRests, Undecided, form_of, number
+from .domain import Domain, Number, RealNumber, SplitIndex, SplitRests, Undecided, form_of, number
 from .polynomial import ONE, ZERO, Polynomial
-from .tree import Body, Element, InstanceGroup, Loop, SymbolicNodes, SymbolicProgram, replaced, shape
+from .tree import (
+    AccessBox,
+    Body,
+    Element,
+    InstanceGroup,
+    Loop,
+    SlicePassage,
+    SymbolicNodes,
+    SymbolicProgram,
+    replaced,
+    shape,
+)
 
 PIECES = 40
 """Limit of the parts into which one range is cut."""
@@ -67,10 +80,10 @@ def read(
     for stream in declared.streams:
         if isinstance(stream.packing, SymbolicNumber):
             raise Undecided(f"line {stream.place.line}: {stream.name} moves a symbolic number of elements at a time")
+        if stream.order is not None:
+            raise Undecided(f"line {stream.place.line}: {stream.name} states an order, of which nothing is proved")
     groups: list[InstanceGroup] = []
     for task, scope in declared.tasks:
-        if task.parameters:
-            raise Undecided(f"line {task.place.line}: {task.name} has tensors, of which nothing is proved")
         groups += InstanceGrid(scope.context, task, domain, streams).groups()
     return SymbolicProgram(streams, tuple(groups)), source
 
@@ -162,9 +175,9 @@ class Ranges:
             undo()
             if split.name != name:
                 raise
-            many, rest = self.domain.floor(count, split.divisor)
+            many, rest = self.domain.floor(count, Polynomial.of(split.divisor))
             end = first + many * (stride * split.divisor)
-            self.pieces += [(end + stride * k, ONE, stride) for k in reversed(range(rest))]
+            self.pieces += [(end + stride * k, ONE, stride) for k in reversed(range(rest.number or 0))]
             self.pieces.append((first, many, stride * split.divisor))
         return None
 
@@ -177,9 +190,7 @@ class Ranges:
 class InstanceGrid:
     """The instances of one task."""
 
-    def __init__(
-        self, context: RegionContext, task: TaskDecl, domain: Domain, streams: Mapping[str, StreamDecl]
-    ) -> None:
+    def __init__(self, context: RegionContext, task: TaskDecl, domain: Domain, streams: dict[str, StreamDecl]) -> None:
         self.context, self.task, self.domain, self.streams = context, task, domain, streams
         self.sizes = [form_of(size) for size in task.mapping]
         known = [size.number for size in self.sizes]
@@ -225,12 +236,15 @@ class InstanceGrid:
         name = self.task.name
         if any(size != ONE for size in self.sizes):
             name += f"[{','.join(map(str, point))}]"
-        instance = SymbolicElaborator(self.context, self.task, name, point, self.domain, self.streams).instance()
-        return InstanceGroup(name, self.task.name, tid, axes, instance.body)  # type: ignore[arg-type]
+        reader = SymbolicElaborator(self.context, self.task, name, point, self.domain, self.streams)
+        made = reader.instance()
+        accesses, passages, body = tuple(reader.accesses), tuple(reader.passages), made.body
+        return InstanceGroup(name, self.task.name, tid, axes, body, accesses, passages, made.ran)  # type: ignore[arg-type]
 
 
 class SymbolicElaborator(Elaborator):
-    """Reads the instances of a group."""
+    """Reads the instances of a group. controlling: the variables that decide about tokens; `deciding` has those that
+    indices of tensors depend on as well. accesses, passages: what was read of the tensors."""
 
     def __init__(
         self,
@@ -239,17 +253,25 @@ class SymbolicElaborator(Elaborator):
         name: str,
         tid: tuple[Number | int, ...],
         domain: Domain,
-        streams: Mapping[str, StreamDecl],
+        streams: dict[str, StreamDecl],
     ) -> None:
         super().__init__(context, task, name, tid)  # type: ignore[arg-type]
         self.domain, self.all_streams = domain, streams
+        self.controlling = self.deciding
+        self.deciding = deciding(task.body, None)
         self.datapath = None  # a proof for all sizes has no times
         self.node: syn.SyntaxNode = task.body
+        self.accesses: list[AccessBox] = []
+        self.passages: list[SlicePassage] = []
 
     def instance(self) -> Instance:
         """Read the body of the task, as the ordinary reader does."""
         try:
-            return super().instance()
+            made = super().instance()
+            for parameter in self.task.parameters:
+                if not _is_sliced(self.task.body, parameter.name):
+                    self._accessed(parameter.name, None)
+            return made
         except Undecided as why:
             text = str(why)
             raise Undecided(text if text.startswith("line ") else f"{self._at(self.node)}: {text}") from None
@@ -282,12 +304,82 @@ class SymbolicElaborator(Elaborator):
             return None
         return Element(stream.name, tuple(map(form_of, index)), shown)
 
-    def operand(self, node: syn.ExpressionNode, value: Value) -> KernelOperand:
-        """Return a value as kernels see it, if its shape is known."""
-        kind = value.type if isinstance(value, Data) else None
-        if kind is not None and any(isinstance(size, Number) for size in kind.shape):
-            raise Undecided(f"{self._at(node)}: a kernel on a tile of symbolic shape")
-        return super().operand(node, value)
+    # -- tensors ------------------------------------------------------------------------------------------------------
+
+    def _subscript(self, node: syn.Subscript) -> Value:
+        part = super()._subscript(node)
+        if isinstance(part, Data) and part.tensor:
+            self._accessed(part.tensor, node)
+        return part
+
+    def _stored(self, base: Data, target: syn.Subscript, operand: KernelOperand, source: syn.ExpressionNode) -> None:
+        alike = not self._loops and self._alike(base, target, operand, source)
+        self._accessed(base.tensor, target, store=True, alike=alike)
+
+    def _accessed(self, name: str, node: syn.Subscript | None, *, store: bool = False, alike: bool = False) -> None:
+        """Note an access to a parameter. node: the part; None for all that the instance holds."""
+        parameter = next(parameter for parameter in self.task.parameters if parameter.name == name)
+        held = self.shards[name]
+        if parameter.tensor is None or held.type is None:
+            return
+        box = None if node is None or self.shard_of(node) is not held else self._box(node, held.type.shape)
+        if box is None:
+            box = [(ZERO, form_of(size)) for size in held.type.shape]
+        point = [ZERO if axis is None else form_of(self.tid[axis]) for axis in held.dist.labels or ()]
+        begin = [at * form_of(size) for at, size in zip(point, held.type.shape, strict=True)]
+        whole = tuple((low + at, high + at) for (low, high), at in zip(box, begin, strict=True))
+        place = parameter.place if node is None else node.place
+        self.accesses.append(AccessBox(parameter.tensor.name, store, alike, whole, tuple(self.domain.indices), place))
+
+    def _box(self, node: syn.Subscript, shape: Sequence[Any]) -> list[tuple[Polynomial, Polynomial]] | None:
+        """What a part of a tensor is of each axis; None if it is not known before the run."""
+        parts = list(node.indices)
+        if any(part.facts.touches or (isinstance(part, syn.Literal) and part.value in (None, ...)) for part in parts):
+            return None
+        out: list[tuple[Polynomial, Polynomial]] = []
+        for k, size in enumerate(shape):
+            part = parts[k] if k < len(parts) else WHOLE
+            if isinstance(part, syn.Slicing):
+                low = ZERO if part.low is None else self._form(part.low)
+                high = form_of(size) if part.high is None else self._form(part.high)
+            else:
+                low = self._form(part)
+                high = None if low is None else low + 1
+            if low is None or high is None:
+                return None
+            out.append((low, high))
+        return out
+
+    def _form(self, node: syn.ExpressionNode) -> Polynomial | None:
+        value = self.data(node)
+        known = value.value if isinstance(value, Static) else None
+        return form_of(known) if isinstance(known, int | Number) else None
+
+    def shows(self, stream: Any, put: bool, part: syn.ExpressionNode, at: syn.SyntaxNode) -> None:
+        """Take what an end of a stream moves of a tensor."""
+        held = self.shard_of(part) if isinstance(part, syn.Subscript) else None
+        box, single = None, list[bool]()
+        if isinstance(part, syn.Subscript) and held is not None and held.type is not None:
+            found = self._box(part, held.type.shape)
+            box = None if found is None else tuple(found)
+            single = [not isinstance(index, syn.Slicing) for index in part.indices]
+            single += [False] * (len(held.type.shape) - len(single))
+        bound = tuple(self.domain.indices)
+        self.passages.append(SlicePassage(stream.name, put, box, tuple(single), bound, at.place))
+
+    def extent(self, low: Any, high: Any, bounds: Sequence[Any], size: Any) -> Any:
+        """Return how many elements of an axis a slice has."""
+        if not any(isinstance(bound, Number) for bound in (*bounds, size)):
+            return super().extent(low, high, bounds, size)
+        if bounds[2] not in (None, 1):
+            raise Undecided(f"{self._at(self.node)}: a slice with a step, of an axis of symbolic size")
+        return high - low if high > low else 0
+
+    def sized(self, node: syn.SyntaxNode, known: Static) -> None:
+        """Record nothing: the machine is made for one size."""
+
+    def stated(self, node: syn.SyntaxNode, kind: ElementType | None) -> None:
+        """Record nothing: the machine is made for one size."""
 
     def exchange(
         self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
@@ -328,9 +420,10 @@ class SymbolicElaborator(Elaborator):
         if len(known) < len(bounds) or not whole or (name != "grid" and len(known) > 3):
             return super()._counted(node, target, call, body)
         if all(isinstance(bound, int) for bound in known):
-            decides = target is not None and bool(target.facts.names & self.deciding)
+            decides = target is not None and bool(target.facts.names & self.controlling)
             trips = prod(known) if name == "grid" else len(range(*known)) if 0 not in known[2:] else 0
-            if not decides or trips <= UNROLLED:
+            places = target is not None and bool(target.facts.names & self.deciding)
+            if not places or (decides and trips <= UNROLLED):
                 return super()._counted(node, target, call, body)
         if name == "grid" and len(known) > 1:
             return self._symbolic(node, target, [(0, 1, self._trips_of(0, bound, 1)) for bound in known], body)
@@ -450,7 +543,8 @@ class SymbolicElaborator(Elaborator):
     def _mark(self) -> tuple[Any, ...]:
         source = self.context.source
         counters = self._branches, self._loops, self._loose, self.before
-        return self.save(), list(self.ops), counters, len(source.findings), set(source._seen)
+        lengths = len(self.accesses), len(self.passages), len(source.findings)
+        return self.save(), list(self.ops), counters, lengths, set(source._seen)
 
     def _back(self, mark: tuple[Any, ...]) -> None:
         """Forget what was read since a mark."""
@@ -458,7 +552,8 @@ class SymbolicElaborator(Elaborator):
         self.env, self.pending, self.tokens = dict(state.env), dict(state.pending), dict(state.tokens)
         self.ops = list(mark[1])
         self._branches, self._loops, self._loose, self.before = mark[2]
-        del self.context.source.findings[mark[3] :]
+        for noted, length in zip((self.accesses, self.passages, self.context.source.findings), mark[3], strict=True):
+            del noted[length:]  # type: ignore[attr-defined]
         self.context.source._seen = set(mark[4])
 
     def key(self, without: Any = ()) -> object:
@@ -474,6 +569,8 @@ class SymbolicElaborator(Elaborator):
         def part(one: Any) -> Any:
             if isinstance(one, tuple):
                 return tuple(part(below) for below in one)
+            if isinstance(one, RealNumber):
+                return RealNumber, one.positive
             return one.form if isinstance(one, Number) else one
 
         if isinstance(value, Static):
@@ -502,6 +599,17 @@ def written(chunk: Chunk) -> Body:
     """Return a chunk as a loop."""
     name, times, body = chunk
     return (Loop(name, times, body),) if name else body
+
+
+def _is_sliced(body: syn.FunctionDefinition, name: str) -> bool:
+    """Whether a task uses a parameter by parts only, or for its shape."""
+    nodes = [node for statement in body.body for node in syn.walk(statement)]
+    parts = [node.base for node in nodes if isinstance(node, syn.Subscript)]
+    parts += [node.base for node in nodes if isinstance(node, syn.Attribute) and node.name in ("shape", "ndim")]
+    uses, taken = (
+        sum(isinstance(node, syn.Identifier) and node.name == name for node in some) for some in (nodes, parts)
+    )
+    return uses == taken
 
 
 def set_before_read(body: syn.Block) -> set[str]:

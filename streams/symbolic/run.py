@@ -226,11 +226,12 @@ class SymbolicRun:
             if rate is None or rate < 0:
                 return None
             if rate:
-                limits.append(self.domain.floor(now[2 * k] - now[2 * k + 1] - 1, rate)[0])
+                limits.append(self.domain.floor(now[2 * k] - now[2 * k + 1] - 1, Polynomial.of(rate))[0])
         for key, change, fill in zip(self.fill, step[2 * frames :], now[2 * frames :], strict=True):
             rate = change.number
             if rate:
-                limits.append(self.domain.floor(self.depths[key] - fill if rate > 0 else fill, abs(rate))[0])
+                room = self.depths[key] - fill if rate > 0 else fill
+                limits.append(self.domain.floor(room, Polynomial.of(abs(rate)))[0])
         best: Polynomial | None = None
         for limit in limits:
             if best is None or not self.domain.at_least(limit, best):

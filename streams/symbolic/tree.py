@@ -70,16 +70,54 @@ Item = SymbolicOperation | Loop | Branch
 Body = tuple[Item, ...]
 
 
+Variables = tuple[tuple[str, Polynomial], ...]
+"""Variables with their counts, outer ones first."""
+
+Box = tuple[tuple[Polynomial, Polynomial], ...]
+"""For each axis of a tensor, the first element and the one behind the last."""
+
+
+@dataclass(frozen=True)
+class AccessBox:
+    """What a statement accesses of a tensor. store: whether it stores there. alike: whether it is a store, outside of
+    loops, with which all instances that hold the same part store the same. box: in the whole tensor. bound: the
+    variables in it, of the grid and of the loops around the statement."""
+
+    tensor: str
+    store: bool
+    alike: bool
+    box: Box
+    bound: Variables
+    place: Place
+
+
+@dataclass(frozen=True)
+class SlicePassage:
+    """What a statement puts of a tensor, or where it stores what it gets. box: in the part that the instance holds,
+    None for no part of a tensor. single: of each axis, whether it is taken at an index. bound: as of `AccessBox`."""
+
+    stream: str
+    put: bool
+    box: Box | None
+    single: tuple[bool, ...]
+    bound: Variables
+    place: Place
+
+
 @dataclass(frozen=True)
 class InstanceGroup:
     """Instances of a task with the same operations. axes: variables of their grid points with their counts. tid: the
-    grid point, in these variables. name: for findings."""
+    grid point, in these variables. name: for findings. accesses: to tensors. passages: what streams carry of them. ran:
+    as of `Instance`."""
 
     name: str
     task: str
     tid: tuple[Polynomial, ...]
-    axes: tuple[tuple[str, Polynomial], ...]
+    axes: Variables
     body: Body
+    accesses: tuple[AccessBox, ...] = ()
+    passages: tuple[SlicePassage, ...] = ()
+    ran: frozenset[tuple[int, ...]] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ class Grid:
         return Static(tuple(reversed(point)))
 
 
-def deciding(body: syn.FunctionDefinition, streams: Container[str]) -> frozenset[str]:
-    """Return the variables that conditions, trips and indices of streams depend on, directly or through others."""
+def deciding(body: syn.FunctionDefinition, streams: Container[str] | None) -> frozenset[str]:
+    """Return the variables that conditions, trips and indices of streams depend on, directly or through others.
+    streams: their names; None for indices of tensors and tiles as well."""
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in syn.walk(body):
@@ -46,7 +47,9 @@ def deciding(body: syn.FunctionDefinition, streams: Container[str]) -> frozenset
                 found |= part.facts.names
             case syn.MetaArm(heads=heads):
                 found |= {name for head in heads for name in head.facts.names}
-            case syn.Subscript(base=syn.Identifier(name=name), index=part) if name in streams:
+            case syn.Subscript(index=part) if streams is None:
+                found |= part.facts.names
+            case syn.Subscript(base=syn.Identifier(name=name), index=part) if streams is not None and name in streams:
                 found |= part.facts.names
             case syn.Invocation(function=syn.Identifier(name="tile" | "cycles")):
                 found |= node.facts.names
