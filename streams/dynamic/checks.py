@@ -219,7 +219,7 @@ def check_token(measured: Measured, stream: Stream, token: Token) -> None:
     except TokenError as error:
         node = stream.source
         if node is None:
-            raise StreamFault(f"input {stream.name}", "", stream.name, error.text, error.position) from error
+            raise StreamFault(f"input {stream.name}", stream.where, stream.name, error.text, error.position) from error
         raise StreamFault(node.name, node.where, f"output {stream.port}", error.text, error.position) from error
 
 
@@ -249,8 +249,8 @@ def checked_values(
             if expected.is_Integer and sizes and sizes != {int(expected)}:
                 what = "sum to" if size.ragged else "are"
                 text = f"the sizes of dimension {level} {what} {sorted(sizes)}, and {text_of(expression)} is {expected}"
-                name, where = (stream.source.name, stream.source.where) if stream.source else (stream.name, "")
-                raise StreamFault(name, where, f"output {stream.port}", text, None)
+                name = stream.source.name if stream.source else stream.name
+                raise StreamFault(name, stream.where, f"output {stream.port}", text, None)
     return found
 
 

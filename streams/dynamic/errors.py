@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 
 from ...base.errors import ProgramError
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+def users_line() -> str:
+    """file:line of the innermost call that is not of this package; the file as seen from the working directory."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame):
+        frame = frame.f_back
+    file = Path(frame.f_code.co_filename)
+    with suppress(ValueError):  # elsewhere
+        file = file.relative_to(Path.cwd())
+    return f"{file}:{frame.f_lineno}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a call is of this package, or of a constructor that `dataclass` has made."""
+    name = str(frame.f_globals.get("__name__"))
+    made = (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "__init__")
+    return made or name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
 
 
 class StepError(ProgramError):
     """An operator does not take its inputs or parameters.
 
-    operator: the paper's name of it. text: what is wrong. where: file:line of the user's call, "" if not known.
+    operator: the paper's name of it. text: what is wrong. where: file:line of the user's code; None for the call that
+    is under way.
     """
 
-    def __init__(self, operator: str, text: str, where: str = "") -> None:
-        super().__init__(f"{where}: {operator}: {text}" if where else f"{operator}: {text}")
-        self.operator, self.text, self.where = operator, text, where
-
-    def at(self, where: str) -> StepError:
-        """Return the same error with a place."""
-        return StepError(self.operator, self.text, where)
+    def __init__(self, operator: str, text: str, where: str | None = None) -> None:
+        self.operator, self.text, self.where = operator, text, where or users_line()
+        super().__init__(f"{self.where}: {operator}: {text}")
 
 
 class TokenError(ProgramError):

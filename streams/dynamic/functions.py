@@ -14,10 +14,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from .errors import StepError
 from .shapes import (
     DataType,
     Dimension,
@@ -50,6 +51,24 @@ class Base:
     def matmul(self) -> bool:
         """Whether it multiplies matrices, which takes memory of its own (v2, section 4.2)."""
         return False
+
+
+AnyFunction = TypeVar("AnyFunction", bound=Base)
+
+
+def instance(operator: str, given: object, kinds: tuple[type[AnyFunction], ...], examples: str) -> AnyFunction:
+    """Return the function that an operator is given: an instance, or a class that needs no arguments. operator: its
+    name. kinds: what it takes. examples: of these, for messages. Raises `StepError` for anything else."""
+    if isinstance(given, type) and issubclass(given, Base):
+        try:
+            made: object = given()
+        except TypeError:
+            raise StepError(operator, f"{given.__name__} takes arguments: {given.__name__}(..)") from None
+        given = made
+    if isinstance(given, kinds):
+        return given
+    what = f"{given.name}, a function for another operator" if isinstance(given, Base) else str(given)[:60]
+    raise StepError(operator, f"applies functions such as {examples}, not {what}")
 
 
 class Function(Base, ABC):
@@ -205,7 +224,10 @@ class Pointwise(Function):
     def type(self, *of: DataType) -> DataType:
         return tiles_in(self.name, of, 1)[0]
 
-    def __call__(self, *of: Any) -> Element:
+    def __call__(self, *of: Any) -> Any:
+        """The result for a tile. Without one, the function itself, as that of two tiles."""
+        if not of:
+            return self
         (one,) = of
         assert isinstance(one, Tile)
         return one if one.data is None else replace(one, data=self.apply(one.data))

@@ -11,18 +11,15 @@ stream that is used several times goes to all its readers; one that is used nowh
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from contextvars import Token as Reset
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import sympy
 
-from .errors import StepError
+from .errors import StepError, users_line
 from .functions import InputRefused
 from .operators.base import BUILDING, Limits, Operator
 from .operators.higher_order import Map
@@ -30,42 +27,30 @@ from .operators.shape import Zip
 from .shapes import DataType, Dimension, Size, StreamType, Symbols, dimension, ragged, symbol
 from .tokens import Token, parse
 
-_PACKAGE = str(Path(__file__).resolve().parent)
-
-
-def users_line() -> str:
-    """file:line of the innermost call that is not of this package; the file as seen from the working directory."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and str(Path(frame.f_code.co_filename).resolve()).startswith(_PACKAGE):
-        frame = frame.f_back
-    file = Path(frame.f_code.co_filename)
-    with suppress(ValueError):  # elsewhere
-        file = file.relative_to(Path.cwd())
-    return f"{file}:{frame.f_lineno}"
-
 
 @dataclass(eq=False, repr=False)
 class Stream:
-    """A stream of a program. source: its writer; None for an input. port: which output of it."""
+    """A stream of a program. source: its writer; None for an input. port: which output of it. where: the user's line
+    that made it."""
 
     program: Program
     type: StreamType
     name: str
     source: OperatorNode | None = None
     port: int = 0
+    where: str = ""
 
     def assume(self, shape: Sequence[Size]) -> Stream:
         """State the shape where the program's author knows more than its types: the paper's substitution of K (v2,
         Listing 1). A run checks it. Returns this stream. Raises `StepError` for another rank or a known size."""
         stated = tuple(map(dimension, shape))
-        where = users_line()
         if len(stated) != len(self.type.shape):
-            raise StepError("assume", f"rank {len(stated) - 1} of a stream of rank {self.type.rank}", where)
+            raise StepError("assume", f"rank {len(stated) - 1} of a stream of rank {self.type.rank}")
         for level, (one, known) in enumerate(zip(reversed(stated), reversed(self.type.shape), strict=True)):
             if not known.dynamic and not known.ragged and not known.same(one):
-                raise StepError("assume", f"dimension {level} is {known}, not {one}", where)
+                raise StepError("assume", f"dimension {level} is {known}, not {one}")
         if self.program.readers(self):
-            raise StepError("assume", f"{self.name} has readers, whose types follow from the former shape", where)
+            raise StepError("assume", f"{self.name} has readers, whose types follow from the former shape")
         self.type = StreamType(stated, self.type.data)
         self.program.assumed.add(self)
         return self
@@ -137,7 +122,7 @@ class Program:
     loops: dict[Stream, ClosedLoop] = field(default_factory=dict)
     assumed: set[Stream] = field(default_factory=set)
     _readings: dict[Stream, list[StreamReader]] = field(default_factory=dict)
-    _open: dict[Stream, str] = field(default_factory=dict)
+    _open: set[Stream] = field(default_factory=set)
     _reset: Reset[Program | None] | None = None
 
     def __enter__(self) -> Program:
@@ -169,19 +154,17 @@ class Program:
         if at_most is None:
             return
         if at_most < 0:
-            raise StepError("symbol", f"{size} is at most {at_most}; the least bound is 0", users_line())
+            raise StepError("symbol", f"{size} is at most {at_most}; the least bound is 0")
         self.bounds[size] = at_most
 
     def input(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
         """A stream from outside. Raises `StepError` if the name is taken, or the outermost dimension is ragged."""
         if name in self.inputs:
-            raise StepError("input", f"{name} is there twice", users_line())
+            raise StepError("input", f"{name} is there twice")
         self._give(shape)
-        made = Stream(self, StreamType.of(shape, data), name)
+        made = Stream(self, StreamType.of(shape, data), name, where=users_line())
         if not made.type.shape or made.type.shape[0].ragged:
-            raise StepError(
-                "input", f"{name}: the outermost dimension has one value; it cannot be ragged", users_line()
-            )
+            raise StepError("input", f"{name}: the outermost dimension has one value; it cannot be ragged")
         self.inputs[name] = made
         return made
 
@@ -192,31 +175,31 @@ class Program:
             for name in names:
                 try:
                     self.symbols.give(name)
-                except StepError as error:
+                except StepError:
                     if isinstance(size, str):
-                        raise error.at(users_line()) from None
+                        raise
 
     def output(self, name: str, stream: Stream) -> Stream:
         """Name a stream whose tokens a run returns. Raises `StepError` if the name is taken."""
         if name in self.outputs:
-            raise StepError("output", f"{name} is there twice", users_line())
+            raise StepError("output", f"{name} is there twice")
         self.outputs[name] = stream
         return stream
 
     def feedback(self, name: str, shape: Sequence[Size], data: DataType) -> Stream:
         """Return a placeholder for a stream that is made later; `close` puts that stream in its place."""
-        made = Stream(self, StreamType.of(shape, data), name)
-        self._open[made] = users_line()
+        made = Stream(self, StreamType.of(shape, data), name, where=users_line())
+        self._open.add(made)
         return made
 
     def close(self, loop: Stream, stream: Stream) -> None:
         """Put a stream in the place of the `feedback` stream `loop`: all readers of `loop` then read it. Raises
         `StepError` if `loop` is no open feedback, or if ranks or types differ."""
         if loop not in self._open:
-            raise StepError("close", f"{loop.name} is no open feedback", users_line())
+            raise StepError("close", f"{loop.name} is no open feedback")
         if loop.type.rank != stream.type.rank or str(loop.type.data) != str(stream.type.data):
-            raise StepError("close", f"{loop.name} is {loop.type}, and {stream.name} is {stream.type}", users_line())
-        del self._open[loop]
+            raise StepError("close", f"{loop.name} is {loop.type}, and {stream.name} is {stream.type}")
+        self._open.remove(loop)
         readings = self._readings.pop(loop, [])
         self.loops[loop] = ClosedLoop(stream, tuple(readings))
         for reading in readings:
@@ -231,17 +214,15 @@ class Program:
             streams = (self.add(Zip(), *streams),)
         for stream in streams:
             if stream.program is not self:
-                raise StepError(operator.name, f"{stream.name} is a stream of another program", where)
+                raise StepError(operator.name, f"{stream.name} is a stream of another program")
         try:
             types = operator.types([stream.type for stream in streams], self.symbols, self.limits)
         except InputRefused as error:
-            raise StepError(operator.name, str(error), where) from error
-        except StepError as error:  # of a type that the operator makes
-            raise error if error.where else error.at(where) from error
+            raise StepError(operator.name, str(error)) from error
         number = sum(node.operator.name == operator.name for node in self.nodes)
         node = OperatorNode(operator, streams, (), where, f"{operator.name}{number or ''}")
         node.outputs = tuple(
-            Stream(self, one, f"{node.name}.{port}" if len(types) > 1 else node.name, node, port)
+            Stream(self, one, f"{node.name}.{port}" if len(types) > 1 else node.name, node, port, where)
             for port, one in enumerate(types)
         )
         self.nodes.append(node)
@@ -262,8 +243,8 @@ class Program:
 
     def check_closed(self) -> None:
         """Raise `StepError` if a feedback has no writer."""
-        for stream, where in self._open.items():
-            raise StepError("feedback", f"{stream.name} has no writer; close it", where)
+        for stream in self._open:
+            raise StepError("feedback", f"{stream.name} has no writer; close it", stream.where)
 
     def tokens(self, text: str, name: str) -> list[Token]:
         """Read the text of an input in its type, such as `1 2 S1 3 S2 D`. Raises `TokenError`."""

@@ -161,7 +161,10 @@ class Retile(Update):
         shape = (known, 0) if self.along else (0, known)
         return Tile(*shape, one.dtype, np.zeros(shape))
 
-    def __call__(self, state: Any, element: Any) -> Element:
+    def __call__(self, state: Any = None, element: Any = None) -> Any:
+        """The state after one more tile. Without any, the function itself: `RetileRow()` is `RetileRow`."""
+        if state is None:
+            return self
         if not state.shape[self.along]:
             assert isinstance(element, Tile)
             return replace(element, filled=None)

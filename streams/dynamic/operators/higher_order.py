@@ -12,7 +12,7 @@ import sympy
 from ....base.element_types import BITS
 from ..errors import StepError
 from ..expansions import Expansion
-from ..functions import Cost, Function, InputRefused
+from ..functions import Cost, Function, InputRefused, instance
 from ..requests import Busy, DeliverToken, ElementWork, Keep, Kernel, TakeToken
 from ..shapes import (
     DataType,
@@ -100,13 +100,24 @@ def no_buffers(stream: StreamType) -> None:
 class Map(ComputeOperator):
     """Apply a function to each element; shape unchanged. Called with several streams, it zips them."""
 
-    function: Function
+    function: Function | type[Function]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        made: Function = instance(self.name, self.function, (Function,), "Add or Matmul()")
+        object.__setattr__(self, "function", made)
+
+    @property
+    def applied(self) -> Function:
+        """The function, of which a class may be given."""
+        assert isinstance(self.function, Function)
+        return self.function
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)
         (stream,) = inputs
         no_buffers(stream)
-        return (StreamType(stream.shape, self.function.type(*parts(stream.data))),)
+        return (StreamType(stream.shape, self.applied.type(*parts(stream.data))),)
 
     def kernel(self, context: KernelContext) -> Kernel:
         reader = context.reader(0)
@@ -115,18 +126,18 @@ class Map(ComputeOperator):
                 yield DeliverToken((0,), token)
                 continue
             operands = parts(token)
-            result = reader.apply(self.function, *operands)
-            if self.function.matmul:
+            result = reader.apply(self.applied, *operands)
+            if self.applied.matmul:
                 yield Keep(held_by_product(operands))
-            yield Busy(self.work(self.function.cost(*operands), operands, result))
+            yield Busy(self.work(self.applied.cost(*operands), operands, result))
             yield DeliverToken((0,), result)
         yield DeliverToken((0,), DONE)
 
     def memory(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType], rules: Rules) -> Expression:
-        return product_memory(inputs[0].data, rules) if self.function.matmul else sympy.Integer(0)
+        return product_memory(inputs[0].data, rules) if self.applied.matmul else sympy.Integer(0)
 
     def flops(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression | None:
-        return symbolic(inputs[0], self.function.cost(*parts(inputs[0].data)))
+        return symbolic(inputs[0], self.applied.cost(*parts(inputs[0].data)))
 
 
 @dataclass(frozen=True)
@@ -135,12 +146,18 @@ class Reduction(ComputeOperator):
     element that begins with `initial`."""
 
     rank: int
-    update: Update | Function
+    update: Update | Function | type[Update] | type[Function]
     initial: float = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds: tuple[type[Update | Function], ...] = (Update, Function)
+        object.__setattr__(self, "update", instance(self.name, self.update, kinds, "Add or RetileRow"))
 
     @property
     def fold(self) -> Update:
         """The update that folds elements into the state."""
+        assert not isinstance(self.update, type)
         return folded(self.update, self.initial)
 
     def check(self, inputs: Sequence[StreamType]) -> StreamType:
@@ -225,13 +242,24 @@ class FlatMap(ComputeOperator):
     """Make a stream of rank b of each element, and join those of a group along their outermost dimension:
     [D_a .. D_1, D_0] -> [D_a .. D_1, D'_b .. D'_0], D'_b being the sum over D_0."""
 
-    function: Expansion
+    function: Expansion | type[Expansion]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        made: Expansion = instance(self.name, self.function, (Expansion,), "RetileStreamify(1) or WhereTrue()")
+        object.__setattr__(self, "function", made)
+
+    @property
+    def applied(self) -> Expansion:
+        """The expansion, of which a class may be given."""
+        assert isinstance(self.function, Expansion)
+        return self.function
 
     def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
         take(inputs, 1)
         (stream,) = inputs
         no_buffers(stream)
-        sizes, data = self.function.type(stream.data, symbols)
+        sizes, data = self.applied.type(stream.data, symbols)
         outermost, *inside = sizes
         joined = self._joined(stream, outermost, symbols)
         inner = [symbols.ragged("F") if one is None else symbols.again_one(one, None) for one in inside]
@@ -251,7 +279,7 @@ class FlatMap(ComputeOperator):
         return symbols.ragged("F", total=total)
 
     def kernel(self, context: KernelContext) -> Kernel:
-        reader, rank = context.reader(0), self.function.rank
+        reader, rank = context.reader(0), self.applied.rank
         held: Stop | None = None  # the end of the last tensor, which a stop of the input may raise
         grown = False  # whether the group has something in the output
         while not isinstance(token := reader((yield TakeToken(0))), Done):
@@ -263,7 +291,7 @@ class FlatMap(ComputeOperator):
                     yield DeliverToken((0,), Stop(token.level + rank))
                 held, grown = None, False
                 continue
-            nested = reader.apply(self.function, token)
+            nested = reader.apply(self.applied, token)
             made = encode(nested, rank)[:-1]
             grown = grown or bool(made)
             if made and held is not None:

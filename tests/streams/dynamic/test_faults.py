@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -321,6 +322,8 @@ def test_faults_name_node_stream_and_token(
         runs(program, inputs)
     assert (fault.value.node, fault.value.stream, fault.value.position) == (node, stream, position)
     assert text in fault.value.text
+    assert re.search(r"test_faults\.py:\d+$", fault.value.where)
+    assert str(fault.value).startswith(fault.value.where)
     assert not fault.value.where or "test_faults.py:" in fault.value.where
     assert str(fault.value).endswith(f"{node}: {stream}, token {position}: {fault.value.text}")
 
