@@ -16,7 +16,7 @@ from .orders.order import Order
 from .orders.shown import ShownOrder, squeezed
 from .reader import read
 from .run import MOVES, BodyRun, Effort, InstanceWait, RunEnd, Unending, bridges, without
-from .source import ORDER, SourceFinding
+from .source import ARMS_BY_DATA, ORDER, SourceFinding
 from .syntax.nodes import COLLECTIVES
 from .timing.bytecode import TooLong
 from .timing.timed import EndlessWait, TimedProgram, TooManyTokens
@@ -219,6 +219,7 @@ class _Check:
         notes = ["puts and gets must not depend on data: move them out of the branch"]
         if self._fine():
             notes.append("every outcome of the data runs to its end; it is refused because the arms differ")
+        notes.append(ARMS_BY_DATA)
         self.source.add("join", message, node.place, *notes, subject=instance.name)
 
     def _fine(self) -> bool:

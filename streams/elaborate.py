@@ -14,7 +14,7 @@ from math import prod
 from .costs import TileCost
 from .expressions import EMPTY, RegionContext, WrittenBody
 from .paths import Paths, PathState
-from .source import Refusal
+from .source import TRIPS_BY_DATA, Refusal
 from .syntax import nodes as syn
 from .syntax.control import Grid, Pieces, deciding, deciding_parts, leaves, nested, pieces
 from .tree import Instance, TaskDecl
@@ -195,7 +195,8 @@ class Elaborator(Paths):
             at_end = {Exit.NONE, Exit.CONTINUE} if self._loops else set(Exit)
             if how[0] is not how[1] and not {*how} <= at_end:
                 if Exit.RETURN in how or not self._loose:
-                    raise _EndsByData("join", f"{self.name}: data decides whether the loop ends here", node)
+                    what = f"{self.name}: data decides whether the loop ends here"
+                    raise _EndsByData("join", what, node, TRIPS_BY_DATA)
             elif how[0] is not how[1] or how[0] is Exit.NONE:
                 how = [Exit.CONTINUE, Exit.CONTINUE]
         self.resume((self.ops, self.beats), self.chosen(bodies, node.test.place))
@@ -537,6 +538,7 @@ class Elaborator(Paths):
                     f"{', '.join(touched)}",
                     node.place,
                     "tokens are counted before the run; the loop is refused even if both ends agree",
+                    TRIPS_BY_DATA,
                     subject=self.name,
                     uncounted=True,
                 )

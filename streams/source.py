@@ -40,6 +40,12 @@ CODES = {
 }
 """Codes, in the order of causes: if several apply, the first one names the cause."""
 
+_DYNAMIC = "in rsn.streams.dynamic they may (docs/dynamic-streams.md#where-data-decide)"
+ARMS_BY_DATA = f"{_DYNAMIC}: Partition, FlatMap(WhereTrue()), SortedMerge"
+"""What expresses a branch whose arms put or get differently."""
+TRIPS_BY_DATA = f"{_DYNAMIC}: TakeWhile leaves a loop early, Iterate repeats one"
+"""What expresses a loop whose trips data decide."""
+
 ORDER = {code: rank for rank, code in enumerate(CODES)}
 
 NOTES = ("inserted", "inferred", "variant")

@@ -32,8 +32,8 @@ from .operators.base import Limits
 from .operators.higher_order import Accum, FlatMap, Map, Scan
 from .operators.off_chip import LinearOffChipLoad, LinearOffChipStore, RandomOffChipLoad, RandomOffChipStore
 from .operators.on_chip import Bufferize, Streamify
-from .operators.routing import EagerMerge, Parallelize, Partition, Reassemble
-from .operators.shape import Broadcast, Discard, Expand, First, Flatten, Promote, Repeat, Reshape, Zip
+from .operators.routing import EagerMerge, Iterate, Parallelize, Partition, Reassemble, SortedMerge
+from .operators.shape import Broadcast, Discard, Expand, First, Flatten, Promote, Repeat, Reshape, TakeWhile, Zip
 from .operators.sources import MetadataGen, SelectGen
 from .run import Arrivals, Rates, Run, TimedRun, run, timed
 from .shapes import SelectorType, StreamType, TileType, TupleType, dimension, ragged, symbol, tile
@@ -66,6 +66,7 @@ __all__ = [
     "Flatten",
     "Fold",
     "Function",
+    "Iterate",
     "Last",
     "Limits",
     "LinearOffChipLoad",
@@ -97,6 +98,7 @@ __all__ = [
     "SelectorType",
     "SetOffset",
     "SiLU",
+    "SortedMerge",
     "StepError",
     "Stop",
     "Stream",
@@ -105,6 +107,7 @@ __all__ = [
     "Streamify",
     "StuckError",
     "Sub",
+    "TakeWhile",
     "Tensor",
     "Tile",
     "TileType",

@@ -152,10 +152,6 @@ def run(
         engine = network.run()
     except DeadlockError as error:
         raise StuckError(list(network.waiting(error.report))) from None
-    except ProgramError as error:
-        if not error.left:
-            raise
-        raise network.left_over(error.left) from None
     return Run(**network.results(engine))
 
 
@@ -176,8 +172,8 @@ def timed(
     transfer, instead of the rates; a transfer then waits for no other. with_data: whether tensors off the chip have
     values. order: of the operators' turns, which changes nothing; for tests.
 
-    Raises `StepError` for missing inputs and depths below 1, `StreamFault` for tokens that do not fit, with their
-    position, `DeadlockError` with who waits for whom, and `ProgramError` for tokens that are left over.
+    Raises `StepError` for missing inputs and depths below 1, `StreamFault` for tokens that do not fit or are left over,
+    with their position, and `DeadlockError` with who waits for whom.
     """
     network = OperatorNetwork("timed", program, inputs or {}, depths, rates or Rates(), durations, with_data)
     engine = network.run(order)
@@ -378,8 +374,13 @@ class OperatorNetwork:
             yield from self.off_chip.transfer(ports, self.clients[node], accesses)
 
     def run(self, order: Callable[[list[Any]], list[Any]] | None = None) -> DynamicRun:
-        """Run, once."""
-        return self.network.run(order)
+        """Run, once. Raises `StreamFault` for tokens that are left over."""
+        try:
+            return self.network.run(order)
+        except ProgramError as error:
+            if not error.left:
+                raise
+            raise self.left_over(error.left) from None
 
     def results(self, engine: DynamicRun) -> dict[str, Any]:
         """The fields of a `Run`."""

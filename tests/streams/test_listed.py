@@ -67,7 +67,9 @@ def test_join_as_printed() -> None:
         "prog.py:6:8: error: a: the arms leave different tokens: put s 1 against 0, put t 0 against 1 [join]\n"
         "    if data():\n"
         "       ^^^^^^\n"
-        "note: puts and gets must not depend on data: move them out of the branch"
+        "note: puts and gets must not depend on data: move them out of the branch\n"
+        "note: in rsn.streams.dynamic they may (docs/dynamic-streams.md#where-data-decide): Partition, "
+        "FlatMap(WhereTrue()), SortedMerge"
     )
 
 

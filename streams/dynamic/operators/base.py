@@ -7,7 +7,7 @@ An operator is its parameters. Called with streams, it adds itself to their prog
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -16,9 +16,9 @@ import sympy
 
 from ..errors import StepError, StreamFault, TokenError
 from ..functions import InputRefused
-from ..requests import Kernel
-from ..shapes import Dimension, Expression, StreamType, Symbols, as_on_chip, bytes_of
-from ..tokens import Groups, Stop, Token
+from ..requests import Kernel, Peek, Request, TakeToken
+from ..shapes import DataType, Dimension, Expression, StreamType, Symbols, TileType, as_on_chip, bytes_of
+from ..tokens import Done, Groups, Stop, Tile, Token
 
 if TYPE_CHECKING:
     from ..graph import Program, Stream
@@ -77,11 +77,13 @@ class InputReader:
 
     def apply(self, function: Callable[..., Any], *of: Any) -> Any:
         """Return the result of a function of elements. Raises `StreamFault`, at the last token, if the function raises
-        `ValueError`."""
+        an error: one of the user's, too, is shown with the line of its operator."""
         try:
             return function(*of)
         except ValueError as error:
             raise self.fault(str(error)) from error
+        except Exception as error:
+            raise self.fault(f"{type(error).__name__}: {error}") from error
 
     def ended(self, level: int, stop: Stop) -> bool:
         """Whether a stop, which was the last token, ended a tensor of rank `level`."""
@@ -200,6 +202,35 @@ def check_ragged_traffic(stream: StreamType, limits: Limits) -> None:
     (STeP, section 4.1), unless `limits` allows them."""
     if not limits.ragged_traffic and any(one.ragged for one in stream.shape[2:]):
         raise InputRefused("ragged below the two outermost dimensions of its output (the restriction of 4.1)")
+
+
+def check_flags(data: DataType) -> None:
+    """Raise `InputRefused` unless elements are [1,1] tiles, whose value is a flag."""
+    if not isinstance(data, TileType) or str(data) != "[1,1]":
+        raise InputRefused(f"a flag is a [1,1] tile, not {data}")
+
+
+def flag_of(tile: Tile) -> bool:
+    """Return the flag in a [1,1] tile. Raises `ValueError` for a tile without data."""
+    return bool(tile.scalar)
+
+
+def take_together(
+    readers: Sequence[InputReader], unlike: str = "{} where input 0 has {}"
+) -> Generator[Request, Any, tuple[Token, ...]]:
+    """Wait until inputs 0, 1 .. all have a token, then take one of each: as hardware joins streams, which holds no
+    token while it waits for another one. Raises `StreamFault`, with the text `unlike` of the two tokens, if stops or
+    ends do not agree."""
+    for port in range(len(readers)):
+        yield Peek(port)
+    tokens: list[Token] = []
+    for port, reader in enumerate(readers):
+        token = reader((yield TakeToken(port)))
+        steers = isinstance(token, Stop | Done)
+        if tokens and (steers or isinstance(tokens[0], Stop | Done)) and token != tokens[0]:
+            raise reader.fault(unlike.format(token, tokens[0]))
+        tokens.append(token)
+    return tuple(tokens)
 
 
 def merged_stop(level: int, after_empty: bool, raised: int) -> tuple[int, ...]:

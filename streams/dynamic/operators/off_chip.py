@@ -24,7 +24,17 @@ from ..shapes import (
     tile,
 )
 from ..tokens import DONE, Done, Stop, Tile
-from .base import KernelContext, Limits, Operator, Rules, SourceOperator, check_ragged_traffic, check_same, take
+from .base import (
+    KernelContext,
+    Limits,
+    Operator,
+    Rules,
+    SourceOperator,
+    check_ragged_traffic,
+    check_same,
+    take,
+    take_together,
+)
 
 
 def affine(shape: Sequence[int], stride: Sequence[int]) -> Iterator[int]:
@@ -258,18 +268,16 @@ class RandomOffChipStore(Operator):
     def kernel(self, context: KernelContext) -> Kernel:
         readers = [context.reader(port) for port in range(2)]
         while True:
-            where, value = readers[0]((yield TakeToken(0))), readers[1]((yield TakeToken(1)))
+            where, value = yield from take_together(readers, "{}, and the addresses have {}")
             if isinstance(where, Tile) and isinstance(value, Tile):
                 position = readers[0].groups.position
                 address = readers[0].apply(_address, where)
                 yield from write(context, self.tensor, address, value, readers[0].label, position)
                 yield DeliverToken((0,), Tile.of(True, "boolean"))
-            elif where == value and isinstance(where, Stop | Done):
-                yield DeliverToken((0,), where)
-                if isinstance(where, Done):
-                    return
-            else:
-                raise readers[1].fault(f"{value}, and the addresses have {where}")
+                continue
+            yield DeliverToken((0,), where)
+            if isinstance(where, Done):
+                return
 
     def traffic(self, inputs: Sequence[StreamType], outputs: Sequence[StreamType]) -> Expression:
         return inputs[1].count() * bytes_of(inputs[1].data)

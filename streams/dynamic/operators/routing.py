@@ -1,12 +1,14 @@
 """Operators that route and merge (v1 Table 5, v2 Table 6).
 
-EagerMerge, and Reassemble where a selector chooses several, depend on which token comes first.
+EagerMerge, and Reassemble where a selector chooses several, depend on which token comes first. SortedMerge and Iterate
+are not of the papers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from math import inf, isnan
 from typing import Any
 
 import sympy
@@ -18,11 +20,23 @@ from ..shapes import (
     SelectorType,
     StreamType,
     Symbols,
+    TileType,
+    TupleType,
     dimension,
     same_type,
 )
 from ..tokens import DONE, Done, Selector, Stop
-from .base import InputReader, KernelContext, Limits, Operator, check_same, merged_stop, take
+from .base import (
+    InputReader,
+    KernelContext,
+    Limits,
+    Operator,
+    check_flags,
+    check_same,
+    flag_of,
+    merged_stop,
+    take,
+)
 
 
 def selectors(stream: StreamType, choices: int) -> SelectorType:
@@ -278,6 +292,112 @@ def collect(reader: InputReader, port: int, rank: int, keep_stop: bool = False) 
             yield DeliverToken((0,), token)
         if token.level == rank:
             return reader.empty
+
+
+@dataclass(frozen=True)
+class SortedMerge(Operator):
+    """Merge sorted streams into a sorted one: the least element of those that come next; ties by the number of the
+    input.
+
+    Inputs: streams of rank 0, [B_i], each in rising order of a key: the value of a [1,1] tile, or of the first part of
+    a tuple. Shape: [sum of B_i]. A token stays at its input until it is the least, so that streams of depth 1 suffice.
+    The result does not depend on times. Not of the papers.
+    """
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        if not inputs:
+            raise InputRefused("takes streams")
+        mergeable(inputs)
+        if inputs[0].rank:
+            raise InputRefused(f"takes streams of rank 0, not {inputs[0].rank}")
+        first = inputs[0].data.parts[0] if isinstance(inputs[0].data, TupleType) else inputs[0].data
+        if not isinstance(first, TileType) or str(first) != "[1,1]":
+            raise InputRefused(f"sorts by a [1,1] tile, alone or first in a tuple, not by {inputs[0].data}")
+        outer = dimension(sum((stream.count() for stream in inputs), start=sympy.Integer(0)))
+        _, data = merged(inputs, symbols)
+        return (StreamType((outer,), data),)
+
+    def kernel(self, context: KernelContext) -> Kernel:
+        readers = [context.reader(port) for port in range(len(context.inputs))]
+        left, last = list(range(len(readers))), [-inf] * len(readers)
+        keys: dict[int, float] = {}  # of the tokens that wait
+        while left:
+            for port in [port for port in left if port not in keys]:
+                token = yield Peek(port)
+                if isinstance(token, Done):
+                    readers[port]((yield TakeToken(port)))
+                    left.remove(port)
+                else:
+                    keys[port] = readers[port].apply(sort_key, token)
+            if not keys:
+                continue
+            port = min(keys, key=lambda port: (keys[port], port))
+            token = readers[port]((yield TakeToken(port)))
+            key = keys.pop(port)
+            if key < last[port]:
+                raise readers[port].fault(f"{key:g} after {last[port]:g}: the input is not sorted")
+            last[port] = key
+            yield Busy(CYCLE)
+            yield DeliverToken((0,), token)
+        yield DeliverToken((0,), DONE)
+
+
+def sort_key(element: Any) -> float:
+    """Return the value by which an element is sorted. Raises `ValueError` for a tile without data, and for NaN."""
+    tile = element[0] if isinstance(element, tuple) else element
+    if tile.data is None:
+        raise ValueError("a tile without data has no order")
+    value = float(tile.data[0, 0])
+    if isnan(value):
+        raise ValueError("nan has no order")
+    return value
+
+
+@dataclass(frozen=True)
+class Iterate(Operator):
+    """Send each element through a body, again and again as long as the body says so: the head of a loop.
+
+    Inputs: elements [n] of some type; what the body gives, [W] tuples of such an element and a flag, a [1,1] tile: a
+    stream of `Program.feedback`. Outputs: elements for the body [W]; those with which the body is done, [n], in the
+    order of the input. An element goes through the body once or more; the next one enters when it has left, so that
+    streams of depth 1 suffice. When the input ends, the body gets its end, and must pass it on. Not of the papers.
+    """
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 2)
+        entries, back = inputs
+        if entries.rank or back.rank:
+            raise InputRefused(f"takes streams of rank 0, not {entries.rank} and {back.rank}")
+        if not isinstance(back.data, TupleType) or len(back.data.parts) != 2:
+            raise InputRefused(f"the body gives tuples of an element and a flag, not {back.data}")
+        value, flag = back.data.parts
+        check_flags(flag)
+        if not same_type(entries.data, value):
+            raise InputRefused(f"elements are {entries.data}, and the body gives {value}")
+        rounds = symbols.regular("W")
+        return (
+            StreamType((rounds,), symbols.again(entries.data, None)),
+            StreamType(entries.shape, symbols.again(entries.data, None)),
+        )
+
+    def kernel(self, context: KernelContext) -> Kernel:
+        entries, back = context.reader(0), context.reader(1)
+        while not isinstance(element := entries((yield TakeToken(0))), Done):
+            again = True
+            while again:
+                yield Busy(CYCLE)
+                yield DeliverToken((0,), element)
+                answer = back((yield TakeToken(1)))
+                if isinstance(answer, Done):
+                    raise back.fault("D where an element is in the loop: the body gives one for each that it gets")
+                assert isinstance(answer, tuple)
+                element, again = answer[0], back.apply(flag_of, answer[1])
+            yield DeliverToken((1,), element)
+        yield DeliverToken((0,), DONE)
+        rest = back((yield TakeToken(1)))
+        if not isinstance(rest, Done):
+            raise back.fault(f"{rest} where no element is in the loop: the body gives one for each that it gets")
+        yield DeliverToken((1,), DONE)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,19 @@ from ..shapes import (
     volume,
 )
 from ..tokens import DONE, Done, Element, Stop, Tile, Token
-from .base import InputReader, KernelContext, Limits, Operator, Rules, check_same, merged_stop, take
+from .base import (
+    InputReader,
+    KernelContext,
+    Limits,
+    Operator,
+    Rules,
+    check_flags,
+    check_same,
+    flag_of,
+    merged_stop,
+    take,
+    take_together,
+)
 from .off_chip import stops_after
 
 
@@ -391,16 +403,10 @@ class Zip(Operator):
     def kernel(self, context: KernelContext) -> Kernel:
         readers = [context.reader(port) for port in range(len(context.inputs))]
         while True:
-            tokens: list[Token] = []
-            for port, reader in enumerate(readers):
-                token = reader((yield TakeToken(port)))
-                steers = isinstance(token, Stop | Done)
-                if tokens and (steers or isinstance(tokens[0], Stop | Done)) and token != tokens[0]:
-                    raise reader.fault(f"{token} where input 0 has {tokens[0]}")
-                tokens.append(token)
+            tokens = yield from take_together(readers)
             if not isinstance(tokens[0], Stop | Done):
                 yield Busy(CYCLE)
-                yield DeliverToken((0,), tuple(tokens))
+                yield DeliverToken((0,), tokens)
                 continue
             yield DeliverToken((0,), tokens[0])
             if isinstance(tokens[0], Done):
@@ -458,6 +464,51 @@ class First(Operator):
         if not left:
             while not isinstance(reader((yield TakeToken(0))), Done):
                 pass
+
+
+@dataclass(frozen=True)
+class TakeWhile(Operator):
+    """The elements of each innermost group up to the first whose flag is not set; the others of the group are dropped.
+
+    Inputs: data [D_a .. D_1, D_0], flags of the same shape, [1,1] tiles. Shape: [D_a .. D_1, D'_0], D'_0 ragged, or
+    dynamic-regular for a = 0. At rank 0 the end is put as soon as a flag says so, and what follows is taken and
+    dropped: it can end a loop. inclusive: the element at which a group ends is put as well. Not of the papers.
+    """
+
+    inclusive: bool = False
+
+    def types(self, inputs: Sequence[StreamType], symbols: Symbols, limits: Limits) -> tuple[StreamType, ...]:
+        take(inputs, 2)
+        data, flags = inputs
+        check_flags(flags.data)
+        check_same(data.shape, flags.shape, "data and flags: ")
+        left = symbols.ragged("T", largest=data.shape[-1].largest) if data.rank else symbols.regular("T")
+        return (StreamType((*data.shape[:-1], left), symbols.again(data.data, None)),)
+
+    def kernel(self, context: KernelContext) -> Kernel:
+        readers = [context.reader(port) for port in range(2)]
+        rank = context.inputs[0].rank
+        is_open, grown = True, False  # whether the group goes on, and whether it has elements in the output
+        while True:
+            token, flag = yield from take_together(readers)
+            if isinstance(token, Done):
+                break
+            if isinstance(token, Stop):
+                ended = readers[0].groups.lowest == 1
+                empty = ended and not grown and not readers[0].empty
+                for level in merged_stop(1, True, token.level - 1) if empty else (token.level,):
+                    yield DeliverToken((0,), Stop(level))
+                is_open, grown = True, False
+            elif is_open:
+                yield Busy(CYCLE)
+                is_open = bool(readers[1].apply(flag_of, flag))
+                if is_open or self.inclusive:
+                    grown = True
+                    yield DeliverToken((0,), token)
+                if not is_open and not rank:
+                    yield DeliverToken((0,), DONE)
+        if is_open or rank:
+            yield DeliverToken((0,), DONE)
 
 
 @dataclass(frozen=True)
