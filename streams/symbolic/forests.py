@@ -28,8 +28,12 @@ def is_forest(groups: Sequence[InstanceGroup], found: Sequence[Cell], proves: Pr
     signs = [one for one in product((1, -1, 0), repeat=axes) if any(one)]
     for order, sign in islice(product(permutations(tasks), signs), ORDERS):
         place = {task: k for k, task in enumerate(order)}
-        upper = [_upper(cell, groups, place, sign, proves) for cell in found]
-        ends = [end for end in upper if end is not None]
+        ends: list[End] = []
+        for cell in found:
+            end = _upper(cell, groups, place, sign, proves)
+            if end is None:
+                break
+            ends.append(end)
         if len(ends) < len(found):
             continue
         if all(map(_single, found, ends)) and not any(

@@ -15,9 +15,8 @@ class TensorWriter:
 
     def text(self) -> str:
         """Return a program."""
-        kind = self.random.choice(
-            [self.tiles, self.tiles, self.rows, self.grid, self.elements, self.shards, self.shared]
-        )
+        often = [self.tiles, self.tiles, self.rows, self.grid, self.elements, self.shards, self.shared]
+        kind = self.random.choice([*often, self.products, self.kernels, self.branches])
         return HEAD + kind()
 
     def rarely(self, usual: str, *others: str) -> str:
@@ -132,4 +131,70 @@ class TensorWriter:
             + "    for i in range(n * b):\n        x[i] = 1.0\n"
             + "@task(mapping=[1], args=[x])\ndef high(x) -> None:\n"
             + f"    for i in range({self.rarely('n * b', 'b')}):\n        x[{half}] = {self.rarely('2.0', 'x[0]')}\n"
+        )
+
+    def products(self) -> str:
+        """A product on a grid, with layouts that may fit."""
+        pick = self.random.choice
+        grid, sizes = pick([("2, 2", "2"), ("2, 2", "2"), ("n, 2", "n"), ("n, 1", "n")])
+        a, b, c = pick([("RS0", "S0S1", "RS1"), ("S0R", "RS1", "S0S1"), ("S0S1", "S1R", "S0R"), ("RR", "RR", "RR")])
+        a, b, c = self.rarely(a, "S0R", "RS1"), self.rarely(b, "RS0", "RR"), self.rarely(c, "S0R", "RR", c + "!")
+        value = pick(["a @ b", 'x.allreduce("+")', "local(x)", 'x.allreduce("+") + 1.0', "2.0 * x"]).replace(
+            "x", "(a @ b)"
+        )
+        if self.random.random() < 0.15:
+            value = pick(["(a @ b).T", "relu(a @ b)", "(a @ b) * n", "(a @ b)[:, :]", "transpose(b) @ transpose(a)"])
+        size = self.rarely(f"2 * {sizes} * b", f"{sizes} * b", "n * b", "4")
+        shapes = [f"f32[{size}, {size}]", f"f32[{size}, {self.rarely(size, 'n')}]", f"f32[{size}, {size}]"]
+        parts = ", ".join(f'{x}: {y} @ Layout("{z}")' for x, y, z in zip("abc", shapes, (a, b, c), strict=True))
+        tensors = "".join(f"{x}: {y}\n" for x, y in zip("ABC", shapes, strict=True))
+        return (
+            f"{tensors}@task(mapping=[{grid}], args=[A, B, C])\ndef product({parts}) -> None:\n    c[:, :] = {value}\n"
+        )
+
+    def kernels(self) -> str:
+        """Kernels on tiles of symbolic sizes."""
+        pick = self.random.choice
+        value, shape = pick(
+            [
+                ("s.get().sum(axis=0)", "b"),
+                ("s.get().sum(axis=1)", "n"),
+                ("s.get().T", "b, n"),
+                ("s.get().reshape(n * b)", "n * b"),
+                ("s.get().reshape(b, -1)", "b, n"),
+                ("s.get() @ zeros(f32, b, 3)", "n, 3"),
+                ("concat([s.get(), zeros(f32, n, 2)], axis=1)", "n, b + 2"),
+                ("s.get() + zeros(f32, b)", "n, b"),
+                ("s.get() + zeros(f32, n, 1)", "n, b"),
+                ("s.get() * full(f32, 2.0, 1, b)", "n, b"),
+                ("s.get()[0 : n - 1, :]", "n - 1, b"),
+                ("s.get()[:, 0]", "n"),
+                ("layernorm(s.get(), zeros(f32, b), zeros(f32, b))", "n, b"),
+                ("maximum(s.get(), 1 / n)", "n, b"),
+            ]
+        )
+        value = self.rarely(value, value.replace("axis=1", "axis=2"), value.replace("b", "n"), value.replace("n", "b"))
+        shape = self.rarely(shape, "n, b", "n", "b, b").replace("n - 1", "max(n - 1, 1)")
+        store = ", ".join(":" for _ in shape.split(","))
+        return (
+            f"x: f32[n, b]\ny: f32[{shape}]\ns: Stream[f32[n, b], 1]\n"
+            + self.head("read", "x", "f32[n, b]")
+            + "    s.put(x[:, :])\n"
+            + self.head("write", "y", f"f32[{shape}]")
+            + f"    y[{store}] = {value}\n"
+        )
+
+    def branches(self) -> str:
+        """Branches on data, on the grid point and on the index, around accesses."""
+        test = self.random.choice(["data()", "x[i] > 0.0", "i % 2 == 0", "i < n - 1", "i // b < 2", "b > n"])
+        first, second = (self.rarely("s.put(x[i])", "s.put(x[n - 1 - i])", "s.put(x[i + 1])", "pass") for _ in range(2))
+        begin = self.random.choice(["", "    k = 2 * b\n", "    k = n - 1\n", "    k = 0\n"])
+        last = self.random.choice(["y[i]", "y[i]", "y[k]", "y[min(i, k)]"]) if begin else "y[i]"
+        return (
+            "x: f32[n]\ny: f32[n]\ns: Stream[f32, 2]\n"
+            + self.head("read", "x", "f32[n]")
+            + f"    for i in range(n):\n        if {test}:\n            {first}\n        else:\n            {second}\n"
+            + self.head("write", "y", "f32[n]")
+            + begin
+            + f"    for i in range(n):\n        {last} = s.get()\n"
         )
