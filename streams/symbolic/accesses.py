@@ -69,15 +69,11 @@ def _meetings(a: InstanceGroup, one: AccessBox, b: InstanceGroup, two: AccessBox
 
 
 def _apart(meeting: _Meeting, domain: Domain) -> bool:
-    before = len(domain.indices)
-    domain.indices += meeting.bound
-    try:
+    with domain.within(meeting.bound):
         return any(
             domain.proves(low - end) or domain.proves(first - high)
             for (first, end), (low, high) in zip(meeting.one, meeting.two, strict=True)
         )
-    finally:
-        del domain.indices[before:]
 
 
 # -- orders -----------------------------------------------------------------------------------------------------------

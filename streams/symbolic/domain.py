@@ -28,6 +28,17 @@ class Undecided(Exception):
     """The argument does not apply, and why."""
 
 
+@contextmanager
+def at_line(line: int) -> Iterator[None]:
+    """Name a line in the reason of what is undecided, unless the reason names one."""
+    try:
+        yield
+    except Undecided as why:
+        if str(why).startswith("line"):
+            raise
+        raise Undecided(f"line {line}: {why}") from None
+
+
 class SplitSizes(Exception):
     """A question has several answers. parts: replacements of sizes, which together cover the domain."""
 
@@ -70,10 +81,16 @@ class Domain:
     @contextmanager
     def bound(self, name: str, times: Polynomial) -> Iterator[Polynomial]:
         """Bind an index that runs from 0 to `times` - 1, and yield it. times: at least 1 at all points."""
-        before = len(self.indices)
-        self.indices.append((name, times))
-        try:
+        with self.within([(name, times)]):
             yield Polynomial.variable(name)
+
+    @contextmanager
+    def within(self, bound: Sequence[tuple[str, Polynomial]]) -> Iterator[None]:
+        """Bind several indices, outer ones first."""
+        before = len(self.indices)
+        self.indices += bound
+        try:
+            yield
         finally:
             del self.indices[before:]
 
@@ -150,8 +167,13 @@ class Domain:
             if self.proves(left) and self.proves(divisor - left - 1):
                 return quotient + more, left
         self._split_quotient(p, divisor)
-        if self.at_least(rest) and self.at_least(divisor - rest, 1):
+        if not self.at_least(rest):
+            if self.at_least(rest + divisor):
+                return quotient - 1, rest + divisor
+        elif self.at_least(divisor - rest, 1):
             return quotient, rest
+        elif self.at_least(divisor * 2 - rest, 1):
+            return quotient + 1, rest - divisor
         raise Undecided(f"the quotient of {self.shown(p)} by {self.shown(divisor)}")
 
     def _split_quotient(self, p: Polynomial, divisor: Polynomial) -> None:

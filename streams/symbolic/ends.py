@@ -13,7 +13,7 @@ from functools import cmp_to_key
 from itertools import pairwise, product
 
 from ...base.place import Place
-from .domain import Domain, Undecided
+from .domain import Domain, Undecided, at_line
 from .polynomial import ONE, ZERO, Polynomial
 from .tree import Body, Branch, InstanceGroup, Item, Loop, SymbolicOperation, SymbolicProgram, Variables
 
@@ -182,7 +182,11 @@ def cells(program: SymbolicProgram, groups: Sequence[InstanceGroup], domain: Dom
     boxes: dict[str, list[_Box]] = {}
     for record in records(groups):
         boxes.setdefault(record.step.stream, []).append(_box(record, groups[record.group]))
-    return [cell for name, mine in boxes.items() for cell in _cut(name, mine, groups, domain)]
+    found: list[Cell] = []
+    for name, mine in boxes.items():
+        with at_line(mine[0].record.step.place.line):
+            found += _cut(name, mine, groups, domain)
+    return found
 
 
 def _cut(stream: str, boxes: list[_Box], groups: Sequence[InstanceGroup], domain: Domain) -> list[Cell]:
@@ -196,16 +200,14 @@ def _cut(stream: str, boxes: list[_Box], groups: Sequence[InstanceGroup], domain
     for axis in range(rank):
         borders = sorted({b for box in boxes for b in (box.low[axis], box.high[axis])}, key=cmp_to_key(compare))
         if any(compare(a, b) == 0 for a, b in pairwise(borders)):
-            shown = ", ".join(map(domain.shown, borders))
-            line = boxes[0].record.step.place.line
-            raise Undecided(f"line {line}: the borders {shown} of {stream} are not told apart")
+            raise Undecided(f"the borders {', '.join(map(domain.shown, borders))} of {stream} are not told apart")
         cuts.append(borders)
     spans = [tuple((cuts[a].index(box.low[a]), cuts[a].index(box.high[a])) for a in range(rank)) for box in boxes]
     count = 1
     for borders in cuts:
         count *= max(1, len(borders) - 1)
     if count > CELLS:
-        raise Undecided(f"line {boxes[0].record.step.place.line}: {stream} falls into more than {CELLS} parts")
+        raise Undecided(f"{stream} falls into more than {CELLS} parts")
     out: list[Cell] = []
     for at in product(*(range(len(borders) - 1) for borders in cuts)):
         mine = [
@@ -269,7 +271,9 @@ def _apart(cell: Cell, groups: Sequence[InstanceGroup], domain: Domain) -> None:
     if a is None or b is None or groups[a.group].task != groups[b.group].task:
         return
     differences = [x - y for x, y in zip(a.tid, b.tid, strict=True)]
-    if not any(d.constant for d in differences):
+    with domain.within(cell.bound):
+        apart = any(domain.proves(d - 1) or domain.proves(-d - 1) for d in differences)
+    if not apart:
         if any(d.terms for d in differences):
             shown = cell.shown(domain)
             raise Undecided(f"line {b.place.line}: it is not seen that {shown} has its ends in two instances")

@@ -27,7 +27,7 @@ from itertools import product
 from ..run import BodyRun, Unending
 from ..tree import Body as PlainBody
 from ..tree import Nodes
-from .domain import Domain, Undecided, form_of
+from .domain import Domain, Undecided, at_line, form_of
 from .ends import Cell, Wrong, balanced, cells, restricted, tokens
 from .forests import is_forest
 from .graphs import components, knots
@@ -56,10 +56,12 @@ class Liveness:
         """Prove that every instance ends. found: the cells of the groups. Raises `Stuck` if none does so for any size,
         splits, `Undecided`."""
         bodies = {k: group.body for k, group in enumerate(groups) if group.body}
-        if all(not groups[k].axes for k in bodies) and all(not cell.bound for cell in found):
-            self._finite(bodies)
-        else:
-            self._grids(groups, bodies, found)
+        lines = [step.place.line for body in bodies.values() for step in steps_of(body)]
+        with at_line(min(lines, default=1)):
+            if all(not groups[k].axes for k in bodies) and all(not cell.bound for cell in found):
+                self._finite(bodies)
+            else:
+                self._grids(groups, bodies, found)
 
     # -- a fixed number of instances ----------------------------------------------------------------------------------
 
@@ -71,6 +73,10 @@ class Liveness:
                 self.used[NO_CYCLE] = None
 
     def _part(self, bodies: Bodies) -> None:
+        with at_line(min(step.place.line for body in bodies.values() for step in steps_of(body))):
+            self._prove_part(bodies)
+
+    def _prove_part(self, bodies: Bodies) -> None:
         if self._one_after_the_other(bodies):
             return
         plain = self._plain(bodies)
@@ -298,11 +304,7 @@ class Liveness:
                 return
         if ordered:
             self._decide_room(found)
-        lines = [end.place.line for cell in found for end in (cell.writer, cell.reader) if end is not None]
-        raise Undecided(
-            f"line {min(lines)}: the instances of a grid of symbolic size neither run in one direction nor in equal "
-            "rounds"
-        )
+        raise Undecided("the instances of a grid of symbolic size neither run in one direction nor in equal rounds")
 
     def _again(self, groups: Sequence[InstanceGroup]) -> None:
         found = cells(self.program, groups, self.domain)
@@ -337,12 +339,8 @@ class Liveness:
 
     def _everywhere(self, cell: Cell, form: Polynomial) -> bool:
         """Whether a form is at least 0 for all streams of a cell."""
-        before = len(self.domain.indices)
-        self.domain.indices += cell.bound
-        try:
+        with self.domain.within(cell.bound):
             return self.domain.proves(form)
-        finally:
-            del self.domain.indices[before:]
 
     def _ordered(self, groups: Sequence[InstanceGroup], found: Sequence[Cell]) -> bool:
         """Whether the direction of the streams has no cycle."""

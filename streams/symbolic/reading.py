@@ -29,7 +29,7 @@ from ..syntax.parser import parsed
 from ..syntax.printer import shown as written_as
 from ..tree import Collective, Instance, StreamDecl, TaskDecl
 from ..values import Data, Static, SymbolicNumber, Value
-from .domain import Domain, Number, RealNumber, SplitIndex, SplitRests, Undecided, form_of, number
+from .domain import Domain, Number, RealNumber, SplitIndex, SplitRests, Undecided, at_line, form_of, number
 from .polynomial import ONE, ZERO, Polynomial
 from .tree import (
     AccessBox,
@@ -206,7 +206,7 @@ class InstanceGrid:
         size = self.sizes[len(tid)]
         if self.few:
             return [g for k in range(size.number or 0) for g in self._axis((*tid, Polynomial.of(k)), axes)]
-        ranges = Ranges(self.domain, f"the grid of {self.task.name}")
+        ranges = Ranges(self.domain, f"line {self.task.place.line}: the grid of {self.task.name}")
         ranges.begin(size)
         groups: list[InstanceGroup] = []
         for piece in ranges:
@@ -273,8 +273,8 @@ class SymbolicElaborator(Elaborator):
                     self._accessed(parameter.name, None)
             return made
         except Undecided as why:
-            text = str(why)
-            raise Undecided(text if text.startswith("line ") else f"{self._at(self.node)}: {text}") from None
+            with at_line(self.node.place.line):
+                raise why from None
 
     def eval(self, node: syn.ExpressionNode) -> Value:
         """Evaluate an expression."""
