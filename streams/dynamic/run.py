@@ -26,7 +26,7 @@ from ...machine.dynamic import DynamicNetwork, DynamicRun, Ports
 from ...machine.off_chip import OffChipMemory
 from ...machine.steps import Step, Steps
 from .checks import Measured, check_token, checked_values
-from .errors import StepError, StreamFault, StuckError, Waiting
+from .errors import StepError, StreamFault, StuckError, TokenError, Waiting
 from .graph import OperatorNode, Program, Stream, StreamReader
 from .memory import Tensor, TensorMemory
 from .operators.base import KernelContext
@@ -301,7 +301,11 @@ class OperatorNetwork:
         return stream.source.name if stream.source is not None else self._unit_name(_writer(stream))
 
     def _arrivals(self, name: str, given: Sequence[Token] | Arrivals | str) -> Arrivals:
-        tokens = self.program.tokens(given, name) if isinstance(given, str) else given
+        try:
+            tokens = self.program.tokens(given, name) if isinstance(given, str) else given
+        except TokenError as error:
+            where = self.program.inputs[name].where
+            raise StreamFault(f"input {name}", where, name, error.text, error.position) from error
         return tokens if isinstance(tokens, Arrivals) else Arrivals(list(tokens), [0.0] * len(tokens))
 
     def _feeding(self, stream: Stream, arrivals: Arrivals) -> Callable[[Ports], Steps]:

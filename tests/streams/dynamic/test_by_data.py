@@ -358,6 +358,14 @@ def test_an_error_of_a_function_of_the_user_has_the_line_of_its_operator(runs: A
         assert (fault.value.stream, fault.value.position) == ("input 0", 0)
 
 
+@RUNS
+def test_a_text_that_is_no_stream_names_its_input(runs: Any) -> None:
+    with Program() as program:
+        Map(SiLU)(program.input("a", ["n"], ONE))
+    with pytest.raises(StreamFault, match=r"test_by_data\.py:\d+: input a: a, token 1: "):
+        runs(program, {"a": "1 Q D"})
+
+
 @pytest.mark.parametrize("given", [Add, Add()])
 def test_a_class_or_an_instance_is_given(given: Any) -> None:
     with Program() as program:
