@@ -249,8 +249,8 @@ def checked_values(
             if expected.is_Integer and sizes and sizes != {int(expected)}:
                 what = "sum to" if size.ragged else "are"
                 text = f"the sizes of dimension {level} {what} {sorted(sizes)}, and {text_of(expression)} is {expected}"
-                name = stream.source.name if stream.source else stream.name
-                raise StreamFault(name, stream.where, f"output {stream.port}", text, None)
+                name, where = (stream.source or stream).name, (stream.source or stream).where
+                raise StreamFault(name, where, f"output {stream.port}", text, None)
     return found
 
 

@@ -31,7 +31,7 @@ from .tokens import Token, parse
 @dataclass(eq=False, repr=False)
 class Stream:
     """A stream of a program. source: its writer; None for an input. port: which output of it. where: the user's line
-    that made it."""
+    that made an input or a feedback."""
 
     program: Program
     type: StreamType
@@ -222,7 +222,7 @@ class Program:
         number = sum(node.operator.name == operator.name for node in self.nodes)
         node = OperatorNode(operator, streams, (), where, f"{operator.name}{number or ''}")
         node.outputs = tuple(
-            Stream(self, one, f"{node.name}.{port}" if len(types) > 1 else node.name, node, port, where)
+            Stream(self, one, f"{node.name}.{port}" if len(types) > 1 else node.name, node, port)
             for port, one in enumerate(types)
         )
         self.nodes.append(node)

@@ -206,6 +206,7 @@ class _MachineReader:
             made = self.codec.read_stream_type(what, [shape, data])
             with _faults_of(what):
                 stream = program.input(key, made.shape, made.data)
+                stream.where = ""  # files have no line of it
             self._enter(what, f"input {key}", stream, depth)
         loops = []
         for key, value in table_of(self.given, "loops"):

@@ -51,9 +51,11 @@ from rsn.streams.dynamic import (
     tile,
     timed,
 )
+from rsn.streams.dynamic.machine import OperatorMachine
 from rsn.streams.dynamic.tokens import Selector
 from rsn.tests.effort import cases, in_both
 from rsn.tests.streams.dynamic.nested import leaves
+from rsn.tests.streams.dynamic.test_machine_files import assert_equal_runs, through_files
 
 ONE, FLAG = tile(1, 1), tile(1, 1, "boolean")
 RUNS = pytest.mark.parametrize("runs", [run, timed])
@@ -247,6 +249,22 @@ def test_iterate_refuses() -> None:
             Iterate()(ones, ones)
         with pytest.raises(StepError, match=r"elements are \[1,1\], and the body gives"):
             Iterate()(ones, pairs)
+
+
+def test_machines_of_these_operators_have_files() -> None:
+    with Program() as program:
+        a, b, flags = program.input("a", ["n"], ONE), program.input("b", ["m"], ONE), program.input("f", ["w"], FLAG)
+        merged = SortedMerge()(a, b)
+        back = program.feedback("back", ["w"], TupleType((ONE, FLAG)))
+        body, out = Iterate()(merged, back)
+        program.close(back, Zip()(body.assume(["w"]), flags))
+        program.output("all", TakeWhile(inclusive=True)(body, flags))
+        program.output("out", out)
+    inputs = {"a": "1 3 D", "b": "2 D", "f": "T T F F F D"}
+    machine = OperatorMachine(program, 1, name="by_data")
+    assert_equal_runs(machine, through_files(machine), {key: program.tokens(text, key) for key, text in inputs.items()})
+    done = run(program, inputs, depths=1)
+    assert (done.text("all"), done.text("out")) == ("1 1 1 D", "1 2 3 D")
 
 
 # -- what the check of stream programs says of counts that data decide ------------------------------------------------
