@@ -322,8 +322,12 @@ class KernelExpressions(TileExpressions):
             ends = [(first + member * others + k, True) for k in range(others)]
             ends += [(first + source * others + column, False) for source, column in peers(member, others)]
         for stream, put in ends:
-            self.record(self.context.nodes.op(stream, put, node.place))
+            self.record(self.context.nodes.op(self.numbered(made, stream), put, node.place))
         return made
+
+    def numbered(self, made: Collective, stream: int) -> int:
+        """Return how the reader numbers a stream of a collective."""
+        return stream
 
     def _collective(
         self, step: CollectiveStep, kind: ElementType, place: Place, others: int, inserted: bool

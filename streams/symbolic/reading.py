@@ -384,8 +384,19 @@ class SymbolicElaborator(Elaborator):
     def exchange(
         self, step: CollectiveStep, kind: ElementType | None, node: syn.SyntaxNode, *, inserted: bool
     ) -> Collective | None:
-        """Record the tokens of a collective: of these nothing is proved."""
-        raise Undecided(f"{self._at(node)}: {syn.COLLECTIVES[step.what]}, of which nothing is proved")
+        """Record the tokens of an all-reduce on a grid of known size: of other collectives nothing is proved."""
+        known = not any(isinstance(size, Number) for size in (*self.mesh, *self.tid))
+        if step.what != "allreduce" or not known:
+            where = "" if known else " on a grid of symbolic size"
+            raise Undecided(f"{self._at(node)}: {syn.COLLECTIVES[step.what]}{where}, of which nothing is proved")
+        return super().exchange(step, kind, node, inserted=inserted)
+
+    def numbered(self, made: Collective, stream: int) -> Any:
+        """Return an element of the streams of a collective."""
+        array = next(array for array in made.arrays if array.first <= stream < array.first + array.size)
+        self.all_streams.setdefault(array.name, array)
+        index = array.index(stream - array.first)
+        return Element(array.name, tuple(map(Polynomial.of, index)), tuple(map(str, index)))
 
     def element(self, stream: StreamDecl, number: Any) -> str:
         """The name of an element; here its number is an `Element`."""

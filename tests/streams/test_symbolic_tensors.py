@@ -180,6 +180,7 @@ def product(
         (TREE, "P >= 1, N >= 1"),
         (SPLIT_K, "P >= 1, M >= 1, N >= 1, K >= 1"),
         (BY_POINT, "P >= 1, B >= 1"),
+        (ALL_REDUCE, "N >= 1"),
     ],
 )
 def test_programs_of_newcomers_are_proved(text: str, domain: str) -> None:
@@ -238,9 +239,9 @@ def test_a_mistake_is_shown_with_the_least_sizes(text: str, domain: str, code: s
             "line 7: rows states an order, of which nothing is proved",
         ),
         (
-            ALL_REDUCE,
-            "N >= 1",
-            "line 13: an all-reduce, of which nothing is proved",
+            ALL_REDUCE.replace("[2, 2]", "[2, P]").replace("N = 16", "N = 16\nP = 2"),
+            "P >= 1, N >= 1, N % P == 0",
+            "line 14: an all-reduce on a grid of symbolic size, of which nothing is proved",
         ),
     ],
 )
