@@ -174,7 +174,7 @@ def _eager_merge(w: ProcessWriter, op: EagerMerge) -> str:
 
 
 def _map(w: ProcessWriter, op: Map) -> str:
-    function = cpp_function(op.function, parts(w.node.inputs[0].type.data))
+    function = cpp_function(op.applied, parts(w.node.inputs[0].type.data))
     return f"map<{w.rank(0)}>({function}, {w.input()}, {w.output()})"
 
 
@@ -190,8 +190,8 @@ def _reduction(w: ProcessWriter, op: Reduction) -> str:
 
 
 def _flat_map(w: ProcessWriter, op: FlatMap) -> str:
-    function = cpp_function(op.function, [w.node.inputs[0].type.data])
-    return f"flat_map<{w.rank(0)}, {op.function.rank}>({function}, {w.input()}, {w.output()})"
+    function = cpp_function(op.applied, [w.node.inputs[0].type.data])
+    return f"flat_map<{w.rank(0)}, {op.applied.rank}>({function}, {w.input()}, {w.output()})"
 
 
 def _flatten(w: ProcessWriter, op: Flatten) -> str:
