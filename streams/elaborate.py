@@ -153,7 +153,9 @@ class Elaborator(Paths):
                 if source is None or source.facts.names & self.env.keys():
                     dist = replace(dist, number=None)  # it may differ in the next iteration
                 value = Data(type_of(value), dist=dist)
+            terms = self.sum_of(source)  # of the variables as they are before it
             self.env[target.name] = value if source is None else self.assigned(value, source)
+            self.note_sum(target.name, terms)
         elif syn.is_listed(target):
             known = value.value if isinstance(value, Static) else None
             if isinstance(known, tuple) and len(known) != len(target.items):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..base.element_types import ElementType
 from ..base.operators import UNARY
@@ -24,7 +25,7 @@ from .syntax import nodes as syn
 from .syntax.control import varying
 from .syntax.printer import short, shown
 from .tree import StreamDecl, TaskDecl
-from .values import OPERATORS, Data, Static, Value, compute, is_whole, type_of
+from .values import INT, OPERATORS, Data, Static, Value, compute, is_whole, type_of
 from .words import comes_by_row
 
 KERNEL_OF = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul"}
@@ -50,6 +51,7 @@ class TileExpressions(CostExpressions):
         self.nest: Nest = ()
         self.bound: tuple[Value | None, ...] = ()
         self.entered = 0
+        self._sums: dict[str, _SumOfIndices] = {}
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -368,6 +370,30 @@ class TileExpressions(CostExpressions):
         with the step. size: of the axis."""
         return len(range(*slice(*bounds).indices(size)))
 
+    def _loop_index(self, name: str) -> Value | None:
+        """Return the value of the index of a loop around, if the loop's body has not given it another one."""
+        found = [bound for (loop, _), bound in zip(self.nest, self.bound, strict=True) if loop == name]
+        return found[-1] if found and self.env.get(name) is found[-1] else None
+
+    def sum_of(self, source: syn.ExpressionNode | None) -> dict[str, int] | None:
+        """Return an expression as a sum of indices of loops, None if it is none, or if data decide whether it is
+        evaluated."""
+        if source is None or self._branches:
+            return None
+        terms = self._terms(source)
+        return terms if all(not name or self._loop_index(name) is not None for name in terms) else None
+
+    def note_sum(self, name: str, terms: dict[str, int] | None) -> None:
+        """Note that a variable is a sum of indices of loops, from here to its next assignment; or that it is none."""
+        self._sums.pop(name, None)
+        value = self.env.get(name)
+        if terms is not None and isinstance(value, Data) and value.type == INT:
+            self._sums[name] = _SumOfIndices(value, terms, {k: self._loop_index(k) for k in terms if k})
+
+    def _unchanged(self, made: _SumOfIndices) -> bool:
+        """Whether the indices of a sum have the values that they had in it."""
+        return all(self._loop_index(name) is value for name, value in made.indices.items())
+
     def _terms(self, node: syn.ExpressionNode) -> dict[str, int]:
         """Write an index as a sum: factors of terms that are not static, and a constant under ""."""
         match node:
@@ -377,6 +403,9 @@ class TileExpressions(CostExpressions):
                 value = self.env.get(name, self.context.constants.get(name))
                 if isinstance(value, Static) and is_whole(value.value):
                     return {"": value.value}
+                made = self._sums.get(name)
+                if made is not None and made.value is value and self._unchanged(made):
+                    return made.terms
             case syn.Prefix(op="-", operand=inner):
                 return {key: -count for key, count in self._terms(inner).items()}
             case syn.Infix(op="+" | "-"):
@@ -389,6 +418,14 @@ class TileExpressions(CostExpressions):
                     if x.keys() <= {""}:
                         return {key: count * x.get("", 0) for key, count in y.items()}
         return {shown(node): 1}
+
+
+class _SumOfIndices(NamedTuple):
+    """What a variable is: its value, the factors of indices of loops, and the values that these had."""
+
+    value: Value
+    terms: dict[str, int]
+    indices: dict[str, Value | None]
 
 
 def _is_cut(value: Value) -> bool:

@@ -43,6 +43,7 @@ def test_an_index_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) 
     sizes = {"size": size, "first": first, "n": n, "m": m}
     index = f"{a} * i + {b} * j + {c}"
     assert bool(found(statement=f"s.put(x[{index}])", **sizes)) == leaves
+    assert bool(found(statement=f"k = {a} * i + {c}; k = k + {b} * j; s.put(x[k])", **sizes)) == leaves
     guarded = f"s.put(x[{index}] if 0 <= {index} < {size} else f32(0))"
     assert found(statement=guarded, **sizes) == []
     assert found(statement=f"s.put(x[({index}) % {size}])", **sizes) == []
@@ -59,6 +60,26 @@ def test_a_slice_is_found_if_an_iteration_leaves_its_axis(data: st.DataObject) -
     index = f"{a} * i + {b} * j + {c}"
     statement = f"s.put(reduce_sum(x[{index} : {index} + {width}], 0))"
     assert bool(found(statement=statement, size=size, first=first, n=n, m=m)) == leaves
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        ("k = 2 * n", "k"),
+        ("k = n\nif data():\n    k = 9 * n", ""),
+        ("k = n\nif data():\n    k = n\nk = k + 1", ""),
+        ("k = 2 * n\nn = 0", ""),
+        ("k = 2 * n\nfor n in range(3):\n    x[n] = 0.0", ""),
+        ("for n in range(3):\n    k = n\nk = k + 6", ""),
+    ],
+)
+def test_a_variable_is_a_sum_of_indices_until_something_changes(body: str, wrong: str) -> None:
+    """What data, or another loop, may have changed is left to the run."""
+    lines = "".join(f"        {line}\n" for line in f"{body}\ny[0] = x[k]".split("\n"))
+    text = "from rsn.streams import *\nX: f32[8]\nY: f32[8]\n@task(mapping=[1], args=[X, Y])\n"
+    report = check(f"{text}def t(x: f32[8], y: f32[8]):\n    for n in range(8):\n{lines}")
+    messages = [f.message for f in report.findings if not f.warning]
+    assert messages == ([f"x[{wrong}]: the index is 14 where n = 7, outside an axis of size 8"] if wrong else [])
 
 
 def test_a_store_beyond_an_axis_is_found() -> None:
