@@ -343,11 +343,12 @@ class SortedMerge(Operator):
 
 
 def sort_key(element: Any) -> float:
-    """Return the value by which an element is sorted. Raises `ValueError` for a tile without data, and for NaN."""
+    """Return the value by which an element is sorted, an integer exactly. Raises `ValueError` for a tile without data,
+    and for NaN."""
     tile = element[0] if isinstance(element, tuple) else element
     if tile.data is None:
         raise ValueError("a tile without data has no order")
-    value = float(tile.data[0, 0])
+    value: float = tile.data[0, 0].item()
     if isnan(value):
         raise ValueError("nan has no order")
     return value

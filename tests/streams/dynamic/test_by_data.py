@@ -121,6 +121,17 @@ def test_a_merge_refuses_what_is_not_sorted(runs: Any) -> None:
         SortedMerge()(program.input("d", ["n"], tile(2, 1)))
 
 
+def test_integers_are_sorted_exactly() -> None:
+    with Program() as program:
+        kind = tile(1, 1, "i64")
+        program.output("out", SortedMerge()(program.input("a", ["n"], kind), program.input("b", ["m"], kind)))
+    large = 2**53
+    tokens = run(program, {"a": f"{large + 1} {large + 3} D", "b": f"{large} {large + 2} D"})["out"]
+    assert [int(one.data[0, 0]) - large for one in decode(tokens, 0)] == [0, 1, 2, 3]
+    with pytest.raises(StreamFault, match="not sorted"):
+        run(program, {"a": f"{large + 1} {large} D", "b": "D"})
+
+
 # -- TakeWhile --------------------------------------------------------------------------------------------------------
 
 
