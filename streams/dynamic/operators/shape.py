@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from numbers import Real
 
 import numpy as np
 import sympy
@@ -121,6 +122,9 @@ class Reshape(Operator):
         (stream,) = inputs
         if not 0 <= self.rank <= stream.rank or self.chunk < 1:
             raise InputRefused(f"dimension {self.rank} of a stream of rank {stream.rank} in chunks of {self.chunk}")
+        pad: object = self.pad
+        if not isinstance(pad, Real | None):
+            raise InputRefused(f"pad is a number, the value at every place of a tile, not {pad}")
         if has_buffers(stream.data):
             raise InputRefused("takes no buffers (v2)")
         at = stream.rank - self.rank
@@ -185,7 +189,8 @@ class Reshape(Operator):
         assert isinstance(last, Tile)
         if last.data is None:
             return replace(last, filled=None)
-        return replace(last, data=np.full(last.shape, self.pad, last.data.dtype), filled=None)
+        kind = np.result_type(last.data.dtype, self.pad)  # integers may be given, others be the padding
+        return replace(last, data=np.full(last.shape, self.pad, kind), filled=None)
 
     def _outer(self, context: KernelContext) -> Kernel:
         reader, rank = context.reader(0), context.inputs[0].rank

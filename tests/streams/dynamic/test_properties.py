@@ -146,3 +146,12 @@ def test_which_tensors_a_stop_ends() -> None:
         if len(seen) == 3:
             break
     assert seen == [(1, 1, False), (1, 1, True), (2, 2, False)]
+
+
+def test_padding_of_integers_keeps_its_value() -> None:
+    with Program() as program:
+        rows = program.input("rows", ["groups", "n"], tile(1, 2, "f32"))
+        halves, lowest = (Reshape(0, 3, pad)(rows)[0] for pad in (0.5, float("-inf")))
+    done = run(program, {"rows": "[[1,2]] [[3,4]] S1 D"})
+    assert done.text(halves) == "[[1,2]] [[3,4]] [[0.5,0.5]] S2 D"
+    assert done.text(lowest) == "[[1,2]] [[3,4]] [[-inf,-inf]] S2 D"

@@ -68,6 +68,7 @@ from rsn.streams.dynamic import (
 )
 
 ONE, WIDE = tile(1, 1), tile(4, 4)
+NO_NUMBER: Any = Tile.of(0)
 TENSOR = Tensor((4, 4))
 
 REFUSED: list[tuple[Callable[[Program], Any], str]] = [
@@ -122,6 +123,7 @@ REFUSED: list[tuple[Callable[[Program], Any], str]] = [
     (lambda p: FlatMap(RetileStreamify(3))(p.input("a", [5], WIDE)), "4 of .* is not divisible by 3"),
     (lambda p: Flatten(1, 0)(p.input("a", [5], ONE)), "dimensions 1 to 0 of a stream of rank 0"),
     (lambda p: Reshape(0, 3)(p.input("a", [5], ONE)), "dimension 0 of 5 is not divisible by 3"),
+    (lambda p: Reshape(0, 3, NO_NUMBER)(p.input("a", ["n"], ONE)), "pad is a number, the value at every place of a"),
     (lambda p: Promote()(p.input("a", [5], ONE), p.input("b", [5], ONE)), "takes 1 stream, not 2"),
     (lambda p: Expand(1)(p.input("a", [5, 2], ONE), p.input("b", [5, 2], ONE)), "innermost dimensions of .* are not 1"),
     (lambda p: Repeat(0)(p.input("a", [5], ONE)), "repeats 0 times"),
