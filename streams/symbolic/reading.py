@@ -19,6 +19,7 @@ from ..elaborate import Elaborator, Exit, _EndsByData
 from ..expressions import FileReading, RegionContext
 from ..kernel_types import CollectiveStep
 from ..kernels import KernelOperand
+from ..layouts import OPEN
 from ..orders.shown import WHOLE
 from ..paths import PathState
 from ..reader import declare
@@ -84,6 +85,10 @@ def read(
             raise Undecided(f"line {stream.place.line}: {stream.name} states an order, of which nothing is proved")
     groups: list[InstanceGroup] = []
     for task, scope in declared.tasks:
+        if any(OPEN in (parameter.layout or "") for parameter in task.parameters):
+            raise Undecided(
+                f"line {task.place.line}: {task.name} has layouts with ?, which are found for each size anew"
+            )
         groups += InstanceGrid(scope.context, task, domain, streams).groups()
     return SymbolicProgram(streams, tuple(groups)), source
 

@@ -243,6 +243,11 @@ def test_a_mistake_is_shown_with_the_least_sizes(text: str, domain: str, code: s
             "P >= 1, N >= 1, N % P == 0",
             "line 14: an all-reduce on a grid of symbolic size, of which nothing is proved",
         ),
+        (
+            ALL_REDUCE.replace('"RS1"', '"R?"'),
+            "N >= 1",
+            "line 8: product has layouts with ?, which are found for each size anew",
+        ),
     ],
 )
 def test_what_is_undecided_says_why_and_where(text: str, domain: str, reason: str) -> None:
