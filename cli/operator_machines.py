@@ -138,7 +138,10 @@ def write_results(
     for name, stream in machine.results.items():
         if name not in tokens:  # of a native run, which drops streams without a name
             continue
-        arrays |= token_files.arrays_of(name, stream.type, tokens[name], times.get(name))
+        made = token_files.arrays_of(name, stream.type, tokens[name], times.get(name))
+        if twice := sorted(arrays.keys() & made.keys()):
+            raise TensorError(f"{path}: {twice[0]} is an array of two results, one of them {name}: rename one")
+        arrays |= made
     save_tensors(path, arrays)
 
 

@@ -175,3 +175,11 @@ def test_a_function_of_python_runs_from_its_file() -> None:
     code, out = rsn("run", "p.py:ours", "--inputs", "a.txt", "--outputs", "b.txt")
     assert code == 0, out
     assert Path("b.txt").read_text() == "Map: 2 4 D\n"
+
+
+def test_results_with_one_name_in_an_npz_are_refused() -> None:
+    Path("twice.py").write_text(PROGRAM.replace('name="result"', 'name="sums.tiles"'))
+    code, out = rsn("run", "twice.py:program", "--inputs", "rows.txt", "--outputs", "out.npz")
+    assert code != 0, out
+    assert "out.npz: sums.tiles is an array of two results, one of them sums: rename one" in out
+    assert not Path("out.npz").exists()
