@@ -30,6 +30,7 @@ from rsn.streams.check import check
 from rsn.streams.mapping.errors import MappingError
 from rsn.streams.mapping.graph import mapping_graph
 from rsn.streams.mapping.machine import MeshDescription
+from rsn.streams.mapping.mapping import Mapped
 from rsn.streams.mapping.search import search
 from rsn.streams.reader import Rates, read
 from rsn.streams.run import fire_together, stream_depths
@@ -241,7 +242,7 @@ def mapping(options: Namespace) -> Iterator[str]:
     for file in sorted(FOLDER.glob("[a-z]*.py")):
         graph = mapping_graph(read(file.read_text(encoding="utf-8"), file.name, timed=True, rates=KERNELS))
         try:
-            found = search(graph, mesh.tiles, mesh)
+            found = search(graph, mesh.tiles, mesh, start=Mapped.start(graph, fuse=False))
         except MappingError as error:
             yield f"{file.stem:<19}{len(graph.nodes):>4} -> -: {error.notes[-1]}"
             continue

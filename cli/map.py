@@ -169,7 +169,7 @@ def _mapped(
 ) -> tuple[dict[str, Any], list[str], Mapped]:
     """Map a program; return the facts, the lines to print, and the mapping."""
     graph = mapping_graph(region)
-    mapped = Mapped.start(graph)
+    mapped = Mapped.start(graph, fuse=False)  # a unit of the machine that -o writes fuses no loops
     given = {"chains": iter(options.chains), "bundles": iter(options.bundles)}
     for option_name in click.get_current_context().meta[__name__]:
         if option_name not in given:

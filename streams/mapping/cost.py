@@ -24,8 +24,7 @@ from .transfers import off_chip
 class Cost:
     """Less is better, the first that differs decides. cycles: of one run. off_chip: bytes of tensor tiles that are
     loaded or stored; a tile that the shot before on the same node had is not loaded again, and one that several nodes
-    load in one epoch is loaded once. on_chip: bytes on physical
-    streams. ports: of all nodes."""
+    load in one epoch is loaded once. on_chip: bytes on physical streams. ports: of all nodes."""
 
     cycles: int
     off_chip: int
@@ -47,8 +46,8 @@ def cost(mapped: Mapped, machine: MeshDescription | None = None) -> Cost:
 
 def cycles(mapped: Mapped, endless: bool = False) -> int | None:
     """Return the cycles of one run; None if data decide what happens, if it does not end with loops that are not fused,
-    or if it is too large. endless: streams have no limit, which no mapping of the same nodes onto fewer is faster
-    than."""
+    or if it is too large. endless: streams have no limit; then no mapping that joins nodes of this one takes fewer
+    cycles."""
     graph = mapped.graph
     names = {stream: stream for stream in graph.edges}
     depths = {stream: edge.tokens for stream, edge in graph.edges.items()}

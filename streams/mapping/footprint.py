@@ -18,13 +18,14 @@ from ...base.element_types import ElementType
 from ..costs import TileCost
 from ..datapath import Datapath, Unwritten
 from ..elaborate import Elaborator, Exit
-from ..expressions import RegionContext, WrittenBody
+from ..expressions import EMPTY, RegionContext, WrittenBody
 from ..kernels import KernelOperand, Options
 from ..paths import PathState
 from ..source import Refusal, Source
 from ..syntax import nodes as syn
+from ..syntax.control import Grid
 from ..tree import Collective, Instance, Region, StreamDecl, bytes_of
-from ..values import Data, Value
+from ..values import Data, Static, Value
 from .tiles import TensorTile
 
 Transfer = tuple[str, bool]
@@ -204,19 +205,27 @@ class _FootprintReader(Elaborator):
         with self._within(certain=False):
             return super()._arms(arms, tail)
 
-    def _trips(self, node: syn.StatementNode, *loop: object) -> Exit:
+    def _trips(
+        self,
+        node: syn.StatementNode,
+        target: syn.ExpressionNode | None,
+        values: range | Grid | list[Static],
+        body: syn.Block,
+    ) -> Exit:
         if isinstance(node, syn.ForLoop | syn.MetaArm) and node.unrolled:
-            return super()._trips(node, *loop)  # type: ignore[arg-type]
-        with self._within(certain=bool(loop[1])):
-            return super()._trips(node, *loop)  # type: ignore[arg-type]
+            return super()._trips(node, target, values, body)
+        with self._within(certain=bool(values)):
+            return super()._trips(node, target, values, body)
 
     def _rounds(self, node: syn.WhileLoop) -> Exit:
         with self._within(certain=False):
             return super()._rounds(node)
 
-    def _by_data(self, *loop: object) -> Exit:
+    def _by_data(
+        self, node: syn.StatementNode, target: syn.ExpressionNode | None, body: syn.Block, head: WrittenBody = EMPTY
+    ) -> Exit:
         with self._within(certain=False):
-            return super()._by_data(*loop)  # type: ignore[arg-type]
+            return super()._by_data(node, target, body, head)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -281,7 +290,9 @@ class _FootprintReader(Elaborator):
             self._hold(target, kind)
 
     def exchanges(self, node: syn.SyntaxNode, made: Collective, others: int, first: bool) -> None:
-        """Hold the parts of a collective, and its result."""
+        """Hold the tokens of a collective, and its result. An all-gather has the parts of all instances, and puts them
+        together; the first instance of a reduce-scatter has the sum, of which it is a part for each, its own and one
+        that comes."""
         kind = made.arrays[0].type
         tiles = {"allreduce": 1, "allgather": 2 * (others + 1), "reduce_scatter": others + 2}[made.what]
         if kind.shape:

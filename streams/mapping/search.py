@@ -253,7 +253,24 @@ def _none(start: Mapped, found: _Candidates) -> MappingError:
         return MappingError("proof", finding.message, finding.place, finding.notes)
     count = len(start.graph.nodes)
     message = f"no mapping of {count} instances onto at most {found.at_most} nodes in {found.looked} mappings"
-    return MappingError("tiles", message)
+    apart = [start.name(k) for k in range(len(start.groups)) if _feeds_itself(start, k)]
+    listed = ", ".join(apart if len(apart) <= 6 else [*apart[:5], f"... {len(apart)} nodes"])
+    notes = (f"{listed} wait for others that wait for them: each needs a tile",) if apart else ()
+    return MappingError("tiles", message, None, notes)
+
+
+def _feeds_itself(mapped: Mapped, group: int) -> bool:
+    """Whether a path leads from a node back to it."""
+    seen = set[int]()
+    todo = [group]
+    while todo:
+        for n in mapped.successors[todo.pop()]:
+            if n == group:
+                return True
+            if n not in seen:
+                seen.add(n)
+                todo.append(n)
+    return False
 
 
 def least_changes(start: Mapped, at_most: int, machine: MeshDescription) -> list[str]:

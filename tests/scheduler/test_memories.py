@@ -78,7 +78,7 @@ def test_any_memories_compute_the_same(
         reason = str(refused)
     if reason:
         assert reason.startswith("l0.attention: ")
-        assert "overlay drawn takes" in reason
+        assert "overlay drawn takes" in reason or "leave one memory of a softmax without any" in reason
         return
     assert error(y, reference(network, x)) < 1e-5
 

@@ -156,7 +156,7 @@ def test_channels_and_parts_of_devices() -> None:
     assert device_of(program, "u280") is U280
     with pytest.raises(ProgramError, match="p is a machine for U55C, with memory channels of it, not of VC1902"):
         device_of(far.program, "vc1902")
-    assert "set_part xcu55c" in script(far, U55C)
+    assert "set_part xcu55c" in script(far.name, far.program.clock_hz, U55C)
 
 
 TILES = """\
