@@ -176,6 +176,8 @@ def _tiles(arrays: Mapping[str, Array], name: str, dtype: str, count: int) -> li
         sizes = np.tile(np.array([*whole.shape[1:], -1]), (count, 1))
     if values is not None and values.dtype.kind not in "biuf":
         raise ValueError(f"{name}.tiles has values of {values.dtype}")
+    if values is not None and values.dtype.kind in "iu" and values.dtype.itemsize < 8:
+        values = values.astype(np.int64)  # as a text has them: a run computes in the types of its arrays
     made: list[Element] = []
     at = 0
     for rows, columns, filled in sizes.tolist():

@@ -28,7 +28,7 @@ from rsn.tests.effort import examples
 from rsn.tests.streams.dynamic.test_machine_files import plain
 
 SHAPES = (1, 1), (2, 3), (0, 4), (3, 0)
-DTYPES = ("<f8", "<f4", "<i4", "|b1")
+DTYPES = ["f4", "f8", "i8", "?"]  # of integers, all become int64
 
 
 def elements(data: DataType, dtype: str) -> st.SearchStrategy[Any]:
@@ -146,3 +146,11 @@ def test_values_that_no_array_holds_together() -> None:
     some = encode([Tile.of(1), Tile(1, 1, "bf16")], 0)
     with pytest.raises(TensorError, match="some tiles have values and some have none"):
         arrays_of("s", stream, some, [0.0, 0.0, 0.0])
+
+
+def test_integers_of_an_array_are_those_of_a_text() -> None:
+    """A product of two int8 arrays would wrap; of a text it does not."""
+    stream = StreamType((dimension("n"),), tile(1, 1, "i8"))
+    found = streams_in({"s.stops": np.zeros(1, int), "s.tiles": np.full((1, 1, 1), 100, np.int8)}, {"s": stream}, "f")
+    value = found["s"].tokens[0].data
+    assert (value.dtype, (value * value).item()) == (np.int64, 10000)
