@@ -59,6 +59,7 @@ def units(generated: Generated) -> dict[str, int]:
     return dict(generated.streamed.units)
 
 
+@pytest.mark.long
 def test_the_published_rule_unrolls_products_as_far_as_their_streams_are_wide() -> None:
     # A tile of 16 x 16 f32 takes 16 cycles of 64 bytes; its 16^3 multiply-adds take as many with 256 in a cycle. But an
     # addition takes 6 cycles on this device, so that each of 256 sums is added to every 8 cycles at most.

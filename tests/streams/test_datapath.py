@@ -18,7 +18,7 @@ from rsn.streams.hls.project import project
 from rsn.streams.placing.devices import VC1902
 from rsn.streams.reader import read
 from rsn.streams.timing.timed import TimedProgram
-from rsn.tests.effort import cases, in_both
+from rsn.tests.effort import cases, in_both, in_full
 from rsn.tests.streams.test_time import evaluated, on_the_engine
 
 ROWS = (
@@ -100,7 +100,8 @@ def busy(text: str, rates: Mapping[str, float]) -> dict[str, int]:
     return dict(zip((instance.task.name for instance in region.instances), cycles, strict=True))
 
 
-@in_both
+@pytest.mark.long
+@in_full
 def test_the_source_has_the_cycles_of_the_model(tmp_path: Path) -> None:
     """Within a tenth, and what code that is no loop takes in an iteration."""
     random = Random(48)
