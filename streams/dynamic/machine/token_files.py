@@ -62,7 +62,7 @@ def read_text(text: str, name: str) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        stream, colon, tokens = line.partition(":")
+        stream, colon, tokens = line.rpartition(":")  # a name may have colons, tokens have none
         if not colon or not stream.strip():
             raise TensorError(f"{name}:{number}: a line is the name of a stream, a colon, and its tokens")
         if stream.strip() in found:

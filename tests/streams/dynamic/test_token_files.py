@@ -154,3 +154,8 @@ def test_integers_of_an_array_are_those_of_a_text() -> None:
     found = streams_in({"s.stops": np.zeros(1, int), "s.tiles": np.full((1, 1, 1), 100, np.int8)}, {"s": stream}, "f")
     value = found["s"].tokens[0].data
     assert (value.dtype, (value * value).item()) == (np.int64, 10000)
+
+
+def test_a_name_with_a_colon_is_read_back() -> None:
+    text = text_of({"o:1": encode([Tile.of(4), Tile.of(6)], 0)})
+    assert read_text(text, "f.txt") == {"o:1": " 4 6 D"}
