@@ -289,15 +289,21 @@ def index_in(element: Element) -> int:
     return element.scalar
 
 
+def tile_beside_number(name: str, of: Sequence[DataType]) -> TileType:
+    """Return the first of two types, a tile beside a [1,1] tile of integers. name: of the function that takes these.
+    Raises `InputRefused` for other types."""
+    if len(of) != 2 or not isinstance(of[0], TileType) or not is_address(of[1]):
+        found = " and ".join(map(str, of))
+        raise InputRefused(f"{name} takes a tile and a [1,1] tile of integers, not {found}")
+    return of[0]
+
+
 @dataclass(frozen=True)
 class SetOffset(Function):
     """Mark how many rows of a tile are filled. Of a tile and a [1,1] tile of integers (a KV cache's last tile)."""
 
     def type(self, *of: DataType) -> DataType:
-        if len(of) != 2 or not isinstance(of[0], TileType) or not is_address(of[1]):
-            found = " and ".join(map(str, of))
-            raise InputRefused(f"{self.name} takes a tile and a [1,1] tile of integers, not {found}")
-        return of[0]
+        return tile_beside_number(self.name, of)
 
     def __call__(self, *of: Any) -> Element:
         one, offset = of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .expansions import Expansion
-from .functions import Cost, Function, InputRefused, same_size, tiles_in
+from .functions import Cost, Function, InputRefused, same_size, tile_beside_number, tiles_in
 from .shapes import ADDRESS, DataType, Dimension, Symbols, TileType, TupleType, dimension, is_address
 from .tokens import Element, Tile
 from .updates import Update
@@ -76,10 +76,7 @@ class ScaledMask(Function):
         return "mask"
 
     def type(self, *of: DataType) -> DataType:
-        if len(of) != 2 or not isinstance(of[0], TileType) or not is_address(of[1]):
-            found = " and ".join(map(str, of))
-            raise InputRefused(f"{self.name} takes a tile and a [1,1] tile of integers, not {found}")
-        return of[0]
+        return tile_beside_number(self.name, of)
 
     def __call__(self, *of: Any) -> Element:
         scores, valid = of

@@ -55,8 +55,8 @@ CostOf = Callable[[Mapped, MeshDescription | None], Any]
 @dataclass(frozen=True)
 class BestMapping:
     """The best mapping that was found. proof: of it. states: mappings that were looked at. fitting: how many of them
-    fit. bound: cycles that no mapping of so many nodes has fewer of. all_seen: no mapping that primitives make costs
-    less; all that could were looked at."""
+    fit. bound: no mapping of at most as many nodes has fewer cycles. all_seen: all mappings that may cost less were
+    looked at, and none does."""
 
     mapped: Mapped
     cost: Any

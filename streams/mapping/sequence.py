@@ -89,7 +89,6 @@ class _Runs:
         nodes = mapped.graph.nodes
         cycles = [sum(nodes[shot].cycles for shot in mapped.groups[k].shots) for k in order]
         self.work = [0, *accumulate(cycles)]
-        self.at = {k: n for n, k in enumerate(order)}
         self.known: dict[tuple[int, int], bool] = {}
 
     def of_work(self, limit: int, at_most: int) -> list[tuple[int, int]] | None:

@@ -78,7 +78,7 @@ class DynamicHls:
 
     @cached_property
     def memories(self) -> Mapping[HeldMemory, str]:
-        """What lies in memory, in order, and a name for each. Tensors are there once, whoever accesses them."""
+        """What lies in memory, in order, and a name for each. A tensor is there once, however many operators use it."""
         names, found = CppNames(), dict[HeldMemory, str]()
         for a in self.arguments:
             if a.memory not in found:

@@ -19,7 +19,7 @@ outputs.out = "Reassemble"
 ```
 
 A stream is called by its operator, with the number of the output if there are several, or `input rows`, `loop turns`.
-The depth 0 is no bound. Shapes and types of all other streams follow: whoever reads the lines checks every operator.
+The depth 0 is no bound. Shapes and types of all other streams follow: reading the lines checks every operator.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KEYS = (
 LOADS = (LinearOffChipLoad, RandomOffChipLoad)
 STORES = (LinearOffChipStore, RandomOffChipStore)
 MISFITS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What an operator raises whose parameters nobody has checked, besides errors of its own."""
+"""What an operator raises for parameters that it does not check, besides errors of its own."""
 
 
 @dataclass(frozen=True, eq=False)

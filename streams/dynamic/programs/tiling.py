@@ -21,7 +21,7 @@ from ..tokens import Array
 
 @dataclass(frozen=True)
 class TiledProducts:
-    """Products A x B^T, so many one after the other. count: of them. rows, inner: of a matrix A; columns, inner: of a
+    """Products A x B^T, one after the other. count: how many. rows, inner: of a matrix A; columns, inner: of a
     matrix B. unit: rows and columns of a tile that a unit computes."""
 
     count: int = 4
@@ -84,7 +84,7 @@ def tiled_products(
 
 
 def _load(tensor: Tensor, rows: int, of: TiledProducts) -> Stream:
-    """Matrices of so many rows, each a tile: [count]."""
+    """Matrices with a number of rows, each a tile: [count]."""
     loaded = LinearOffChipLoad(tensor, (rows, of.inner), (1,), (of.count,))()
     made: Stream = Flatten(0, 1)(loaded)
     return made
