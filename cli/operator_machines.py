@@ -49,7 +49,8 @@ def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
         return None
     sys.path.insert(0, str(named.file.resolve().parent))
     try:
-        found: Any = runpy.run_path(str(named.file), run_name=named.file.stem).get(named.region)
+        names = runpy.run_path(str(named.file), run_name=named.file.stem)
+        found: Any = names.get(named.region)
         if inspect.isfunction(found) and all(_is_optional(one) for one in inspect.signature(found).parameters.values()):
             found = found()
     except RsnError:
@@ -58,6 +59,9 @@ def dynamic_machine(named: Named) -> machines.OperatorMachine | None:
         raise ProgramError(f"{named.file}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
+    if named.region not in names:
+        known = [name for name, one in names.items() if isinstance(one, graph.Program | machines.OperatorMachine)]
+        raise ProgramError(f"{named.file}: there is no {named.region}; its programs: {', '.join(known) or 'none'}")
     name = f"{named.file.stem}_{named.region}"
     if isinstance(found, machines.OperatorMachine):
         return replace(found, name=name)

@@ -142,7 +142,7 @@ def test_the_text_and_the_image_are_one_program() -> None:
         (("compile", "p.py:machine", "-o", "p.rsn", "--batch", "3"), "--batch: only with a model"),
         (("compile", "p.py:fails", "-o", "p.rsn"), "p.py: KeyError: 'here'"),
         (("check", "p.py:machine"), "is checked when it is built"),
-        (("run", "p.py:nothing"), "the file has no region nothing"),
+        (("run", "p.py:nothing"), "p.py: there is no nothing; its programs: program, machine, ours"),
         (("run", "p.py:needs"), "the file has no region needs"),
         (("run", "p.py:number"), "the file has no region number"),
         (("run", "p.py:machine"), "inputs without tokens: ['rows']"),
