@@ -32,7 +32,10 @@ FROM_SHAPES = frozenset({"Shape", "Size"})
 
 @operator("ReplaceNaN", domain=INTERNAL)
 def replace_nan(x: torch.Tensor, by: Number) -> torch.Tensor:
-    """Numbers in the place of NaN, as exporters guard a softmax."""
+    """Numbers in the place of NaN, as exporters guard a softmax.
+
+    x: any shape, which the result has too. by: a number, or a tensor that is broadcast to x.
+    """
     if isinstance(by, torch.Tensor):
         return torch.where(torch.isnan(x), by, x)
     return torch.nan_to_num(x, nan=by, posinf=torch.inf, neginf=-torch.inf)
@@ -40,20 +43,21 @@ def replace_nan(x: torch.Tensor, by: Number) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class KnownValue:
-    """A value that is known when the model is captured."""
+    """A value that is known when the model is captured. tensor: with its elements, of any shape."""
 
     tensor: torch.Tensor
 
     @property
     def numbers(self) -> list[Any]:
-        """Its elements, as Python numbers. PyTorch does not record that they are read."""
+        """The elements as Python numbers, last axis innermost. PyTorch does not record that they are read."""
         with _disable_current_modes():
             return list(self.tensor.reshape(-1).tolist())
 
 
 @dataclass(frozen=True)
 class OnnxStep:
-    """A node, with its operator and attributes. branches: the graphs of an `If`."""
+    """A node, with its row of the table and its attributes by name. operator: None for an `If`. branches: the graphs of
+    an `If` by the names of its attributes, then_branch and else_branch; empty for other nodes."""
 
     node: onnx.NodeProto
     operator: OnnxOperator | None
@@ -62,7 +66,7 @@ class OnnxStep:
 
     @property
     def site(self) -> str:
-        """How messages name the node."""
+        """How messages name the node: its type, with its name or, if it has none, with its outputs."""
         return _site(self.node)
 
 
@@ -88,8 +92,9 @@ def load_onnx(path: str | os.PathLike[str]) -> OnnxModule:
 class OnnxModule(nn.Module):
     """An ONNX model as a module. Call it with its inputs in order or by name; it returns its output, or a tuple of all.
 
-    model: valid. is_normal: `onnx_operators.normal` has seen it. Raises `UnsupportedError` for an opset that is too
-    old, and for an operator, an input or an attribute that the table does not have.
+    model: valid. is_normal: `onnx_operators.normal` has seen it. inputs, outputs: the names of both, in order. Raises
+    `UnsupportedError` for an opset that is too old, for an operator, an input or an attribute that the table does not
+    have, and for an input that is no tensor or of a type that PyTorch does not have.
     """
 
     def __init__(self, model: onnx.ModelProto, *, is_normal: bool = False) -> None:
@@ -120,7 +125,8 @@ class OnnxModule(nn.Module):
 
     @property
     def open_sizes(self) -> dict[str, list[tuple[str, int]]]:
-        """The named sizes that the file leaves open: for each, inputs and axes that have it."""
+        """The sizes that the file leaves open, by the names that it gives to them: for each, the inputs and axes that
+        have it. Axes count from 0."""
         found: dict[str, list[tuple[str, int]]] = {}
         for x in self._given:
             for axis, d in enumerate(x.type.tensor_type.shape.dim):
@@ -129,8 +135,9 @@ class OnnxModule(nn.Module):
         return found
 
     def dynamic_shapes(self, **sizes: Any) -> dict[str, dict[int, Any]]:
-        """The `dynamic_shapes` of `rsn.compile`, from the names that the file gives to open sizes, such as
-        `batch=rsn.Batch(1, 8), sequence=rsn.Length(16, 128)`. Raises `UnsupportedError` for another name."""
+        """Return the `dynamic_shapes` of `rsn.compile`: by input, by axis. sizes: by the names that the file gives to
+        open sizes, such as `batch=rsn.Batch(1, 8), sequence=rsn.Length(16, 128)`. Raises `UnsupportedError` for another
+        name."""
         made: dict[str, dict[int, Any]] = {}
         for name, dim in sizes.items():
             if name not in self.open_sizes:
@@ -142,8 +149,9 @@ class OnnxModule(nn.Module):
         return made
 
     def example(self, batch: int, seq: int) -> dict[str, torch.Tensor]:
-        """Example inputs by name, of the model's types. An open size is `batch` on the first axis, else `seq`; sizes of
-        one name are the same. Integers are 1, as in a mask; floats are random."""
+        """Return example inputs by name, of the model's types and shapes. An open size is `batch` on the first axis,
+        else `seq`, both in elements; sizes of one name are the same. Integers and bools are 1, as in a mask; floats are
+        random."""
         out: dict[str, torch.Tensor] = {}
         named: dict[str, int] = {}
         for x in self._given:
@@ -157,8 +165,9 @@ class OnnxModule(nn.Module):
         return out
 
     def captured(self, *args: torch.Tensor) -> nn.Module:
-        """The same model as one graph of PyTorch, for inputs of these shapes, by position: for torch.compile, which
-        would cut this module's loop over nodes into pieces. Raises like `forward`."""
+        """Return the same model as one graph of PyTorch, for inputs of the shapes of `args`, by position: for
+        torch.compile, which would cut this module's loop over nodes into pieces. Raises like `forward`, and what
+        torch.export raises for a module that it cannot capture."""
         with torch.no_grad():
             return torch.export.export(self, args, strict=False).module()
 
@@ -321,7 +330,8 @@ def _site(node: onnx.NodeProto) -> str:
 
 
 def tensor_of(proto: onnx.TensorProto) -> torch.Tensor:
-    """A tensor of a file. Raises `UnsupportedError` for a type that PyTorch does not have."""
+    """Return a tensor of a file, in the shape that it has there. Numbers of 4 bits become those of 8. Raises
+    `UnsupportedError` for a type that PyTorch does not have, and for data that do not fit type and shape."""
     kind = TYPES.get(proto.data_type)
     small = {onnx.TensorProto.INT4: torch.int8, onnx.TensorProto.UINT4: torch.uint8}.get(proto.data_type)
     if kind is None and small is None:

@@ -14,13 +14,14 @@ from .table import MICROSOFT, Known, Tensor, need, operator
 
 
 def heads_of(x: Tensor, heads: int) -> Tensor:
-    """(batch, seq, heads * columns) as (batch, heads, seq, columns)."""
+    """Return x, of shape (batch, seq, heads * columns), as (batch, heads, seq, columns). Raises `UnsupportedError` if
+    the columns of x do not divide into `heads` heads."""
     need(heads > 0 and x.shape[-1] % heads == 0, f"{x.shape[-1]} columns in {heads} heads")
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def joined(x: Tensor) -> Tensor:
-    """(batch, heads, seq, columns) as (batch, seq, heads * columns)."""
+    """Return x, of shape (batch, heads, seq, columns), as (batch, seq, heads * columns)."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -38,11 +39,14 @@ def attend(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Attention of (batch, heads, seq, columns); keys and values may have fewer heads.
+    """Return the attention of queries to keys and values, (batch, heads, seq, columns of v).
 
-    mask: bool, True for what is seen, or to be added. is_causal, left, right: row i sees keys up to i + first; that and
-    the `left` keys before, the `right` keys behind it, unless -1. first: of all sequences, or of each. lengths: how
-    many keys each sequence has. softcap: c of c * tanh(scores / c); 0 for none.
+    q: (batch, heads, seq, columns). k, v: (batch, heads, keys, columns), with as many heads as q, or fewer by a whole
+    factor. mask: broadcast to (batch, heads, seq, keys): bool, True for what is seen, or numbers that are added to the
+    scores. is_causal: row i sees keys up to i + first. first: a number of keys, or one for each sequence, (batch,).
+    left, right: row i sees that key, so many keys before it, and so many behind it; -1 for all. lengths: how many keys
+    each sequence has, (batch,). scale: of the scores; None for 1 / sqrt(columns). softcap: c of c * tanh(scores / c); 0
+    for none. Raises `UnsupportedError` if the heads of k do not divide those of q.
     """
     grouped = k.shape[1] != q.shape[1]
     need(not grouped or q.shape[1] % k.shape[1] == 0, f"{q.shape[1]} heads for {k.shape[1]} heads of keys")
@@ -58,7 +62,8 @@ def attend(
 def seen(
     rows: int, keys: int, is_causal: bool, first: int | Tensor, left: int, right: int, lengths: Tensor | None
 ) -> Tensor | None:
-    """Which keys each row sees (`attend`): bool, to be broadcast to (batch, heads, rows, keys); None for all."""
+    """Return which keys each row sees, as bool that is broadcast to (batch, heads, rows, keys); None if each sees all.
+    rows, keys: how many there are. Others: as for `attend`."""
     behind = first.reshape(-1, 1, 1, 1) if isinstance(first, Tensor) else first
     at = torch.arange(rows)[:, None] + behind - torch.arange(keys)
     found = [at >= 0] if is_causal else []
@@ -69,32 +74,37 @@ def seen(
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
-    """Keys or values with as many heads as queries have."""
+    """Return keys or values x, (batch, fewer heads, keys, columns), as (batch, heads, keys, columns): each head follows
+    itself so often that there are `heads` of them. Their number in x must divide `heads`."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def scores(q: Tensor, k: Tensor, scale: float | None, softcap: float) -> Tensor:
-    """The products of queries and keys."""
+    """Return the products of queries and keys, (batch, heads, seq, keys), before a mask. q, k, scale, softcap: as for
+    `attend`."""
     scale = scale if scale is not None else 1 / math.sqrt(q.shape[-1])
     made = q @ repeated(k, q.shape[1]).transpose(-1, -2) * scale
     return softcap * torch.tanh(made / softcap) if softcap else made
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores with a mask, of what is seen or to be added."""
+    """Return scores x, (batch, heads, seq, keys), with a mask (`attend`) applied: -inf where a bool mask is False;
+    otherwise the mask is added. None for no mask."""
     if mask is None:
         return x
     return x.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else x + mask
 
 
 def weights(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The softmax of scores; 0 in rows that see nothing."""
+    """Return the softmax of scores x, (batch, heads, seq, keys), with a mask (`attend`). Rows that see nothing have the
+    weights 0."""
     made = masked(x, mask).softmax(-1)
     return made if mask is None else torch.nan_to_num(made, nan=0.0)
 
 
 def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """One mask of a mask of what is seen and another one, which may be of numbers to be added."""
+    """Return one mask with the effect of two; None for none. mask: bool, True for what is seen. other: the same, or
+    numbers that are added to scores, which become -inf where `mask` is False. Both are broadcast to each other."""
     if mask is None or other is None:
         return other if mask is None else mask
     return mask & other if other.dtype is torch.bool else torch.where(mask, other, -math.inf)
@@ -121,7 +131,15 @@ def attention(
     softmax_precision: int | None = None,
     wanted: int = 1,
 ) -> Any:
-    """Computed in float32, whatever `softmax_precision` says."""
+    """Computed in float32, whatever `softmax_precision` says.
+
+    q: (batch, heads, seq, columns), or (batch, seq, heads * columns), which the first result is like; k and v alike.
+    past_key, past_value: (batch, heads, earlier keys, columns), before k and v. attn_mask: as for `attend`; keys beyond
+    its last are hidden. nonpad_kv_seqlen: keys of each sequence, (batch,). wanted: outputs 2 and 3 are all keys and
+    values, 4 the scores as qk_matmul_output_mode says: 0 plain, 1 after softcap, 2 with the mask, 3 their softmax.
+    Raises `UnsupportedError` for three axes without numbers of heads, for past_key without past_value, and as `attend`
+    does.
+    """
     is_flat = q.ndim == 3
     if is_flat:
         need(bool(q_num_heads and kv_num_heads), "tensors of three axes need q_num_heads and kv_num_heads")
@@ -165,8 +183,12 @@ def attention(
 def rotated(
     x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, is_interleaved: bool, columns: int
 ) -> Tensor:
-    """Rotate (batch, heads, seq, columns). cos, sin: (positions, half), or (batch, seq, half) without `positions`.
-    columns: the first ones, which are rotated; 0 for all."""
+    """Return x, (batch, heads, seq, columns), with rotated columns.
+
+    cos, sin: (positions, half), or (batch, seq, half) without `positions`. positions: integers (batch, seq).
+    is_interleaved: columns 2i and 2i + 1 are a pair; otherwise i and i + half. columns: how many are rotated, the first
+    ones; 0 for all.
+    """
     if positions is not None:
         cos, sin = gather(cos, positions), gather(sin, positions)
     if cos.ndim == 3:
@@ -194,6 +216,11 @@ def rotary_embedding(
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
+    """Of a part of the columns with `rotary_embedding_dim`.
+
+    x: (batch, heads, seq, columns), or (batch, seq, num_heads * columns), which is the shape of the result. Others: as
+    for `rotated`. Raises `UnsupportedError` for three axes without num_heads.
+    """
     is_flat = x.ndim == 3
     need(not is_flat or num_heads > 0, "a tensor of three axes needs num_heads")
     x = heads_of(x, num_heads) if is_flat else x
@@ -217,6 +244,12 @@ def ms_rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
+    """Of columns as `cos_cache` has, or as `rotary_embedding_dim` says.
+
+    input: (batch, heads, seq, columns), or (batch, seq, heads * columns), which is the shape of the result.
+    position_ids: (batch, seq), or (1,): that of the first row. cos_cache, sin_cache: (positions, half). Raises
+    `UnsupportedError` for is_packed_batching, and for a scale other than 1.
+    """
     need(not is_packed_batching and scale == 1, "is_packed_batching and scale are not supported")
     is_flat = input.ndim == 3
     columns = rotary_embedding_dim or 2 * cos_cache.shape[-1]
@@ -229,7 +262,9 @@ def ms_rotary_embedding(
 
 
 def padding_mask(mask: Tensor, rows: int, keys: int) -> Tensor:
-    """Which keys a mask of onnxruntime shows: bool, to be broadcast to (batch, heads, rows, keys)."""
+    """Return which of `keys` keys a mask of onnxruntime shows: bool, to be broadcast to (batch, heads, rows, keys).
+    mask: (batch,), how many keys each sequence has; or (batch, keys) or (batch, rows, keys), where 0 hides. Raises
+    `UnsupportedError` for other shapes with three axes, and for more axes."""
     if mask.ndim == 1:  # lengths
         return (torch.arange(keys) < mask[:, None])[:, None, None]
     if mask.ndim == 2:
@@ -255,7 +290,14 @@ def ms_attention(
     unidirectional: int = 0,
     wanted: int = 1,
 ) -> Any:
-    """Without a rotation. What a mask hides has the weight 0, whatever `mask_filter_value` says."""
+    """Without a rotation. What a mask hides has the weight 0, whatever `mask_filter_value` says.
+
+    input: (batch, seq, hidden). weights: (hidden, columns of queries, keys and values), whose sizes are
+    qkv_hidden_sizes, or thirds. bias: one for each of these columns. mask_index: as for `padding_mask`. past: (2,
+    batch, heads, earlier keys, columns). attention_bias: is added to (batch, heads, seq, keys). scale: 0 for 1 /
+    sqrt(columns). Returns (batch, seq, num_heads * columns); with more outputs than one also keys and values, stacked
+    as `past`. Raises `UnsupportedError` for do_rotary, and as `heads_of` and `padding_mask` do.
+    """
     need(not do_rotary, "do_rotary is not supported")
     sizes = qkv_hidden_sizes or [weights.shape[-1] // 3] * 3
     parts = (input @ weights if bias is None else input @ weights + bias).split(sizes, -1)
@@ -286,7 +328,15 @@ def multi_head_attention(
     unidirectional: int = 0,
     wanted: int = 1,
 ) -> Any:
-    """Queries, keys and values apart. What a mask hides has the weight 0, whatever `mask_filter_value` says."""
+    """Queries, keys and values apart. What a mask hides has the weight 0, whatever `mask_filter_value` says.
+
+    query: (batch, seq, num_heads * columns). key, value: the same with keys in place of seq, or (batch, heads, keys,
+    columns). bias: the columns of all three in one axis. key_padding_mask: as for `padding_mask`. past_key, past_value:
+    (batch, heads, earlier keys, columns); read only if both are given. attention_bias: is added to (batch, heads, seq,
+    keys). scale: 0 for 1 / sqrt(columns). Returns the shape of query, with the columns of values; with more outputs
+    than one also keys and values in heads. Raises `UnsupportedError` for operands in one tensor, for a bias of keys in
+    heads, and as `heads_of` and `padding_mask` do.
+    """
     need(query.ndim == 3 and key is not None and value is not None, "queries, keys and values in one tensor")
     assert key is not None
     assert value is not None
@@ -329,7 +379,15 @@ def group_query_attention(
     softcap: float = 0.0,
     wanted: int = 1,
 ) -> Any:
-    """Of a whole prompt: without rows in its cache. `seqlens_k` tells which keys count."""
+    """Of a whole prompt: without rows in its cache. `seqlens_k` tells which keys count.
+
+    query: (batch, seq, num_heads * columns), or without key or value all three, side by side. key, value: (batch, seq,
+    kv_num_heads * columns). seqlens_k: (batch,), keys less 1. cos_cache, sin_cache, position_ids: as for `rotated`;
+    read with do_rotary. local_window_size: how many keys up to its own a row sees; -1 for all. attention_bias: is added
+    to (batch, heads, seq, seq). scale: 0 for 1 / sqrt(columns). total_sequence_length: not read. Returns (batch, seq,
+    num_heads * columns); with more outputs than one also keys and values in heads. Raises `UnsupportedError` for
+    smooth_softmax, a cache that has rows, a rotation without its tables, and as `heads_of` and `attend` do.
+    """
     need(not smooth_softmax, "smooth_softmax is not supported")
     need(past_key is None or past_key.shape[2] == 0, "a cache that has rows")
     if key is None or value is None:  # all in one

@@ -15,31 +15,53 @@ from .table import MICROSOFT, Tensor, axis_of, need, operator
 
 @operator("Gelu", domain=MICROSOFT)
 def ms_gelu(x: Tensor) -> Tensor:
+    """With the error function.
+
+    x: any shape, which the result has too.
+    """
     return F.gelu(x)
 
 
 @operator("BiasGelu", domain=MICROSOFT)
 def bias_gelu(a: Tensor, b: Tensor) -> Tensor:
+    """Gelu of a + b, with the error function.
+
+    a: (..., columns). b: (columns,). Returns the shape of a.
+    """
     return F.gelu(a + b)
 
 
 @operator("FastGelu", domain=MICROSOFT)
 def fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Gelu of x + bias, in its approximation by tanh.
+
+    x: (..., columns). bias: (columns,). Returns the shape of x.
+    """
     return F.gelu(x if bias is None else x + bias, approximate="tanh")
 
 
 @operator("QuickGelu", domain=MICROSOFT)
 def quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
+    """x * sigmoid(alpha * x).
+
+    x: any shape, which the result has too.
+    """
     return x * torch.sigmoid(alpha * x)
 
 
 @operator("BiasAdd", domain=MICROSOFT)
 def bias_add(x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
+    """x + bias + skip.
+
+    x, skip: (batch, ..., channels). bias: (channels,).
+    """
     return x + bias + skip
 
 
 def activated(x: Tensor, activation: str, parameters: list[float]) -> Tensor:
-    """A function by onnxruntime's name."""
+    """Return an activation function of x, element by element. activation: onnxruntime's name of it, such as
+    "LeakyRelu". parameters: its numbers, alpha and beta; at least as many as it reads (one for LeakyRelu, two for
+    HardSigmoid and Clip), or an `IndexError` is raised. Raises `UnsupportedError` for another name."""
     made = {
         "Relu": lambda: F.relu(x),
         "Tanh": lambda: torch.tanh(x),
@@ -68,6 +90,11 @@ def fused_gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
+    """Gemm with an activation function behind it.
+
+    a, b, c, alpha, beta, transA, transB: as for `gemm`. activation, activation_alpha, activation_beta: as for
+    `activated`, which raises `UnsupportedError`. activation_gamma: not read, because no function has a third number.
+    """
     made = gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     return activated(made, activation, [activation_alpha, activation_beta])
 
@@ -88,6 +115,11 @@ def fused_conv(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
+    """Conv with an addend `z` and an activation function behind it.
+
+    z: of the shape of the result. activation: as for `activated`; "" for none. activation_params: its numbers. Others:
+    as for `conv`. Raises `UnsupportedError` as both do.
+    """
     made = conv(
         x,
         w,
@@ -107,7 +139,12 @@ def fused_conv(
 def simplified_layer_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, wanted: int = 1
 ) -> Any:
-    """Computed in the type of x, whatever `stash_type` says."""
+    """Computed in the type of x, whatever `stash_type` says.
+
+    x: any shape. scale: broadcast to the axes of x from `axis` on, over which the norm is. wanted: with two outputs or
+    more the second is the reciprocal of the root mean square, of the shape of x with 1 for these axes. Raises
+    `UnsupportedError` for an axis that lies outside.
+    """
     axes = x.ndim - axis_of(axis, x.ndim)
     made = rms_norm(x, axes, scale, epsilon)
     if wanted == 1:
@@ -126,6 +163,11 @@ def skip_layer_normalization(
     epsilon: float = 1e-12,
     wanted: int = 1,
 ) -> Any:
+    """LayerNorm over the last axis of input + bias + skip, which is the fourth output.
+
+    input, skip: (batch, seq, columns). gamma, beta, bias: (columns,). wanted: with more outputs than one, all four are
+    returned: the norm, mean and reciprocal deviation, both (batch, seq, 1), and the sum.
+    """
     x = (input if bias is None else input + bias) + skip
     made = layer_norm(x, 1, gamma, beta, epsilon)
     return made if wanted == 1 else (made, *statistics(x, 1, epsilon), x)
@@ -135,6 +177,10 @@ def skip_layer_normalization(
 def skip_simplified_layer_normalization(
     input: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-5, wanted: int = 1
 ) -> Any:
+    """RMSNorm over the last axis of input + bias + skip, which is the fourth output.
+
+    Shapes and outputs: as for `skip_layer_normalization`.
+    """
     x = (input if bias is None else input + bias) + skip
     made = rms_norm(x, 1, gamma, epsilon)
     return made if wanted == 1 else (made, *statistics(x, 1, epsilon), x)
@@ -156,7 +202,14 @@ def embed_layer_normalization(
     mask_index_type: int = 0,
     wanted: int = 1,
 ) -> Any:
-    """`mask_index` counts the rows that the mask shows."""
+    """`mask_index` counts the rows that the mask shows.
+
+    input_ids, segment_ids, position_ids: integers (batch, seq); position_ids counts from 0 if it is left out.
+    word_embedding, position_embedding, segment_embedding: (numbers, columns). gamma, beta: (columns,). mask: (batch,
+    seq), 1 for what is seen. Returns (batch, seq, columns); with more outputs than one also mask_index, int32 (batch,),
+    which is 0 without a mask, and the sum before the norm. Raises `UnsupportedError` for a mask_index_type other than 0
+    and 1.
+    """
     need(mask_index_type in (0, 1), f"mask_index_type {mask_index_type}")
     rows = input_ids.shape[1]
     x = gather(word_embedding, input_ids)

@@ -54,7 +54,9 @@ WIDE = (torch.uint16, torch.uint32)
 
 
 def widened(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, also of integers in `WIDE`."""
+    """Return the same function, also of integers in `WIDE`: it computes in int64, and its result is converted back
+    unless it is bool. function: takes tensors and numbers by position and returns a tensor. The type is that of the
+    first operand in `WIDE`."""
 
     def compute(*operands: Any) -> Any:
         kind = next((x.dtype for x in operands if isinstance(x, Tensor) and x.dtype in WIDE), None)
@@ -128,19 +130,29 @@ for _name, _of_two in BITWISE.items():
 
 @operator("Mod")
 def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
-    """The sign is the divisor's; with `fmod`, the dividend's."""
+    """The sign is the divisor's; with `fmod`, the dividend's.
+
+    a, b: are broadcast. Returns a tensor of their common shape.
+    """
     return widened(torch.fmod if fmod else torch.remainder)(a, b)
 
 
 @operator("Pow")
 def power(x: Tensor, y: Number) -> Tensor:
-    """The result has the type of the base."""
+    """The result has the type of the base.
+
+    x: the base. y: the exponent. Both are broadcast to the shape of the result.
+    """
     made: Tensor = torch.pow(x, y)
     return converted(made, x.dtype)
 
 
 @operator("BitShift")
 def bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
+    """Shifts of x by y bits, to the LEFT or to the right.
+
+    x, y: unsigned integers, which are broadcast. direction: any word but "LEFT" shifts to the right.
+    """
     return widened(torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift)(x, y)
 
 
@@ -161,11 +173,19 @@ for _name, _function in SEVERAL.items():
 
 @operator("Mean")
 def mean(*data_0: Tensor) -> Tensor:
+    """The mean of the tensors, element by element.
+
+    data_0: one tensor or more, which are broadcast. Integers give floats.
+    """
     return reduce(torch.add, data_0) / len(data_0)
 
 
 @operator("IsInf")
 def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+    """Which elements are infinite; the attributes leave out a sign.
+
+    Returns bool of the shape of x.
+    """
     found = torch.isinf(x)
     if not detect_negative:
         found = found & (x > 0)
@@ -176,58 +196,102 @@ def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> 
 
 @operator("Gelu")
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """With the error function, or with `approximate="tanh"` in its approximation by tanh.
+
+    x: any shape, which the result has too. PyTorch raises `RuntimeError` for another word.
+    """
     return F.gelu(x, approximate=approximate)
 
 
 @operator("LeakyRelu")
 def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    """x, or alpha * x where x is negative.
+
+    x: any shape, which the result has too.
+    """
     return F.leaky_relu(x, alpha)
 
 
 @operator("PRelu")
 def prelu(x: Tensor, slope: Tensor) -> Tensor:
+    """x, or slope * x where x is negative.
+
+    x: any shape, which the result has too. slope: is broadcast to x.
+    """
     return torch.where(x < 0, x * slope, x)
 
 
 @operator("Elu")
 def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """x, or alpha * (exp(x) - 1) where x is negative.
+
+    x: any shape, which the result has too.
+    """
     return F.elu(x, alpha)
 
 
 @operator("Selu")
 def selu(x: Tensor, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805) -> Tensor:
+    """gamma times Elu.
+
+    x: any shape, which the result has too.
+    """
     return gamma * F.elu(x, alpha)
 
 
 @operator("Celu")
 def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """max(x, 0) + min(0, alpha * (exp(x / alpha) - 1)).
+
+    x: any shape, which the result has too.
+    """
     return F.celu(x, alpha)
 
 
 @operator("HardSigmoid")
 def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    """alpha * x + beta, bounded to 0 to 1.
+
+    x: any shape, which the result has too.
+    """
     return (alpha * x + beta).clamp(0, 1)
 
 
 @operator("ThresholdedRelu")
 def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """x where it is larger than alpha, else 0.
+
+    x: any shape, which the result has too.
+    """
     return torch.where(x > alpha, x, torch.zeros_like(x))
 
 
 @operator("Shrink")
 def shrink(input: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
+    """0 between -lambd and lambd; beyond them the operand, moved towards 0 by `bias`.
+
+    input: any shape, which the result has too.
+    """
     below, above = input < -lambd, input > lambd
     return torch.where(below, input + bias, torch.where(above, input - bias, torch.zeros_like(input)))
 
 
 @operator("Swish")
 def swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """x * sigmoid(alpha * x).
+
+    x: any shape, which the result has too.
+    """
     return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
 
 
 @operator("Clip")
 def clip(input: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
-    """A lower bound above the upper one gives the upper one."""
+    """A lower bound above the upper one gives the upper one.
+
+    input: any shape, which the result has too. min, max: numbers, or tensors that are broadcast to it; None for no
+    bound.
+    """
     if min is not None:
         input = input.clamp(min=min) if not isinstance(min, Tensor) else torch.maximum(input, min)
     if max is not None:
@@ -237,28 +301,45 @@ def clip(input: Tensor, min: Number | None = None, max: Number | None = None) ->
 
 @operator("Where")
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x where the condition holds, else y.
+
+    condition: bool. All three are broadcast to the shape of the result.
+    """
     return torch.where(condition, x, y)
 
 
 @operator("Softmax")
 def softmax(input: Tensor, *, axis: int = -1) -> Tensor:
+    """Along one axis.
+
+    input: any shape, which the result has too. axis: may be negative. PyTorch raises `IndexError` for one that lies
+    outside.
+    """
     return input.softmax(axis)
 
 
 @operator("LogSoftmax")
 def log_softmax(input: Tensor, *, axis: int = -1) -> Tensor:
+    """Along one axis.
+
+    Shapes and errors: as for `softmax`.
+    """
     return input.log_softmax(axis)
 
 
 @operator("Hardmax")
 def hardmax(input: Tensor, *, axis: int = -1) -> Tensor:
-    """1 at the first of the largest elements."""
+    """1 at the first of the largest elements.
+
+    input: any shape, which the result has too: 0 at all other elements along `axis`. Errors: as for `softmax`.
+    """
     largest = input.argmax(axis, keepdim=True)
     return torch.zeros_like(input).scatter(axis, largest, 1)
 
 
 @operator("Identity")
 def identity(input: Tensor) -> Tensor:
+    """The operand itself."""
     return input
 
 
@@ -266,6 +347,10 @@ def identity(input: Tensor) -> Tensor:
 def dropout(
     data: Tensor, ratio: Number | None = None, training_mode: Number | None = None, *, seed: int = 0, wanted: int = 1
 ) -> Any:
-    """Nothing in a model that is not trained; `seed` is not read."""
+    """Nothing in a model that is not trained; `seed` is not read.
+
+    data: any shape. wanted: with two outputs the second is a mask of the shape of data: bool, all True. Raises
+    `UnsupportedError` in training mode, unless `ratio` is 0.
+    """
     need(not training_mode or ratio == 0, "dropout in training mode")
     return (data, torch.ones_like(data, dtype=torch.bool)) if wanted > 1 else data

@@ -35,7 +35,7 @@ LAYOUT = frozenset({"channels_last", "opset"})
 
 
 def prod(sizes: Iterable[int]) -> int:
-    """The product of sizes."""
+    """Return the product of sizes, in elements; 1 for none."""
     made = 1
     for n in sizes:
         made *= n
@@ -43,13 +43,14 @@ def prod(sizes: Iterable[int]) -> int:
 
 
 def makers_of(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """The node that computes each value."""
+    """Return the node that computes each value, by the value's name. Inputs and constants of the graph have none."""
     return {name: node for node in graph.node for name in node.output}
 
 
 def in_floats(graph: onnx.GraphProto) -> bool:
     """Rewrite the operators of a quantised graph to operators on float32, in place. Returns whether this left out a
-    rounding between operators, so that results may differ from those of the integers."""
+    rounding between operators, so that results may differ from those of the integers; False for a graph without
+    quantised operators."""
     if not any(node.op_type in QUANTISED for node in graph.node):
         return False
     nodes = [made for node in graph.node for made in _spelled_out(node)]
@@ -186,7 +187,9 @@ def _float_product(
 
 @dataclass(frozen=True)
 class Quantised:
-    """Of a quantised tensor: the floats that it stands for, and what `QuantizeLinear` made it with."""
+    """What is known of a quantised tensor. floats: name of the floats that it stands for. units: names of the scale
+    and, if there is one, the zero point that `QuantizeLinear` made it with. axis: the axis that has a scale for each
+    row."""
 
     floats: str
     units: tuple[str, ...]

@@ -16,6 +16,10 @@ SPATIAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 @operator("MatMul")
 def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two tensors, as that of numpy.
+
+    a: (..., rows, inner). b: (..., inner, columns). Other axes are broadcast; an operand may also have one axis.
+    """
     return a @ b
 
 
@@ -30,6 +34,11 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
+    """alpha * a @ b + beta * c, of two matrices.
+
+    a: (rows, inner), or (inner, rows) with transA. b: (inner, columns), or (columns, inner) with transB. c: is
+    broadcast to (rows, columns).
+    """
     made = (a.t() if transA else a) @ (b.t() if transB else b)
     made = made if alpha == 1 else made * alpha
     if c is None or beta == 0:
@@ -48,6 +57,11 @@ def fused_matmul(
     transBatchA: int = 0,
     transBatchB: int = 0,
 ) -> Tensor:
+    """alpha * a @ b.
+
+    Shapes: as for `matmul`; transA and transB exchange the last two axes of an operand. Raises `UnsupportedError` for
+    transBatchA and transBatchB.
+    """
     need(not transBatchA and not transBatchB, "transBatchA and transBatchB are not supported")
     made = (a.transpose(-1, -2) if transA else a) @ (b.transpose(-1, -2) if transB else b)
     return made if alpha == 1 else made * alpha
@@ -55,6 +69,10 @@ def fused_matmul(
 
 @operator("Einsum")
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
+    """As `torch.einsum` reads the equation.
+
+    equation: names the axes of each input, such as "bhqd,bhkd->bhqk".
+    """
     return torch.einsum(equation, *inputs)
 
 
@@ -73,7 +91,13 @@ def _pads(n: int, kernel: int, stride: int, dilation: int, auto: str, given: tup
 
 
 class OnnxWindows:
-    """The windows of a convolution or a pool over the last axes of x. begin, end: rows of padding of each axis."""
+    """The windows of a convolution or a pool over the last axes of x.
+
+    x: (batch, channels, sizes ...). kernel, strides, dilations: one number of elements for each of the last axes; None
+    for 1. pads: elements of padding before each of them, then behind each; None for 0. auto_pad: ONNX's rule for the
+    padding; only "NOTSET" reads `pads`. begin, end: the padding that follows, in elements before and behind each axis.
+    Raises `UnsupportedError` for another number of axes, and for another rule.
+    """
 
     def __init__(
         self,
@@ -104,7 +128,8 @@ class OnnxWindows:
 
     @property
     def padding(self) -> list[int]:
-        """The padding as `F.pad` takes it: the last axis first."""
+        """The padding in elements as `F.pad` takes it: before and behind the last axis, then the last but one, and so
+        on."""
         return [n for pair in reversed(list(zip(self.begin, self.end, strict=True))) for n in pair]
 
 
@@ -121,7 +146,12 @@ def conv(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """Over one, two or three axes."""
+    """Over one, two or three axes.
+
+    x: (batch, channels, sizes ...). w: (output channels, channels / group, kernel sizes ...). b: (output channels,).
+    Others: as for `OnnxWindows`. Returns (batch, output channels, sizes ...). Raises `UnsupportedError` for another
+    number of axes, a kernel_shape that is not that of w, and as `OnnxWindows` does.
+    """
     need(x.ndim - 2 in SPATIAL, f"a convolution over {x.ndim - 2} axes is not supported; 1, 2 and 3 are")
     windows = OnnxWindows(x, kernel_shape or list(w.shape[2:]), strides, dilations, pads, auto_pad)
     need(windows.kernel == list(w.shape[2:]), "kernel_shape is not that of the weights")
@@ -145,7 +175,13 @@ def conv_transpose(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """Over one, two or three axes."""
+    """Over one, two or three axes.
+
+    x: (batch, channels, sizes ...). w: (channels, output channels / group, kernel sizes ...). b: (output channels,).
+    output_padding, output_shape: elements of each of the last axes of the result; they add to it, and set it.
+    kernel_shape is not read: it is that of w. Others: as for `OnnxWindows`. Returns (batch, output channels, sizes
+    ...). Raises `UnsupportedError` for another number of axes.
+    """
     rank = x.ndim - 2
     compute = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}.get(rank)
     need(compute is not None, f"a convolution over {rank} axes is not supported; 1, 2 and 3 are")
@@ -177,7 +213,12 @@ def max_pool(
     storage_order: int = 0,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """Without the places of the largest elements."""
+    """Without the places of the largest elements.
+
+    x: (batch, channels, sizes ...), one, two or three sizes; so is the result. ceil_mode: the last window may end
+    behind the padding. storage_order: not read. Others: as for `OnnxWindows`. Raises `UnsupportedError` for another
+    number of axes, for a window in the padding alone, and as `OnnxWindows` does.
+    """
     compute = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}.get(x.ndim - 2)
     need(compute is not None, "a pool over one, two or three axes")
     if not x.is_floating_point():
@@ -218,6 +259,10 @@ def average_pool(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
+    """Over one, two or three axes; `count_include_pad` counts the padding too.
+
+    Shapes, attributes and errors: as for `max_pool`, but a window in the padding alone is not refused.
+    """
     windows = OnnxWindows(x, kernel_shape, strides, dilations, pads, auto_pad)
     need(windows.axes in SPATIAL, "a pool over one, two or three axes")
     ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
@@ -245,11 +290,19 @@ def _sums(x: Tensor, windows: OnnxWindows, to_the_end: bool) -> Tensor:
 
 @operator("GlobalAveragePool")
 def global_average_pool(x: Tensor) -> Tensor:
+    """The mean over all axes behind the second.
+
+    x: (batch, channels, sizes ...). Returns (batch, channels, 1 ...).
+    """
     return x.mean(list(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else x
 
 
 @operator("GlobalMaxPool")
 def global_max_pool(x: Tensor) -> Tensor:
+    """The largest element over all axes behind the second.
+
+    Shapes: as for `global_average_pool`.
+    """
     return x.amax(list(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else x
 
 
@@ -257,7 +310,9 @@ def global_max_pool(x: Tensor) -> Tensor:
 
 
 def affine(shape: tuple[int, ...], x: Tensor | None) -> Tensor | None:
-    """Scale or shift of a norm over the last axes, of these sizes; None if it is of another shape."""
+    """Return the scale or shift x of a norm over the last axes, broadcast to `shape`, the sizes of these axes. None if
+    x is None, or if x differs along other axes, so that the norm cannot take it. PyTorch raises `RuntimeError` for an x
+    that does not broadcast to `shape`."""
     if x is None:
         return None
     rank = len(shape)
@@ -267,7 +322,8 @@ def affine(shape: tuple[int, ...], x: Tensor | None) -> Tensor | None:
 
 
 def layer_norm(x: Tensor, axes: int, scale: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
-    """A norm over the last `axes` axes."""
+    """Return the LayerNorm over the last `axes` axes of x, in the shape of x, times scale, plus bias. scale, bias: are
+    broadcast to x; None for none. epsilon: is added to the variance."""
     over = tuple(x.shape[x.ndim - axes :])
     weight, shift = affine(over, scale), affine(over, bias)
     if (weight is None) == (scale is None) and (shift is None) == (bias is None):
@@ -278,7 +334,8 @@ def layer_norm(x: Tensor, axes: int, scale: Tensor | None, bias: Tensor | None, 
 
 
 def rms_norm(x: Tensor, axes: int, scale: Tensor | None, epsilon: float) -> Tensor:
-    """A norm without mean over the last `axes` axes."""
+    """Return x divided by its root mean square over the last `axes` axes, in the shape of x, times scale. scale: is
+    broadcast to x; None for none. epsilon: is added to the mean square."""
     over = tuple(x.shape[x.ndim - axes :])
     weight = affine(over, scale)
     if (weight is None) == (scale is None):
@@ -288,7 +345,8 @@ def rms_norm(x: Tensor, axes: int, scale: Tensor | None, epsilon: float) -> Tens
 
 
 def statistics(x: Tensor, axes: int, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Mean and reciprocal deviation over the last `axes` axes."""
+    """Return the mean of x and the reciprocal of its standard deviation over the last `axes` axes, both in the shape of
+    x with 1 for each of them. epsilon: is added to the variance."""
     over = list(range(x.ndim - axes, x.ndim))
     average = x.mean(over, keepdim=True)
     return average, ((x - average).square().mean(over, keepdim=True) + epsilon).rsqrt()
@@ -305,7 +363,11 @@ def layer_normalization(
     stash_type: int = 1,
     wanted: int = 1,
 ) -> Any:
-    """Computed in the type of x, whatever `stash_type` says."""
+    """Computed in the type of x, whatever `stash_type` says.
+
+    The norm is over the axes of x from `axis` on. scale, b: are broadcast to x. wanted: with more outputs than one,
+    mean and reciprocal deviation follow (`statistics`). Raises `UnsupportedError` for an axis that lies outside.
+    """
     axes = x.ndim - axis_of(axis, x.ndim)
     made = layer_norm(x, axes, scale, b, epsilon)
     return made if wanted == 1 else (made, *statistics(x, axes, epsilon))
@@ -315,7 +377,11 @@ def layer_normalization(
 def rms_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    """Computed in the type of x, whatever `stash_type` says."""
+    """Computed in the type of x, whatever `stash_type` says.
+
+    The norm is over the axes of x from `axis` on. scale: is broadcast to x. Raises `UnsupportedError` for an axis that
+    lies outside.
+    """
     return rms_norm(x, x.ndim - axis_of(axis, x.ndim), scale, epsilon)
 
 
@@ -331,13 +397,21 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> Tensor:
-    """In a model that is not trained."""
+    """In a model that is not trained.
+
+    x: (batch, channels, ...), which is the shape of the result. scale, b, input_mean, input_var: (channels,). momentum:
+    not read. Raises `UnsupportedError` for training_mode.
+    """
     need(not training_mode, "training_mode")
     return F.batch_norm(x, input_mean, input_var, scale, b, eps=epsilon)
 
 
 @operator("InstanceNormalization")
 def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """Over all axes behind the second.
+
+    input: (batch, channels, sizes ...), which is the shape of the result. scale, b: (channels,).
+    """
     return _by_channel(F.layer_norm(input, input.shape[2:], eps=epsilon), scale, b)
 
 
@@ -345,7 +419,11 @@ def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, *, epsilon: 
 def group_normalization(
     x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
 ) -> Tensor:
-    """Computed in the type of x, whatever `stash_type` says."""
+    """Computed in the type of x, whatever `stash_type` says.
+
+    x: (batch, channels, ...), which is the shape of the result. scale, bias: (channels,). num_groups: must divide the
+    number of channels, or PyTorch raises `RuntimeError`.
+    """
     return _by_channel(F.group_norm(x, num_groups, eps=epsilon), scale, bias)
 
 
@@ -356,6 +434,10 @@ def _by_channel(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 @operator("LRN")
 def local_response(x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> Tensor:
+    """x / (bias + alpha / size * s) ** beta, with s the sum of the squares of `size` neighbouring channels.
+
+    x: (batch, channels, ...), which is the shape of the result. Channels that do not exist count as 0.
+    """
     before = (size - 1) // 2
     squares = F.pad(x.square(), [0, 0] * (x.ndim - 2) + [before, size - 1 - before])
     total = sum((squares.narrow(1, i, x.shape[1]) for i in range(size)), torch.zeros(()))

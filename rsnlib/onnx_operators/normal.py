@@ -24,7 +24,8 @@ INTERNAL = "rsn"
 
 
 def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
-    """Read a file, with its external tensors, and normalise it. Raises `UnsupportedError`."""
+    """Read a file, with its external tensors, and normalise it (`normalised`). Raises `UnsupportedError`, with the
+    path, if there is no such file, if it is no valid ONNX model, or if it cannot be normalised."""
     if not Path(path).is_file():
         raise UnsupportedError(f"{path}: no such file")
     try:
@@ -77,7 +78,9 @@ def _check(model: onnx.ModelProto) -> None:
 
 
 def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A valid model, of opset `OPSET` or newer, without functions. Raises `UnsupportedError`."""
+    """Return a model of opset `OPSET` or newer, without functions and unused nodes, whose quantised numbers are
+    computed in float32. model: valid; it may be changed in place. Raises `UnsupportedError` for an opset before
+    `OLDEST`, for a Hardmax before opset 13, and for what onnx cannot convert. Warns of a quantised model."""
     opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 0)
     if opset < OLDEST:
         raise UnsupportedError(

@@ -97,7 +97,7 @@ def _first(name: str) -> int:
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the text of docs/onnx.md, as Markdown: an introduction, and one row for each operator of the table."""
     assert onnx_module.GROUPS  # which fill the table
     parts = [INTRODUCTION]
     for domain, title in (("", "ONNX's own"), ("com.microsoft", "Of onnxruntime's optimizer (com.microsoft)")):

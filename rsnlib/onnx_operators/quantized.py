@@ -10,7 +10,12 @@ from .table import Tensor, axis_of, need, operator
 
 
 def spread(x: Tensor, like: Tensor, axis: int, block: int) -> Tensor:
-    """A scale or zero point as broadcast to `like`: one for all, one for each row of `axis`, or of blocks of rows."""
+    """Return a scale or zero point so that it broadcasts to `like`.
+
+    x: one element for all; or (rows,), one for each row of `axis` of `like`; or with `block` the shape of `like`, but
+    one element for each `block` rows of `axis`. Raises `UnsupportedError` for other shapes without `block`, and for an
+    axis that lies outside.
+    """
     if x.numel() == 1:
         return x.reshape(())
     where = axis_of(axis, like.ndim)
@@ -36,7 +41,12 @@ def quantize_linear(
     precision: int = 0,
     saturate: int = 1,
 ) -> Tensor:
-    """To integers of 8 bits or more."""
+    """To integers of 8 bits or more.
+
+    Computes round(x / y_scale) + y_zero_point, bounded to the range of the result's type. y_scale, y_zero_point: shapes
+    as for `spread`, of which `axis` and `block_size` (in rows; 0 for none) are parameters. output_dtype: a number of
+    `type_of`; 0 for the type of the zero point, or uint8 without one. Raises `UnsupportedError` for a result of floats.
+    """
     kind = type_of(output_dtype) if output_dtype else torch.uint8 if y_zero_point is None else y_zero_point.dtype
     need(not kind.is_floating_point, f"numbers of type {kind}")
     low, high = _limits(kind)
@@ -56,6 +66,12 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
+    """Floats from integers: (x - x_zero_point) * x_scale.
+
+    x_scale, x_zero_point: shapes as for `spread`, of which `axis` and `block_size` (in rows; 0 for none) are
+    parameters. output_dtype: a number of `type_of`; 0 for the type of the scale. Returns the shape of x. Raises
+    `UnsupportedError` as these two do.
+    """
     made = x.to(x_scale.dtype)
     if x_zero_point is not None:
         made = made - spread(x_zero_point.to(x_scale.dtype), x, axis, block_size)
@@ -65,6 +81,11 @@ def dequantize_linear(
 
 @operator("DynamicQuantizeLinear")
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """To uint8, with one scale and zero point that cover all elements and 0.
+
+    x: floats of any shape. Returns uint8 of that shape, the scale in the type of x, shape (), and the zero point as
+    uint8, shape ().
+    """
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
     scale = (high - low) / 255
     zero = torch.round(-low / torch.where(scale == 0, torch.ones_like(scale), scale)).clamp(0, 255)
@@ -87,6 +108,11 @@ def _shifted(x: Tensor, zero: Tensor | None, axis: int, like: Tensor) -> Tensor:
 def matmul_integer(
     a: Tensor, b: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
 ) -> Tensor:
+    """The product of integers less their zero points; in float32 if one operand is of floats, else in int32.
+
+    a: (..., rows, inner). b: (..., inner, columns). a_zero_point: one element, or one for each row. b_zero_point: one
+    element, or one for each column.
+    """
     return _shifted(a, a_zero_point, max(a.ndim - 2, 0), b) @ _shifted(b, b_zero_point, b.ndim - 1, a)
 
 
@@ -104,6 +130,12 @@ def conv_integer(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
+    """A convolution of integers less their zero points; in the type of floats if one operand is of floats, else in
+    int32.
+
+    x, w, and the attributes: as for `conv`, without a bias. x_zero_point: one element. w_zero_point: one element, or
+    one for each output channel. Raises `UnsupportedError` as `conv` does.
+    """
     a, b = _shifted(x, x_zero_point, 1, w), _shifted(w, w_zero_point, 0, x)
     made: Tensor = conv(
         a.double() if not a.is_floating_point() else a,

@@ -101,6 +101,11 @@ operator("ArgMin")(_place(torch.argmin))
 
 @operator("CumSum")
 def cumulative_sum(x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    """Running sums along `axis`, in the type of x.
+
+    x: any shape, which the result has too. axis: one number; it may be negative. exclusive: each sum leaves its own
+    element out. reverse: sums run from the end. Raises `UnsupportedError` for an axis that lies outside.
+    """
     where = axis_of(axis[0], x.ndim)
     x = x.flip(where) if reverse else x
     made = x.cumsum(where, dtype=x.dtype)
@@ -110,6 +115,11 @@ def cumulative_sum(x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 
 
 @operator("LpNormalization")
 def lp_normalization(input: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    """The operand divided by its norm along `axis`; 0 where the norm is 0.
+
+    p: 1 or 2, the kind of the norm. Returns a tensor of the shape of `input`. Raises `UnsupportedError` for another p,
+    and for an axis that lies outside.
+    """
     need(p in (1, 2), f"p = {p}")
     size = input.norm(p, axis_of(axis, input.ndim), keepdim=True)
     return torch.where(size == 0, torch.zeros_like(input), input / size)

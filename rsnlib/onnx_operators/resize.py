@@ -13,8 +13,9 @@ from .table import Floats, Ints, Tensor, axis_of, need, operator
 
 @dataclass(frozen=True)
 class ResizedAxis:
-    """An axis that changes. rows, new: its size before and after. scale: of the sizes, which need not be their ratio.
-    start, end: the part of it that is shown, for `tf_crop_and_resize`."""
+    """An axis that changes. rows, new: its sizes before and after, in elements. scale: new size over old size as the
+    node gives it; it need not be exactly new / rows. start, end: the part of the axis that is shown, as fractions of
+    it; `tf_crop_and_resize` alone reads them."""
 
     rows: int
     new: int
@@ -23,7 +24,9 @@ class ResizedAxis:
     end: float = 1.0
 
     def places(self, mode: str) -> Tensor:
-        """Where each new row lies among the old ones: float64 (new,)."""
+        """Return where each new row lies among the old ones: float64 (new,), in rows of the old axis, possibly outside
+        of it. mode: ONNX's `coordinate_transformation_mode`. Raises `UnsupportedError` for a mode that it does not
+        know, and for `align_corners` with a scale that gives no whole number of rows."""
         at = torch.arange(self.new, dtype=torch.float64)
         centres = (at + 0.5) / self.scale - 0.5
         if mode == "half_pixel":
@@ -101,6 +104,13 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
+    """Each axis by `scales` or by `sizes`; modes nearest, linear and cubic.
+
+    x: any shape. scales, sizes: one number for each of `axes` (all axes without it), the latter in elements. roi:
+    starts, then ends, of these axes, as fractions; for `tf_crop_and_resize`. Other attributes: as ONNX defines them.
+    Raises `UnsupportedError` for numbers that are not one for each axis, and for modes and policies that it does not
+    know.
+    """
     at = [axis_of(n, x.ndim) for n in (axes or range(x.ndim))]
     changes = _changes(x, at, roi, scales or [], sizes or [], keep_aspect_ratio_policy)
     is_crop = coordinate_transformation_mode == "tf_crop_and_resize"

@@ -40,11 +40,19 @@ def type_of(number: int) -> torch.dtype:
 
 @operator("Shape")
 def shape(data: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
+    """The sizes of `data` from axis `start` to before axis `end`, which are known.
+
+    Returns int64, (axes,). start, end: may be negative; they are bounded to the axes of `data`.
+    """
     return torch.tensor(data.shape[start:end], dtype=torch.int64)
 
 
 @operator("Size")
 def size(data: Tensor) -> Tensor:
+    """The number of elements, which is known.
+
+    Returns an int64 tensor of shape ().
+    """
     return torch.tensor(data.numel())
 
 
@@ -57,6 +65,10 @@ def constant(
     value_int: int | None = None,
     value_ints: list[int] | None = None,
 ) -> Tensor:
+    """The tensor, number or numbers of its attribute.
+
+    Returns `value` as it is; numbers become float32 or int64, of shape () or (numbers,).
+    """
     if value is not None:
         return value
     floats = value_float if value_float is not None else value_floats
@@ -67,13 +79,18 @@ def constant(
 
 @operator("ConstantOfShape")
 def constant_of_shape(input: Ints, *, value: Tensor | None = None) -> Tensor:
+    """A tensor of the shape `input`, filled with the one element of `value`; float32 zeros without it."""
     of = torch.zeros(1) if value is None else value
     return of.reshape(()).expand(input).clone()
 
 
 @operator("Range")
 def numbers(start: Known, limit: Known, delta: Known, *, stash_type: int = 1) -> Tensor:
-    """Computed in the type of its bounds, whatever `stash_type` says."""
+    """Computed in the type of its bounds, whatever `stash_type` says.
+
+    start, limit, delta: one element each. Returns start, start + delta and so on, before limit: (count,), in the type
+    of `start`. Raises `ZeroDivisionError` for a delta of 0.
+    """
     first, end, step = start.item(), limit.item(), delta.item()
     count = max(ceil((end - first) / step), 0)
     return (torch.arange(count) * step + first).to(start.dtype)
@@ -81,6 +98,11 @@ def numbers(start: Known, limit: Known, delta: Known, *, stash_type: int = 1) ->
 
 @operator("EyeLike")
 def eye_like(input: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
+    """1 on diagonal `k`, 0 elsewhere.
+
+    input: two axes, which are the shape of the result. dtype: a number of `type_of`, which may raise
+    `UnsupportedError`; None for the type of input.
+    """
     rows, columns = input.shape
     made = torch.arange(columns) - torch.arange(rows)[:, None] == k
     return made.to(input.dtype if dtype is None else type_of(dtype))
@@ -88,7 +110,10 @@ def eye_like(input: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
 
 @operator("NonZero")
 def non_zero(x: Known) -> Tensor:
-    """Its operand must be known."""
+    """Its operand must be known.
+
+    Returns int64, (axes of x, elements that are not 0): a column holds the indices of one of them.
+    """
     return x.nonzero().T if x.ndim else (x != 0).reshape(1, 1).nonzero().T[:0]
 
 
@@ -96,7 +121,8 @@ def non_zero(x: Known) -> Tensor:
 
 
 def converted(x: Tensor, kind: torch.dtype) -> Tensor:
-    """A tensor of another type; itself if it has that type."""
+    """Return x as a tensor of type `kind`, element by element; x itself if it has that type. Numbers become bools that
+    are True where they are not 0."""
     if x.dtype is kind:
         return x
     return x != 0 if kind is torch.bool else x.to(kind)
@@ -104,13 +130,20 @@ def converted(x: Tensor, kind: torch.dtype) -> Tensor:
 
 @operator("Cast")
 def cast(input: Tensor, *, to: int, saturate: int = 1) -> Tensor:
-    """Between the types that PyTorch has."""
+    """Between the types that PyTorch has.
+
+    input: any shape, which the result has too. to: a number of `type_of`, which may raise `UnsupportedError`. saturate:
+    not read.
+    """
     return converted(input, type_of(to))
 
 
 @operator("CastLike")
 def cast_like(input: Tensor, target_type: Tensor, *, saturate: int = 1) -> Tensor:
-    """Between the types that PyTorch has."""
+    """Between the types that PyTorch has.
+
+    input: any shape, which the result has too. target_type: a tensor of the type of the result. saturate: not read.
+    """
     return converted(input, target_type.dtype)
 
 
@@ -119,6 +152,10 @@ def cast_like(input: Tensor, target_type: Tensor, *, saturate: int = 1) -> Tenso
 
 @operator("Reshape")
 def reshape(data: Tensor, shape: Ints, *, allowzero: int = 0) -> Tensor:
+    """A 0 in `shape` keeps the size of that axis, unless `allowzero`; one -1 follows from the others.
+
+    shape: the sizes of the result, in elements. Raises `UnsupportedError` for a 0 beyond the axes of `data`.
+    """
     need(allowzero == 1 or all(n or i < data.ndim for i, n in enumerate(shape)), "a 0 beyond the operand's axes")
     sizes = [data.shape[i] if n == 0 and not allowzero else n for i, n in enumerate(shape)]
     return data.reshape(sizes)
@@ -126,6 +163,10 @@ def reshape(data: Tensor, shape: Ints, *, allowzero: int = 0) -> Tensor:
 
 @operator("Flatten")
 def flatten(input: Tensor, *, axis: int = 1) -> Tensor:
+    """To two axes: those before `axis`, and the others.
+
+    Raises `UnsupportedError` for an axis that lies outside; here the number of axes is allowed too.
+    """
     at = axis if axis >= 0 else axis + input.ndim
     need(0 <= at <= input.ndim, f"axis {axis} of a tensor with {input.ndim} axes")
     return input.reshape(prod(input.shape[:at]), prod(input.shape[at:]))
@@ -133,11 +174,16 @@ def flatten(input: Tensor, *, axis: int = 1) -> Tensor:
 
 @operator("Transpose")
 def transpose(data: Tensor, *, perm: list[int] | None = None) -> Tensor:
+    """Axis i of the result is axis perm[i] of the operand; without `perm` the axes are reversed."""
     return data.permute(list(reversed(range(data.ndim))) if perm is None else perm)
 
 
 @operator("Squeeze")
 def squeeze(data: Tensor, axes: Ints | None = None) -> Tensor:
+    """Without the given axes, or without all axes of size 1.
+
+    axes: may be negative. Raises `UnsupportedError` for one that lies outside or has another size than 1.
+    """
     if axes is None:
         return data.squeeze()
     at = tuple(axis_of(n, data.ndim) for n in axes)
@@ -147,6 +193,10 @@ def squeeze(data: Tensor, axes: Ints | None = None) -> Tensor:
 
 @operator("Unsqueeze")
 def unsqueeze(data: Tensor, axes: Ints) -> Tensor:
+    """With new axes of size 1 at the given places of the result.
+
+    axes: may be negative. Raises `UnsupportedError` for one that lies outside, or is given twice.
+    """
     rank = data.ndim + len(axes)
     at = sorted(axis_of(n, rank) for n in axes)
     need(len(set(at)) == len(at), "an axis is given twice")
@@ -157,17 +207,26 @@ def unsqueeze(data: Tensor, axes: Ints) -> Tensor:
 
 @operator("Expand")
 def expand(input: Tensor, shape: Ints) -> Tensor:
+    """Broadcast to `shape`, whose sizes of 1 keep those of the operand."""
     return input.expand(torch.broadcast_shapes(input.shape, tuple(shape)))
 
 
 @operator("Tile")
 def tile(input: Tensor, repeats: Ints) -> Tensor:
+    """The operand repeated along each axis.
+
+    repeats: how often, one number for each axis, or `UnsupportedError` is raised.
+    """
     need(len(repeats) == input.ndim, "as many repeats as axes")
     return input.repeat(repeats)
 
 
 @operator("Concat")
 def concat(*inputs: Tensor, axis: int) -> Tensor:
+    """The tensors behind each other along one axis.
+
+    inputs: their sizes along other axes are the same. axis: may be negative.
+    """
     return torch.cat(inputs, axis)
 
 
@@ -175,7 +234,12 @@ def concat(*inputs: Tensor, axis: int) -> Tensor:
 def split(
     input: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None, wanted: int = 1
 ) -> Sequence[Tensor]:
-    """Without sizes, the last part may be smaller than the others."""
+    """Without sizes, the last part may be smaller than the others.
+
+    input: any shape. split: rows of each part along `axis`. num_outputs: how many parts, without `split`; None for
+    `wanted`, the number of outputs that the node names. Returns the parts. Raises `UnsupportedError` for an axis that
+    lies outside, and for rows that do not make as many parts as outputs.
+    """
     n = input.shape[axis_of(axis, input.ndim)]
     if split is not None:
         need(sum(split) == n and len(split) == wanted, f"parts of {split} rows make {n} rows in {wanted} outputs")
@@ -190,6 +254,12 @@ def split(
 
 @operator("Slice")
 def slice_(data: Tensor, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> Tensor:
+    """A negative step takes rows backwards, but not to an `end` of 2**31 - 1 or more.
+
+    starts, ends: for each of `axes`, the first row and that behind the last one; negative ones count from the end of
+    the axis. axes: the first ones without it. steps: in rows; 1 without it. Raises `UnsupportedError` for an axis that
+    lies outside, and for a step of 0. Lists of other lengths raise `ValueError`.
+    """
     at = range(len(starts)) if axes is None else axes
     for start, end, axis, step in zip(starts, ends, at, [1] * len(starts) if steps is None else steps, strict=True):
         where = axis_of(axis, data.ndim)
@@ -216,7 +286,12 @@ def _chosen(start: int, end: int, step: int, n: int) -> range:
 def pad(
     data: Tensor, pads: Ints, constant_value: Tensor | None = None, axes: Ints | None = None, *, mode: str = "constant"
 ) -> Tensor:
-    """Negative pads leave rows out."""
+    """Negative pads leave rows out.
+
+    pads: rows before each of `axes`, then behind each. constant_value: one element; 0 without it. axes: all without it.
+    mode: "constant", "edge", "wrap" or "reflect". Raises `UnsupportedError` for another mode, an axis that lies
+    outside, and pads that are not two for each axis.
+    """
     at = [axis_of(n, data.ndim) for n in (range(data.ndim) if axes is None else axes)]
     need(len(pads) == 2 * len(at), "two pads for each axis")
     for k, axis in enumerate(at):
@@ -249,6 +324,12 @@ def _padded(before: int, after: int, n: int, mode: str) -> Tensor:
 
 @operator("DepthToSpace")
 def depth_to_space(input: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    """Blocks of channels as rows and columns.
+
+    input: (batch, channels, height, width). mode: "DCR" splits channels into (blocksize, blocksize, the others), any
+    other word into (the others, blocksize, blocksize). Returns (batch, channels / blocksize**2, height * blocksize,
+    width * blocksize).
+    """
     b, c, h, w = input.shape
     n = c // blocksize**2
     if mode == "DCR":
@@ -260,6 +341,11 @@ def depth_to_space(input: Tensor, *, blocksize: int, mode: str = "DCR") -> Tenso
 
 @operator("SpaceToDepth")
 def space_to_depth(input: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    """Blocks of rows and columns as channels.
+
+    input: (batch, channels, height, width), the last two multiples of blocksize. mode: as for `depth_to_space`, which
+    reverts it. Returns (batch, channels * blocksize**2, height / blocksize, width / blocksize).
+    """
     b, c, h, w = input.shape
     parts = input.reshape(b, c, h // blocksize, blocksize, w // blocksize, blocksize)
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -268,6 +354,10 @@ def space_to_depth(input: Tensor, *, blocksize: int, mode: str = "DCR") -> Tenso
 
 @operator("Trilu")
 def trilu(input: Tensor, k: Ints | None = None, *, upper: int = 1) -> Tensor:
+    """The elements above diagonal `k`, or with `upper=0` below it, and those on it; 0 elsewhere.
+
+    input: (..., rows, columns), which is the shape of the result. k: one number; 0 without it.
+    """
     diagonal = k[0] if k else 0
     return input.triu(diagonal) if upper else input.tril(diagonal)
 
@@ -276,13 +366,19 @@ def trilu(input: Tensor, k: Ints | None = None, *, upper: int = 1) -> Tensor:
 
 
 def indices(index: Tensor, n: int) -> Tensor:
-    """Return indices from 0 on, of an axis of n rows: negative ones count from its end. Their range is not checked
-    here, but by PyTorch where they are used."""
+    """Return indices from 0 on, of an axis of n rows: negative ones in `index` count from its end. index: integers of
+    any shape, which the result has too. Their range is not checked here, but by PyTorch where they are used."""
     return torch.where(index < 0, index + n, index)
 
 
 @operator("Gather")
 def gather(data: Tensor, indices_: Tensor, *, axis: int = 0) -> Tensor:
+    """Rows of `data` along one axis, by index.
+
+    data: (before ..., rows, behind ...), the rows at `axis`. indices_: integers of any shape. Returns (before ...,
+    shape of indices_ ..., behind ...). Raises `UnsupportedError` for an axis that lies outside. Errors of indices:
+    `indices`.
+    """
     where = axis_of(axis, data.ndim)
     index = indices(converted(indices_, torch.int64), data.shape[where])
     if where == 0 and data.ndim == 2 and data.is_floating_point():
@@ -295,12 +391,22 @@ def gather(data: Tensor, indices_: Tensor, *, axis: int = 0) -> Tensor:
 
 @operator("GatherElements")
 def gather_elements(data: Tensor, indices_: Tensor, *, axis: int = 0) -> Tensor:
+    """Elements of `data` along one axis, each by an index of its own.
+
+    indices_: integers; its shape is that of the result. Raises `UnsupportedError` for an axis that lies outside.
+    """
     where = axis_of(axis, data.ndim)
     return data.gather(where, indices(converted(indices_, torch.int64), data.shape[where]))
 
 
 @operator("GatherND")
 def gather_nd(data: Tensor, indices_: Tensor, *, batch_dims: int = 0) -> Tensor:
+    """Parts of `data`, each by indices of several axes.
+
+    data: (batch sizes ..., sizes ...), with `batch_dims` batch axes. indices_: (batch sizes ..., places ..., depth):
+    the last axis has the indices of the first `depth` axes behind the batch. Returns (batch sizes ..., places ...,
+    other sizes ...).
+    """
     batch = data.shape[:batch_dims]
     rows = data.reshape(-1, *data.shape[batch_dims:])
     index = converted(indices_, torch.int64).reshape(rows.shape[0], -1, indices_.shape[-1])
@@ -318,6 +424,12 @@ REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 def scatter_elements(
     data: Tensor, indices_: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
+    """`data` with new elements along one axis, each by an index of its own.
+
+    data: the shape of the result. indices_, updates: of one shape, with as many axes. reduction: "none" replaces;
+    "add", "mul", "max" and "min" join old and new. Raises `UnsupportedError` for another one, and for an axis that lies
+    outside.
+    """
     where = axis_of(axis, data.ndim)
     index = indices(converted(indices_, torch.int64), data.shape[where])
     if reduction == "none":
@@ -328,6 +440,11 @@ def scatter_elements(
 
 @operator("ScatterND")
 def scatter_nd(data: Tensor, indices_: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
+    """`data` with new parts, each by indices of several axes.
+
+    data: the shape of the result. indices_: (places ..., depth): the last axis has the indices of the first `depth`
+    axes of data. updates: (places ..., other sizes ...). reduction: as for `scatter_elements`, also its error.
+    """
     depth = indices_.shape[-1]
     parts = tuple(indices(x, n) for x, n in zip(converted(indices_, torch.int64).unbind(-1), data.shape, strict=False))
     if reduction == "none":
@@ -345,6 +462,11 @@ def scatter_nd(data: Tensor, indices_: Tensor, updates: Tensor, *, reduction: st
 
 @operator("OneHot")
 def one_hot(indices_: Tensor, depth: Ints, values: Tensor, *, axis: int = -1) -> Tensor:
+    """A new axis of `depth`, with values[1] at the index and values[0] elsewhere.
+
+    indices_: integers of any shape. depth: one number. values: (2,). axis: that of the result which is new. Raises
+    `UnsupportedError` if it lies outside.
+    """
     (n,) = depth
     where = axis_of(axis, indices_.ndim + 1)
     off, on = values.unbind(0)
@@ -355,7 +477,12 @@ def one_hot(indices_: Tensor, depth: Ints, values: Tensor, *, axis: int = -1) ->
 
 @operator("TopK")
 def top_k(x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
-    """Of equal elements, those with lower indices come first."""
+    """Of equal elements, those with lower indices come first.
+
+    k: one number, how many. axis: along which; may be negative. largest: 0 for the smallest. sorted: not read, they are
+    always sorted. Returns the elements, and their indices as int64, both in the shape of x with k for that axis. Raises
+    `UnsupportedError` for more than the axis has, and for an axis that lies outside.
+    """
     where = axis_of(axis, x.ndim)
     need(0 <= k[0] <= x.shape[where], f"{k[0]} of {x.shape[where]} elements")
     values, at = x.sort(dim=where, descending=bool(largest), stable=True)
@@ -364,13 +491,22 @@ def top_k(x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int =
 
 @operator("Compress")
 def compress(input: Tensor, condition: Known, *, axis: int | None = None) -> Tensor:
-    """Its condition must be known."""
+    """Its condition must be known.
+
+    condition: (rows,), of which those that are True stay, along `axis`; without `axis`, of all elements in one row.
+    Raises `UnsupportedError` for an axis that lies outside.
+    """
     at = condition.nonzero().reshape(-1)
     return input.reshape(-1)[at] if axis is None else input.index_select(axis_of(axis, input.ndim), at)
 
 
 @operator("ReverseSequence")
 def reverse_sequence(input: Tensor, sequence_lens: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
+    """The first rows of each sequence in reverse, the others as they are.
+
+    input: batch and rows at batch_axis and time_axis, which are 0 and 1 in one order or the other. sequence_lens:
+    (batch,), how many rows are reversed. Returns the shape of input.
+    """
     n = input.shape[time_axis]
     at, lengths = torch.arange(n), sequence_lens[:, None]
     index = torch.where(at < lengths, lengths - 1 - at, at)

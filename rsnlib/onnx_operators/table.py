@@ -48,7 +48,11 @@ Quantity = float
 
 @dataclass(frozen=True)
 class Input:
-    """An input of an operator. is_optional: a node may leave it out. is_variadic: there may be any number of it."""
+    """An input of an operator.
+
+    name: as the page shows it. read: how its value is read. is_optional: a node may leave it out. is_variadic: there
+    may be any number of it.
+    """
 
     name: str
     read: InputReading
@@ -58,7 +62,11 @@ class Input:
 
 @dataclass(frozen=True)
 class OnnxOperator:
-    """A row of the table. compute: takes inputs by position and attributes by name; returns a tensor, or several."""
+    """A row of the table.
+
+    name, domain: of the ONNX operator; the domain "" is ONNX's own. compute: takes inputs by position and attributes by
+    name; returns a tensor, or a tuple or list with one item for each output.
+    """
 
     name: str
     domain: str
@@ -80,7 +88,7 @@ class OnnxOperator:
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
-        """The attributes with their defaults; `REQUIRED` if ONNX has none."""
+        """The attributes by name, with their defaults; `REQUIRED` if ONNX has none. `wanted` is not among them."""
         return {
             x.name: REQUIRED if x.default is inspect.Parameter.empty else x.default
             for x in self._parameters
@@ -89,12 +97,13 @@ class OnnxOperator:
 
     @cached_property
     def takes_wanted(self) -> bool:
-        """Whether the function is told how many outputs the node names."""
+        """Whether the function has a parameter `wanted`: the number of outputs that the node names."""
         return any(x.name == "wanted" for x in self._parameters)
 
     @cached_property
     def summary(self) -> str:
-        """The first sentence of the function's docstring: what is particular to it."""
+        """The first paragraph of the function's docstring, in one line: what is particular to it; "" without a
+        docstring."""
         return (self.compute.__doc__ or "").strip().partition("\n\n")[0].replace("\n    ", " ")
 
     @cached_property
@@ -102,7 +111,8 @@ class OnnxOperator:
         return tuple(inspect.signature(self.compute, eval_str=True).parameters.values())
 
     def reads(self, count: int) -> Iterator[Input]:
-        """The input that each of `count` values of a node is. Raises `UnsupportedError` for more than there are."""
+        """Yield, for each of the `count` values that a node names, the input that it is; a variadic one takes all that
+        are left. Raises `UnsupportedError` for a value beyond the last input."""
         for i in range(count):
             last = self.inputs[-1] if self.inputs else None
             if i >= len(self.inputs) and (last is None or not last.is_variadic):
@@ -110,7 +120,8 @@ class OnnxOperator:
             yield self.inputs[min(i, len(self.inputs) - 1)]
 
     def check_attributes(self, given: dict[str, Any]) -> None:
-        """Raise `UnsupportedError` for an attribute that the function does not take, or that it needs."""
+        """Check the attributes of a node, `given` by name. Raises `UnsupportedError` for one that the function does not
+        take, and for one that it needs and that is not given."""
         for name in given:
             if name not in self.attributes:
                 raise UnsupportedError(f"its attribute {name} is not supported")
@@ -132,7 +143,11 @@ TABLE: dict[tuple[str, str], OnnxOperator] = {}
 
 
 def operator(*names: str, domain: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator that adds a function to the table, under one name or several."""
+    """Return a decorator that adds a function to the table, under one name or several, and returns it as it is.
+
+    The function raises `UnsupportedError` for what it does not support (`need`). Operands that PyTorch refuses raise
+    PyTorch's errors, which become a `TensorError` with the node's name when the node runs (`OnnxModule.forward`).
+    """
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
@@ -153,12 +168,14 @@ def _read(annotation: Any) -> InputReading:
 
 
 def need(condition: bool, what: str) -> None:
-    """Raise `UnsupportedError` unless a condition of an operator holds. what: what is supported."""
+    """Raise `UnsupportedError` with the message `what` unless a condition of an operator holds. what: the thing that is
+    not supported, or what is needed instead."""
     if not condition:
         raise UnsupportedError(what)
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis from 0 on. Raises `UnsupportedError` if it lies outside."""
+    """Return an axis counted from 0. axis: may be negative, then it counts from the end. rank: number of axes of the
+    tensor. Raises `UnsupportedError` if the axis lies outside; a tensor without axes has the axis 0."""
     need(-rank <= axis < max(rank, 1), f"axis {axis} of a tensor with {rank} axes")
     return axis % max(rank, 1)
