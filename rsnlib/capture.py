@@ -120,8 +120,9 @@ def _check_argument(name: str, x: Any) -> None:
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """Export a module checked by `module_of`, with its operators undecomposed and none in place.
 
-    args, kwargs: example arguments; their shapes become those of the graph. Raises UnsupportedError if torch cannot
-    capture the module or it changes its own state, and TensorError for operands that are not float32.
+    args, kwargs: example arguments; their shapes become those of the graph. Raises `UnsupportedError` if torch cannot
+    capture the module, if it changes its own state, or if it writes in a way that cannot be followed; `TensorError` for
+    operands of other types where PyTorch needs equal ones, and for a region of torch.autocast.
     """
     name = type(model).__name__
     # torch.export would merge two arguments that are the same tensor.
@@ -179,7 +180,8 @@ def _check_transforms(name: str, program: ExportedProgram) -> None:
 
 
 def tensors_of(model: nn.Module) -> Iterable[torch.Tensor]:
-    """A module's tensors, each once: parameters, buffers, and attributes that are tensors."""
+    """Return a module's tensors, each once: parameters, buffers, and attributes of it and of its submodules that are
+    tensors."""
     attributes = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
     return {id(x): x for x in chain(model.parameters(), model.buffers(), attributes)}.values()
 
@@ -241,8 +243,13 @@ def _why_not(name: str, error: Exception) -> str:
 def fitting(
     forward: Callable[..., Any], name: str, example_inputs: tuple[Any, ...] | dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], inspect.Signature]:
-    """Check example inputs against a function. Returns them in canonical form, positional and named, and the signature.
-    name: of the function, for messages. Raises TensorError for inputs that do not fit or cannot be captured."""
+    """Check example inputs against a function.
+
+    name: of the function, for messages. example_inputs: positional (tuple) or named (dict). Returns positional inputs,
+    named inputs, both in canonical form (`canonical`), and the signature of `forward`. Raises `TensorError` for inputs
+    that do not fit the signature, and for tensors that cannot be captured: NumPy arrays, tensors that are empty,
+    nested, not dense, or not on the CPU.
+    """
     register_static_cache()
     if not isinstance(example_inputs, tuple | dict):
         raise TensorError(f"example inputs are a tuple or a dict of tensors, not {type(example_inputs).__name__}")
@@ -260,13 +267,16 @@ def fitting(
 
 @dataclass(frozen=True, eq=False)
 class Interface:
-    """How a captured module is called. arguments: placeholders of its flattened arguments. structure: of the arguments
+    """How a captured module is called.
+
+    signature: of the module's forward. arguments: placeholders of its flattened arguments. structure: of the arguments
     (pytree). result: the output node. result_structure: of the result (pytree). fixed: arguments whose values are
-    constants of the program. written: arguments that the module writes to, such as a cache of keys and values; their
-    new values come before the results in `result`. laid_out: where the module writes in place, the arguments
-    that it may write to, through views; all arguments then need the strides of the example, because some views are
-    copies for other strides. None where it does not. common: the results that share memory: a
-    write to one of them, behind a graph break, is a write to the others."""
+    constants of the program, with these values. written: arguments that the module writes to, such as a cache of keys
+    and values; their new values come before the results in `result`. laid_out: where the module writes in place, the
+    arguments that it may write to, through views; all arguments then need the strides of the example, because some
+    views are copies for other strides. None where it does not. common: the results that share memory: a write to one of
+    them, behind a graph break, is a write to the others.
+    """
 
     signature: inspect.Signature
     arguments: tuple[Node, ...]
@@ -280,7 +290,7 @@ class Interface:
 
     @classmethod
     def of(cls, program: ExportedProgram, signature: inspect.Signature) -> Interface:
-        """The interface of an exported program. signature: of the module's forward."""
+        """Return the interface of an exported program, without fixed arguments. signature: of the module's forward."""
         placeholders = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         arguments = tuple(node for node, spec in placeholders if spec.kind == InputKind.USER_INPUT)
         specs = program.call_spec
@@ -311,8 +321,10 @@ class Interface:
         return tuple(values[len(self.written) :])
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
-        """The arguments of a call by placeholder. Raises TensorError if they differ from the example in structure, type
-        or shape, in their values if these are fixed, or are not dense CPU tensors."""
+        """Return the arguments of a call by placeholder: `args` by position, `kwargs` by name. NumPy arrays become
+        tensors. Raises `TensorError` for arguments that differ from the example in structure, type or shape, or in
+        their values if these are fixed; that are not dense CPU tensors; that the module writes to and that share
+        memory, or have other strides than the example; and as `as_tensor` does."""
         try:
             flat, structure = pytree.tree_flatten(canonical(self.signature, args, kwargs))
         except TypeError as error:
@@ -371,8 +383,12 @@ class Interface:
         return "the arguments differ in number or structure from those the module was traced with"
 
     def unbind(self, environment: Environment, rows: RowsOfCaches | None = None) -> Any:
-        """The module's result, in its original structure, from the values of all nodes. Writes what the module writes
-        to its arguments. rows: the rows of caches that new ones become, instead of those that the module says."""
+        """Return the module's result, in its original structure, and write what the module writes to its arguments.
+
+        environment: the values of the arguments and of the nodes that the module returns or writes; new rows of a cache
+        may stand for all of it. rows: the rows of caches that new ones become, instead of those that the module says;
+        None for those.
+        """
         memory = [environment[argument] for argument in self.written]
         new: Environment = {}
         for argument, node in self.writes:
@@ -411,7 +427,8 @@ def run(nodes: Iterable[Node], environment: Environment) -> None:
 
 
 def lifted(program: ExportedProgram) -> Environment:
-    """Return the values of all inputs of a graph other than arguments: parameters, buffers, constants and subgraphs."""
+    """Return the values of all inputs of a graph other than arguments, by node: parameters, buffers, constants and
+    subgraphs. Tensors share memory with the program."""
     values = {node: getattr(program.graph_module, node.target) for node in program.graph.find_nodes(op="get_attr")}
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -422,7 +439,8 @@ def lifted(program: ExportedProgram) -> Environment:
 
 
 class Constants:
-    """The nodes of a graph that depend on no argument. Their values are computed when they are first needed."""
+    """The nodes of a graph that depend on no argument. Their values are computed when they are first needed. `node in
+    constants` tells whether a node is one of them."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._values = lifted(program)
@@ -446,7 +464,8 @@ class Constants:
         return isinstance(x, Node) and x in self._nodes
 
     def value(self, node: Node) -> torch.Tensor:
-        """The value of one of these nodes."""
+        """Return the value of one of these nodes, in the node's shape. It may share memory with the module. Raises
+        `KeyError` for another node, and as `run` does."""
         if node not in self._values:
             for x in node.all_input_nodes:
                 self.value(x)
@@ -473,7 +492,8 @@ def short_name(node: Node) -> str:
 
 
 def module_path(node: Node) -> str:
-    """The path of the module that an operator comes from; "" for the root module."""
+    """Return the dotted path of the module that an operator comes from, such as "layers.0.attn"; "" for the root
+    module."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     path = str(stack[-1][0]) if stack else ""
     # torch.compile names a module by the variable that holds it: G['model'].layers.0, or L['self'].layers.0; modules of
@@ -482,18 +502,19 @@ def module_path(node: Node) -> str:
 
 
 def site(node: Node) -> str:
-    """Operator and module path, for messages."""
+    """Return an operator's name and module path, for messages."""
     return f"{op_name(node)} at {module_path(node) or TOP}"
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """The shape of a node's tensor; () if it is no tensor."""
+    """Return the shape of a node's tensor, in elements; () if it is no tensor. A size that depends on data is a
+    symbol."""
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def is_empty(node: Node) -> bool:
-    """Whether the node is known to be a tensor without elements."""
+    """Return whether the node is known to be a tensor without elements."""
     return any(isinstance(n, int) and n == 0 for n in shape_of(node))
 
 
@@ -527,7 +548,8 @@ def draws(node: Node) -> bool:
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """An operator's arguments by name, with defaults for those not given; empty for operators without a schema."""
+    """Return an operator's arguments by name, with defaults for those not given; empty for operators without a schema.
+    The dict is new in each call; nodes stand for tensors."""
     if not isinstance(node.target, OpOverload):
         return {}
     declared = node.target._schema.arguments

@@ -56,7 +56,8 @@ def _check_choice(module: nn.Module, name: str, given: str, choices: Iterable[st
 
 
 class Linear(nn.Linear):
-    """A matrix product: x @ weight^T + bias, (..., in_features) to (..., out_features)."""
+    """A matrix product: x @ weight^T + bias, (..., in_features) to (..., out_features). weight: (out_features,
+    in_features). bias: (out_features,); False for none. Raises `OperatorError` for sizes below 1."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         _check_sizes(self, in_features=in_features, out_features=out_features)
@@ -91,18 +92,19 @@ class Activation(nn.Module):
         self.kind = kind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape; the result has the same."""
+        """Return the function of each element. x: any shape, which the result has too."""
         return _KINDS[self.kind].function(x)
 
     def extra_repr(self) -> str:
-        """The kind, for PyTorch's print of a module."""
+        """Return the kind, for PyTorch's print of a module."""
         return self.kind
 
 
 class Attention(nn.Module):
     """Self-attention with its projections, on (batch, seq, hidden): softmax(query @ key^T / sqrt(head_dim)) @ value in
-    each of `heads` heads. head_dim: columns of a head; None means hidden / heads. causal: row i attends to the keys 0
-    to i only. Raises `OperatorError` for sizes below 1, or if hidden / heads is needed and not whole."""
+    each of `heads` heads. hidden: columns of operand and result. head_dim: columns of a head; None means hidden /
+    heads. causal: row i attends to the keys 0 to i only. Raises `OperatorError` for sizes below 1, or if hidden / heads
+    is needed and not whole."""
 
     def __init__(self, hidden: int, heads: int, head_dim: int | None = None, causal: bool = False) -> None:
         super().__init__()
@@ -133,7 +135,7 @@ class Attention(nn.Module):
         return self.out(context.transpose(1, 2).flatten(2))
 
     def extra_repr(self) -> str:
-        """The settings, for PyTorch's print of a module."""
+        """Return the settings, for PyTorch's print of a module."""
         return f"heads={self.heads}, head_dim={self.head_dim}, causal={self.causal}"
 
 
@@ -147,7 +149,8 @@ def _seen(mask: torch.Tensor, causal: bool) -> torch.Tensor:
 
 
 class ResidualNorm(nn.LayerNorm):
-    """LayerNorm of x + residual, or of x, over the last dimension of `hidden` columns."""
+    """LayerNorm of x + residual, or of x, over the last dimension of `hidden` columns. eps: is added to the variance.
+    Raises `OperatorError` for sizes below 1."""
 
     def __init__(self, hidden: int, eps: float = 1e-12) -> None:
         _check_sizes(self, hidden=hidden)
@@ -159,7 +162,8 @@ class ResidualNorm(nn.LayerNorm):
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))): from `hidden` to `inner` columns and back."""
+    """down(activation(up(x))): from `hidden` to `inner` columns and back. activation: a kind of `Activation`. Raises
+    `OperatorError` for sizes below 1, and for an unknown kind."""
 
     def __init__(self, hidden: int, inner: int, activation: str = "gelu") -> None:
         super().__init__()
@@ -180,8 +184,10 @@ Order = Literal["post", "pre"]
 class EncoderLayer(nn.Module):
     """A transformer layer: attention and feed-forward, each with a residual connection.
 
-    norm: "post" normalises the sums, as BERT does; "pre" normalises the inputs of attention and feed-forward, as GPT-2
-    and ViT do. causal: as for `Attention`; makes it the layer of a decoder.
+    hidden, heads, causal: as for `Attention`; causal makes it the layer of a decoder. inner, activation: as for
+    `FeedForward`. eps: of both norms, as for `ResidualNorm`. norm: "post" normalises the sums, as BERT does; "pre"
+    normalises the inputs of attention and feed-forward, as GPT-2 and ViT do. Raises `OperatorError` for another norm,
+    and as these modules do.
     """
 
     def __init__(
@@ -211,12 +217,13 @@ class EncoderLayer(nn.Module):
         return x + self.ffn(self.ffn_norm(x))
 
     def extra_repr(self) -> str:
-        """The settings, for PyTorch's print of a module."""
+        """Return the settings, for PyTorch's print of a module."""
         return f"norm={self.norm}"
 
 
 class Encoder(nn.Module):
-    """A stack of encoder layers. With norm="pre" a norm follows the last layer, because its sum is not normalised."""
+    """A stack of encoder layers. layers: how many. Others: as for `EncoderLayer`, also the errors; `OperatorError` too
+    for layers below 1. With norm="pre" a norm follows the last layer, because its sum is not normalised."""
 
     def __init__(
         self,
@@ -250,10 +257,10 @@ class Encoder(nn.Module):
 def validate(model: nn.Module, overlay: str = "xnn", *, seq: int = 512, masked: bool = False) -> None:
     """Check that an overlay can run the operators of rsn.nn in a model, without weights and inputs.
 
-    seq: rows of a sequence. masked: calls will have an attention mask. Each operator is lowered alone; only
-    `rsn.compile` can check the operators between them and the size of the program. Raises `UnsupportedError` with a
-    line for each operator that cannot run (module path, reason, limit), or if the model has no operator of rsn.nn;
-    `ProgramError` for an unknown overlay.
+    overlay: its name, or the path of an overlay file. seq: rows of a sequence. masked: calls will have an attention
+    mask. Each operator is lowered alone; only `rsn.compile` can check the operators between them and the size of the
+    program. Raises `UnsupportedError` with a line for each operator that cannot run (module path, reason, limit), or if
+    the model has no operator of rsn.nn; `ProgramError` for an unknown overlay.
     """
     target, schedule = find(overlay), Schedule()
     faults, seen = [], 0

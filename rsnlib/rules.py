@@ -54,8 +54,8 @@ def _part(view: View, axis: int, start: int, length: int, shape: Sequence[int]) 
 
 
 def seen(view: View, node: Node) -> View | str:
-    """Return the view that the result of a view operator is, if its operand is `view` of the same activation. Returns a
-    reason (text) if the result is no such view."""
+    """Return the view of an activation that the result of a view operator is. view: that of its operand. node: the
+    operator. Returns a reason (text) if the result is no such view."""
     a, shape = arguments(node), shape_of(node)
     made: View | None = view
     if packet(node) is aten.reshape:
@@ -77,7 +77,7 @@ def seen(view: View, node: Node) -> View | str:
 
 
 def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of operators that change nothing: copies, and conversions to the same type."""
+    """Lowering rule (`LoweringPattern`) of operators that change nothing: copies, and conversions to the same type."""
     x = node.all_input_nodes[0]
     if dtype_of(node) != dtype_of(x):
         return f"a conversion from {dtype_of(x)} to {dtype_of(node)}; the machine computes in float32"
@@ -87,7 +87,8 @@ def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def moved(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of operators that move elements. If one repeats a tensor of the host, the host runs it."""
+    """Lowering rule (`LoweringPattern`) of operators that move elements. If one repeats a tensor of the host, the host
+    runs it."""
     value = values.of[node.all_input_nodes[0]]
     if not isinstance(value, Value):
         return "its operand is not an activation"
@@ -105,17 +106,19 @@ VIEWS: dict[Any, LoweringPattern] = {
 
 
 def in_rows(view: View, width: int) -> bool:
-    """Whether the last dimension of a view is exactly the `width` columns of its activation."""
+    """Return whether the last dimension of a view is exactly the `width` columns of its activation."""
     return view.with_columns(width, width) is not None
 
 
 def linear(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of linear: a product with a constant weight (N, K), and a bias."""
+    """Lowering rule (`LoweringPattern`) of linear: a product with a constant weight (N, K), and a bias (N,) or none.
+    Raises as `product` does."""
     return product(values, node, a["input"], a["weight"], a["bias"], transposed=True)
 
 
 def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of matmul: a product with a constant weight (K, N), or the first or second product of an attention."""
+    """Lowering rule (`LoweringPattern`) of matmul: a product with a constant weight (K, N), or the first or second
+    product of an attention, of tensors (batch, heads, rows, columns). Raises as `product` and `attend` do."""
     x, y = a["self"], a["other"]
     left, right = values.of[x], values.of[y]
     if isinstance(left, PartialAttention) and left.normal:
@@ -131,9 +134,12 @@ def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 def product(
     values: AbstractState, node: Node, x: Node, weight: Node, bias: Node | None, *, transposed: bool
 ) -> Abstract | str:
-    """Make a product layer, x @ weight + bias, over all rows. weight: constant, (N, K) if `transposed`, else (K, N).
-    bias: constant, (N,) or None. Returns a reason if it is not supported. Raises WrongTypeError for operands that are
-    not float32."""
+    """Make a product layer, x @ weight + bias, over all rows.
+
+    values, node: as for a `LoweringPattern`. x: (..., K). weight: constant, (N, K) if `transposed`, else (K, N). bias:
+    constant, (N,) or None. Returns the layer's value, or a reason if it is not supported. Raises `WrongTypeError` for
+    operands that are not float32.
+    """
     if not values.is_constant(weight) or not (bias is None or values.is_constant(bias)):
         return "its weight or its bias is computed from the arguments"
     operand = None if values.is_constant(x) else values.operand(x, in_rows)
@@ -159,13 +165,14 @@ def product(
 
 
 def open_product(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
-    """The product into which an operator on x can be fused, and the view of it that x is; None if there is none."""
+    """Return the product into which an operator on x can be fused, and the view of it that x is; None if there is
+    none."""
     found = product_of(values, x)
     return found if found is not None and found[0].is_open else None
 
 
 def product_of(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
-    """The product that x is a view of, with all that is fused into it, and that view; None if there is none."""
+    """Return the product that x is a view of, with all that is fused into it, and that view; None if there is none."""
     value = None if is_host(values.of[x]) else values.operand(x, lambda view, width: True)
     if value is None or not isinstance(value.base, Gemm) or not value.base.multiplies:
         return None
@@ -173,7 +180,8 @@ def product_of(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
 
 
 def activation(kind: Callable[[Arguments], ActivationFunction]) -> LoweringPattern:
-    """Make the rule of an activation operator. kind: from the operator's arguments to the machine's activation."""
+    """Return the lowering rule (`LoweringPattern`) of an activation operator (paper section 4.3): the product before it
+    applies it at its store. kind: from the operator's arguments by name to the machine's activation."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """Fuse the activation into the product directly before it; MemC applies it at the store."""
@@ -187,8 +195,9 @@ def activation(kind: Callable[[Arguments], ActivationFunction]) -> LoweringPatte
 
 
 def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
-    """Make the rule of an elementwise operator. function: computes it on NumPy arrays. names: of the operator's
-    arguments that the function takes, in order."""
+    """Return the lowering rule (`LoweringPattern`) of an elementwise operator, as `pointwise` applies it. function:
+    computes the operator on NumPy arrays of float64. names: of the operator's arguments that the function takes, in
+    order."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """Treat the operator as part of an activation that is written with several operators."""
@@ -200,8 +209,12 @@ def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
 def pointwise(
     values: AbstractState, node: Node, function: Callable[..., Any], operands: Sequence[Any]
 ) -> Abstract | str:
-    """Apply an elementwise function to numbers, a product, and functions of that same product. The result is the
-    product with a fused activation as soon as the function equals one, until then a `PointwiseFunction`."""
+    """Apply an elementwise function to numbers, a product, and functions of that same product.
+
+    values, node: as for a `LoweringPattern`. function: computes on NumPy arrays of float64 and numbers. operands: nodes
+    and numbers, in the function's order. Returns the product with a fused activation as soon as the function equals
+    one, until then a `PointwiseFunction`; a reason for operands that are nothing of these.
+    """
     parts: list[PointwiseFunction | float] = []
     for x in operands:
         number = values.number(x)
@@ -244,21 +257,25 @@ def _as_pointwise(values: AbstractState, x: Any) -> PointwiseFunction | None:
 
 
 def layer_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of layer_norm over all columns of a product, with its residual: MemC applies it at the store; scale and
-    shift are folded into the consumers. Behind an activation or another norm it becomes a pass."""
+    """Lowering rule (`LoweringPattern`) of layer_norm over all columns of a product, with its residual: MemC applies it
+    at the store (paper section 4.3); scale and shift are folded into the consumers. Behind an activation or another
+    norm it becomes a pass."""
     return normed(values, node, a, a["eps"], rms=False)
 
 
 def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of rms_norm: like layer_norm, without mean and shift."""
+    """Lowering rule (`LoweringPattern`) of rms_norm: like `layer_norm`, without mean and shift."""
     eps = torch.finfo(torch.float32).eps if a["eps"] is None else a["eps"]  # PyTorch's default
     return normed(values, node, {**a, "bias": None}, eps, rms=True)
 
 
 def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
-    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass. One of a tensor of the host
-    stays there, unless the machine normalises what it loads and products alone take the result. With an eps of 0, rows
-    of padding would have no numbers."""
+    """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass.
+
+    values, node, a: as for a `LoweringPattern`. eps: is added to the variance, or to the mean square. Returns a reason
+    if the machine cannot do it. A norm of a tensor of the host stays there, unless the machine normalises what it loads
+    and products alone take the result. With an eps of 0, rows of padding would have no numbers.
+    """
     on_host = is_host(values.of[a["input"]])
     stays = on_host and not (values.norms_of_inputs and eps > 0 and _only_multiplied(values, node))
     found = None if stays else values.operand(a["input"], lambda view, width: True)
@@ -298,8 +315,8 @@ def _is_multiplied(values: AbstractState, node: Node, user: Node) -> bool:
 
 
 def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of add: adds a mask to scores, or a bias or a residual to a product, or is part of an activation that is
-    written with several operators."""
+    """Lowering rule (`LoweringPattern`) of add: adds a mask to scores, or a bias or a residual to a product, or is part
+    of an activation that is written with several operators."""
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], PointwiseFunction) for n in (x, y)):
         return pointwise(values, node, operator.add, (x, y))
@@ -329,7 +346,9 @@ def _is_same(values: AbstractState, x: Node, y: Node) -> bool:
 
 
 def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
-    """The product with a constant vector added to its bias; None if `other` is no such vector."""
+    """Return the product `before` with a constant vector added to its bias. view: how the sum shows the product. other:
+    node of the vector, (columns of the product,). None if `other` is no such vector, or `view` does not show whole
+    rows."""
     shape = shape_of(other)
     bias = values.vector(other, before.width, 0.0)
     if bias is None or shape[-1:] != (before.width,) or before.factor != 1 or not in_rows(view, before.width):
@@ -338,8 +357,9 @@ def with_bias(values: AbstractState, before: Gemm, view: View, other: Node) -> G
 
 
 def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) -> Gemm | None:
-    """The product with a tensor of the same shape as its residual (previous-layer term); None if it has a residual
-    already, or if the tensor does not fit or depends on the product."""
+    """Return the product `before` with a tensor of the same shape as its residual (previous-layer term). view: how the
+    sum shows the product. other: node of the tensor. None if the product has a residual already, or if the tensor does
+    not fit or depends on the product."""
     if before.residual is not None:
         return None
     residual = values.operand(other, lambda shown, width: (shown, width) == (view, before.width))
@@ -352,9 +372,10 @@ def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) 
 
 
 def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of mul and div. A constant factor of attention scores (or one per head) becomes their scale; one of a
-    product becomes its factor, or its scale after an activation. A factor that is not constant is accepted only as part
-    of an activation that is written with several operators, such as x * sigmoid(x)."""
+    """Lowering rule (`LoweringPattern`) of mul and div. A constant factor of attention scores (or one per head) becomes
+    their scale; one of a product becomes its factor, or its scale after an activation. A factor that is not constant is
+    accepted only as the gate of a product, or as part of an activation that is written with several operators, such as
+    x * sigmoid(x)."""
     x, y = a["self"], a["other"]
     division = packet(node) is aten.div
     if not division and values.number(y) is None:
@@ -378,8 +399,9 @@ def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def multiplied(values: AbstractState, x: Node, factor: float, path: str) -> Abstract | str:
-    """A result of the machine times a number: a factor of scores, of a product or of what follows it, else a pass of
-    this path."""
+    """Return the value of x, a result of the machine, times a number: a factor of scores, of a product or of what
+    follows it, else a pass. path: the module path of the pass. Returns a reason for a factor that is 0 or not finite,
+    and for an x that is no whole activation."""
     if not (isfinite(factor) and factor):
         return f"a factor of {factor:g} is not supported"
     value = values.of[x]
@@ -419,7 +441,8 @@ def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> Part
 
 
 def tanh(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of tanh: bounds scores, or is part of an activation that is written with several operators."""
+    """Lowering rule (`LoweringPattern`) of tanh: bounds scores, or is part of an activation that is written with
+    several operators."""
     scores = values.of[a["self"]]
     if isinstance(scores, PartialAttention):
         if scores.masks or scores.normal or scores.cap is not None:

@@ -24,19 +24,19 @@ Asked = TypeVar("Asked")
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of one dimension in a bucket. exact: calls must have this size; otherwise they have 1 up to this size.
-    what: the name of the dimension, for messages."""
+    """The size of one dimension in a bucket, in elements. exact: calls must have this size; otherwise they have 1 up to
+    this size. what: the name of the dimension, for messages."""
 
     size: int
     exact: bool = False
     what: str = "length"
 
     def takes(self, size: int) -> bool:
-        """Whether a call may have this size."""
+        """Return whether a call may have `size` elements in this dimension."""
         return size == self.size if self.exact else 1 <= size <= self.size
 
     def covers(self, other: Extent) -> bool:
-        """Whether it takes all sizes that `other` takes."""
+        """Return whether it takes all sizes that `other` takes."""
         return self.takes(other.size) and (other.exact or other.size == 1 or not self.exact)
 
     def __str__(self) -> str:
@@ -49,15 +49,15 @@ class ShapeBucket(ABC, Generic[Asked]):
     @property
     @abstractmethod
     def rows(self) -> int:
-        """The number of rows that the program computes, which is its cost."""
+        """The number of rows that the program computes, over all sequences, which is its cost."""
 
     @abstractmethod
     def fits(self, asked: Asked) -> bool:
-        """Whether a call of these sizes may be padded to this bucket."""
+        """Return whether a call of the sizes `asked` may be padded to this bucket."""
 
     @abstractmethod
     def covers(self, other: Self) -> bool:
-        """Whether all that fits into `other` fits into this bucket."""
+        """Return whether all that fits into `other` fits into this bucket."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,22 @@ class SizeBucket(ShapeBucket[Sequence[int]]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size of each dimension."""
+        """The size of each dimension in elements, in the order of `extents`."""
         return tuple(extent.size for extent in self.extents)
 
     @property
     def rows(self) -> int:
+        """The product of the sizes of its dimensions."""
         return prod(self.sizes)
 
     def fits(self, asked: Sequence[int]) -> bool:
+        """Return whether each dimension takes its size. asked: in elements, one for each of `extents`, or `ValueError`
+        is raised."""
         return all(extent.takes(size) for extent, size in zip(self.extents, asked, strict=True))
 
     def covers(self, other: SizeBucket) -> bool:
+        """Return whether each dimension takes all sizes that the same one of `other` takes. Raises `ValueError` for
+        another number of dimensions."""
         return all(mine.covers(its) for mine, its in zip(self.extents, other.extents, strict=True))
 
     def __str__(self) -> str:
@@ -96,21 +101,24 @@ class SequenceSize:
 
 @dataclass(frozen=True, eq=False)
 class SlotBucket(ShapeBucket[Sequence[SequenceSize]]):
-    """A program for several independent sequences. slots: the rows of each sequence that it is compiled for, in the
-    program's order. masked: the program has masks, so that sequences may be shorter."""
+    """A program for several independent sequences. slots: the number of rows of each sequence that it is compiled for,
+    in the program's order. masked: the program has masks, so that sequences may be shorter."""
 
     slots: tuple[int, ...]
     masked: bool
 
     @property
     def rows(self) -> int:
+        """The number of rows of all slots together."""
         return sum(self.slots)
 
     def place(self, asked: Sequence[SequenceSize]) -> list[int] | None:
-        """Choose a slot for each sequence. Returns the indices of slots, or None if the sequences do not fit.
+        """Choose a slot for each sequence. Returns, for each sequence of `asked`, the index of its slot in `slots`;
+        None if the sequences do not fit.
 
         The longest sequence chooses first, and takes the shortest slot that it fits. A slot that fits a longer sequence
-        fits a shorter one too, so this finds a solution if there is one."""
+        fits a shorter one too, so this finds a solution if there is one.
+        """
         free = sorted(range(len(self.slots)), key=self.slots.__getitem__)
         if len(asked) > len(free):
             return None
@@ -128,9 +136,12 @@ class SlotBucket(ShapeBucket[Sequence[SequenceSize]]):
         return extent.takes(sequence.rows) and (self.masked or not sequence.needs_mask)
 
     def fits(self, asked: Sequence[SequenceSize]) -> bool:
+        """Return whether each sequence of `asked` gets a slot of its own (`place`)."""
         return self.place(asked) is not None
 
     def covers(self, other: SlotBucket) -> bool:
+        """Return whether the longest sequences that fit into `other`, with masks if it has them, fit into this
+        bucket."""
         return self.fits([SequenceSize(rows, other.masked) for rows in other.slots])
 
     def __str__(self) -> str:
@@ -144,17 +155,19 @@ B = TypeVar("B", bound=ShapeBucket[Any])
 
 
 class ShapeBuckets(Generic[B, Asked]):
-    """The buckets of all programs of a model, cheapest first. Asked: how the sizes of a call are given, as in B."""
+    """The buckets of all programs of a model, in `ordered`: those with the fewest rows first. Asked: how the sizes of a
+    call are given, as in B."""
 
     def __init__(self, buckets: Iterable[B]) -> None:
         self.ordered: tuple[B, ...] = tuple(sorted(buckets, key=lambda bucket: bucket.rows))
 
     def choose(self, asked: Asked) -> B | None:
-        """The cheapest bucket that a call of these sizes fits, or None."""
+        """Return the bucket with the fewest rows that a call of the sizes `asked` fits; None if it fits none."""
         return next((bucket for bucket in self.ordered if bucket.fits(asked)), None)
 
     def shown(self) -> list[str]:
-        """The largest buckets as text: those that no costlier one covers."""
+        """Return the largest buckets as text, those with the fewest rows first: those that no bucket with more rows
+        covers."""
         largest: list[B] = []
         for bucket in reversed(self.ordered):
             if bucket.rows and not any(other.covers(bucket) for other in largest):
@@ -163,7 +176,8 @@ class ShapeBuckets(Generic[B, Asked]):
 
 
 def no_bucket(shapes: Mapping[str, Sequence[int]], buckets: Sequence[str]) -> TensorError:
-    """The error for a call that fits no bucket. shapes: of its tensors, by name. buckets: as text."""
+    """Return the error for a call that fits no bucket, a `TensorError`. shapes: of the call's tensors, by name.
+    buckets: as text (`ShapeBuckets.shown`)."""
     given = ", ".join(f"{name} of {tuple(shape)}" for name, shape in shapes.items())
     more = f"; and {len(buckets) - MAX_SHOWN} more" if len(buckets) > MAX_SHOWN else ""
     return TensorError(f"no program takes {given}; there are programs for {'; '.join(buckets[:MAX_SHOWN])}{more}")

@@ -42,8 +42,12 @@ class Value:
 
 @dataclass(frozen=True)
 class PartialAttention:
-    """An unfinished attention: scale * q @ k^T + masks, shape (batch, heads, seq, seq); its softmax if `normal`. scale:
-    a number, or one per head, shape (heads,). cap: with scores cap * tanh(scale * q @ k^T) + masks; None without."""
+    """An unfinished attention.
+
+    q, k: queries and keys, tensors (batch, heads, seq, columns). The value is scale * q @ k^T + masks, of shape (batch,
+    heads, seq, seq); its softmax if `normal`. scale: a number, or one per head, shape (heads,). cap: with scores cap *
+    tanh(scale * q @ k^T) + masks; None without. masks: nodes that are added.
+    """
 
     q: Value
     k: Value
@@ -56,7 +60,7 @@ class PartialAttention:
 @dataclass(frozen=True)
 class HostSuffix:
     """A tensor of the host that depends on results of the machine. node: the operator that left the machine. why: the
-    reason."""
+    reason, as text."""
 
     node: Node
     why: str
@@ -67,7 +71,7 @@ Abstract = Value | PartialAttention | PointwiseFunction | HostSuffix
 
 
 def is_host(value: Abstract) -> bool:
-    """Whether PyTorch computes the tensor before the machine starts."""
+    """Return whether PyTorch computes the tensor before the machine starts."""
     return isinstance(value, Value) and isinstance(value.base, HostInput)
 
 
@@ -93,7 +97,8 @@ class WrongTypeError(TensorError):
 
 
 def unsupported(node: Node, why: str) -> UnsupportedError:
-    """The error for an operator that the machine cannot run, with operator and module path in its message."""
+    """Return the error for an operator that the machine cannot run: a `RefusedError` with operator, module path and
+    `why`."""
     return RefusedError(node, f"{site(node)}: {why}")
 
 
@@ -110,10 +115,12 @@ def _columns(layer: Gemm, index: npt.NDArray[np.intp]) -> dict[str, Any]:
 class AbstractState:
     """The state of an abstract interpretation: the abstract value of each node so far, in `of`.
 
-    Activations of the machine have batch * seq rows, or as many as those of another attention: batch * n, n one of
-    `seqs`. layers: makes layers. masks: the mask node of each masked attention. patterns: which keys each row sees in
+    batch, seq: sequences, and rows of each. Activations of the machine have batch * seq rows, or as many as those of
+    another attention: batch * n, n one of `seqs`. layers: makes layers. written: the arguments that the graph writes
+    to, each with its new value. masks: the mask node of each masked attention. patterns: which keys each row sees in
     the example, by attention mask; None for one that becomes an input of the machine and is added to scores.
-    norms_of_inputs, keeps_caches: what the machine can do (`Passes`).
+    source_nodes: the tensor of the host that each input of the machine holds. norms_of_inputs, keeps_caches: what the
+    machine can do (`Passes`).
     """
 
     def __init__(
@@ -202,10 +209,10 @@ class AbstractState:
         return made
 
     def table(self, own: Node, partner: Node, heads: int, columns: int) -> HostInput:
-        """Return the input of the machine with the factors of a rotation, which the host computes. Equal arguments give
-        the same `HostInput`.
+        """Return the input of the machine with the factors of a rotation, which the host computes: batch * seq rows.
+        Equal arguments give the same `HostInput`.
 
-        own, partner, heads: as for `Factors`. columns: of each of the two; the input has twice as many.
+        own, partner, heads: as for `Factors`. columns: of each of the two tensors; the input has twice as many.
         """
         key = own, partner, heads
         if key not in self._made:
@@ -216,13 +223,15 @@ class AbstractState:
         return made
 
     def operand(self, node: Node, fits: Callable[[View, int], bool]) -> Value | None:
-        """Like `fit`, but a tensor of the host that does not fit may become an input of the machine by itself."""
+        """Like `fit` for the value of `node`, but a tensor of the host that does not fit may become an input of the
+        machine by itself."""
         value = self.of[node]
         found = self.fit(value, fits)
         return self.fit(self.root(node), fits) if found is None and is_host(value) else found
 
     def fit(self, value: Abstract, fits: Callable[[View, int], bool]) -> Value | None:
-        """Return a value that shows a whole activation, if fits(view, columns of the activation); None otherwise.
+        """Return a value that shows a whole activation, if fits(view, columns of the activation) is true; None
+        otherwise, and for values that are no activations of the machine's rows.
 
         A slice of the columns of a projection (queries, keys and values packed in one) becomes a separate projection.
         """
@@ -251,36 +260,37 @@ class AbstractState:
         return View.dense((self.batch, rows, heads, columns)).permute((0, 2, 1, 3))
 
     def has_rows(self, rows: int) -> bool:
-        """Whether activations of the machine may have `rows` rows, over all sequences."""
+        """Return whether activations of the machine may have `rows` rows, over all sequences."""
         return rows % self.batch == 0 and rows // self.batch in self.seqs
 
     def seq_of(self, base: Base) -> int:
-        """Rows of each sequence of an activation."""
+        """Return the rows of each sequence of an activation."""
         return self.layers.rows(base) // self.batch
 
     def is_constant(self, x: Any) -> bool:
-        """Whether a node depends on no argument of the module."""
+        """Return whether x is a node that depends on no argument of the module."""
         return x in self._constants
 
     def constant(self, node: Node) -> torch.Tensor:
-        """The value of a node that depends on no argument."""
+        """Return the value of a node that depends on no argument (`Constants.value`)."""
         return self._constants.value(node)
 
     def once(self, kind: str, array: Array) -> Array:
-        """Return one shared array for all equal arrays of a kind, e.g. for the equal biases of a stack of layers."""
+        """Return one shared array for all equal arrays of a kind, e.g. for the equal biases of a stack of layers. kind:
+        any word; arrays of different kinds are not shared. array: of any shape."""
         digest = hashlib.blake2b(np.ascontiguousarray(array).data).digest()
         made: Array = self._made.setdefault((kind, array.shape, digest), array)
         return made
 
     def rotary(self, rotary: Rotary) -> Rotary:
-        """One shared object for all equal rotary positions; their tables are from `once`."""
+        """Return one shared object for all equal rotary positions. Their tables must be shared already (`once`)."""
         key = ("rotary", id(rotary.own), id(rotary.partner), rotary.partners)
         made: Rotary = self._made.setdefault(key, rotary)
         return made
 
     def vector(self, node: Node | None, width: int, default: float) -> Float64 | None:
-        """A constant vector of `width` elements in float64, filled with `default` if `node` is None. Returns None if
-        the node is not constant or has another number of elements."""
+        """Return the value of a constant node as a vector of `width` elements in float64, shape (width,), filled with
+        `default` if `node` is None. Returns None if the node is not constant or has another number of elements."""
         if node is None:
             return np.full(width, default)
         if not self.is_constant(node) or self.constant(node).numel() != width:
@@ -289,14 +299,14 @@ class AbstractState:
         return vector
 
     def number(self, x: Any) -> float | None:
-        """The value of a Python number or of a constant tensor of one element; None for anything else."""
+        """Return the value of a Python number, or of a constant tensor of one element; None for anything else."""
         if isinstance(x, int | float):
             return float(x)
         return float(self.constant(x)) if self.is_constant(x) and self.constant(x).numel() == 1 else None
 
 
 def written_arguments(program: ExportedProgram) -> dict[Node, Node]:
-    """The arguments that a graph writes to, each with its new value."""
+    """Return the arguments (placeholders) that a graph writes to, each with the node of its new value."""
     named = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     values = program.graph.output_node().args[0]
     assert isinstance(values, list | tuple)

@@ -38,9 +38,9 @@ FARTHEST = 64
 
 @dataclass(frozen=True)
 class Growing:
-    """A dynamic dimension. what: its name. rows: what messages call its positions, e.g. "rows". small, large: its size
-    in the smaller and in the larger graph; `large - small` is not 0, and different for each dimension. fill: what
-    arguments are padded with."""
+    """A dynamic dimension. what: its name. rows: what messages call its positions, e.g. "rows". small, large: its
+    number of positions in the smaller and in the larger graph; `large - small` is not 0, and different for each
+    dimension. fill: what arguments are padded with."""
 
     what: str
     rows: str
@@ -64,14 +64,16 @@ class CheckedGraph:
 @dataclass(frozen=True)
 class PaddingProof:
     """The result of `check`. outputs: the axes of each result, in order; None for a result that is not a tensor. least:
-    the smallest size with which the module can be called, by index of the dynamic dimension in `dims`; 1 if missing."""
+    the smallest size, in positions, with which the module can be called, by index of the dynamic dimension in `dims`; 1
+    if missing."""
 
     outputs: list[tuple[Axis, ...] | None]
     least: dict[int, int]
 
 
 class FillingError(Exception):
-    """A result depends on padding. dim: the dynamic dimension. The message names output, operator and reason."""
+    """A result depends on padding. dim: index of the dynamic dimension. The message names output, operator and
+    reason."""
 
     def __init__(self, dim: int, message: str) -> None:
         super().__init__(message)
@@ -80,7 +82,11 @@ class FillingError(Exception):
 
 def check(dims: Sequence[Growing], small: CheckedGraph, large: CheckedGraph) -> PaddingProof:
     """Check that results for padded arguments, after cutting, equal those without padding, for all sizes up to that of
-    the larger graph. Raises `FillingError` if they may differ."""
+    the larger graph.
+
+    dims: the dynamic dimensions. small, large: the module captured for both sizes of each. Raises `FillingError` if
+    results may differ, and if the two graphs have different operators.
+    """
     walk = Walk(dims, small, large)
     outputs: list[tuple[Axis, ...] | None] = []
     leaves = [pytree.tree_leaves(g.program.graph.output_node().args[0]) for g in (large, small)]
@@ -98,7 +104,9 @@ def check(dims: Sequence[Growing], small: CheckedGraph, large: CheckedGraph) -> 
 
 
 class Walk:
-    """One pass over the larger graph. states: what is known of each node so far. least: as in `PaddingProof`."""
+    """One pass over the larger graph. dims, small, large: as for `check`. states: what is known of each node so far; a
+    list for an operator with several results. least: as in `PaddingProof`. Raises `FillingError` if the two graphs have
+    different operators."""
 
     def __init__(self, dims: Sequence[Growing], small: CheckedGraph, large: CheckedGraph) -> None:
         self.dims = dims
@@ -123,7 +131,7 @@ class Walk:
     # -- used by rules
 
     def of(self, x: Any) -> TensorState:
-        """The state of an operand, which is a node or a number."""
+        """Return the state of an operand x, which is a node with one result, or a number."""
         if not isinstance(x, Node):
             return number(float(x))
         state = self.states[x]
@@ -131,25 +139,26 @@ class Walk:
         return state
 
     def rows(self, dim: int) -> str:
-        """What messages call the positions of a dynamic dimension: "rows" or "sequences"."""
+        """Return what messages call the positions of the dynamic dimension with index `dim`: "rows" or "sequences"."""
         return self.dims[dim].rows
 
     def is_constant(self, node: Node) -> bool:
-        """Whether a node depends on no argument."""
+        """Return whether a node depends on no argument."""
         return node in self._constants
 
     def constant(self, node: Node) -> torch.Tensor:
-        """The value of a constant node in the larger graph."""
+        """Return the value of a constant node in the larger graph."""
         return self._constants.value(node)
 
     def differs(self, node: Node, *names: str) -> bool:
-        """Whether a number among an operator's arguments differs in the smaller graph. names: which arguments; all if
-        empty."""
+        """Return whether a number among an operator's arguments differs in the smaller graph. names: the arguments to
+        compare; all if empty."""
         found = self._differs[node]
         return bool(found if not names else found.intersection(names))
 
     def no_sizes(self, node: Node) -> None:
-        """Raises `MixedError` if a number among an operator's arguments depends on the size."""
+        """Check that no number among an operator's arguments depends on the size. Raises `MixedError`, with the
+        argument's name, if one does."""
         for name in sorted(self._differs[node]):
             given, (other,) = arguments(node).get(name), self.small(node, name)
             if isinstance(given, int | float) and isinstance(other, int | float):
@@ -158,25 +167,28 @@ class Walk:
             raise MixedError(0, f"its {name} depends on the size")
 
     def small(self, node: Node, *names: str) -> tuple[Any, ...]:
-        """The arguments `names` of an operator in the smaller graph."""
+        """Return the arguments `names` of an operator in the smaller graph, in this order. Raises `KeyError` for a name
+        that the operator does not have."""
         given = arguments(self._pairs[node])
         return tuple(given[name] for name in names)
 
     def small_shape(self, node: Node) -> tuple[int, ...]:
-        """The shape of a node in the smaller graph."""
+        """Return the shape of a node in the smaller graph."""
         return shape_of(self._pairs[node])
 
     def needs(self, atom: Atom, count: int) -> None:
-        """Record that a call must have at least `count` valid positions in this atom."""
+        """Record in `least` that a call must have at least `count` valid positions in this atom; nothing for a static
+        one."""
         if atom.dim is not None:
             self.least[atom.dim] = max(self.least.get(atom.dim, 1), count - atom.offset)
 
     def shaped(self, node: Node) -> tuple[Axis, ...]:
-        """The axes of a tensor, from its shapes in both graphs. Raises `MixedError`."""
+        """Return the axes of a node's tensor, from its shapes in both graphs. Raises `MixedError` as `axis` does."""
         return tuple(self.axis(*sizes) for sizes in zip(self.small_shape(node), shape_of(node), strict=True))
 
     def axis(self, small: int, large: int) -> Axis:
-        """The axis that has these sizes in the two graphs. Raises `MixedError` if it follows no dynamic dimension."""
+        """Return the axis that has these numbers of positions in the two graphs. Raises `MixedError` if they differ and
+        follow no dynamic dimension."""
         if small == large:
             return plain(large)
         for i, dim in enumerate(self.dims):

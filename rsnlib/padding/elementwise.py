@@ -39,7 +39,7 @@ EXP_OVERFLOWS = 80.0
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether an operator computes each element from elements at the same position."""
+    """Return whether an operator computes each element from elements at the same position of its operands."""
     op = packet(node)
     is_known = op in CASTS or OPERATORS.get(op) is OperatorKind.POINTWISE
     return is_known or (op not in NOT and torch.Tag.pointwise in getattr(node.target, "tags", ()))
@@ -66,7 +66,8 @@ class _PositionedOperator:
 
 
 def elementwise(node: Node, states: Mapping[Node, TensorState]) -> TensorState:
-    """The state of an elementwise operator's result. states: of its operands. Raises `MixedError`."""
+    """Return the state of an elementwise operator's result. states: of the operands that are nodes. Raises `MixedError`
+    if the axes of the operands do not correspond."""
     if packet(node) in CASTS:
         first = node.all_input_nodes[0]
         states = {first: states[first]}
@@ -245,8 +246,8 @@ def _where(op: _PositionedOperator, a: dict[str, Any]) -> PaddingFill | None:
 
 
 def sum_of(x: PaddingFill, y: PaddingFill) -> PaddingFill | None:
-    """What is known of a sum of a huge number with an ordinary one, or with one that is huge with the same sign; None
-    for other sums."""
+    """Return what is known of x + y, if one is a huge number or infinite and the other is an ordinary one, or one that
+    is huge with the same sign; None for other sums."""
     for one, other in ((x, y), (y, x)):
         if one.value is not None and not isfinite(one.value) and other.finite:
             return PaddingFill(value=one.value)

@@ -28,8 +28,8 @@ padding may change a valid element, or if what the operator does depends on the 
 
 
 def regroup(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of reshape, which keeps the order of the elements, and of view, also as another type. Raises `MixedError` if
-    a dynamic dimension is split."""
+    """Padding rule (`PaddingRule`) of reshape, which keeps the order of the elements, and of view, also as another
+    type. Raises `MixedError` if a dynamic dimension is split."""
     state = walk.of(node.all_input_nodes[0])
     if dtype_of(node) != dtype_of(node.all_input_nodes[0]):  # a view of the same bits as another type
         state = TensorState(refilled(state.axes, PaddingFill(finite=False)), finite=False)
@@ -55,14 +55,15 @@ def _dim_of(atoms: Iterable[Atom]) -> int:
 
 
 def permute(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of permute: the dimensions in another order."""
+    """Padding rule (`PaddingRule`) of permute: the dimensions in another order."""
     state = walk.of(a["self"])
     return replace(state, axes=tuple(state.axes[i] for i in a["dims"]))
 
 
 def expand(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of expand: the tensor is repeated along new dimensions and those of size 1. If the new size is dynamic,
-    padded positions hold copies of valid ones."""
+    """Padding rule (`PaddingRule`) of expand: the tensor is repeated along new dimensions and those of size 1. If the
+    new size is dynamic, padded positions hold copies of valid ones. Raises `MixedError` for a size that follows no
+    dynamic dimension."""
     state = walk.of(a["self"])
     missing = len(shape_of(node)) - len(state.axes)
     axes = []
@@ -77,8 +78,9 @@ def _repeated(state: TensorState) -> PaddingFill:
 
 
 def select(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of select: one position of a dimension is taken. In a dynamic dimension it must be counted from the
-    beginning, and calls must be long enough to have it."""
+    """Padding rule (`PaddingRule`) of select: one position of a dimension is taken. Raises `MixedError` if which
+    position it is depends on the size, or if in a dynamic dimension it is counted from the end and the padding is no
+    copies of the last valid element. A dynamic dimension must have that position in every call (`Walk.needs`)."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
     axis = state.axes[at]
     rest = replace(state, axes=_without(state.axes, at))
@@ -106,8 +108,9 @@ def _sole(axis: Axis, action: str) -> Atom:
 
 
 def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of slice: a range of positions is taken. It must begin at a fixed position, and end at a fixed position, at
-    a fixed distance from the end, or where the first of some equal parts ends."""
+    """Padding rule (`PaddingRule`) of slice: a range of positions is taken. It must begin at a fixed position, and end
+    at a fixed position, at a fixed distance from the end, or where the first of some equal parts ends; otherwise
+    `MixedError` is raised."""
     state, at = walk.of(a["self"]), a["dim"] % len(shape_of(a["self"]))
     if CHUNKS in node.meta and not is_plain(state.axes[at]):
         atom = _sole(state.axes[at], "it splits")
@@ -120,8 +123,9 @@ def slice_(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def part_or_whole(walk: Walk, node: Node, small: Node) -> TensorState:
-    """Rule of a slice that is the whole tensor in one of the two graphs, where it is an alias. small: the node of the
-    smaller graph."""
+    """Return the state of a slice that is the whole tensor in one of the two graphs, where it is an alias. walk: of
+    both graphs. node: the operator in the larger graph. small: the same in the smaller one. Raises `MixedError` as
+    `slice_` does."""
     x, whole = node.all_input_nodes[0], (0, None)
     a = arguments(node if packet(node) is aten.slice else small)
     large, small_range = (a["start"], a["end"]), whole
@@ -182,7 +186,7 @@ def _unrelated(axis: Axis, gone: Axis) -> Axis:
 
 
 def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of getitem: one result of an operator with several."""
+    """Padding rule (`PaddingRule`) of getitem: one result of an operator with several."""
     parts, index = walk.states[node.all_input_nodes[0]], node.args[1]
     assert isinstance(parts, list)
     assert isinstance(index, int)
@@ -193,8 +197,8 @@ def getitem(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def cat(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of cat: tensors are joined along a dimension. Only the last may have a dynamic size there, because nothing
-    may follow its padding."""
+    """Padding rule (`PaddingRule`) of cat: tensors are joined along a dimension. Raises `MixedError` if one before the
+    last has a dynamic size there, because nothing may follow its padding, and if their other axes do not correspond."""
     states = [walk.of(x) for x in a["tensors"] if prod(shape_of(x))]
     at = a["dim"] % len(shape_of(node))
     along = [state.axes[at] for state in states]
@@ -211,7 +215,8 @@ def cat(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def stack(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of stack: tensors are joined along a new dimension."""
+    """Padding rule (`PaddingRule`) of stack: tensors are joined along a new dimension. Raises `MixedError` if their
+    axes do not correspond."""
     at = a["dim"] % len(shape_of(node))
     states = []
     for x in a["tensors"]:
@@ -247,7 +252,8 @@ def _common(fills: Sequence[PaddingFill]) -> PaddingFill:
 
 
 def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of repeat: along each dimension, the whole tensor follows itself several times (a b a b)."""
+    """Padding rule (`PaddingRule`) of repeat: along each dimension, the whole tensor follows itself several times (a b
+    a b). Raises `MixedError` if how often depends on the size."""
     state = walk.of(a["self"])
     if walk.differs(node):
         raise MixedError(next(iter(state.dims), 0), "how often it repeats depends on the size")
@@ -257,8 +263,9 @@ def repeat(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def pad(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of pad: positions are added at the ends of dimensions. Behind the padding of a dynamic dimension they must
-    hold the same number as the padding."""
+    """Padding rule (`PaddingRule`) of pad: positions are added at the ends of dimensions. Raises `MixedError` if in a
+    dynamic dimension they do not hold the same number as the padding, if they copy elements from the end of one, or if
+    what is added depends on the size."""
     state, widths = walk.of(a["self"]), list(a["pad"])
     value = a.get("value") or 0
     if a.get("mode", "constant") != "constant" and any(
@@ -286,7 +293,8 @@ def pad(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def full(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of full_like: a tensor filled with one number. Of the operand it uses the shape."""
+    """Padding rule (`PaddingRule`) of full_like: a tensor filled with one number. Of the operand it uses the shape.
+    Raises `MixedError` if the number depends on the size."""
     value = a["fill_value"]
     if not isinstance(value, int | float) or walk.differs(node, "fill_value"):
         raise MixedError(0, "what it fills with depends on the size")
@@ -302,7 +310,8 @@ def full(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of embedding: each index is replaced by a row of a table."""
+    """Padding rule (`PaddingRule`) of embedding: each index is replaced by a row of a table. Raises `MixedError` if the
+    size of the table is dynamic."""
     index, table = walk.of(a["indices"]), walk.of(a["weight"])
     if table.dims:
         raise MixedError(next(iter(table.dims)), "the size of its table is dynamic")
@@ -310,7 +319,9 @@ def embedding(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def index(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of index, x[i, j, ...]: tensors of indices select positions of several dimensions together."""
+    """Padding rule (`PaddingRule`) of index, x[i, j, ...]: tensors of indices select positions of several dimensions
+    together. Raises `MixedError` for masks in the place of indices, if an index may select a padded position, and if
+    the axes of the indices do not correspond."""
     state, indices = walk.of(a["self"]), list(a["indices"])
     used = [i for i, x in enumerate(indices) if x is not None]
     given = [walk.of(indices[i]) for i in used]
@@ -371,7 +382,8 @@ def _valid(walk: Walk, atom: Atom, index: Node, position: TensorState) -> Paddin
 
 
 def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of index_select: a vector of indices selects positions of one dimension."""
+    """Padding rule (`PaddingRule`) of index_select: a vector of indices selects positions of one dimension. Raises
+    `MixedError` if an index may select a padded position."""
     state, position = walk.of(a["self"]), walk.of(a["index"])
     at = a["dim"] % len(state.axes)
     fill = _named(walk, state.axes[at], a["index"], position)
@@ -383,7 +395,9 @@ def index_select(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def gather(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of gather: each index selects an element along one dimension; the other coordinates stay."""
+    """Padding rule (`PaddingRule`) of gather: each index selects an element along one dimension; the other coordinates
+    stay. Raises `MixedError` for a flattened tensor, if an index may select a padded position, and if other positions
+    of indices and operand differ."""
     indices: Node = a["index"] if "index" in a else a["indices"]
     state, position = walk.of(a["self"]), walk.of(indices)
     if a.get("dim") is None:
@@ -405,7 +419,8 @@ def gather(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def isin(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of isin: whether each element is one of some numbers."""
+    """Padding rule (`PaddingRule`) of isin: whether each element is one of some numbers. Raises `MixedError` if how
+    many numbers there are is dynamic."""
     state, others = walk.of(a["elements"]), walk.of(a["test_elements"])
     for dim in others.dims:
         raise MixedError(dim, "the number of elements that it compares with is dynamic")
@@ -428,7 +443,8 @@ def _with_value(atom: Atom, value: float | None) -> Atom:
 
 
 def one_hot(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Rule of one_hot: 1 at the column of each index, 0 elsewhere."""
+    """Padding rule (`PaddingRule`) of one_hot: 1 at the column of each index, 0 elsewhere. Raises `MixedError` if the
+    number of columns depends on data."""
     if a["num_classes"] < 0:
         raise MixedError(0, "how many columns it has depends on data")
     return TensorState((*refilled(walk.of(a["self"]).axes), plain(shape_of(node)[-1])), 0.0, 1.0)

@@ -16,11 +16,12 @@ HIDES = -1e9
 class PaddingFill:
     """What is known of the elements at padded positions of a dimension.
 
-    copies: each equals the element at the last valid position. value: each is this number (bools are 0 or 1). most,
-    least: upper and lower bound of each, up to what ordinary numbers add to it. finite: none is infinite or NaN; a
-    `value` that is finite without this flag may be NaN in lines whose valid elements are infinite or NaN. shared: one
-    is infinite or NaN only if the element at the last valid position is, e.g. if one mask hides in all rows. others: of
-    an `Atom.ahead`, what is known of the elements that are not ahead, of which each row has one.
+    copies: each equals the element at the last valid position. value: each is this number (bools are 0 or 1); None: not
+    known. most, least: upper and lower bound of each, up to what ordinary numbers add to it; None: not known. finite:
+    none is infinite or NaN; a `value` that is finite without this flag may be NaN in lines whose valid elements are
+    infinite or NaN. shared: one is infinite or NaN only if the element at the last valid position is, e.g. if one mask
+    hides in all rows. others: of an `Atom.ahead`, what is known of the elements that are not ahead, of which each row
+    has one.
     """
 
     copies: bool = False
@@ -43,12 +44,12 @@ class PaddingFill:
 
     @property
     def top(self) -> float:
-        """An upper bound of the elements."""
+        """An upper bound of the elements; inf if none is known."""
         return self.value if self.value is not None else inf if self.most is None else self.most
 
     @property
     def bottom(self) -> float:
-        """A lower bound of the elements."""
+        """A lower bound of the elements; -inf if none is known."""
         return self.value if self.value is not None else -inf if self.least is None else self.least
 
 
@@ -56,10 +57,11 @@ class PaddingFill:
 class Atom:
     """A factor of an axis. An axis into which several were flattened has an atom for each of them, outermost first.
 
-    size: number of positions. dim: the dynamic dimension that it follows; then its size is that of the dimension plus
-    `offset`, divided by `every` and rounded up, and the valid positions come first. None: the size is the same in every
-    call. fill: what is known of its padded positions. ahead: what is known of elements whose position in this atom is
-    larger than in the other atom of the same dimension, e.g. those that a causal mask hides.
+    size: number of positions. dim: index of the dynamic dimension that it follows; then its size is that of the
+    dimension plus `offset`, divided by `every` and rounded up, and the valid positions come first. None: the size is
+    the same in every call. fill: what is known of its padded positions. ahead: what is known of elements whose position
+    in this atom is larger than in the other atom of the same dimension, e.g. those that a causal mask hides; None:
+    nothing.
     """
 
     size: int
@@ -71,11 +73,11 @@ class Atom:
 
     @property
     def place(self) -> tuple[int, int | None, int, int]:
-        """A key that is equal for atoms with the same positions."""
+        """A key that is equal for atoms with the same positions: size, dim, offset and every."""
         return self.size, self.dim, self.offset, self.every
 
     def count(self, size: int) -> int:
-        """The number of its positions if its dimension has this size."""
+        """Return the number of its positions if its dimension has `size` positions."""
         return -(-(size + self.offset) // self.every)
 
 
@@ -84,22 +86,22 @@ Axis = tuple[Atom, ...]
 
 
 def plain(size: int) -> Axis:
-    """A static axis: one with the same size in every call."""
+    """Return a static axis of `size` positions: it has the same size in every call."""
     return () if size == 1 else (Atom(size),)
 
 
 def is_plain(axis: Axis) -> bool:
-    """Whether an axis has the same size in every call."""
+    """Return whether an axis has the same size in every call."""
     return all(atom.dim is None for atom in axis)
 
 
 def size_of(axis: Axis) -> int:
-    """The number of positions of an axis."""
+    """Return the number of positions of an axis, padded ones included."""
     return prod(atom.size for atom in axis)
 
 
 def tidy(atoms: Iterable[Atom]) -> Axis:
-    """Merge neighbouring static atoms, and drop those of size 1."""
+    """Return the atoms as one axis: neighbouring static atoms are merged, and those of size 1 are dropped."""
     out: list[Atom] = []
     for atom in atoms:
         if atom.dim is None and out and out[-1].dim is None:
@@ -111,8 +113,8 @@ def tidy(atoms: Iterable[Atom]) -> Axis:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Valid elements may depend on the padding or on the size. node: the operator that mixes. why: the reason. dim: the
-    dynamic dimension."""
+    """The reason why valid elements may depend on the padding or on the size. node: the operator that mixes. why: the
+    reason, as text. dim: index of the dynamic dimension."""
 
     node: Node
     why: str
@@ -120,7 +122,8 @@ class Mixed:
 
 
 class MixedError(Exception):
-    """An operator mixes padding with valid elements, or its result depends on the size. dim: the dynamic dimension."""
+    """An operator mixes padding with valid elements, or its result depends on the size. dim: index of the dynamic
+    dimension. why: the reason, which is the message."""
 
     def __init__(self, dim: int, why: str) -> None:
         super().__init__(why)
@@ -131,9 +134,10 @@ class MixedError(Exception):
 class TensorState:
     """What is known of a tensor.
 
-    low, high: bounds of all elements. value: of all elements, if known. finite: no element is infinite or NaN, apart
-    from overflows. indexes: the dynamic dimension of which valid elements are indices of valid positions. counts: the
-    dynamic dimension of which they count valid positions, from 1 on. mixed: if set, nothing else holds.
+    axes: its axes, one for each dimension. low, high: bounds of all elements. value: of all elements, if known. finite:
+    no element is infinite or NaN, apart from overflows. indexes: the dynamic dimension of which valid elements are
+    indices of valid positions; None for none. counts: the dynamic dimension of which they count valid positions, from 1
+    on; None for none. mixed: if set, nothing else holds. A dynamic dimension is an index into the walk's `dims`.
     """
 
     axes: tuple[Axis, ...]
@@ -147,17 +151,17 @@ class TensorState:
 
     @property
     def atoms(self) -> Axis:
-        """The atoms of all axes."""
+        """The atoms of all axes, in order."""
         return tuple(atom for axis in self.axes for atom in axis)
 
     @property
     def dims(self) -> set[int]:
-        """The dynamic dimensions that its axes follow."""
+        """The indices of the dynamic dimensions that its axes follow."""
         return {atom.dim for atom in self.atoms if atom.dim is not None}
 
     @property
     def fills(self) -> list[PaddingFill]:
-        """What is known of the padding along each atom of a dynamic dimension."""
+        """What is known of the padding along each atom of a dynamic dimension, in order."""
         return [atom.fill for atom in self.atoms if atom.dim is not None]
 
     @property
@@ -166,30 +170,33 @@ class TensorState:
         return self.finite and all(fill.finite for fill in self.fills)
 
     def query_of(self, key: Atom) -> Atom | None:
-        """The other atom of the same dimension, if there is exactly one: the rows of scores whose keys are `key`."""
+        """Return the other atom of the dimension of `key`, if there is exactly one, else None: it is the rows of scores
+        whose keys are `key`."""
         others = [atom for atom in self.atoms if atom.dim == key.dim and atom is not key]
         return others[0] if len(others) == 1 else None
 
     def hidden_ahead(self, key: Atom) -> PaddingFill | None:
-        """What is known of the padded positions of `key` in all valid rows (positions of the other atom of its
+        """Return what is known of the padded positions of `key` in all valid rows (positions of the other atom of its
         dimension). What is known of positions ahead of a row holds for padding too, if padding is ahead of all valid
         rows; None otherwise."""
         return key.ahead if self.lies_ahead(key) else None
 
     def lies_ahead(self, key: Atom) -> bool:
-        """Whether the padded positions of `key` are ahead of all valid rows (positions of the other atom)."""
+        """Return whether the padded positions of `key` are ahead of all valid rows (positions of the other atom of its
+        dimension); False if there is no such atom."""
         query = self.query_of(key)
         return query is not None and key.every == query.every == 1 and key.offset >= query.offset
 
 
 def number(value: float) -> TensorState:
-    """The state of a Python number."""
+    """Return the state of a Python number: it has no axes, and its value is known."""
     return TensorState((), value, value, value, isfinite(value))
 
 
 def along(state: TensorState, axis: Axis, atom: Atom, place: int) -> PaddingFill:
-    """What is known of an operand at the padded positions of an atom of the result. axis: the operand's axis there.
-    place: index of the atom in the axis."""
+    """Return what is known of an operand at the padded positions of an atom of the result. state: of the operand. axis:
+    the operand's axis there; () if the operand is broadcast along it. atom: of the result. place: index of the atom in
+    the axis."""
     if axis and atom.dim is not None:
         return axis[place].fill
     if state.value is not None:
@@ -198,8 +205,8 @@ def along(state: TensorState, axis: Axis, atom: Atom, place: int) -> PaddingFill
 
 
 def broadcast(states: Sequence[TensorState], ndim: int) -> list[list[Axis]]:
-    """Broadcast operands: for each axis of the result the axis of each operand, () for one of size 1. ndim: number of
-    axes of the result. Raises `MixedError` if the atoms of the operands do not correspond."""
+    """Return for each axis of the result the axis of each operand; () for one of size 1. states: of the operands. ndim:
+    number of axes of the result. Raises `MixedError` if the atoms of the operands do not correspond."""
     out = []
     for back in range(ndim, 0, -1):
         axes = [s.axes[-back] if back <= len(s.axes) else () for s in states]
