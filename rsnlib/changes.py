@@ -70,11 +70,11 @@ class Numbers:
         self._sums = _sums(self._tensors) if checksums else None
 
     def have_moved(self) -> bool:
-        """Whether a tensor has other memory than before, as after `.data = ...`."""
+        """Return whether a tensor has other memory than before, as after `.data = ...`."""
         return list(map(torch.Tensor.data_ptr, self._tensors)) != self._pointers
 
     def have_changed(self) -> bool:
-        """Whether a tensor was written to, or its checksum changed."""
+        """Return whether a tensor was written to, or its checksum changed."""
         if list(map(_version, self._counting)) != self._versions:
             return True
         return self._sums is not None and _sums(self._tensors) != self._sums
@@ -104,7 +104,7 @@ class Snapshot:
         self._is_training = any(map(_training, attributes))
 
     def change(self) -> Change:
-        """How much the module has changed since the snapshot."""
+        """Return how much the module has changed since the snapshot."""
         try:
             if self._dicts != self._entries:  # identical objects compare equal without a call of __eq__
                 return Change.STRUCTURE
@@ -183,12 +183,12 @@ class Followed:
         weakref.finalize(module, Followed._drop, weakref.ref(self))
 
     def exists(self) -> bool:
-        """Whether the module has not been garbage-collected."""
+        """Return whether the module has not been garbage-collected."""
         return self._module() is not None
 
     @property
     def original(self) -> nn.Module:
-        """The module itself. Raises UnsupportedError if it was garbage-collected."""
+        """The module itself. Raises `UnsupportedError` if it was garbage-collected."""
         module = self._module()
         if module is None:
             raise UnsupportedError("the model that this was compiled from no longer exists: compile a model again")
@@ -225,7 +225,8 @@ class Followed:
             return self._count
 
     def change_since(self, count: int) -> Change:
-        """How much the module has changed since `look` returned `count`."""
+        """Return how much the module has changed since `look` returned `count`. Only changes that `look` or `changed`
+        has counted are known."""
         if count == self._count:
             return Change.NONE
         return Change.STRUCTURE if count < self._structure else Change.NUMBERS

@@ -59,7 +59,7 @@ GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 
 
 def fifos(overlay: Overlay) -> dict[str, tuple[str, ...]]:
-    """The FIFOs whose depths are knobs: streams by knob."""
+    """Return the FIFOs whose depths are knobs: names of streams by name of the knob."""
     return {
         "w": tuple(f"LPDDR->{u.name}" for u in overlay.by_kind["W"]),
         "w_ddr": ("DDR->W1",),
@@ -68,7 +68,8 @@ def fifos(overlay: Overlay) -> dict[str, tuple[str, ...]]:
 
 
 def on_chip_kib(overlay: Overlay) -> float:
-    """KiB of the memories of an overlay's units, and of the FIFOs whose depths are knobs."""
+    """Return the KiB of the memories of an overlay's units, and of the FIFOs whose depths are knobs; elements take 4
+    bytes."""
     memories = [u.memory for u in overlay.units if u.memory is not None]
     elements = sum(m.slots * m.rows * m.columns for m in memories)
     counted = {name for names in fifos(overlay).values() for name in names}
@@ -93,7 +94,8 @@ def usual(overlay: Overlay) -> Choice:
 
 
 def schedule_of(choice: Choice) -> Schedule:
-    """The schedule of a choice. Raises `ScheduleError` for knobs that contradict each other."""
+    """Return the schedule of a choice. Raises `ScheduleError` for knobs that contradict each other, `KeyError` for a
+    choice without a knob of `SCHEDULE_KNOBS`."""
     given: dict[str, Any] = {k.name: choice[k.name] for k in SCHEDULE_KNOBS if choice[k.name] != USUAL}
     if "mode" in given:
         given["mode"] = LaneMode(given["mode"])
@@ -101,7 +103,8 @@ def schedule_of(choice: Choice) -> Schedule:
 
 
 def overlay_text(base: Overlay, choice: Choice) -> str:
-    """The text of an overlay file with the memories of a choice."""
+    """Return the text of an overlay file (TOML) with the memories of a choice. base: the overlay that it changes.
+    Raises `KeyError` for a choice without a knob of `MEMORY_KNOBS`."""
     sizes = {k.name: int(choice[k.name]) for k in MEMORY_KNOBS}
     streams = {s.name: s for s in base.streams}
     name = "-".join([base.name, *(f"{knob}{size}" for knob, size in sizes.items())])
@@ -118,7 +121,7 @@ def overlay_text(base: Overlay, choice: Choice) -> str:
 
 def overlay_of(base: Overlay, choice: Choice) -> Overlay:
     """Return the overlay of a choice: the base itself if no memory differs. Raises `ProgramError` for sizes that the
-    overlay's instructions cannot express."""
+    overlay's instructions cannot express, `UnsupportedError` for a base without lanes."""
     ships = usual(base)
     if all(choice[k.name] == ships[k.name] for k in MEMORY_KNOBS):
         return base
@@ -126,7 +129,8 @@ def overlay_of(base: Overlay, choice: Choice) -> Overlay:
 
 
 def built(network: LayerGraph, base: Overlay, choice: Choice) -> Built:
-    """The program of a network for a choice. Raises `RsnError` for one that cannot work."""
+    """Compile a network for a choice. base: the overlay whose memories the choice changes. Raises `RsnError` for a
+    choice that cannot work."""
     return Pipeline(overlay=overlay_of(base, choice), schedule=schedule_of(choice)).build(network)
 
 
@@ -136,7 +140,7 @@ class LaneSearch:
 
     spec: FILE.py:CALLABLE or a preset, as `rsn compile` takes it; each worker loads it. overlay: name of an overlay
     with lanes. wanted: keys of `GOALS`, the costs to minimise. on_chip_bytes: most bytes on the chip; None sets no
-    limit.
+    limit. batch, seq: sequences, and rows of each; None for those of the model. seed: of random weights and inputs.
     """
 
     spec: str
@@ -149,8 +153,8 @@ class LaneSearch:
 
     @property
     def name(self) -> str:
-        """All that the outcomes depend on; `graph` is a digest of the network, `rsn` the version of this package.
-        Raises as `Pipeline.trace` does."""
+        """All that the outcomes depend on, as text; `graph` is a digest of the network, `rsn` the version of this
+        package. Raises as `base` and `network` do."""
         given: dict[str, int | str | None] = {"batch": self.batch, "seq": self.seq}
         given |= {"bytes on chip": self.on_chip_bytes, "seed": self.seed}
         base, network = self.base, self.network
@@ -161,8 +165,8 @@ class LaneSearch:
 
     @property
     def base(self) -> Overlay:
-        """Return the overlay whose memories are changed. Raises `ProgramError` or `UnsupportedError` for an overlay
-        that does not ship with this package or has no lanes."""
+        """The overlay whose memories are changed. Raises `ProgramError` for an unknown overlay, `UnsupportedError` for
+        one that does not ship with this package or has no lanes."""
         overlay = find(self.overlay)
         usual(overlay)
         if overlay.base is not None:
@@ -171,23 +175,24 @@ class LaneSearch:
 
     @property
     def network(self) -> LayerGraph:
-        """The network of the model."""
+        """The network of the model, without weights. Raises as `load_spec`, `module_of` and `Pipeline.trace` do."""
         return _traced(self.spec, self.overlay, self.batch, self.seq, self.seed)
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """Return the names of the costs, with units, in the order of `wanted`."""
+        """The names of the costs, with units, in the order of `wanted`. Raises `KeyError` for a name that is no key of
+        `GOALS`."""
         return tuple(GOALS[goal] for goal in self.wanted)
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """Return the knobs of the schedule, then those of the memories."""
+        """The knobs of the schedule, then those of the memories."""
         return SCHEDULE_KNOBS + MEMORY_KNOBS
 
     @property
     def start(self) -> tuple[Choice, ...]:
-        """Return the choices to try first: the overlay as it ships, in mode R6 and in mode P3, and in mode P3 with half
-        of the memory X."""
+        """The choices to try first: the overlay as it ships, in mode R6 and in mode P3, and in mode P3 with half of the
+        memory X. Raises as `base` does."""
         ships = usual(self.base)
         return ({**ships, "mode": "R6"}, {**ships, "mode": "P3"}, {**ships, "mode": "P3", "x": 4})
 
@@ -203,7 +208,7 @@ class LaneSearch:
         return Outcome(tuple(costs[goal] for goal in self.wanted), {"latency ms": latency, "on-chip KiB": kib})
 
     def made(self, choice: Choice) -> Built:
-        """The program of a choice. Raises `RsnError` for one that cannot work."""
+        """Compile the network for a choice. Raises `RsnError` for a choice that cannot work."""
         return built(self.network, self.base, choice)
 
 

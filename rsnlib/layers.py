@@ -21,8 +21,8 @@ from .view import View
 
 @dataclass(frozen=True, eq=False)
 class HostInput:
-    """An activation that the host provides. y: its provisional name. name: of the tensor. width: its columns. view: the
-    host's tensor is this view of it."""
+    """An activation that the host provides. y: its provisional name. name: of the tensor. width: its number of columns.
+    view: the host's tensor is this view of it."""
 
     y: str
     name: str
@@ -53,42 +53,46 @@ class LayerBuilder:
         self._rows: dict[str, int] = {}
 
     def source(self, name: str, width: int, view: View) -> HostInput:
-        """An activation that the host provides."""
+        """Make an activation that the host provides. name, width, view: as in `HostInput`."""
         made = HostInput(self._fresh(), name, width, view)
         self._sources[made.y] = made
         return made
 
     def product(self, path: str, x: Base, weight: Array, bias: Vector) -> Gemm:
-        """x @ weight + bias. weight: (K, N). bias: (N,). path: the module path."""
+        """Make the layer x @ weight + bias. path: the module path. x: (rows, K). weight: (K, N). bias: (N,)."""
         return self._added(Gemm(path, x.y, self._fresh(), weight, bias), _Fusion())
 
     def pass_over(self, path: str, x: Base, **fields: Any) -> Gemm:
-        """A layer without a product, which only applies an activation, a norm, or scale and shift to x. fields: of the
-        `Gemm`."""
+        """Make a layer without a product, which only applies an activation, a norm, or scale and shift to x. path: the
+        module path. fields: of the `Gemm`, by name."""
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), **fields), _Fusion())
 
     def total(self, path: str, x: Base, residual: Base) -> Gemm:
-        """A layer without a product that adds two different activations of the same columns."""
+        """Make a layer without a product that adds two different activations of the same columns. path: the module
+        path."""
         assert x is not residual, "without a product, an activation as its own residual is a pass, which adds nothing"
         return self._added(replace(_no_product(path, x.y, self._fresh(), x.width), residual=residual.y), _Fusion())
 
     def appended(self, path: str, state: HostInput, x: Base) -> Gemm:
-        """An activation that keeps its contents between runs, with rows of it replaced by those of x. state: the
-        activation as the host has it."""
+        """Make an activation that keeps its contents between runs, with rows of it replaced by those of x. path: the
+        module path. state: the activation as the host has it, with the columns of x."""
         eye, zeros = np.eye(x.width, dtype=np.float32), np.zeros(x.width)
         return self._added(Gemm(path, x.y, self._fresh(), eye, zeros, into=state.y), _Fusion())
 
     def attention(
         self, path: str, q: Base, k: Base, v: Base, heads: int, head_dim: int, **fields: Any
     ) -> AttentionLayer:
-        """softmax(q @ k^T) @ v for each head. fields: the others of the `AttentionLayer`."""
+        """Make the layer softmax(q @ k^T) @ v for each of `heads` heads of `head_dim` columns. path: the module path.
+        q, k, v: activations with the heads side by side in their columns. fields: the others of the `AttentionLayer`,
+        by name."""
         layer = AttentionLayer(path, q.y, k.y, v.y, self._fresh(), heads, head_dim, **fields)
         self._layers[layer.y] = layer
         return layer
 
     def fuse(self, before: Gemm, path: str | None = None, /, **fields: Any) -> Gemm:
-        """The layer with a further operator fused into it. path: the module path of an activation or a norm, which
-        becomes a pass of that path if the result of `before` is needed too. fields: of the `Gemm` that change."""
+        """Make the layer `before` with a further operator fused into it. path: the module path of an activation or a
+        norm, which becomes a pass of that path if the result of `before` is needed too; None for other operators.
+        fields: of the `Gemm` that change, by name."""
         fusion = _Fusion(before.y, self._fusions[before.y].path if path is None else path)
         # A function that is called in a module around the product has no path of its own
         is_module = bool(path) and not f"{before.path}.".startswith(f"{path}.")
@@ -96,12 +100,13 @@ class LayerBuilder:
         return self._added(replace(before, y=self._fresh(), fused=paths, **fields), fusion)
 
     def variant(self, layer: Gemm, **fields: Any) -> Gemm:
-        """Another product of the same operand: if the result of `layer` is needed too, both are computed. fields: of
-        the `Gemm` that change."""
+        """Make another product of the same operand: if the result of `layer` is needed too, both are computed. fields:
+        of the `Gemm` that change, by name."""
         return self._added(replace(layer, y=self._fresh(), **fields), replace(self._fusions[layer.y], before=None))
 
     def rows(self, made: Base) -> int:
-        """Number of rows of a result, of all sequences; 0 for a tensor of the host that is no whole rows."""
+        """Return the number of rows of a result, of all sequences together; 0 for a tensor of the host that is no whole
+        rows."""
         behind: list[str] = []
         while not isinstance(made, HostInput) and made.y not in self._rows:
             behind.append(made.y)
@@ -119,22 +124,25 @@ class LayerBuilder:
         return self._layers.get(made.y, self._sources.get(made.y)) is made
 
     def of(self, y: str) -> Base:
-        """The layer, or the source, whose result has this provisional name."""
+        """Return the layer, or the source, whose result has the provisional name y. Raises `KeyError` for an unknown
+        name."""
         return self._layers[y] if y in self._layers else self._sources[y]
 
     def before(self, layer: Gemm) -> Gemm | None:
-        """The layer without the operator that was fused last; None for one into which none was fused."""
+        """Return the layer without the operator that was fused last; None for one into which none was fused."""
         y = self._fusions[layer.y].before
         found = None if y is None else self._layers[y]
         assert found is None or isinstance(found, Gemm)
         return found
 
     def behind(self, outputs: Iterable[Base]) -> dict[str, None]:
-        """These results and all that they are computed from, by provisional name, operands first."""
+        """Return these results and all that they are computed from, as an ordered set of provisional names, operands
+        first."""
         return behind((x.y for x in outputs), self._layers)
 
     def graph(self, outputs: Sequence[Layer], batch: int, seq: int) -> tuple[LayerGraph, dict[str, str]]:
-        """The graph of the layers that `outputs` need, and the names of results in it, by their provisional names.
+        """Return the graph of the layers that `outputs` need, and the names of results in it, by their provisional
+        names.
 
         batch, seq: sequences, and rows of each in all but some sources. An operator that was fused into a product
         becomes a pass if the product's bare result is needed too, or the product is computed twice.
@@ -204,6 +212,7 @@ def _kind(layer: Layer) -> str:
 
 
 def identifier(path: str, kind: str) -> str:
-    """A module path as an identifier. kind: what it begins with if the path is no identifier."""
+    """Return a module path as an identifier. kind: what the identifier begins with if the path is none, such as
+    "linear"."""
     stem = re.sub(r"\W", "_", path)
     return f"{kind}_{stem}".removesuffix("_") if not stem or stem[0].isdigit() else stem

@@ -20,7 +20,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LinearProduct:
-    """A product x @ weight + bias. weight: constant, (N, K) if `transposed`, else (K, N). bias: (N,) or None."""
+    """A product x @ weight + bias. node: its result, (..., N). x: (..., K). weight: constant, (N, K) if `transposed`,
+    else (K, N). bias: (N,) or None."""
 
     node: Node
     x: Node
@@ -30,14 +31,14 @@ class LinearProduct:
 
     @property
     def width(self) -> int:
-        """Number of columns of the result, N."""
+        """The number of columns of the result, N."""
         return shape_of(self.node)[-1]
 
 
 @dataclass(frozen=True)
 class Premise:
-    """The weights and constants whose values decided about rewrites or went into new constants, each with the digest of
-    these values. With other values, a rewritten graph may compute something else than the model."""
+    """The weights and constants whose values decided about rewrites or went into new constants. With other values, a
+    rewritten graph may compute something else than the model. read: the tensors, each with the digest of its values."""
 
     read: tuple[tuple[torch.Tensor, bytes], ...]
 
@@ -47,7 +48,7 @@ class Premise:
         return cls(tuple((x, _digest(x)) for x in tensors))
 
     def holds(self) -> bool:
-        """Whether all tensors still have the values that were recorded."""
+        """Return whether all tensors still have the values that were recorded."""
         return all(_digest(x) == digest for x, digest in self.read)
 
 
@@ -109,7 +110,9 @@ class Rewriter(Editor):
         return found if floats and plain and vector and found.weight in self.constants else None
 
     def insert(self, at: Node, target: Any, *args: Any, origin: Node | None = None, **kwargs: Any) -> Node:
-        """Insert an operator before `at`. origin: the node whose module path it gets; None takes that of `at`."""
+        """Insert an operator before `at`, and return its node. target, args, kwargs: the operator and its arguments, in
+        which nodes stand for tensors. origin: the node whose module path it gets; None takes that of `at`. Raises what
+        PyTorch raises for shapes that do not fit."""
         node = super().insert(at, target, *args, **kwargs)
         node.meta = {**_place(origin or at), "val": node.meta["val"]}
         self._note(node)
@@ -117,11 +120,12 @@ class Rewriter(Editor):
 
     @property
     def premise(self) -> Premise:
-        """Return what the rewritten graph relies on: the weights and constants whose values `value` has returned."""
+        """What the rewritten graph relies on: the weights and constants whose values `value` has returned."""
         return Premise.of(self._read.values())
 
     def value(self, node: Node) -> torch.Tensor:
-        """The value of a node of `constants`. Records the weights and constants on which it depends."""
+        """Return the value of a node of `constants`, in the node's shape. Records the weights and constants on which it
+        depends. Raises `KeyError` for another node."""
         seen, stack = {node}, [node]
         while stack:
             x = stack.pop()
@@ -132,7 +136,7 @@ class Rewriter(Editor):
         return self.constants.value(node)
 
     def constant(self, at: Node, value: torch.Tensor) -> Node:
-        """Insert a constant before `at`."""
+        """Insert a constant before `at`, and return its node. value: of any shape and type."""
         name, root = f"rsn_constant_{len(self.graph.nodes)}", self.program.graph_module
         while hasattr(root, name):
             name += "_"
@@ -168,17 +172,18 @@ class Rewriter(Editor):
         self.graph.erase_node(node)
 
     def nodes(self) -> Iterator[Node]:
-        """The operators at the time of the call, in order, without those removed during the iteration."""
+        """Return the operators at the time of the call, in order, without those removed during the iteration."""
         return (x for x in list(self.graph.nodes) if x.op == "call_function" and x not in self._gone)
 
     @staticmethod
     def is_sole(node: Node) -> bool:
-        """Whether exactly one node uses a node's result."""
+        """Return whether exactly one node uses a node's result."""
         return len(node.users) == 1
 
     def weight(self, at: Node, product: LinearProduct, spans: Sequence[tuple[int, int]] = ()) -> Node:
-        """Insert nodes for the weight (N, K) of a product. spans: ranges of the operand's columns to keep; empty keeps
-        all."""
+        """Insert nodes before `at` for the weight (N, K) of a product, and return the last of them. spans: ranges of
+        the operand's columns to keep, each from the first to before the second number; K is then the sum of their
+        widths. Empty keeps all."""
         axis = 1 if product.transposed else 0
         origin = product.node
         pieces = [self.insert(at, aten.slice.Tensor, product.weight, axis, *span, origin=origin) for span in spans]
@@ -193,7 +198,8 @@ Rewrite = Callable[[Rewriter, Node], Node | None]
 
 
 def replacing(*operators: Any) -> Callable[[Rewrite], Rewrite]:
-    """Make a function a rewrite of nodes of some operators, which leaves all others."""
+    """Return a decorator that makes a function a rewrite of nodes of some operators, which leaves all others.
+    operators: without their overloads."""
 
     def made(rewrite: Rewrite) -> Rewrite:
         @wraps(rewrite)

@@ -36,7 +36,8 @@ class OperatorKind(enum.Enum):
 
 
 def named(names: str) -> list[Any]:
-    """Operators of PyTorch by their names."""
+    """Return operators of PyTorch by their names, which are separated by spaces. Raises `AttributeError` for an unknown
+    name."""
     return [getattr(aten, name) for name in names.split()]
 
 

@@ -36,21 +36,24 @@ class Editor:
         self._mode: Any = detect_fake_mode([x.meta["val"] for x in graph.nodes if "val" in x.meta])
 
     def insert(self, at: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert an operator before `at`, which it becomes a part of. Its result is computed on fake tensors."""
+        """Insert an operator before `at`, which it becomes a part of, and return its node. target, args, kwargs: the
+        operator and its arguments, in which nodes stand for tensors. Its result is computed on fake tensors; raises
+        what PyTorch raises for shapes that do not fit."""
         with self._mode, torch.no_grad():
             values = map_arg((args, kwargs), lambda x: x.meta["val"])
             made = target(*values[0], **values[1])
         return self.add(at, target, args, kwargs, made)
 
     def add(self, at: Node, target: Any, args: Any, kwargs: Any, made: Any) -> Node:
-        """Insert an operator whose result is known."""
+        """Insert an operator before `at` whose result, `made`, is known: a fake tensor. Returns its node. target, args,
+        kwargs: as for `insert`."""
         with self.graph.inserting_before(at):
             node = self.graph.call_function(target, args, kwargs)
         node.meta = at.meta | {"val": made, SPELLED: op_name(at)}
         return node
 
     def decompose(self, node: Node) -> None:
-        """Replace an operator by the operators that PyTorch composes it of."""
+        """Replace an operator by the operators that PyTorch composes it of. Its result must be one tensor."""
         recorder = _Recorder(self, node)
         args, kwargs = map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
         with self._mode, torch.no_grad(), recorder:
@@ -80,7 +83,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def respell(node: Node, target: Any, *args: Any, **kwargs: Any) -> None:
-    """Make an operator another one with the same result. Its name in messages stays."""
+    """Make an operator another one with the same result, in place. target, args, kwargs: the new operator and its
+    arguments. The name that messages have for it stays."""
     if node.target is not target:
         node.meta[SPELLED] = op_name(node)
     node.target, node.args, node.kwargs = target, args, kwargs
@@ -91,9 +95,9 @@ class NormalFormError(Exception):
 
 
 def is_exempt(node: Node) -> bool:
-    """Whether passes may leave an operator as it is. This holds for operators whose sizes depend on data, that read
-    bits as numbers of another type, that make complex conjugates, that read from a tensor how often each position is
-    repeated or where a part begins, and for dropout in training mode."""
+    """Return whether passes may leave an operator as it is. This holds for operators whose sizes depend on data, that
+    read bits as numbers of another type, that make complex conjugates, that read from a tensor how often each position
+    is repeated or where a part begins, and for dropout in training mode."""
     op, a = packet(node), arguments(node)
     if not all(map(is_static, (node, *node.all_input_nodes))):
         parts = node.meta["val"]  # of a dimension of known size
@@ -106,7 +110,8 @@ def is_exempt(node: Node) -> bool:
 
 
 def check_form(graph: Graph, after: str = "copies") -> None:
-    """Check that no operator occurs that the passes up to `after` remove. Raises `NormalFormError`."""
+    """Check that no operator occurs that the passes up to `after`, a key of `PASSES`, remove. Raises `NormalFormError`
+    with the operator if one does."""
     passes = list(REMOVED)
     gone: set[Any] = set().union(*(REMOVED[name] for name in passes[: passes.index(after) + 1]))
     for node in graph.nodes:
@@ -225,7 +230,7 @@ DECOMPOSITIONS: dict[Any, Callable[[Editor, Node, dict[str, Any]], None]] = {
 
 
 def decompositions(graph: Editor) -> None:
-    """Replace each operator of `DECOMPOSITIONS` by the several operators that it is composed of."""
+    """Replace each operator of `DECOMPOSITIONS` by the several operators that it is composed of, in place."""
     for node in graph.graph.nodes:
         made = DECOMPOSITIONS.get(packet(node))
         if made is not None and not is_exempt(node):
@@ -365,7 +370,8 @@ SPELLINGS: dict[Any, Callable[[Node, dict[str, Any]], Spelling]] = {
 
 
 def spellings(graph: Editor) -> None:
-    """Give each operator its one name in the normal form. Views get the shape of their result as their argument."""
+    """Give each operator its one name in the normal form, in place. Views get the shape of their result as their
+    argument."""
     for node in graph.graph.nodes:
         op = packet(node)
         if op in ALIASES:
@@ -423,7 +429,8 @@ operand of another operator, depends on them."""
 
 
 def normalise(graph: Graph) -> None:
-    """Bring an exported graph to the normal form, in place."""
+    """Bring an exported graph to the normal form, in place. Raises `NormalFormError` if a pass leaves an operator that
+    it should replace."""
     editor = Editor(graph)
     for change in PASSES.values():
         change(editor)
@@ -431,7 +438,8 @@ def normalise(graph: Graph) -> None:
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """Capture a module checked by `module_of`; its graph is in the normal form. Raises like `exported`."""
+    """Capture a module checked by `module_of`; its graph is in the normal form. args, kwargs: as for `exported`. Raises
+    like `exported` and `normalise`."""
     program = exported(model, args, kwargs)
     normalise(program.graph)
     return program

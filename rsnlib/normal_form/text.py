@@ -21,7 +21,8 @@ from .passes import CHUNKS
 
 
 def show(graph: Graph) -> str:
-    """A graph as text. All that a pass reads is in it, so that tests read it back."""
+    """Return a graph as text, with a line for each node as at the head of this file. All that a pass reads is in it, so
+    that tests read it back."""
     return "".join(f"{_line(node)}\n" for node in graph.nodes)
 
 

@@ -52,9 +52,9 @@ REWRITES = (aliases, likes, joins, norms, constant_rotations)
 class Streamed:
     """A PyTorch block as a stream program.
 
-    block: its operators. knobs, plans: how each is cut into tiles. groups: of kernels, by name; empty for one group.
-    written: the program with what its tensors hold. name: of the program. ports: on the memory channels of a device,
-    None for no device.
+    block: its operators. knobs, plans: how each is cut into tiles. groups: the number of each kernel's group, by name;
+    empty for one group. written: the program with what its tensors hold. name: of the program. ports: on the memory
+    channels of a device, None for no device.
     """
 
     block: OperatorBlock
@@ -94,8 +94,8 @@ class Streamed:
 
     @cached_property
     def dataflow(self) -> Dataflow:
-        """The kernels, with the times of their tokens in a program of one group, and the streams between them with the
-        order of the tokens at either end."""
+        """The kernels, with the times of their tokens in cycles in a program of one group, and the streams between them
+        with the order of the tokens at either end."""
         whole = self.changed(groups={}) if self.groups else self
         beats = {instance.task.name: instance.beats for instance in whole.report.region.instances}
         return dataflow(self.plans, {x.name: _timing(beats[x.name]) for x in self.plans})
@@ -108,23 +108,23 @@ class Streamed:
         return {x.name: units_of(x, plan, float_add, most[x]) for x, plan in self.plans.items()}
 
     def sized(self, executions: int = 1) -> SizedProgram:
-        """The program, ready to be tried with other depths. executions: how many, back to back, are timed."""
+        """Return the program, ready to be tried with other depths. executions: how many, back to back, are timed."""
         return SizedProgram(self.report.region, executions)
 
     def with_normal_depths(self) -> Streamed:
-        """The same program with the least depths with which no task waits for a free slot, as `normal_depths` measures
-        them on the program itself."""
+        """Return the same program with the least depths with which no task waits for a free slot, as `normal_depths`
+        measures them on the program itself. Raises as it does."""
         return self.changed(depths=normal_depths(self.sized()).depths)
 
     def with_fast_depths(self, slack: float = 0.0) -> Streamed:
-        """The same program with depths of fewer bits, with which it ends as early as with normal ones: tasks wait for
-        free slots where this costs no time, such as loads of weights (`fast_depths`). slack: it may end later by this
-        share of the time."""
+        """Return the same program with depths of fewer bits, with which it ends as early as with normal ones: tasks
+        wait for free slots where this costs no time, such as loads of weights (`fast_depths`). slack: it may end later
+        by this share of the time, such as 0.05. Raises as `fast_depths` does."""
         return self.changed(depths=fast_depths(self.sized(), slack).levels)
 
     @cached_property
     def report(self) -> Report:
-        """The program, checked."""
+        """The program, checked: with its region, and with findings if it has mistakes."""
         source = Source(self.text, f"{self.name}.py", tree=self.written.printed.tree)
         return report_on(read_source(source, timed=True, float_add=float_add_of(self.ports)))
 
@@ -134,9 +134,10 @@ class Streamed:
         return pack(build(self.report))
 
     def tensors(self, *args: Any, **kwargs: Any) -> dict[str, npt.NDArray[Any]]:
-        """The input tensors of the stream program for arguments of the module, by name. Raises `TensorError` for
-        arguments that differ from the example in structure, type or shape, for masks that hide all keys of a row, for
-        positions that a cache does not have, and if a weight of the module has changed since the capture."""
+        """Return the input tensors of the stream program for arguments of the module, by name, in the shapes of
+        `written.shapes`: float32, and int32 for positions. Raises `TensorError` for arguments that differ from the
+        example in structure, type or shape, for masks that hide all keys of a row, for positions that a cache does not
+        have, and if a weight of the module has changed since the capture."""
         values = self.block.environment(self.block.interface.bind(args, kwargs))
         return {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
 
@@ -160,14 +161,15 @@ class Streamed:
         return self.timed_run(*args, **kwargs)[0]
 
     def carrying(self, carried: Mapping[str, int], **state: Any) -> Carrying:
-        """Steps that carry state: results of a step that are arguments of the next one, such as caches of keys and
-        values. carried: for each such argument, the position in the result of what it is in the next step. state: these
-        arguments of the first step. Raises `ProgramError` for arguments and results that do not exist or do not have
-        the same shapes, `TensorError` if the first state lacks one of them, or has others."""
+        """Return steps that carry state: results of a step that are arguments of the next one, such as caches of keys
+        and values. carried: for each such argument, by name, the position in the result of what it is in the next step,
+        from 0 on. state: these arguments of the first step, by name. Raises `ProgramError` for arguments and results
+        that do not exist or do not have the same shapes, `TensorError` if the first state lacks one of them, or has
+        others."""
         return Carrying(self, carried, state)
 
     def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
-        """As `run`, with the run itself: its modelled time, and what each task waited for."""
+        """As `run`, with the run itself: its modelled time in cycles and seconds, and what each task waited for."""
         values = self.block.environment(self.block.interface.bind(args, kwargs))
         tensors = {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
         outputs, run = run_on_tensors(self.machine, tensors)

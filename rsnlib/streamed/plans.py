@@ -25,8 +25,8 @@ class KernelPlan:
     """How a kernel computes an operator.
 
     gets: the order of each operand's tokens. put: of the result's. loops: trips of the kernel's loops, by name,
-    outermost first. sizes: of its tiles, by name. memory_bytes: its own memory. computed: shape of the tile that its
-    units work on.
+    outermost first. sizes: of its tiles in elements, by name: tm rows, tn columns, tk elements along the sum, width
+    columns of a head. memory_bytes: its own memory. computed: shape of the tile that its units work on, in elements.
     """
 
     gets: tuple[Order, ...]
@@ -50,8 +50,12 @@ def tiles(
     row: int | None = None,
     column: int | None = None,
 ) -> Order:
-    """An order of tiles of matrices. head, row, column: the loop that drives each axis. A tensor of one head has no
-    axis for it."""
+    """Return an order of tiles of matrices.
+
+    shape: of the tensor, (heads, rows, columns). tile: (rows, columns) of a tile. loops: the trips and the step of each
+    loop, outermost first. head, row, column: index of the loop that drives each axis; None for an axis with one tile. A
+    tensor of one head has no axis for it.
+    """
     axes = (Axis(head), Axis(row), Axis(column))
     element = (1, *tile)
     first = 0 if shape[0] > 1 else 1
@@ -60,8 +64,9 @@ def tiles(
 
 
 def linear(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Row tiles, column tiles, and for each of them tiles along the sum: the result is complete before the next. Or
-    outward: row tiles, tiles along the sum, and for each of them column tiles: a row of sums is complete at its end."""
+    """Plan (`PLANS`) of a linear operator: row tiles, column tiles, and for each of them tiles along the sum: the
+    result is complete before the next. Or outward: row tiles, tiles along the sum, and for each of them column tiles: a
+    row of sums is complete at its end."""
     operand, weight = x.operands
     (_, m, depth), n = operand.shape, x.shape[2]
     tm, tn, tk = fit(unit, knobs.rows), fit(n, knobs.columns), fit(depth, knobs.depth)
@@ -105,7 +110,7 @@ def _in_place(
 
 
 def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Tile by tile."""
+    """Plan (`PLANS`) of an elementwise operator: tile by tile."""
     heads, rows, columns = x.shape
     tm, tn = fit(unit, knobs.rows), fit(columns, knobs.columns)
     gets, put = _in_place(x, (tm, tn), x.operands)
@@ -114,8 +119,8 @@ def pointwise(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Softmax and norms: a row of tiles is gathered, computed, and given tile by tile. Norms of each head's columns
-    take those as one tile."""
+    """Plan (`PLANS`) of softmax and norms: a row of tiles is gathered, computed, and given tile by tile. Norms of each
+    head's columns take those as one tile."""
     heads, rows, columns = x.shape
     whole = x.attributes.get("columns", columns)
     tm = fit(unit, knobs.rows)
@@ -126,8 +131,8 @@ def along_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def by_heads(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Row tiles of each head; the tables of rotary positions have one head, which serves all, and the rows of all
-    sequences, or of one that serves all."""
+    """Plan (`PLANS`) of rotary positions, and of columns in another order: row tiles of each head. The tables of rotary
+    positions have one head, which serves all, and the rows of all sequences, or of one that serves all."""
     _, rows, columns = x.shape
     width: int = x.attributes["columns"]
     tm, heads = fit(unit, knobs.rows), columns // width
@@ -150,8 +155,8 @@ def _of_heads(x: StreamOperator, heads: int, sequences: int, tile: tuple[int, in
 
 
 def scores(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """Scores: for each head and row tile of queries, a product with all tiles of keys. The heads of a group read the
-    same keys, one after the other."""
+    """Plan (`PLANS`) of scores: for each head and row tile of queries, a product with all tiles of keys. The heads of a
+    group read the same keys, one after the other."""
     queries, keys = x.operands[:2]
     heads, rows, columns = x.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
@@ -183,7 +188,8 @@ def _of_mask(
 
 
 def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """For each head and row tile the sum over all tiles of values. The heads of a sequence are put side by side."""
+    """Plan (`PLANS`) of weights times values: for each head and row tile the sum over all tiles of values. The heads of
+    a sequence are put side by side."""
     weights, values = x.operands
     heads, rows, keys = weights.shape
     key_heads, width = x.attributes["key_heads"], x.attributes["columns"]
@@ -199,7 +205,8 @@ def attend(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """For each head the rows of the first operand, then those of the second."""
+    """Plan (`PLANS`) of a cache with new rows behind it: for each head the rows of the first operand, then those of the
+    second."""
     heads, _, width = x.shape
     before, new = x.attributes["rows"]
     tm = fit(gcd(before, new), knobs.rows)
@@ -213,8 +220,8 @@ def append(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
-    """For each head the new rows, which the kernel keeps, then the tiles of the cache with them in place: tiles as
-    attention reads them, where its own knobs are the same."""
+    """Plan (`PLANS`) of a cache with rows replaced: for each head the new rows, which the kernel keeps, then the tiles
+    of the cache with them in place: tiles as attention reads them, where its own knobs are the same."""
     heads, width = x.attributes["heads"], x.attributes["columns"]
     capacity, new = x.attributes["rows"]
     tm, tn = fit(capacity, knobs.columns), fit(new, knobs.rows)
@@ -226,8 +233,8 @@ def replace_rows(x: StreamOperator, knobs: Knobs, unit: int) -> KernelPlan:
 
 
 def new_rows(x: StreamOperator, plan: KernelPlan) -> Order:
-    """The order in which a kernel that replaces rows of a cache gives the new ones: they are those of a tensor like the
-    cache, with as many rows as are new."""
+    """Return the order in which a kernel that replaces rows of a cache gives the new ones: they are those of a tensor
+    like the cache, with as many rows as are new. x: the operator. plan: its plan."""
     heads, width, (_, new) = x.attributes["heads"], x.attributes["columns"], x.attributes["rows"]
     sequences, tn = x.attributes["sequences"][0], plan.sizes["tn"]
     each = heads // sequences
@@ -278,8 +285,8 @@ def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPl
 
 
 def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, Timing]) -> Dataflow:
-    """The kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels. timings:
-    of kernels, by name."""
+    """Return the kernels of a graph and the streams between them. Tensors off the chip are loaded by their kernels.
+    plans: of all kernels, as `planned` makes them. timings: of kernels, by name."""
     nodes, edges = [], []
     for x, plan in plans.items():
         attributes: dict[str, object] = {"shape": x.shape, **plan.sizes}
@@ -294,14 +301,15 @@ def dataflow(plans: Mapping[StreamOperator, KernelPlan], timings: Mapping[str, T
 
 
 def vectors_of(x: StreamOperator) -> dict[str, Array]:
-    """The constant vectors that a kernel keeps, by name."""
+    """Return the constant vectors that a kernel keeps, by name, (elements,) each: bias, gamma, beta, and those of an
+    expression."""
     named = {name: x.attributes.get(name) for name in ("bias", "gamma", "beta")} | x.attributes.get("vectors", {})
     return {name: vector for name, vector in named.items() if vector is not None}
 
 
 def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -> int:
-    """Return the multiply-adds, or the elements, of a kernel in a cycle, of which there may be `most`. float_add:
-    cycles of an addition on the device."""
+    """Return the multiply-adds of a product, or the elements of another kernel, that it computes in a cycle. most: how
+    many its knobs allow. float_add: cycles of an addition of floats on the device."""
     if x.op in PRODUCTS:
         return Datapath({"matmul": most}, float_add).multiply_adds(ElementType("f32", plan.computed))
     if x.op in ("append", "replace"):  # they move tiles, and compute nothing
@@ -311,13 +319,15 @@ def units_of(x: StreamOperator, plan: KernelPlan, float_add: int, most: float) -
 
 
 def rates(x: StreamOperator, plan: KernelPlan, knobs: Knobs, float_add: int) -> dict[str, int]:
-    """Return what a kernel's task states of its datapath. knobs: of the operator. float_add: as for `units_of`."""
+    """Return what a kernel's task states of its datapath, in operations a cycle: of a product "matmul", its
+    multiply-adds, and "elements", its additions; of others "elements". knobs: of the operator. float_add: as for
+    `units_of`."""
     units = units_of(x, plan, float_add, knobs.lanes_of(x.name, x.op))
     return {"matmul": units, "elements": ADDERS} if x.op in PRODUCTS else {"elements": units}
 
 
 def multiply_adds(x: StreamOperator) -> int:
-    """Multiply-adds of a kernel; 0 for what is no product."""
+    """Return the multiply-adds of a kernel in an execution; 0 for what is no product."""
     match x.op:
         case "linear":
             return prod(x.shape) * x.operands[0].shape[2]

@@ -31,24 +31,25 @@ class ChannelPorts:
     waits: bool = True
 
     def channels(self, tensor: str) -> tuple[int, ...]:
-        """Return the channels of a tensor."""
+        """Return the channels of a tensor, given its name, as indices of the device's channels."""
         return self.shares.channels.get(tensor, (0,))
 
     def latency(self, tensor: str) -> int:
-        """Return the cycles from a request to the first word, and from the last word to its response; 0 for none."""
+        """Return the cycles from a request for a tensor, given its name, to the first word, and from the last word to
+        its response; 0 if ports do not wait."""
         return max(self.device.channels[k].latency for k in self.channels(tensor)) if self.waits else 0
 
     def cost(self, tensor: str, size: int, apart: int) -> int:
         """Return what a run of bytes that follow each other costs on each channel of its tensor, in bytes that the
-        channel could move meanwhile: each run begins a burst. size: in bytes. apart: runs begin at multiples of it,
-        from a begin that is a multiple of a word."""
+        channel could move meanwhile: each run begins a burst. tensor: its name. size: bytes of the run, on all channels
+        together. apart: runs begin at multiples of so many bytes, from a begin that is a multiple of a word."""
         chosen = self.channels(tensor)
         n = len(chosen)
         return max(burst_bytes(self.device.channels[k], size // n, apart // n) for k in chosen)
 
     def share(self, task: str, tensor: str, port: int) -> int:
-        """Return the bytes a cycle of a task on each channel of its tensor. port: those that the knobs say, on all of
-        them together."""
+        """Return the bytes a cycle of a task on each channel of its tensor, rounded up. task, tensor: names. port: the
+        bytes a cycle that the knobs say, on all channels of the tensor together."""
         return -(-self.shares.bytes.get(task, port) // len(self.channels(tensor)))
 
 
@@ -58,17 +59,21 @@ def float_add_of(ports: ChannelPorts | None) -> int:
 
 
 def pieces(token_bytes: int) -> int:
-    """Words of a token that lies in one piece: its tensor can lie in any number of channels that divides this one, so
-    that each token begins in the first channel."""
+    """Return the words (of `PORT_BYTES`) of a token that lies in one piece; 1 for a token of no whole words.
+    token_bytes: its size. Its tensor can lie in any number of channels that divides this one, so that each token begins
+    in the first channel."""
     return token_bytes // PORT_BYTES if token_bytes % PORT_BYTES == 0 else 1
 
 
 def port_shares(
     made: Streamed, device: StreamDevice, wanted: Mapping[str, float], stored: float, most: int
 ) -> Iterator[ChannelShares]:
-    """Give ways to share the channels of a device, those with fewer ports first. wanted: bytes a cycle of the loads of
-    operators; those of others get what the knobs say. stored: of each store. most: of any of these. All tensors get
-    channels, also those that kernels read themselves. Raises as `placing.channels.shares` does."""
+    """Yield ways to share the channels of a device, those with fewer ports first.
+
+    made: the program whose tensors move. wanted: bytes a cycle of the loads of operators, by the operator's name; those
+    of others get what the knobs say. stored: bytes a cycle of each store. most: of any of these. All tensors get
+    channels, also those that kernels read themselves. Raises as `placing.channels.shares` does.
+    """
     written = made.written
     ports: dict[str, dict[str, float]] = {name: {} for name in written.shapes}
     given = set()
@@ -84,7 +89,8 @@ def port_shares(
 
 
 def widest_ports(made: Streamed, device: StreamDevice) -> dict[str, int]:
-    """Return the most bytes a cycle that the loads of each operator can have, as its tensors lie off the chip."""
+    """Return, by the operator's name, the most bytes a cycle that the loads of each operator can have, as its tensors
+    lie off the chip."""
     written = made.written
     sharing: dict[str, int] = {}
     for moved in written.moved.values():

@@ -90,8 +90,9 @@ class OperatorBlock:
     weights: Mapping[str, Numbers]
 
     def environment(self, arguments_: Environment) -> Environment:
-        """The values of all nodes of the host. arguments_: the values of the arguments, from `Interface.bind`. Raises
-        `TensorError` for positions that a cache does not have, and if a tensor of the module has changed since."""
+        """Return the values of all nodes of the host. arguments_: the values of the arguments, from `Interface.bind`.
+        Raises `TensorError` for positions that a cache does not have, if a tensor of the module has changed since the
+        capture, and as `run` does."""
         for name, numbers in self.weights.items():
             if numbers.have_moved() or numbers.have_changed():
                 raise TensorError(
@@ -125,7 +126,8 @@ Rule = Callable[["GraphReader", Node, dict[str, Any]], "Value | None"]
 
 
 class GraphReader:
-    """Reads a captured graph, operator by operator. rules: for each operator of PyTorch. of: what each node is."""
+    """Reads a captured graph, operator by operator. program: the graph. interface: how its module is called. rules: for
+    each operator of PyTorch. of: what each node is, so far."""
 
     def __init__(self, program: ExportedProgram, interface: Interface, rules: Mapping[Any, Rule]) -> None:
         self.rules = rules
@@ -138,7 +140,8 @@ class GraphReader:
         self._columns: dict[tuple[StreamOperator, int, int], StreamOperator] = {}
 
     def block(self, values: Environment) -> OperatorBlock:
-        """Read the whole graph. values: of all nodes that are no operators."""
+        """Read the whole graph. values: of all nodes that are no operators. Raises `UnsupportedError` for an operator
+        on which a result depends and that no kernel computes, and for a module of which nothing can be a kernel."""
         for node in self.program.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.of[node] = Host(node, node in self.interface.arguments)
@@ -220,8 +223,8 @@ class GraphReader:
     # -- names and operators
 
     def name(self, node: Node, kind: str) -> str:
-        """A name for an operator: the path of its module and what it is, without the latter for modules that are just
-        that, or that have a number only."""
+        """Return a new name for an operator: the path of its module and what it is, `kind`, without the latter for
+        modules that are just that, or that have a number only."""
         path = module_path(node)
         plain = path if kind in MODULES or path.isdigit() else "_".join(filter(None, (path, kind)))
         return unique_name(identifier(plain or kind, kind), self._names)
@@ -229,11 +232,12 @@ class GraphReader:
     def operator(
         self, node: Node, op: str, operands: Sequence[StreamOperator], shape: tuple[int, int, int], **attributes: Any
     ) -> StreamOperator:
-        """A new operator that stands for a node."""
+        """Return a new operator that stands for a node. op, operands, attributes: as in `StreamOperator`. shape: of the
+        result, (heads, rows, columns)."""
         return StreamOperator(self.name(node, op), op, tuple(operands), shape, attributes, site=site(node))
 
     def known(self, x: object) -> float | None:
-        """A number that does not depend on the arguments; None for anything else."""
+        """Return the value of x if it is a number that does not depend on the arguments; None for anything else."""
         if isinstance(x, int | float) and not isinstance(x, bool):
             return float(x)
         if isinstance(x, Node) and x in self.constants and prod(shape_of(x)) == 1:
@@ -241,14 +245,16 @@ class GraphReader:
         return None
 
     def array(self, node: Node) -> Array:
-        """The value of a constant node. It may share memory with the module: copy what is kept."""
+        """Return the value of a constant node, float32 in the node's shape. It may share memory with the module: copy
+        what is kept. Raises `OperatorRefused` for a node that depends on the arguments."""
         if node not in self.constants:
             raise OperatorRefused(f"{node.name} depends on the arguments; it must be a constant of the module")
         value: Array = self.constants.value(node).detach().to(torch.float32).contiguous().numpy()
         return value
 
     def vector(self, node: Node | None, size: int) -> Array | None:
-        """A constant of `size` elements; None for none."""
+        """Return a constant of `size` elements, float32 (size,), of its own memory; None for a node that is None.
+        Raises `OperatorRefused` for a node that depends on the arguments, or is not one row of 1 or `size` elements."""
         if node is None:
             return None
         shape = shape_of(node)
@@ -259,7 +265,8 @@ class GraphReader:
     # -- tensors off the chip
 
     def constant(self, node: Node, kind: str, data: Array) -> StreamOperator:
-        """A constant tensor off the chip. data: (rows, columns) or (heads, rows, columns)."""
+        """Return a new operator for a constant tensor off the chip. node, kind: for its name. data: (rows, columns) or
+        (heads, rows, columns)."""
         whole = np.array(data, np.float32, order="C").reshape((1, *data.shape) if data.ndim == 2 else data.shape)
         name = self.name(node, kind)
         return StreamOperator(name, "memory", (), (whole.shape[0], whole.shape[1], whole.shape[2]), data=whole)
@@ -271,8 +278,10 @@ class GraphReader:
         shape: tuple[int, int, int] | None = None,
         masks: bool = False,
     ) -> StreamOperator:
-        """A tensor of the host as one off the chip. view: how it shows the matrices of `shape`; None for a matrix of
-        its own last dimension. masks: it is added to scores, or tells with Booleans which of them count."""
+        """Return the operator for a tensor of the host that lies off the chip; one for equal arguments. node: the
+        tensor. view: how it shows the matrices of `shape`, (heads, rows, columns); None for a matrix of its own last
+        dimension. masks: it is added to scores, or tells with Booleans which of them count. Raises `OperatorRefused`
+        for a tensor that is not float32, nor a mask of Booleans."""
         if dtype_of(node) != torch.float32 and not (masks and dtype_of(node) == torch.bool):
             raise OperatorRefused(f"{node.name} is {dtype_of(node)}; kernels compute in float32")
         if view is None or shape is None:
@@ -287,7 +296,8 @@ class GraphReader:
     # -- operands
 
     def shown(self, node: Node) -> ShownTensor:
-        """A node as a tensor on streams; one of the host is loaded."""
+        """Return a node as a tensor on streams; one of the host is loaded. Raises `OperatorRefused` as `memory`
+        does."""
         value = self.of[node]
         if isinstance(value, ShownTensor):
             return value
@@ -295,8 +305,8 @@ class GraphReader:
         return ShownTensor(self.memory(node), View.dense(shape_of(node)))
 
     def whole(self, part: ColumnSlice) -> StreamOperator:
-        """An operator whose result is exactly these columns. A product makes them by itself: its other columns become
-        products of their own."""
+        """Return an operator whose result is exactly the columns of `part`. A product makes them by itself: its other
+        columns become products of their own. Raises `OperatorRefused` for some columns of another operator."""
         operator = part.operator
         if part.is_whole:
             return operator
@@ -324,7 +334,8 @@ class GraphReader:
         return made
 
     def part(self, node: Node) -> ColumnSlice:
-        """The rows and columns that a node shows, whatever their order."""
+        """Return the rows and columns that a node shows, whatever their order. Raises `OperatorRefused` for a node that
+        repeats or leaves out elements, or whose columns do not stand side by side."""
         found = part_of(self.shown(node))
         if found is None:
             raise OperatorRefused(
@@ -333,7 +344,8 @@ class GraphReader:
         return found
 
     def matrix(self, node: Node) -> StreamOperator:
-        """An operator whose result is the node's tensor, as rows of its last dimension."""
+        """Return an operator whose result is the node's tensor, as rows of its last dimension. Raises `OperatorRefused`
+        for a node that is no matrix as it is stored, and as `part` and `whole` do."""
         part = self.part(node)
         if not is_matrix(part):
             raise OperatorRefused(

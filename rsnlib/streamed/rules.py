@@ -27,7 +27,8 @@ aten = torch.ops.aten
 
 
 def view(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """An operator that only rearranges its operand."""
+    """Rule (`reading.Rule`) of operators that only rearrange their operand. Raises `OperatorRefused` for a conversion
+    to another type, and for a result that is no view."""
     x = node.all_input_nodes[0]
     value = reader.of[x]
     if isinstance(value, Host):
@@ -45,14 +46,16 @@ def view(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def linear(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """x @ weight.T + bias."""
+    """Rule (`reading.Rule`) of x @ weight.T + bias. weight: (N, K). Raises `OperatorRefused` for a weight that depends
+    on the arguments, and for an operand that is no matrix as it is stored."""
     if a["weight"] not in reader.constants:
         raise OperatorRefused("its weight depends on the arguments; kernels of products take constant weights")
     return _product(reader, node, a["input"], reader.array(a["weight"]).T, a["bias"])
 
 
 def matmul(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """A product with a constant matrix, or of an attention's operands."""
+    """Rule (`reading.Rule`) of a product with a constant matrix (K, N), or of an attention's operands. Raises
+    `OperatorRefused` for a product with a vector, and for other products that no kernel computes."""
     x, y = node.all_input_nodes[0], node.all_input_nodes[-1]
     if all(isinstance(reader.of[z], Host) and not reader.of[z].given for z in (x, y)):  # type: ignore[union-attr]
         return None
@@ -84,7 +87,8 @@ def _product(reader: GraphReader, node: Node, x: Node, weight: Array, bias: Node
 
 
 def norm(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """layer_norm and rms_norm, of whole rows or of each head's columns."""
+    """Rule (`reading.Rule`) of layer_norm and rms_norm, of whole rows or of each head's columns. Raises
+    `OperatorRefused` for a norm over other elements."""
     if a["input"] in reader.constants:
         return None
     columns = prod(a["normalized_shape"])
@@ -106,7 +110,8 @@ def norm(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def softmax(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Softmax over the last dimension."""
+    """Rule (`reading.Rule`) of softmax over the last dimension. Raises `OperatorRefused` for another dimension or type,
+    and for rows that are not stored as rows."""
     x: Node = a["self"]
     if isinstance(host := reader.of[x], Host) and not host.given:
         return None
@@ -120,7 +125,8 @@ def softmax(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def rotary(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Rotary positions: x[c] * own[c] + x[partners[c]] * partner[c] in each head's columns."""
+    """Rule (`reading.Rule`) of rotary positions: x[c] * own[c] + x[partners[c]] * partner[c] in each head's columns.
+    Raises `OperatorRefused` for heads that do not stand side by side, and for tables that differ from head to head."""
     if isinstance(reader.of[a["x"]], Host):
         return None
     part = reader.part(a["x"])
@@ -148,7 +154,8 @@ def rotary(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def unary(make: Callable[[p.Expression], p.Expression]) -> Rule:
-    """The rule of an operator of one operand."""
+    """Return the rule (`reading.Rule`) of an operator of one operand. make: from the operand's expression to that of
+    the result."""
 
     def rule(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
         return elementwise(reader, node, [node.all_input_nodes[0]], lambda x: make(x[0]))
@@ -157,13 +164,14 @@ def unary(make: Callable[[p.Expression], p.Expression]) -> Rule:
 
 
 def gelu(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """GELU with the error function, or in its tanh form."""
+    """Rule (`reading.Rule`) of GELU with the error function, or in its tanh form. Raises as `elementwise` does."""
     make = p.gelu_tanh if a["approximate"] == "tanh" else lambda x: p.call("gelu", x)
     return elementwise(reader, node, [a["self"]], lambda x: make(x[0]))
 
 
 def binary(name: str) -> Rule:
-    """The rule of + - * /."""
+    """Return the rule (`reading.Rule`) of an operator of two operands. name: one of + - * /. The rule raises
+    `OperatorRefused` for a division that rounds, and as `elementwise` does."""
 
     def rule(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
         x, y, alpha = a["self"], a["other"], a.get("alpha", 1)
@@ -179,7 +187,8 @@ def binary(name: str) -> Rule:
 
 
 def power(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """x to the power of a number."""
+    """Rule (`reading.Rule`) of x to the power of a number. Raises `OperatorRefused` for other powers than 2, 3, 0.5,
+    -0.5 and -1."""
     exponent = reader.known(a["exponent"])
     if exponent is None or p.power(1.0, exponent) is None:
         raise OperatorRefused("kernels compute powers of 2, 3, 0.5, -0.5 and -1")
@@ -189,8 +198,13 @@ def power(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 def elementwise(
     reader: GraphReader, node: Node, given: list[Any], make: Callable[[list[p.Expression]], p.Expression]
 ) -> Value | None:
-    """An elementwise operator. given: nodes and numbers. All tensors must be stored alike; constants of one row,
-    and tensors of the host of any shape that fits, are repeated."""
+    """Read an elementwise operator; None if the host computes it.
+
+    reader, node: as for a `Rule`. given: the operands, nodes and numbers. make: from their expressions to that of the
+    result. All tensors must be stored alike; constants of one row, and tensors of the host of any shape that fits, are
+    repeated. Raises `OperatorRefused` for operands that are stored otherwise, for another type than float32, and for
+    numbers that are not finite.
+    """
     values = [reader.of.get(x) if isinstance(x, Node) else None for x in given]
     if not any(isinstance(value, ShownTensor) for value in values):
         free = [x for x, value in zip(given, values, strict=True) if isinstance(value, Host) and value.given]
@@ -271,8 +285,9 @@ def _table(
 
 
 def cat(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """Columns of each head in another order, as rotary positions have them; or rows of the host in front of rows that
-    are computed, head by head: a cache of keys or values."""
+    """Rule (`reading.Rule`) of cat: columns of each head in another order, as rotary positions have them; or rows of
+    the host in front of rows that are computed, head by head: a cache of keys or values. Raises `OperatorRefused` for
+    other joins."""
     if all(isinstance(reader.of[x], Host) for x in a["tensors"]):
         return None
     if a["dim"] % len(shape_of(node)) == len(shape_of(node)) - 1:
@@ -284,14 +299,16 @@ def cat(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
 
 
 def index_copy(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """New rows in place of those of a cache, head by head."""
+    """Rule (`reading.Rule`) of new rows in place of those of a cache, head by head. Raises `OperatorRefused` as
+    `replaced_rows` does."""
     if all(isinstance(reader.of[x], Host) for x in (a["self"], a["source"])):
         return None
     return replaced_rows(reader, node, a["self"], a["dim"], a["index"], a["source"])
 
 
 def index_put(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """As `index_copy`, spelled cache[:, :, positions] = rows."""
+    """Rule (`reading.Rule`) as `index_copy`, spelled cache[:, :, positions] = rows. Raises `OperatorRefused` also for
+    more than one list of positions, for sums, and for rows that PyTorch repeats."""
     cache, rows = a["self"], a["values"]
     if all(isinstance(reader.of[x], Host) for x in (cache, rows)):
         return None
@@ -337,7 +354,8 @@ def _turned(reader: GraphReader, node: Node, parts: list[Node]) -> Value:
 
 
 def sdpa(reader: GraphReader, node: Node, a: dict[str, Any]) -> Value | None:
-    """scaled_dot_product_attention: scores, softmax, and the product with the values."""
+    """Rule (`reading.Rule`) of scaled_dot_product_attention: scores, softmax, and the product with the values. Raises
+    `OperatorRefused` for dropout in training mode, and for operands that `scores_of` and `attend` refuse."""
     if a["dropout_p"]:
         raise OperatorRefused("dropout in training mode")
     queries, keys, values = a["query"], a["key"], a["value"]
