@@ -32,9 +32,9 @@ ONLY = "only rows of a cache in float32 of (batch, heads, rows, columns) can be 
 @dataclass(frozen=True)
 class Append:
     """New rows of a cache. cache, index: tensors of the host, (batch, heads, rows of the cache, columns of a head) and
-    the rows that are replaced; None: the rows move up, and the new one is the last. new: the projection that they come
-    from, as (batch, heads, rows, columns). is_step: it is one row for an argument of the module, which becomes exactly
-    that."""
+    the rows that are replaced, integers (new rows,); None: the rows move up, and the new one is the last. new: the
+    projection that they come from, as (batch, heads, rows, columns). is_step: it is one row for an argument of the
+    module, which becomes exactly that."""
 
     cache: Node
     index: Node | None
@@ -43,7 +43,8 @@ class Append:
 
 
 def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of index_copy: new rows of a cache of keys or values."""
+    """Lowering rule (`LoweringPattern`) of index_copy: new rows of a cache of keys or values. Raises `UnsupportedError`
+    for more rows than the cache has."""
     index = a["index"]
     if not is_host(values.of[index]):
         return "rows of an activation of the machine cannot be replaced"
@@ -56,7 +57,8 @@ def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | st
 
 
 def roll_in(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Rule of `rsn::roll_in`: a new last row of a cache whose rows move up."""
+    """Lowering rule (`LoweringPattern`) of `rsn::roll_in`: a new last row of a cache whose rows move up. Raises as
+    `index_copy` does."""
     if values.written.get(a["cache"]) is not node or shape_of(a["new"])[2] != 1:
         return "its rows move up, but not by one in an argument"
     return _appended(values, node, a["cache"], None, a["new"])
@@ -89,8 +91,8 @@ def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None
 
 @replacing(aten.copy)
 def moved_up(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite a cache whose rows move up, with a new last row, into one operator: it is copied from a rolled copy of
-    itself, whose last row was replaced."""
+    """Rewrite (`Rewrite`) a cache whose rows move up, with a new last row, into one operator: it is copied from a
+    rolled copy of itself, whose last row was replaced."""
     a = arguments(node)
     cache, source = a["self"], a["src"]
     if not isinstance(source, Node) or packet(source) is not aten.index_put or arguments(source)["accumulate"]:
@@ -115,12 +117,13 @@ def moved_up(graph: Rewriter, node: Node) -> Node | None:
 def attended(
     values: AbstractState, node: Node, x: Abstract, rows: int, masks: Sequence[Node], causal: bool
 ) -> Abstract:
-    """Return what an attention reads of a key or value. For a prompt these are the new rows alone. rows: of each
-    sequence of its queries.
+    """Return what an attention reads of a key or value. For a prompt these are the new rows alone.
 
-    The attention sees only new rows if it takes the first rows of the cache alone, or if it is causal. A mask over all
-    rows of the cache must hide the others; this is checked where the mask is read. Raises UnsupportedError for any
-    other attention.
+    values, node: as for a `LoweringPattern`. x: the key or value, (batch, heads, keys, columns). rows: of each sequence
+    of its queries. masks: nodes, whose sum is added to the scores. causal: keys behind each row are hidden. The
+    attention sees only new rows if it takes the first rows of the cache alone, or if it is causal. A mask over all rows
+    of the cache must hide the others; this is checked where the mask is read. Raises `UnsupportedError` for any other
+    attention.
     """
     append = values.appends.get(x.base) if isinstance(x, Value) and isinstance(x.base, Gemm) else None
     if append is None or append.is_step or not isinstance(x, Value):

@@ -17,8 +17,9 @@ from ..base.errors import TensorError
 
 
 def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
-    """Convert a NumPy array to a tensor, sharing its memory if PyTorch can. name: of the argument, for messages. Raises
-    TensorError for a dtype that PyTorch does not have, and for a masked array, because its mask would be lost."""
+    """Return a NumPy array as a tensor of its shape, sharing its memory if PyTorch can. name: of the argument, for
+    messages. Raises `TensorError` for a dtype that PyTorch does not have, and for a masked array, because its mask
+    would be lost."""
     if isinstance(array, np.ma.MaskedArray):
         raise TensorError(f"argument {name} is a masked array: convert it with {name}.filled()")
     plain = array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0
@@ -32,7 +33,7 @@ def as_tensor(name: str, array: npt.NDArray[Any]) -> torch.Tensor:
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by parameter name. Arguments collected by **kwargs keep their own names. Raises
-    TypeError if they do not fit the signature."""
+    `TypeError` if they do not fit the signature."""
     named: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         is_any = signature.parameters[name].kind == inspect.Parameter.VAR_KEYWORD
@@ -43,7 +44,8 @@ def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[st
 def canonical(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bring arguments into one form, whether given by position or by name. Raises TypeError if they do not fit."""
+    """Return the arguments of a call, by position and by name, in one form, whether they were given by position or by
+    name. Raises `TypeError` if they do not fit the signature."""
     bound = signature.bind(*args, **kwargs)
     return bound.args, dict(sorted(bound.kwargs.items()))  # sorted, because calls may give them in any order
 
@@ -52,8 +54,8 @@ def as_laid_out(node: Node, value: torch.Tensor, *, is_written: bool) -> torch.T
     """Return an argument with the strides of the example's: the argument itself, or a copy. A graph without writes is
     valid for these strides alone.
 
-    is_written: the module may write to the argument. A copy would lose the write, so other strides then raise
-    TensorError.
+    node: the placeholder of the argument. value: of the shape of the example. is_written: the module may write to the
+    argument. A copy would lose the write, so other strides then raise `TensorError`.
     """
     strides = node.meta["val"].stride()
     if all(one == other for n, one, other in zip(value.shape, value.stride(), strides, strict=True) if n > 1):
@@ -90,8 +92,8 @@ def results_in_common(program: ExportedProgram) -> tuple[Layouts, ...]:
 
 
 def put_in_common(results: list[Any], groups: Iterable[Layouts]) -> None:
-    """Make the results of each group views of one memory again, in place. Results that the machine computed have memory
-    of their own before."""
+    """Make the results of each group views of one memory again, in place. results: of a call, in order. groups: as
+    `results_in_common` returns them. Results that the machine computed have memory of their own before."""
     for group in groups:
         if len({results[i].untyped_storage().data_ptr() for i in group}) == 1:
             continue
@@ -104,7 +106,8 @@ def put_in_common(results: list[Any], groups: Iterable[Layouts]) -> None:
 
 
 def check_apart(arguments: Mapping[Node, Any], written: Collection[Node]) -> None:
-    """Check that no argument shares memory with one of those that the module writes to. Raises TensorError."""
+    """Check that no argument shares memory with one of those that the module writes to. arguments: the values of a call
+    by placeholder. written: placeholders. Raises `TensorError`, naming both."""
     tensors = {node: x for node, x in arguments.items() if isinstance(x, torch.Tensor)}
     for node in written:
         for other, x in tensors.items():
@@ -116,7 +119,7 @@ def check_apart(arguments: Mapping[Node, Any], written: Collection[Node]) -> Non
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the elements of two tensors lie within the same memory, in ranges that overlap."""
+    """Return whether the elements of two tensors lie within the same memory, in ranges that overlap."""
     if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
     (first, last), (begin, end) = map(_span, (a, b))

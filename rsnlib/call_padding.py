@@ -27,9 +27,9 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of an axis of a result. size: in the program's result. dim: index in `Arguments.dims` of the dimension
-    that it follows; its size is that of the dimension plus `offset`, divided by `every` and rounded up. None: the size
-    is the same in every call."""
+    """A factor of an axis of a result. size: number of positions in the program's result. dim: index in
+    `Arguments.dims` of the dimension that it follows; its size is that of the dimension plus `offset`, divided by
+    `every` and rounded up. None: the size is the same in every call."""
 
     size: int
     dim: int | None = None
@@ -37,7 +37,7 @@ class Factor:
     every: int = 1
 
     def count(self, sizes: Sizes) -> int:
-        """The number of its positions in a call of these sizes."""
+        """Return the number of its positions in a call. sizes: of the call, one for each of `Arguments.dims`."""
         return self.size if self.dim is None else -(-(sizes[self.dim] + self.offset) // self.every)
 
 
@@ -73,7 +73,7 @@ Cuts = Sequence[Cut | None]
 @dataclass(frozen=True)
 class Fitted:
     """A padded call. given: the padded arguments by name. taken: their sizes, those of a program. asked: the sizes of
-    the call."""
+    the call. Both have one size for each of `Arguments.dims`."""
 
     given: dict[str, Any]
     taken: Sizes
@@ -83,9 +83,9 @@ class Fitted:
 class CallPadding:
     """Pads calls to a shape bucket, and cuts their results.
 
-    masks: names of the arguments that are 0 or 1 everywhere in the example. least: the smallest size with which the
-    model can be called, by dimension. cuts: how results are cut, by the sizes of a program; results of other sizes are
-    not cut.
+    arguments: of the model, with their dynamic dimensions. masks: names of the arguments that are 0 or 1 everywhere in
+    the example. least: the smallest size with which the model can be called, by dimension; 1 if missing. cuts: how
+    results are cut, by the sizes of a program; results of other sizes are not cut.
     """
 
     def __init__(self, arguments: Arguments, masks: Sequence[str]) -> None:
@@ -96,8 +96,9 @@ class CallPadding:
         self.cuts: dict[Sizes, Cuts] = {}
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fitted:
-        """Pad the arguments of a call to the cheapest program that they fit. Raises `TensorError` if they fit none, or
-        differ from the example in more than these sizes."""
+        """Pad the arguments of a call, by position and by name, to the program with the fewest rows that they fit.
+        Raises `TensorError` if they fit none, if an argument is missing or no tensor, if the module cannot be called
+        with these sizes, or if a mask has other numbers than 0 and 1."""
         given = self.arguments.named(args, kwargs)
         for name, x in self.arguments.example.items():
             if hasattr(x, "shape") and isinstance(given.get(name), np.ndarray):
@@ -120,7 +121,8 @@ class CallPadding:
         return bucket.sizes
 
     def check_sizes(self, sizes: Sizes) -> None:
-        """Raise `TensorError` for sizes with which the module itself cannot be called."""
+        """Check the sizes of a call, one for each of `Arguments.dims`. Raises `TensorError` for sizes with which the
+        module itself cannot be called (`least`)."""
         for dim, size, name in zip(self.arguments.dims, sizes, self.arguments.first_names, strict=True):
             least = self.least.get(dim, 1)
             if size < least:
@@ -129,7 +131,8 @@ class CallPadding:
                 raise TensorError(f"argument {name} has a {dim.what} of {size}; {takes}")
 
     def check_masks(self, given: Mapping[str, Any]) -> None:
-        """Raise `TensorError` for an argument that is a mask (0 or 1 everywhere) in the example but not now."""
+        """Check the arguments of a call, by name. Raises `TensorError` for one that is a mask (0 or 1 everywhere) in
+        the example but not now."""
         for name in self.masks:
             x = given.get(name)
             if hasattr(x, "shape") and not is_zero_or_one(x):
@@ -139,12 +142,14 @@ class CallPadding:
                 )
 
     def cut_leaves(self, leaves: Sequence[Any], taken: Sizes, asked: Sizes) -> list[Any]:
-        """Cut the leaves of a program's result from the sizes `taken` to the sizes `asked`."""
+        """Return the leaves of a program's result, cut from the sizes `taken` of the program to the sizes `asked` of
+        the call. Raises `ValueError` for another number of leaves than there are cuts."""
         cuts = self.cuts.get(taken) or [None] * len(leaves)
         return [x if cut is None else cut(x, taken, asked) for x, cut in zip(leaves, cuts, strict=True)]
 
     def cut(self, result: Any, call: Fitted) -> Any:
-        """Cut the result of the program for `call.taken` to the sizes of the call, in the same structure."""
+        """Return the result of the program for `call.taken`, cut to the sizes of the call, in the same structure.
+        Raises as `cut_leaves` does."""
         from torch.utils import _pytree as pytree
 
         leaves, structure = pytree.tree_flatten(result)
@@ -152,5 +157,5 @@ class CallPadding:
 
 
 def is_zero_or_one(x: torch.Tensor) -> bool:
-    """Whether all elements are 0 or 1."""
+    """Return whether all elements of a tensor are 0 or 1."""
     return bool(((x == 0) | (x == 1)).all())

@@ -31,7 +31,7 @@ class CompiledWeights:
         self._numbers = Numbers(tensors, checksums)
 
     def are(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are the same tensors with unchanged values."""
+        """Return whether these are the same tensors, in the same order, with unchanged values."""
         same = all(map(is_, tensors, self._tensors))
         return same and not self._numbers.have_moved() and not self._numbers.have_changed()
 
@@ -50,11 +50,13 @@ class CapturedGraph:
         self.end = _end(graph)
 
     def in_pytorch(self, *args: Any) -> Any:
-        """Run the graph in PyTorch and return its results."""
+        """Run the graph in PyTorch, and return its results. args: all arguments, weights among them, in the order of
+        its placeholders."""
         return self._graph.forward(*args)
 
     def reference(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
-        """The results of a call in PyTorch (`verification.Reference`)."""
+        """Return the results of a call in PyTorch (`verification.Reference`). args: as for `in_pytorch`. kwargs: not
+        read, a graph has none. is_double: compute in float64."""
         return self._graph.forward(*(in_double(args) if is_double else args))
 
     def key(self, args: Sequence[Any]) -> Any:
@@ -66,20 +68,20 @@ class CapturedGraph:
 
     def with_counters(self, results: Any, args: Sequence[Any]) -> Any:
         """Return the results of a call, with those numbers computed again from `args` that are made of counters and
-        constants alone. results: from a program that may have been compiled with other values of the counters. A
-        counter is an argument that nothing but such numbers uses."""
+        constants alone. results: from a program that may have been compiled with other values of the counters. args: as
+        for `in_pytorch`. A counter is an argument that nothing but such numbers uses."""
         numbers = self._counters.results(args)
         return [numbers.get(i, x) for i, x in enumerate(results)] if numbers else results
 
     def weights(self, args: Sequence[Any]) -> list[Any]:
-        """Return the arguments that are parameters or buffers of the model."""
+        """Return those of `args` (as for `in_pytorch`) that are parameters or buffers of the model, in order."""
         _, weights = self._positions(args)
         return [args[i] for i in weights]
 
     def divide(self, args: Sequence[Any]) -> Traced | Split:
-        """Trace the graph as a whole or, unless `whole`, split it into pieces. The result takes the arguments at the
-        positions `taken`. Raises one of `Refusal` if nothing would run on the machine or, with `whole`, not all
-        products."""
+        """Trace the graph as a whole or, unless `whole`, split it into pieces. args: as for `in_pytorch`. The result
+        takes the arguments at the positions `taken`. Raises `UnsupportedError` if gradients are wanted, and one of
+        `Refusal` if nothing would run on the machine or, with `whole`, not all products."""
         if _wants_gradients(args):
             raise UnsupportedError("gradients are wanted, and the machine has none: call it under torch.no_grad()")
         taken = self.taken(args)
@@ -88,8 +90,8 @@ class CapturedGraph:
         return self.pipeline.divide(module, tuple(args[i] for i in taken), whole=self.whole)
 
     def taken(self, args: Sequence[Any]) -> list[int]:
-        """Return the positions of the arguments that a program takes in each call. All other arguments (weights and
-        numbers) are compiled into it."""
+        """Return the positions of the arguments that a program takes in each call, from 0 on. args: as for
+        `in_pytorch`. All other arguments (weights and numbers) are compiled into it."""
         others, _ = self._positions(args)
         return [i for i in others if not _is_number(args[i])]
 
@@ -178,7 +180,8 @@ def _end(graph: GraphModule) -> str:
 
 
 def place(path: str, line: int | str, function: str) -> str:
-    """A function and a line of code as text, for messages."""
+    """Return a function and a line of code as text, for messages. path: of the file, shown relative to the current
+    folder if it lies in it."""
     file = Path(path)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"{function} at {shown}:{line}"

@@ -20,7 +20,7 @@ CONVOLUTIONS = {aten.conv1d: 1, aten.conv2d: 2, aten.conv3d: 3}
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution over (..., C, *sizes). One number for each spatial dimension.
+    """The windows of a convolution over (..., C, *sizes). One number, of elements, for each spatial dimension.
 
     kernel, stride, dilation: of the windows. before, after: zeros that are added before the first position and behind
     the last one.
@@ -41,7 +41,7 @@ class Windows:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Return the number of windows along each spatial dimension."""
+        """The number of windows along each spatial dimension."""
         axes = zip(self.sizes, self.kernel, self.stride, self.dilation, self.before, self.after, strict=True)
         return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, d, a, b in axes)
 
@@ -70,8 +70,8 @@ def _each(setting: int | Sequence[int], n: int) -> tuple[int, ...]:
 
 
 def patch_rows(graph: Rewriter, node: Node, windows: Windows) -> Node:
-    """Insert what makes rows (..., patches, C * kernel) of separate patches: views, and a copy. What lies beyond the
-    last whole patch is dropped."""
+    """Insert before `node`, a convolution, what makes rows (..., patches, C * kernel) of separate patches: views, and a
+    copy. Returns the last node. What lies beyond the last whole patch is dropped."""
     x = arguments(node)["input"]
     n, shape = len(windows.kernel), shape_of(x)
     *leading, channels = shape[:-n]
@@ -88,8 +88,8 @@ def patch_rows(graph: Rewriter, node: Node, windows: Windows) -> Node:
 
 
 def gathered_rows(graph: Rewriter, node: Node, windows: Windows) -> Node | None:
-    """Insert what gathers rows (..., windows, C * kernel) of windows that overlap, leave gaps or reach over borders;
-    None for three spatial dimensions."""
+    """Insert before `node`, a convolution, what gathers rows (..., windows, C * kernel) of windows that overlap, leave
+    gaps or reach over borders. Returns the last node; None for three spatial dimensions."""
     n = len(windows.kernel)
     if n > 2:
         return None

@@ -21,7 +21,8 @@ TORCH = Path(torch.__file__).parent
 
 class Uncaptured(TorchDispatchMode):
     """Context that records products computed outside of `graph`. found: names of their operators, by the caller's file,
-    line and function. flops: of those that PyTorch can count. uncounted: whether there are others."""
+    line and function. flops: of those that PyTorch can count, 2 for each multiply and add. uncounted: whether there are
+    others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class Uncaptured(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tells torch.compile that captured graphs stay valid under this dispatch mode."""
+        """Return True: it tells torch.compile that captured graphs stay valid under this dispatch mode."""
         return True
 
     @contextmanager

@@ -31,7 +31,7 @@ watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
 
 
 def is_captured(model: object) -> bool:
-    """Whether a model is the result of torch.compile, or a module on which `.compile()` was called."""
+    """Return whether a model is the result of torch.compile, or a module on which `.compile()` was called."""
     return any(
         getattr(model, name, None) is not None
         for name in ("_orig_mod", "_torchdynamo_orig_callable", "_compiled_call_impl")
@@ -47,10 +47,10 @@ def _backend_of(model: object) -> str | None:
 
 
 def explain(model: Callable[..., Any], example_inputs: Examples, modelled: Model) -> str:
-    """Explain where the parts of a model compiled by torch.compile would run, as text. PyTorch runs the model twice.
+    """Return where the parts of a model compiled by torch.compile would run, as text. PyTorch runs the model twice.
 
-    modelled: models the time of each program. Raises `UnsupportedError` like the model itself with the option
-    fallback="error", and `TensorError` for example inputs that do not fit.
+    example_inputs: by position or by name. modelled: models the time of each program. Raises `UnsupportedError` like
+    the model itself with the option fallback="error", and `TensorError` for example inputs that do not fit.
     """
     original = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
     forward = getattr(original, "forward", original)
@@ -68,8 +68,9 @@ def explain(model: Callable[..., Any], example_inputs: Examples, modelled: Model
 
 
 class Watch:
-    """Collects what happens to each graph while a model is explained. outside: products outside of captured graphs.
-    backend: the name of the backend that the model was compiled with."""
+    """Collects what happens to each graph while a model is explained. modelled: models the time of each program.
+    backend: the name of the backend that the model was compiled with; None if it is not known. outside: products
+    outside of captured graphs."""
 
     def __init__(self, modelled: Model, backend: str | None) -> None:
         self.outside = Uncaptured()
@@ -88,8 +89,9 @@ class Watch:
             yield
 
     def called(self, graph: CapturedGraph, key: Any, args: tuple[Any, ...]) -> Any:
-        """Record a call of a graph, and run it in PyTorch. Returns its results. Raises like `CapturedGraph.divide` if
-        the graph must run as a whole."""
+        """Record a call of a graph, and run it in PyTorch. key: tells variants of the graph apart
+        (`CapturedGraph.key`). args: as for `CapturedGraph.in_pytorch`. Returns its results. Raises like
+        `CapturedGraph.divide` if the graph must run as a whole."""
         if (graph, key) not in self._reports:
             report = self._reports[graph, key] = _report(graph, args, self._modelled)
             self._ends += [graph.end] if graph.end and graph.end not in self._ends else []
@@ -102,8 +104,8 @@ class Watch:
             return graph.in_pytorch(*args)
 
     def lines(self, wants_gradients: bool) -> Iterator[str]:
-        """The report as lines of text: a summary of all graphs, then where the parts of each run. wants_gradients:
-        whether gradients were enabled in the caller."""
+        """Yield the report as lines of text: a summary of all graphs, then where the parts of each run.
+        wants_gradients: whether gradients were enabled in the caller."""
         count = f"torch.compile: {_many(len(self._reports), 'graph')}, {_many(len(self._ends), 'graph break')}"
         reports = self._reports.values()
         work = [x for report in reports for _ in range(report.calls) for x in report.work]

@@ -65,14 +65,15 @@ class Piece:
 
 
 def work_of(piece: Piece) -> list[ModuleWork]:
-    """FLOPs of each operator of a piece for PyTorch."""
+    """Return the FLOPs of each operator of a piece for PyTorch, with its module."""
     counter = FlopCounter()
     return [ModuleWork(module_path(node), counter.of(node)) for node in piece.nodes]
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A module as pieces that run one after the other. constants: values of the weights that pieces and result need."""
+    """A module as pieces that run one after the other. interface: how the module is called. constants: values of the
+    weights that pieces and result need, by node."""
 
     interface: Interface
     constants: Environment
@@ -80,12 +81,13 @@ class Split:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the graph is cut or runs in PyTorch; each reason once."""
+        """Why the graph is cut or runs in PyTorch, as texts for messages; each reason once."""
         return list(dict.fromkeys(text for piece in self.pieces for text in piece.why))
 
     def run(self, programs: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) -> Any:
-        """Run the module. programs: the function to call for each piece; None runs it in PyTorch. args: the module's
-        arguments. Raises TensorError for arguments that differ from the example."""
+        """Run the module. programs: the function to call for each piece, from the values of `takes` to those of
+        `gives`; None runs it in PyTorch. args: the module's arguments by position. Raises `TensorError` for arguments
+        that differ from the example, and for operands that an operator cannot take."""
         environment = self.constants | self.interface.bind(args, {})
         for piece, program in zip(self.pieces, programs, strict=True):
             if program is None:
@@ -116,8 +118,9 @@ def split(
 ) -> Traced | Split:
     """Trace a module as a whole, or else split it into pieces. All parts for the machine can be lowered.
 
-    lower: checks this. whole: do not split, raise the error instead. passes: used to trace the module as a whole.
-    Raises UnsupportedError, TensorError or ScheduleError if no piece could run on the machine.
+    example_inputs: by position. lower: checks that the scheduler can lower a network. whole: do not split, raise the
+    error instead. passes: used to trace the module as a whole. Raises `UnsupportedError`, `TensorError` or
+    `ScheduleError` if no piece could run on the machine.
     """
     try:
         return _lowered(trace(model, example_inputs, passes), lower)
@@ -138,8 +141,8 @@ def split(
 
 
 def runs_in_pieces(refused: UnsupportedError, model: nn.Module, example_inputs: Examples, lower: Lower) -> bool:
-    """Whether a module that was refused as a whole (`refused`) would run on the machine at least in part, if split. It
-    stops at the first such piece, and looks at no more than `MAX_LOOKS` pieces."""
+    """Return whether a module that was refused as a whole (`refused`) would run on the machine at least in part, if
+    split. lower: as for `split`. It stops at the first such piece, and looks at no more than `MAX_LOOKS` pieces."""
     if not isinstance(refused, RefusedError | LimitError):
         return False
     try:

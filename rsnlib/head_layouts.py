@@ -28,8 +28,8 @@ from .layers import identifier
 
 
 class HeadLayout(NamedTuple):
-    """`heads` heads of `width` columns, stored apart. order: the column of a head that each stored one is; empty for
-    their own order."""
+    """`heads` heads of `width` columns, stored apart. order: the column of a head that each stored one is, from 0 on;
+    empty for their own order."""
 
     heads: int
     width: int
@@ -37,13 +37,14 @@ class HeadLayout(NamedTuple):
 
     @property
     def columns(self) -> npt.NDArray[np.intp]:
-        """The column of the activation that each stored one is, padding left out; (heads * width,)."""
+        """The column of the activation that each stored one is, padding left out: integers (heads * width,)."""
         order = np.array(self.order or range(self.width), np.intp)
         columns: npt.NDArray[np.intp] = (np.arange(self.heads)[:, None] * self.width + order).reshape(-1)
         return columns
 
     def places(self, pitch: int) -> npt.NDArray[np.intp]:
-        """Where each column of the activation is stored, with heads `pitch` apart; (heads * width,)."""
+        """Return where each column of the activation is stored: integers (heads * width,), stored columns from 0 on.
+        pitch: stored columns from one head to the next."""
         out = np.empty(self.heads * self.width, np.intp)
         out[self.columns] = (np.arange(self.heads)[:, None] * pitch + np.arange(self.width)).reshape(-1)
         return out
@@ -62,15 +63,17 @@ class UnappliedAffine:
 
 
 def affine_of(layer: Layer | None) -> UnappliedAffine | None:
-    """What the machine does not apply to the result of a layer, or to an input."""
+    """Return the scale and shift that the machine does not apply to the result of a layer; None if there are none, and
+    for an input (`layer` None)."""
     if layer is None or isinstance(layer, AttentionLayer) or layer.scale is None:
         return None
     return UnappliedAffine(layer.scale, np.zeros(layer.width) if layer.shift is None else layer.shift)
 
 
 def with_table(layer: Layer) -> Layer:
-    """The layer with the scale of its heads in a table: own and partner's columns times their scales. A scale without a
-    rotation is a table of which only the own columns count. Raises `UnsupportedError` for a shift."""
+    """Return the layer with the scale of its heads in a table: own and partner's columns times their scales. A scale
+    without a rotation is a table of which only the own columns count. Layers without heads or scale stay. Raises
+    `UnsupportedError` for a shift, and for a scale that differs between heads."""
     if isinstance(layer, AttentionLayer) or not layer.in_heads or layer.scale is None:
         return layer
     if layer.shift is not None and np.any(layer.shift):
@@ -89,8 +92,8 @@ def with_table(layer: Layer) -> Layer:
 
 
 def head_order(rotary: Rotary) -> tuple[int, ...]:
-    """An order of the columns of a head in which partners are neighbours; empty if they are already. Raises
-    `UnsupportedError` if `partners` is not its own inverse."""
+    """Return an order of the columns of a head in which partners are neighbours: the column at each place, from 0 on;
+    empty if they are already. Raises `UnsupportedError` if `partners` is not its own inverse."""
     partners = rotary.partners
     if sorted(partners) != [*range(rotary.head_dim)] or any(partners[p] != c for c, p in enumerate(partners)):
         raise UnsupportedError(
@@ -104,7 +107,8 @@ def head_order(rotary: Rotary) -> tuple[int, ...]:
 
 
 def reordered(rotary: Rotary, order: Sequence[int]) -> Rotary:
-    """A rotation of heads whose columns are stored in this order, so that partners are neighbours."""
+    """Return a rotation of heads whose columns are stored in the given order, so that partners are neighbours. order:
+    the column at each place; empty for their own order."""
     width, at = rotary.head_dim, list(order or range(rotary.head_dim))
     neighbours = tuple(c ^ 1 if c ^ 1 < width else c for c in range(width))
     own, partner = rotary.own[:, at], rotary.partner[:, at]
@@ -120,7 +124,7 @@ class LaidOut:
     attention reads a result whose scale or shift is not applied yet.
 
     A product stores its columns in the head layout of an attention if no consumer needs another layout; products of its
-    result can read any layout. pitch: of a head of so many columns.
+    result can read any layout. pitch: from the columns of a head to the stored columns from one head to the next.
     """
 
     def __init__(self, graph: LayerGraph, pitch: Callable[[int], int]) -> None:
@@ -133,7 +137,8 @@ class LaidOut:
                 self._needed.setdefault(operand, {})[layout] = None
 
     def graph(self) -> tuple[LayerGraph, Mapping[str, Layout]]:
-        """The graph with the products, and the layout of each activation."""
+        """Return the graph with the products, and the layout of each activation by its name. Raises `UnsupportedError`,
+        naming the layer, for a rotation that does not exchange columns in pairs."""
         layers: dict[str, Layer] = {layer.y: self._rebuilt(layer) for layer in self._graph.layers}
         outputs = [self._side_by_side(out.name) for out in self._graph.outputs]
         layouts = {name: self._layout(name) for name in (*self._graph.inputs, *layers)}

@@ -31,14 +31,15 @@ from .view import View
 class RotaryTable:
     """An input of the network with the factors of a rotation, which the host computes in each call. factors: the host's
     tensors with them. rotary: constant factors by which they are multiplied, in the order of the machine's columns.
-    pitch: columns from one head to the next."""
+    pitch: number of stored columns from one head to the next."""
 
     factors: Factors
     rotary: Rotary
     pitch: int
 
     def rows(self, environment: Environment, batch: int, seq: int) -> Array:
-        """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch)."""
+        """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch). environment: holds the host's
+        tensors that `factors` names, which are broadcast to (batch, heads, seq, columns)."""
         columns = self.rotary.head_dim
         own, partner = (
             _four(environment[x]).select(self.factors.heads, 0).broadcast_to((batch, seq, columns))
@@ -107,20 +108,21 @@ class HostPart:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Number of rows of each sequence."""
+        """The number of rows of each sequence, in order."""
         return self.lengths or (self.seq,) * self.batch
 
     def seq_of(self, name: str) -> int:
-        """Number of rows of each sequence of an input or output of the network."""
+        """Return the number of rows of each sequence of an input or output of the network, given its name."""
         return self.seqs.get(name, self.seq)
 
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], KeySpans | None, Environment]:
         """Run the operators before the machine, on the module's arguments.
 
-        Returns the network's inputs by activation name, float32 (batch, seq, columns); the valid keys of each
-        sequence, or None for a network without masks; and the values that the epilogue needs. Raises
-        TensorError for an argument that differs from the example in structure, shape or type, and for a mask that is
-        not a prefix; UnsupportedError if the host part depends on rows beyond the network's lengths.
+        Returns the network's inputs by activation name, float32 (batch, seq, columns); the valid keys of each sequence
+        and the rows that caches take, or None for a network without masks and caches; and the values that the epilogue
+        needs. Raises `TensorError` for an argument that differs from the example in structure, shape or type, for masks
+        that the program cannot apply or that hide different keys, and as `run` does; `CacheFull` for a row beyond a
+        cache; `UnsupportedError` if the host part depends on rows beyond the network's lengths.
         """
         arguments = self.interface.bind(args, kwargs)
         environment = self.constants | arguments
@@ -188,13 +190,14 @@ class HostPart:
         return np.full(self.batch, row, np.int64)
 
     def state(self, name: str, environment: Environment) -> Array:
-        """Return the host's contents of an input that keeps them between runs: float32 (batch, rows, columns)."""
+        """Return the host's contents of an input that keeps them between runs: float32 (batch, rows, columns). name: of
+        the input. environment: the values that the prologue returns. Raises `KeyError` for another input."""
         node, view = self.states[name]
         return _rows(environment[node], view).reshape(self.batch, self.seq_of(name), -1)
 
     def inputs(self, environment: Environment) -> dict[str, Array]:
-        """Return the network's inputs by activation name, float32 (batch, rows, columns), made from the host's
-        tensors."""
+        """Return the network's inputs by activation name, float32 (batch, rows, columns). environment: holds the host's
+        tensors that they are made from. Raises `TensorError` for a mask with NaN."""
         return {
             name: _rows(_to_add(environment[node]) if name in self.added else environment[node], view).reshape(
                 self.batch, self.seq_of(name), -1
@@ -204,9 +207,11 @@ class HostPart:
 
     def at_rows(self, spans: KeySpans | None, rows: RowsOfCaches) -> KeySpans:
         """Return the parameters of a call in which each sequence takes a new row at a place of its own in the caches.
+
         spans: as the prologue returns them. rows: for each sequence the row of all caches, or by the number of rows
         that caches have. Raises `UnsupportedError` for a network without such caches, `TensorError` for rows that are
-        not integers or not one for each sequence, and `CacheFull` for a row beyond the cache."""
+        not integers or not one for each sequence, and `CacheFull` for a row beyond the cache.
+        """
         if spans is None or not self.rows_taken or self.rings or self.after_caches:
             raise UnsupportedError("rows of sequences: the model appends no rows to caches, or uses these otherwise")
         for kind in set(self.rows_taken.values()):
@@ -240,11 +245,11 @@ class HostPart:
         return any(node.target is torch.ops.aten.index_copy.default for node in self.after)
 
     def epilogue(self, outputs: Mapping[str, Array], state: Environment, rows: RowsOfCaches | None = None) -> Any:
-        """Run the operators after the machine. Returns the module's result, in its original structure. rows: as for
-        `Interface.unbind`.
+        """Run the operators after the machine. Returns the module's result, in its original structure.
 
         outputs: by activation name, float32 (batch, seq, columns), with the Output's scale and shift applied. state:
-        from the prologue of the same call. Raises TensorError for an output that is missing or has another shape.
+        from the prologue of the same call. rows: as for `Interface.unbind`. Raises `TensorError` for an output that is
+        missing or has another shape, and as `run` does.
         """
         environment = dict(state)
         self.take(outputs, environment)
@@ -252,7 +257,8 @@ class HostPart:
         return self.interface.unbind(environment, rows)
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
-        """Add to `environment` the tensors that are views of the network's outputs. Raises like `epilogue`."""
+        """Add to `environment` the tensors that are views of the network's outputs. outputs: as for `epilogue`, also
+        the errors."""
         for node, (name, view) in self.results.items():
             if name not in outputs:
                 raise TensorError(f"the network's output {name} is missing")

@@ -16,7 +16,8 @@ RowsOfCaches = Sequence[int] | Mapping[int, Sequence[int]]
 
 
 def rows_of(rows: RowsOfCaches, count: int) -> Sequence[int]:
-    """Where caches of `count` rows take the new row of each sequence. Raises TensorError if `rows` lacks them."""
+    """Return where caches of `count` rows take the new row of each sequence: row numbers from 0 on. Raises
+    `TensorError` if `rows` lacks caches of that size."""
     if not isinstance(rows, Mapping):
         return rows
     if count not in rows:
@@ -36,13 +37,15 @@ class KeySpans(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, int], batch: int) -> KeySpans:
-        """Read the spans of `batch` sequences from all run-time parameters of a program, by name."""
+        """Return the spans of `batch` sequences from all run-time parameters of a program, by name; a length that is
+        missing is -1. Rows of caches are not read."""
         lengths, starts = ([parameters.get(f"{x}[{i}]", -1) for i in range(batch)] for x in ("len", "start"))
         return cls(np.array(lengths, np.int64), None if min(starts) < 0 else np.array(starts, np.int64))
 
     def parameters(self, count: int | None = None, kind: int | str = "") -> dict[str, int]:
-        """Return the run-time parameters of a program, by name. count: only those of the first `count` sequences; None:
-        all. kind: the number of rows of caches that have parameters of their own."""
+        """Return the run-time parameters of a program, by name: in rows of a sequence, from 0 on. count: only those of
+        the first `count` sequences; None: all. kind: the number of rows of caches that have parameters of their own; ""
+        for the program's own."""
         named = {f"len{kind}[{i}]": int(n) for i, n in enumerate(self.lengths[:count])}
         for name, numbers in (("start", self.starts), ("row", self.rows)):
             named |= {f"{name}{kind}[{i}]": int(n) for i, n in enumerate(() if numbers is None else numbers[:count])}

@@ -37,7 +37,8 @@ class Pattern:
         return not self.causal and self.window is None
 
     def shows(self, seq: int) -> torch.Tensor:
-        """Whether each row sees each key, bool (seq, seq), without padding."""
+        """Return whether each row sees each key, bool (seq, seq), without padding. seq: rows of a sequence, which are
+        its keys too."""
         behind = torch.arange(seq)[:, None] - torch.arange(seq)
         shown = torch.ones(seq, seq, dtype=torch.bool)
         if self.window is not None:
@@ -53,11 +54,12 @@ PLAIN = Pattern()
 
 
 def attended_keys(mask: torch.Tensor, batch: int, seq: int, pattern: Pattern = PLAIN) -> npt.NDArray[np.bool_]:
-    """The valid keys, bool (batch, seq), of a mask that broadcasts to (batch, heads, seq, seq).
+    """Return the valid keys, bool (batch, seq), of a mask that broadcasts to (batch, heads, seq, seq).
 
-    A bool mask is True at valid keys; a float mask is 0 there and at most -1e4 elsewhere. pattern: which of the valid
-    keys each row sees; rows that would see none may see all. Raises TensorError for other values or shapes, and for a
-    mask that differs between heads or shows other keys than the pattern.
+    A bool mask is True at valid keys; a float mask is 0 there and at most -1e4 elsewhere. It may have more keys, of a
+    cache that holds more rows, all hidden. pattern: which of the valid keys each row sees; rows that would see none may
+    see all. Raises `TensorError` for other values or shapes, and for a mask that differs between heads or shows other
+    keys than the pattern.
     """
     mask = _truth(mask, batch, seq)
     if pattern.is_plain:
@@ -81,8 +83,8 @@ def attended_keys(mask: torch.Tensor, batch: int, seq: int, pattern: Pattern = P
 
 
 def pattern_of(mask: torch.Tensor, batch: int, seq: int) -> Pattern:
-    """Which keys a mask shows to each row, and whether sequences begin with padding. Raises TensorError for a mask that
-    the machine cannot apply by itself."""
+    """Return which keys a mask shows to each row, and whether sequences begin with padding. mask, batch, seq: as for
+    `attended_keys`. Raises `TensorError` for a mask that the machine cannot apply by itself."""
     truth = _truth(mask, batch, seq)
     first: TensorError | None = None
     for pattern in _candidates(truth, seq):
@@ -116,8 +118,8 @@ def _candidates(truth: torch.Tensor, seq: int) -> Iterator[Pattern]:
 
 
 def is_causal(mask: torch.Tensor, batch: int, seq: int) -> bool:
-    """Whether an attention mask hides the keys behind each row, whatever else it hides. Raises TensorError for a tensor
-    that is not a mask."""
+    """Return whether an attention mask hides the keys behind each row, whatever else it hides. mask, batch, seq: as for
+    `attended_keys`. Raises `TensorError` for a tensor that is not a mask."""
     truth = _truth(mask, batch, seq)
     if seq == 1 or truth.shape[2:] != (seq, seq):
         return False
@@ -154,11 +156,11 @@ def _truth(mask: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
 
 
 def key_spans(mask: torch.Tensor, batch: int, seq: int, pattern: Pattern = PLAIN) -> KeySpans:
-    """The valid keys of each sequence, 1 to seq in one piece; for masks see `attended_keys`. `starts` is None unless
-    the pattern has padding on the left.
+    """Return the valid keys of each sequence, 1 to seq in one piece. mask, batch, seq, pattern: as for `attended_keys`.
+    `starts` is None unless the pattern has padding on the left.
 
-    Raises TensorError, naming the sequence, if the valid keys are not in one piece, if there are none, or if they are
-    not the first ones and the pattern has no padding on the left.
+    Raises `TensorError` as `attended_keys` does and, naming the sequence, if the valid keys are not in one piece, if
+    there are none, or if they are not the first ones and the pattern has no padding on the left.
     """
     keys = attended_keys(mask, batch, seq, pattern)
     starts = keys.argmax(axis=1).astype(np.int64) if pattern.left else np.zeros(batch, np.int64)

@@ -40,21 +40,23 @@ class SpecError(RsnError, ValueError):
 
 
 class Mlp(nn.Module):
-    """A multi-layer perceptron: linear layers of the given widths with ReLU between them."""
+    """A multi-layer perceptron: linear layers of the given widths (columns) with ReLU between them. Raises
+    `OperatorError` for widths below 1."""
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Linear(k, n) for k, n in pairwise(widths))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., first width). Returns (..., last width)."""
+        """Return (..., last width). x: (..., first width)."""
         for i, layer in enumerate(self.layers):
             x = layer(F.relu(x) if i else x)
         return x
 
 
 class Ncf(nn.Module):
-    """Neural collaborative filtering as in CHARM's benchmark: a tower down to 16 columns, and a prediction layer.
+    """Neural collaborative filtering as in the benchmark of CHARM, which the paper compares with: a tower down to 16
+    columns, and a prediction layer.
 
     The prediction reads 32 columns: the tower's 16 and 16 others. The benchmark counts it as a separate product, so
     these 32 columns are an input here.
@@ -66,7 +68,7 @@ class Ncf(nn.Module):
         self.predict = Linear(32, 1)
 
     def forward(self, x: torch.Tensor, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: (rows, 4096). joined: (rows, 32). Returns the tower's result (rows, 16) and the prediction (rows, 1)."""
+        """Return the tower's result (rows, 16) and the prediction (rows, 1). x: (rows, 4096). joined: (rows, 32)."""
         return self.tower(x), self.predict(joined)
 
 
@@ -80,7 +82,7 @@ class Vit(nn.Module):
         self.up, self.down, self.head = Linear(1024, 4096), Linear(4096, 1024), Linear(1024, 3048)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (batch, seq, 3024), in the benchmark (48, 64, 3024). Returns (batch, seq, 3048)."""
+        """Return (batch, seq, 3048). x: (batch, seq, 3024), in the benchmark (48, 64, 3024)."""
         return self.head(self.down(self.up(self.attn(self.embed(x)))))
 
 
@@ -119,7 +121,8 @@ PRESETS: dict[str, Callable[..., tuple[nn.Module, Inputs]]] = {
 
 
 def is_base(overlay: Overlay) -> bool:
-    """Whether presets for an overlay do without masks and exact GELU, as for the base overlay, which lacks them."""
+    """Return whether presets for an overlay do without masks and exact GELU, as for the base overlay, which lacks
+    them."""
     return any(overlay.capability(op) is None for op in ("mask", "gelu_erf"))
 
 
@@ -128,9 +131,9 @@ def preset(
 ) -> tuple[nn.Module, Inputs]:
     """Build a preset by name, or "gemm:MxKxN", with random weights. Returns the module and random example inputs.
 
-    batch and seq default to 1 x 128 for the encoders, 48 x 64 for vit, and 3072 rows for mlp and ncf; for a gemm, M is
-    the number of rows. base: for the base overlay, which has no masks and no exact GELU: no mask, tanh GELU, eps 1e-6.
-    Raises SpecError for an unknown name.
+    batch, seq: sequences, and rows of each; by default 1 x 128 for the encoders, 48 x 64 for vit, and 3072 rows for mlp
+    and ncf; for a gemm, M is the number of rows. seed: of weights and inputs. base: for the base overlay, which has no
+    masks and no exact GELU: no mask, tanh GELU, eps 1e-6. Raises `SpecError` for an unknown name.
     """
     module: nn.Module
     inputs: Inputs
@@ -168,10 +171,11 @@ def load_spec(
 ) -> tuple[nn.Module, Inputs]:
     """Load a module and example inputs from the name of a preset, from FILE.py:CALLABLE or from FILE.onnx.
 
-    The callable gets those of batch, seq and seed that it has parameters for. It returns (module, example inputs), or
-    only a module; then the inputs follow from its forward: int64 `input_ids` and `attention_mask` (batch, seq), and for
-    one other parameter without default float32 (batch, seq, in_features of the first Linear). Raises SpecError for a
-    wrong specification, and for errors of the file itself, with its line.
+    batch, seq, seed, base: as for `preset`. The callable gets those of batch, seq and seed that it has parameters for.
+    It returns (module, example inputs), or only a module; then the inputs follow from its forward: int64 `input_ids`
+    and `attention_mask` (batch, seq), and for one other parameter without default float32 (batch, seq, in_features of
+    the first Linear). Raises `SpecError` for a wrong specification, and for errors of the file itself, with its line;
+    `UnsupportedError` for an ONNX file that cannot be read, and `MissingError` without the onnx package.
     """
     if spec.endswith(".onnx"):
         return _onnx(spec, batch or 1, seq or 128)

@@ -19,7 +19,8 @@ CutLeaves = Callable[[Sequence[Any], Sizes, Sizes], list[Any]]
 
 
 class Probe:
-    """Calls a module in PyTorch with examples of several sizes and values."""
+    """Calls a module in PyTorch with examples of several sizes and values. arguments: the example, and its dynamic
+    dimensions."""
 
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         self._model, self._of = model, arguments
@@ -45,7 +46,8 @@ class Probe:
                     )
 
     def least(self) -> dict[Dim, int]:
-        """The smallest size of each dimension with which the module can be called, if that is not 1."""
+        """Return the smallest size, in elements, of each dimension with which the module can be called, if that is not
+        1. Found by bisection, with calls of the module."""
         found = {}
         for i, (dim, size) in enumerate(zip(self._of.dims, self._sizes, strict=True)):
             fails, works = 0, 1 if dim.exact else size
@@ -205,8 +207,8 @@ def leaves_of(result: Any) -> list[Any]:
 
 
 def base_size(dim: Dim, size: int) -> int:
-    """Return the size of a dimension in an example. It is below the largest size, if that is above 2, so that the
-    example can be padded."""
+    """Return the size of a dimension in an example, in elements. size: in the user's example. It is below the largest
+    size of `dim`, if that is above 2, so that the example can be padded."""
     if dim.exact:
         return dim.sizes[0]
     largest = dim.sizes[-1]
@@ -236,8 +238,8 @@ def _is_data(x: torch.Tensor) -> bool:
 
 
 def is_mask(x: Any) -> bool:
-    """Whether an argument is an integer or bool mask: each element 0 or 1, and at least one 1 (token types may be all
-    0)."""
+    """Return whether an argument is an integer or bool mask: each element 0 or 1, and at least one 1 (token types may
+    be all 0)."""
     if not hasattr(x, "is_floating_point") or x.is_floating_point() or x.is_complex():
         return False
     return is_zero_or_one(x) and bool((x == 1).any())
@@ -260,7 +262,8 @@ def _shuffled(x: torch.Tensor) -> torch.Tensor:
 
 
 def refusal(arguments: Arguments, dim: Dim, why: str) -> UnsupportedError:
-    """The error for a module whose results depend on the padding of a dimension."""
+    """Return the error for a module whose results depend on the padding of a dimension. why: the output and the reason,
+    as "output 0: ..."."""
     output, _, rest = why.partition(": ")
     changes = f" changes {output}" if rest else ""
     return UnsupportedError(

@@ -20,7 +20,8 @@ from .summary import Modelled, ModuleWork, head, table
 
 @dataclass(frozen=True)
 class OperatorPlacement:
-    """Where an operator runs. path: of its module. op: its name. where: "host" or "machine". why: the reason."""
+    """Where an operator runs. path: of its module. op: its name. where: "host" or "machine". why: the reason, for the
+    user. node: of the captured graph."""
 
     path: str
     op: str
@@ -31,10 +32,11 @@ class OperatorPlacement:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """The result of `trace`. network: the part for the machine. host: the part for PyTorch.
+    """The result of `trace`.
 
+    network: the part for the machine. host: the part for PyTorch. placements: where each operator runs, in order.
     origins: the operator at which to cut the graph if the machine cannot run a layer, by the name of the layer's
-    result. again: traces the same graph with the current values of the weights.
+    result. again: traces the same graph with the current values of the weights; None if that was not asked for.
     """
 
     network: LayerGraph
@@ -46,10 +48,11 @@ class Traced:
     def with_lengths(
         self, lengths: Sequence[int], example_inputs: tuple[Any, ...] | dict[str, Any] | None = None
     ) -> Traced:
-        """The same for sequences of at most these numbers of rows.
+        """Return the same for sequences of at most these numbers of rows.
 
-        example_inputs: used to check the host part, if their masks fit the lengths; otherwise the first call checks it.
-        Raises `ScheduleError` for lengths that do not fit, and UnsupportedError like `HostPart.prologue`.
+        lengths: one for each sequence. example_inputs: used to check the host part, if their masks fit the lengths;
+        otherwise the first call checks it. Raises `ScheduleError` for lengths that do not fit, and `UnsupportedError`
+        like `HostPart.prologue`.
         """
         network = self.network.with_lengths(lengths)
         traced = replace(self, network=network, host=replace(self.host, lengths=network.lengths))
@@ -60,7 +63,8 @@ class Traced:
         return traced
 
     def work(self, modelled: Modelled | None = None) -> list[ModuleWork]:
-        """FLOPs of each operator with its module and place. modelled: adds the machine's modelled time by layer."""
+        """Return the FLOPs of each operator with its module and place. modelled: adds the machine's modelled seconds by
+        layer."""
         counter = FlopCounter()
         work = [ModuleWork(p.path, counter.of(p.node), p.where == "machine") for p in self.placements]
         if modelled is not None:
@@ -69,8 +73,9 @@ class Traced:
         return work
 
     def explain(self, modelled: Modelled | None = None) -> str:
-        """The text of `rsn.explain`: each module's share of FLOPs and of modelled time on the machine, how far each
-        segment is from the best possible, then a table of operators with place and reason."""
+        """Return the text of `rsn.explain`: each module's share of FLOPs and of modelled time on the machine, how far
+        each segment is from the best possible, then a table of operators with place and reason. modelled: the machine's
+        times in seconds; None leaves times out."""
         latency_s = None if modelled is None else modelled.latency_s
         work = self.work(modelled)
         first = f"{self.title}: {head(work, latency_s)}"
@@ -83,11 +88,12 @@ class Traced:
 
     @property
     def title(self) -> str:
-        """Batch, rows and number of layers as text."""
+        """Batch, rows and number of layers, as text."""
         return f"{self.network.size}, {len(self.network.layers)} layers on the machine"
 
     def operators(self) -> list[str]:
-        """A table of operators as lines of text: module, place, reason, names."""
+        """Return a table of operators as lines of text: module, place, reason, names. The first line names inputs and
+        outputs."""
         network = self.network
         ends = f"inputs {', '.join(network.inputs)}; outputs {', '.join(x.name for x in network.outputs)}"
         table = [("module", "runs on", "why", "operators")]

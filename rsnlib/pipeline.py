@@ -37,9 +37,10 @@ from .trace import trace
 class Pipeline:
     """Settings and methods to compile modules into programs.
 
-    overlay: the machine. schedule: a schedule, or `Best` to search for one. passes: of the compiler. lengths: rows of
-    each sequence, where they differ. checks_rows: check with the example that the host part uses no rows beyond
-    `lengths`; False leaves that to the first call. progress: called with the share of a search's budget that is spent.
+    overlay: the machine. schedule: a schedule, or `Best` to search for one. passes: of the compiler. lengths: number of
+    rows of each sequence, where they differ. checks_rows: check with the example that the host part uses no rows beyond
+    `lengths`; False leaves that to the first call. progress: called with the share of a search's budget that is spent,
+    0 to 1. Raises `UnsupportedError` for an overlay that nothing can be compiled for.
     """
 
     overlay: Overlay
@@ -62,8 +63,10 @@ class Pipeline:
         passes: Passes | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Pipeline:
-        """A pipeline for an overlay and a schedule by name. budget_s: seconds of the search for "best". Raises
-        `ProgramError` for an unknown overlay, `ScheduleError` for an unknown schedule."""
+        """Return a pipeline for an overlay and a schedule by name. overlay: name, or path of an overlay file. schedule:
+        name, path of a file, or object. budget_s: seconds of the search for "best". passes: None for the usual ones.
+        lengths: as for the class. Raises `ProgramError` for an unknown overlay, `ScheduleError` for an unknown
+        schedule."""
         chosen = schedule_named(schedule, budget_s)
         return cls(overlay=find(overlay), schedule=chosen, passes=passes or USUAL, lengths=lengths)
 
@@ -78,7 +81,7 @@ class Pipeline:
         return self if isinstance(self.schedule, Schedule) else replace(self, schedule=PAPER)
 
     def observed(self, name: str, observer: Callable[[Any], None]) -> Pipeline:
-        """The same pipeline, but `observer` is called with the result of pass `name`, before other observers."""
+        """Return the same pipeline, but `observer` is called with the result of pass `name`, before other observers."""
         others = self.passes.observe
 
         def observe(done: str, made: object) -> None:
@@ -91,19 +94,22 @@ class Pipeline:
     # -- from a module to a network
 
     def trace(self, model: nn.Module, example: Examples, *, again: bool = False) -> Traced:
-        """Capture, rewrite, match and fold a module into a network and a host part. again: as for `trace.trace`.
-        Arguments that rotary positions depend on become constants. Raises like `trace.trace`, and `ScheduleError` for
-        lengths that do not fit."""
+        """Capture, rewrite, match and fold a module into a network and a host part. example: inputs, by position or by
+        name. again: as for `trace.trace`. Arguments that rotary positions depend on become constants. Raises like
+        `trace.trace`, `RoomError` for more weights than off-chip memory holds, and `ScheduleError` for lengths that do
+        not fit."""
         return self.with_lengths(trace(model, example, self._passes, again=again, fixes=True), example)
 
     def with_lengths(self, traced: Traced, example: Examples) -> Traced:
-        """Apply `lengths`, if there are any, to a traced module: the last step of `trace`."""
+        """Return a traced module with `lengths` applied, if there are any: the last step of `trace`. Raises as
+        `Traced.with_lengths` does."""
         if self.lengths is None:
             return traced
         return traced.with_lengths(self.lengths, example if self.checks_rows else None)
 
     def divide(self, model: nn.Module, example: tuple[Any, ...], *, whole: bool) -> Traced | Split:
-        """Trace a module as a whole or, unless `whole`, split it into pieces. Raises like `graph_split.split`."""
+        """Trace a module as a whole or, unless `whole`, split it into pieces. example: inputs by position. Raises like
+        `graph_split.split`."""
         return split(model, example, self.check, whole=whole, passes=self._passes)
 
     # -- from a network to a program
@@ -119,11 +125,13 @@ class Pipeline:
             raise LimitError(str(error)) from error
 
     def rebuild(self, built: Built, network: LayerGraph) -> Built:
-        """Compile the same network with other weights, by the schedule already chosen (`scheduler.build.rebuild`)."""
+        """Compile the same network with other weights, by the schedule already chosen. built: the program with the old
+        weights. network: with the new ones. Raises as `scheduler.build.rebuild` does."""
         return rebuild(built, network, self.overlay, self._passes)
 
     def check(self, network: LayerGraph) -> None:
-        """Check that a network can be lowered. Raises `UnsupportedError` or `ScheduleError`."""
+        """Check that a network can be lowered. Raises `UnsupportedError` if the machine cannot run it, `ScheduleError`
+        if the schedule does not fit."""
         schedule = self.schedule if isinstance(self.schedule, Schedule) else PAPER
         check_lists(lower(network, self.overlay, schedule).kernels)
 
@@ -132,7 +140,8 @@ class Pipeline:
     @contextmanager
     def proposing_pieces(self, model: nn.Module, example: Examples, *, is_half: bool) -> Iterator[None]:
         """Context in which the error for a model that is refused as a whole also proposes torch.compile, if that would
-        run parts of it on the machine. is_half: `model` is a float32 copy of the user's model."""
+        run parts of it on the machine. example: inputs, by position or by name. is_half: `model` is a float32 copy of
+        the user's model."""
         try:
             yield
         except UnsupportedError as error:

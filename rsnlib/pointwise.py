@@ -23,7 +23,8 @@ Function = Callable[[Float64], Float64]
 
 @dataclass(frozen=True)
 class PointwiseFunction:
-    """function(x) of each element x of `view` of an open product. nodes: the operators that the function stands for."""
+    """function(x) of each element x of `view` of an open product. base: the product. function: computes on arrays of
+    float64 of any shape. nodes: the operators that the function stands for."""
 
     base: Gemm
     view: View
@@ -76,7 +77,8 @@ CLOSE = 2e-6
 
 
 def recognise(function: Function) -> RecognisedActivation | None:
-    """The activation of the machine that a function equals, or None."""
+    """Return the activation of the machine that a function equals at all sample points (`LOOKED_AT`), or None.
+    function: takes and returns float64, (n,)."""
     with np.errstate(all="ignore"):
         slope = float(function(np.array([1e4]))[0]) / 1e4
         if not np.isfinite(slope) or slope == 0:
@@ -115,8 +117,8 @@ def _plain(x: float) -> float:
 
 
 def root_of(layers: LayerBuilder, base: Gemm) -> tuple[Gemm, float]:
-    """Follow a product back through the steps that only scaled it. Returns the first product, and by how much `base` is
-    larger (ratio of their factors)."""
+    """Follow a product back through the steps that only scaled it. layers: made `base`. Returns the first product, and
+    by how much `base` is larger (ratio of their factors)."""
     ratio, before = 1.0, layers.before(base)
     while before is not None and _only_scaled(base, before):
         ratio *= base.factor / before.factor

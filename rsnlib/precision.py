@@ -47,8 +47,9 @@ class Borders:
 
     @classmethod
     def of(cls, model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]) -> Borders | None:
-        """Find the types of a model's arguments and results; None for a model without half-precision tensors. Raises
-        TensorError for example inputs that do not fit."""
+        """Return the types of a model's arguments and results; None for a model without half-precision tensors.
+        example_inputs: as for `fitting`. PyTorch may run the model once, on a copy. Raises `TensorError` for example
+        inputs that do not fit."""
         count = Counter[str | None]()
         for x in tensors_of(model):
             if x.is_floating_point():
@@ -62,7 +63,7 @@ class Borders:
 
     @property
     def told(self) -> str:
-        """Return the note to the user about conversions, which is printed once for each compilation."""
+        """The note to the user about conversions, which is printed once for each compilation."""
         return (
             f"the model's weights are {' and '.join(filter(None, self.weights))}: the machine computes in float32; "
             "arguments and results are converted"
@@ -71,8 +72,9 @@ class Borders:
     def widened(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert the arguments of a call for the model in float32. Raises TensorError for an argument of another type
-        than in the example."""
+        """Return the arguments of a call, by position and by name, converted for the model in float32. signature: of
+        the model's forward. Arguments that do not fit it stay as they are. Raises `TensorError` for an argument of
+        another type than in the example."""
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
@@ -83,11 +85,12 @@ class Borders:
         return bound.args, bound.kwargs
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert arguments by name, like `widened`."""
+        """Return arguments by name, converted like those of `widened`, which tells the errors too."""
         return {name: self._argument(name, value) for name, value in given.items()}
 
     def narrowed(self, result: Any) -> Any:
-        """Convert a result of the model in float32 to the types that PyTorch's model returns."""
+        """Return a result of the model in float32, of any structure, converted to the types that PyTorch's model
+        returns."""
         leaves, structure = pytree.tree_flatten(result)
         dtypes = self.results
         if dtypes is None or len(dtypes) != len(leaves):
@@ -103,13 +106,13 @@ class Borders:
 
 
 def widened_example(example_inputs: tuple[Any, ...] | dict[str, Any]) -> Any:
-    """Convert half-precision example inputs to float32; others stay."""
+    """Return example inputs, by position or by name, of which those in half precision are converted to float32."""
     return pytree.tree_map_only(torch.Tensor, lambda x: x if _half(x) is None else x.float(), example_inputs)
 
 
 class Widened:
-    """A copy of a module in float32; it shares all tensors that are not in half precision. Raises TensorError for a
-    module that cannot be copied."""
+    """A copy of a module in float32, in `module`; it shares all tensors that are not in half precision. Raises
+    `TensorError` for a module that cannot be copied."""
 
     def __init__(self, model: nn.Module) -> None:
         self._halves = [(x, _float32(x)) for x in tensors_of(model) if _half(x) is not None]
@@ -122,7 +125,7 @@ class Widened:
             ) from error
 
     def update(self) -> None:
-        """Copy the current values of the module's tensors."""
+        """Copy the current values of the original module's tensors into the copy."""
         with torch.no_grad():
             for x, wide in self._halves:
                 wide.copy_(x)
@@ -131,8 +134,8 @@ class Widened:
 def in_float32(
     model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any]
 ) -> tuple[nn.Module, tuple[Any, ...] | dict[str, Any], Borders | None]:
-    """A module and its example inputs; copies of both in float32, and the borders, where its weights are in half
-    precision. Raises as `Borders.of` and `Widened`."""
+    """Return a module, its example inputs and None; or, where its weights are in half precision, copies of both in
+    float32, and the borders. Raises `TensorError` as `Borders.of` and `Widened` do."""
     borders = Borders.of(model, example_inputs)
     if borders is None:
         return model, example_inputs, None
@@ -140,13 +143,13 @@ def in_float32(
 
 
 def floating_dtypes(model: nn.Module) -> dict[str, torch.dtype]:
-    """The dtypes of floating-point parameters and buffers, by name."""
+    """Return the dtypes of a module's floating-point parameters and buffers, by name."""
     named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {name: x.dtype for name, x in named if x.is_floating_point()}
 
 
 def has_halves(model: nn.Module) -> bool:
-    """Whether any tensor of a module is in half precision."""
+    """Return whether any tensor of a module is in half precision."""
     return any(_half(x) is not None for x in tensors_of(model))
 
 

@@ -51,14 +51,14 @@ BETWEEN = {aten.add, aten.sub, aten.mul, aten.div, aten.where}
 
 @replacing(aten.alias)
 def aliases(_: Rewriter, node: Node) -> Node | None:
-    """Remove slices of the whole tensor."""
+    """Rewrite (`Rewrite`) a slice of the whole tensor into that tensor."""
     return node.all_input_nodes[0]
 
 
 @replacing(aten.full_like)
 def likes(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite full_like(y), which uses only the shape of y, into an operator without y, so that the host can compute it
-    before the machine computes y. Not applied if the shape depends on data."""
+    """Rewrite (`Rewrite`) full_like(y), which uses only the shape of y, into an operator without y, so that the host
+    can compute it before the machine computes y. Not applied if the shape depends on data."""
     if not is_static(node):
         return None
     value = arguments(node)["fill_value"]
@@ -67,7 +67,8 @@ def likes(graph: Rewriter, node: Node) -> Node | None:
 
 @replacing(aten.cat)
 def joins(graph: Rewriter, node: Node) -> Node | None:
-    """Remove parts without elements from a cat, such as optional tokens or a prefix that a model does not use.
+    """Rewrite (`Rewrite`) a cat into one without the parts that have no elements, such as optional tokens or a prefix
+    that a model does not use.
 
     Not applied if no part has elements, or if parts have several types, which determine the type of the result.
     """
@@ -85,12 +86,12 @@ def joins(graph: Rewriter, node: Node) -> Node | None:
 
 @replacing(*CONVOLUTIONS)
 def patches(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite a convolution into a matrix product with a window per row.
+    """Rewrite (`Rewrite`) a convolution into a matrix product with a window per row.
 
-    The host makes rows (..., windows, C * kernel) of (..., C, H, W): views where patches neither overlap nor gap,
-    else it gathers them. The product's result is reshaped to (..., N, windows of H, windows of W). Not applied with
-    groups; if the weight is not constant; if the machine could not process the result further, because then later
-    products could not run on it; and on results of the machine, unless each patch is one position.
+    The host makes rows (..., windows, C * kernel) of (..., C, H, W): views where patches neither overlap nor gap, else
+    it gathers them. The product's result is reshaped to (..., N, windows of H, windows of W). Not applied with groups;
+    if the weight is not constant; if the machine could not process the result further, because then later products
+    could not run on it; and on results of the machine, unless each patch is one position.
     """
     windows = windows_of(node) if is_static(node) and not is_empty(node) else None
     a = arguments(node)
@@ -162,7 +163,8 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
 
 @replacing(aten.bmm)
 def heads(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite attention over (batch * heads, seq, columns) into attention with heads in a separate dimension.
+    """Rewrite (`Rewrite`) attention over (batch * heads, seq, columns) into attention with heads in a separate
+    dimension.
 
     The pattern is bmm(softmax(bmm(q, k^T)), v) with what is in `BETWEEN` between, as nn.MultiheadAttention computes it
     with need_weights=True. The batch follows from the product that the queries, or the keys, come from. Not applied
@@ -230,8 +232,8 @@ def _rows_behind(graph: Rewriter, node: Node) -> int | None:
 
 @replacing(aten.cat)
 def rows(graph: Rewriter, node: Node) -> Node | None:
-    """Make rows of the host that are joined with those of a product, such as class tokens before patches, rows of the
-    product.
+    """Rewrite (`Rewrite`) rows of the host that are joined with those of a product, such as class tokens before
+    patches, into rows of the product.
 
     cat([token, x @ W + b], -2) becomes cat([0, x], -2) @ W + cat([token, b], -2), one product with one residual; 0 and
     b are expanded to the rows that they replace. Not applied if the machine computes more than one part, or the
@@ -292,7 +294,7 @@ def _seen_in_full(graph: Rewriter, node: Node) -> LinearProduct | None:
 
 @replacing(aten.matmul, aten.bmm)
 def scaled_scores(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (q * a) @ (k * b), with numbers a and b, into (q @ k) * (a * b).
+    """Rewrite (`Rewrite`) (q * a) @ (k * b), with numbers a and b, into (q @ k) * (a * b).
 
     PyTorch's exporter to ONNX writes the scale of scores so, half to each operand. Behind a rotation there is no
     product that could take it. Views may be between.
@@ -336,11 +338,12 @@ def _unscaled(graph: Rewriter, node: Node) -> tuple[list[Node], Node, float] | N
 
 @replacing(aten.add)
 def host_sums(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (x @ W + g) + h, with g and h from the host, into x @ W + (g + h), because a product takes one residual.
+    """Rewrite (`Rewrite`) (x @ W + g) + h, with g and h from the host, into x @ W + (g + h), because a product takes
+    one residual.
 
-    Example: class tokens (`rows`) and then position embeddings are added. Views of the product may be between.
-    Not applied if x @ W + g has other users, or if g or h is a constant vector, which becomes part of the product's
-    bias anyway.
+    Example: class tokens (`rows`) and then position embeddings are added. Views of the product may be between. Not
+    applied if x @ W + g has other users, or if g or h is a constant vector, which becomes part of the product's bias
+    anyway.
     """
     outer = _host_sum(graph, node)
     if outer is None:
@@ -377,12 +380,12 @@ def _host_sum(graph: Rewriter, node: Node) -> tuple[Node, Node] | None:
 
 
 def columns(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite a product of joined columns into a sum of products, one for the host's columns and one for each part that
-    the machine computes.
+    """Rewrite (`Rewrite`) a product of joined columns into a sum of products, one for the host's columns and one for
+    each part that the machine computes.
 
     cat([g, h, x], -1) @ W + b becomes x @ W_x + (cat([g, h], -1) @ W_gh + b), with g and h from the host and x from the
-    machine: each product is the residual of the next. Not applied if all parts are of the host; if no part has the
-    rows of a product, e.g. only single rows of each sequence are left; or if a part is computed by operators that the
+    machine: each product is the residual of the next. Not applied if all parts are of the host; if no part has the rows
+    of a product, e.g. only single rows of each sequence are left; or if a part is computed by operators that the
     machine cannot run between products, e.g. an elementwise product of two activations.
     """
     product = graph.products.get(node)
@@ -475,8 +478,8 @@ REWRITES: tuple[Rewrite, ...] = (
 
 
 def rewrite(program: ExportedProgram, rules: Sequence[Rewrite] = REWRITES) -> Premise | None:
-    """Apply rewrites to a captured graph, in place. Returns the values that it is now made for, or None if it did not
-    change."""
+    """Apply rewrites to a captured graph, in place. rules: in the order in which they are applied, each to all nodes.
+    Returns the values that the graph is now made for, or None if it did not change."""
     graph, changed = Rewriter(program), False
     for rule in rules:
         for node in graph.nodes():

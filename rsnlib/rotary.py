@@ -40,12 +40,12 @@ CLOSE = 1e-5
 
 
 def rotations(graph: Rewriter, node: Node, *, by_call: bool = True) -> Node | None:
-    """Replace the operators that rotate the queries and keys of a node by one `rsn::rotate` each.
+    """Rewrite (`Rewrite`) the operators that rotate the queries and keys of a node into one `rsn::rotate` each.
 
-    node: an attention, a product of two activations, or what puts keys into a cache. Returns the node that takes its
-    place, None if nothing was found. Not applied if a table differs between heads, or if a column of the result depends
-    on more than two columns of the projection. Where a table depends on arguments, such as the position of a new token,
-    the host makes it in each call. by_call: False leaves such rotations as they are.
+    node: an attention, a product of two activations, or what puts keys into a cache. Not applied if a table differs
+    between heads, or if a column of the result depends on more than two columns of the projection. Where a table
+    depends on arguments, such as the position of a new token, the host makes it in each call. by_call: False leaves
+    such rotations as they are.
     """
     operands = _scored(graph, node)
     turned = {x: _turned(graph, node, x, by_call) for x in operands}
@@ -72,7 +72,7 @@ def _scored(graph: Rewriter, node: Node) -> list[Node]:
 
 
 def constant_rotations(graph: Rewriter, node: Node) -> Node | None:
-    """As `rotations`, of constant tables only."""
+    """Rewrite (`Rewrite`) as `rotations`, of constant tables only."""
     return rotations(graph, node, by_call=False)
 
 
@@ -99,7 +99,8 @@ def _turned(graph: Rewriter, at: Node, operand: Node, by_call: bool) -> Node | N
 
 @dataclass(frozen=True)
 class RotationFactors:
-    """What `rotate` does: own and partner are broadcast to its operand, partners is its own inverse."""
+    """What `rotate` does. own, partner: float32, broadcast to its operand, (..., columns). partners: the column that
+    each is paired with, from 0 on; its own inverse."""
 
     own: Tensor
     partner: Tensor
@@ -107,7 +108,7 @@ class RotationFactors:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the rotation changes nothing."""
         return bool((self.own == 1).all()) and not bool(self.partner.any())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -257,8 +258,9 @@ def _function(
 def recognise(
     function: Callable[[Tensor], Tensor], shape: Sequence[int], by_sequence: bool = False
 ) -> RotationFactors | None:
-    """The rotation that a linear function of tensors of a shape is, or None; also None for one factor of all elements
-    other than 1, which is no rotation. by_sequence: factors may differ between sequences as well as between rows."""
+    """Return the rotation that a linear function of tensors is, or None; also None for one factor of all elements other
+    than 1, which is no rotation. shape: of operand and result, (..., columns). by_sequence: factors may differ between
+    sequences as well as between rows."""
     columns = shape[-1]
     partners = _partners(function, shape)
     if partners is None:

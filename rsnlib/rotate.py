@@ -18,12 +18,14 @@ LIBRARY.define("roll_in(Tensor cache, Tensor new) -> Tensor")
 
 
 def roll_in(cache: Tensor, new: Tensor) -> Tensor:
-    """The cache without its first rows, and new ones behind it; (batch, heads, rows, columns)."""
+    """Return the cache, (batch, heads, rows, columns), without its first rows, and with the new ones, (batch, heads,
+    new rows, columns), behind it."""
     return torch.cat([cache[:, :, new.shape[2] :], new], 2)
 
 
 def rotate(x: Tensor, own: Tensor, partner: Tensor, partners: Sequence[int]) -> Tensor:
-    """x[..., c] * own[..., c] + x[..., partners[c]] * partner[..., c]."""
+    """Return x[..., c] * own[..., c] + x[..., partners[c]] * partner[..., c]. x: (..., columns). own, partner: are
+    broadcast to x. partners: the column that each is paired with, from 0 on."""
     return x * own + x[..., list(partners)] * partner
 
 

@@ -23,8 +23,9 @@ else:
 
 @dataclass(frozen=True, init=False)
 class Dim:
-    """A dynamic dimension: calls choose its size. sizes: the sizes that programs are compiled for, ascending. exact:
-    calls must have one of these sizes; otherwise any size up to the largest, padded to the next of them."""
+    """A dynamic dimension: calls choose its size. sizes: the sizes in elements that programs are compiled for,
+    ascending. exact: calls must have one of these sizes; otherwise any size up to the largest, padded to the next of
+    them. Raises `TensorError` unless there is at least one size and all are whole numbers from 1 on."""
 
     sizes: tuple[int, ...]
     exact: bool
@@ -110,8 +111,8 @@ class Arguments:
         """The same of its positions: "sequences" or "rows"."""
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, whether given by position or by name. Raises `TensorError` if they do not
-        fit the signature."""
+        """Return the arguments of a call by name, whether given by position or by name. Raises `TensorError` if they do
+        not fit the signature, and for a module that takes `*args`."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -121,8 +122,8 @@ class Arguments:
         return dict(zip(bound.arguments, bound.args, strict=False)) | bound.kwargs
 
     def places(self, given: Mapping[str, Any]) -> Iterator[tuple[str, int, Dim]]:
-        """The dynamic dimensions of arguments: yields (argument, axis, dimension). Raises `TensorError` for an argument
-        that lacks the axis."""
+        """Yield the dynamic dimensions of arguments as (argument, axis, dimension). given: arguments by name. An axis
+        may be negative. Raises `TensorError` for an argument that lacks the axis."""
         for name, dims in self.shapes.items():
             x: Any = given.get(name)
             if x is None and self.example[name] is None:
@@ -134,7 +135,8 @@ class Arguments:
                 yield name, axis, dim
 
     def places_of_leaves(self) -> list[dict[int, int]]:
-        """For each leaf of the example's arguments, in torch.export's order: by axis the index in `dims`."""
+        """Return for each leaf of the example's arguments, in torch.export's order, the index in `dims` that each
+        dynamic axis follows, by axis from 0 on."""
         from torch.utils import _pytree as pytree
 
         marked: dict[str, Any] = dict(self.example)
@@ -146,7 +148,8 @@ class Arguments:
         return [leaf.axes if isinstance(leaf, _Marked) else {} for leaf in leaves]
 
     def sizes(self, given: Mapping[str, Any]) -> tuple[int, ...]:
-        """The sizes of `dims` in a call. Raises `TensorError` if arguments disagree on one."""
+        """Return the sizes of `dims` in a call, in elements. given: arguments by name. Raises `TensorError` if
+        arguments disagree on one, and as `places` does."""
         found: dict[Dim, tuple[str, int]] = {}
         for name, axis, dim in self.places(given):
             size = given[name].shape[axis]
@@ -156,21 +159,23 @@ class Arguments:
         return tuple(found[d][1] for d in self.dims)
 
     def buckets(self) -> ShapeBuckets[SizeBucket, Sequence[int]]:
-        """The shape buckets: one for each combination of the sizes of `dims`."""
+        """Return the shape buckets: one for each combination of the sizes of `dims`."""
         choices = [[Extent(n, dim.exact, self.names[dim]) for n in dim.sizes] for dim in self.dims]
         return ShapeBuckets(map(SizeBucket, product(*choices)))
 
     def resized(self, given: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
-        """Return the arguments, cut or padded to `sizes`, one size for each of `dims`."""
+        """Return the arguments by name, cut or padded to `sizes`, one size for each of `dims`. Raises `TensorError` as
+        `places` does."""
         size_of, out = dict(zip(self.dims, sizes, strict=True)), dict(given)
         for name, axis, dim in self.places(given):
             out[name] = _resized(out[name], axis, size_of[dim], copies=isinstance(dim, Batch))
         return out
 
     def example_of(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """Return the example for a program of these sizes. A mask of padding becomes 1 everywhere, because a mask with
-        few rows of 1 would not tell whether it is causal. One exception: a mask that hides the first rows of a sequence
-        (padding on the left) hides one row, or the program would refuse such calls."""
+        """Return the example by name for a program of these sizes, one for each of `dims`. A mask of padding becomes
+        1 everywhere, because a mask with few rows of 1 would not tell whether it is causal. One exception: a mask
+        that hides the first rows of a sequence (padding on the left) hides one row, or the program would refuse such
+        calls."""
         made = self.resized(self.example, sizes)
         for name in self.shapes:
             x = self.example[name]

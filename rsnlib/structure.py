@@ -53,7 +53,7 @@ class Record(Mapping[str, Any]):
         return len(self._fields)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The values of all fields that are not None, in order."""
+        """Return the values of all fields that are not None, in order."""
         return tuple(self._fields.values())
 
     def __repr__(self) -> str:
@@ -74,7 +74,8 @@ pytree.register_pytree_node(Record, _flatten, _unflatten)
 
 @dataclass(frozen=True)
 class Structure:
-    """A structure read from its description. Classes are looked up at each use, because they may be imported later."""
+    """A structure read from its description (`describe`). Classes are looked up at each use, because they may be
+    imported later."""
 
     description: Json
 
@@ -89,19 +90,20 @@ class Structure:
 
     @property
     def num_leaves(self) -> int:
-        """Number of leaves of the structure."""
+        """The number of leaves of the structure. Raises `ValueError` for a wrong description."""
         numbers = count()
         _build(self.description, numbers)
         return next(numbers)
 
     @property
     def spec(self) -> pytree.TreeSpec:
-        """The structure as a pytree spec of PyTorch."""
+        """The structure as a pytree spec of PyTorch. Raises `ValueError` for a wrong description."""
         return pytree.tree_structure(_build(self.description, count()))
 
 
 def describe(spec: pytree.TreeSpec, name: str) -> Json:
-    """Describe a structure as JSON. name: what messages call it. Raises UnsupportedError for a class without named
+    """Describe a structure as JSON. spec: of the structure (pytree). name: what messages call it. Raises
+    `UnsupportedError` for a dictionary with keys other than strings and whole numbers, and for a class without named
     fields."""
     if spec.is_leaf():
         return LEAF
@@ -187,8 +189,8 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def class_named(module: str, name: str) -> type | None:
-    """Find a class by the names of its module and its own. The module must be imported already or belong to TRUSTED.
-    Returns None if the class is not found."""
+    """Return the class with the names of its module and its own; None if it is not found. The module must be imported
+    already or belong to the package `TRUSTED`."""
     if module not in sys.modules:
         if module.partition(".")[0] != TRUSTED:
             return None

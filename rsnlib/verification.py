@@ -41,14 +41,16 @@ Reference = Callable[[tuple[Any, ...], dict[str, Any], bool], Any]
 
 
 def verify_named(name: str) -> Verify:
-    """Check which calls are verified. Raises `UnsupportedError` for other names than those of `Verify`."""
+    """Return `name` as a `Verify`: which calls are verified. Raises `UnsupportedError` for other names than those of
+    `Verify`."""
     if name not in get_args(Verify):
         raise UnsupportedError(f"verify {name!r}: " + ", ".join(f'"{x}"' for x in get_args(Verify)))
     return cast(Verify, name)
 
 
 def of_module(module: Callable[[], nn.Module]) -> Reference:
-    """The reference that calls a module. module: returns it, as it is at the time of the call."""
+    """Return the reference that calls a module. module: a function that returns the module, as it is at the time of the
+    call; the reference raises what the two raise."""
 
     def compute(args: tuple[Any, ...], kwargs: dict[str, Any], is_double: bool) -> Any:
         called = module()
@@ -60,21 +62,22 @@ def of_module(module: Callable[[], nn.Module]) -> Reference:
 
 
 def in_double(tree: Any) -> Any:
-    """A tree with its float32 tensors in float64."""
+    """Return a tree (pytree) with its float32 tensors in float64. Other leaves stay."""
     return pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype == torch.float32 else x, tree)
 
 
 @dataclass(frozen=True)
 class Visible:
-    """The rows that the masks of a call show: from `spans`, of `seq` rows of each sequence. What a model computes for
-    other rows is not compared: they are padding, for which the machine attends to no keys."""
+    """The rows that the masks of a call show. spans: the keys of each sequence that masks show. seq: the rows of each
+    sequence. What a model computes for other rows is not compared: they are padding, for which the machine attends to
+    no keys."""
 
     spans: KeySpans
     seq: int
 
     def rows(self, shape: torch.Size) -> torch.Tensor | None:
-        """Which rows of a tensor (batch, seq, ...), or (batch, heads, seq, columns), count: bool, to be broadcast to
-        it. None for a tensor of another shape."""
+        """Return which rows of a tensor count: bool, to be broadcast to it. shape: (batch, seq, ...), or (batch, heads,
+        seq, columns). None for a tensor of another shape."""
         batch = len(self.spans.lengths)
         axis = next((i for i in (1, 2) if shape[i : i + 1] == (self.seq,)), None)
         if not batch or axis is None or shape[0] != batch or (axis == 2 and len(shape) != 4):
@@ -87,8 +90,11 @@ class Visible:
 
 
 class Verification:
-    """Verifies calls of a model. reference: computes them in PyTorch. model: kept alive until a call has passed; with
-    "always" for good. can: whether the reference can be computed, after the model may have gone."""
+    """Verifies calls of a model.
+
+    mode: which calls. reference: computes them in PyTorch. model: kept alive until a call has passed; with "always" for
+    good. can: tells whether the reference can be computed, after the model may have gone.
+    """
 
     def __init__(self, mode: Verify, reference: Reference, model: object, can: Callable[[], bool]) -> None:
         self._mode, self._reference, self._can = mode, reference, can
@@ -98,26 +104,27 @@ class Verification:
     def begin(
         self, program: object, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Hashable = ()
     ) -> VerifiedCall | None:
-        """Begin to verify a call; None if that is not its turn. program: changes whenever what it verifies is compiled
-        anew. sizes: of the program among those of the model."""
+        """Begin to verify a call, before it runs; None if that is not its turn. program: an object that changes
+        whenever what it verifies is compiled anew. args, kwargs: the arguments of the call, by position and by name.
+        sizes: of the program among those of the model."""
         is_due = self._mode == "always" or (self._mode == "first" and self.when(program, sizes) is None)
         return VerifiedCall(self._reference, args, kwargs) if is_due and self._can() else None
 
     def passed(self, program: object, sizes: Hashable = ()) -> None:
-        """Note that a call of a program passed."""
+        """Note that a call of a program passed, now. program, sizes: as for `begin`."""
         self._passed[sizes] = program, datetime.now(UTC)
         if self._mode == "first":
             self._model = None
 
     def when(self, program: object, sizes: Hashable = ()) -> datetime | None:
-        """When a call of a program last passed; None if none has."""
+        """Return when (in UTC) a call of a program last passed; None if none has. program, sizes: as for `begin`."""
         passed, time = self._passed.get(sizes, (None, None))
         return time if passed is program else None
 
 
 class VerifiedCall:
-    """A call that is verified. Its arguments are copied when it begins, before anything writes to them; so is the state
-    of PyTorch's random numbers."""
+    """A call that is verified. reference, args, kwargs: what computes it in PyTorch, and its arguments. These are
+    copied when it begins, before anything writes to them; so is the state of PyTorch's random numbers."""
 
     def __init__(self, reference: Reference, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._reference = reference
@@ -134,10 +141,11 @@ class VerifiedCall:
         visible: Iterable[Visible] = (),
         shown: Callable[[tuple[Any, ...], dict[str, Any]], str] = lambda args, kwargs: "",
     ) -> None:
-        """Raise `WrongResultError` if the result, or an argument that the call wrote to, is not PyTorch's.
+        """Check the call when it has ended. Raises `WrongResultError` if the result, or an argument that the call wrote
+        to, is not PyTorch's, and what the reference raises.
 
-        result, args, kwargs: of the call, when it has ended. layers: of the network, which decide the bound. visible:
-        rows that count. shown: what else the error says, from the arguments.
+        result, args, kwargs: of the call. layers: number of layers of the network, which decides the bound
+        (`tolerance.bound_of`). visible: rows that count. shown: what else the error says, from the arguments.
         """
         given = pytree.tree_map_only(np.ndarray, lambda x: as_tensor("", x), self._given)
         again = copied(given)
@@ -174,15 +182,18 @@ class VerifiedCall:
 
 @dataclass(frozen=True)
 class LargestDifference:
-    """How far a tensor is from the expected one, relative to its largest magnitude. what: names the tensor."""
+    """How far a tensor is from the expected one. what: names the tensor. size: the largest difference, relative to the
+    largest magnitude of the expected tensor; infinity for another shape."""
 
     what: str
     size: float
 
 
 def differences(got: Any, expected: Any, visible: Iterable[Visible] = ()) -> Iterator[LargestDifference]:
-    """The differences between two trees of tensors. What has another structure, shape or type, or no number in one of
-    them alone, differs by infinity."""
+    """Yield the differences between two trees (pytrees) of tensors, one for each pair of tensors that are not the same
+    object. got, expected: tuples of (result, arguments by position, arguments by name), or of the result alone.
+    visible: rows that count. What has another structure, shape or type, or no number in one of them alone, differs by
+    infinity."""
     visible = list(visible)
     found, wanted = pytree.tree_flatten_with_path(got)[0], pytree.tree_leaves(expected)
     if len(found) != len(wanted):
@@ -224,8 +235,8 @@ def _distance(x: torch.Tensor, y: torch.Tensor, visible: Iterable[Visible]) -> f
 
 
 def copied(tree: Any) -> Any:
-    """A deep copy of the arguments of a call, in which tensors that share memory share it again. Parameters are not
-    copied: calls do not write to them."""
+    """Return a deep copy of the arguments of a call, in which tensors that share memory share it again. Parameters are
+    not copied: calls do not write to them. Raises what copy.deepcopy raises."""
     memo: dict[int, Any] = {}
     for x in pytree.tree_leaves(tree):
         if isinstance(x, nn.Parameter):

@@ -37,7 +37,7 @@ def merge(atoms: Sequence[Atom]) -> Dim:
 class View:
     """An index map: tensor element (i, j, ...) is activation element offset + dims[0] at i + dims[1] at j + ...
 
-    offset: in elements of the activation.
+    dims: the atoms of each dimension, outermost first. offset: in elements of the activation.
     """
 
     dims: tuple[Dim, ...]
@@ -45,25 +45,27 @@ class View:
 
     @classmethod
     def dense(cls, shape: Sequence[int]) -> View:
-        """The view that shows the whole activation, row-major, as a tensor of this shape."""
+        """Return the view that shows the whole activation, row-major, as a tensor of this shape."""
         return cls(tuple(merge([(size, prod(shape[i + 1 :]))]) for i, size in enumerate(shape)))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor."""
+        """The shape of the tensor, in elements."""
         return tuple(prod(size for size, _ in dim) for dim in self.dims)
 
     @property
     def atoms(self) -> Dim:
-        """The atoms of all dimensions, outermost first."""
+        """The atoms of all dimensions, outermost first: sizes, and strides in elements of the activation."""
         return tuple(atom for dim in self.dims for atom in dim)
 
     def permute(self, order: Sequence[int]) -> View:
-        """Reorder the dimensions, as `torch.Tensor.permute`."""
+        """Return the view with its dimensions in another order, as `torch.Tensor.permute`. order: the old index of each
+        new dimension."""
         return View(tuple(self.dims[i] for i in order), self.offset)
 
     def regroup(self, shape: Sequence[int]) -> View | None:
-        """Reshape to a shape with the same number of elements; None if a dimension would have to split an atom."""
+        """Return the view as a tensor of another shape with the same number of elements, as reshape; None if a
+        dimension would have to split an atom."""
         rest = list(reversed(merge(self.atoms)))
         dims = []
         for size in shape:
@@ -81,23 +83,24 @@ class View:
         return View(tuple(dims), self.offset)
 
     def expand(self, shape: Sequence[int]) -> View:
-        """Repeat dimensions of size 1, and new leading ones, as `torch.Tensor.expand` to a full shape. Repeated
-        positions have atoms of stride 0."""
+        """Return the view with dimensions of size 1, and new leading ones, repeated, as `torch.Tensor.expand` to a full
+        shape. Repeated positions have atoms of stride 0."""
         old = ((),) * (len(shape) - len(self.dims)) + self.dims
         sizes = (1,) * (len(shape) - len(self.dims)) + self.shape
         repeated = (((n, 0),) if size == 1 < n else dim for n, size, dim in zip(shape, sizes, old, strict=True))
         return View(tuple(repeated), self.offset)
 
     def once(self, axis: int) -> tuple[View, int]:
-        """Return the view without the repetitions of each position of an axis (innermost atoms of stride 0), and the
-        number of times that each position is repeated."""
+        """Return the view without the repetitions of each position of the dimension `axis` (innermost atoms of stride
+        0), and the number of times that each position is repeated."""
         atoms, count = list(self.dims[axis]), 1
         while atoms and atoms[-1][1] == 0:
             count *= atoms.pop()[0]
         return View((*self.dims[:axis], tuple(atoms), *self.dims[axis + 1 :]), self.offset), count
 
     def narrow(self, axis: int, start: int, length: int) -> View | None:
-        """Restrict one dimension to start..start+length-1, as `torch.narrow`; None if a `View` cannot represent it."""
+        """Return the view restricted to the positions start..start+length-1 of one dimension, as `torch.narrow`; None
+        if a `View` cannot represent it."""
         head: list[Atom] = []
         offset, atoms = self.offset, self.dims[axis]
         for i, (_size, stride) in enumerate(atoms):
@@ -113,7 +116,8 @@ class View:
         return View((*self.dims[:axis], merge(head), *self.dims[axis + 1 :]), offset)
 
     def columns(self, rows: int, width: int) -> tuple[npt.NDArray[np.int64], View] | None:
-        """Return the columns of the activation (rows, width) that this view shows, and a view of these columns alone.
+        """Return the columns of the activation (rows, width) that this view shows, int64 (columns,), and a view of
+        these columns alone.
 
         The columns are in the order of the tensor's dimensions; the returned view maps to an activation that consists
         of just those columns, in that order. None unless the view shows each row once and in each the same columns.

@@ -36,7 +36,7 @@ their strides, as after `contiguous` or `reshape`, which copy some tensors and n
 
 class UnfollowedWriteError(Exception):
     """A graph writes in place, and it cannot be told what else that write changes. node: the operator that is the
-    reason."""
+    reason. why: the reason, which is the message."""
 
     def __init__(self, node: Node, why: str) -> None:
         super().__init__(why)
@@ -44,22 +44,23 @@ class UnfollowedWriteError(Exception):
 
 
 def writes_in_place(node: Node) -> bool:
-    """Whether the operator writes to one of its arguments."""
+    """Return whether the operator of a node writes to one of its arguments."""
     return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def writes(program: ExportedProgram) -> bool:
-    """Whether an operator of a graph, or of one of its subgraphs, writes to one of its arguments."""
+    """Return whether an operator of a graph, or of one of its subgraphs, writes to one of its arguments."""
     return any(map(writes_in_place, _operators(program)))
 
 
 def without_writes(program: ExportedProgram) -> ExportedProgram:
-    """Functionalize a graph: the same operators, but none in place. Its meta has `LAID_OUT`.
+    """Functionalize a graph: return one with the same operators, but none in place. Its meta has `LAID_OUT`. program:
+    is changed too; use the result alone.
 
     torch's functionalization believes what operators declare. Some composite ones return a view of their operand, or
     the operand itself, and declare a new tensor: dropout in eval mode, type_as, einsum. A write to such a result would
     be lost. So these become their operand, or what they are composed of, if they share memory for the shapes, types and
-    strides of the example. Raises UnfollowedWriteError for an operator that cannot be treated so.
+    strides of the example. Raises `UnfollowedWriteError` for an operator that cannot be treated so.
     """
     _inline(program)
     composed: dict[Any, Callable[..., Any]] = {}
@@ -173,7 +174,8 @@ class Attributes:
 
     @contextmanager
     def called(self, module: nn.Module) -> Iterator[None]:
-        """Context of a call of a module, for `in_turn`."""
+        """Context of a call of a module, for `in_turn`: records the attributes that the call changes in `changed`.
+        Calls of other modules do not count."""
         if vars(module) is not vars(self._module):  # not the same object: torch.export calls a stand-in
             yield
             return
@@ -185,7 +187,8 @@ class Attributes:
 
 
 def changes_state(name: str, changed: Iterable[str]) -> UnsupportedError:
-    """The error for a module that changes its own state. changed: paths of its attributes."""
+    """Return the error for a module that changes its own state. name: of the module. changed: paths of its
+    attributes."""
     return UnsupportedError(
         f'{name} changes its own state when called: {", ".join(changed)}; torch.compile(model, backend="rsn") follows '
         "such changes"
@@ -193,9 +196,13 @@ def changes_state(name: str, changed: Iterable[str]) -> UnsupportedError:
 
 
 def depends_on_calls(model: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Whether a second call of a module computes other results than the first, because its attributes changed; a table
-    that is only remembered makes no difference. PyTorch runs the module twice, with the same arguments. model: a copy
-    of the module, because the calls change it. A call that raises in the second run counts as a difference."""
+    """Return whether a second call of a module computes other results than the first, because its attributes changed; a
+    table that is only remembered makes no difference.
+
+    PyTorch runs the module twice, with the same arguments. model: a copy of the module, because the calls change it.
+    args, kwargs: by position and by name. A call that raises in the second run counts as a difference; in the first
+    one, the error is raised.
+    """
 
     def called() -> list[Any]:
         by_position, by_name = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))

@@ -23,8 +23,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ExpertLayerSizes:
-    """The sizes of a layer of experts. width, inner: H and I, the columns of a row and of what is gated. path: of its
-    module."""
+    """The sizes of a layer of experts. path: of its module. tokens: number of rows. each: experts that a row selects,
+    k. experts: how many there are, E. width, inner: H and I, the columns of a row and of what is gated. activation: of
+    the gate, as in `scheduler.graph.ActivationFunction`."""
 
     path: str
     tokens: int
@@ -52,8 +53,8 @@ class ExpertsPlan:
 
 
 def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
-    """Replace all layers of experts in a captured graph, in place. Returns how many there were. Raises
-    `UnsupportedError` as the plan's executors, and for a graph without such layers if the plan requires one."""
+    """Replace all layers of experts in a captured graph, in place, as the plan says. Returns how many there were.
+    Raises `UnsupportedError` as the plan's executors, and for a graph without such layers if the plan requires one."""
     graph, found = Rewriter(program), 0
     for node in graph.nodes():
         layer = find(node)
@@ -71,7 +72,8 @@ def replace_experts(program: ExportedProgram, plan: ExpertsPlan) -> int:
 
 
 def is_plain(graph: Rewriter, layer: RecognisedExperts) -> bool:
-    """Whether all is float32, and weights are constant."""
+    """Return whether a layer can be replaced: all is float32, the weights are constant, and the activation is one of
+    `ACTIVATIONS`."""
     weights = [
         w for c in (layer.gate, layer.up, layer.down) for w in (c.weight if isinstance(c.weight, tuple) else [c.weight])
     ]
@@ -87,8 +89,8 @@ def _selectors(graph: Rewriter, layer: RecognisedExperts) -> tuple[Node, Node]:
 
 
 def is_chosen_here(layer: RecognisedExperts) -> bool:
-    """Whether the selectors are those of a topk over as many columns as there are experts, so that none is out of
-    range."""
+    """Return whether the selectors of a layer are those of a topk over as many columns as there are experts, so that
+    none is out of range."""
     index = same(layer.index)
     if index.target is not operator.getitem or index.args[1] != 1:
         return False
@@ -137,7 +139,8 @@ def _activated(graph: Rewriter, layer: RecognisedExperts, x: Node) -> Node:
 
 
 def weights_of(graph: Rewriter, layer: RecognisedExperts) -> tuple[Node, Node]:
-    """The weights of all experts: (E, 2 I, H) with the gate first, and (E, H, I)."""
+    """Insert the weights of all experts, and return their nodes: (E, 2 I, H) with the gate first, and (E, H, I), with E
+    experts, H columns of a row and I columns that are gated."""
     return _all_of(graph, layer, layer.gate, layer.up), _all_of(graph, layer, layer.down)
 
 

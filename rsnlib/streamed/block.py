@@ -169,7 +169,8 @@ class Streamed:
         return Carrying(self, carried, state)
 
     def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
-        """As `run`, with the run itself: its modelled time in cycles and seconds, and what each task waited for."""
+        """As `run`, with the run itself: its modelled time in seconds, and what each unit waited for. Raises as `run`
+        does."""
         values = self.block.environment(self.block.interface.bind(args, kwargs))
         tensors = {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
         outputs, run = run_on_tensors(self.machine, tensors)

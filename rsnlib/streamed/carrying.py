@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Carrying:
     """A stream program whose state goes from step to step.
 
-    state: what the carried arguments of the next step are, by name: tensors, or the structures of tensors that the
-    module takes. It changes when a step ends; a step that raises leaves it as it is. It may be read, and set to go on
-    from another state.
+    made: the program. carried: for each argument that is carried, by name, the position in the result of what it is in
+    the next step. state: what the carried arguments of the next step are, by name: tensors, or the structures of
+    tensors that the module takes. It changes when a step ends; a step that raises leaves it as it is. It may be read,
+    and set to go on from another state. Errors: as for `Streamed.carrying`.
     """
 
     def __init__(self, made: Streamed, carried: Mapping[str, int], state: Mapping[str, Any]) -> None:
@@ -50,12 +51,14 @@ class Carrying:
         self.state = dict(state)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a step with the other arguments of the module. Returns the other results: as the module does, or the only
-        one. Raises as `Streamed.run` does."""
+        """Run a step with the other arguments of the module, by position or by name. Returns the other results: as
+        the module does, or the only one. Raises `TensorError` for an argument that is carried, and as `Streamed.run`
+        does."""
         return self.timed_step(*args, **kwargs)[0]
 
     def timed_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
-        """As `step`, with the run itself: its modelled time, and what each task waited for."""
+        """As `step`, with the run itself: its modelled time in seconds, and what each unit waited for. Raises as `step`
+        does."""
         twice = [name for name in kwargs if name in self._carried]
         if twice:
             raise TensorError(f"{', '.join(twice)} comes from the step before; leave it out, or set `state`")

@@ -10,7 +10,10 @@ from .generate import Generated
 
 
 def facts(made: Generated) -> dict[str, Any]:
-    """The figures of a machine as data. Times are modelled; DSP and LUT are estimates."""
+    """Return the figures of a machine by name, as data for JSON. clock_mhz: MHz. a_cycle: multiply-adds of a product,
+    or elements of another kernel, in a cycle. cut_bits: bits that cross a border between dies in a cycle. Names that
+    end in _s, and seconds: seconds. used: as `Generated.used`. Times are modelled, but for the seconds of the
+    generation; DSP and LUT are estimates."""
     return {
         "device": made.device.name,
         "clock_mhz": made.device.mhz,
@@ -39,7 +42,7 @@ def facts(made: Generated) -> dict[str, Any]:
 
 
 def lines(made: Generated) -> Iterator[str]:
-    """The figures of a machine as text."""
+    """Yield the figures of a machine as lines of text: the same as `facts`, for people."""
     device = made.device
     yield f"latency        {duration(made.latency_s)} ({made.cycles:,} cycles at {device.mhz} MHz, modelled)"
     yield f"off the chip   {made.off_chip_bytes / 1e6:.1f} MB in an execution"

@@ -71,8 +71,8 @@ BALANCE = 64.0
 
 @dataclass(frozen=True)
 class ChannelUse:
-    """What uses a memory channel. shares: bytes a cycle of the ports of tasks. busy_s: seconds that the channel needs
-    for what they move in an execution, with the begin of each burst."""
+    """What uses a memory channel. shares: bytes a cycle of the ports of tasks, by the name of the task. busy_s: seconds
+    that the channel needs for what they move in an execution, with the begin of each burst."""
 
     channel: MemoryChannel
     shares: Mapping[str, int]
@@ -84,10 +84,10 @@ class Generated:
     """A machine, its program, and what is known about them before they run.
 
     streamed: the block as a stream program, with the depths that were chosen. machine: with its program, at the clock
-    of the device. fusion: groups of kernels. held, memories: bytes of kernels, converters and streams, and where they
-    are, by name. dies: where each kernel is. cycles: of an execution, modelled. slowest: the kernel with most work, and
-    the cycles that it is busy. off_chip_bytes: that an execution loads and stores. seconds: of each step of the
-    generation.
+    of the device. fusion: groups of kernels. held: bytes of each kernel, converter and stream, by name. memories: where
+    these are, by name. dies: where each kernel is. cycles: of an execution, modelled. slowest: the kernel with most
+    work, and the cycles that it is busy. off_chip_bytes: that an execution loads and stores. seconds: of each step of
+    the generation, by the names in `STEPS`.
     """
 
     streamed: Streamed
@@ -104,17 +104,17 @@ class Generated:
 
     @property
     def latency_s(self) -> float:
-        """Return the modelled seconds of one execution: its cycles at the clock of the device."""
+        """The modelled seconds of one execution: its cycles at the clock of the device."""
         return self.cycles / (self.device.mhz * 1e6)
 
     @property
     def on_chip_bytes(self) -> int:
-        """Return the bytes on the chip that kernels, converters and streams hold."""
+        """The bytes on the chip that kernels, converters and streams hold."""
         return sum(self.held.values())
 
     @property
     def bounds_s(self) -> dict[str, float]:
-        """Return lower bounds of the latency, in seconds: the busiest kernel of this machine, all multipliers that
+        """Lower bounds of the latency in seconds, by name: the busiest kernel of this machine, all multipliers that
         kernels may use if products kept them busy, the memory off the chip at its peak bandwidth, and the busiest
         channel of this machine with its bursts."""
         hz = self.device.mhz * 1e6
@@ -128,7 +128,7 @@ class Generated:
 
     @cached_property
     def channels(self) -> tuple[ChannelUse, ...]:
-        """Return what uses each memory channel of the device, in its order."""
+        """What uses each memory channel of the device, in its order."""
         ports, moved = self.streamed.ports, self.streamed.written.moved
         assert ports is not None, "a machine is for a device"
         found = []
@@ -139,7 +139,8 @@ class Generated:
         return tuple(found)
 
     def used(self) -> dict[str, int]:
-        """Return how much of each resource of the device is used, by its name; DSP and LUT are estimates."""
+        """Return how much of each resource of the device is used, by its name: DSP, LUT, BRAM and URAM in units of the
+        device, and bytes of LUTRAM. DSP and LUT are estimates."""
         sums = {name: sum(load.get(name, 0) for load in self.dies.loads) for name in self.device.total}
         return sums | {"LUTRAM bytes": self.memories.used("LUTRAM")}
 
@@ -155,11 +156,12 @@ def generate(
     name: str | None = None,
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
-    """Generate a machine for a PyTorch block.
+    """Generate a machine for a PyTorch block (paper section 4.2, which does it by hand).
 
-    knobs: tiles; `unroll`, `lanes` and `port` are limits, but for operators that they are given for; None for
-    `DEFAULT`. rule: how kernels share multipliers and bandwidth. on_chip_bytes: limit of kernels, converters and
-    streams, the device's by default. done: called after each step.
+    example_inputs: as for `streamed`. knobs: tiles; `unroll`, `lanes` and `port` are limits, but for operators that
+    they are given for; None for `DEFAULT`. rule: how kernels share multipliers and bandwidth. on_chip_bytes: limit of
+    bytes of kernels, converters and streams; None for `FILL` of the device's. name: of the program. done: called after
+    each step, with its name in `STEPS`.
 
     Raises as `streamed` does, and `ResourceError` with the numbers if the block does not fit: no group of kernels, no
     memory, no die; `ProgramError` for another rule.
@@ -181,8 +183,9 @@ def place(
     seconds: dict[str, float] | None = None,
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
-    """As `generate`, for a block that was captured before. knobs: other ones than it has. seconds: of the steps so
-    far."""
+    """As `generate`, for a block that was captured before. made: the block. knobs: other ones than it has; None for its
+    own. seconds: of the steps so far, by name; receives those of the others. Raises as `generate` does, and
+    `ProgramError` for knobs of operators that the block does not have."""
     seconds = {} if seconds is None else seconds
     step = _steps(seconds, done)
     if rule not in get_args(Rule):

@@ -39,8 +39,8 @@ LEAST_DEPTH = 2
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """What a task moves of a tensor. share: bytes a cycle of its port on each channel of the tensor. cost: of all
-    tokens of an execution on each channel, in bytes that it could move meanwhile (`ChannelPorts.cost`)."""
+    """What a task moves of a tensor. tensor: its name. share: bytes a cycle of its port on each channel of the tensor.
+    cost: of all tokens of an execution on each channel, in bytes that it could move meanwhile (`ChannelPorts.cost`)."""
 
     tensor: str
     share: int
@@ -49,12 +49,15 @@ class MovedBytes:
 
 @dataclass(frozen=True, eq=False)
 class StreamProgramText:
-    """A stream program. statements: of it, without places. inputs: what each input tensor holds; None for one that
-    tasks fill before they read it. outputs: the tensor of each stored operator, by name. shapes: of all tensors.
-    converters: by name of their task. packed_tensors: of tensors that lie tile by tile. loads: the operator that each
-    task that loads a tensor is for. stores: tasks that store one. moved: by each of these tasks. requests: the streams
-    on which the reading task of a converter asks the filling one for the next buffer, against the direction of the
-    data."""
+    """A stream program.
+
+    statements: of it, without places. inputs: what each input tensor holds; None for one that tasks fill before they
+    read it. outputs: the name of the tensor of each stored operator, by the operator's name. shapes: of all tensors, in
+    elements. converters: by name of their task. packed_tensors: of tensors that lie tile by tile. loads: the operator
+    that each task that loads a tensor is for, both by name. stores: names of tasks that store one. moved: bytes, by the
+    name of each of these tasks. requests: the streams on which the reading task of a converter asks the filling one for
+    the next buffer, against the direction of the data.
+    """
 
     statements: Sequence[StatementNode]
     inputs: Mapping[str, Held]
@@ -73,18 +76,21 @@ class StreamProgramText:
         return printed(self.statements)
 
     def pieces(self, name: str) -> int:
-        """Return the number that the channels of a tensor must divide: 1 if it does not lie tile by tile."""
+        """Return the number that the number of channels of a tensor must divide: 1 if it does not lie tile by tile.
+        name: of the tensor."""
         packed = self.packed_tensors.get(name)
         return 1 if packed is None else pieces(prod(packed.tile) * BYTES)
 
     def laid_out(self, name: str, x: Array) -> Array:
-        """The elements of a tensor, as they lie in memory."""
+        """Return the elements of a tensor as they lie in memory, in its shape of `shapes`. name: of the tensor. x: its
+        elements, row-major. Raises `ValueError` for another number of elements."""
         packed = self.packed_tensors.get(name)
         lying = x if packed is None else packed.pack(x.reshape(packed.tensor))
         return lying.reshape(self.shapes[name])
 
     def elements(self, name: str, x: Array) -> Array:
-        """The elements of what lies in memory, row-major: the inverse of `laid_out`."""
+        """Return the elements of what lies in memory, row-major, (elements,): the inverse of `laid_out`. name: of the
+        tensor. x: in its shape of `shapes`."""
         packed = self.packed_tensors.get(name)
         return np.ascontiguousarray(x if packed is None else packed.unpack(x)).reshape(-1)
 
@@ -137,12 +143,13 @@ def program(
 ) -> StreamProgramText:
     """Write the stream program of planned kernels.
 
-    knobs: of the program: how its tensors lie off the chip, and how fast they move. title: of the first line. groups:
-    the number of each kernel's group, by name: between groups, results go through memory off the chip. depths: of
-    streams, by name; others hold 2 tokens, or all that ever go over them if they close a circle of tasks, so that no
-    task waits for ever. ports: on the channels of a device; None for a memory without channels, latency and bursts, in
-    which each row of a tile that does not follow the one before begins a word of its port. Raises `ProgramError` for
-    kernels without a group, and groups and depths of kernels and streams that the program does not have.
+    graph, plans: of the block. knobs: of the program: how its tensors lie off the chip, and how fast they move. title:
+    of the first line. groups: the number of each kernel's group, by name: between groups, results go through memory off
+    the chip. depths: tokens that streams hold, by name; others hold 2, or all that ever go over them if they close a
+    circle of tasks, so that no task waits for ever. ports: on the channels of a device; None for a memory without
+    channels, latency and bursts, in which each row of a tile that does not follow the one before begins a word of its
+    port. Raises `ProgramError` for kernels without a group, and groups and depths of kernels and streams that the
+    program does not have.
     """
     chosen = groups or {}
     missing = [x.name for x in plans if chosen and x.name not in chosen]

@@ -12,20 +12,21 @@ from .operators import StreamOperator
 
 @dataclass(frozen=True)
 class ShownTensor:
-    """A tensor: elements of an operator's result, which is row-major with all its heads one below the other."""
+    """A tensor: elements of an operator's result, which is row-major with all its heads one below the other. view:
+    which element of the result each of the tensor's is."""
 
     operator: StreamOperator
     view: View
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor."""
+        """The shape of the tensor, in elements."""
         return self.view.shape
 
 
 @dataclass(frozen=True)
 class ColumnSlice:
-    """The columns start .. start + width - 1 of an operator's result, and the view of them alone."""
+    """The columns start .. start + width - 1 of an operator's result, counted from 0, and the view of them alone."""
 
     operator: StreamOperator
     start: int
@@ -34,13 +35,14 @@ class ColumnSlice:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all columns."""
+        """Whether it is all columns of the operator's result."""
         return self.width == self.operator.shape[2]
 
 
 @dataclass(frozen=True)
 class HeadRead:
-    """Heads of an attention's operand: `count` matrices, each of which serves `repeats` heads of queries.
+    """Heads of an attention's operand: `count` matrices of rows x columns elements, each of which serves `repeats`
+    heads of queries. part: where they lie.
 
     The rows of each of `sequences` follow each other in one matrix, and the heads of a sequence lie side by side in the
     columns: a matrix for each head has as many sequences as heads.
@@ -55,8 +57,8 @@ class HeadRead:
 
 
 def part_of(x: ShownTensor) -> ColumnSlice | None:
-    """The columns that a tensor shows; None if it does not show every row once, and in each the same columns, which
-    stand side by side."""
+    """Return the columns that a tensor shows; None if it does not show every row once, and in each the same columns,
+    which stand side by side."""
     heads, rows, columns = x.operator.shape
     found = x.view.columns(heads * rows, columns)
     if found is None:
@@ -69,13 +71,13 @@ def part_of(x: ShownTensor) -> ColumnSlice | None:
 
 
 def is_matrix(part: ColumnSlice) -> bool:
-    """Whether a part is shown with rows in order and all its columns as the last dimension."""
+    """Return whether a part is shown with rows in order and all its columns as the last dimension."""
     return part.view == View.dense(part.view.shape) and part.view.shape[-1] == part.width
 
 
 def heads_of(x: ShownTensor) -> HeadRead | None:
-    """How a tensor (..., heads, rows, columns) is read head by head; None if it cannot. The dimensions in front of the
-    heads are those of a batch."""
+    """Return how a tensor (..., heads, rows, columns) is read head by head; None if it cannot. The dimensions in front
+    of the heads are those of a batch."""
     if len(x.view.dims) < 2:
         return None
     leading = tuple(atom for dim in x.view.dims[:-2] for atom in dim)
