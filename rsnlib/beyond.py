@@ -32,10 +32,12 @@ CLOSE = 1e-5
 
 
 def check_rows_beyond(host: HostPart, arguments: Environment) -> bool:
-    """Check the host part. Raises UnsupportedError, naming the operator, if a result depends on rows beyond a length.
+    """Check that results of the host part do not depend on rows beyond the lengths of sequences. Raises
+    `UnsupportedError`, naming the operator, if one does.
 
-    arguments: by placeholder, as `Interface.bind` returns them, with masks that fit the lengths. Returns whether the
-    check holds for other arguments too: not if the host part behind the machine reads arguments other than masks.
+    host: with `lengths`. arguments: of a call, by placeholder, as `Interface.bind` returns them, with masks that fit
+    the lengths. Returns whether the check holds for other arguments too: not if the host part behind the machine reads
+    arguments other than masks.
     """
     batch, seq = host.batch, host.seq
     beyond = torch.arange(seq) >= torch.tensor(host.rows)[:, None]

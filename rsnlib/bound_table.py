@@ -34,10 +34,11 @@ class _Row:
 
 
 def bound_table(bound: ProgramBound, segments: Mapping[str, float], latency_s: float) -> list[str]:
-    """Bounds and modelled time of each segment as lines of text, and how far the program is from the best possible.
+    """Return the bounds and the modelled time of each segment as lines of text, and how far the program is from the
+    best possible.
 
-    segments: modelled seconds of each segment. latency_s: of the program, launch included. No lines if the machine has
-    no bounds.
+    bound: lower bounds of the times. segments: modelled seconds of each segment, by name. latency_s: modelled seconds
+    of the program, launch included. No lines if the machine has no bounds.
     """
     if not bound.bound_s:
         return []

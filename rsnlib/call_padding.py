@@ -43,8 +43,9 @@ class Factor:
 
 @dataclass(frozen=True)
 class Cut:
-    """How to cut one result of a program to the sizes of a call. axes: for each axis of the result its factors,
-    outermost first; several if dimensions were flattened into one axis."""
+    """How to cut one result of a program to the sizes of a call. Call it with the result, the sizes of the program and
+    those of the call. axes: for each axis of the result its factors, outermost first; several if dimensions were
+    flattened into one axis."""
 
     axes: tuple[tuple[Factor, ...], ...]
 

@@ -65,8 +65,8 @@ LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 def module_of(model: Any) -> nn.Module:
     """Check that a model can be captured, and return the module to capture (without the wrapper of torch.compile).
 
-    Raises UnsupportedError for anything but a module in eval mode that torch.export can capture, and TensorError for
-    weights that are not on the CPU.
+    model: what the user gave. Raises `UnsupportedError` for anything but a module in eval mode, not quantized, whose
+    weights have shapes, and where torch.autocast is on; `TensorError` for weights that are not on the CPU.
     """
     if isinstance(model, type):
         raise UnsupportedError(f"{model.__name__} is a class: give a module, {model.__name__}(...)")
@@ -308,7 +308,7 @@ class Interface:
 
     @property
     def writes(self) -> tuple[tuple[Node, Node], ...]:
-        """The arguments that the module writes to, each with its new value."""
+        """The arguments (placeholders) that the module writes to, each with the node of its new value."""
         values = self.result.args[0]
         assert isinstance(values, list | tuple)
         return tuple(zip(self.written, values, strict=False))
@@ -415,8 +415,9 @@ class Interface:
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:
-    """Run operators in order. environment: holds the values of their operands, and receives their results. Raises
-    `TensorError` for operands that an operator cannot take, such as an index that is out of range."""
+    """Run operators in order, without gradients. environment: holds the values of their operands by node, and receives
+    their results. Raises `TensorError`, naming the operator, for operands that an operator cannot take, such as an
+    index that is out of range."""
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)
@@ -450,7 +451,8 @@ class Constants:
 
     def note(self, node: Node) -> bool:
         """Decide whether an operator depends on no argument, and remember it. Call it for the operators in order: its
-        operands must have been noted before. Returns whether the operator is constant."""
+        operands must have been noted before. Returns whether the operator is constant. One that draws random numbers is
+        not."""
         if node.op == "call_function" and not draws(node) and all(x in self._nodes for x in node.all_input_nodes):
             self._nodes.add(node)
         return node in self._nodes
@@ -474,18 +476,18 @@ class Constants:
 
 
 def packet(node: Node) -> Any:
-    """The operator of a node without its overload, such as torch.ops.aten.add."""
+    """Return the operator of a node without its overload, such as torch.ops.aten.add."""
     return getattr(node.target, "overloadpacket", node.target)
 
 
 def op_name(node: Node) -> str:
-    """The operator's full name in the user's model, such as aten.gelu.default."""
+    """Return the operator's full name in the user's model, such as aten.gelu.default."""
     spelled: str | None = node.meta.get(SPELLED)
     return spelled or (str(node.target) if isinstance(node.target, OpOverload) else node.target.__name__)
 
 
 def short_name(node: Node) -> str:
-    """The operator's name in the user's model without its overload, such as gelu."""
+    """Return the operator's name in the user's model without its overload, such as gelu."""
     spelled: str | None = node.meta.get(SPELLED)
     name: str = packet(node).__name__ if spelled is None else spelled.split(".")[-2]
     return name
@@ -519,21 +521,22 @@ def is_empty(node: Node) -> bool:
 
 
 def is_static(node: Node) -> bool:
-    """Whether all sizes of the node's result are integers: none is a symbol whose value depends on the data. True for a
-    result that is no tensor."""
+    """Return whether all sizes of the node's result are integers: none is a symbol whose value depends on the data.
+    True for a result that is no tensor."""
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(n, int) for part in parts if isinstance(part, torch.Tensor) for n in part.shape)
 
 
 def dtype_of(node: Node) -> torch.dtype | None:
-    """The dtype of a node's tensor; None if it is no tensor."""
+    """Return the dtype of a node's tensor; None if it is no tensor."""
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def draws(node: Node) -> bool:
-    """Whether the operator draws random numbers; dropout does so in training mode only."""
+    """Return whether the operator draws random numbers; dropout does so in training mode only. A subgraph draws if one
+    of its operators does."""
     parts = (getattr(node.graph.owning_module, str(x.target), None) for x in node.all_input_nodes if x.op == "get_attr")
     if any(draws(x) for part in parts if isinstance(part, GraphModule) for x in part.graph.nodes):
         return True

@@ -38,7 +38,8 @@ class CompiledWeights:
 
 class CapturedGraph:
     """A captured graph, and the pipeline that compiles it. whole: do not split the graph; either all of its products
-    run on the machine, or none. title: where the graph begins in the user's code. end: why torch broke the graph."""
+    run on the machine, or none. title: where the graph begins in the user's code. end: why torch broke the graph; "" if
+    it did not."""
 
     def __init__(self, graph: GraphModule, pipeline: Pipeline, whole: bool) -> None:
         self._graph = graph
@@ -60,8 +61,8 @@ class CapturedGraph:
         return self._graph.forward(*(in_double(args) if is_double else args))
 
     def key(self, args: Sequence[Any]) -> Any:
-        """Return a key of everything in the arguments of a call, except weights and counters, that a program depends
-        on. Calls with equal keys share a program."""
+        """Return a hashable key of everything in the arguments of a call, except weights and counters, that a program
+        depends on. args: as for `in_pytorch`. Calls with equal keys share a program."""
         others, _ = self._positions(args)
         counters = self._counters.positions
         return tuple(_facts(args[i]) for i in others if i not in counters), _wants_gradients(args)

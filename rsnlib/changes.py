@@ -198,8 +198,9 @@ class Followed:
     def module(self) -> nn.Module:
         """The module to compile: the module itself or, for half precision, its copy in float32 as of the last `look`.
 
-        Raises UnsupportedError if the module no longer exists, and TensorError if the dtype of a weight of a model in
-        half precision has changed, because arguments and results would change their types too.
+        Raises `UnsupportedError` if the module no longer exists, and `TensorError` if it cannot be copied, or if the
+        dtype of a weight of a model in half precision has changed, because arguments and results would change their
+        types too.
         """
         original = self.original
         if not self._is_half:
@@ -216,7 +217,8 @@ class Followed:
             return self._widened.module
 
     def look(self) -> int:
-        """Compare the module with its state at the last `look`. Returns the number of changes detected so far."""
+        """Compare the module with its state at the last `look`. Returns the number of changes detected since the module
+        was followed. Raises `UnsupportedError` if it has changed and no longer exists."""
         with self._lock:
             snapshot = self._snapshot
             change = Change.NONE if snapshot is None else snapshot.change()

@@ -47,7 +47,7 @@ class Windows:
 
 
 def windows_of(node: Node) -> Windows | None:
-    """Return the windows of a convolution; None for any other operator."""
+    """Return the windows of a convolution, read from its arguments; None for any other operator."""
     n = CONVOLUTIONS.get(packet(node), 0)
     a = arguments(node)
     if not n:

@@ -40,8 +40,9 @@ SHOWN: dict[str, Callable[[Any], str]] = {
 
 
 def shown(name: str, made: object) -> str:
-    """Print the result of pass `name`: the captured or rewritten graph, the matched or folded layers, the schedule, the
-    segments as they are cut, the work items of each unit, their kernel sequences without and with the unit of
-    activations, or the program. Raises `MissingError` without PyTorch."""
+    """Return the result of pass `name` as text: the captured or rewritten graph, the matched or folded layers, the
+    schedule, the segments as they are cut, the work items of each unit, their kernel sequences without and with the
+    unit of activations, or the program. made: the result. Raises `MissingError` without PyTorch, `KeyError` for a pass
+    that is not known."""
     require_torch("compiling a model")
     return SHOWN[name](made)

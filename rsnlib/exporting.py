@@ -31,8 +31,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def in_turn(called: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext()) -> Iterator[None]:
-    """Context for torch.export and fake tensors: one thread at a time, without torch's log. called: makes a
-    context for each call of a module that torch.export captures, before it restores the module's attributes.
+    """Context for torch.export and fake tensors: one thread at a time, without torch's log. called: gets each module
+    that torch.export calls while it captures, and makes a context for that call, which ends before the module's
+    attributes are restored.
 
     torch.export replaces parts of PyTorch while it captures, so it takes the lock under which torch.compile captures.
     Other threads may run modules: `nn.Module.__call__` and `torch.compiler.is_exporting` are replaced, but do in their

@@ -61,9 +61,9 @@ def _behind(nodes: Iterable[Node]) -> set[Node]:
 def fix(
     program: ExportedProgram, interface: Interface, environment: Environment, names: Sequence[str]
 ) -> tuple[Interface, Environment]:
-    """Make arguments constants of a captured graph, in place, with their values of the example. names: of their
-    placeholders. Returns an interface that compares the arguments of each call with these values, and the environment
-    with copies of them."""
+    """Make arguments constants of a captured graph, in place, with their values of the example. environment: as
+    `trace.captured` returns it. names: of their placeholders; others are ignored. Returns an interface that compares
+    the arguments of each call with these values, and the environment with copies of them."""
     fixed = {x: environment[x].detach().clone() for x in interface.arguments if x.name in names}
     specs = program.graph_signature.input_specs
     for i, (node, spec) in enumerate(zip(program.graph.find_nodes(op="placeholder"), specs, strict=True)):

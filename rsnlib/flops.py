@@ -32,8 +32,8 @@ class FlopCounter:
         self._counted: dict[Any, int] = {}
 
     def of(self, node: Node) -> int:
-        """The FLOPs of one operator; 0 if its shapes depend on data, except for experts. An operator that calls
-        subgraphs (a loop, a condition) counts each subgraph once."""
+        """Return the FLOPs of one operator, 2 for a multiply and add; 0 if its shapes depend on data, except for
+        experts. An operator that calls subgraphs (a loop, a condition) counts each subgraph once."""
         if node.op != "call_function":
             return 0
         if not all(map(is_static, (node, *node.all_input_nodes))):
@@ -102,7 +102,8 @@ def _behind(node: Node) -> Iterator[Node]:
 
 
 def counted(run: Callable[[], Any]) -> tuple[Any, int]:
-    """Call `run`. Returns its result, and the FLOPs that PyTorch computed in it."""
+    """Call `run` without gradients. Returns its result, and the FLOPs that PyTorch computed in it, 2 for a multiply and
+    add."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         result = run()
     return result, int(counter.get_total_flops())

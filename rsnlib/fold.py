@@ -29,7 +29,9 @@ def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = 
 
     weights: False fills weights and biases of products with NaN that takes no memory, which is enough to compile a
     program; scales and shifts of outputs, and tables, are computed in any case, because a program depends on them.
-    pitch: `Overlay.head_pitch`. Raises `UnsupportedError` for a shift behind a norm of heads.
+    pitch: `Overlay.head_pitch`: stored columns of a head, from its columns. Raises `UnsupportedError` for a shift
+    behind a norm of heads, for a norm whose scale differs between heads, and for a rotation that does not exchange
+    columns in pairs.
     """
     laid_out = LaidOut(replace(graph, layers=tuple(map(with_table, graph.layers))), pitch)
     graph, layouts = laid_out.graph()

@@ -15,8 +15,9 @@ from .view import View
 
 
 def gate(values: AbstractState, node: Node, x: Any, y: Any) -> Value | None:
-    """Return the elementwise product of two matrix products with the same operand as one product with a gate. At most
-    one of the two may have an activation. Returns None if x and y are not such products."""
+    """Return the elementwise product of two matrix products with the same operand as one product with a gate. values:
+    the state. node: the multiplication of x and y. At most one of the two may have an activation. Returns None if x and
+    y are not such products."""
     left, right = _product(values, x), _product(values, y)
     if left is None or right is None or left[0] is right[0] or left[0].x != right[0].x:
         return None
@@ -57,7 +58,8 @@ def _gated(values: AbstractState, gated: Gemm, up: Gemm, gain: float) -> Gemm:
 
 
 def scaled_gate(values: AbstractState, layer: Gemm, factor: float) -> Gemm:
-    """A gated product, multiplied by a factor."""
+    """Return a gated product, multiplied by a factor: the columns that are no gate take it up. layer: the product, with
+    weights (K, 2 * width), the gate first."""
     weight, bias, width = layer.weight.copy(), layer.bias.copy(), layer.width
     weight[:, width:] = weight[:, width:] * np.float64(factor)
     bias[width:] = bias[width:] * factor

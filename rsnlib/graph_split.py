@@ -110,7 +110,7 @@ MAX_LOOKS = 8
 
 
 class LimitError(UnsupportedError):
-    """The scheduler cannot lower a network because of a limit of the machine."""
+    """The scheduler cannot lower a network because of a limit of the machine, which the message tells."""
 
 
 def split(

@@ -56,7 +56,7 @@ Layout = HeadLayout | None
 
 @dataclass(frozen=True)
 class UnappliedAffine:
-    """The scale and shift that the machine does not apply to a result, (N,) each."""
+    """The scale and shift that the machine does not apply to a result of N columns: float64 (N,) each."""
 
     scale: Float64
     shift: Float64

@@ -15,8 +15,8 @@ from .view import View
 
 @dataclass(frozen=True)
 class ProjectedHeads:
-    """A projection that is seen as heads. layer: the projection. count: its heads. rows_last: it is seen as (batch,
-    heads, seq, columns of a head), else as (batch, seq, heads, columns of a head). view: that view."""
+    """A projection that is seen as heads. layer: the projection. count: number of its heads. rows_last: it is seen as
+    (batch, heads, seq, columns of a head), else as (batch, seq, heads, columns of a head). view: that view."""
 
     layer: Gemm
     count: int

@@ -138,7 +138,8 @@ class HostPart:
         return self.inputs(environment), spans, state
 
     def visible(self, spans: KeySpans | None) -> Visible | None:
-        """Return the rows that the masks of a call show; None without masks. spans: as the prologue returns them."""
+        """Return the rows that the masks of a call show; None for a network without masks. spans: as the prologue
+        returns them."""
         return None if spans is None or not len(spans.lengths) else Visible(spans, self.counted or self.seq)
 
     def _spans(self, environment: Environment) -> KeySpans | None:

@@ -61,8 +61,8 @@ class _Attention:
 
 
 def with_ideas(program: ExportedProgram, node: Node, place: str, message: str) -> str:
-    """Insert the names of the constructs that a refused operator is part of into its error message, after `place`
-    (operator and module path) if the message begins with it, else at the end."""
+    """Return the error message of a refused operator with the names of the constructs that it is part of. They follow
+    `place` (operator and module path) if the message begins with it; else they are at the end."""
     found = ideas(program, node)
     if not found:
         return message
@@ -71,7 +71,8 @@ def with_ideas(program: ExportedProgram, node: Node, place: str, message: str) -
 
 
 def ideas(program: ExportedProgram, node: Node) -> list[str]:
-    """The names of the unsupported constructs that a refused operator is part of; empty if none is recognised."""
+    """Return the names of the unsupported constructs that a refused operator is part of; empty if none is
+    recognised."""
     if packet(node) in BY_OPERATOR:
         return [BY_OPERATOR[packet(node)]]
     if not all(map(is_static, (node, *node.all_input_nodes))):

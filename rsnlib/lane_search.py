@@ -78,8 +78,8 @@ def on_chip_kib(overlay: Overlay) -> float:
 
 
 def usual(overlay: Overlay) -> Choice:
-    """Return the choice that stands for the overlay as it ships, with the schedule `paper`. Raises `UnsupportedError`
-    for an overlay without lanes."""
+    """Return the choice that stands for the overlay as it ships, with the schedule `paper`: a value for each of
+    `SCHEDULE_KNOBS` and `MEMORY_KNOBS`, in their units. Raises `UnsupportedError` for an overlay without lanes."""
     lanes = overlay.lanes
     if lanes is None:
         raise UnsupportedError(f"overlay {overlay.name} has no row lanes, whose memories a search could change")
@@ -197,8 +197,8 @@ class LaneSearch:
         return ({**ships, "mode": "R6"}, {**ships, "mode": "P3"}, {**ships, "mode": "P3", "x": 4})
 
     def evaluate(self, choice: Choice) -> Outcome:
-        """Return the costs of a choice: modelled latency in ms, memory on the chip in KiB. Raises `RsnError` if the
-        choice cannot work, `UnsupportedError` if its memories exceed `on_chip_bytes`."""
+        """Return the costs of a choice, in the order of `wanted`: modelled latency in ms, memory on the chip in KiB.
+        Raises `RsnError` if the choice cannot work, `UnsupportedError` if its memories exceed `on_chip_bytes`."""
         kib = on_chip_kib(overlay_of(self.base, choice))
         if self.on_chip_bytes is not None and kib * 1024 > self.on_chip_bytes:
             raise UnsupportedError(f"memories of {kib:.0f} KiB; at most {self.on_chip_bytes >> 10} KiB are asked for")

@@ -55,8 +55,7 @@ class Mlp(nn.Module):
 
 
 class Ncf(nn.Module):
-    """Neural collaborative filtering as in the benchmark of CHARM, which the paper compares with: a tower down to 16
-    columns, and a prediction layer.
+    """Neural collaborative filtering as in CHARM's benchmark: a tower down to 16 columns, and a prediction layer.
 
     The prediction reads 32 columns: the tower's 16 and 16 others. The benchmark counts it as a separate product, so
     these 32 columns are an input here.

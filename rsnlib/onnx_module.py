@@ -72,7 +72,7 @@ class OnnxStep:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A graph: its steps, its constants by name, and the names of its outputs."""
+    """A graph: its steps in order, its constants by name, and the names of its outputs."""
 
     steps: tuple[OnnxStep, ...]
     constants: dict[str, KnownValue]
@@ -80,8 +80,9 @@ class OnnxGraph:
 
 
 def load_onnx(path: str | os.PathLike[str]) -> OnnxModule:
-    """Load an ONNX model from a file, with its external tensors. Raises `UnsupportedError` naming file and node. Warns
-    of a quantised model, which is computed in float32."""
+    """Load an ONNX model from a file, with its external tensors. Raises `UnsupportedError`, naming the file and, where
+    one is at fault, the node: for a file that is missing or wrong, and for what is not supported. Warns of a quantised
+    model, which is computed in float32."""
     model = read(path)
     try:
         return OnnxModule(model, is_normal=True)
@@ -172,8 +173,10 @@ class OnnxModule(nn.Module):
             return torch.export.export(self, args, strict=False).module()
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
-        """Run the nodes in order. Raises `TypeError` for missing or unknown inputs, `UnsupportedError` for what the
-        table does not support, and `TensorError` for operands that an operator cannot take."""
+        """Run the nodes in order. args, kwargs: the inputs of the file, by position and by name. Returns the output, or
+        a tuple of all in the order of `outputs`. Raises `TypeError` for missing or unknown inputs, `UnsupportedError`
+        for what the table does not support, and `TensorError` for operands that an operator cannot take; both name the
+        node."""
         given = dict(zip(self.inputs, args, strict=False)) | kwargs
         missing = [name for name in self.inputs if name not in given]
         if missing or len(given) != len(args) + len(kwargs) or len(given) != len(self.inputs):

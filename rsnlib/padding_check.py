@@ -56,15 +56,15 @@ class Filling:
 
     def check(self, sizes: Sizes, program: ExportedProgram) -> None:
         """Check that a program for these sizes can serve calls of smaller sizes, and record in `padding` how to cut its
-        results. program: the module captured with these sizes. Raises `UnsupportedError` if it cannot."""
+        results. sizes: one for each of `Arguments.dims`. program: the module captured with these sizes. Raises
+        `UnsupportedError` if it cannot."""
         growing = self._growing(sizes)
         if growing:
             outcome = self._check(growing, self._of_program(program, sizes), sizes)
             self.padding.cuts[sizes] = [None if axes is None else _cut(axes, growing) for axes in outcome.outputs]
 
     def check_again(self) -> None:
-        """Repeat all checks with the current values of the module's parameters and buffers. Raises
-        `UnsupportedError`."""
+        """Repeat all checks with the current values of the module's parameters and buffers. Raises as `check` does."""
         for sizes in list(self.padding.cuts):
             self.check(sizes, self._graph(sizes).program)
 

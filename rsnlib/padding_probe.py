@@ -28,7 +28,7 @@ class Probe:
         self._sizes = tuple(map(base_size, self._of.dims, sizes))
 
     def call_with_other_sizes(self) -> None:
-        """Call the module with another size of each dimension. Raises `TensorError` if that fails, and
+        """Call the module with another size of each dimension. Raises `TensorError` if a call fails, and
         `UnsupportedError` if the number of outputs, or an output that is no tensor, changes with the size."""
         first = leaves_of(self._asked(self._varied(self._sizes), self._of.dims, self._sizes))
         for i, (dim, size) in enumerate(zip(self._of.dims, self._sizes, strict=True)):
@@ -64,8 +64,9 @@ class Probe:
 
     def compare(self, cut: CutLeaves, least: Mapping[Dim, int]) -> None:
         """Compare results with and without padding in PyTorch, with small sizes if the module can be called with them.
-        cut: cuts results (leaves) from padded sizes to the sizes of the call. least: the smallest size of calls. Raises
-        `UnsupportedError` if they differ."""
+        cut: cuts results (leaves) from padded sizes to the sizes of the call. least: the smallest size of calls in
+        elements, by dimension; 1 if missing. Raises `UnsupportedError` if they differ, and `TensorError` if a padded
+        call fails."""
         small = tuple(
             n if d.exact else min(n, max(FEW, least.get(d, 1))) for d, n in zip(self._of.dims, self._sizes, strict=True)
         )
@@ -159,7 +160,7 @@ def _cannot_be_called(arguments: Arguments, dims: Sequence[Dim], sizes: Sequence
 
 
 def described(arguments: Arguments, dims: Sequence[Dim], sizes: Sequence[int]) -> str:
-    """Sizes of dimensions, for messages."""
+    """Return sizes of dimensions as text, for messages. dims: of `arguments`. sizes: one for each of `dims`."""
     return " and ".join(f"a {arguments.names[dim]} of {size}" for dim, size in zip(dims, sizes, strict=True))
 
 

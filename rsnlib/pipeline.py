@@ -116,7 +116,8 @@ class Pipeline:
 
     def build(self, network: LayerGraph) -> Built:
         """Schedule, lower and pack a network. Raises `LimitError` or `RoomError` (both `UnsupportedError`) for a
-        network beyond a limit of the machine, and `ScheduleError`."""
+        network beyond a limit of the machine, `ScheduleError` for a schedule that does not fit, and `CompilerError` for
+        a program that the compiler's own checks refuse."""
         try:
             return build(network, self.overlay, self.schedule, self.progress, self._passes)
         except RoomError:

@@ -34,7 +34,8 @@ class PointwiseFunction:
 
 @dataclass(frozen=True)
 class RecognisedActivation:
-    """A recognised activation: gain * activation(factor * x)."""
+    """A recognised activation: gain * activation(factor * x), element by element. factor and gain are 1 where they
+    differ from it by rounding only."""
 
     activation: ActivationFunction
     factor: float

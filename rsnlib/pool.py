@@ -27,7 +27,7 @@ class Pool:
 
     def shared(self, traced: Traced) -> Traced:
         """Return the traced module with its weights of more than `SMALL` bytes replaced by equal arrays that other
-        programs already hold."""
+        programs already hold; the rest are held from now on."""
         layers = tuple(
             replace(x, weight=self._array(x.weight), bias=self._array(x.bias)) if isinstance(x, Gemm) else x
             for x in traced.network.layers

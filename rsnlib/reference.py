@@ -26,9 +26,10 @@ def compute(
     lengths: npt.NDArray[np.int64] | None,
     starts: npt.NDArray[np.int64] | None = None,
 ) -> Array:
-    """Compute one layer. values: float32 activations (batch, seq, columns) by name. lengths: valid keys of each
-    sequence, int64 (batch,), for masked attention. starts: rows of padding before the first one of each sequence, int64
-    (batch,), for attention with left padding. Returns float32 (batch, seq, columns)."""
+    """Compute one layer. network: that it is from. values: float32 activations (batch, rows, columns) by name. lengths:
+    valid keys of each sequence, int64 (batch,), for masked attention; None for all. starts: rows of padding before the
+    first one of each sequence, int64 (batch,), for attention with left padding. Returns float32 (batch, rows, columns).
+    Raises `KeyError` for a missing activation."""
     known = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in values.items()}
     y = _gemm(layer, known) if isinstance(layer, Gemm) else _attention(network, layer, known, lengths, starts)
     out: Array = y.numpy()

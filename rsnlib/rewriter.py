@@ -149,7 +149,8 @@ class Rewriter(Editor):
         return node
 
     def put(self, new: Node, old: Node) -> None:
-        """Replace `old` by `new` everywhere, and remove operators that are no longer used."""
+        """Replace `old` by `new` everywhere, in place, and remove operators that are no longer used. What is known of
+        the nodes is updated."""
         users = old.replace_all_uses_with(new)
         stack = [new] if new in self.computed else []
         while stack:
@@ -194,7 +195,8 @@ class Rewriter(Editor):
 
 
 Rewrite = Callable[[Rewriter, Node], Node | None]
-"""A rewrite: returns the node that replaces the given one, or None to leave it."""
+"""A rewrite: called with a graph and a node, an operator of it. It inserts what takes the place of the node, and
+returns the node that replaces it, or None to leave it. It does not remove the given one (`Rewriter.put` does)."""
 
 
 def replacing(*operators: Any) -> Callable[[Rewrite], Rewrite]:

@@ -15,7 +15,8 @@ aten = torch.ops.aten
 
 
 def sliced(node: Node) -> Node | None:
-    """The tensor of which a node is a range of rows; None if it is no slice of the last dimension but one."""
+    """Return the tensor of which a node is a range of rows; None if it is no slice, in steps of 1, of the last
+    dimension but one."""
     if packet(node) is not aten.slice:
         return None
     a = arguments(node)
@@ -24,14 +25,14 @@ def sliced(node: Node) -> Node | None:
 
 
 def same_rows(parts: Sequence[Node]) -> Node | None:
-    """The tensor of which all parts are ranges of rows; None if there is none."""
+    """Return the tensor of which all parts are ranges of rows; None if there is none."""
     found = {sliced(part) for part in parts}
     return next(iter(found)) if len(found) == 1 else None
 
 
 @replacing(aten.cat)
 def moved_rows(graph: Rewriter, node: Node) -> Node | None:
-    """Take rows apart and join them on the host, before a product instead of behind it.
+    """Rewrite (`Rewrite`) rows that are taken apart and joined behind a product: the host joins them before it.
 
     cat([y[:, :1], tokens, y[:, 1:]], -2) with y = x @ W + h, x and h of the host, becomes cat([x[:, :1], 0, x[:, 1:]],
     -2) @ W + cat([h[:, :1], tokens, h[:, 1:]], -2). Not applied if a part is no range of rows of that product, or x or

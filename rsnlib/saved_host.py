@@ -63,7 +63,7 @@ KINDS = (
 
 
 def is_allowed(target: object) -> bool:
-    """Whether a file may contain an operator."""
+    """Return whether a file may contain an operator. target: of a node."""
     if target is operator.getitem:
         return True
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
@@ -75,8 +75,9 @@ def is_allowed(target: object) -> bool:
 
 
 def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
-    """Write a host part as JSON. keep: stores a tensor and returns its name. Raises UnsupportedError, naming operator
-    and module path, for anything that cannot be written."""
+    """Return a host part as JSON. keep: stores a tensor and returns its name. Raises `UnsupportedError`, naming
+    operator and module path, for anything that cannot be written: other operators, other constants than tensors, and a
+    model that writes to its arguments."""
     interface = host.interface
     for node in (*host.before, *host.after):
         if not is_allowed(node.target):
@@ -121,7 +122,7 @@ def encode(host: HostPart, keep: Callable[[torch.Tensor], str]) -> Json:
 
 
 def decode(description: Json, tensor: Callable[[str], torch.Tensor]) -> HostPart:
-    """Read a host part from JSON. tensor: returns a stored tensor by its name. Raises any Exception for a wrong
+    """Read a host part from JSON. tensor: returns a stored tensor by its name. Raises any `Exception` for a wrong
     description; callers must expect that, because anybody may have written the file."""
     graph = Graph()
     nodes: dict[str, Node] = {}
@@ -302,7 +303,7 @@ def _named(name: str, kind: type) -> Any:
 
 
 def described(x: Any) -> Json:
-    """Describe what an argument must be, as JSON: shape and dtype of a tensor; the value of a number, a string or None;
+    """Return what an argument must be, as JSON: shape and dtype of a tensor; the value of a number, a string or None;
     nothing for a container."""
     if isinstance(x, torch.Tensor):
         return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
@@ -310,8 +311,8 @@ def described(x: Any) -> Json:
 
 
 def of_described(description: Json) -> Any:
-    """The argument that `described` describes: a meta tensor, a value, or () for a container. Raises any Exception for
-    a wrong description."""
+    """Return the argument that `described` describes: a meta tensor, a value, or () for a container. Raises any
+    `Exception` for a wrong description."""
     if "several" in as_dict(description):
         return ()
     if "equal" in description:
@@ -323,12 +324,13 @@ def of_described(description: Json) -> Any:
 
 
 def parameters(signature: inspect.Signature) -> Json:
-    """A function's parameters as JSON: for each its name, its kind, and whether it has a default."""
+    """Return a function's parameters as JSON: for each its name, its kind, and whether it has a default."""
     return [[p.name, p.kind.name, p.default is not p.empty] for p in signature.parameters.values()]
 
 
 def of_parameters(description: Json) -> inspect.Signature:
-    """The signature that `parameters` describes, for binding arguments. All its defaults are None."""
+    """Return the signature that `parameters` describes, for binding arguments. All its defaults are None. Raises any
+    `Exception` for a wrong description."""
     kinds = {kind.name: kind for kind in KINDS}
     return inspect.Signature(
         [

@@ -78,8 +78,8 @@ class _Zeroed:
 
 @replacing(aten.softmax, aten.nan_to_num, aten.where)
 def score_masks(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite the operators between the scores of an attention and their softmax: the scores are multiplied by numbers,
-    and one mask is added to them. Return the new softmax; None if the rule does not apply.
+    """Rewrite (`Rewrite`) the operators between the scores of an attention and their softmax: the scores are multiplied
+    by numbers, and one mask is added to them. The new softmax takes the place of the node.
 
     These operators may stand there:
 
@@ -90,8 +90,8 @@ def score_masks(graph: Rewriter, node: Node) -> Node | None:
     - the subtraction of the largest score of a row.
 
     After the softmax, an operator may set weights to 0: those that are NaN, or those that the only `where` has hidden.
-    These are the weights of a row that sees no key. The rule does not apply if any other operator stands between
-    scores and softmax, or if the only operator adds a constant mask, which needs no rewriting.
+    These are the weights of a row that sees no key. The rule does not apply if any other operator stands between scores
+    and softmax, or if the only operator adds a constant mask, which needs no rewriting.
     """
     zeroed = _zeroed(node)
     soft = node if zeroed is None else zeroed.weights

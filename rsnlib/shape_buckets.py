@@ -93,7 +93,8 @@ class SizeBucket(ShapeBucket[Sequence[int]]):
 
 @dataclass(frozen=True)
 class SequenceSize:
-    """A sequence of a request. rows: its number of rows. needs_mask: it needs a program with masks."""
+    """A sequence of a request. rows: its number of rows. needs_mask: it needs a program with masks, because the request
+    masks its keys."""
 
     rows: int
     needs_mask: bool = False

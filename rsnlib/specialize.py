@@ -108,8 +108,9 @@ FUSED: dict[Any, Callable[..., Any]] = {
 
 
 class Bound(nn.Module):
-    """A graph with some arguments fixed. known: values by position. Its tensors become parameters or buffers of this
-    module, named as in the graph, so that tracing treats them as constants."""
+    """A graph with some arguments fixed. known: their values, by position among the graph's placeholders, from 0 on.
+    Its tensors become parameters or buffers of this module, named as in the graph, so that tracing treats them as
+    constants."""
 
     def __init__(self, graph: GraphModule, known: Mapping[int, Any]) -> None:
         super().__init__()
@@ -126,7 +127,8 @@ class Bound(nn.Module):
                 self.register_buffer(name, tensor)
 
     def forward(self, *others: Any) -> Any:
-        """Run the graph. others: the arguments that are not fixed, in order."""
+        """Run the graph, and return its results. others: the arguments that are not fixed, in order. Raises
+        `StopIteration` for too few."""
         rest = iter(others)
         arguments = [self._argument(i, rest) for i in range(self._count)]
         # Node by node, so that tracing sees each node's module path and source line.
@@ -147,7 +149,8 @@ class _Unfused(Interpreter):
 
 
 def is_number(argument: Any) -> bool:
-    """Whether an argument is a number that torch.compile passes as a tensor, such as the eps of a norm."""
+    """Return whether an argument is a number that torch.compile passes as a tensor, such as the eps of a norm: float64,
+    of shape ()."""
     return isinstance(argument, torch.Tensor) and argument.ndim == 0 and argument.dtype == torch.float64
 
 
@@ -169,8 +172,9 @@ def _with_numbers(graph: GraphModule, numbers: Mapping[int, float]) -> GraphModu
 
 
 def static_arguments(graph: GraphModule, arguments: Sequence[Any]) -> set[int]:
-    """The positions of arguments that are parameters or buffers of the module that the graph was captured from, and
-    that the graph does not write to. A cache of keys and values is marked as they are."""
+    """Return the positions, from 0 on, of arguments that are parameters or buffers of the module that the graph was
+    captured from, and that the graph does not write to. A cache of keys and values is marked as they are. arguments: of
+    a call, in the order of the graph's placeholders."""
     marked = [
         "_dynamo_static_input_type" in n.meta.get("tensor_dict", {}) and not any(map(_writes, n.users))
         for n in graph.graph.find_nodes(op="placeholder")

@@ -22,7 +22,7 @@ FACTS = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_dim
 
 
 def register() -> None:
-    """Register the static cache, once, if its class is loaded."""
+    """Register the static cache of transformers with PyTorch, once, if its class is loaded."""
     module = sys.modules.get("transformers.cache_utils")
     cache = getattr(module, "StaticCache", None)
     if cache is not None and cache not in pytree.SUPPORTED_NODES:
@@ -37,9 +37,12 @@ def register() -> None:
 
 def without_windows(cache: Any, rows: int | None = None) -> None:
     """Replace the sliding-window layers of an empty cache by plain ones, in place. The caller then says which row each
-    new key goes to. rows: number of rows of these layers; None keeps it. The masks that a model makes for them hide
-    what a window that ends at row `cumulative_length` would hide. Raises UnsupportedError for layers that keep other
-    things than keys and values."""
+    new key goes to.
+
+    cache: a `StaticCache`. rows: number of rows of these layers; None keeps it. The masks that a model makes for them
+    hide what a window that ends at row `cumulative_length` would hide. Raises `UnsupportedError` for layers that keep
+    other things than keys and values.
+    """
     _check(cache)
     for i, layer in enumerate(cache.layers):
         if hasattr(layer, COUNTER):
@@ -89,8 +92,8 @@ def _plain_layer() -> Any:
 
 
 def count_rows(arguments: Any) -> None:
-    """Set the Python counters of the sliding-window layers in the arguments of a call to the values of the tensors that
-    the call wrote."""
+    """Set the Python counters of rows of the sliding-window layers in the arguments of a call (any structure) to the
+    values of the tensors that the call wrote."""
     module = sys.modules.get("transformers.cache_utils")
     if module is None:
         return

@@ -29,7 +29,8 @@ TRUSTED = "transformers"
 
 
 class Record(Mapping[str, Any]):
-    """Stands for an instance of a class that this process lacks. Fields can be read by attribute, name or position."""
+    """Stands for an instance of a class that this process lacks. Fields can be read by attribute, name or position; a
+    field that does not exist raises `AttributeError`, `KeyError` or `IndexError`."""
 
     def __init__(self, kind: str, fields: Mapping[str, Any], absent: Sequence[str] = ()) -> None:
         """kind: name of the class. fields: values by name, in order. absent: names of fields that are None."""
@@ -80,8 +81,8 @@ class Structure:
     description: Json
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Build the structure with these leaves. Raises `ValueError` for too many or too few leaves, or for a wrong
-        description."""
+        """Build the structure with these leaves, in order. Raises `ValueError` for too many or too few leaves, or for a
+        wrong description."""
         rest = iter(leaves)
         made = _build(self.description, rest)
         if next(rest, rest) is not rest:

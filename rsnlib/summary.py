@@ -17,8 +17,8 @@ ITSELF = "(itself)"
 
 @dataclass(frozen=True)
 class ModuleWork:
-    """Work of a module in one call, without its submodules. flops: as `FlopCounter` counts. on_machine: the machine
-    computes them. seconds: modelled time on the machine."""
+    """Work of a module in one call, without its submodules. path: of the module. flops: as `FlopCounter` counts, 2 for
+    a multiply and add. on_machine: the machine computes them. seconds: modelled time on the machine."""
 
     path: str
     flops: int = 0
@@ -64,7 +64,8 @@ class _Module:
 
 
 def head(work: Sequence[ModuleWork], latency_s: float | None) -> str:
-    """The machine's share of all FLOPs as text. latency_s: adds the modelled latency in seconds."""
+    """Return the machine's share of all FLOPs as text. latency_s: adds the modelled latency, given in seconds; None
+    leaves it out."""
     total = sum(x.flops for x in work)
     own = sum(x.flops for x in work if x.on_machine)
     unit, name = _flop_unit(total)
@@ -73,8 +74,8 @@ def head(work: Sequence[ModuleWork], latency_s: float | None) -> str:
 
 
 def table(work: Iterable[ModuleWork], latency_s: float | None = None) -> list[str]:
-    """A table as lines of text: FLOPs and modelled time of each module, with equal layers in one line and without
-    modules that have neither. latency_s: modelled latency in seconds; None omits the columns of time."""
+    """Return a table as lines of text: FLOPs and modelled time of each module, with equal layers in one line and
+    without modules that have neither. latency_s: modelled latency in seconds; None omits the columns of time."""
     root = _tree(work)
     rows = list(_shown(root))
     total, timed = root.flops, latency_s is not None

@@ -81,10 +81,11 @@ def trace(
     """Split a module into a host part, a machine part, and a host part; all shapes are those of the example.
 
     example_inputs: positional (tuple) or keyword (dict) arguments of the module's forward. The module must be in eval
-    mode; its weights are copied. again: set Traced.again, which traces the same graph with the weights' new values; it
-    keeps the graph alive. fixes: arguments that rotary positions are computed from become constants of the program, if
-    the machine can run it then. Raises UnsupportedError for a module that the machine cannot run, naming operator and
-    module path, and TensorError for weights or activations that are not float32.
+    mode; its weights are copied. passes: of the compiler. again: set Traced.again, which traces the same graph with the
+    weights' new values; it keeps the graph alive. fixes: arguments that rotary positions are computed from become
+    constants of the program, if the machine can run it then. Raises `UnsupportedError` for a module that the machine
+    cannot run, naming operator and module path (`NoProductError` if it has no product for it), and `TensorError` for
+    weights or activations that are not float32.
     """
     try:
         return _trace(model, example_inputs, passes, again)
@@ -184,9 +185,9 @@ def _fixed(
 def captured(
     model: nn.Module, example_inputs: tuple[Any, ...] | dict[str, Any], experts: ExpertsPlan | None = None
 ) -> tuple[ExportedProgram, Interface, Environment]:
-    """Capture a module. Returns its graph, its interface, and the values of all nodes that are no operators: weights
-    and constants, and the example's arguments. experts: what takes the place of experts that data choose. Raises like
-    `module_of`, `fitting`, `capture` and `replace_experts`."""
+    """Capture a module. example_inputs: as for `trace`. Returns its graph, its interface, and the values of all nodes
+    that are no operators: weights and constants, and the example's arguments. experts: what takes the place of experts
+    that data choose. Raises like `module_of`, `fitting`, `capture` and `replace_experts`."""
     model = module_of(model)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example_inputs)
     if experts is None:
@@ -209,7 +210,8 @@ def interpret(
     again: bool = False,
 ) -> Traced:
     """Trace a captured graph, like `trace`. environment: values of all nodes that are no operators, as `captured`
-    returns them. premise: values that the graph was rewritten for; raises UnsupportedError if they have changed."""
+    returns them. premise: values that the graph was rewritten for; raises `UnsupportedError` if they have changed.
+    Raises like `trace` otherwise."""
     if premise is not None and not premise.holds():
         raise UnsupportedError("values that the graph was rewritten for have changed; capture the model again")
     given, environment = environment, dict(environment)

@@ -187,8 +187,8 @@ class AbstractState:
                 yield from (shape_of(x)[2] for x in node.args[:2] if isinstance(x, Node))
 
     def root(self, node: Node) -> Value:
-        """Return a tensor of the host as an input of the machine, whose columns are the last dimension of the
-        tensor."""
+        """Return a tensor of the host as an input of the machine, whose columns are the last dimension of the tensor.
+        node: the tensor, of any shape."""
         shape = shape_of(node) if is_static(node) else ()
         view = View.dense(shape)
         if len(shape) == 3 and shape[0] != self.batch == shape[1] and shape[0] in self.seqs:
@@ -198,8 +198,8 @@ class AbstractState:
     def source(self, node: Node, view: View, width: int) -> HostInput:
         """Return the input of the machine that holds a tensor of the host. Equal arguments give the same `HostInput`.
 
-        node: the tensor. view: where each element of the tensor, after broadcasting, lies in the input. width: columns
-        of the input.
+        node: the tensor. view: where each element of the tensor, after broadcasting, lies in the input. width: number
+        of columns of the input.
         """
         if (node, view, width) not in self._made:
             name = node.name if node.op == "placeholder" else module_path(node) or node.name
@@ -321,4 +321,5 @@ def written_arguments(program: ExportedProgram) -> dict[Node, Node]:
 Arguments = dict[str, Any]
 """An operator's arguments by name."""
 LoweringPattern = Callable[[AbstractState, Node, Arguments], Abstract | str]
-"""A lowering rule: returns the abstract value of an operator's result, or the reason why the machine cannot run it."""
+"""A lowering rule: called with the state, an operator, and the operator's arguments by name. It returns the abstract
+value of the operator's result, or the reason (text) why the machine cannot run it here."""

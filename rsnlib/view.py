@@ -21,7 +21,9 @@ Dim = tuple[Atom, ...]
 
 
 def merge(atoms: Sequence[Atom]) -> Dim:
-    """Return the same index map with as few atoms as possible. Equal maps have equal results."""
+    """Return the same index map with as few atoms as possible: neighbours that follow each other in memory become one,
+    and those of size 1 are left out. atoms: (size, stride in elements), outermost first. Equal maps have equal
+    results."""
     merged: list[Atom] = []
     for size, stride in atoms:
         if size == 1:
@@ -155,10 +157,8 @@ class View:
         return index, View(tuple(merge(dim) for dim in dims))
 
     def with_columns(self, old: int, new: int) -> View | None:
-        """Return the same view of an activation with `new` columns instead of `old`; the rows stay.
-
-        None unless the last dimension is exactly the `old` columns.
-        """
+        """Return the same view of an activation with `new` columns instead of `old`; the rows stay. None unless the
+        last dimension is exactly the `old` columns."""
         *leading, last = self.dims
         if last != merge([(old, 1)]) or any(stride % old for dim in leading for _, stride in dim):
             return None

@@ -35,7 +35,8 @@ class Experts:
 
     @staticmethod
     def of(given: str | Experts) -> Experts:
-        """The same, given by its kind. Raises `UnsupportedError` for another value."""
+        """Return what `given` says: an object as it is, or the one of a kind. Raises `UnsupportedError` for another
+        value."""
         if isinstance(given, Experts):
             return given
         if not isinstance(given, str):

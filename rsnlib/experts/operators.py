@@ -26,8 +26,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Executor(Protocol):
-    """Computes a layer of experts. x: (tokens, H). index, weights: (tokens, k), each token's experts and their shares.
-    gate_up: (E, 2 I, H). down: (E, H, I). Returns (tokens, H)."""
+    """Computes a layer of E experts. x: (tokens, H). index, weights: (tokens, k), each token's experts, from 0 on, and
+    their shares. gate_up: (E, 2 I, H), the gate first. down: (E, H, I). Returns (tokens, H). All but index are
+    float32."""
 
     def __call__(
         self,
@@ -44,15 +45,16 @@ _numbers = itertools.count(1)
 
 
 def attached(executor: Executor) -> int:
-    """Return the number under which `rsn::experts` finds an executor. It stays valid while the caller holds the
-    executor: only a weak reference is kept."""
+    """Return the number, from 1 on, under which `rsn::experts` finds an executor. It stays valid while the caller holds
+    the executor: only a weak reference is kept."""
     number = next(_numbers)
     _executors[number] = executor
     return number
 
 
 def check_selectors(index: torch.Tensor, experts: int) -> None:
-    """Raise `TensorError` for an expert that the layer does not have. index: (tokens, k)."""
+    """Check the experts that tokens select. index: integers (tokens, k). experts: how many there are. Raises
+    `TensorError`, naming token and expert, for one that the layer does not have."""
     wrong = (index < 0) | (index >= experts)
     if wrong.any():
         token, place = (int(i) for i in wrong.nonzero()[0])
@@ -70,7 +72,8 @@ def run_in_pytorch(
     down: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Compute a layer of experts expert by expert. Arguments as for an `Executor`."""
+    """Compute a layer of experts expert by expert. x, index, weights, gate_up, down, and the result: as for an
+    `Executor`. activation: of the gate, a key of `ACTIVATIONS`. Experts must exist (`check_selectors`)."""
     out = torch.zeros_like(x)
     for expert in torch.unique(index).tolist():
         token, place = torch.where(index == expert)

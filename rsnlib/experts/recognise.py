@@ -32,8 +32,8 @@ GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
 @dataclass(frozen=True)
 class WeightColumns:
-    """The weights of a product: columns first to end of its result. weight: one matrix of (E, N, K), or `transposed`
-    (E, K, N); or the matrix of each expert, (N, K)."""
+    """The weights of a product: columns `first` to before `end` of its result. weight: one tensor (E, N, K), or
+    `transposed` (E, K, N), of all E experts; or the matrix of each expert, (N, K), or `transposed` (K, N)."""
 
     weight: Node | tuple[Node, ...]
     transposed: bool
@@ -43,8 +43,10 @@ class WeightColumns:
 
 @dataclass(frozen=True)
 class RecognisedExperts:
-    """A layer of experts. node: its result. x: (tokens, H). index, shares: (tokens, k), or as many elements in that
-    order. each: k. gate, up, down: the weights. activation: of the gate, as in `scheduler.graph.ActivationFunction`."""
+    """A layer of experts. node: its result, (tokens, H). x: (tokens, H). index, shares: the experts of each token and
+    their shares, (tokens, k), or as many elements in that order. tokens, each, experts: how many rows, how many experts
+    a row selects (k), and how many there are. gate, up, down: the weights. activation: of the gate, as in
+    `scheduler.graph.ActivationFunction`."""
 
     node: Node
     x: Node
@@ -64,7 +66,7 @@ class _Other(Exception):
 
 
 def find(node: Node) -> RecognisedExperts | None:
-    """The layer of experts whose result is this node; None if there is none."""
+    """Return the layer of experts whose result is this node; None if there is none."""
     try:
         if packet(node) is aten.sum:
             return _summed(node)
@@ -90,7 +92,8 @@ def _node(x: Any) -> Node:
 
 
 def same(x: Any) -> Node:
-    """The node whose elements x has, in the same order and of the same type."""
+    """Return the node whose elements x has, in the same order and of the same type, before reshapes. Raises an internal
+    exception, which `find` catches, if x is no node."""
     node = _node(x)
     while True:
         a = arguments(node)

@@ -29,10 +29,12 @@ KNOWN = "a router is topk(softmax(x @ weight)), normalised by its sum or not, or
 
 @dataclass(frozen=True, eq=False)
 class RoutedLayer:
-    """A layer of experts with its router.
+    """A layer of E experts with its router, for rows of H columns; I columns are gated.
 
-    router: (E, H). gate_up: (E, 2 I, H). down: (E, H, I). over_chosen: shares are a softmax over the chosen experts,
-    not over all. shape: of the module's argument and of its result; each row is a token.
+    path: of its module. tokens: number of rows. each: experts that a row selects. activation: of the gate, as in
+    `scheduler.graph.ActivationFunction`. over_chosen: shares are a softmax over the chosen experts, not over all.
+    shape: of the module's argument and of its result; each row is a token. interface: how the module is called. router:
+    (E, H). gate_up: (E, 2 I, H), the gate first. down: (E, H, I).
     """
 
     path: str
@@ -48,8 +50,8 @@ class RoutedLayer:
 
 
 def routed_layer(model: nn.Module, example: tuple[Any, ...] | dict[str, Any]) -> RoutedLayer:
-    """Read a layer from a module that is nothing but a router and its experts. Raises `UnsupportedError` for any other
-    module, and what capturing raises."""
+    """Read a layer from a module that is nothing but a router and its experts. example: inputs, by position or by name.
+    Raises `UnsupportedError` for any other module, and as `module_of`, `fitting` and `capture` do."""
     model = module_of(model)
     args, kwargs, signature = fitting(model.forward, f"{type(model).__name__}.forward", example)
     with in_groups(model):

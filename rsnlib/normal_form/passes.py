@@ -125,7 +125,7 @@ CHECKS = set(named("_assert_async _assert_scalar _assert_tensor_metadata"))
 
 
 def checks(graph: Editor) -> None:
-    """Remove the checks that torch.export inserts. They always hold, because shapes and types are static."""
+    """Remove the checks that torch.export inserts, in place. They always hold, because shapes and types are static."""
     for node in graph.graph.nodes:
         if packet(node) in CHECKS:
             graph.graph.erase_node(node)
@@ -388,8 +388,8 @@ def spellings(graph: Editor) -> None:
 
 
 def copies(graph: Editor) -> None:
-    """Remove copies of the same type, and operators that change nothing. One stays if the memory of a result of the
-    graph depends on it, or that of an operand of an operator outside the normal form, which may need contiguous
+    """Remove copies of the same type, and operators that change nothing, in place. One stays if the memory of a result
+    of the graph depends on it, or that of an operand of an operator outside the normal form, which may need contiguous
     elements. An alias (a slice of the whole dimension) stays too: for another size it may be a part."""
     graph.graph.eliminate_dead_code()
     same = {aten.detach, aten.clone, aten.contiguous}

@@ -30,7 +30,8 @@ TYPES: dict[int, torch.dtype] = {
 
 
 def type_of(number: int) -> torch.dtype:
-    """Return PyTorch's type for a number of `onnx.TensorProto.DataType`. Raises `UnsupportedError` if it has none."""
+    """Return PyTorch's type for a number of `onnx.TensorProto.DataType`. Raises `UnsupportedError` if PyTorch has
+    none."""
     need(number in TYPES, f"numbers of ONNX's type {number}")
     return TYPES[number]
 

@@ -74,7 +74,7 @@ class OnnxOperator:
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
-        """The inputs, in ONNX's order."""
+        """The inputs, in ONNX's order, as the function's parameters by position declare them."""
         return tuple(
             Input(
                 x.name.rstrip("_"),

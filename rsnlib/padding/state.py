@@ -219,8 +219,9 @@ def broadcast(states: Sequence[TensorState], ndim: int) -> list[list[Axis]]:
 
 
 def refilled(axes: Iterable[Axis], fill: PaddingFill | None = None, *, copies: bool = True) -> tuple[Axis, ...]:
-    """The axes after an operator that treats all positions along them alike: copies stay copies (unless `copies` is
-    False), and finite elements stay finite. fill: replaces what is known of all of them."""
+    """Return the axes after an operator that treats all positions along them alike: copies stay copies (unless `copies`
+    is False), and finite elements stay finite. fill: replaces what is known of all of them; None keeps it. What was
+    known of elements ahead is dropped."""
 
     def again(atom: Atom) -> Atom:
         if atom.dim is None:

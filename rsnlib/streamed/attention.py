@@ -23,8 +23,9 @@ NEVER = -torch.finfo(torch.float32).max / 2
 
 
 def flat_matrices(tensor: torch.Tensor, view: View) -> Array:
-    """The flat matrices of which a tensor, after broadcasting, is `view`. Of a Boolean tensor what is false becomes
-    minus infinity, and what is true 0."""
+    """Return the matrices of which a tensor, after broadcasting, is `view`: float32 (elements,), row-major. Of a
+    Boolean tensor what is false becomes minus infinity, and what is true 0. Raises `RuntimeError` for a tensor that
+    does not broadcast to the view's shape."""
     x = tensor.detach()
     x = torch.where(x, 0.0, -torch.inf) if x.dtype == torch.bool else x.to(torch.float32)
     x = x.broadcast_to(view.shape)
@@ -46,8 +47,13 @@ def scores_of(
     causal: bool = False,
     transposed: bool = False,
 ) -> ShownTensor:
-    """queries @ keys^T * scale + mask for each head. transposed: the product is with the transpose of `keys`; otherwise
-    `keys` is that transpose."""
+    """Return queries @ keys^T * scale + mask for each head.
+
+    reader, node: as for a `Rule`. queries: (..., heads, rows, columns). keys: (..., heads, keys, columns), with as many
+    heads or fewer; without `transposed` already (..., columns, keys). mask: broadcasts to (..., heads, rows, keys);
+    None for none. causal: row i sees keys up to i. Raises `OperatorRefused` for heads that do not fit or do not stand
+    side by side, for different batches, for a mask that hides all keys of a row, and for both a mask and causal.
+    """
     q, k = _read(reader, queries), _read(reader, keys, swapped=not transposed)
     heads = q.count
     if q.repeats != 1 or heads % k.count or k.count * k.repeats not in (heads, k.count) or q.columns != k.columns:
@@ -69,7 +75,11 @@ def scores_of(
 
 
 def attend(reader: GraphReader, node: Node, weights: Node | ShownTensor, values: Node) -> ShownTensor | None:
-    """weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads."""
+    """Return weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads.
+
+    reader, node: as for a `Rule`. weights: (..., heads, rows, keys). values: (..., heads, keys, columns), with as many
+    heads or fewer. The result is (..., heads, rows, columns). Raises `OperatorRefused` for different batches.
+    """
     if isinstance(weights, Node):
         value = reader.of[weights]
         if not isinstance(value, ShownTensor):
@@ -188,7 +198,9 @@ def _band(table: Array) -> dict[str, int] | None:
 
 
 def joined_rows(reader: GraphReader, node: Node, parts: Sequence[Node], dim: int) -> ShownTensor:
-    """cat of the heads of a tensor of the host and of computed ones along their rows."""
+    """Return the cat of the heads of a tensor of the host and of computed ones along their rows. parts: two tensors,
+    (..., heads, rows, columns). dim: must be the last dimension but one. Raises `OperatorRefused` for other parts,
+    other dimensions and different heads."""
     rank = len(shape_of(node))
     if len(parts) != 2 or dim % rank != rank - 2:
         raise OperatorRefused("kernels join two tensors, along the last dimension but one: a cache and new rows")
@@ -208,7 +220,10 @@ def joined_rows(reader: GraphReader, node: Node, parts: Sequence[Node], dim: int
 
 
 def replaced_rows(reader: GraphReader, node: Node, cache: Node, dim: int, positions: Node, new: Node) -> ShownTensor:
-    """A cache of fixed capacity in which new rows replace those at positions that the host gives."""
+    """Return a cache of fixed capacity in which new rows replace those at positions that the host gives. cache: (...,
+    heads, rows, columns), an argument. dim: must be the last dimension but one. positions: integers (new rows,), which
+    the host computes. new: (..., heads, new rows, columns). Raises `OperatorRefused` for anything else, and for
+    different heads."""
     rank = len(shape_of(cache))
     if dim % rank != rank - 2 or len(shape_of(positions)) > 1:
         raise OperatorRefused("kernels replace rows, along the last dimension but one, at one list of positions")

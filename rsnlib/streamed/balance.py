@@ -75,11 +75,12 @@ class _Holder:
 
 
 def balanced(made: Streamed, device: StreamDevice, dsps: int, prefetch: int) -> Streamed:
-    """Choose `unroll` or `lanes`, and `port`, of each operator for which the knobs do not say them; what the knobs say
-    for all operators is a limit.
+    """Return the block with `unroll` or `lanes`, and `port`, chosen for each operator for which the knobs do not say
+    them; what the knobs say for all operators is a limit.
 
-    dsps: multipliers that kernels may use. prefetch: bytes that loads may keep on the chip ahead of their kernels.
-    Raises `ResourceError` if kernels with one unit each need more multipliers.
+    made: the block. dsps: multipliers (DSPs) that kernels may use. prefetch: bytes that loads may keep on the chip
+    ahead of their kernels. Raises `ResourceError` if kernels with one unit each need more multipliers, and as
+    `port_shares` does.
     """
     knobs = made.knobs
     bandwidth = device.bytes_a_cycle(device.gbs)

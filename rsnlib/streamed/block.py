@@ -67,7 +67,7 @@ class Streamed:
 
     @property
     def text(self) -> str:
-        """The stream program, as `rsn check`, `rsn run`, `rsn hls` and the other commands take it."""
+        """The text of the stream program, as `rsn check`, `rsn run`, `rsn hls` and the other commands take it."""
         return self.written.printed.text
 
     def changed(
@@ -102,7 +102,8 @@ class Streamed:
 
     @cached_property
     def units(self) -> Mapping[str, int]:
-        """The multiply-adds, or elements, in a cycle of each kernel, by name: those of its knobs that its tiles use."""
+        """The number of multiply-adds, or elements, in a cycle of each kernel, by name: those of its knobs that its
+        tiles use."""
         float_add = float_add_of(self.ports)
         most = {x: self.knobs.lanes_of(x.name, x.op) for x in self.plans}
         return {x.name: units_of(x, plan, float_add, most[x]) for x, plan in self.plans.items()}
@@ -156,8 +157,8 @@ class Streamed:
         return self.written.laid_out(name, made)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the stream program on the engine with arguments of the module. Returns what the module returns: float32
-        tensors of the same structure. Raises as `tensors` and `machine` do."""
+        """Run the stream program on the engine with arguments of the module, by position or by name. Returns what the
+        module returns: float32 tensors of the same structure. Raises as `tensors` and `machine` do."""
         return self.timed_run(*args, **kwargs)[0]
 
     def carrying(self, carried: Mapping[str, int], **state: Any) -> Carrying:

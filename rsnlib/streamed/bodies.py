@@ -27,8 +27,9 @@ Statements = list[StatementNode]
 
 @dataclass(frozen=True)
 class BodyNames:
-    """Names that a body uses. gets: streams of the operands. puts: streams of the result. vectors: of constants, and of
-    positions. stored: the stream to the task that stores new rows of a cache, None for none."""
+    """Names that a body uses. gets: streams of the operands, in order. puts: streams of the result, of which each gets
+    all of it. vectors: tensors of constants, and of positions, by name. stored: the stream to the task that stores new
+    rows of a cache, None for none."""
 
     gets: Sequence[Term]
     puts: Sequence[Term]
@@ -36,15 +37,15 @@ class BodyNames:
     stored: Term | None = None
 
     def put(self, value: Term) -> Statements:
-        """Statements that put a value on all streams of the result."""
+        """Return statements that put a value on all streams of the result."""
         if len(self.puts) == 1 or isinstance(value.node, Identifier):
             return [stream.put(value) for stream in self.puts]
         return [assign("result", value), *(stream.put("result") for stream in self.puts)]
 
 
 def linear(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """The product of a row of tiles and a column of tiles, summed tile by tile; or, outward, sums of a row of tiles, to
-    which each tile of the operand adds."""
+    """Body (`BODIES`) of a linear operator: the product of a row of tiles and a column of tiles, summed tile by tile;
+    or, outward, sums of a row of tiles, to which each tile of the operand adds."""
     s, n = plan.sizes, plan.loops
     a, b = ends.gets
     columns = span("j", s["tn"], x.shape[2])
@@ -73,7 +74,7 @@ def _summed(a: Term, b: Term, shape: tuple[int, int], parts: int) -> Statements:
 
 
 def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """An expression of the operands' tiles."""
+    """Body (`BODIES`) of an elementwise operator: an expression of the operands' tiles."""
     s, n = plan.sizes, plan.loops
     names = [chr(ord("a") + k) for k in range(len(ends.gets))]
     steps: Statements = []
@@ -107,7 +108,7 @@ def pointwise(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statement
 
 
 def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Gather a row of tiles, compute, give it tile by tile."""
+    """Body (`BODIES`) of softmax and norms: gather a row of tiles, compute, give it tile by tile."""
     s, n = plan.sizes, plan.loops
     arguments = [ends.vectors[name] for name in ("gamma", "beta") if name in ends.vectors]
     eps = {} if x.op == "softmax" else {"eps": x.attributes["eps"]}
@@ -134,7 +135,7 @@ def along_rows(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statemen
 
 
 def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """Each column of a head, and its partner, times their factors."""
+    """Body (`BODIES`) of rotary positions: each column of a head, and its partner, times their factors."""
     partners: Sequence[int] = x.attributes["partners"]
     runs = []
     for _, group in groupby(enumerate(partners), lambda pair: pair[1] - pair[0]):
@@ -153,7 +154,7 @@ def rotary(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """The columns of each head in another order, some with their sign changed."""
+    """Body (`BODIES`) of the columns of each head in another order, some with their sign changed."""
     columns: Sequence[int] = x.attributes["partners"]
     signs: Sequence[int] = x.attributes["signs"]
     runs = []
@@ -169,7 +170,7 @@ def turn(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def scores(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """The product of queries and keys, scaled; what the mask hides is minus infinity."""
+    """Body (`BODIES`) of scores: the product of queries and keys, scaled; what the mask hides is minus infinity."""
     s, n, a = plan.sizes, plan.loops, x.attributes
     value = QUERIES @ call("transpose", ends.gets[1].get())
     if a["scale"] != 1:
@@ -190,7 +191,7 @@ def _shifted(value: Term, number: int) -> Term:
 
 
 def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """The product of the weights and the values, summed tile by tile."""
+    """Body (`BODIES`) of weights times values: their product, summed tile by tile."""
     s, n = plan.sizes, plan.loops
     weights, values = ends.gets
     body = _summed(weights, values, (s["tm"], s["width"]), n["parts"])
@@ -198,7 +199,7 @@ def attend(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """The rows of the cache, then the new ones."""
+    """Body (`BODIES`) of a cache with new rows behind it: the rows of the cache, then the new ones."""
     lines: Statements = []
     for rows, stream in zip(("before", "new"), ends.gets, strict=True):
         body = [assign(TILE, stream.get()), *ends.put(TILE)]
@@ -207,7 +208,8 @@ def append(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
-    """The new rows, then the cache tile by tile, with them in the rows at their positions."""
+    """Body (`BODIES`) of a cache with rows replaced: the new rows, then the cache tile by tile, with them in the rows
+    at their positions."""
     s, n = plan.sizes, plan.loops
     new, width, positions = n["new"] * s["tn"], s["width"], ends.vectors["positions"]
     kept = [
@@ -228,7 +230,8 @@ def replace(x: StreamOperator, plan: KernelPlan, ends: BodyNames) -> Statements:
 
 
 def stored_rows(cache: str, positions: str, order: Order, stream: str, after: Sequence[StatementNode]) -> Statements:
-    """Store rows at their positions in a cache. order: of the rows, as those of a tensor like the cache. after:
+    """Return the statements that store rows at their positions in a cache. cache, positions, stream: names of the two
+    tensors, and of the stream that brings the rows. order: of the rows, as those of a tensor like the cache. after:
     statements behind each get."""
     front, axis, columns = len(order.axes) - 2, order.axes[-2], order.axes[-1]
     tn, width = order.element[-2:]
@@ -257,4 +260,4 @@ BODIES: Mapping[str, Callable[[StreamOperator, KernelPlan, BodyNames], Statement
     "append": append,
     "replace": replace,
 }
-"""The body of each kernel's task."""
+"""The body of each kernel's task: called with the operator, its plan, and the names of what it reads and writes."""

@@ -24,17 +24,18 @@ ADDERS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
-    """Knobs of all operators; `of` changes them for single ones.
+    """Knobs of all operators; `of` changes them for single ones. Raises `ProgramError` for values that are no whole
+    numbers from 1 on, or not 0 or 1 where they must be, and for knobs that an operator does not have.
 
-    rows, columns: of a tile, at most; depth: of the tiles that a product sums over. The largest divisor of a size that
-    is no larger is taken, so all sizes can be cut. unroll: multiply-adds of a product in a clock cycle. lanes: elements
-    of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an operator, those of its
-    loads. outward: 1 if the loop over the sum of a linear operator is outside the one over columns: it then works on
-    each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result is complete
-    before the next. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile is read in
-    full words of the port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1 if a
-    converter has two buffers, of which one is filled while the other is read; 0 if it has one, which is filled and read
-    in turn. of: knobs of single operators by the name of the operator, by the name of the knob.
+    rows, columns: of a tile, at most; depth: of the tiles that a product sums over, in elements. The largest divisor of
+    a size that is no larger is taken, so all sizes can be cut. unroll: multiply-adds of a product in a clock cycle.
+    lanes: elements of other operators in a cycle. port: bytes that a load or store moves in a cycle; of an operator,
+    those of its loads. outward: 1 if the loop over the sum of a linear operator is outside the one over columns: it
+    then works on each tile of its operand as it comes, and keeps a row of tiles of sums; 0 if each tile of the result
+    is complete before the next. packed: 1 if tensors off the chip lie tile by tile, as they are moved, so that a tile
+    is read in full words of the port; 0 if they are row-major, so that each row of a tile begins a word. ping_pong: 1
+    if a converter has two buffers, of which one is filled while the other is read; 0 if it has one, which is filled and
+    read in turn. of: knobs of single operators by the name of the operator, by the name of the knob.
     """
 
     rows: int = 16
@@ -58,16 +59,17 @@ class Knobs:
                 _check(f"knob {knob} of {operator}", knob, value)
 
     def at(self, name: str) -> Knobs:
-        """The knobs of one operator."""
+        """Return the knobs of the operator with this name, in which `of` is empty if it has some of its own."""
         return replace(self, of={}, **self.of[name]) if name in self.of else self
 
     def lanes_of(self, name: str, op: str) -> int:
-        """Multiply-adds of a product, or elements of another kernel, in a cycle."""
+        """Return the multiply-adds of a product, or the elements of another kernel, in a cycle. name, op: of the
+        operator, as in `StreamOperator`."""
         chosen = self.at(name)
         return chosen.unroll if op in PRODUCTS else chosen.lanes
 
     def check_names(self, names: list[str]) -> None:
-        """Raise `ProgramError` if knobs are given for an operator that is none of these."""
+        """Check that knobs are given for operators with these names only. Raises `ProgramError` for another one."""
         for name in self.of:
             if name not in names:
                 close = get_close_matches(name, names, n=1)
@@ -86,5 +88,5 @@ def _check(name: str, knob: str, value: object) -> None:
 
 
 def fit(size: int, most: int) -> int:
-    """The largest divisor of a size that is at most `most`."""
+    """Return the largest divisor of `size` that is at most `most`, both from 1 on."""
     return next(n for n in range(min(size, most), 0, -1) if size % n == 0)

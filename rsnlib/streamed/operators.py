@@ -19,8 +19,9 @@ Matrices = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class FromHost:
-    """A tensor that the host computes before each run. node: of the captured graph. view: which element of the
-    matrices each element of the tensor is, after broadcasting. masks: what is added to scores."""
+    """A tensor that the host computes before each run. node: of the captured graph. view: which element of the matrices
+    each element of the tensor is, after broadcasting. masks: it is added to scores, or tells with Booleans which of
+    them count."""
 
     node: Node
     view: View
@@ -30,7 +31,8 @@ class FromHost:
 @dataclass(frozen=True)
 class Positions:
     """The rows of a cache that new rows replace, which the host computes before each run. node: of the captured graph,
-    an integer for each new row. cache: name of the cache, for messages. capacity: rows of the cache."""
+    an integer for each new row, from 0 on. cache: name of the cache, for messages. capacity: number of rows of the
+    cache."""
 
     node: Node
     cache: str
@@ -45,9 +47,10 @@ Held = Array | FromHost | Positions | None
 class StreamOperator:
     """One operator, and its result.
 
-    op: a key of `kernels.KERNELS`, or "memory" for a tensor off the chip. operands: the operators whose results it
-    reads. shape: of the result. attributes: parameters; constant vectors are arrays. data: of a tensor off the chip.
-    site: operator and module path of PyTorch, for messages.
+    name: of its kernel. op: a key of `plans.PLANS`, or "memory" for a tensor off the chip. operands: the operators
+    whose results it reads. shape: of the result, (heads, rows, columns). attributes: parameters by name; constant
+    vectors are arrays. data: of a tensor off the chip; None for others. site: operator and module path of PyTorch, for
+    messages.
     """
 
     name: str
@@ -65,26 +68,27 @@ class StreamOperator:
 
     @property
     def positions(self) -> Positions | None:
-        """The rows that it replaces, of an operator that replaces rows of a cache."""
+        """The rows that it replaces, of an operator that replaces rows of a cache; None for any other."""
         found: Positions | None = self.attributes.get("positions")
         return found
 
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """The operators of a block, operands first. results: those whose results are stored."""
+    """The operators of a block, operands first. results: those whose results the block stores, because the module
+    returns them."""
 
     operators: tuple[StreamOperator, ...]
     results: tuple[StreamOperator, ...]
 
     @property
     def kernels(self) -> Iterator[StreamOperator]:
-        """The operators that compute."""
+        """The operators that compute, operands first: all but tensors off the chip."""
         return (operator for operator in self.operators if not operator.is_memory)
 
 
 def reachable(results: Sequence[StreamOperator]) -> tuple[StreamOperator, ...]:
-    """Return the operators that results depend on, operands first, in a fixed order."""
+    """Return the operators that `results` depend on, and these, operands first, in a fixed order."""
     seen: dict[StreamOperator, None] = {}
     stack: list[tuple[StreamOperator, bool]] = [(operator, False) for operator in reversed(results)]
     while stack:
@@ -100,7 +104,8 @@ def reachable(results: Sequence[StreamOperator]) -> tuple[StreamOperator, ...]:
 
 
 def rebuilt(graph: OperatorGraph, change: Callable[[StreamOperator], StreamOperator]) -> OperatorGraph:
-    """Return the graph with every operator replaced by what `change` makes of it; its operands are new ones already."""
+    """Return the graph with every operator replaced by what `change` makes of it. `change` gets operators whose
+    operands are new ones already. Operators that no result needs any longer are dropped."""
     made: dict[StreamOperator, StreamOperator] = {}
     for operator in graph.operators:
         operands = tuple(made[x] for x in operator.operands)
@@ -110,7 +115,8 @@ def rebuilt(graph: OperatorGraph, change: Callable[[StreamOperator], StreamOpera
 
 
 def consumers(operators: Iterable[StreamOperator]) -> dict[StreamOperator, list[StreamOperator]]:
-    """Return the operators that read each operator's result, once for each operand."""
+    """Return the operators that read each operator's result, once for each operand. Operators whose results nobody
+    reads are missing."""
     found: dict[StreamOperator, list[StreamOperator]] = {}
     for operator in operators:
         for operand in operator.operands:

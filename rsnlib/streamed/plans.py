@@ -255,13 +255,14 @@ PLANS: Mapping[str, Callable[[StreamOperator, Knobs, int], KernelPlan]] = {
     "append": append,
     "replace": replace_rows,
 }
-"""How each operator is cut into tiles. The last argument is its unit of rows (`row_units`)."""
+"""How each operator is cut into tiles: called with the operator, its own knobs, and its unit of rows, which a tile of
+rows divides (`row_units`)."""
 
 
 def planned(graph: OperatorGraph, knobs: Knobs) -> dict[StreamOperator, KernelPlan]:
-    """Plan every kernel of a graph, with orders of one tensor at all ends of a result. Raises `ProgramError` for knobs
-    of operators that it does not have, and `UnsupportedError` for kernels that cut the rows of a result into different
-    sequences."""
+    """Plan every kernel of a graph, with orders of one tensor at all ends of a result. Returns the plan of each
+    operator that computes. Raises `ProgramError` for knobs of operators that the graph does not have, and
+    `UnsupportedError` for kernels that cut the rows of a result into different sequences."""
     knobs.check_names([x.name for x in graph.kernels])
     units = row_units(graph)
     plans = {x: PLANS[x.op](x, knobs.at(x.name), units.get(x, x.shape[1])) for x in graph.kernels}

@@ -19,21 +19,22 @@ MOST_OPERANDS = 6
 
 @dataclass(frozen=True)
 class OperandIndex:
-    """Operand number `index` of an elementwise operator."""
+    """Operand number `index`, from 0 on, of an elementwise operator."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class RowConstant:
-    """A constant of one row, the same for all rows. name: of the operator's attribute that holds it."""
+    """A constant of one row, (columns,), the same for all rows. name: of the operator's vector that holds it."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class PointwiseCall:
-    """An operation on expressions: a kernel of the language, or one of + - * /."""
+    """An operation on expressions. name: of a kernel of the language, or one of + - * /. arguments: one or two
+    expressions."""
 
     name: str
     arguments: tuple[Expression, ...]
@@ -43,24 +44,24 @@ Expression = OperandIndex | RowConstant | PointwiseCall | float
 
 
 def call(name: str, *arguments: Expression) -> PointwiseCall:
-    """An operation on expressions."""
+    """Return the operation `name` on expressions (`PointwiseCall`)."""
     return PointwiseCall(name, arguments)
 
 
 def gelu_tanh(x: Expression) -> Expression:
-    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))"""
+    """Return the expression 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
     cube = call("*", call("*", x, x), x)
     inner = call("*", SQRT_2_OVER_PI, call("+", x, call("*", 0.044715, cube)))
     return call("*", call("*", 0.5, x), call("+", 1.0, call("tanh", inner)))
 
 
 def sigmoid(x: Expression) -> Expression:
-    """1 / (1 + exp(-x))"""
+    """Return the expression 1 / (1 + exp(-x))."""
     return call("/", 1.0, call("+", 1.0, call("exp", call("-", x))))
 
 
 def power(x: Expression, exponent: float) -> Expression | None:
-    """x to a power of 2, 3, 0.5, -0.5 or -1; None for any other."""
+    """Return the expression of x to a power of 2, 3, 0.5, -0.5 or -1; None for any other."""
     match exponent:
         case 2:
             return call("*", x, x)
@@ -76,15 +77,15 @@ def power(x: Expression, exponent: float) -> Expression | None:
 
 
 def mapped(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Expression]) -> Expression:
-    """The expression with its operands and vectors replaced."""
+    """Return the expression x with its operands and vectors replaced. leaf: gives what takes the place of each."""
     if isinstance(x, PointwiseCall):
         return PointwiseCall(x.name, tuple(mapped(argument, leaf) for argument in x.arguments))
     return leaf(x) if isinstance(x, OperandIndex | RowConstant) else x
 
 
 def term(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Term], inside: bool = False) -> Term:
-    """An expression in the language of stream programs. leaf: an operand or a vector there. inside: of another
-    operator, so that it has brackets."""
+    """Return an expression in the language of stream programs. leaf: from an operand or a vector to its name there.
+    inside: of another operator, so that it has brackets."""
     if isinstance(x, OperandIndex | RowConstant):
         return leaf(x)
     if not isinstance(x, PointwiseCall):
@@ -98,14 +99,16 @@ def term(x: Expression, leaf: Callable[[OperandIndex | RowConstant], Term], insi
 
 
 def operations(x: Expression) -> int:
-    """How many operations an expression has."""
+    """Return how many operations an expression has: kernels and + - * /."""
     return 1 + sum(map(operations, x.arguments)) if isinstance(x, PointwiseCall) else 0
 
 
 def pointwise(
     name: str, operands: Sequence[StreamOperator], x: Expression, vectors: Mapping[str, Array], site: str
 ) -> StreamOperator:
-    """An elementwise operator. Operands that are the same operator become one."""
+    """Return an elementwise operator. operands: of one shape; those that are the same operator become one. x: the
+    expression of them, by their index in `operands`. vectors: of the expression, by name, (columns,) each. site:
+    operator and module path of PyTorch."""
     distinct = list(dict.fromkeys(operands))
     number = {k: distinct.index(operand) for k, operand in enumerate(operands)}
     x = mapped(x, lambda leaf: OperandIndex(number[leaf.index]) if isinstance(leaf, OperandIndex) else leaf)
@@ -114,8 +117,9 @@ def pointwise(
 
 
 def fused(graph: OperatorGraph) -> OperatorGraph:
-    """Join elementwise operators with the one elementwise operator that reads their results, so that no stream lies
-    between them: what GELU or a gate spell out becomes one kernel."""
+    """Return a graph in which elementwise operators are joined with the one elementwise operator that reads their
+    results, so that no stream lies between them: what GELU or a gate spell out becomes one kernel. No operator gets
+    more than `MOST_OPERANDS` operands."""
     readers = consumers(graph.operators)
     kept = {
         operator.name

@@ -54,7 +54,7 @@ class ChannelPorts:
 
 
 def float_add_of(ports: ChannelPorts | None) -> int:
-    """Return the cycles of an addition of floats on the device of a program; 1 for no device."""
+    """Return the cycles of an addition of floats on the device of a program; 1 for no device (None)."""
     return 1 if ports is None else ports.device.float_add
 
 

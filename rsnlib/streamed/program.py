@@ -72,7 +72,8 @@ class StreamProgramText:
 
     @cached_property
     def printed(self) -> PrintedProgram:
-        """The text, and its tree. A search looks at many programs of which nobody reads the text."""
+        """The text of the program, and its tree with places in that text. It is printed when it is first asked for,
+        because a search looks at many programs of which nobody reads the text."""
         return printed(self.statements)
 
     def pieces(self, name: str) -> int:

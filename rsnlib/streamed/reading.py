@@ -49,7 +49,7 @@ MODULES = ("linear", "layernorm", "rmsnorm")
 
 
 class OperatorRefused(Exception):
-    """Why an operator is not supported, without its name."""
+    """An operator is not supported. The message is the reason, without the operator's name."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,9 @@ def _check_positions(positions: Positions, given: torch.Tensor) -> None:
 
 
 Rule = Callable[["GraphReader", Node, dict[str, Any]], "Value | None"]
-"""What an operator is. Gets its arguments by name; None: leave it to the host, if all its operands are there."""
+"""A rule: called with the reader, an operator of PyTorch, and its arguments by name. It returns what the operator's
+result is; None: leave it to the host, if all its operands are there. Raises `OperatorRefused` with the reason if no
+kernel computes it."""
 
 
 class GraphReader:

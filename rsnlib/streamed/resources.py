@@ -15,7 +15,7 @@ CONTROL_LUTS = 400
 
 @dataclass(frozen=True)
 class FloatOperation:
-    """An operation in float32. dsp, lut: of one that takes operands in every cycle."""
+    """An operation in float32. dsp, lut: numbers of DSPs and LUTs of one that takes operands in every cycle."""
 
     dsp: int
     lut: int
@@ -23,7 +23,8 @@ class FloatOperation:
 
 @dataclass(frozen=True)
 class FloatUnits:
-    """Operations in float32 of a family of devices."""
+    """Operations in float32 of a family of devices: what an addition, a multiplication, and a function such as exp
+    take."""
 
     add: FloatOperation
     multiply: FloatOperation
@@ -50,18 +51,19 @@ PER_LANE: Mapping[str, tuple[int, int, int]] = {
 
 
 def units_of(device: StreamDevice) -> FloatUnits:
-    """The operations in float32 of a device."""
+    """Return the operations in float32 of a device, with their DSPs and LUTs."""
     return VERSAL if device is VC1902 else ULTRASCALE
 
 
 def multiply_add_dsps(device: StreamDevice) -> int:
-    """DSPs of a multiply-add in float32."""
+    """Return the number of DSPs of a multiply-add in float32, one in each cycle."""
     units = units_of(device)
     return units.add.dsp + units.multiply.dsp
 
 
 def area(node: KernelNode, lanes: int, device: StreamDevice) -> dict[str, int]:
-    """LUTs and DSPs of a kernel. lanes: multiply-adds of a product, or elements of another kernel, in a cycle."""
+    """Return the numbers of LUTs and DSPs of a kernel, by the names "LUT" and "DSP"; estimates. lanes: multiply-adds of
+    a product, or elements of another kernel, in a cycle."""
     units = units_of(device)
     if node.op in PRODUCTS:
         adds, products, functions = 1, 1, 0

@@ -30,8 +30,9 @@ GOALS: Mapping[str, str] = {"latency": "latency ms", "memory": "on-chip KiB"}
 class BlockSearch:
     """A search over the knobs of a machine for a module on a device.
 
-    spec: FILE.py:CALLABLE or a preset, as `rsn compile` takes it; each worker loads it. wanted: keys of `GOALS`, the
-    costs to minimise. on_chip_bytes: limit of bytes on the chip, as for `generate`.
+    spec: FILE.py:CALLABLE or a preset, as `rsn compile` takes it; each worker loads it. device: its name. wanted: keys
+    of `GOALS`, the costs to minimise. on_chip_bytes: limit of bytes on the chip, as for `generate`. batch, seq:
+    sequences, and rows of each; None for those of the model. seed: of random weights and inputs.
     """
 
     spec: str
@@ -44,8 +45,8 @@ class BlockSearch:
 
     @property
     def name(self) -> str:
-        """All that the outcomes depend on; `graph` is a digest of the stream program, `rsn` the version of this
-        package, which generates and times the machines. Raises as `streamed` does."""
+        """All that the outcomes depend on, as text; `graph` is a digest of the stream program, `rsn` the version of
+        this package, which generates and times the machines. Raises as `load_spec` and `streamed` do."""
         given: dict[str, int | str | None] = {"batch": self.batch, "seq": self.seq}
         given |= {"bytes on chip": self.on_chip_bytes, "seed": self.seed}
         # The file of the model may change between two searches: its operators and shapes are part of the name.
@@ -57,22 +58,23 @@ class BlockSearch:
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """Return the names of the costs, with units, in the order of `wanted`."""
+        """The names of the costs, with units, in the order of `wanted`. Raises `KeyError` for a name that is no key of
+        `GOALS`."""
         return tuple(GOALS[goal] for goal in self.wanted)
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """Return the knobs: the sizes of a tile, and whether tensors off the chip lie tile by tile (`packed`)."""
+        """The knobs: the sizes of a tile in elements, and whether tensors off the chip lie tile by tile (`packed`)."""
         return KNOBS
 
     @property
     def start(self) -> tuple[Choice, ...]:
-        """Return the choice to try first: the tiles of a machine for which no knobs are given."""
+        """The choice to try first: the tiles of a machine for which no knobs are given."""
         return (START,)
 
     def evaluate(self, choice: Choice) -> Outcome:
         """Return the costs of a choice: modelled latency in ms, memory on the chip in KiB. Its facts add the cycles and
-        the number of groups of operators. Raises as `generate` does."""
+        the number of groups of operators. Raises as `made` does."""
         made = self.made(choice)
         kib = made.on_chip_bytes / 1024
         costs = {"latency": made.latency_s * 1e3, "memory": kib}
@@ -80,7 +82,8 @@ class BlockSearch:
         return Outcome(tuple(costs[goal] for goal in self.wanted), facts)
 
     def made(self, choice: Choice) -> Generated:
-        """The machine of a choice. Raises as `generate` does."""
+        """Return the machine of a choice. Raises as `load_spec` and `generate` do, and `ProgramError` for a device that
+        is not known."""
         chosen: dict[str, Any] = {name: int(value) for name, value in choice.items()}
         captured = _captured(self.spec, self.batch, self.seq, self.seed)
         knobs = replace(DEFAULT, **chosen)

@@ -20,8 +20,8 @@ ROW_BY_ROW = frozenset(("linear", "pointwise", "softmax", "layernorm", "rmsnorm"
 
 
 def row_units(graph: OperatorGraph) -> dict[StreamOperator, int]:
-    """For each kernel with one matrix as its result: rows that are whole sequences for all kernels that it gets rows
-    from, or gives rows to. A tile of rows must divide them, so that no tile lies in two sequences."""
+    """Return, for each kernel with one matrix as its result, a number of rows that are whole sequences for all kernels
+    that it gets rows from, or gives rows to. A tile of rows must divide it, so that no tile lies in two sequences."""
     units = {x: x.shape[1] for x in graph.kernels if x.shape[0] == 1}
     for x in graph.kernels:
         for other, rows in _sequence_rows(x):
@@ -60,8 +60,9 @@ def _sequence_rows(x: StreamOperator) -> Iterator[tuple[StreamOperator, int]]:
 
 
 def common_tensor(x: StreamOperator, ends: Sequence[tuple[str, Order]]) -> tuple[int, ...]:
-    """The tensor of which both ends of all streams of a result give orders. ends: the name of the kernel at each end,
-    and its order. Raises `UnsupportedError` for ends that cut the rows into different sequences."""
+    """Return the shape of the tensor of which both ends of all streams of a result give orders: (rows, columns), or
+    with heads or sequences in front. x: the operator of the result. ends: the name of the kernel at each end, and its
+    order. Raises `UnsupportedError` for ends that cut the rows into different sequences."""
     most = max(len(order.tensor) for _, order in ends)
     found = {order.tensor: name for name, order in ends if len(order.tensor) == most}
     if len(found) > 1:
@@ -79,6 +80,6 @@ def _sequences(tensor: tuple[int, ...]) -> str:
 
 
 def as_order_of(order: Order, tensor: tuple[int, ...]) -> Order:
-    """An order of a matrix as one of the same elements with an axis for sequences. tensor: (rows, columns) or
-    (sequences, rows, columns)."""
+    """Return an order of a matrix as one of the same elements with an axis for sequences. tensor: shape of the latter,
+    (rows, columns) or (sequences, rows, columns)."""
     return order if order.tensor == tensor else expand(order, 0, tensor[:2])
