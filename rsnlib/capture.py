@@ -66,7 +66,7 @@ def module_of(model: Any) -> nn.Module:
     """Check that a model can be captured, and return the module to capture (without the wrapper of torch.compile).
 
     model: what the user gave. Raises `UnsupportedError` for anything but a module in eval mode, not quantized, whose
-    weights have shapes, and where torch.autocast is on; `TensorError` for weights that are not on the CPU.
+    weights have shapes, and if torch.autocast is on; `TensorError` for weights that are not on the CPU.
     """
     if isinstance(model, type):
         raise UnsupportedError(f"{model.__name__} is a class: give a module, {model.__name__}(...)")
@@ -458,7 +458,7 @@ class Constants:
         return node in self._nodes
 
     def add(self, node: Node, value: torch.Tensor) -> None:
-        """Add a node with its value."""
+        """Add a node with its value, a tensor of the node's shape."""
         self._nodes.add(node)
         self._values[node] = value
 
@@ -466,8 +466,8 @@ class Constants:
         return isinstance(x, Node) and x in self._nodes
 
     def value(self, node: Node) -> torch.Tensor:
-        """Return the value of one of these nodes, in the node's shape. It may share memory with the module. Raises
-        `KeyError` for another node, and as `run` does."""
+        """Return the value of one of these nodes, in the node's shape. It may share memory with the module. node: must
+        be one of them. Raises `TensorError` as `run` does."""
         if node not in self._values:
             for x in node.all_input_nodes:
                 self.value(x)

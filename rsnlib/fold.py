@@ -24,8 +24,8 @@ from .head_layouts import LaidOut, Layout, UnappliedAffine, affine_of, in_order,
 
 
 def fold(graph: LayerGraph, weights: bool = True, pitch: Callable[[int], int] = head_pitch) -> LayerGraph:
-    """Fold a graph of matched layers. Inputs, outputs and results keep their order and, except for outputs that are
-    stored in another layout, their names.
+    """Return a graph of matched layers with the scale and shift of norms, and constant factors, folded into weights.
+    Inputs, outputs and results keep their order and, except for outputs that are stored in another layout, their names.
 
     weights: False fills weights and biases of products with NaN that takes no memory, which is enough to compile a
     program; scales and shifts of outputs, and tables, are computed in any case, because a program depends on them.

@@ -38,8 +38,8 @@ class RotaryTable:
     pitch: int
 
     def rows(self, environment: Environment, batch: int, seq: int) -> Array:
-        """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch). environment: holds the host's
-        tensors that `factors` names, which are broadcast to (batch, heads, seq, columns)."""
+        """Return the factors as the machine takes them: float32 (batch, seq, 2 * pitch), of which seq rows are those of
+        each of `batch` sequences. environment: holds the host's tensors that `factors` names."""
         columns = self.rotary.head_dim
         own, partner = (
             _four(environment[x]).select(self.factors.heads, 0).broadcast_to((batch, seq, columns))
@@ -118,7 +118,7 @@ class HostPart:
     def prologue(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Array], KeySpans | None, Environment]:
         """Run the operators before the machine, on the module's arguments.
 
-        Returns the network's inputs by activation name, float32 (batch, seq, columns); the valid keys of each sequence
+        Returns the network's inputs by activation name, float32 (batch, rows, columns); the valid keys of each sequence
         and the rows that caches take, or None for a network without masks and caches; and the values that the epilogue
         needs. Raises `TensorError` for an argument that differs from the example in structure, shape or type, for masks
         that the program cannot apply or that hide different keys, and as `run` does; `CacheFull` for a row beyond a
@@ -248,7 +248,7 @@ class HostPart:
     def epilogue(self, outputs: Mapping[str, Array], state: Environment, rows: RowsOfCaches | None = None) -> Any:
         """Run the operators after the machine. Returns the module's result, in its original structure.
 
-        outputs: by activation name, float32 (batch, seq, columns), with the Output's scale and shift applied. state:
+        outputs: by activation name, float32 (batch, rows, columns), with the Output's scale and shift applied. state:
         from the prologue of the same call. rows: as for `Interface.unbind`. Raises `TensorError` for an output that is
         missing or has another shape, and as `run` does.
         """
@@ -258,8 +258,8 @@ class HostPart:
         return self.interface.unbind(environment, rows)
 
     def take(self, outputs: Mapping[str, Array], environment: Environment) -> None:
-        """Add to `environment` the tensors that are views of the network's outputs. outputs: as for `epilogue`, also
-        the errors."""
+        """Add to `environment` the tensors that are views of the network's outputs. outputs: as for `epilogue`. Raises
+        `TensorError` for one that is missing or has another shape."""
         for node, (name, view) in self.results.items():
             if name not in outputs:
                 raise TensorError(f"the network's output {name} is missing")

@@ -212,7 +212,7 @@ def _kind(layer: Layer) -> str:
 
 
 def identifier(path: str, kind: str) -> str:
-    """Return a module path as an identifier. kind: what the identifier begins with if the path is none, such as
-    "linear"."""
+    """Return a module path as an identifier, with _ for other signs. kind: what the identifier begins with if the path
+    is empty or begins with a digit, such as "linear"."""
     stem = re.sub(r"\W", "_", path)
     return f"{kind}_{stem}".removesuffix("_") if not stem or stem[0].isdigit() else stem

@@ -32,7 +32,7 @@ FROM_SHAPES = frozenset({"Shape", "Size"})
 
 @operator("ReplaceNaN", domain=INTERNAL)
 def replace_nan(x: torch.Tensor, by: Number) -> torch.Tensor:
-    """Numbers in the place of NaN, as exporters guard a softmax.
+    """x with a number in the place of NaN, as exporters guard a softmax.
 
     x: any shape, which the result has too. by: a number, or a tensor that is broadcast to x.
     """

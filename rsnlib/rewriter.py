@@ -125,7 +125,7 @@ class Rewriter(Editor):
 
     def value(self, node: Node) -> torch.Tensor:
         """Return the value of a node of `constants`, in the node's shape. Records the weights and constants on which it
-        depends. Raises `KeyError` for another node."""
+        depends. Raises as `Constants.value` does."""
         seen, stack = {node}, [node]
         while stack:
             x = stack.pop()

@@ -38,8 +38,8 @@ ROLL_IN = torch.ops.rsn.roll_in
 @dataclass(frozen=True)
 class Factors:
     """The factors of a rotation, computed by the host: `own` for each column, `partner` for the column that it is
-    paired with. Both broadcast to (batch, heads, rows, columns). heads: the axis of those four in which they have one
-    position."""
+    paired with. Both broadcast to (batch, heads, rows, columns), or to (batch, rows, heads, columns). heads: the axis
+    of heads among those four, 1 or 2, along which they have one position."""
 
     own: Node
     partner: Node

@@ -173,8 +173,8 @@ def _with_numbers(graph: GraphModule, numbers: Mapping[int, float]) -> GraphModu
 
 def static_arguments(graph: GraphModule, arguments: Sequence[Any]) -> set[int]:
     """Return the positions, from 0 on, of arguments that are parameters or buffers of the module that the graph was
-    captured from, and that the graph does not write to. A cache of keys and values is marked as they are. arguments: of
-    a call, in the order of the graph's placeholders."""
+    captured from, and that the graph does not write to. arguments: of a call, in the order of the graph's placeholders.
+    A cache of keys and values, which torch marks like a buffer, is none of them: the graph writes to it."""
     marked = [
         "_dynamo_static_input_type" in n.meta.get("tensor_dict", {}) and not any(map(_writes, n.users))
         for n in graph.graph.find_nodes(op="placeholder")

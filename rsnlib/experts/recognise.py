@@ -92,8 +92,8 @@ def _node(x: Any) -> Node:
 
 
 def same(x: Any) -> Node:
-    """Return the node whose elements x has, in the same order and of the same type, before reshapes. Raises an internal
-    exception, which `find` catches, if x is no node."""
+    """Return the node whose elements x has, in the same order and of the same type: x itself, or the first node of a
+    chain of reshapes. x: a node."""
     node = _node(x)
     while True:
         a = arguments(node)

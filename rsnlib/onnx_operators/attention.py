@@ -131,14 +131,14 @@ def attention(
     softmax_precision: int | None = None,
     wanted: int = 1,
 ) -> Any:
-    """Computed in float32, whatever `softmax_precision` says.
+    """The attention of queries to keys and values; computed in float32, whatever `softmax_precision` says.
 
     q: (batch, heads, seq, columns), or (batch, seq, heads * columns), which the first result is like; k and v alike.
     past_key, past_value: (batch, heads, earlier keys, columns), before k and v. attn_mask: as for `attend`; keys beyond
-    its last are hidden. nonpad_kv_seqlen: keys of each sequence, (batch,). wanted: outputs 2 and 3 are all keys and
-    values, 4 the scores as qk_matmul_output_mode says: 0 plain, 1 after softcap, 2 with the mask, 3 their softmax.
-    Raises `UnsupportedError` for three axes without numbers of heads, for past_key without past_value, and as `attend`
-    does.
+    its last are hidden. nonpad_kv_seqlen: keys of each sequence, (batch,). Others but wanted: as for `attend`, a window
+    of keys in left_window_size and right_window_size. wanted: outputs 2 and 3 are all keys and values, 4 the scores as
+    qk_matmul_output_mode says: 0 plain, 1 after softcap, 2 with the mask, 3 their softmax. Raises `UnsupportedError`
+    for three axes without numbers of heads, for past_key without past_value, and as `attend` does.
     """
     is_flat = q.ndim == 3
     if is_flat:
@@ -216,10 +216,10 @@ def rotary_embedding(
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
-    """Of a part of the columns with `rotary_embedding_dim`.
+    """The operand with its columns rotated; only the first ones with `rotary_embedding_dim`.
 
     x: (batch, heads, seq, columns), or (batch, seq, num_heads * columns), which is the shape of the result. Others: as
-    for `rotated`. Raises `UnsupportedError` for three axes without num_heads.
+    for `rotated`. Raises `UnsupportedError` for three axes without num_heads, and as `heads_of` does.
     """
     is_flat = x.ndim == 3
     need(not is_flat or num_heads > 0, "a tensor of three axes needs num_heads")
@@ -244,11 +244,11 @@ def ms_rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Of columns as `cos_cache` has, or as `rotary_embedding_dim` says.
+    """The operand with its first columns rotated: as many as `cos_cache` is for, or as `rotary_embedding_dim` says.
 
     input: (batch, heads, seq, columns), or (batch, seq, heads * columns), which is the shape of the result.
     position_ids: (batch, seq), or (1,): that of the first row. cos_cache, sin_cache: (positions, half). Raises
-    `UnsupportedError` for is_packed_batching, and for a scale other than 1.
+    `UnsupportedError` for is_packed_batching, for a scale other than 1, and as `heads_of` does.
     """
     need(not is_packed_batching and scale == 1, "is_packed_batching and scale are not supported")
     is_flat = input.ndim == 3
@@ -290,13 +290,15 @@ def ms_attention(
     unidirectional: int = 0,
     wanted: int = 1,
 ) -> Any:
-    """Without a rotation. What a mask hides has the weight 0, whatever `mask_filter_value` says.
+    """Projections and their attention, without a rotation. What a mask hides has the weight 0, whatever
+    `mask_filter_value` says.
 
     input: (batch, seq, hidden). weights: (hidden, columns of queries, keys and values), whose sizes are
     qkv_hidden_sizes, or thirds. bias: one for each of these columns. mask_index: as for `padding_mask`. past: (2,
     batch, heads, earlier keys, columns). attention_bias: is added to (batch, heads, seq, keys). scale: 0 for 1 /
-    sqrt(columns). Returns (batch, seq, num_heads * columns); with more outputs than one also keys and values, stacked
-    as `past`. Raises `UnsupportedError` for do_rotary, and as `heads_of` and `padding_mask` do.
+    sqrt(columns). unidirectional: row i sees keys up to its own. Returns (batch, seq, num_heads * columns); with more
+    outputs than one also keys and values, stacked as `past`. Raises `UnsupportedError` for do_rotary, and as `heads_of`
+    and `padding_mask` do.
     """
     need(not do_rotary, "do_rotary is not supported")
     sizes = qkv_hidden_sizes or [weights.shape[-1] // 3] * 3
@@ -328,14 +330,15 @@ def multi_head_attention(
     unidirectional: int = 0,
     wanted: int = 1,
 ) -> Any:
-    """Queries, keys and values apart. What a mask hides has the weight 0, whatever `mask_filter_value` says.
+    """The attention of queries, keys and values that are given apart. What a mask hides has the weight 0, whatever
+    `mask_filter_value` says.
 
     query: (batch, seq, num_heads * columns). key, value: the same with keys in place of seq, or (batch, heads, keys,
     columns). bias: the columns of all three in one axis. key_padding_mask: as for `padding_mask`. past_key, past_value:
     (batch, heads, earlier keys, columns); read only if both are given. attention_bias: is added to (batch, heads, seq,
-    keys). scale: 0 for 1 / sqrt(columns). Returns the shape of query, with the columns of values; with more outputs
-    than one also keys and values in heads. Raises `UnsupportedError` for operands in one tensor, for a bias of keys in
-    heads, and as `heads_of` and `padding_mask` do.
+    keys). scale: 0 for 1 / sqrt(columns). unidirectional: row i sees keys up to its own. Returns the shape of query,
+    with the columns of values; with more outputs than one also keys and values in heads. Raises `UnsupportedError` for
+    operands in one tensor, for a bias of keys in heads, and as `heads_of` and `padding_mask` do.
     """
     need(query.ndim == 3 and key is not None and value is not None, "queries, keys and values in one tensor")
     assert key is not None
@@ -379,7 +382,7 @@ def group_query_attention(
     softcap: float = 0.0,
     wanted: int = 1,
 ) -> Any:
-    """Of a whole prompt: without rows in its cache. `seqlens_k` tells which keys count.
+    """The causal attention of a whole prompt: without rows in its cache. `seqlens_k` tells which keys count.
 
     query: (batch, seq, num_heads * columns), or without key or value all three, side by side. key, value: (batch, seq,
     kv_num_heads * columns). seqlens_k: (batch,), keys less 1. cos_cache, sin_cache, position_ids: as for `rotated`;

@@ -15,7 +15,7 @@ from .table import MICROSOFT, Tensor, axis_of, need, operator
 
 @operator("Gelu", domain=MICROSOFT)
 def ms_gelu(x: Tensor) -> Tensor:
-    """With the error function.
+    """Gelu, with the error function.
 
     x: any shape, which the result has too.
     """
@@ -60,8 +60,8 @@ def bias_add(x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
 
 def activated(x: Tensor, activation: str, parameters: list[float]) -> Tensor:
     """Return an activation function of x, element by element. activation: onnxruntime's name of it, such as
-    "LeakyRelu". parameters: its numbers, alpha and beta; at least as many as it reads (one for LeakyRelu, two for
-    HardSigmoid and Clip), or an `IndexError` is raised. Raises `UnsupportedError` for another name."""
+    "LeakyRelu". parameters: its numbers, alpha and beta (one is read for LeakyRelu, two for HardSigmoid and Clip); too
+    few raise `IndexError`. Raises `UnsupportedError` for another name."""
     made = {
         "Relu": lambda: F.relu(x),
         "Tanh": lambda: torch.tanh(x),
@@ -118,7 +118,7 @@ def fused_conv(
     """Conv with an addend `z` and an activation function behind it.
 
     z: of the shape of the result. activation: as for `activated`; "" for none. activation_params: its numbers. Others:
-    as for `conv`. Raises `UnsupportedError` as both do.
+    as for `conv`. Raises as both do.
     """
     made = conv(
         x,
@@ -139,11 +139,10 @@ def fused_conv(
 def simplified_layer_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, wanted: int = 1
 ) -> Any:
-    """Computed in the type of x, whatever `stash_type` says.
+    """RMSNorm over the axes from `axis` on; computed in the type of x, whatever `stash_type` says.
 
-    x: any shape. scale: broadcast to the axes of x from `axis` on, over which the norm is. wanted: with two outputs or
-    more the second is the reciprocal of the root mean square, of the shape of x with 1 for these axes. Raises
-    `UnsupportedError` for an axis that lies outside.
+    x: any shape. scale: broadcast to these axes. wanted: with two outputs or more the second is the reciprocal of the
+    root mean square, of the shape of x with 1 for these axes. Raises `UnsupportedError` for an axis that lies outside.
     """
     axes = x.ndim - axis_of(axis, x.ndim)
     made = rms_norm(x, axes, scale, epsilon)
@@ -202,7 +201,7 @@ def embed_layer_normalization(
     mask_index_type: int = 0,
     wanted: int = 1,
 ) -> Any:
-    """`mask_index` counts the rows that the mask shows.
+    """LayerNorm of the sum of two or three embeddings. `mask_index` counts the rows that the mask shows.
 
     input_ids, segment_ids, position_ids: integers (batch, seq); position_ids counts from 0 if it is left out.
     word_embedding, position_embedding, segment_embedding: (numbers, columns). gamma, beta: (columns,). mask: (batch,

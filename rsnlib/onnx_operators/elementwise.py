@@ -130,16 +130,16 @@ for _name, _of_two in BITWISE.items():
 
 @operator("Mod")
 def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
-    """The sign is the divisor's; with `fmod`, the dividend's.
+    """The remainder of a / b. Its sign is the divisor's; with `fmod`, the dividend's.
 
-    a, b: are broadcast. Returns a tensor of their common shape.
+    a, b: are broadcast to the shape of the result.
     """
     return widened(torch.fmod if fmod else torch.remainder)(a, b)
 
 
 @operator("Pow")
 def power(x: Tensor, y: Number) -> Tensor:
-    """The result has the type of the base.
+    """x to the power of y, in the type of the base.
 
     x: the base. y: the exponent. Both are broadcast to the shape of the result.
     """
@@ -182,7 +182,7 @@ def mean(*data_0: Tensor) -> Tensor:
 
 @operator("IsInf")
 def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    """Which elements are infinite; the attributes leave out a sign.
+    """Where the operand is infinite; an attribute that is 0 leaves out the elements of its sign.
 
     Returns bool of the shape of x.
     """
@@ -196,7 +196,7 @@ def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> 
 
 @operator("Gelu")
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """With the error function, or with `approximate="tanh"` in its approximation by tanh.
+    """Gelu with the error function, or with `approximate="tanh"` in its approximation by tanh.
 
     x: any shape, which the result has too. PyTorch raises `RuntimeError` for another word.
     """
@@ -287,7 +287,7 @@ def swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 @operator("Clip")
 def clip(input: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
-    """A lower bound above the upper one gives the upper one.
+    """The operand, bounded. A lower bound above the upper one gives the upper one.
 
     input: any shape, which the result has too. min, max: numbers, or tensors that are broadcast to it; None for no
     bound.
@@ -310,7 +310,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 @operator("Softmax")
 def softmax(input: Tensor, *, axis: int = -1) -> Tensor:
-    """Along one axis.
+    """The softmax along one axis.
 
     input: any shape, which the result has too. axis: may be negative. PyTorch raises `IndexError` for one that lies
     outside.
@@ -320,7 +320,7 @@ def softmax(input: Tensor, *, axis: int = -1) -> Tensor:
 
 @operator("LogSoftmax")
 def log_softmax(input: Tensor, *, axis: int = -1) -> Tensor:
-    """Along one axis.
+    """The logarithm of the softmax along one axis.
 
     Shapes and errors: as for `softmax`.
     """
@@ -329,9 +329,9 @@ def log_softmax(input: Tensor, *, axis: int = -1) -> Tensor:
 
 @operator("Hardmax")
 def hardmax(input: Tensor, *, axis: int = -1) -> Tensor:
-    """1 at the first of the largest elements.
+    """1 at the first of the largest elements along one axis, 0 elsewhere.
 
-    input: any shape, which the result has too: 0 at all other elements along `axis`. Errors: as for `softmax`.
+    input: any shape, which the result has too. Errors: as for `softmax`.
     """
     largest = input.argmax(axis, keepdim=True)
     return torch.zeros_like(input).scatter(axis, largest, 1)
@@ -347,7 +347,7 @@ def identity(input: Tensor) -> Tensor:
 def dropout(
     data: Tensor, ratio: Number | None = None, training_mode: Number | None = None, *, seed: int = 0, wanted: int = 1
 ) -> Any:
-    """Nothing in a model that is not trained; `seed` is not read.
+    """The operand itself, because the model is not trained; `seed` is not read.
 
     data: any shape. wanted: with two outputs the second is a mask of the shape of data: bool, all True. Raises
     `UnsupportedError` in training mode, unless `ratio` is 0.

@@ -69,9 +69,10 @@ def fused_matmul(
 
 @operator("Einsum")
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
-    """As `torch.einsum` reads the equation.
+    """Sums of products, as `torch.einsum` reads the equation.
 
-    equation: names the axes of each input, such as "bhqd,bhkd->bhqk".
+    equation: names the axes of each input, such as "bhqd,bhkd->bhqk". PyTorch raises `RuntimeError` for an equation
+    that does not fit the inputs.
     """
     return torch.einsum(equation, *inputs)
 
@@ -146,11 +147,12 @@ def conv(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """Over one, two or three axes.
+    """A convolution over one, two or three axes.
 
     x: (batch, channels, sizes ...). w: (output channels, channels / group, kernel sizes ...). b: (output channels,).
-    Others: as for `OnnxWindows`. Returns (batch, output channels, sizes ...). Raises `UnsupportedError` for another
-    number of axes, a kernel_shape that is not that of w, and as `OnnxWindows` does.
+    group: groups of channels that are convolved apart. Others: as for `OnnxWindows`. Returns (batch, output channels,
+    sizes ...). Raises `UnsupportedError` for another number of axes, a kernel_shape that is not that of w, and as
+    `OnnxWindows` does.
     """
     need(x.ndim - 2 in SPATIAL, f"a convolution over {x.ndim - 2} axes is not supported; 1, 2 and 3 are")
     windows = OnnxWindows(x, kernel_shape or list(w.shape[2:]), strides, dilations, pads, auto_pad)
@@ -175,12 +177,12 @@ def conv_transpose(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """Over one, two or three axes.
+    """A transposed convolution over one, two or three axes.
 
     x: (batch, channels, sizes ...). w: (channels, output channels / group, kernel sizes ...). b: (output channels,).
     output_padding, output_shape: elements of each of the last axes of the result; they add to it, and set it.
-    kernel_shape is not read: it is that of w. Others: as for `OnnxWindows`. Returns (batch, output channels, sizes
-    ...). Raises `UnsupportedError` for another number of axes.
+    kernel_shape is not read: it is that of w. Others: as for `conv`. Returns (batch, output channels, sizes ...).
+    Raises `UnsupportedError` for another number of axes.
     """
     rank = x.ndim - 2
     compute = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}.get(rank)
@@ -213,7 +215,7 @@ def max_pool(
     storage_order: int = 0,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """Without the places of the largest elements.
+    """The largest element of each window, without its place.
 
     x: (batch, channels, sizes ...), one, two or three sizes; so is the result. ceil_mode: the last window may end
     behind the padding. storage_order: not read. Others: as for `OnnxWindows`. Raises `UnsupportedError` for another
@@ -259,7 +261,7 @@ def average_pool(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """Over one, two or three axes; `count_include_pad` counts the padding too.
+    """The mean of each window over one, two or three axes; `count_include_pad` counts the padding too.
 
     Shapes, attributes and errors: as for `max_pool`, but a window in the padding alone is not refused.
     """
@@ -363,10 +365,10 @@ def layer_normalization(
     stash_type: int = 1,
     wanted: int = 1,
 ) -> Any:
-    """Computed in the type of x, whatever `stash_type` says.
+    """LayerNorm over the axes from `axis` on; computed in the type of x, whatever `stash_type` says.
 
-    The norm is over the axes of x from `axis` on. scale, b: are broadcast to x. wanted: with more outputs than one,
-    mean and reciprocal deviation follow (`statistics`). Raises `UnsupportedError` for an axis that lies outside.
+    x: any shape. scale, b: are broadcast to x. wanted: with more outputs than one, mean and reciprocal deviation follow
+    (`statistics`). Raises `UnsupportedError` for an axis that lies outside.
     """
     axes = x.ndim - axis_of(axis, x.ndim)
     made = layer_norm(x, axes, scale, b, epsilon)
@@ -377,10 +379,10 @@ def layer_normalization(
 def rms_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    """Computed in the type of x, whatever `stash_type` says.
+    """RMSNorm over the axes from `axis` on; computed in the type of x, whatever `stash_type` says.
 
-    The norm is over the axes of x from `axis` on. scale: is broadcast to x. Raises `UnsupportedError` for an axis that
-    lies outside.
+    x: any shape, which the result has too. scale: is broadcast to x. Raises `UnsupportedError` for an axis that lies
+    outside.
     """
     return rms_norm(x, x.ndim - axis_of(axis, x.ndim), scale, epsilon)
 
@@ -397,7 +399,7 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> Tensor:
-    """In a model that is not trained.
+    """A norm with stored means and variances, in a model that is not trained.
 
     x: (batch, channels, ...), which is the shape of the result. scale, b, input_mean, input_var: (channels,). momentum:
     not read. Raises `UnsupportedError` for training_mode.
@@ -408,7 +410,7 @@ def batch_normalization(
 
 @operator("InstanceNormalization")
 def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    """Over all axes behind the second.
+    """A norm of each channel of each sequence, over all axes behind the second.
 
     input: (batch, channels, sizes ...), which is the shape of the result. scale, b: (channels,).
     """
@@ -419,7 +421,7 @@ def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, *, epsilon: 
 def group_normalization(
     x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
 ) -> Tensor:
-    """Computed in the type of x, whatever `stash_type` says.
+    """A norm of groups of channels; computed in the type of x, whatever `stash_type` says.
 
     x: (batch, channels, ...), which is the shape of the result. scale, bias: (channels,). num_groups: must divide the
     number of channels, or PyTorch raises `RuntimeError`.

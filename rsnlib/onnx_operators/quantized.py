@@ -41,11 +41,12 @@ def quantize_linear(
     precision: int = 0,
     saturate: int = 1,
 ) -> Tensor:
-    """To integers of 8 bits or more.
+    """Integers of 8 bits or more from floats: round(x / y_scale) + y_zero_point, bounded to their type.
 
-    Computes round(x / y_scale) + y_zero_point, bounded to the range of the result's type. y_scale, y_zero_point: shapes
-    as for `spread`, of which `axis` and `block_size` (in rows; 0 for none) are parameters. output_dtype: a number of
-    `type_of`; 0 for the type of the zero point, or uint8 without one. Raises `UnsupportedError` for a result of floats.
+    x: any shape, which the result has too. y_scale, y_zero_point: shapes as for `spread`, of which `axis` and
+    `block_size` (in rows; 0 for none) are parameters. output_dtype: a number of `type_of`; 0 for the type of the zero
+    point, or uint8 without one. precision, saturate: not read. Raises `UnsupportedError` for a result of floats, and as
+    `spread` and `type_of` do.
     """
     kind = type_of(output_dtype) if output_dtype else torch.uint8 if y_zero_point is None else y_zero_point.dtype
     need(not kind.is_floating_point, f"numbers of type {kind}")
@@ -81,7 +82,7 @@ def dequantize_linear(
 
 @operator("DynamicQuantizeLinear")
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """To uint8, with one scale and zero point that cover all elements and 0.
+    """uint8 from floats, with one scale and zero point that cover all elements and 0.
 
     x: floats of any shape. Returns uint8 of that shape, the scale in the type of x, shape (), and the zero point as
     uint8, shape ().

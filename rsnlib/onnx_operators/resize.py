@@ -104,12 +104,12 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    """Each axis by `scales` or by `sizes`; modes nearest, linear and cubic.
+    """The operand with its axes resized, by `scales` or to `sizes`; modes nearest, linear and cubic.
 
     x: any shape. scales, sizes: one number for each of `axes` (all axes without it), the latter in elements. roi:
     starts, then ends, of these axes, as fractions; for `tf_crop_and_resize`. Other attributes: as ONNX defines them.
-    Raises `UnsupportedError` for numbers that are not one for each axis, and for modes and policies that it does not
-    know.
+    Raises `UnsupportedError` for numbers that are not one for each axis, for an axis that lies outside, and for modes
+    and policies that it does not know.
     """
     at = [axis_of(n, x.ndim) for n in (axes or range(x.ndim))]
     changes = _changes(x, at, roi, scales or [], sizes or [], keep_aspect_ratio_policy)

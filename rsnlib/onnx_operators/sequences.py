@@ -48,7 +48,8 @@ def concat_from_sequence(input_sequence: Sequence[Tensor], *, axis: int, new_axi
 def split_to_sequence(
     input: Tensor, split: Ints | None = None, *, axis: int = 0, keepdims: int = 1
 ) -> list[list[Tensor]]:
-    """Without `split`, parts of one row along `axis`, which `keepdims=0` leaves out of their shapes.
+    """A sequence of parts along `axis`. Without `split` each is one row, and `keepdims=0` leaves that axis out of its
+    shape.
 
     split: the rows of each part, or one number, of which the last part may have fewer. keepdims: read without `split`
     only. Returns the sequence as the only item of a list. Raises `UnsupportedError` for an axis that lies outside, and

@@ -66,7 +66,7 @@ def constant(
     value_int: int | None = None,
     value_ints: list[int] | None = None,
 ) -> Tensor:
-    """The tensor, number or numbers of its attribute.
+    """A tensor, or numbers, that an attribute gives.
 
     Returns `value` as it is; numbers become float32 or int64, of shape () or (numbers,).
     """
@@ -87,10 +87,11 @@ def constant_of_shape(input: Ints, *, value: Tensor | None = None) -> Tensor:
 
 @operator("Range")
 def numbers(start: Known, limit: Known, delta: Known, *, stash_type: int = 1) -> Tensor:
-    """Computed in the type of its bounds, whatever `stash_type` says.
+    """The numbers from `start` to before `limit` in steps; computed in the type of its bounds, whatever `stash_type`
+    says.
 
-    start, limit, delta: one element each. Returns start, start + delta and so on, before limit: (count,), in the type
-    of `start`. Raises `ZeroDivisionError` for a delta of 0.
+    start, limit, delta: one element each. Returns (count,), in the type of `start`. Raises `ZeroDivisionError` for a
+    delta of 0.
     """
     first, end, step = start.item(), limit.item(), delta.item()
     count = max(ceil((end - first) / step), 0)
@@ -111,7 +112,7 @@ def eye_like(input: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
 
 @operator("NonZero")
 def non_zero(x: Known) -> Tensor:
-    """Its operand must be known.
+    """The indices of the elements that are not 0. The operand must be known.
 
     Returns int64, (axes of x, elements that are not 0): a column holds the indices of one of them.
     """
@@ -131,7 +132,7 @@ def converted(x: Tensor, kind: torch.dtype) -> Tensor:
 
 @operator("Cast")
 def cast(input: Tensor, *, to: int, saturate: int = 1) -> Tensor:
-    """Between the types that PyTorch has.
+    """The operand as another type, between the types that PyTorch has.
 
     input: any shape, which the result has too. to: a number of `type_of`, which may raise `UnsupportedError`. saturate:
     not read.
@@ -141,7 +142,7 @@ def cast(input: Tensor, *, to: int, saturate: int = 1) -> Tensor:
 
 @operator("CastLike")
 def cast_like(input: Tensor, target_type: Tensor, *, saturate: int = 1) -> Tensor:
-    """Between the types that PyTorch has.
+    """The operand as the type of another tensor, between the types that PyTorch has.
 
     input: any shape, which the result has too. target_type: a tensor of the type of the result. saturate: not read.
     """
@@ -153,9 +154,11 @@ def cast_like(input: Tensor, target_type: Tensor, *, saturate: int = 1) -> Tenso
 
 @operator("Reshape")
 def reshape(data: Tensor, shape: Ints, *, allowzero: int = 0) -> Tensor:
-    """A 0 in `shape` keeps the size of that axis, unless `allowzero`; one -1 follows from the others.
+    """The operand in another shape. A 0 in `shape` keeps the size of that axis, unless `allowzero`; one -1 follows from
+    the others.
 
-    shape: the sizes of the result, in elements. Raises `UnsupportedError` for a 0 beyond the axes of `data`.
+    shape: the sizes of the result, in elements. Raises `UnsupportedError` for a 0 beyond the axes of `data`; PyTorch
+    raises `RuntimeError` for another number of elements.
     """
     need(allowzero == 1 or all(n or i < data.ndim for i, n in enumerate(shape)), "a 0 beyond the operand's axes")
     sizes = [data.shape[i] if n == 0 and not allowzero else n for i, n in enumerate(shape)]
@@ -164,9 +167,9 @@ def reshape(data: Tensor, shape: Ints, *, allowzero: int = 0) -> Tensor:
 
 @operator("Flatten")
 def flatten(input: Tensor, *, axis: int = 1) -> Tensor:
-    """To two axes: those before `axis`, and the others.
+    """The operand with two axes: those before `axis`, and the others.
 
-    Raises `UnsupportedError` for an axis that lies outside; here the number of axes is allowed too.
+    axis: may be negative, or the number of axes. Raises `UnsupportedError` for one that lies outside.
     """
     at = axis if axis >= 0 else axis + input.ndim
     need(0 <= at <= input.ndim, f"axis {axis} of a tensor with {input.ndim} axes")
@@ -175,13 +178,14 @@ def flatten(input: Tensor, *, axis: int = 1) -> Tensor:
 
 @operator("Transpose")
 def transpose(data: Tensor, *, perm: list[int] | None = None) -> Tensor:
-    """Axis i of the result is axis perm[i] of the operand; without `perm` the axes are reversed."""
+    """The operand with its axes in another order: axis i is axis perm[i] of the operand; without `perm` they are
+    reversed."""
     return data.permute(list(reversed(range(data.ndim))) if perm is None else perm)
 
 
 @operator("Squeeze")
 def squeeze(data: Tensor, axes: Ints | None = None) -> Tensor:
-    """Without the given axes, or without all axes of size 1.
+    """The operand without the given axes, or without all axes of size 1.
 
     axes: may be negative. Raises `UnsupportedError` for one that lies outside or has another size than 1.
     """
@@ -194,7 +198,7 @@ def squeeze(data: Tensor, axes: Ints | None = None) -> Tensor:
 
 @operator("Unsqueeze")
 def unsqueeze(data: Tensor, axes: Ints) -> Tensor:
-    """With new axes of size 1 at the given places of the result.
+    """The operand with new axes of size 1 at the given places of the result.
 
     axes: may be negative. Raises `UnsupportedError` for one that lies outside, or is given twice.
     """
@@ -208,13 +212,16 @@ def unsqueeze(data: Tensor, axes: Ints) -> Tensor:
 
 @operator("Expand")
 def expand(input: Tensor, shape: Ints) -> Tensor:
-    """Broadcast to `shape`, whose sizes of 1 keep those of the operand."""
+    """The operand, broadcast to `shape`, whose sizes of 1 keep those of the operand.
+
+    shape: sizes in elements. PyTorch raises `RuntimeError` for sizes that do not fit.
+    """
     return input.expand(torch.broadcast_shapes(input.shape, tuple(shape)))
 
 
 @operator("Tile")
 def tile(input: Tensor, repeats: Ints) -> Tensor:
-    """The operand repeated along each axis.
+    """The operand, repeated along each axis.
 
     repeats: how often, one number for each axis, or `UnsupportedError` is raised.
     """
@@ -235,11 +242,11 @@ def concat(*inputs: Tensor, axis: int) -> Tensor:
 def split(
     input: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None, wanted: int = 1
 ) -> Sequence[Tensor]:
-    """Without sizes, the last part may be smaller than the others.
+    """Parts along an axis. Without sizes, the last part may be smaller than the others.
 
     input: any shape. split: rows of each part along `axis`. num_outputs: how many parts, without `split`; None for
-    `wanted`, the number of outputs that the node names. Returns the parts. Raises `UnsupportedError` for an axis that
-    lies outside, and for rows that do not make as many parts as outputs.
+    `wanted`, the number of outputs that the node names. Returns the parts, in order. Raises `UnsupportedError` for an
+    axis that lies outside, and for rows that do not make as many parts as outputs.
     """
     n = input.shape[axis_of(axis, input.ndim)]
     if split is not None:
@@ -255,7 +262,8 @@ def split(
 
 @operator("Slice")
 def slice_(data: Tensor, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> Tensor:
-    """A negative step takes rows backwards, but not to an `end` of 2**31 - 1 or more.
+    """A range of rows along each of some axes. A negative step takes rows backwards, but not to an `end` of 2**31 - 1
+    or more.
 
     starts, ends: for each of `axes`, the first row and that behind the last one; negative ones count from the end of
     the axis. axes: the first ones without it. steps: in rows; 1 without it. Raises `UnsupportedError` for an axis that
@@ -287,7 +295,7 @@ def _chosen(start: int, end: int, step: int, n: int) -> range:
 def pad(
     data: Tensor, pads: Ints, constant_value: Tensor | None = None, axes: Ints | None = None, *, mode: str = "constant"
 ) -> Tensor:
-    """Negative pads leave rows out.
+    """The operand with rows added at the ends of its axes. Negative pads leave rows out.
 
     pads: rows before each of `axes`, then behind each. constant_value: one element; 0 without it. axes: all without it.
     mode: "constant", "edge", "wrap" or "reflect". Raises `UnsupportedError` for another mode, an axis that lies
@@ -429,7 +437,7 @@ def scatter_elements(
 
     data: the shape of the result. indices_, updates: of one shape, with as many axes. reduction: "none" replaces;
     "add", "mul", "max" and "min" join old and new. Raises `UnsupportedError` for another one, and for an axis that lies
-    outside.
+    outside. Errors of indices: `indices`.
     """
     where = axis_of(axis, data.ndim)
     index = indices(converted(indices_, torch.int64), data.shape[where])
@@ -463,10 +471,11 @@ def scatter_nd(data: Tensor, indices_: Tensor, updates: Tensor, *, reduction: st
 
 @operator("OneHot")
 def one_hot(indices_: Tensor, depth: Ints, values: Tensor, *, axis: int = -1) -> Tensor:
-    """A new axis of `depth`, with values[1] at the index and values[0] elsewhere.
+    """A tensor with a new axis of `depth`: values[1] at the index, values[0] elsewhere.
 
-    indices_: integers of any shape. depth: one number. values: (2,). axis: that of the result which is new. Raises
-    `UnsupportedError` if it lies outside.
+    indices_: integers of any shape; negative ones count from `depth`, and others that are out of range give values[0]
+    alone. depth: one number. values: (2,). axis: that of the result which is new. Raises `UnsupportedError` if it lies
+    outside.
     """
     (n,) = depth
     where = axis_of(axis, indices_.ndim + 1)
@@ -478,7 +487,7 @@ def one_hot(indices_: Tensor, depth: Ints, values: Tensor, *, axis: int = -1) ->
 
 @operator("TopK")
 def top_k(x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
-    """Of equal elements, those with lower indices come first.
+    """The `k` largest or smallest elements, in order. Of equal elements, those with lower indices come first.
 
     k: one number, how many. axis: along which; may be negative. largest: 0 for the smallest. sorted: not read, they are
     always sorted. Returns the elements, and their indices as int64, both in the shape of x with k for that axis. Raises
@@ -492,10 +501,10 @@ def top_k(x: Tensor, k: Ints, *, axis: int = -1, largest: int = 1, sorted: int =
 
 @operator("Compress")
 def compress(input: Tensor, condition: Known, *, axis: int | None = None) -> Tensor:
-    """Its condition must be known.
+    """The rows for which a condition is True. It must be known.
 
-    condition: (rows,), of which those that are True stay, along `axis`; without `axis`, of all elements in one row.
-    Raises `UnsupportedError` for an axis that lies outside.
+    condition: (rows,), along `axis`; without `axis`, of all elements in one row. Raises `UnsupportedError` for an axis
+    that lies outside.
     """
     at = condition.nonzero().reshape(-1)
     return input.reshape(-1)[at] if axis is None else input.index_select(axis_of(axis, input.ndim), at)

@@ -78,14 +78,14 @@ class Streamed:
         depths: Mapping[str, int] | None = None,
         ports: ChannelPorts | None = None,
     ) -> Streamed:
-        """The same block with other knobs, groups of kernels, depths of streams or ports; the module is not captured
-        again.
+        """Return the same block with other knobs, groups of kernels, depths of streams or ports; the module is not
+        captured again.
 
         knobs: None for the present ones. groups: the number of each kernel's group, by name, such as a `Fusion` gives:
         between groups, results go through memory off the chip; None for the present ones. depths: of streams of the
-        program, by name; others get depths that are safe. ports: on the memory channels of a device; None for the
-        present ones, which are of no use for other knobs or groups: then the memory has no channels. Raises
-        `ProgramError` for names that the block does not have.
+        program in tokens, by name; others get depths that are safe. ports: on the memory channels of a device; None for
+        the present ones, which are of no use for other knobs or groups: then the memory has no channels. Raises
+        `ProgramError` for names that the block does not have, and for a kernel without a group.
         """
         if ports is None and knobs is None and groups is None:
             ports = self.ports
@@ -170,8 +170,7 @@ class Streamed:
         return Carrying(self, carried, state)
 
     def timed_run(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
-        """As `run`, with the run itself: its modelled time in seconds, and what each unit waited for. Raises as `run`
-        does."""
+        """As `run`, with the run itself: its modelled time in seconds, and what took it. Raises as `run` does."""
         values = self.block.environment(self.block.interface.bind(args, kwargs))
         tensors = {name: self._tensor(name, data, values) for name, data in self.written.inputs.items()}
         outputs, run = run_on_tensors(self.machine, tensors)

@@ -57,8 +57,7 @@ class Carrying:
         return self.timed_step(*args, **kwargs)[0]
 
     def timed_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Run]:
-        """As `step`, with the run itself: its modelled time in seconds, and what each unit waited for. Raises as `step`
-        does."""
+        """As `step`, with the run itself: its modelled time in seconds, and what took it. Raises as `step` does."""
         twice = [name for name in kwargs if name in self._carried]
         if twice:
             raise TensorError(f"{', '.join(twice)} comes from the step before; leave it out, or set `state`")

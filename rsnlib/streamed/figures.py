@@ -42,7 +42,8 @@ def facts(made: Generated) -> dict[str, Any]:
 
 
 def lines(made: Generated) -> Iterator[str]:
-    """Yield the figures of a machine as lines of text: the same as `facts`, for people."""
+    """Yield the figures of a machine as lines of text: its latency and bounds, its memory channels, what it uses of the
+    device, and a table of its kernels."""
     device = made.device
     yield f"latency        {duration(made.latency_s)} ({made.cycles:,} cycles at {device.mhz} MHz, modelled)"
     yield f"off the chip   {made.off_chip_bytes / 1e6:.1f} MB in an execution"

@@ -225,8 +225,8 @@ class GraphReader:
     # -- names and operators
 
     def name(self, node: Node, kind: str) -> str:
-        """Return a new name for an operator: the path of its module and what it is, `kind`, without the latter for
-        modules that are just that, or that have a number only."""
+        """Return a new name for an operator: the path of its module, and `kind`, which says what it is. kind is left
+        out for modules that are just that operator (`MODULES`), and for a path that is a number only."""
         path = module_path(node)
         plain = path if kind in MODULES or path.isdigit() else "_".join(filter(None, (path, kind)))
         return unique_name(identifier(plain or kind, kind), self._names)

@@ -20,8 +20,9 @@ ROW_BY_ROW = frozenset(("linear", "pointwise", "softmax", "layernorm", "rmsnorm"
 
 
 def row_units(graph: OperatorGraph) -> dict[StreamOperator, int]:
-    """Return, for each kernel with one matrix as its result, a number of rows that are whole sequences for all kernels
-    that it gets rows from, or gives rows to. A tile of rows must divide it, so that no tile lies in two sequences."""
+    """Return a number of rows for each kernel with one matrix as its result. A tile of its rows must divide that
+    number, so that no tile lies in two sequences, neither here nor in kernels that it gets rows from or gives rows
+    to."""
     units = {x: x.shape[1] for x in graph.kernels if x.shape[0] == 1}
     for x in graph.kernels:
         for other, rows in _sequence_rows(x):
@@ -60,9 +61,9 @@ def _sequence_rows(x: StreamOperator) -> Iterator[tuple[StreamOperator, int]]:
 
 
 def common_tensor(x: StreamOperator, ends: Sequence[tuple[str, Order]]) -> tuple[int, ...]:
-    """Return the shape of the tensor of which both ends of all streams of a result give orders: (rows, columns), or
-    with heads or sequences in front. x: the operator of the result. ends: the name of the kernel at each end, and its
-    order. Raises `UnsupportedError` for ends that cut the rows into different sequences."""
+    """Return one shape for a result, of which all kernels at its streams can give their orders: (rows, columns), or
+    with heads or sequences in front. x: the operator of the result. ends: the name of each of these kernels, and its
+    order. Raises `UnsupportedError` for kernels that cut the rows into different sequences."""
     most = max(len(order.tensor) for _, order in ends)
     found = {order.tensor: name for name, order in ends if len(order.tensor) == most}
     if len(found) > 1:
