@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of softmax: supported over the keys of an attention only."""
+    """Lowering rule (`values.LoweringPattern`) of softmax: supported over the keys of an attention only."""
     scores = values.of[a["self"]]
     if not isinstance(scores, PartialAttention) or scores.normal or a["dim"] not in (-1, 3):
         return "a softmax is supported only over the keys of an attention"
@@ -35,8 +35,8 @@ def softmax(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def filled(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of where, which the machine never runs: it returns the reason. One that hides
-    scores is rewritten before, into a mask that is added to them (`score_masks`)."""
+    """Lowering rule (`values.LoweringPattern`) of where, which the machine never runs: it returns the reason. One that
+    hides scores is rewritten before, into a mask that is added to them (`score_masks`)."""
     given = (a["self"], a["other"])
     scores = next((x for x in given if isinstance(x, Node) and isinstance(values.of[x], PartialAttention)), None)
     if scores is None:
@@ -51,8 +51,8 @@ def filled(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def scaled_dot_product_attention(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of scaled_dot_product_attention, a whole attention in one operator. Raises
-    `UnsupportedError` for dropout in training mode, and as `attend` does."""
+    """Lowering rule (`values.LoweringPattern`) of scaled_dot_product_attention, a whole attention in one operator.
+    Raises `UnsupportedError` for dropout in training mode, and as `attend` does."""
     if a["dropout_p"]:
         raise unsupported(node, "dropout in training mode")
     q, k, v = (values.of[a[x]] for x in ("query", "key", "value"))
@@ -74,11 +74,11 @@ def attend(
 ) -> Abstract:
     """Make an attention layer, softmax(factor * q @ k^T + masks) @ v, or with cap * tanh(factor * q @ k^T).
 
-    values, node: as for a `LoweringPattern`. q, k, v: shape (batch, heads, rows, columns of a head); k and v may have
-    other rows than q, and fewer heads, or repeat each for a group of queries. factor: a number, or one per head, shape
-    (heads,); it is folded into the weights of the keys. masks: nodes that broadcast to the scores. causal: also mask
-    out the keys behind each row. cap: None for none. Raises `UnsupportedError` for attention that the machine cannot
-    run.
+    values, node: as for a `values.LoweringPattern`. q, k, v: shape (batch, heads, rows, columns of a head); k and v may
+    have other rows than q, and fewer heads, or repeat each for a group of queries. factor: a number, or one per head,
+    shape (heads,); it is folded into the weights of the keys. masks: nodes that broadcast to the scores. causal: also
+    mask out the keys behind each row. cap: None for none. Raises `UnsupportedError` for attention that the machine
+    cannot run.
     """
     k, v = _apart(k), _apart(v)
     shapes = [x.view.shape if isinstance(x, Value) else () for x in (q, k, v)]
@@ -187,9 +187,9 @@ def masks_of(
 ) -> Masks:
     """Divide the masks of an attention, whose sum is added to the scores, by what the machine does with them.
 
-    values, node: as for a `LoweringPattern`. masks: nodes that broadcast to the scores. full: the shape of the scores,
-    (batch, heads, rows, keys). causal: keys behind each row are hidden besides. Raises `UnsupportedError` for masks
-    that the machine cannot take.
+    values, node: as for a `values.LoweringPattern`. masks: nodes that broadcast to the scores. full: the shape of the
+    scores, (batch, heads, rows, keys). causal: keys behind each row are hidden besides. Raises `UnsupportedError` for
+    masks that the machine cannot take.
     """
     keys = full[3]
     mask, constant = _divided(values, node, masks, keys)

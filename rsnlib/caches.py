@@ -43,8 +43,8 @@ class Append:
 
 
 def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of index_copy: new rows of a cache of keys or values. Raises `UnsupportedError`
-    for more rows than the cache has."""
+    """Lowering rule (`values.LoweringPattern`) of index_copy: new rows of a cache of keys or values. Raises
+    `UnsupportedError` for more rows than the cache has."""
     index = a["index"]
     if not is_host(values.of[index]):
         return "rows of an activation of the machine cannot be replaced"
@@ -57,8 +57,8 @@ def index_copy(values: AbstractState, node: Node, a: Arguments) -> Abstract | st
 
 
 def roll_in(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of `rsn::roll_in`: a new last row of a cache whose rows move up. Raises as
-    `index_copy` does."""
+    """Lowering rule (`values.LoweringPattern`) of `rsn::roll_in`: a new last row of a cache whose rows move up. Raises
+    as `index_copy` does."""
     if values.written.get(a["cache"]) is not node or shape_of(a["new"])[2] != 1:
         return "its rows move up, but not by one in an argument"
     return _appended(values, node, a["cache"], None, a["new"])
@@ -91,8 +91,8 @@ def _appended(values: AbstractState, node: Node, cache: Node, index: Node | None
 
 @replacing(aten.copy)
 def moved_up(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) a cache whose rows move up, with a new last row, into one operator: it is copied from a
-    rolled copy of itself, whose last row was replaced."""
+    """Rewrite (`rewriter.Rewrite`) a cache whose rows move up, with a new last row, into one operator: it is copied
+    from a rolled copy of itself, whose last row was replaced."""
     a = arguments(node)
     cache, source = a["self"], a["src"]
     if not isinstance(source, Node) or packet(source) is not aten.index_put or arguments(source)["accumulate"]:
@@ -119,11 +119,11 @@ def attended(
 ) -> Abstract:
     """Return what an attention reads of a key or value. For a prompt these are the new rows alone.
 
-    values, node: as for a `LoweringPattern`. x: the key or value, (batch, heads, keys, columns). rows: of each sequence
-    of its queries. masks: nodes, whose sum is added to the scores. causal: keys behind each row are hidden. The
-    attention sees only new rows if it takes the first rows of the cache alone, or if it is causal. A mask over all rows
-    of the cache must hide the others; this is checked where the mask is read. Raises `UnsupportedError` for any other
-    attention.
+    values, node: as for a `values.LoweringPattern`. x: the key or value, (batch, heads, keys, columns). rows: of each
+    sequence of its queries. masks: nodes, whose sum is added to the scores. causal: keys behind each row are hidden.
+    The attention sees only new rows if it takes the first rows of the cache alone, or if it is causal. A mask over all
+    rows of the cache must hide the others; this is checked where the mask is read. Raises `UnsupportedError` for any
+    other attention.
     """
     append = values.appends.get(x.base) if isinstance(x, Value) and isinstance(x.base, Gemm) else None
     if append is None or append.is_step or not isinstance(x, Value):

@@ -15,8 +15,8 @@ aten = torch.ops.aten
 
 @replacing(aten.mul)
 def column_factors(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) (x @ W + b) * g with a constant vector g, one number for each column (layer scale), into x @
-    (W * g) + b * g.
+    """Rewrite (`rewriter.Rewrite`) (x @ W + b) * g with a constant vector g, one number for each column (layer scale),
+    into x @ (W * g) + b * g.
 
     Reshapes that keep the columns, operators that change nothing, and sums with a constant vector may be between. Not
     applied if the product has other users.

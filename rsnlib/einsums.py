@@ -62,8 +62,8 @@ class _Equation:
 
 @replacing(aten.einsum)
 def einsums(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) an einsum of an activation with a constant into a matrix product, and one of two activations
-    over the same batch and heads, which an attention may be, into matmul.
+    """Rewrite (`rewriter.Rewrite`) an einsum of an activation with a constant into a matrix product, and one of two
+    activations over the same batch and heads, which an attention may be, into matmul.
 
     Not applied to other than two operands; if a dimension is summed that only one operand has, or taken as a diagonal;
     if dimensions of size 1 are broadcast; to types other than float32; and to two activations with more than one free

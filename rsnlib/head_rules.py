@@ -39,7 +39,7 @@ def heads_of(values: AbstractState, x: Abstract, columns: int) -> ProjectedHeads
 
 def norm_of_heads(values: AbstractState, node: Node, a: Arguments, norm: Norm, columns: int) -> Abstract | str:
     """Fuse a norm over the columns of each head into the projection, or make a pass. values, node, a: as for a
-    `LoweringPattern`. columns: of a head. Returns a reason (text) if the machine cannot do it."""
+    `values.LoweringPattern`. columns: of a head. Returns a reason (text) if the machine cannot do it."""
     heads = heads_of(values, values.of[a["input"]], columns)
     scale, shift = values.vector(a["weight"], columns, 1.0), values.vector(a["bias"], columns, 0.0)
     if heads is None:
@@ -59,8 +59,8 @@ def norm_of_heads(values: AbstractState, node: Node, a: Arguments, norm: Norm, c
 
 
 def rotate(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of rotary positions (`rotary.rotations`): MemC applies them at the store of a
-    projection of queries or keys."""
+    """Lowering rule (`values.LoweringPattern`) of rotary positions (`rotary.rotations`): MemC applies them at the store
+    of a projection of queries or keys."""
     columns = shape_of(a["own"])[-1]
     heads = heads_of(values, values.of[a["x"]], columns)
     if heads is None:

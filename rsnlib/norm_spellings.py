@@ -17,8 +17,8 @@ NORMS = {aten.rms_norm, aten.layer_norm}
 
 @replacing(aten.mul, aten.div, aten.add)
 def norms(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) x / sqrt(mean(x^2) + eps) into rms_norm, the same of x - mean(x) into layer_norm, and a
-    constant vector that a norm is multiplied by, or that is added to a layer_norm, into its weight and bias.
+    """Rewrite (`rewriter.Rewrite`) x / sqrt(mean(x^2) + eps) into rms_norm, the same of x - mean(x) into layer_norm,
+    and a constant vector that a norm is multiplied by, or that is added to a layer_norm, into its weight and bias.
 
     The root may be rsqrt, a power, or a reciprocal; the mean a sum that is divided; the square a product or a power;
     the variance one operator. Not applied to a mean over any other than the last dimension, another x in the root, a

@@ -51,14 +51,14 @@ BETWEEN = {aten.add, aten.sub, aten.mul, aten.div, aten.where}
 
 @replacing(aten.alias)
 def aliases(_: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) a slice of the whole tensor into that tensor."""
+    """Rewrite (`rewriter.Rewrite`) a slice of the whole tensor into that tensor."""
     return node.all_input_nodes[0]
 
 
 @replacing(aten.full_like)
 def likes(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) full_like(y), which uses only the shape of y, into an operator without y, so that the host
-    can compute it before the machine computes y. Not applied if the shape depends on data."""
+    """Rewrite (`rewriter.Rewrite`) full_like(y), which uses only the shape of y, into an operator without y, so that
+    the host can compute it before the machine computes y. Not applied if the shape depends on data."""
     if not is_static(node):
         return None
     value = arguments(node)["fill_value"]
@@ -67,8 +67,8 @@ def likes(graph: Rewriter, node: Node) -> Node | None:
 
 @replacing(aten.cat)
 def joins(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) a cat into one without the parts that have no elements, such as optional tokens or a prefix
-    that a model does not use.
+    """Rewrite (`rewriter.Rewrite`) a cat into one without the parts that have no elements, such as optional tokens or a
+    prefix that a model does not use.
 
     Not applied if no part has elements, or if parts have several types, which determine the type of the result.
     """
@@ -86,7 +86,7 @@ def joins(graph: Rewriter, node: Node) -> Node | None:
 
 @replacing(*CONVOLUTIONS)
 def patches(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) a convolution into a matrix product with a window per row.
+    """Rewrite (`rewriter.Rewrite`) a convolution into a matrix product with a window per row.
 
     The host makes rows (..., windows, C * kernel) of (..., C, H, W): views where patches neither overlap nor gap, else
     it gathers them. The product's result is reshaped to (..., N, windows of H, windows of W). Not applied with groups;
@@ -163,7 +163,7 @@ def _takes(graph: Rewriter, user: Node, node: Node, is_open: bool, is_sole: bool
 
 @replacing(aten.bmm)
 def heads(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) attention over (batch * heads, seq, columns) into attention with heads in a separate
+    """Rewrite (`rewriter.Rewrite`) attention over (batch * heads, seq, columns) into attention with heads in a separate
     dimension.
 
     The pattern is bmm(softmax(bmm(q, k^T)), v) with what is in `BETWEEN` between, as nn.MultiheadAttention computes it
@@ -232,8 +232,8 @@ def _rows_behind(graph: Rewriter, node: Node) -> int | None:
 
 @replacing(aten.cat)
 def rows(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) rows of the host that are joined with those of a product, such as class tokens before
-    patches, into rows of the product.
+    """Rewrite (`rewriter.Rewrite`) rows of the host that are joined with those of a product, such as class tokens
+    before patches, into rows of the product.
 
     cat([token, x @ W + b], -2) becomes cat([0, x], -2) @ W + cat([token, b], -2), one product with one residual; 0 and
     b are expanded to the rows that they replace. Not applied if the machine computes more than one part, or the
@@ -294,7 +294,7 @@ def _seen_in_full(graph: Rewriter, node: Node) -> LinearProduct | None:
 
 @replacing(aten.matmul, aten.bmm)
 def scaled_scores(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) (q * a) @ (k * b), with numbers a and b, into (q @ k) * (a * b).
+    """Rewrite (`rewriter.Rewrite`) (q * a) @ (k * b), with numbers a and b, into (q @ k) * (a * b).
 
     PyTorch's exporter to ONNX writes the scale of scores so, half to each operand. Behind a rotation there is no
     product that could take it. Views may be between.
@@ -338,8 +338,8 @@ def _unscaled(graph: Rewriter, node: Node) -> tuple[list[Node], Node, float] | N
 
 @replacing(aten.add)
 def host_sums(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) (x @ W + g) + h, with g and h from the host, into x @ W + (g + h), because a product takes
-    one residual.
+    """Rewrite (`rewriter.Rewrite`) (x @ W + g) + h, with g and h from the host, into x @ W + (g + h), because a product
+    takes one residual.
 
     Example: class tokens (`rows`) and then position embeddings are added. Views of the product may be between. Not
     applied if x @ W + g has other users, or if g or h is a constant vector, which becomes part of the product's bias
@@ -380,8 +380,8 @@ def _host_sum(graph: Rewriter, node: Node) -> tuple[Node, Node] | None:
 
 
 def columns(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) a product of joined columns into a sum of products, one for the host's columns and one for
-    each part that the machine computes.
+    """Rewrite (`rewriter.Rewrite`) a product of joined columns into a sum of products, one for the host's columns and
+    one for each part that the machine computes.
 
     cat([g, h, x], -1) @ W + b becomes x @ W_x + (cat([g, h], -1) @ W_gh + b), with g and h from the host and x from the
     machine: each product is the residual of the next. Not applied if all parts are of the host; if no part has the rows

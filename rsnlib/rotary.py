@@ -40,7 +40,8 @@ CLOSE = 1e-5
 
 
 def rotations(graph: Rewriter, node: Node, *, by_call: bool = True) -> Node | None:
-    """Rewrite (`Rewrite`) the operators that rotate the queries and keys of a node into one `rsn::rotate` each.
+    """Rewrite (`rewriter.Rewrite`) the operators that rotate the queries and keys of a node into one `rsn::rotate`
+    each.
 
     node: an attention, a product of two activations, or what puts keys into a cache. Not applied if a table differs
     between heads, or if a column of the result depends on more than two columns of the projection. Where a table
@@ -72,7 +73,7 @@ def _scored(graph: Rewriter, node: Node) -> list[Node]:
 
 
 def constant_rotations(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) as `rotations`, of constant tables only."""
+    """Rewrite (`rewriter.Rewrite`) as `rotations`, of constant tables only."""
     return rotations(graph, node, by_call=False)
 
 

@@ -32,7 +32,8 @@ def same_rows(parts: Sequence[Node]) -> Node | None:
 
 @replacing(aten.cat)
 def moved_rows(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) rows that are taken apart and joined behind a product: the host joins them before it.
+    """Rewrite (`rewriter.Rewrite`) rows that are taken apart and joined behind a product: the host joins them before
+    it.
 
     cat([y[:, :1], tokens, y[:, 1:]], -2) with y = x @ W + h, x and h of the host, becomes cat([x[:, :1], 0, x[:, 1:]],
     -2) @ W + cat([h[:, :1], tokens, h[:, 1:]], -2). Not applied if a part is no range of rows of that product, or x or

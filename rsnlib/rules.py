@@ -77,7 +77,8 @@ def seen(view: View, node: Node) -> View | str:
 
 
 def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of operators that change nothing: copies, and conversions to the same type."""
+    """Lowering rule (`values.LoweringPattern`) of operators that change nothing: copies, and conversions to the same
+    type."""
     x = node.all_input_nodes[0]
     if dtype_of(node) != dtype_of(x):
         return f"a conversion from {dtype_of(x)} to {dtype_of(node)}; the machine computes in float32"
@@ -87,8 +88,8 @@ def identity(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 
 
 def moved(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of operators that move elements. If one repeats a tensor of the host, the host
-    runs it."""
+    """Lowering rule (`values.LoweringPattern`) of operators that move elements. If one repeats a tensor of the host,
+    the host runs it."""
     value = values.of[node.all_input_nodes[0]]
     if not isinstance(value, Value):
         return "its operand is not an activation"
@@ -111,14 +112,14 @@ def in_rows(view: View, width: int) -> bool:
 
 
 def linear(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of linear: a product with a constant weight (N, K), and a bias (N,) or none.
-    Raises as `product` does."""
+    """Lowering rule (`values.LoweringPattern`) of linear: a product with a constant weight (N, K), and a bias (N,) or
+    none. Raises as `product` does."""
     return product(values, node, a["input"], a["weight"], a["bias"], transposed=True)
 
 
 def matmul(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of matmul: a product with a constant weight (K, N), or the first or second
-    product of an attention, of tensors (batch, heads, rows, columns). Raises as `product` and `attend` do."""
+    """Lowering rule (`values.LoweringPattern`) of matmul: a product with a constant weight (K, N), or the first or
+    second product of an attention, of tensors (batch, heads, rows, columns). Raises as `product` and `attend` do."""
     x, y = a["self"], a["other"]
     left, right = values.of[x], values.of[y]
     if isinstance(left, PartialAttention) and left.normal:
@@ -136,9 +137,9 @@ def product(
 ) -> Abstract | str:
     """Make a product layer, x @ weight + bias, over all rows.
 
-    values, node: as for a `LoweringPattern`. x: (..., K). weight: constant, (N, K) if `transposed`, else (K, N). bias:
-    constant, (N,) or None. Returns the layer's value, or a reason if it is not supported. Raises `WrongTypeError` for
-    operands that are not float32.
+    values, node: as for a `values.LoweringPattern`. x: (..., K). weight: constant, (N, K) if `transposed`, else (K, N).
+    bias: constant, (N,) or None. Returns the layer's value, or a reason if it is not supported. Raises `WrongTypeError`
+    for operands that are not float32.
     """
     if not values.is_constant(weight) or not (bias is None or values.is_constant(bias)):
         return "its weight or its bias is computed from the arguments"
@@ -180,8 +181,8 @@ def product_of(values: AbstractState, x: Node) -> tuple[Gemm, View] | None:
 
 
 def activation(kind: Callable[[Arguments], ActivationFunction]) -> LoweringPattern:
-    """Return the lowering rule (`LoweringPattern`) of an activation operator (paper section 4.3): the product before it
-    applies it at its store. kind: from the operator's arguments by name to the machine's activation."""
+    """Return the lowering rule (`values.LoweringPattern`) of an activation operator (paper section 4.3): the product
+    before it applies it at its store. kind: from the operator's arguments by name to the machine's activation."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """Fuse the activation into the product directly before it; MemC applies it at the store."""
@@ -195,9 +196,9 @@ def activation(kind: Callable[[Arguments], ActivationFunction]) -> LoweringPatte
 
 
 def elementwise(function: Callable[..., Any], *names: str) -> LoweringPattern:
-    """Return the lowering rule (`LoweringPattern`) of an elementwise operator, as `pointwise` applies it. function:
-    computes the operator on NumPy arrays of float64. names: of the operator's arguments that the function takes, in
-    order."""
+    """Return the lowering rule (`values.LoweringPattern`) of an elementwise operator, as `pointwise` applies it.
+    function: computes the operator on NumPy arrays of float64. names: of the operator's arguments that the function
+    takes, in order."""
 
     def rule(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
         """Treat the operator as part of an activation that is written with several operators."""
@@ -211,9 +212,9 @@ def pointwise(
 ) -> Abstract | str:
     """Apply an elementwise function to numbers, a product, and functions of that same product.
 
-    values, node: as for a `LoweringPattern`. function: computes on NumPy arrays of float64 and numbers. operands: nodes
-    and numbers, in the function's order. Returns the product with a fused activation as soon as the function equals
-    one, until then a `PointwiseFunction`; a reason for operands that are nothing of these.
+    values, node: as for a `values.LoweringPattern`. function: computes on NumPy arrays of float64 and numbers.
+    operands: nodes and numbers, in the function's order. Returns the product with a fused activation as soon as the
+    function equals one, until then a `PointwiseFunction`; a reason for operands that are nothing of these.
     """
     parts: list[PointwiseFunction | float] = []
     for x in operands:
@@ -257,14 +258,14 @@ def _as_pointwise(values: AbstractState, x: Any) -> PointwiseFunction | None:
 
 
 def layer_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of layer_norm over all columns of a product, with its residual: MemC applies it
-    at the store (paper section 4.3); scale and shift are folded into the consumers. Behind an activation or another
-    norm it becomes a pass."""
+    """Lowering rule (`values.LoweringPattern`) of layer_norm over all columns of a product, with its residual: MemC
+    applies it at the store (paper section 4.3); scale and shift are folded into the consumers. Behind an activation or
+    another norm it becomes a pass."""
     return normed(values, node, a, a["eps"], rms=False)
 
 
 def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of rms_norm: like `layer_norm`, without mean and shift."""
+    """Lowering rule (`values.LoweringPattern`) of rms_norm: like `layer_norm`, without mean and shift."""
     eps = torch.finfo(torch.float32).eps if a["eps"] is None else a["eps"]  # PyTorch's default
     return normed(values, node, {**a, "bias": None}, eps, rms=True)
 
@@ -272,9 +273,9 @@ def rms_norm(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
 def normed(values: AbstractState, node: Node, a: Arguments, eps: float, *, rms: bool) -> Abstract | str:
     """Fuse a LayerNorm, or an RMSNorm if `rms`, into the product before it, or make a pass.
 
-    values, node, a: as for a `LoweringPattern`. eps: is added to the variance, or to the mean square. Returns a reason
-    if the machine cannot do it. A norm of a tensor of the host stays there, unless the machine normalises what it loads
-    and products alone take the result. With an eps of 0, rows of padding would have no numbers.
+    values, node, a: as for a `values.LoweringPattern`. eps: is added to the variance, or to the mean square. Returns a
+    reason if the machine cannot do it. A norm of a tensor of the host stays there, unless the machine normalises what
+    it loads and products alone take the result. With an eps of 0, rows of padding would have no numbers.
     """
     on_host = is_host(values.of[a["input"]])
     stays = on_host and not (values.norms_of_inputs and eps > 0 and _only_multiplied(values, node))
@@ -315,8 +316,8 @@ def _is_multiplied(values: AbstractState, node: Node, user: Node) -> bool:
 
 
 def add(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of add: adds a mask to scores, or a bias or a residual to a product, or is part
-    of an activation that is written with several operators."""
+    """Lowering rule (`values.LoweringPattern`) of add: adds a mask to scores, or a bias or a residual to a product, or
+    is part of an activation that is written with several operators."""
     x, y = a["self"], a["other"]
     if a["alpha"] == 1 and any(isinstance(n, Node) and isinstance(values.of[n], PointwiseFunction) for n in (x, y)):
         return pointwise(values, node, operator.add, (x, y))
@@ -372,10 +373,10 @@ def with_residual(values: AbstractState, before: Gemm, view: View, other: Node) 
 
 
 def scale(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of mul and div. A constant factor of attention scores (or one per head) becomes
-    their scale; one of a product becomes its factor, or its scale after an activation. A factor that is not constant is
-    accepted only as the gate of a product, or as part of an activation that is written with several operators, such as
-    x * sigmoid(x)."""
+    """Lowering rule (`values.LoweringPattern`) of mul and div. A constant factor of attention scores (or one per head)
+    becomes their scale; one of a product becomes its factor, or its scale after an activation. A factor that is not
+    constant is accepted only as the gate of a product, or as part of an activation that is written with several
+    operators, such as x * sigmoid(x)."""
     x, y = a["self"], a["other"]
     division = packet(node) is aten.div
     if not division and values.number(y) is None:
@@ -441,7 +442,7 @@ def _scaled_by_head(values: AbstractState, a: Arguments, division: bool) -> Part
 
 
 def tanh(values: AbstractState, node: Node, a: Arguments) -> Abstract | str:
-    """Lowering rule (`LoweringPattern`) of tanh: bounds scores, or is part of an activation that is written with
+    """Lowering rule (`values.LoweringPattern`) of tanh: bounds scores, or is part of an activation that is written with
     several operators."""
     scores = values.of[a["self"]]
     if isinstance(scores, PartialAttention):

@@ -78,8 +78,8 @@ class _Zeroed:
 
 @replacing(aten.softmax, aten.nan_to_num, aten.where)
 def score_masks(graph: Rewriter, node: Node) -> Node | None:
-    """Rewrite (`Rewrite`) the operators between the scores of an attention and their softmax: the scores are multiplied
-    by numbers, and one mask is added to them. The new softmax takes the place of the node.
+    """Rewrite (`rewriter.Rewrite`) the operators between the scores of an attention and their softmax: the scores are
+    multiplied by numbers, and one mask is added to them. The new softmax takes the place of the node.
 
     These operators may stand there:
 

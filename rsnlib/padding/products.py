@@ -124,8 +124,8 @@ def _hidden_by(total: TensorState, own: Atom, added: Atom) -> Atom:
 
 
 def matmul(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of products of matrices, batches of matrices, and vectors. Raises `MixedError` as
-    `contracted` does."""
+    """Padding rule (`moves.PaddingRule`) of products of matrices, batches of matrices, and vectors. Raises `MixedError`
+    as `contracted` does."""
     return _matrices(walk, walk.of(a["self"]), walk.of(a["other"] if "other" in a else a["mat2"]))
 
 
@@ -141,8 +141,8 @@ def _matrices(walk: Walk, x: TensorState, y: TensorState) -> TensorState:
 
 
 def linear(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of linear: x @ weight^T + bias. Raises `MixedError` as `contracted` does, and for a
-    bias whose dynamic axes are not those of the product."""
+    """Padding rule (`moves.PaddingRule`) of linear: x @ weight^T + bias. Raises `MixedError` as `contracted` does, and
+    for a bias whose dynamic axes are not those of the product."""
     x, weight = walk.of(a["input"]), walk.of(a["weight"])
     leading = [("batch", i) for i in range(len(x.axes) - 1)]
     wide = ["n", "k"] if len(weight.axes) == 2 else ["k"]
@@ -151,8 +151,8 @@ def linear(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def baddbmm(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of baddbmm: a tensor plus products of matrices. Raises `MixedError` as `linear`
-    does."""
+    """Padding rule (`moves.PaddingRule`) of baddbmm: a tensor plus products of matrices. Raises `MixedError` as
+    `linear` does."""
     made = _plus(_matrices(walk, walk.of(a["batch1"]), walk.of(a["batch2"])), walk.of(a["self"]))
     if (a["beta"], a["alpha"]) != (1, 1):
         return replace(made, axes=refilled(made.axes))
@@ -160,7 +160,7 @@ def baddbmm(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def einsum(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of einsum, with or without "->" and "...". Raises `MixedError` as `contracted`
+    """Padding rule (`moves.PaddingRule`) of einsum, with or without "->" and "...". Raises `MixedError` as `contracted`
     does."""
     left, arrow, right = a["equation"].replace(" ", "").partition("->")
     operands = [walk.of(x) for x in a["tensors"]]
@@ -181,9 +181,9 @@ def _labels(term: str, hidden: int) -> list[Any]:
 
 
 def attention(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of scaled_dot_product_attention: softmax(q @ k^T + mask) @ v. Raises `MixedError` if
-    neither mask nor causality hides padded keys, if the positions of mask and keys differ, if hidden keys may be
-    infinite, and as `contracted` does."""
+    """Padding rule (`moves.PaddingRule`) of scaled_dot_product_attention: softmax(q @ k^T + mask) @ v. Raises
+    `MixedError` if neither mask nor causality hides padded keys, if the positions of mask and keys differ, if hidden
+    keys may be infinite, and as `contracted` does."""
     q, k, v = (walk.of(a[name]) for name in ("query", "key", "value"))
     leading = [("batch", i) for i in range(len(q.axes) - 2)]
     scores = contracted(walk, [(q, [*leading, "q", "c"]), (k, [*leading, "k", "c"])], [*leading, "q", "k"])
@@ -234,9 +234,9 @@ def _hides(fill: PaddingFill, truths: bool) -> bool:
 
 
 def convolution(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of convolutions: each position of the result reads a window of positions. Raises
-    `MixedError` for dynamic channels or weights, for a stride of more than 1 over a dynamic dimension, and for one that
-    the operator pads with 0 if its own padding is not 0."""
+    """Padding rule (`moves.PaddingRule`) of convolutions: each position of the result reads a window of positions.
+    Raises `MixedError` for dynamic channels or weights, for a stride of more than 1 over a dynamic dimension, and for
+    one that the operator pads with 0 if its own padding is not 0."""
     state, shape, windows = walk.of(a["input"]), shape_of(node), windows_of(node)
     assert windows is not None
     axes = list(refilled(state.axes))

@@ -84,7 +84,7 @@ NO_RESULT_BELOW_0 = {aten.count_nonzero, aten.linalg_vector_norm, aten.var, aten
 
 
 def reduction(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Padding rule (`PaddingRule`) of reductions: each line becomes one number, or a number and an index. Raises
+    """Padding rule (`moves.PaddingRule`) of reductions: each line becomes one number, or a number and an index. Raises
     `MixedError` if padding in the line may change it; zeros, for example, do not change a sum."""
     kind, x = packet(node), a.get("self", a.get("input"))
     state = walk.of(x)
@@ -204,7 +204,7 @@ SCANS = {aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp}
 
 
 def scan(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Padding rule (`PaddingRule`) of scans, such as cumsum: each position depends on those before it only. Valid
+    """Padding rule (`moves.PaddingRule`) of scans, such as cumsum: each position depends on those before it only. Valid
     positions come before padding, so padding does not change them; `MixedError` is raised where several dimensions were
     flattened so that they do not."""
     state = walk.of(a["self"])
@@ -224,8 +224,8 @@ def _check_first(axis: Axis) -> None:
 
 
 def softmax(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of softmax and log_softmax. Raises `MixedError` unless a large negative number hides
-    the padded positions of each line."""
+    """Padding rule (`moves.PaddingRule`) of softmax and log_softmax. Raises `MixedError` unless a large negative number
+    hides the padded positions of each line."""
     state = walk.of(a["self"])
     at = a["dim"] % len(state.axes)
     is_log = packet(node) is aten.log_softmax
@@ -266,7 +266,7 @@ def _sees_a_number(keys: Axis) -> bool:
 
 
 def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Padding rule (`PaddingRule`) of sort, topk and kthvalue; its results are the values and the indices. Raises
+    """Padding rule (`moves.PaddingRule`) of sort, topk and kthvalue; its results are the values and the indices. Raises
     `MixedError` unless padding is sorted behind all valid elements, or only one element is taken and padding is copies
     of a valid one."""
     kind, state = packet(node), walk.of(a["self"])
@@ -298,10 +298,10 @@ def sort(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
 
 
 def static(axes: Callable[[int, dict[str, Any]], Iterable[int]], why: str) -> PaddingRule:
-    """Return the padding rule (`PaddingRule`) of operators that compute each line, or window, from the same line of the
-    operand. axes: takes the number of axes and the operator's arguments by name, and gives the axes of the lines. why:
-    the reason of a refusal. The rule raises `MixedError` if one of these axes is dynamic; the result may have another
-    size there."""
+    """Return the padding rule (`moves.PaddingRule`) of operators that compute each line, or window, from the same line
+    of the operand. axes: takes the number of axes and the operator's arguments by name, and gives the axes of the
+    lines. why: the reason of a refusal. The rule raises `MixedError` if one of these axes is dynamic; the result may
+    have another size there."""
 
     def rule(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
         state = walk.of(a.get("self", a.get("input")))
@@ -329,8 +329,8 @@ LINES = static(_given_axes, "it includes padding")
 
 
 def roll(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
-    """Padding rule (`PaddingRule`) of roll: lines are rotated. Raises `MixedError` for a dynamic dimension, unless it
-    is rotated by 1 position and its padding is copies of the last valid element."""
+    """Padding rule (`moves.PaddingRule`) of roll: lines are rotated. Raises `MixedError` for a dynamic dimension,
+    unless it is rotated by 1 position and its padding is copies of the last valid element."""
     state = walk.of(a["self"])
     axis = state.axes[a["dims"][0]] if len(a["dims"]) == 1 else ()
     walk.no_sizes(node)
@@ -343,7 +343,7 @@ def roll(walk: Walk, node: Node, a: dict[str, Any]) -> Made:
 
 
 def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of tril and triu: elements on one side of a diagonal become 0. The diagonal is
+    """Padding rule (`moves.PaddingRule`) of tril and triu: elements on one side of a diagonal become 0. The diagonal is
     counted from row 0 and column 0, so padding at the ends does not move it. Raises `MixedError` if the diagonal
     depends on the size."""
     state = walk.of(a["self"])
@@ -364,8 +364,8 @@ def triangle(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
 
 
 def scatter(walk: Walk, node: Node, a: dict[str, Any]) -> TensorState:
-    """Padding rule (`PaddingRule`) of scatter operators: they write elements at given indices of each line. Raises
-    `MixedError` if the lines have a dynamic size, or if other positions of the operands do not correspond."""
+    """Padding rule (`moves.PaddingRule`) of scatter operators: they write elements at given indices of each line.
+    Raises `MixedError` if the lines have a dynamic size, or if other positions of the operands do not correspond."""
     names = [name for name in ("self", "index", "src") if isinstance(a.get(name), Node)]
     states = [walk.of(a[name]) for name in names]
     ndim = len(states[0].axes)

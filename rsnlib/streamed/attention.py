@@ -49,10 +49,10 @@ def scores_of(
 ) -> ShownTensor:
     """Return queries @ keys^T * scale + mask for each head.
 
-    reader, node: as for a `Rule`. queries: (..., heads, rows, columns). keys: (..., heads, keys, columns), with as many
-    heads or fewer; without `transposed` already (..., columns, keys). mask: broadcasts to (..., heads, rows, keys);
-    None for none. causal: row i sees keys up to i. Raises `OperatorRefused` for heads that do not fit or do not stand
-    side by side, for different batches, for a mask that hides all keys of a row, and for both a mask and causal.
+    reader, node: as for a `reading.Rule`. queries: (..., heads, rows, columns). keys: (..., heads, keys, columns), with
+    as many heads or fewer; without `transposed` already (..., columns, keys). mask: broadcasts to (..., heads, rows,
+    keys); None for none. causal: row i sees keys up to i. Raises `OperatorRefused` for heads that do not fit or do not
+    stand side by side, for different batches, for a mask that hides all keys of a row, and for both a mask and causal.
     """
     q, k = _read(reader, queries), _read(reader, keys, swapped=not transposed)
     heads = q.count
@@ -77,8 +77,8 @@ def scores_of(
 def attend(reader: GraphReader, node: Node, weights: Node | ShownTensor, values: Node) -> ShownTensor | None:
     """Return weights @ values for each head; None if `weights` are no matrix for each head, or `values` are no heads.
 
-    reader, node: as for a `Rule`. weights: (..., heads, rows, keys). values: (..., heads, keys, columns), with as many
-    heads or fewer. The result is (..., heads, rows, columns). Raises `OperatorRefused` for different batches.
+    reader, node: as for a `reading.Rule`. weights: (..., heads, rows, keys). values: (..., heads, keys, columns), with
+    as many heads or fewer. The result is (..., heads, rows, columns). Raises `OperatorRefused` for different batches.
     """
     if isinstance(weights, Node):
         value = reader.of[weights]

@@ -200,10 +200,10 @@ def elementwise(
 ) -> Value | None:
     """Read an elementwise operator; None if the host computes it.
 
-    reader, node: as for a `Rule`. given: the operands, nodes and numbers. make: from their expressions to that of the
-    result. All tensors must be stored alike; constants of one row, and tensors of the host of any shape that fits, are
-    repeated. Raises `OperatorRefused` for operands that are stored otherwise, for another type than float32, and for
-    numbers that are not finite.
+    reader, node: as for a `reading.Rule`. given: the operands, nodes and numbers. make: from their expressions to that
+    of the result. All tensors must be stored alike; constants of one row, and tensors of the host of any shape that
+    fits, are repeated. Raises `OperatorRefused` for operands that are stored otherwise, for another type than float32,
+    and for numbers that are not finite.
     """
     values = [reader.of.get(x) if isinstance(x, Node) else None for x in given]
     if not any(isinstance(value, ShownTensor) for value in values):
