@@ -132,8 +132,8 @@ class CallPadding:
                 raise TensorError(f"argument {name} has a {dim.what} of {size}; {takes}")
 
     def check_masks(self, given: Mapping[str, Any]) -> None:
-        """Check the arguments of a call, by name. Raises `TensorError` for one that is a mask (0 or 1 everywhere) in
-        the example but not now."""
+        """Check the arguments of a call. given: by name. Raises `TensorError` for one that is a mask (0 or 1
+        everywhere) in the example but not now."""
         for name in self.masks:
             x = given.get(name)
             if hasattr(x, "shape") and not is_zero_or_one(x):

@@ -415,9 +415,9 @@ class Interface:
 
 
 def run(nodes: Iterable[Node], environment: Environment) -> None:
-    """Run operators in order, without gradients. environment: holds the values of their operands by node, and receives
-    their results. Raises `TensorError`, naming the operator, for operands that an operator cannot take, such as an
-    index that is out of range."""
+    """Run operators in order, without gradients. nodes: the operators. environment: holds the values of their operands
+    by node, and receives their results. Raises `TensorError`, naming the operator, for operands that an operator cannot
+    take, such as an index that is out of range."""
     with torch.no_grad():
         for node in nodes:
             args, kwargs = map_arg((node.args, node.kwargs), environment.__getitem__)

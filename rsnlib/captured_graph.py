@@ -23,8 +23,8 @@ from .verification import in_double
 
 
 class CompiledWeights:
-    """The weights that a program was compiled with. They are kept alive, so that no other tensor gets their id().
-    checksums: compare checksums of the contents too, as for `Numbers`."""
+    """The weights that a program was compiled with. tensors: they are kept alive, so that no other tensor gets their
+    id(). checksums: compare checksums of the contents too, as for `Numbers`."""
 
     def __init__(self, tensors: Sequence[Any], checksums: bool) -> None:
         self._tensors = tensors

@@ -136,8 +136,8 @@ class LayerBuilder:
         return found
 
     def behind(self, outputs: Iterable[Base]) -> dict[str, None]:
-        """Return these results and all that they are computed from, as an ordered set of provisional names, operands
-        first."""
+        """Return the results `outputs` and all that they are computed from, as an ordered set of provisional names,
+        operands first."""
         return behind((x.y for x in outputs), self._layers)
 
     def graph(self, outputs: Sequence[Layer], batch: int, seq: int) -> tuple[LayerGraph, dict[str, str]]:

@@ -85,7 +85,7 @@ class Borders:
         return bound.args, bound.kwargs
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments by name, converted like those of `widened`, which tells the errors too."""
+        """Return the arguments `given` by name, converted like those of `widened`. Raises as it does."""
         return {name: self._argument(name, value) for name, value in given.items()}
 
     def narrowed(self, result: Any) -> Any:

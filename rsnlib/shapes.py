@@ -164,8 +164,8 @@ class Arguments:
         return ShapeBuckets(map(SizeBucket, product(*choices)))
 
     def resized(self, given: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
-        """Return the arguments by name, cut or padded to `sizes`, one size for each of `dims`. Raises `TensorError` as
-        `places` does."""
+        """Return the arguments `given` by name, cut or padded to `sizes`, one size in elements for each of `dims`.
+        Raises `TensorError` as `places` does."""
         size_of, out = dict(zip(self.dims, sizes, strict=True)), dict(given)
         for name, axis, dim in self.places(given):
             out[name] = _resized(out[name], axis, size_of[dim], copies=isinstance(dim, Batch))

@@ -64,8 +64,8 @@ class _Module:
 
 
 def head(work: Sequence[ModuleWork], latency_s: float | None) -> str:
-    """Return the machine's share of all FLOPs as text. latency_s: adds the modelled latency, given in seconds; None
-    leaves it out."""
+    """Return the machine's share of all FLOPs as text. work: of all modules. latency_s: adds the modelled latency,
+    given in seconds; None leaves it out."""
     total = sum(x.flops for x in work)
     own = sum(x.flops for x in work if x.on_machine)
     unit, name = _flop_unit(total)
@@ -75,7 +75,8 @@ def head(work: Sequence[ModuleWork], latency_s: float | None) -> str:
 
 def table(work: Iterable[ModuleWork], latency_s: float | None = None) -> list[str]:
     """Return a table as lines of text: FLOPs and modelled time of each module, with equal layers in one line and
-    without modules that have neither. latency_s: modelled latency in seconds; None omits the columns of time."""
+    without modules that have neither. work: of all modules. latency_s: modelled latency in seconds; None omits the
+    columns of time."""
     root = _tree(work)
     rows = list(_shown(root))
     total, timed = root.flops, latency_s is not None

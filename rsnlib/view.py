@@ -101,8 +101,8 @@ class View:
         return View((*self.dims[:axis], tuple(atoms), *self.dims[axis + 1 :]), self.offset), count
 
     def narrow(self, axis: int, start: int, length: int) -> View | None:
-        """Return the view restricted to the positions start..start+length-1 of one dimension, as `torch.narrow`; None
-        if a `View` cannot represent it."""
+        """Return the view restricted to the positions start..start+length-1 of the dimension `axis`, as `torch.narrow`;
+        None if a `View` cannot represent it."""
         head: list[Atom] = []
         offset, atoms = self.offset, self.dims[axis]
         for i, (_size, stride) in enumerate(atoms):

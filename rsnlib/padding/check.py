@@ -187,8 +187,8 @@ class Walk:
         return tuple(self.axis(*sizes) for sizes in zip(self.small_shape(node), shape_of(node), strict=True))
 
     def axis(self, small: int, large: int) -> Axis:
-        """Return the axis that has these numbers of positions in the two graphs. Raises `MixedError` if they differ and
-        follow no dynamic dimension."""
+        """Return the axis that has `small` positions in the smaller graph and `large` in the larger one. Raises
+        `MixedError` if they differ and follow no dynamic dimension."""
         if small == large:
             return plain(large)
         for i, dim in enumerate(self.dims):

@@ -184,8 +184,8 @@ def place(
     done: Callable[[str], None] = lambda step: None,
 ) -> Generated:
     """As `generate`, for a block that was captured before. made: the block. knobs: other ones than it has; None for its
-    own. seconds: of the steps so far, by name; receives those of the others. Raises as `generate` does, and
-    `ProgramError` for knobs of operators that the block does not have."""
+    own. rule, on_chip_bytes, done: as for `generate`. seconds: of the steps so far, by name; receives those of the
+    others. Raises as `generate` does, and `ProgramError` for knobs of operators that the block does not have."""
     seconds = {} if seconds is None else seconds
     step = _steps(seconds, done)
     if rule not in get_args(Rule):

@@ -20,10 +20,10 @@ NONE = ChannelShares({}, {})
 class ChannelPorts:
     """The ports of tasks that load and store.
 
-    shares: channels of tensors by their names, and bytes a cycle of ports by the names of their tasks. A tensor that
-    has no channels counts as alone in the first one, and a port without bytes has those that the knobs say. waits: a
-    load waits for its first word, and a store for the response to its last one; False for models of which the ports are
-    sped up.
+    device: whose channels they are. shares: channels of tensors by their names, and bytes a cycle of ports by the names
+    of their tasks. A tensor that has no channels counts as alone in the first one, and a port without bytes has those
+    that the knobs say. waits: a load waits for its first word, and a store for the response to its last one; False for
+    models of which the ports are sped up.
     """
 
     device: StreamDevice

@@ -54,8 +54,8 @@ class OperatorRefused(Exception):
 
 @dataclass(frozen=True)
 class Host:
-    """A tensor, or another value, that the host computes before the run. given: it is an argument, behind operators
-    that only rearrange it."""
+    """A tensor, or another value, that the host computes before the run. node: of the captured graph. given: it is an
+    argument, behind operators that only rearrange it."""
 
     node: Node
     given: bool = False

@@ -23,8 +23,8 @@ class FloatOperation:
 
 @dataclass(frozen=True)
 class FloatUnits:
-    """Operations in float32 of a family of devices: what an addition, a multiplication, and a function such as exp
-    take."""
+    """Operations in float32 of a family of devices. add, multiply: an addition and a multiplication. function: one such
+    as exp."""
 
     add: FloatOperation
     multiply: FloatOperation
