@@ -146,9 +146,12 @@ def simplified_layer_normalization(
     """
     axes = x.ndim - axis_of(axis, x.ndim)
     made = rms_norm(x, axes, scale, epsilon)
-    if wanted == 1:
-        return made
-    return made, (x.square().mean(list(range(x.ndim - axes, x.ndim)), keepdim=True) + epsilon).rsqrt()
+    return made if wanted == 1 else (made, _reciprocal_root(x, axes, epsilon))
+
+
+def _reciprocal_root(x: Tensor, axes: int, epsilon: float) -> Tensor:
+    """The reciprocal of the root mean square over the last axes, in the shape of x with 1 for each of them."""
+    return (x.square().mean(list(range(x.ndim - axes, x.ndim)), keepdim=True) + epsilon).rsqrt()
 
 
 @operator("SkipLayerNormalization", domain=MICROSOFT)
@@ -178,11 +181,15 @@ def skip_simplified_layer_normalization(
 ) -> Any:
     """RMSNorm over the last axis of input + bias + skip, which is the fourth output.
 
-    Shapes and outputs: as for `skip_layer_normalization`.
+    Shapes and outputs: as for `skip_layer_normalization`; but no mean is subtracted, so the second output is 0, and the
+    third the reciprocal of the root mean square.
     """
     x = (input if bias is None else input + bias) + skip
     made = rms_norm(x, 1, gamma, epsilon)
-    return made if wanted == 1 else (made, *statistics(x, 1, epsilon), x)
+    if wanted == 1:
+        return made
+    root = _reciprocal_root(x, 1, epsilon)
+    return made, torch.zeros_like(root), root, x
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)

@@ -182,15 +182,17 @@ def conv_transpose(
     x: (batch, channels, sizes ...). w: (channels, output channels / group, kernel sizes ...). b: (output channels,).
     output_padding, output_shape: elements of each of the last axes of the result; they add to it, and set it.
     kernel_shape is not read: it is that of w. Others: as for `conv`. Returns (batch, output channels, sizes ...).
-    Raises `UnsupportedError` for another number of axes.
+    Raises `UnsupportedError` for another number of axes, and for another rule of padding.
     """
     rank = x.ndim - 2
     compute = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}.get(rank)
     need(compute is not None, f"a convolution over {rank} axes is not supported; 1, 2 and 3 are")
     assert compute is not None
+    need(auto_pad in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto_pad}")
     stride, more = strides or [1] * rank, output_padding or [0] * rank
     whole: Tensor = compute(x, w, None, stride, 0, 0, group, dilations or [1] * rank)
-    pads = list(pads or [0] * 2 * rank)
+    pads = list(pads or []) if auto_pad == "NOTSET" else []
+    pads = pads or [0] * 2 * rank
     for i in range(rank):
         size = whole.shape[2 + i] + more[i]
         wanted = output_shape[i] if output_shape else x.shape[2 + i] * stride[i]
