@@ -40,7 +40,8 @@ class UopTable:
 
     uops: the distinct uOPs. kinds: by unit, the index in `uops` of each uOP, in execution order. origins: by unit, the
     packet or list position of each uOP. missing: units whose uOPs are not known. where: given a unit and the position
-    of a uOP in `kinds`, its place in the source.
+    of a uOP in `kinds`, its place in the source. `kinds` and `origins` hold int64 vectors with one element per uOP of
+    the unit.
     """
 
     machine: StreamNetwork
@@ -75,7 +76,10 @@ class Balance:
 
 
 def balance(table: UopTable) -> Balance:
-    """Count the words sent and received on every stream of a machine, over all uOPs of its units."""
+    """Count the words sent and received on every stream of a machine, over all uOPs of its units.
+
+    A unit whose kernels cannot be traced, or whose uOPs are missing, raises nothing: its streams are `undecided`.
+    """
     machine = table.machine
     words = _Words(Wiring(machine))
     traces: dict[str, Ints] = {}

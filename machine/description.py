@@ -109,7 +109,10 @@ class Capability:
     elements: float = 1
 
     def exceeded(self, **sizes: float) -> str | None:
-        """The name of the first size that is beyond its limits, None if all are within. Sizes without limits are."""
+        """Return the name of the first size that is beyond its limits, None if there is none.
+
+        sizes: values by the names that `limits` has, in the unit of these. A name that has no limits is always within.
+        """
         return next((n for n, x in sizes.items() if n in self.limits and not in_range(x, self.limits[n])), None)
 
 
@@ -213,14 +216,18 @@ class StreamNetwork:
         return next((c for u in self.units if (c := u.capability(op)) is not None), None)
 
     def memory_of(self, unit: str) -> Memory:
-        """The memory of a unit. Raises `ProgramError` if it has none."""
+        """Return the on-chip memory of the unit of this name. Raises `ProgramError` if the unit has none, `KeyError` if
+        there is no such unit.
+        """
         memory = self.by_unit[unit].memory
         if memory is None:
             raise ProgramError(f"{unit} of overlay {self.name} has no memory")
         return memory
 
     def capability_of(self, unit: str, op: str) -> Capability:
-        """The capability of a unit for an operation. Raises `ProgramError` if it has none."""
+        """Return the capability of the unit of this name for an operation. Raises `ProgramError` if the unit has none,
+        `KeyError` if there is no such unit.
+        """
         capability = self.by_unit[unit].capability(op)
         if capability is None:
             raise ProgramError(f"{unit} of overlay {self.name} has no capability {op}")
@@ -228,7 +235,9 @@ class StreamNetwork:
 
     @cached_property
     def ports(self) -> dict[str, tuple[Port, ...]]:
-        """The ends of streams at each unit, by unit name."""
+        """The ends of streams at each unit, by unit name, in the order of `streams`. Raises `KeyError` for a stream of
+        an unknown unit.
+        """
         out: dict[str, tuple[Port, ...]] = {u.name: () for u in self.units}
         for s in self.streams:
             out[s.src] += (Port(s.src, s.dst, s.label, False, s.token),)
@@ -239,7 +248,7 @@ class StreamNetwork:
         """The shortest way from one unit to another along streams, both included; None if there is none.
 
         A switch passes on data along its routes only. Off-chip memories and units of one kind among themselves pass on
-        nothing.
+        nothing. Raises `KeyError` for an unknown `source`.
         """
         ways: list[tuple[str, ...]] = [(source,)]
         seen = {("", source)}
@@ -260,12 +269,18 @@ class StreamNetwork:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds per amount (byte, tile, cycle) of each rate, by name."""
+        """Seconds per amount (byte, tile, cycle) of each rate, by name.
+
+        Raises `ProgramError` for a rate of an unknown unit.
+        """
         return {name: rate.seconds(self.clock_hz) for name, rate in self.rates.items()}
 
     @cached_property
     def step_seconds(self) -> dict[str, float]:
-        """Seconds per amount of each rate that a step may name: the machine's rates and `FREE`."""
+        """Seconds per amount of each rate that a step may name: the machine's rates and `FREE`.
+
+        Errors as for `seconds`.
+        """
         return {FREE: 0.0} | self.seconds
 
     def with_rates(self, /, **values: float) -> Self:
@@ -285,7 +300,7 @@ class StreamNetwork:
     def with_depths(self, depths: Mapping[str, float]) -> Self:
         """Return a copy with other depths of some streams, in words by stream name, e.g. "MeshA->MME0".
 
-        Raises `ProgramError` for an unknown stream or an impossible depth.
+        Raises `ProgramError` for an unknown stream or a depth that `checked_depth` refuses.
         """
         unknown = set(depths) - {s.name for s in self.streams}
         if unknown:

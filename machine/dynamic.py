@@ -70,11 +70,16 @@ class Ports:
         return self._clock() * CLOCK_HZ
 
     def get(self, port: int = 0) -> Step:
-        """Wait for a token and take it: `(token,) = yield ports.get()`."""
+        """Return the step that waits for a token at input number `port` and takes it: `(token,) = yield ports.get()`.
+        Raises `IndexError` if there is no such input.
+        """
         return self._gets[port]
 
     def put(self, token: Any, *ports: int) -> Step:
-        """Wait for room at all readers of some outputs (none given: output 0), then deliver a token to them all."""
+        """Return the step that waits for room at all readers of some outputs, then delivers `token` to all of them.
+
+        ports: numbers of the outputs; none given: output 0. Raises `IndexError` if there is no such output.
+        """
         if len(ports) > 1:
             to = tuple(channel for port in ports for channel in self._outputs[port])
         else:
@@ -82,9 +87,10 @@ class Ports:
         return Step(puts=to, send=(token,) * len(to))
 
     def busy(self, cycles: float) -> Step:
-        """Work so long; the next token is taken after it, so latency and initiation interval are the same.
+        """Return the step that works for `cycles` cycles. The next token is taken behind it, so latency and initiation
+        interval are the same.
 
-        Raises `ProgramError` for a negative time: tokens would come before what made them.
+        Raises `ProgramError` for a negative time, with which tokens would come before what made them.
         """
         if not cycles >= 0:
             raise ProgramError(f"busy for {cycles} cycles; the least is 0")
@@ -92,14 +98,20 @@ class Ports:
 
     def any_of(self, *ports: int, until: float | None = None) -> AnyOf:
         """Wait for the token that comes first at one of some inputs (ties: the one that is listed first), and leave it
-        there: `place = yield ports.any_of(2, 5)` gives 0 for input 2. until: a cycle; if no token has come by then, go
-        on in it, and the place is None."""
+        there: `place = yield ports.any_of(2, 5)` gives 0 for input 2.
+
+        ports: numbers of the inputs. until: a cycle; if no token has come by then, go on in it, and the place is None.
+        Raises `ValueError` without ports or with one that is listed twice, `IndexError` if there is no such input.
+        """
         if (choice := self._choices.get(ports)) is None:
             choice = self._choices[ports] = AnyOf(*[self._inputs[port] for port in ports])
         return choice if until is None else choice.ending(until / CLOCK_HZ)
 
     def peek(self, port: int = 0) -> Generator[AnyOf, Any, Any]:
-        """Wait for a token and leave it there: `token = yield from ports.peek()`."""
+        """Wait for a token and leave it there: `token = yield from ports.peek()`.
+
+        Raises `IndexError` if there is no such input.
+        """
         yield self.any_of(port)
         return self._inputs[port].tokens[0][1]
 
@@ -182,10 +194,11 @@ class DynamicNetwork:
     def connect(
         self, source: str, sink: str, depth: int, *, output: int | None = None, port: int | None = None
     ) -> Stream:
-        """Add a stream of `depth` tokens from an output of a unit to an input of another; by default, the first
-        free numbers of both.
+        """Add a stream of `depth` tokens from an output of a unit to an input of another; by default, the first free
+        numbers of both.
 
-        Raises `ProgramError` for an unknown unit, an input that has a stream, or a depth below 1.
+        Raises `ProgramError` for an unknown unit, an input that has a stream, or a depth below 1. The stream that is
+        returned has the label `OUTPUT.INPUT`, the two numbers.
         """
         for unit in (source, sink):
             if unit not in self._kernels:
@@ -232,7 +245,10 @@ class DynamicNetwork:
         return tuple(self._streams)
 
     def uop(self, name: str) -> DynamicUop:
-        """Return the uOP of a unit. Raises `ProgramError` for ports whose numbers have a gap."""
+        """Return the uOP of a unit. Raises `ProgramError` for ports whose numbers have a gap.
+
+        Raises `KeyError` for an unknown unit.
+        """
         inputs, outputs = self._inputs[name], self._outputs[name]
         for what, ports in (("input", inputs), ("output", outputs)):
             missing = set(range(len(ports))) - set(ports)

@@ -63,9 +63,16 @@ def run(
     """Run traces to the end: `ProcessNetwork.run`, statement by statement, on arrays.
 
     Tasks are stepped in the same order, so firings get the same numbers. The process `arbiter` (-1 for none) takes its
-    jobs in the order that `ListSchedulingProblem` defines. Returns latency, number of tasks alive, last firing of the
-    critical path, busy seconds by process, amounts by rate, waits by channel, start clock and firing count by item,
-    channel table, task table, and the jobs in the order taken.
+    jobs in the order that `ListSchedulingProblem` defines.
+
+    rows (rows, 7), amounts, peers, at, items, bounds, slots: as in `Traces`. duration: seconds of each row. capacity:
+    words of each channel. rings (channels, 2): places of the ring buffers of its tokens and credits, powers of 2.
+    rates: number of rates. log (firings, 4), log_start (firings,): filled with the columns LOG_ROW.. and the start in
+    seconds; empty if the run is not recorded. jobs, jobs_s, needs, queue, queue_at: as `job_tables` returns them.
+
+    Returns latency in seconds, number of tasks alive, last firing of the critical path, busy seconds by process,
+    amounts by rate, waits in seconds by channel (channels, 2: for words, for room), start clock and firing count by
+    item, channel table, task table, and the jobs in the order taken.
 
     This is one function because every function that it calls would have to be compiled and cached too.
     """
@@ -380,9 +387,11 @@ def run(
 
 
 def walk(log: Ints, at: int) -> tuple[npt.NDArray[np.int64], Ints]:
-    """Walk back the critical path from firing `at`, as `EventLog.critical_path` does.
+    """Walk back the critical path from firing `at`, as `EventLog.critical_path` does. log: (firings, 4), as `run` fills
+    it.
 
-    Returns the firings whose own duration counts, last to first, and for each how its successor depended on it (`via`).
+    Returns the firings whose own duration counts, last to first, and for each how its successor depended on it (`via`):
+    two vectors of equal length.
     """
     out = np.empty(16, np.int64)
     how = np.empty(16, np.int32)

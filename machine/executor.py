@@ -88,7 +88,10 @@ class RunningProcess:
         self.chosen: int | None = None
 
     def gather(self, payloads: list[Any], ends: bool) -> list[Any]:
-        """Note what a part of a step has brought. Returns the payloads of the whole step when it ends."""
+        """Note what a part of a step has brought. payloads: one for each stream of the step. ends: it is the last part.
+
+        Returns the payloads of the whole step (`joined`) if the part is the last, else `payloads`.
+        """
         self.taken.append(payloads)
         if not ends:
             return payloads
@@ -125,7 +128,9 @@ class Progress:
 
 
 def unit_processes(machine: StreamNetwork) -> dict[str, str]:
-    """The unit of each process of a unit that a run may have, by the name of the process."""
+    """Return the unit of each process that the units of a machine may have in a run, by the name of the process: of
+    each unit its own process, and the one that drains its slots.
+    """
     return {name: u.name for u in machine.units for name in (u.name, draining(u.name))}
 
 
@@ -190,14 +195,16 @@ class ProcessNetwork(Wiring):
         return Handover(*(self.add_channel(name, ahead, unit, draining(unit), control=True) for name in names))
 
     def spawn(self, name: str, steps: Steps, serves: str | None = None, owner: str = "") -> None:
-        """Add a process. serves, owner: as in `Progress`."""
+        """Add a process of this name, which executes `steps`. serves, owner: as in `Progress`."""
         progress = Progress(name, len(self.progress), serves, owner)
         progress.task = RunningProcess(steps, progress)
         self.progress[name] = progress
         self._tasks.append(progress.task)
 
     def spawn_unit(self, name: str, steps: Steps) -> None:
-        """Add the process of a unit, and the one that drains its slots if its halves are apart."""
+        """Add the process of the unit `name`, which executes `steps`, and the one that drains its slots if its halves
+        are apart.
+        """
         self.spawn(name, steps)
         if name in self.apart:
             self.spawn(draining(name), self._drain(name), owner=name)
@@ -257,7 +264,7 @@ class ProcessNetwork(Wiring):
 
     @property
     def firings(self) -> int:
-        """Steps that have been executed."""
+        """Number of steps that have been executed."""
         return self._count
 
     # -- execution ------------------------------------------------------------------------------------------------
@@ -270,7 +277,9 @@ class ProcessNetwork(Wiring):
         return self.run_from(self._tasks)
 
     def run_from(self, tasks: Iterable[RunningProcess]) -> float:
-        """Run to the end with these processes, and the words that streams hold; else as `run`."""
+        """Run to the end with these processes, and with the words that streams hold. Returns the latency in seconds;
+        raises as `run`.
+        """
         ready: deque[RunningProcess] = deque(tasks)
         alive: set[RunningProcess] = set(ready)
         end = 0.0
@@ -538,7 +547,7 @@ class ProcessNetwork(Wiring):
             value = None
 
     def await_any(self, task: RunningProcess, choice: AnyOf) -> bool:
-        """Let a task wait until it may choose among streams. Returns whether it already has chosen."""
+        """Let a task wait until it may choose among the streams of `choice`. Returns whether it has chosen already."""
         task.choice = choice
         return self._offer(task)
 

@@ -44,7 +44,7 @@ def run_traces(
 
     record: keep the event log. arbitration: work of one process whose order the run decides. compiled: compiles the two
     loops of `engine_loop`; the identity function gives the same result slowly. Raises `ValueError` if `machine` has
-    other rates or streams than the machine that was traced.
+    other rates, streams or on-chip memories than the machine that was traced.
     """
     net = traces.net
     seconds = machine.step_seconds

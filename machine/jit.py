@@ -28,7 +28,10 @@ def loads() -> bool:
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled by numba. The machine code is cached on disk if a cache folder can be written."""
+    """Return `function` compiled by numba. The machine code is cached on disk if a cache folder can be written.
+
+    Raises `ImportError` if numba cannot be loaded.
+    """
     numba = importlib.import_module("numba")
     try:
         return numba.njit(function, cache=True, nogil=True)  # type: ignore[no-any-return]
@@ -42,5 +45,8 @@ def engine() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled if numba is loaded already, else `function` itself: loading numba takes too long."""
+    """Return `function` compiled if numba is loaded already, else `function` itself: loading numba takes too long.
+
+    It computes the same either way.
+    """
     return compiled(function) if "numba" in sys.modules and loads() else function

@@ -48,8 +48,9 @@ JOB_SECONDS, JOB_PATIENCE = range(2)
 def job_tables(traces: Traces, given: ListSchedulingProblem | None) -> tuple[int, Ints, Floats, Ints, Ints, Ints]:
     """Convert a problem to the engine's arrays.
 
-    Returns the index of the process (-1 without a problem), the job table, the table of job times, `needs`, the jobs
-    sorted by stream, and the position in those at which each stream begins.
+    Returns the index of the process (-1 without a problem), the job table (jobs, 8), the table of job times in seconds
+    (jobs, 2), `needs`, the numbers of the jobs sorted by stream, and the position in those at which each stream begins
+    (streams + 1). Raises `ValueError` if the network has no such process.
     """
     streams = len(traces.net.channels)
     if given is None:

@@ -29,8 +29,9 @@ GRAIN = 1024
 class Sharing:
     """Transfers that share a memory.
 
-    channels, per_client: accesses a cycle, of all transfers and of each. All transfers go equally fast, so each is done
-    when one that had begun at the start and never ended would have so many accesses: `_each`, as of cycle `now`.
+    channels, per_client: accesses a cycle, of all transfers and of each. Times are in cycles. All transfers go equally
+    fast, so each is done when one that had begun at the start and never ended would have so many accesses: `_each`, as
+    of cycle `now`.
     """
 
     def __init__(self, channels: int, per_client: int) -> None:
@@ -54,14 +55,18 @@ class Sharing:
         return ceil((self.now + (self._under_way[0][0] - self._each) / self._rate - CLOSE) * GRAIN) / GRAIN
 
     def begin(self, now: float, client: int, accesses: int) -> None:
-        """Begin a transfer. now: not after `next_end`."""
+        """Begin a transfer of `accesses` accesses in cycle `now`, which must not be after `next_end`. client: its
+        number, which `end` returns.
+        """
         if self._under_way:
             self._each += (now - self.now) * self._rate
         self.now = now
         heappush(self._under_way, (self._each + accesses, client))
 
     def end(self, now: float) -> list[int]:
-        """The clients whose transfers are done in cycle `now`, which is `next_end`, in rising order."""
+        """End the transfers that are done in cycle `now`, which must be `next_end`. Returns the numbers of their
+        clients in rising order. Raises `IndexError` if no transfer is under way.
+        """
         self.now, self._each = now, self._under_way[0][0]
         done = []
         while self._under_way and self._under_way[0][0] <= self._each + CLOSE:
@@ -102,7 +107,11 @@ class OffChipMemory:
         network.unit(name, self._serve)
 
     def client(self, unit: str) -> tuple[int, int]:
-        """Connect a unit; returns its output for requests and its input for replies. It must `end` at its end."""
+        """Connect a unit of the network to the memory. Returns the number of the unit's output for requests, and of its
+        input for replies. The unit must yield `end` when it needs no more.
+
+        Raises `ProgramError` if the network has no such unit.
+        """
         number = len(self.requests)
         asks = self._network.connect(unit, self.name, 1, port=number)
         answers = self._network.connect(self.name, unit, 1, output=number)
@@ -110,17 +119,21 @@ class OffChipMemory:
         return int(asks.label.split(".")[0]), int(answers.label.split(".")[1])
 
     def accesses(self, rows: int, row_bytes: int) -> int:
-        """Accesses of a tile whose rows do not lie together."""
+        """Return the number of accesses of a tile of `rows` rows of `row_bytes` bytes that do not lie together: each
+        row takes whole accesses.
+        """
         return rows * -(-row_bytes // self.access)
 
     def transfer(self, ports: Ports, client: tuple[int, int], accesses: int) -> Generator[Step | AnyOf, Any, None]:
-        """Steps of a unit that moves a tile and waits for all of it: `yield from memory.transfer(...)`."""
+        """Return the steps of a unit that moves `accesses` accesses and waits for all of them: `yield from
+        memory.transfer(...)`. ports: those of the unit. client: what `client` returned for it.
+        """
         yield ports.put(accesses, client[0])
         (ready,) = yield ports.get(client[1])
         yield ports.busy(ready - ports.now)
 
     def end(self, ports: Ports, client: tuple[int, int]) -> Step:
-        """The step of a unit that needs no more."""
+        """Return the step with which a unit says that it needs no more. ports, client: as for `transfer`."""
         return ports.put(END, client[0])
 
     def _serve(self, ports: Ports) -> Steps:

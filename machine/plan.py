@@ -31,7 +31,9 @@ def trace_workload(
     *,
     where: Callable[[str, int], str] | None = None,
 ) -> Traces:
-    """Trace the workload that `ProcessNetwork` with the same arguments would run. Raises `UntraceableError`."""
+    """Trace the workload that `ProcessNetwork` with the same arguments would run. Raises `UntraceableError` if its
+    steps are not known before the run, or fail without data.
+    """
     net = ProcessNetwork(machine, workload, where=where)
     table = TraceTable(net)
     try:
@@ -98,5 +100,5 @@ def execute(
     *,
     where: Callable[[str, int], str] | None = None,
 ) -> RunTiming:
-    """Time a workload once: `TimedWorkload(...).run()`."""
+    """Time a workload once: `TimedWorkload(...).run()`. Arguments and errors are those."""
     return TimedWorkload(machine, workload, where=where).run()

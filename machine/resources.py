@@ -18,9 +18,9 @@ from ..base.errors import ResourceError
 class Capacity:
     """How much of one resource a device has.
 
-    source: where `amount` comes from. published: how much the published implementation uses by the paper. post_route:
-    the same by its report after routing. remark: on these two. guideline: the share up to which the vendor expects
-    timing to be met without more effort.
+    amount: in `unit`, as are the other counts. source: where `amount` comes from. published: how much the published
+    implementation uses by the paper. post_route: the same by its report after routing. remark: on these two. guideline:
+    the share up to which the vendor expects timing to be met without more effort, 1 for the whole device.
     """
 
     amount: int
@@ -34,8 +34,11 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Guidelines:
-    """What the vendor says of full devices. hard: names of the hard blocks. average: the guideline of their average
-    share. source: of all guidelines."""
+    """What the vendor says of full devices.
+
+    hard: names of the hard blocks, as in `Chip.capacities`. average: the guideline of their average share, 1 for the
+    whole device. source: of all guidelines.
+    """
 
     hard: tuple[str, ...]
     average: float
@@ -54,7 +57,10 @@ class Chip:
 
 @dataclass(frozen=True)
 class Need:
-    """How much one part of a datapath uses of one resource. estimate: the amount is not exact."""
+    """How much one part of a datapath uses of one resource.
+
+    amount: in the unit of the device's `Capacity`. part: its name. estimate: the amount is not exact.
+    """
 
     resource: str
     amount: int
@@ -82,7 +88,8 @@ class Deviation:
 
 @dataclass(frozen=True)
 class ResourceUse:
-    """The use of one resource: the device's capacity, and how much each part of a datapath uses, the largest first.
+    """The use of one resource: the device's capacity, and how much each part of a datapath uses by its name, the
+    largest first, in `capacity.unit`.
 
     estimate: at least one part is an estimate.
     """
@@ -94,7 +101,7 @@ class ResourceUse:
 
     @property
     def needed(self) -> int:
-        """How much all parts use together."""
+        """How much all parts use together, in `capacity.unit`."""
         return sum(self.parts.values())
 
     @property
@@ -104,7 +111,11 @@ class ResourceUse:
 
 
 def budget(needs: Iterable[Need], device: Chip) -> list[ResourceUse]:
-    """Add up needs by resource, in the device's order, and within a resource by the name of the part."""
+    """Add up needs by resource, in the device's order, and within a resource by the name of the part, the largest
+    first.
+
+    Raises `KeyError` for a resource that the device does not list.
+    """
     parts: dict[str, Counter[str]] = {name: Counter() for name in device.capacities}
     estimates = set()
     for need in needs:
@@ -118,7 +129,9 @@ def budget(needs: Iterable[Need], device: Chip) -> list[ResourceUse]:
 
 
 def require_fits(rows: Iterable[ResourceUse], device: Chip) -> None:
-    """Raise `ResourceError` for the first resource of which the device has too little."""
+    """Raise `ResourceError` for the first resource of `rows` that is used to more than the capacity. device: for the
+    message.
+    """
     for row in rows:
         if row.share > 1:
             most = next(iter(row.parts))
@@ -152,12 +165,15 @@ class ClockPlan:
 
     @property
     def limit(self) -> str:
-        """What uses the largest part of its guideline."""
+        """The name of the resource (or `HARD_BLOCKS`) that uses the largest part of its guideline."""
         return max(self.used, key=self.used.__getitem__)
 
 
 def plan(rows: Iterable[ResourceUse], device: Chip) -> ClockPlan:
-    """The limits of a datapath on its device."""
+    """Return how full a datapath makes its device, and the clock to plan with. rows: what `budget` returned for it.
+
+    Raises `ZeroDivisionError` if `rows` are without the device's hard blocks.
+    """
     rows = list(rows)
     average, used = _used({row.resource: row.share for row in rows}, device)
     _, published = _used({row.resource: (row.capacity.post_route or 0) / row.capacity.amount for row in rows}, device)

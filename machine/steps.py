@@ -111,7 +111,9 @@ class Channel:
 
 
 def joined(pieces: Sequence[Any]) -> Any:
-    """The payload of a step, of what its words brought: None where a word brought nothing by itself."""
+    """Return the payload of a step from the payloads of its words: the only one as it is, several as one vector of
+    their elements, None if no word brought one. A None in `pieces` is a word without a payload.
+    """
     brought = [p for p in pieces if p is not None]
     if len(brought) < 2:
         return brought[0] if brought else None
@@ -222,7 +224,7 @@ class AnyOf:
         self.until = until
 
     def ending(self, until: float) -> AnyOf:
-        """The same choice with another end, without the cost of checking its streams again."""
+        """Return the same choice that ends at time `until`, in seconds. Its streams are not checked again."""
         other = AnyOf.__new__(AnyOf)
         other.channels, other.until = self.channels, until
         return other

@@ -55,11 +55,16 @@ class RunTiming:
 
     def unit_busy(self, unit: str) -> float:
         """Seconds in which a unit did not wait. Of one whose halves are apart: those of the half that was busy for
-        longer."""
+        longer.
+
+        Raises `KeyError` if there is no such unit.
+        """
         return max(self.busy[unit], self.busy.get(draining(unit), 0.0))
 
     def starts(self, unit: str) -> list[tuple[float, int]]:
-        """Clock and firing count at the start of each uOP of a unit; empty in a run with an instruction path."""
+        """Return clock in seconds and firing count at the start of each uOP of a unit; empty in a run with an
+        instruction path. Raises `KeyError` or `ValueError` if there is no such unit.
+        """
         return self._starts(unit)
 
     @cached_property

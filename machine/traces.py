@@ -113,7 +113,7 @@ class TraceItems:
         self.origin.append(origin)
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
-        """Traces, numbers and origins as arrays."""
+        """Return traces, numbers and origins as three int32 vectors, with one element per item."""
         columns = (self.traces, self.number, self.origin)
         return tuple(np.frombuffer(x, np.int32) if x else np.zeros(0, np.int32) for x in columns)  # type: ignore[return-value]
 
@@ -133,7 +133,7 @@ class KernelTraces:
         self._most, self._at_once = most, at_once
 
     def trace(self, *rows: StepSignature | Fork) -> int:
-        """Return the number of the trace with these rows; adds it if it is new."""
+        """Return the number of the trace with these rows. It is added if it is new."""
         found = self.numbers.get(rows)
         if found is not None:
             return found
@@ -160,9 +160,10 @@ class KernelTraces:
         whole: bool = False,
         times: int = 1,
     ) -> StepSignature:
-        """Return a row for a trace, with channels and rate as numbers. whole: the step needs whole tokens.
+        """Return a row for a trace, with channels and rate as numbers. The arguments are those of `Step`; whole: the
+        step needs whole tokens.
 
-        Raises `UntraceableError` if the step moves no words or uses a stream twice.
+        Raises `UntraceableError` if the step moves no words, more than `MAX_WORDS`, or uses a stream twice.
         """
         if not 0 < words <= MAX_WORDS or len(set(gets)) < len(gets) or len(set(puts)) < len(puts):
             raise UntraceableError("a step moves no words, or uses a stream twice")
@@ -170,11 +171,17 @@ class KernelTraces:
         return StepSignature(get, put, words, whole, self.rates[rate], float(amount), times)
 
     def steers(self, step: Step) -> None:
-        """Meet a step that sends control tokens. Raises `UntraceableError`."""
+        """Take note of a step that sends control tokens, which decide what others do. This class raises
+        `UntraceableError`; a subclass may accept the step.
+        """
         raise UntraceableError("a kernel sends tokens that may steer others")
 
     def record(self, steps: Steps) -> int:
-        """Step a kernel, or one of its lanes, alone; return the number of its trace."""
+        """Step a kernel, or one of its lanes, alone; return the number of its trace.
+
+        Raises `UntraceableError` if it chooses a stream by arrival (`AnyOf`), sends control tokens, or takes too many
+        steps.
+        """
         rows: list[StepSignature | Fork] = []
         last: tuple[Any, ...] = ()
         times = 0
@@ -227,7 +234,7 @@ class TraceTable(KernelTraces):
         self.net = net
 
     def unit(self, name: str) -> UnitTraces:
-        """The tracer of one unit of the network."""
+        """Return the tracer of the unit of this name. Raises `KeyError` if the network has none."""
         return UnitTraces(self, self.net.units[name])
 
     def finish(self, processes: Sequence[TraceItems]) -> Traces:
@@ -317,7 +324,10 @@ class KeyedKernels:
         self._keyed = unit.is_keyed()
 
     def kernel(self, uop: Any) -> tuple[int, bool]:
-        """Return the trace of a uOP, and whether it may depend on earlier uOPs (the uOP has no `effect_key`)."""
+        """Return the trace of a uOP, and whether it may depend on earlier uOPs (the uOP has no `effect_key`).
+
+        Errors as for `record`.
+        """
         key = self.unit.effect_key(uop) if self._keyed else None
         if key is None:
             return self.record(uop), True
@@ -327,7 +337,9 @@ class KeyedKernels:
         return found, False
 
     def record(self, uop: Any) -> int:
-        """Step the kernel of a uOP."""
+        """Step the kernel of a uOP and return the number of its trace. Raises what `KernelTraces.record` raises, and
+        what the kernel raises.
+        """
         return self.table.record(self.unit.kernel(uop))
 
 
@@ -358,7 +370,10 @@ class UnitTraces(KeyedKernels):
 
     def feed(self, uops: Iterable[Any], origins: Sequence[int] | None = None) -> Mapping[str, TraceItems]:
         """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`), by process. origins: of each
-        uOP; those of equal origin are the same uOP. None for their numbers."""
+        uOP; those of equal origin are the same uOP. None for their numbers.
+
+        Errors as for `record`.
+        """
         if origins is None:
             kernels = [self.kernel(uop)[0] for uop in uops]
             origins = range(len(kernels))
@@ -388,8 +403,8 @@ class UnitTraces(KeyedKernels):
     ) -> Mapping[str, TraceItems]:
         """Return the items of both processes of a unit whose halves are apart (`ProcessNetwork.take`), by process.
 
-        source: the FIFO that its uOPs come from, None for a list. end: the origin of the terminator; None if the FIFO
-        delivers none.
+        kernels: what `kernel` returned for each uOP, an index into `halves`. origins: of each uOP. source: the FIFO
+        that its uOPs come from, None for a list. end: the origin of the terminator; None if the FIFO delivers none.
         """
         assert self.apart is not None
         table, (slots, drains) = self.table, self.apart

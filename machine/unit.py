@@ -30,7 +30,9 @@ class Wiring:
         self.units = {u.name: u.behaviour(u, self) for u in machine.units}
 
     def add_channel(self, name: str, capacity: int, source: str, sink: str, *, control: bool = False) -> Channel:
-        """Add a FIFO between two processes. capacity: in words. control: it carries instructions, not data."""
+        """Add a FIFO between the processes `source` and `sink`, numbered behind those there are. capacity: in words.
+        control: it carries instructions, not data.
+        """
         channel = self.channel_type(name, capacity, source, sink, control)
         channel.number = len(self._channels)
         self._channels[name] = channel
