@@ -16,9 +16,13 @@ TABLE_LANES = 8
 
 
 class SlotData:
-    """rows x cols floats; what has never been written is NaN, so that reading it shows in the result.
+    """rows x cols float32 elements in `x`, (rows, cols); what has never been written is NaN, so that reading it shows
+    in the result.
 
-    Tiles that were sent may still be on their way: they are views of `x`, so `x` is replaced before it changes.
+    Tiles that were sent may still be on their way: they are views of `x`, so `x` is replaced before it changes. A list
+    of `places` holds the row and column, in elements, of the first element of each 128x64 block, or, where tiles are
+    meant, the row and column of each 128x128 tile counted in tiles. `pieces` holds the blocks as they lie off chip,
+    (8192,) each (`rsn.isa.layout.block`).
     """
 
     def __init__(self, rows: int, cols: int) -> None:
@@ -38,11 +42,13 @@ class SlotData:
         self.x = self.x.copy()
 
     def part(self, rows: int, cols: int) -> Array:
-        """The first rows and columns, to change them in place."""
+        """Return the first `rows` rows and `cols` columns as a view (rows, cols), to change them in place."""
         return self.x[:rows, :cols]
 
     def put_blocks(self, places: Places, pieces: Pieces, rows: int, cols: int) -> None:
-        """Write blocks of a rows x cols matrix, of which `places` are the first elements."""
+        """Write blocks of a rows x cols matrix; `places` are the first elements of these blocks. Raises `ValueError` if
+        there are not as many pieces as places.
+        """
         if isinstance(pieces, np.ndarray) and len(pieces) * BLOCK == rows * cols:  # all of them, as they lay in memory
             if (rows, cols) == self.x.shape:
                 self.x = unblock(pieces, rows, cols)
@@ -53,18 +59,24 @@ class SlotData:
             self.x[i : i + 128, j : j + 64] = unblock(piece, 128, 64)
 
     def put_transposed(self, places: Places, pieces: Pieces) -> None:
-        """Write blocks transposed: `places` are their first elements before that."""
+        """Write blocks transposed: a block whose place is (i, j) goes to row j and column i. Raises `ValueError` if
+        there are not as many pieces as places.
+        """
         for piece, (i, j) in zip(pieces, places, strict=True):
             self.x[j : j + 64, i : i + 128] = unblock(piece, 128, 64).T
 
     def put_vector(self, vector: Array, rows: int, blocks: int) -> None:
-        """Write groups of 32 floats: group g to row 4*(g mod rows), columns 32*(g div rows)."""
+        """Write a vector of groups of 32 floats, (rows * blocks * 32,): group g to row 4*(g mod rows), columns 32*(g
+        div rows). rows: groups of a column block. blocks: column blocks. Raises `ValueError` for a vector of another
+        size.
+        """
         groups = vector.reshape(blocks, rows, 32).transpose(1, 0, 2).reshape(rows, blocks * 32)
         self.x[0 : 4 * rows : 4, 0 : blocks * 32] = groups
 
     def add(self, tiles: Sequence[Array], places: Places, done: int) -> None:
-        """Take tiles that come in rounds over `places`, `done` of which have come: the first round overwrites, the
-        others add."""
+        """Take tiles (128, 128) that come in rounds over `places`: the first round overwrites, the others add. done:
+        how many tiles have come before these.
+        """
         if isinstance(tiles, TilePayloads) and tiles.places == places and not done % len(places):
             rows, cols = (1 + n for n in places[-1])
             pairs = [(self.x[: rows * TILE, : cols * TILE], tiles.block(rows, cols))]
@@ -79,28 +91,36 @@ class SlotData:
                 part += tile
 
     def tiles(self, places: Places, first: int = 0) -> Sequence[Array]:
-        """Tiles by row and column, in tiles, counted from row tile `first` on."""
+        """Return the tiles (128, 128) at these places, which are counted from row tile `first` on. They are views of
+        `x`.
+        """
         return TilePayloads(self.x[first * TILE :], places)
 
     def half_tiles(self, rows: Sequence[int]) -> Sequence[Array]:
-        """Tiles of the first 64 columns, by row in tiles; their other columns are 0."""
+        """Return tiles (128, 128) whose first 64 columns are those of the buffer and whose others are 0. rows: the row
+        of each, in tiles.
+        """
         out = np.zeros((len(rows), TILE, TILE), np.float32)
         for tile, k in zip(out, rows, strict=True):
             tile[:, :64] = self.x[k * TILE : k * TILE + TILE, :64]
         return list(out)
 
     def blocks(self, places: Places, rows: int, cols: int) -> Pieces:
-        """Blocks of rows x cols, of which `places` are the first elements."""
+        """Return blocks (8192,) of a rows x cols matrix, in the order off chip. places: their first elements. Raises
+        `ValueError` if these are all blocks and `rows` x `cols` is not a whole number of them.
+        """
         if len(places) * BLOCK == rows * cols:
             return block(self.x[:rows, :cols]).reshape(len(places), BLOCK)
         return [block(self.x[i : i + 128, j : j + 64]) for i, j in places]
 
     def quarters(self, rows: int, cols: int) -> Pieces:
-        """All blocks of rows x cols, in quarters."""
+        """Return all blocks of a rows x cols matrix in quarters of 32 rows, (quarters, 2048). Raises `ValueError` if it
+        is not a whole number of blocks.
+        """
         return np.asarray(block(self.x[:rows, :cols])).reshape(-1, QUARTER)
 
     def joined(self, quarters: Sequence[Array]) -> Array:
-        """A block from its quarters."""
+        """Return a block (8192,) from its four quarters, which have 2048 elements each."""
         return np.concatenate([quarter.reshape(-1) for quarter in quarters])
 
     def activate(self, rows: int, cols: int, which: int) -> None:
@@ -111,15 +131,19 @@ class SlotData:
         part[:] = activation(part, which)
 
     def gate(self, rows: int, cols: int, which: int) -> None:
-        """The first columns become their activation times the `cols` columns behind them."""
+        """Replace the first `cols` columns of the first `rows` rows by their activation times the `cols` columns behind
+        them, element by element. which: as for `activate`, with the same error.
+        """
         part = self.x[:rows, :cols]
         part[:] = activation(part, which) * self.x[:rows, cols : 2 * cols]
 
     def rotate(self, rows: int, cols: int, head: int, table: SlotData) -> None:
-        """x * own + partner's x * partner, where the partner of column c is c ^ 1; heads are `head` columns apart.
+        """Replace x by x * own + partner's x * partner, where the partner of column c is c ^ 1, in the first `rows` x
+        `cols` elements. head: columns from a head to the next.
 
         table: (rows, 2 * head): for every eight columns of a head their eight own factors, then their eight partner
-        factors."""
+        factors.
+        """
         factors = table.x[:rows, : 2 * head].reshape(rows, head // TABLE_LANES, 2, TABLE_LANES)
         own, partner = (np.ascontiguousarray(factors[:, :, i]).reshape(rows, 1, head) for i in range(2))
         x = self.x[:rows, :cols].reshape(rows, cols // head, head)
@@ -127,6 +151,8 @@ class SlotData:
         self.x[:rows, :cols] = (x * own + swapped * partner).reshape(rows, cols)
 
     def normalise_heads(self, rows: int, cols: int, head: int, norm: HeadNorm) -> None:
-        """Apply a norm to each head by itself. Heads are `head` columns apart."""
+        """Apply a norm to each head by itself, in the first `rows` x `cols` elements. head: columns from a head to the
+        next.
+        """
         x = self.x[:rows, :cols].reshape(rows, cols // head, head)
         self.x[:rows, :cols] = norm.apply(x).reshape(rows, cols)

@@ -58,8 +58,11 @@ _SOFTMAX = (
 
 
 def deviations(overlay: Overlay) -> Iterator[Deviation]:
-    """Units and totals of the published implementation, and what the estimate says of them. overlay: the base machine,
-    whose units and streams it has."""
+    """Yield how far the estimate is from each published figure: of some units, then of the whole implementation.
+    overlay: the base machine, whose units and streams the published implementation has.
+
+    Raises `KeyError` if MemC0, MemC4, MeshA or MeshB is missing, `ProgramError` if a unit with slots has no memory.
+    """
     names = {"MemC with softmax": "MemC0", "MemC without softmax": "MemC4", "MeshA": "MeshA", "MeshB": "MeshB"}
     units = {what: overlay.by_unit[name] for what, name in names.items()}
     for what, figures in REPORTED.items():

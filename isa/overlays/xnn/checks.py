@@ -25,9 +25,11 @@ from .post_ops import QUARTER_WORDS
 
 
 def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
-    """All findings about a program: of tiles and buffers, exchanges of neighbours, vectors, statistics of rows.
+    """Yield all findings about a program: of tiles and buffers, exchanges of neighbours, vectors, statistics of rows.
+
     balanced: sends equal receives on every stream. Otherwise it is not known which tile goes where, so tiles are not
-    followed beyond the Mem that sends them."""
+    followed beyond the Mem that sends them.
+    """
     flow = TileFlow(expansion)
     yield from flow.findings(balanced)
     yield from _exchanges(expansion, flow.exchanges)

@@ -295,7 +295,9 @@ class CountedMme(CountingUnit, MmeUnit):
         return ValidTile(a.rows, b.cols if full_n else min(b.cols, 64))
 
     def need_columns(self, a: ValidTile, depth: int) -> None:
-        """Report an A tile of which fewer than `depth` columns are valid."""
+        """Report the fault X05 if fewer than `depth` columns of an A tile are valid. depth: K of the product, 128 or
+        64.
+        """
         if a.cols < depth:
             text = f"works in K = {depth} mode on an A tile with {a.cols} valid columns, {{sender}}"
             self.report(UopFault("X05", text, f"load {depth} columns (dim2={depth}), or clear k128", sender=a.sender))
@@ -329,6 +331,8 @@ _COUNTED: dict[type[Unit], type[Unit]] = {
 
 
 def counted(overlay: Overlay) -> Overlay:
-    """The overlay with units that work on tokens which carry counts instead of numbers."""
+    """Return a copy of the overlay whose Mems and MMEs work on tokens which carry counts instead of numbers. All else
+    is the same.
+    """
     units = [dataclasses.replace(u, behaviour=_COUNTED.get(u.behaviour, u.behaviour)) for u in overlay.units]
     return dataclasses.replace(overlay, units=tuple(units))

@@ -22,7 +22,9 @@ From = tuple[str, int]
 
 
 class UopFault(NamedTuple):
-    """What a uOP does wrong. sender: the token that shows it; `{sender}` in the text stands for who sent it."""
+    """What a uOP does wrong. code: of the finding, such as `X03`. text: what is wrong. help: what to do. warning: it
+    may be meant. sender: the token that shows it; `{sender}` in the text stands for who sent it.
+    """
 
     code: str
     text: str
@@ -33,8 +35,9 @@ class UopFault(NamedTuple):
 
 @dataclass(frozen=True)
 class ValidTile:
-    """A 128x128 tile of which the first rows and columns are valid; or, instead, one that holds a vector of so many
-    groups of 32 floats."""
+    """A 128x128 tile of which the first `rows` rows and `cols` columns are valid; or, if `groups` is not 0, one that
+    holds a vector of so many groups of 32 floats. sender: where it came from, None if that does not matter.
+    """
 
     rows: int = TILE
     cols: int = TILE
@@ -52,8 +55,11 @@ WHOLE = ValidTile()
 
 @dataclass
 class Exchange:
-    """A post-op in which a MemC takes part with its neighbour. says: what both must agree on. puts, gets: what it sends
-    and expects, with the number of words."""
+    """A post-op in which a MemC takes part with its neighbour.
+
+    what: its name, `softmax` or `layernorm`. says: the values of fields on which both must agree. puts, gets: what it
+    sends and expects, each as (what the numbers are, number of words).
+    """
 
     what: str
     says: tuple[int, ...]
@@ -79,8 +85,12 @@ LOST = UopFault(
 
 
 class SlotContents(NamedTuple):
-    """What a buffer holds: the tiles that are valid at all, or a vector. used: some of it was sent or stored. done: it
-    was changed in place. spent: a softmax has kept maxima and sums of it, and left the rest undefined."""
+    """What a buffer holds.
+
+    tiles: (row, column) in tiles, and how far the tile is valid, for each tile with anything valid. groups: of the
+    vector that it holds instead, of 32 floats each. used: some of it was sent or stored. done: it was changed in place.
+    spent: a softmax has kept maxima and sums of it, and left the rest undefined.
+    """
 
     tiles: tuple[tuple[tuple[int, int], ValidTile], ...] = ()
     groups: int = 0
@@ -108,12 +118,12 @@ class CountedBuffer(SlotData):
 
     @property
     def rows(self) -> int:
-        """Valid rows, from the first on."""
+        """Number of valid rows, from the first on."""
         return sum(t.rows for (_, j), t in self.held.tiles if not j)
 
     @property
     def cols(self) -> int:
-        """Columns that are valid in all rows, from the first on."""
+        """Number of columns that are valid in all rows, from the first on."""
         tiles = dict(self.held.tiles)
         out = 0
         for j in range(1 + max((j for _, j in tiles), default=-1)):
@@ -177,7 +187,9 @@ class CountedBuffer(SlotData):
         return self.held.filled
 
     def unfilled(self, verb: str) -> None:
-        """Report that a uOP uses the buffer while it holds nothing. verb: what the uOP does, such as `send`."""
+        """Report that a uOP uses the buffer while it holds nothing (fault X01), or no more than maxima and sums (X11).
+        verb: what the uOP does, such as `send`.
+        """
         if self.held.spent:
             text = f"{verb}s a buffer of which a softmax kept maxima and sums only"
             self.unit.report(UopFault("X11", text, "receive the keys again, with part 3 (MemCScores)"))
@@ -186,8 +198,9 @@ class CountedBuffer(SlotData):
         self.unit.report(UopFault("X01", f"{verb}s a buffer that nothing has filled", way_out))
 
     def stale(self, what: str, has: str) -> None:
-        """Report that a uOP uses more than is valid. what: what the uOP does. has: what the buffer holds. Both are text
-        of the message."""
+        """Report that a uOP uses more than is valid (fault X03). what: what the uOP does. has: what the buffer holds.
+        Both are text of the message.
+        """
         text = f"{what}; the buffer holds {has}, the rest is stale"
         self.unit.report(UopFault("X03", text, "make the two sizes agree"))
 
@@ -268,7 +281,7 @@ class CountingUnit(Unit):
         self.problems, self.exchanges = {}, []
 
     def tiles(self, rows: int, cols: int) -> str:
-        """Return the words for a send of `rows` x `cols` tiles in a message."""
+        """Return how a message names a send of `rows` x `cols` tiles. A class that sends columns says so."""
         return f"{rows} row tiles"
 
     @property
@@ -279,5 +292,7 @@ class CountingUnit(Unit):
 
     @state.setter
     def state(self, state: Any) -> None:
-        """Return the unit to a state that this property gave before."""
+        """What later uOPs depend on, as one value: in equal states a uOP takes equal steps. Set it to return the unit
+        to that state. Every subclass has its own; this one raises `NotImplementedError`.
+        """
         raise NotImplementedError

@@ -28,7 +28,11 @@ def _walk(rows: int, cols: int) -> int:
 
 
 def costs(overlay: Overlay) -> Iterator[OperationTime]:
-    """Cycles of each kind of work, beside the rates that the simulator charges for it."""
+    """Yield the cycles of each kind of work by the sources, beside the seconds that the simulator charges for it.
+
+    overlay: XNN or its base, with any rates; work of opcodes 9 to 14 is left out if it has no rate `rotate_beat`.
+    Raises `KeyError` if another rate is missing.
+    """
     rate, clock_hz = overlay.seconds, overlay.clock_hz
 
     def cost(

@@ -95,13 +95,16 @@ EXTENSIONS = (
 
 
 def extended(overlay: Overlay) -> bool:
-    """Whether a machine has what opcodes 9 to 14 say."""
+    """Whether a machine has opcodes 9 to 14: it has the format `MemCStore`."""
     return any(form.mop is MemCStore for form in overlay.formats)
 
 
 def needs(unit: UnitSpec, works: Sequence[LoopWork], *, softmax: bool) -> Iterator[Need]:
-    """What the extensions of a unit add. works: what it does without them, for the crossbars. softmax: it computes
-    one."""
+    """Yield what the extensions of a unit add to its needs. works: what it does without them, for the crossbars.
+    softmax: it computes one.
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     memory, so_far = memory_of(unit), list(works)
     before = crossbars(so_far, memory.banks, memory.slots)
     for extension in EXTENSIONS:

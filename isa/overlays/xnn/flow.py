@@ -110,7 +110,9 @@ class TileFlow:
                     self._unit(c.name)
 
     def number(self, tile: ValidTile) -> int:
-        """The number of a kind of tile, wherever it came from."""
+        """Return the number of a kind of tile: an index into `kinds`, to which a new kind is added. Where the tile came
+        from does not matter.
+        """
         if tile.sender is not None:
             tile = ValidTile(tile.rows, tile.cols, tile.groups)
         n = self.numbers.get(tile)
@@ -259,7 +261,9 @@ def _routes(steps: Steps) -> Iterator[tuple[str, str, int]]:
 
 
 def words_moved(steps: Steps) -> Counter[str]:
-    """Words that the steps of a kernel take from, or put on, each stream."""
+    """Return how many words the steps of a kernel take from, or put on, each stream, by its name. Lanes are counted
+    too.
+    """
     out: Counter[str] = Counter()
     for step in steps:
         if isinstance(step, Par):

@@ -53,7 +53,9 @@ MEMORY = Memory(256, 128)
 
 
 def capabilities(memory: Memory) -> tuple[Capability, ...]:
-    """What a MemA with registers can do: `parts` of the columns of a row tile, each with statistics of its own."""
+    """Return what a MemA with registers can do: normalise what it loads, with statistics for up to so many parts of the
+    columns of a row tile. memory: does not matter.
+    """
     limits = {"parts": (1, MemANorm.field("parts").bounds[1])}
     return (Capability("normalise", Where.LOAD, limits, "normalise_word", BEAT),)
 
@@ -130,8 +132,10 @@ class MemAUnit(RingUnit):
 
 
 def legal(unit: UnitSpec, uop: MemA) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
-    2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and 2).
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     rows, cols = memory_of(unit).rows, memory_of(unit).columns
     if uop.load and (uop.dim1 > rows or uop.dim2 > cols or uop.dim1 % 128 or uop.dim2 % 64):
         yield f"load {uop.dim1}x{uop.dim2} is no whole number of 128x64 blocks of a {rows}x{cols} buffer"
@@ -140,7 +144,9 @@ def legal(unit: UnitSpec, uop: MemA) -> Iterator[str]:
 
 
 def legal_norm(unit: UnitSpec, uop: MemANorm) -> Iterator[str]:
-    """Yield the reasons why values of the registers are not defined, although they are in range."""
+    """Yield the reasons why values of the registers are not defined, although they are in range. Raises `ProgramError`
+    if the unit has no memory.
+    """
     tiles = memory_of(unit).rows // TILE
     if uop.rows > tiles:
         yield f"statistics of {uop.rows} row tiles; a buffer has {tiles}"
@@ -153,7 +159,9 @@ def legal_norm(unit: UnitSpec, uop: MemANorm) -> Iterator[str]:
 
 
 def check_memory(unit: UnitSpec) -> None:
-    """Raise `ProgramError` if the fields of `MemA` cannot say all of a memory."""
+    """Raise `ProgramError` if a unit has no memory, or one of which the fields of `MemA` cannot say all: its rows must
+    be a multiple of 128 that fits them, its columns 128.
+    """
     check_size(unit, "rows", [SizeField(MemA, "dim1"), SizeField(MemA, "acc_a", TILE)])
     check_fixed(unit, "columns", TILE, "a MemA sends one column of tiles")
 
@@ -166,7 +174,12 @@ def _operation(fill: Load | None, drain: Send | None) -> MemA:
 
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemA | Patched]:
-    """Yield the instruction of each `Turn`, and before it the one that loads statistics or sets registers."""
+    """Yield the instruction of each `Turn`, and before it the one that loads statistics or sets registers. registers:
+    the unit has those of opcode 12.
+
+    Raises `ProgramError` for a norm without registers, or with another norm than that of the statistics that the unit
+    holds; `FieldError` for a value that does not fit its field.
+    """
     held = Registers(MemANorm)
     for turn in items:
         if isinstance(turn.fill, Load):

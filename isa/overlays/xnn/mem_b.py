@@ -148,14 +148,17 @@ class MemB2Unit(MemBUnit):
 
 
 def slices(memory: Memory, uop: MemB) -> int:
-    """Slices of K (row tiles) that a MemB0 or MemB1 sends. A slot of the published machine holds one, and acc_k is then
-    ignored."""
+    """Return how many slices of K (row tiles) a MemB0 or MemB1 sends for a uOP. A slot of the published machine holds
+    one, and acc_k is then ignored.
+    """
     return max(uop.acc_k, 1) if memory.rows > TILE else 1
 
 
 def legal(unit: UnitSpec, uop: MemB) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
-    2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and 2).
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     values = issubclass(unit.behaviour, MemB2Unit)
     rows, cols = memory_of(unit).rows, memory_of(unit).columns
     if uop.load and uop.bias:
@@ -176,7 +179,9 @@ def legal(unit: UnitSpec, uop: MemB) -> Iterator[str]:
 
 
 def legal_config(unit: UnitSpec, uop: MemBConfig) -> Iterator[str]:
-    """Yield the reasons why values of the registers are not defined, although they are in range."""
+    """Yield the reasons why values of the registers are not defined, although they are in range. Raises `ProgramError`
+    if a MemB2 has no memory.
+    """
     if uop.whole and not issubclass(unit.behaviour, MemB2Unit):
         yield "whole is a register of MemB2: the others send whole tiles"
     elif uop.whole and memory_of(unit).columns < TILE:
@@ -184,7 +189,9 @@ def legal_config(unit: UnitSpec, uop: MemBConfig) -> Iterator[str]:
 
 
 def capabilities(unit: UnitSpec, *, registers: bool) -> tuple[Capability, ...]:
-    """What a MemB can do. registers: it has those of opcode 13."""
+    """Return what a MemB can do. registers: it has those of opcode 13. Raises `ProgramError` if a MemB2 has
+    no memory.
+    """
     if not issubclass(unit.behaviour, MemB2Unit):
         return CAPABILITIES
     columns = memory_of(unit).columns
@@ -193,7 +200,9 @@ def capabilities(unit: UnitSpec, *, registers: bool) -> tuple[Capability, ...]:
 
 
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
-    """Raise `ProgramError` if the fields of `MemB` cannot say all of a memory. registers: it has those of opcode 13."""
+    """Raise `ProgramError` if a unit has no memory, or one of which the fields of `MemB` cannot say all. registers: it
+    has those of opcode 13; without them a MemB2 must have 64 columns.
+    """
     check_size(unit, "rows", [SizeField(MemB, "dim1"), SizeField(MemB, "acc_k", TILE)])
     half = memory_of(unit).columns == TILE // 2
     if issubclass(unit.behaviour, MemB2Unit) and not (registers and not half):
@@ -220,7 +229,12 @@ def _operation(kind: type[MemBUnit], fill: Load | LoadVector | None, drain: Send
 
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemB | Patched]:
-    """Yield the instruction of each `Turn`, and before it the one that sets registers, if their values change."""
+    """Yield the instruction of each `Turn`, and before it the one that sets registers, if their values change.
+    registers: the unit has those of opcode 13.
+
+    Raises `ProgramError` for whole tiles of a MemB2 without registers, `FieldError` for a value that does not fit its
+    field.
+    """
     held = Registers(MemBConfig)
     values = registers and issubclass(unit.behaviour, MemB2Unit)
     for turn in items:

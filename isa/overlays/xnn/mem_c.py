@@ -139,7 +139,9 @@ BASE_EPS = 1e-6
 
 
 def capabilities(memory: Memory, *, registers: bool, sends: bool) -> tuple[Capability, ...]:
-    """What a MemC can do. registers: it has those of opcode 8. sends: it has a way to MeshA."""
+    """Return what a MemC can do. memory: its slots, whose columns limit the norm and the softmax. registers: it has
+    those of opcodes 8 to 11. sends: it has a way to MeshA, and so a softmax.
+    """
     columns = PAIR * memory.columns
     norm = {"columns": (1, columns)} if registers else {"columns": (columns, columns), "eps": (0.0, 2 * BASE_EPS)}
     activations = ACTIVATIONS if registers else ACTIVATIONS[:1]
@@ -432,7 +434,9 @@ class MemCUnit(RingUnit):
 
 
 def wrong_store(memory: Memory, post: MemCStore, uop: MemC) -> Iterator[str]:
-    """Yield the reasons why a store cannot be executed with these registers."""
+    """Yield the reasons why a store cannot be executed with these registers. memory: of the MemC. post: the values of
+    the registers. uop: the store.
+    """
     head = HEADS[post.head]
     if uop.gelu and post.gate and not 0 < 2 * uop.dim2 <= memory.columns:
         yield f"gate: stores {uop.dim2} columns; 64 to {memory.columns // 2} is possible, the others lie behind them"
@@ -442,7 +446,9 @@ def wrong_store(memory: Memory, post: MemCStore, uop: MemC) -> Iterator[str]:
 
 
 def no_table(uop: MemC, head: int, tiles: tuple[int, int]) -> str:
-    """What is wrong with a rotation by a table of so many tiles."""
+    """Return the message for a rotation whose table is too small. uop: the store that rotates. head: columns from a
+    head to the next. tiles: row and column tiles that the table holds.
+    """
     return (
         f"rotates {uop.dim1} rows of heads of {head} columns; its table holds {tiles[0] * TILE} rows of "
         f"{tiles[1] * TILE} columns: load one of as many rows and {2 * head} columns before (MemCTable)"
@@ -450,5 +456,5 @@ def no_table(uop: MemC, head: int, tiles: tuple[int, int]) -> str:
 
 
 def max_sent(memory: Memory) -> int:
-    """Column tiles of a slot that a MemC can send."""
+    """Return how many column tiles of a slot a MemC can send: `MAX_SENT`, or all if there are fewer."""
     return min(MAX_SENT, memory.columns // TILE)

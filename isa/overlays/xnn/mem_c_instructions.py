@@ -107,7 +107,11 @@ def _at_store(store: Store) -> Iterator[tuple[str, Any]]:
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemC | MemCTable | Patched]:
     """Yield the instruction of each `Turn`. Before it come those that set registers whose values change, and those that
-    fill the table of its store."""
+    fill the table of its store. registers: the unit has those of opcodes 8 to 11.
+
+    Raises `ProgramError` if the unit has no memory, needs a register that it does not have, or if a store says things
+    that do not go together; `FieldError` for a value that does not fit its field.
+    """
     columns, power_on = memory_of(unit).columns, MemCConfig().norm_cols
     held = [
         Registers(MemCConfig, **({} if columns >= power_on else {"norm_cols": columns})),
@@ -129,8 +133,10 @@ def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[M
 
 
 def legal(unit: UnitSpec, uop: MemC) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and
-    2)."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range (contract sections 1.4 and 2).
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     rows, cols = memory_of(unit).rows, memory_of(unit).columns
     row_tiles, col_tiles = rows // TILE, cols // TILE
     if unit.capability("send") is None and (uop.send or uop.softmax):
@@ -150,7 +156,10 @@ def legal(unit: UnitSpec, uop: MemC) -> Iterator[str]:
 
 
 def legal_config(unit: UnitSpec, uop: MemCConfig) -> Iterator[str]:
-    """Yield the reasons why values of registers are not defined, although they are in range (contract section 7)."""
+    """Yield the reasons why values of registers are not defined, although they are in range (contract section 7).
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     cols = memory_of(unit).columns
     if uop.activation > len(ACTIVATIONS):
         yield f"activation {uop.activation} is not defined"
@@ -161,7 +170,10 @@ def legal_config(unit: UnitSpec, uop: MemCConfig) -> Iterator[str]:
 
 
 def legal_scores(unit: UnitSpec, uop: MemCScores) -> Iterator[str]:
-    """Yield the reasons why values of the registers of a softmax are not defined, although they are in range."""
+    """Yield the reasons why values of the registers of a softmax are not defined, although they are in range.
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     cols = memory_of(unit).columns
     if unit.capability("send") is None:
         yield "has no softmax"
@@ -172,7 +184,10 @@ def legal_scores(unit: UnitSpec, uop: MemCScores) -> Iterator[str]:
 
 
 def legal_store(unit: UnitSpec, uop: MemCStore) -> Iterator[str]:
-    """Yield the reasons why values of the registers of a store are not defined, although they are in range."""
+    """Yield the reasons why values of the registers of a store are not defined, although they are in range.
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     head, cols = HEADS[uop.head], memory_of(unit).columns
     if (uop.rotate or uop.head_norm) and not head:
         yield "rotate and head_norm need heads: head = 1 (64 columns), 2 (128) or 3 (256)"
@@ -185,7 +200,10 @@ def legal_store(unit: UnitSpec, uop: MemCStore) -> Iterator[str]:
 
 
 def legal_table(unit: UnitSpec, uop: MemCTable) -> Iterator[str]:
-    """Yield the reasons why the unit cannot fill a table as a uOP says, although its fields are in range."""
+    """Yield the reasons why the unit cannot fill a table as a uOP says, although its fields are in range.
+
+    Raises `ProgramError` if the unit has no memory.
+    """
     memory = memory_of(unit)
     rows, cols = memory.rows // TILE, TABLE_COLUMNS // TILE
     if memory.slots > 2:

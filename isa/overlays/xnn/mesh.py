@@ -44,7 +44,7 @@ class MeshB(Record, words=2):
 
 
 def routes(record: type[Record]) -> tuple[tuple[str, str], ...]:
-    """The pairs (source, destination) that a switch with this format connects."""
+    """Return the pairs (source, destination) of unit names that a switch with this format can connect."""
     return tuple((x.source, x.to) for x in record.FIELDS if x.source and x.to)
 
 
@@ -83,7 +83,11 @@ def legal(unit: UnitSpec, uop: MeshA | MeshB) -> Iterator[str]:
 
 
 def emit(record: type[MeshA] | type[MeshB], unit: UnitSpec, items: Iterable[Any]) -> Iterator[MeshA | MeshB]:
-    """Yield the instruction of each `Route`. record: the format of this switch."""
+    """Yield the instruction of each `Route`; a route's tiles become beats. record: the format of this switch.
+
+    Raises `KeyError` for a pair of units that the switch cannot connect, `FieldError` for more tiles than the field
+    `size` can say.
+    """
     fields = {(x.source, x.to): x.name for x in record.FIELDS if x.source}
     known: dict[Route, MeshA | MeshB] = {}
     for route in items:

@@ -117,7 +117,7 @@ class MmeUnit(MatrixEngine):
 
 
 def vector_of(tile: Array) -> Array:
-    """Return the vector of 4096 floats that a bias load stored in a B tile (128, 128)."""
+    """Return the vector of 4096 floats that a bias load stored in a B tile (128, 128), float32 (4096,)."""
     return tile[::4].reshape(32, 4, 32).transpose(1, 0, 2).reshape(-1)
 
 
@@ -149,13 +149,15 @@ def lint(op: Mme) -> Iterator[str]:
 
 
 def flops(op: Mme) -> int:
-    """Multiply-adds of one MME op, counted as 2 each, without the padding of 64-wide modes."""
+    """Return the floating-point operations of one MME op: its multiply-adds, counted as 2 each. A mode of 64 columns or
+    K = 64 counts 64, not the padding to 128. Previous-layer weights and bias are not counted.
+    """
     k, n = (128 if op.k128 else 64), (128 if op.n128 or not op.k128 else 64)
     return 2 * op.a_iter * op.b_iter * op.k_iter * op.acc_a * op.acc_b * TILE * k * n
 
 
 def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Mme]:
-    """Yield the op of each `Multiply`."""
+    """Yield the op of each `Multiply`. Raises `FieldError` for a count that does not fit its field."""
     for item in items:
         counts = {field: getattr(item, name) for name, field in _COUNTS.items()}
         yield Mme(

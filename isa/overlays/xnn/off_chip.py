@@ -93,7 +93,9 @@ BYTE = 1 / 4
 
 
 def capabilities(bank: str, *, keeps_rows: bool = False) -> tuple[Capability, ...]:
-    """What the unit of a bank can do. LPDDR is read only, and holds vectors as well. keeps_rows: it can store rows."""
+    """Return what the unit of a bank can do. bank: `ddr` or `lpddr`, which is read only and holds vectors as well.
+    keeps_rows: it can store rows (opcode 14); this means DDR only.
+    """
     load = Capability("load", Where.LOAD, rate=f"{bank}_read_gbs", elements=BYTE)
     if bank == "lpddr":
         vector = Capability("load_vector", Where.LOAD, {"piece": (1, VECTOR)}, f"{bank}_read_gbs", BYTE)
@@ -104,7 +106,11 @@ def capabilities(bank: str, *, keeps_rows: bool = False) -> tuple[Capability, ..
 
 
 class Transfer(NamedTuple):
-    """A DDR or LPDDR uOP: one chunk, from or to one peer."""
+    """A DDR or LPDDR uOP: one chunk, from or to one peer.
+
+    addr: in units of 64 bytes. size: float32 elements. store: write to the memory, else read. peer: the name of the
+    unit at the other end, "" for none. bias: the chunk is a vector.
+    """
 
     addr: int
     size: int
@@ -135,8 +141,9 @@ _STORES = [(f.name, str(f.source)) for f in Ddr.FIELDS if f.source]
 
 
 def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
-    """Yield one uOP per chunk (contract 1.3). If load and store are both set, it loads; if several destinations or
-    sources are set, the first is used (1.4)."""
+    """Yield one uOP per chunk (contract 1.3). iteration: of the packet's reuse, from 0. If load and store are both set,
+    it loads; if several destinations or sources are set, the first is used (1.4).
+    """
     store = bool(mop.store and not mop.load)
     peer = ""
     if mop.load or mop.store:
@@ -150,15 +157,18 @@ def ddr_uops(mop: Ddr, iteration: int) -> Iterator[Transfer]:
 
 
 def lpddr_uops(mop: Lpddr, iteration: int) -> Iterator[Transfer]:
-    """Yield one uOP per chunk. If both destinations are set, MemB0 is used; a vector without a destination goes to
-    MemB1."""
+    """Yield one uOP per chunk (contract 1.3). iteration: of the packet's reuse, from 0. If both destinations are set,
+    MemB0 is used; a vector without a destination goes to MemB1.
+    """
     peer = "MemB0" if mop.to_b0 else "MemB1" if mop.to_b1 or mop.bias else ""
     for addr in starts(mop, iteration):
         yield Transfer(addr, mop.size, False, peer, bool(mop.bias))
 
 
 def row_uops(mop: DdrRows, iteration: int) -> Iterator[RowTransfer]:
-    """Yield one uOP per block; one that sets an entry of the table."""
+    """Yield one uOP per block, or a single one that sets an entry of the table. iteration: ignored, since a repetition
+    does the same again.
+    """
     peer = "" if mop.set else next((str(x.source) for x in DdrRows.FIELDS if x.source and getattr(mop, x.name)), "")
     for block in range(1 if mop.set else mop.blocks):
         yield RowTransfer(
@@ -252,13 +262,18 @@ class OffChipUnit(BankUnit):
 
 
 def row_place(row: int) -> int:
-    """The first element of a row of a block: even rows of each 32 come before odd ones (contract section 3)."""
+    """Return the index of the first element of row `row` (0 to 127) in a block as it lies off chip: even rows of each
+    32 come before odd ones (contract section 3).
+    """
     quarter, r = divmod(row, 32)
     return QUARTER * quarter + QUARTER // 2 * (r % 2) + BLOCK_COLS * (r // 2)
 
 
 def legal_rows(unit: UnitSpec, uop: RowTransfer) -> Iterator[str]:
-    """Yield the reasons why the unit cannot execute a uOP of `DdrRows`."""
+    """Yield the reasons why the unit cannot execute a uOP of `DdrRows`.
+
+    The fields are in range; the reasons are about their combination.
+    """
     if uop.set:
         return
     if not uop.peer:
@@ -307,8 +322,9 @@ def lint_lpddr(mop: Lpddr) -> Iterator[str]:
 
 
 def transfer(unit: UnitSpec, uop: Any) -> BankAccess | None:
-    """Return the off-chip access of a uOP; None if it makes none. Of kept rows it is all that lies between the first
-    and the last that they may be."""
+    """Return the off-chip access of a uOP; None if it makes none. Of kept rows it covers all from the first to the last
+    row that they may be.
+    """
     if isinstance(uop, RowTransfer):
         if not uop.peer or not uop.limit:
             return None
@@ -356,7 +372,11 @@ def _ddr_rows(item: RowStore) -> DdrRows:
 
 
 def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Record | Patched]:
-    """Yield the instruction of each `Access`, `RowStore` and `SetRow`."""
+    """Yield the instruction of each `Access`, `RowStore` and `SetRow`. Their addresses are in float32 elements, those
+    of instructions in units of 64 bytes.
+
+    Raises `FieldError` for a value that does not fit its field.
+    """
     made = _lpddr if unit.bank == "lpddr" else _ddr
     for item in items:
         if isinstance(item, SetRow):

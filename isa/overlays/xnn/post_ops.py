@@ -28,7 +28,11 @@ from ...versal.tiles import TILE, Pieces
 
 
 class SoftmaxData:
-    """The data of one softmax on one MemC, between its exchanges with the neighbour."""
+    """The data of one softmax on one MemC, between its exchanges with the neighbour.
+
+    unit: whose buffer `side` has the scores. reg, scores: the registers. rows, cols: of the scores that this MemC has.
+    The methods are called in the order of the exchanges: a neighbour's numbers are vectors (rows,) float32.
+    """
 
     def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, scores: MemCScores, rows: int, cols: int) -> None:
         self.reg, self.scores = reg, scores
@@ -47,13 +51,17 @@ class SoftmaxData:
         self.total = np.zeros(self.rows, np.float32)
 
     def cap(self) -> None:
-        """cap * tanh(score / cap), where tanh(y) = 1 - 2 / (exp(2y) + 1)."""
+        """Replace each score by cap * tanh(score * inverse_cap), in place; tanh(y) is computed as 1 - 2 / (exp(2y) +
+        1).
+        """
         y = self.x * np.float32(self.scores.inverse_cap)
         with np.errstate(over="ignore"):
             self.x[:] = np.float32(self.scores.cap) * (1 - np.float32(2) / (np.exp(y + y) + 1))
 
     def set_left(self, columns: int) -> None:
-        """Note how many columns the neighbour's part has; they come before those of the odd MemC of a pair."""
+        """Note how many columns the neighbour's part has. They come before the own ones if this MemC is the odd one of
+        its pair.
+        """
         self.left = columns if self.odd else 0
 
     def _valid(self) -> npt.NDArray[np.bool_] | None:
@@ -70,7 +78,9 @@ class SoftmaxData:
         return valid
 
     def own_max(self) -> tuple[Array]:
-        """The largest valid score of each row, (rows,) float32, for the neighbour; -inf for a row without one."""
+        """Return the largest valid score of each row, (rows,) float32, for the neighbour; -inf for a row
+        without one.
+        """
         valid = self._valid()
         x = self.x if valid is None else np.where(valid, self.x, -np.inf)
         self.top = x.max(axis=1, initial=-np.inf).astype(np.float32)
@@ -104,7 +114,9 @@ class SoftmaxData:
         self.total = self.total + total
 
     def finish(self) -> None:
-        """Multiply each row by the reciprocal of its sum: scores have become probabilities."""
+        """Multiply each row by the reciprocal of its sum: scores have become probabilities. A MemC that works alone
+        computes exps here first.
+        """
         if self.reg.alone:
             self._exp()
         with np.errstate(invalid="ignore"):
@@ -121,7 +133,9 @@ class SoftmaxData:
         return kept
 
     def keep(self) -> None:
-        """Keep maxima and sums; what is in the buffer is then undefined."""
+        """Keep maxima and sums of the parts so far in the unit's `kept`; what is in the buffer is then undefined.
+        Raises `ProgramError` if a further part has other rows than those kept.
+        """
         if self.reg.alone:
             self._exp()
         total = self.total
@@ -133,7 +147,9 @@ class SoftmaxData:
         self.x[:] = np.nan
 
     def apply(self) -> None:
-        """exp by the kept maxima, times the reciprocal of the kept sums."""
+        """Replace each score by its exp with the kept maximum subtracted, times the reciprocal of the kept sum. Raises
+        `ProgramError` if none are kept of these rows.
+        """
         self.top, total = self._kept()
         self._exp()
         with np.errstate(invalid="ignore"):
@@ -141,7 +157,9 @@ class SoftmaxData:
 
 
 def no_parts(rows: int, kept: int) -> str:
-    """What is wrong with further keys of `rows` rows, where maxima and sums of `kept` rows are known."""
+    """Return the message for a softmax that takes further keys of `rows` rows, while maxima and sums of `kept` rows are
+    kept.
+    """
     return (
         f"takes further keys of {rows} rows; maxima and sums are kept of {kept} rows: part 1 of as many rows must go "
         "before (MemCScores)"
@@ -149,10 +167,11 @@ def no_parts(rows: int, kept: int) -> str:
 
 
 def reciprocal(total: Array, *, masked: bool) -> Array:
-    """What the exps of each row are multiplied by: 1 / total, float32.
+    """Return what the exps of each row are multiplied by: 1 / total, (rows,) float32.
 
     NaN where it has none: where total or 1 / total is below the least normal number, which the operators of the device
-    take for 0, or where total is NaN. masked: rows may have no valid score; where total counts as 0 they become 0."""
+    take for 0, or where total is NaN. masked: rows may have no valid score; where total counts as 0 they become 0.
+    """
     least = np.finfo(np.float32).tiny
     out = np.full_like(total, np.nan)
     np.divide(np.float32(1), total, out=out, where=(total >= least) & (total <= 1 / least))
@@ -162,7 +181,11 @@ def reciprocal(total: Array, *, masked: bool) -> Array:
 
 
 class NormData:
-    """The data of one norm on one MemC. A sum travels with its column count."""
+    """The data of one norm on one MemC. A sum travels with its column count.
+
+    A token to or from the neighbour is a pair: a vector (rows,) float32, and the number of columns that it is summed
+    over.
+    """
 
     def __init__(self, unit: MemCUnit, side: int, reg: MemCConfig, rows: int) -> None:
         self.reg = reg
@@ -174,7 +197,7 @@ class NormData:
         return self.unit.buffers[self.side].x[: self.rows, : min(self.reg.norm_cols, self.unit.size.columns)]
 
     def own_sum(self) -> tuple[Any]:
-        """The sum of each row, (rows,) float32, and the number of columns that it counts, for the neighbour."""
+        """Return the sum of each row and the number of columns that it counts, as a token for the neighbour."""
         part = self._part()
         self.sum, self.count = part.sum(axis=1, dtype=np.float32), part.shape[1]
         return ((self.sum, self.count),)
@@ -185,7 +208,9 @@ class NormData:
         self.mean = ((self.sum + total) / np.float32(max(self.count + count, 1)))[:, None]
 
     def own_squares(self) -> tuple[Any]:
-        """The sum of squared deviations from the mean of each row, (rows,) float32, and the number of columns."""
+        """Return the sum of squared deviations from the mean of each row, and the number of columns, as a token for the
+        neighbour.
+        """
         centred = self._part() - self.mean
         self.squares, self.count = np.square(centred).sum(axis=1, dtype=np.float32), centred.shape[1]
         return ((self.squares, self.count),)
@@ -197,7 +222,7 @@ class NormData:
         self.variance = (self.squares + total) / np.float32(self.columns)
 
     def statistics(self) -> Array:
-        """What it would normalise by, in quarter blocks."""
+        """Return mean and variance of the rows as they lie off chip, (rows / 128, 2048) float32 (`packed`)."""
         return packed(self.mean[:, 0], self.variance, self.columns)
 
     def normalise(self, token: Any) -> None:
@@ -228,7 +253,8 @@ SPACING = QUARTER // TILE
 
 def packed(mean: Array, variance: Array, columns: int) -> Array:
     """Return statistics of rows as they lie off chip, (rows / 128, 2048) float32. mean, variance: (rows,). columns:
-    over how many."""
+    number of columns that they are over. Raises `ValueError` if rows are not a multiple of 128.
+    """
     out = np.zeros((len(mean), SPACING), np.float32)
     out[:, 0], out[:, 1], out[:, 2] = mean, variance, columns
     return out.reshape(-1, QUARTER)
@@ -246,11 +272,15 @@ class RowFactors:
         self.quarters: list[Array] = []
 
     def put(self, n: int, pieces: Pieces) -> None:
-        """Take quarter blocks as they come."""
+        """Take `n` quarter blocks in the order in which they come. pieces: (n, 2048) float32, or as many vectors of
+        2048.
+        """
         self.quarters += [np.asarray(piece, np.float32).reshape(TILE, SPACING) for piece in pieces]
 
     def finish(self) -> None:
-        """Join the parts of every row tile."""
+        """Join the parts of every row tile. Afterwards `mean` and `factor` are (rows, 1) float32, and `tiles` counts
+        the row tiles. Raises `ValueError` if nothing was put.
+        """
         joined = [self._joined(self.quarters[i : i + self.parts]) for i in range(0, len(self.quarters), self.parts)]
         self.mean, self.factor = (np.concatenate(x)[:, None] for x in zip(*joined, strict=True))
         self.tiles = len(joined)
@@ -274,7 +304,8 @@ class RowFactors:
 
     def apply(self, x: Array, first: int, same: bool) -> None:
         """Normalise rows in place. x: (rows, columns). first: the row tile of the statistics that the first row tile of
-        x takes. same: all of them take it."""
+        x takes. same: all row tiles of x take it. Raises `IndexError` if there are no statistics of a row.
+        """
         rows = np.arange(len(x))
         at = (first + (0 if same else rows // TILE)) * TILE + rows % TILE
         x -= self.mean[at]

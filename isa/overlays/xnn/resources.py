@@ -83,7 +83,9 @@ FILL_ANYHOW_AND_SEND = (LoopWork("load", "", writes=3), LoopWork("send", "", rea
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
-    """What the machine takes of the device: unit by unit, then streams, ports and the instruction path."""
+    """Yield what the machine takes of the device: unit by unit, then streams, ports and the instruction path. Raises
+    `ProgramError` if a unit that has slots has no memory.
+    """
     for unit in overlay.units:
         if unit.memory is not None:
             yield buffers(unit)
@@ -93,8 +95,9 @@ def needs(overlay: Overlay) -> Iterator[Need]:
 
 
 def buffers(unit: UnitSpec, ultra: bool | None = None) -> Need:
-    """The RAM blocks of a unit's slots. ultra: UltraRAM, or block RAM; None: UltraRAM if they are deep enough for
-    it."""
+    """Return the RAM blocks of a unit's slots. ultra: UltraRAM, or block RAM; None: UltraRAM if a bank has at least
+    2048 words. Raises `ProgramError` if the unit has no memory.
+    """
     memory = memory_of(unit)
     width, depth = WORD_BITS // memory.banks, memory.rows * memory.columns // BEAT
     if ultra is None:
@@ -104,7 +107,9 @@ def buffers(unit: UnitSpec, ultra: bool | None = None) -> Need:
 
 
 def streams(overlay: Overlay, short: bool = False) -> Iterator[Need]:
-    """Streams between units. short: so short that they are shift registers, whatever their depths."""
+    """Yield what the streams between units take. short: they are so short that they are shift registers, whatever their
+    depths.
+    """
     for s in overlay.streams:
         source, sink = overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind
         part = f"streams {source}->{sink}" + (f", {s.label}" if s.label else "")
@@ -118,12 +123,14 @@ def streams(overlay: Overlay, short: bool = False) -> Iterator[Need]:
 
 
 def width_of(stream: Stream) -> int:
-    """Bits of a word on the wires: a tile goes through in beats."""
+    """Return the bits of a word of a stream on the wires: a tile goes through in beats."""
     return FLOAT * min(stream.token.word_elements, BEAT)
 
 
 def outside(overlay: Overlay) -> Iterator[Need]:
-    """The adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of mOPs and uOPs."""
+    """Yield what lies outside the units: the adapters of the AXI ports; fetch, dispatcher, decoders, and the streams of
+    mOPs and uOPs.
+    """
     yield from axi_ports()
     yield from cells_of("fetch, dispatcher, decoders", INSTRUCTION_PATH)
     yield from instruction_streams(overlay, FORMAT if extensions.extended(overlay) else 1)
@@ -142,7 +149,11 @@ def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
 def mem_c(
     overlay: Overlay, unit: UnitSpec, loops: Mapping[str, PipelinedLoop], works: Sequence[LoopWork], row_arrays: int
 ) -> Iterator[Need]:
-    """What a MemC takes. loops: intervals and rounds. works: what its loops do. row_arrays: how many it has."""
+    """Yield what the logic of a MemC takes, without its slots. loops: intervals and rounds, by name. works: what its
+    loops do. row_arrays: how many arrays of a number per row it has.
+
+    Raises `KeyError` for a work of an unknown loop, `ProgramError` if the unit has no memory.
+    """
     for work in works:
         dsp, cells = arithmetic(loops[work.loop], work)
         yield Need("DSP", dsp, f"{work.part} in MemC", True)
@@ -152,14 +163,16 @@ def mem_c(
 
 
 def ring(overlay: Overlay, unit: UnitSpec, works: Sequence[LoopWork]) -> Iterator[Need]:
-    """What lies between the ports of a unit with slots and its slots."""
+    """Yield what lies between the ports of a unit with slots and its slots. works: the accesses of its loops. Raises
+    `ProgramError` if the unit has no memory.
+    """
     memory = memory_of(unit)
     yield from cells_of(f"crossbars of {unit.kind}", crossbars(works, memory.banks, memory.slots))
     yield from frame(overlay, unit)
 
 
 def frame(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """A unit's state, and its ports to or from MMEs."""
+    """Yield what the state of a unit takes, and its ports to or from MMEs."""
     of_unit = [s for s in overlay.streams if unit.name in (s.src, s.dst)]
     ports = [s for s in of_unit if "MME" in (overlay.by_unit[s.src].kind, overlay.by_unit[s.dst].kind)]
     cells = sum((register_slice(width_of(s)) for s in ports), start=UNIT)
@@ -192,7 +205,9 @@ def _operands(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def mesh(overlay: Overlay, unit: UnitSpec, *, full: bool = False) -> Iterator[Need]:
-    """A Mesh: each destination chooses among the sources that have a route to it. full: among all sources."""
+    """Yield what a Mesh takes: each destination chooses among the sources that have a route to it. full: among all
+    sources.
+    """
     sinks = [s.dst for s in overlay.streams if s.src == unit.name]
     sources = sum(s.dst == unit.name for s in overlay.streams)
     ways = [sources if full else sum(to == sink for _, to in unit.routes or ()) for sink in sinks]
@@ -219,8 +234,9 @@ def _mme(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def added(overlay: Overlay, base: Overlay) -> Mapping[str, Mapping[str, int]]:
-    """What an overlay needs more than the one that it extends: by capability, and by resource. Negative: it needs
-    less."""
+    """Return what `overlay` needs more than `base`, which it extends: by capability, then by resource, in the
+    resource's unit. Negative: it needs less. Raises as `needs`.
+    """
     found = {True: Counter[tuple[str, str]](), False: Counter[tuple[str, str]]()}
     for machine in (overlay, base):
         for need in needs(machine):

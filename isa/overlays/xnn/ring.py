@@ -23,8 +23,9 @@ class RingUnit(Unit):
     """A memory of `slots` buffers. `cur` goes on to the next one with every uOP, the empty ones included, and lives for
     the whole run. It says which buffer a step touches, not which steps there are: it takes no part in any `effect_key`.
 
-    size: the sizes of the memory. With two slots, a double buffer, the two halves of a uOP run as lanes of one kernel;
-    with more they are apart (`Unit.ahead`).
+    size: the sizes of the memory. A `side` of a method is the number of a slot; without data there are no buffers. With
+    two slots, a double buffer, the two halves of a uOP run as lanes of one kernel; with more they are apart
+    (`Unit.ahead`).
     """
 
     def __init__(self, spec: UnitSpec, net: Wiring) -> None:
@@ -42,11 +43,11 @@ class RingUnit(Unit):
         return was
 
     def beside(self, slot: int, by: int) -> int:
-        """The slot `by` places behind another one."""
+        """Return the number of the slot `by` places behind slot `slot`, around the ring."""
         return (slot + by) % self.size.slots
 
     def kernel(self, uop: Any) -> Steps:
-        """Both halves of a uOP side by side."""
+        """Run both halves of a uOP side by side."""
         lanes = [half for half in self.halves(uop) or () if half is not None]
         if len(lanes) > 1:
             yield Par(*lanes)
@@ -57,7 +58,9 @@ class RingUnit(Unit):
         raise NotImplementedError
 
     def refuse(self, reason: str) -> None:
-        """Raise `ProgramError`: the uOP and the registers do not go together."""
+        """Raise `ProgramError`: the uOP and the registers do not go together. reason: what is wrong, for the message. A
+        unit that only checks overrides this, and reports.
+        """
         raise ProgramError(f"{self.name}: {reason}")
 
     def renew(self, side: int, rows: int, cols: int) -> None:
@@ -74,8 +77,9 @@ class RingUnit(Unit):
     def load(
         self, source: Channel, side: int, rows: int, cols: int, *, rate: str = "mem_word", quarters: bool = False
     ) -> Burst:
-        """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks. rate: of a word. quarters:
-        of blocks, because quarter blocks came before which belong to none."""
+        """Return the burst that fills a buffer with rows x cols elements, in 128x64 blocks. rate: name of the rate of a
+        word. quarters: take quarters of blocks, because quarter blocks came before which belong to no whole block.
+        """
         places = blocks_of(rows, cols)
         self.renew(side, rows, cols)
         at = 0
@@ -98,8 +102,9 @@ class RingUnit(Unit):
         return Burst(len(places), rate, BLOCK_WORDS, gets=(source,), words=BLOCK_WORDS, do=put)
 
     def drain(self, sink: Channel, side: int, rows: int, cols: int, *, quarters: bool = False) -> Burst:
-        """Return the burst that stores the first rows x cols elements of a buffer, in 128x64 blocks. quarters: of
-        blocks, because quarter blocks went before which belong to none."""
+        """Return the burst that stores the first rows x cols elements of a buffer, in 128x64 blocks. quarters: store
+        quarters of blocks, because quarter blocks went before which belong to no whole block.
+        """
         places = blocks_of(rows, cols)
         at = 0
         made: list[Pieces] = []
@@ -135,7 +140,7 @@ class RingUnit(Unit):
 
 
 def nothing() -> Steps:
-    """Steps that do nothing."""
+    """Return steps that do nothing."""
     yield from ()
 
 
@@ -158,7 +163,10 @@ class SizeField(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The largest size, a multiple of `TILE`, that the field can say."""
+        """The largest size, a multiple of `TILE`, that the field can say.
+
+        Raises `FieldError` if the record has no such field.
+        """
         return int(self.record.field(self.field).bounds[1]) * self.step // TILE * TILE
 
     def __str__(self) -> str:
@@ -167,7 +175,8 @@ class SizeField(NamedTuple):
 
 def check_size(unit: UnitSpec, size: str, bounds: Sequence[SizeField]) -> None:
     """Raise `ProgramError` unless `size` ("rows" or "columns") of a unit's memory is a multiple of `TILE` that all
-    fields can say."""
+    fields can say, or if the unit has no memory. bounds: those fields, at least one.
+    """
     value = getattr(memory_of(unit), size)
     if value % TILE:
         raise ProgramError(f"{size} = {value} of {unit.name}: must be a multiple of {TILE}")
@@ -177,12 +186,14 @@ def check_size(unit: UnitSpec, size: str, bounds: Sequence[SizeField]) -> None:
 
 
 def check_fixed(unit: UnitSpec, size: str, value: int, why: str) -> None:
-    """Raise `ProgramError` unless `size` of a unit's memory is `value`, the only one possible."""
+    """Raise `ProgramError` unless `size` ("rows" or "columns") of a unit's memory is `value`, the only one possible, or
+    if the unit has no memory. why: the reason, for the message.
+    """
     if getattr(memory_of(unit), size) != value:
         raise ProgramError(f"{size} = {getattr(memory_of(unit), size)} of {unit.name}: must be {value}, because {why}")
 
 
 def check_slots(unit: UnitSpec) -> None:
-    """Raise `ProgramError` if a unit's memory has more slots than `MAX_SLOTS`."""
+    """Raise `ProgramError` if a unit's memory has more slots than `MAX_SLOTS`, or if it has none."""
     if memory_of(unit).slots > MAX_SLOTS:
         raise ProgramError(f"slots = {memory_of(unit).slots} of {unit.name}: at most {MAX_SLOTS}")

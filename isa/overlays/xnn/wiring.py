@@ -43,7 +43,9 @@ PAIR = 2
 
 
 def patterns(machine: StreamNetwork) -> Patterns | None:
-    """The patterns that a machine of XNN's units has; None if it has not even a grid of one product unit."""
+    """Return the patterns that a machine of XNN's units has, derived from its units, streams and routes; None if it has
+    not even a grid of one product unit.
+    """
     units = machine.by_unit
     switches = [u for u in machine.units if u.routes is not None]
     if len(switches) != 2:
@@ -252,8 +254,10 @@ def lint(mop: Any) -> Iterator[str]:
 
 
 def refit(overlay: Overlay) -> Overlay:
-    """Return an overlay with other sizes with the capabilities that it then has. Raises `ProgramError` for sizes that
-    no field can say, for MMEs whose MemC has gone, and for MemCs whose neighbour has."""
+    """Return an overlay whose sizes were changed with the capabilities that it then has, and with streams between
+    neighbours that are deep enough. Raises `ProgramError` for sizes that no field can say, for MMEs whose MemC has
+    gone, and for MemCs whose neighbour has.
+    """
     registers = any(form.config for form in overlay.formats)
     units = []
     for u in overlay.units:
@@ -301,7 +305,9 @@ _EMIT_REGISTERS: Mapping[str, Callable[..., Iterator[Record | Patched]]] = {
 
 
 def emit(unit: UnitSpec, items: Iterable[Item], *, registers: bool) -> Iterator[Record | Patched]:
-    """Turn the work items of a unit into its instructions. registers: the Mems have them."""
+    """Yield the instructions of a unit's work items. registers: the Mems have registers. Raises what the unit's own
+    `emit` raises, such as `FieldError`, and `KeyError` for a kind of unit that XNN does not have.
+    """
     if unit.kind in _EMIT_REGISTERS:
         return _EMIT_REGISTERS[unit.kind](unit, items, registers=registers)
     return _EMIT[unit.kind](unit, items)
