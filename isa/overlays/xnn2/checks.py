@@ -28,9 +28,12 @@ HALVES = 2
 
 
 def rules(expansion: ExpandedProgram, balanced: bool) -> Iterator[Finding]:
-    """All findings about a program: of the memories X, T, K and V, of joined statistics, heads, rotations, and halves
-    of tiles. balanced: sends equal receives on every stream, so that it is known which tile goes where. What is wrong
-    with the counts of tokens alone is not repeated: streams that do not balance have findings of their own."""
+    """Yield all findings about a program: of the memories X, T, K and V, of joined statistics, heads, rotations, and
+    halves of tiles.
+
+    balanced: sends equal receives on every stream, so that it is known which tile goes where. What is wrong with the
+    counts of tokens alone is not repeated: streams that do not balance have findings of their own.
+    """
     for unit in expansion.overlay.by_kind["XIn"]:
         yield from RowMemory(expansion, unit.index).findings()
     for unit in expansion.overlay.by_kind["TIn"]:
@@ -103,8 +106,12 @@ class Scratch(MemoryPorts):
         self.heads(written, port, got, r["weights"] > 0, soft, len(ended))
 
     def heads(self, written: Written, port: Reads, got: Ints, weights: Flags, soft: Flags, ended: int) -> None:
-        """Find probabilities that are sent without their last factor, or with that of another head. got: what each read
-        gets. weights, soft: of operations of the two ports. ended: reads of ends, which are the last ones."""
+        """Report probabilities that are sent without their last factor, or with that of another head (Y07).
+
+        got: what each read gets, as `compare` returns it. weights, soft: by operation of the read port and of the write
+        port, whether it applies last factors, and whether its tiles come from Softmax. ended: number of reads of ends
+        of heads, which are the last ones of `port`.
+        """
         known = got >= 0
         by = np.where(known, written.op[written.tile[np.where(known, got, 0)]] if len(written.tile) else -1, -1)
         tiles = slice(len(got) - ended)

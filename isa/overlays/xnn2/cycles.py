@@ -45,7 +45,9 @@ LOOPS: Mapping[str, PipelinedLoop] = {
 
 
 def costs(overlay: Overlay) -> Iterator[OperationTime]:
-    """Cycles of each kind of work by these loops, beside the time that the simulator charges."""
+    """Yield the cycles of each kind of work by these loops, beside the seconds that the simulator charges. Raises
+    `KeyError` if the overlay lacks a rate of xnn2.
+    """
     rate, clock_hz = overlay.seconds, overlay.clock_hz
     loop = {name: x.cycles for name, x in LOOPS.items()}
     statistics, combine = LOOPS["statistics"].rounds, LOOPS["combine"].rounds

@@ -51,7 +51,9 @@ class Emission:
 
     segment: the one that the work is for which comes now. accesses: those of the bank of activations, each behind those
     that it depends on. patches: fields that depend on run-time lengths, by parameter. made: instructions by unit. x, t,
-    kv: the tokens of each memory.
+    kv: the tokens of each memory. Addresses, sizes and strides are in float32 elements. A lane is its number, 0 to 5;
+    lanes of several are bits, bit i for lane i. Each method adds to the instructions of one unit, and raises
+    `FieldError` for a value that does not fit its field.
     """
 
     def __init__(self, overlay: Overlay) -> None:
@@ -71,13 +73,18 @@ class Emission:
     # -- off-chip memory
 
     def move(self, peer: str, addr: int, size: int, chunks: int = 1, stride: int = 0) -> None:
-        """Load from the bank of activations to a peer, or store what it sends: `chunks` pieces of `size` elements."""
+        """Load from the bank of activations to a peer, or store what the peer sends. peer: a memory or unit, such as
+        `T1`, `X0` or `Post0`, by which the direction is known. addr: of the first of `chunks` pieces of `size` elements
+        each. stride: from one piece to the next.
+        """
         name = _peer(peer)
         self.accesses.append(Access(name, name not in DDR_SINKS, addr, size, chunks, stride))
         self.owners["DDR"].append({self.segment})
 
     def load(self, to: Weight, addr: int, size: int, chunks: int = 1, stride: int = 0, lanes: int = 0) -> None:
-        """Load weights, vectors or tables from the bank of weights. lanes: those that get vectors or tables (bits)."""
+        """Load weights, vectors or tables from the bank of weights. to: what gets them. addr: of the first of `chunks`
+        pieces of `size` elements each. stride: from one piece to the next. lanes: those that get vectors or tables.
+        """
         if chunks > 1 and stride == size:
             size, chunks, stride = size * chunks, 1, 0
         self._add(
@@ -88,13 +95,17 @@ class Emission:
         )
 
     def weights(self, unit: int, tiles: int, lanes: int, *, activations: bool = False) -> None:
-        """A unit of weights passes tiles on to lanes. activations: they come from the bank of activations."""
+        """Let W0 or W1 (`unit` 0 or 1) pass `tiles` tiles on to each of some lanes. activations: they come from the
+        bank of activations.
+        """
         self._more(f"W{unit}", W(tiles=tiles, lanes=lanes, ddr=int(activations)), "tiles")
 
     # -- lanes
 
     def send_rows(self, lane: int, slots: Sequence[int], to: RowTarget, *, norm: SentNorm | None = None) -> None:
-        """X sends consecutive slots."""
+        """Let X of a lane send the tiles of consecutive slots to `to`, normalised if there is a norm. A repetition of
+        the send before it becomes one more of its `times`. Raises `IndexError` without slots.
+        """
         fields = _norm(norm)
         fields |= {"slot": slots[0], "tiles": len(slots), "to": int(to)}
         unit = f"XOut{lane}"
@@ -119,8 +130,11 @@ class Emission:
         statistics: int = 0,
         columns: int = 0,
     ) -> None:
-        """X takes tiles into consecutive slots, or adds them. statistics: 1 begins those of the bank with `columns`
-        columns of these tiles, 2 goes on."""
+        """Let X of a lane take tiles into consecutive slots, or add them to what these hold.
+
+        statistics: 0 none; 1 begins those of the bank, with `columns` columns of these tiles; 2 goes on with them.
+        Raises `IndexError` without slots.
+        """
         wait = self.x[lane].write([(s, self._statistics(s)) if statistics else s for s in slots])
         stored = 0
         for number, other in enumerate(self.stores[lane], 1):
@@ -144,7 +158,9 @@ class Emission:
         )
 
     def join_statistics(self, lane: int, bank: int, *, empty: bool) -> None:
-        """X joins the statistics of a bank with those of the other lane of its pair. empty: it has none of its own."""
+        """Let X of a lane join the statistics of a bank (0 or 1) with those of the other lane of its pair. empty: it
+        has none of its own.
+        """
         slots = range(bank * self.columns, (bank + 1) * self.columns)
         wait = self.x[lane].read([*slots, self._statistics(slots[0])])
         self._add(f"XOut{lane}", XOut(slot=slots[0], share=2 if empty else 1, wait=wait))
@@ -157,8 +173,11 @@ class Emission:
     def store_rows(
         self, lane: int, parts: Sequence[Sequence[int]], norm: SentNorm | None = None, *, joined: bool = False
     ) -> None:
-        """X stores parts of consecutive slots, each on its own, when all that was taken before is there. joined: and
-        when statistics are joined."""
+        """Let X of a lane store parts of consecutive slots, each part on its own, when all that was taken before is
+        there. joined: and when statistics are joined.
+
+        Raises `IndexError` for a part without slots, and for a lane that has taken nothing, unless `joined`.
+        """
         unit = f"XIn{lane}"
         if joined:
             self._add(unit, XIn(wait=self.x[lane].after_reads(), store=1))
@@ -178,7 +197,9 @@ class Emission:
         part: SlotPart = SlotPart.WHOLE,
         weights: bool = False,
     ) -> None:
-        """T sends consecutive slots, each `times` times. weights: they are the probabilities of a head."""
+        """Let T of a lane send the tiles of consecutive slots to `to`, each `times` times. part: half of the slots, or
+        all. weights: the tiles are the probabilities of a head. Raises `IndexError` without slots.
+        """
         wait = self.t[lane].read(slots)
         self._add(
             f"TOut{lane}",
@@ -196,19 +217,24 @@ class Emission:
     def take_tiles(
         self, lane: int, slots: Sequence[int], source: TileSource, *, part: SlotPart = SlotPart.WHOLE
     ) -> None:
-        """T takes tiles into consecutive slots."""
+        """Let T of a lane take tiles from `source` into consecutive slots. part: half of the slots, or all. Raises
+        `IndexError` without slots.
+        """
         wait = self.t[lane].write(slots)
         self._add(f"TIn{lane}", TIn(slot=slots[0], tiles=len(slots), source=int(source), part=int(part), wait=wait))
 
     def take_heads(self, memory: int, slots: Sequence[int]) -> None:
-        """A memory of keys or values takes blocks from off-chip memory into consecutive slots."""
+        """Let a memory of keys or values take blocks from off-chip memory into consecutive slots. memory: 0 to 3 for
+        K0, K1, V0, V1; slots are counted within it. Raises `IndexError` without slots.
+        """
         wait = self.kv[memory].write(slots)
         first = self._in_writer(memory, slots[0])
         self._add(writer_of(memory), KvIn(slot=first, tiles=len(slots), source=FROM_DDR, wait=wait))
 
     def take_both(self, memory: int, lane: int, slot: int, second: int) -> None:
-        """A memory of keys or values takes a tile from a lane: its first block into `slot`, its second one into
-        `second`. memory: 0 to 3 for K0, K1, V0, V1; slots are counted within it."""
+        """Let a memory of keys or values take a tile from a lane: its first block into `slot`, its second one into
+        `second`. memory and slots: as for `take_heads`.
+        """
         wait = self.kv[memory].write([(slot, second)])
         first, second = (self._in_writer(memory, s) for s in (slot, second))
         self._add(writer_of(memory), KvIn(slot=first, tiles=1, source=lane, second=second, wait=wait))
@@ -219,7 +245,9 @@ class Emission:
         return memory % OF_PORT * self.overlay.lanes.heads + slot
 
     def send_heads(self, memory: int, slots: Sequence[int], lanes: int, *, wide: bool) -> None:
-        """A memory of keys or values sends tiles of one block, or of two (`wide`), from consecutive slots to lanes."""
+        """Let a memory of keys or values send tiles from consecutive slots to lanes. wide: a tile is two blocks, else
+        one. memory, slots: as for `take_heads`. Raises `IndexError` without slots.
+        """
         wait = self.kv[memory].read(slots)
         tiles = len(slots) // (TILE_BLOCKS if wide else 1)
         self._add(f"KvOut{memory}", KvOut(slot=slots[0], tiles=tiles, wide=int(wide), lanes=lanes, wait=wait))
@@ -227,17 +255,23 @@ class Emission:
             self._add(writer_of(memory), KvIn(slot=self._in_writer(memory, 0), wait=waits))
 
     def left(self, lane: int, source: str, tiles: int) -> None:
-        """Tiles go from X or T (`X0`, `T1`) to the left operand of a lane."""
+        """Pass `tiles` tiles from X or T to the left operand of a lane. source: such as `X0` or `T1`; raises
+        `ValueError` if the lane has no stream from it.
+        """
         self._more(f"MeshA{lane}", LaneMeshA(tiles=tiles, source=left_sources(lane).index(_read(source))), "tiles")
 
     def right(self, lane: int, source: str, tiles: int) -> None:
-        """Tiles go from W, K or V (`W0`, `KV2`) to the right operand of a lane."""
+        """Pass `tiles` tiles from W, K or V to the right operand of a lane. source: such as `W0` or `KV2`; raises
+        `ValueError` if the lane has no stream from it.
+        """
         self._more(f"MeshB{lane}", LaneMeshB(tiles=tiles, source=right_sources(lane).index(_read(source))), "tiles")
 
     def multiply(
         self, lane: int, results: int, depth: int, *, half_depth: bool = False, half_columns: bool = False
     ) -> None:
-        """A product unit makes results, each a sum over `depth` products."""
+        """Let the MME of a lane make `results` tiles, each a sum over `depth` products. half_depth: K = 64.
+        half_columns: 64 columns of results. Nothing is checked until `op_lists`.
+        """
         self._add(f"MME{lane}", ProductSums(results, depth, int(half_depth), int(half_columns)))
 
     def result(
@@ -251,7 +285,9 @@ class Emission:
         residual: bool = False,
         alone: bool = False,
     ) -> None:
-        """C passes results on: result + bias + residual * scale. alone: without a result."""
+        """Let C of a lane pass `tiles` results on to `to`: result + bias + residual * scale, of which the flags say
+        what there is. alone: without a result.
+        """
         flags = {"bias": int(bias), "scale": int(scale), "residual": int(residual), "alone": int(alone)}
         made = C(tiles=tiles, to=int(to), **flags)
         self._more(f"C{lane}", made, "tiles")
@@ -265,7 +301,11 @@ class Emission:
         gate: bool = False,
         heads: HeadFunctions | None = None,
     ) -> None:
-        """Post passes a tile on. gate: of two tiles, the activation of the first times the second."""
+        """Let Post of a lane pass a tile on. to: the value of a `PostTarget`. activation: its name, None for none.
+        gate: of two tiles, the activation of the first times the second. heads: what is applied to its heads.
+
+        Raises `ValueError` for an unknown activation.
+        """
         fields: dict[str, Any] = {"activation": ACTIVATIONS.index(activation) if activation else IDENTITY}
         if heads is not None:
             fields |= {"heads": int(heads.pitch < TILE), "rotate": int(heads.rotate), "gains": int(heads.gains)}
@@ -274,11 +314,13 @@ class Emission:
         self._add(f"Post{lane}", Post(tiles=1, to=to, gate=int(gate), **fields))
 
     def take_table(self, lane: int) -> None:
-        """Post takes a table of cosines and sines, behind the tiles before."""
+        """Let Post of a lane take a table of cosines and sines, which holds for the tiles that come later."""
         self._add(f"Post{lane}", Post(table=1, activation=IDENTITY))
 
     def softmax(self, pair: int, tiles: int, softmax: Softmax) -> None:
-        """Softmax makes the probabilities of a head from `tiles` tiles of scores."""
+        """Let the Softmax of a pair (0 to 2) make the probabilities of a head from `tiles` tiles of scores. A number of
+        columns that depends on a length becomes a patch.
+        """
         unit = f"Soft{pair}"
         fields: dict[str, Any] = {"cap": softmax.cap or 0.0}
         if softmax.causal:
@@ -316,7 +358,7 @@ class Emission:
         self.owners[unit][-1].add(self.segment)
 
     def finish(self) -> None:
-        """End the program."""
+        """End the program: add what takes the tokens that are left in streams. Call it once, behind all other work."""
         ports: list[tuple[SlotTokens, str, Record, str, Record]] = []
         ports += [(book, f"XOut{i}", XOut(), f"XIn{i}", XIn()) for i, book in enumerate(self.x)]
         ports += [(book, f"TOut{i}", TOut(), f"TIn{i}", TIn()) for i, book in enumerate(self.t)]
@@ -335,16 +377,22 @@ class Emission:
     # -- the result
 
     def sequences(self) -> dict[str, tuple[Record, ...]]:
-        """The instructions of all units that packets drive, but that of the bank of activations."""
+        """Return the instructions, by unit, of all units that packets drive, except those of the bank of activations
+        (`moves`).
+        """
         return {unit: tuple(made) for unit, made in self.made.items() if not unit.startswith("MME") and made}
 
     def op_lists(self) -> dict[str, tuple[LaneMme, ...]]:
-        """The op lists of the product units."""
+        """Return the op list of each MME, by unit. Raises `FieldError` for counts that do not fit their fields."""
         return {unit: ops_of(made)[0] for unit, made in self.made.items() if unit.startswith("MME") and made}
 
     def ranges(self, order: Sequence[int]) -> list[dict[str, tuple[tuple[int, int], ...]]]:
-        """For each segment, by unit, the instructions that are for it, as half-open ranges; of product units the ops.
-        order: of the accesses, as they are executed."""
+        """Return for each segment, by unit, the instructions that are for it, as half-open ranges (first, end); of an
+        MME the ops.
+
+        order: indices of the accesses, as they are executed. Raises `ValueError` if there are not as many of them as
+        accesses.
+        """
         found: list[dict[str, list[tuple[int, int]]]] = [{} for _ in range(1 + self.segment)]
         for unit, owners in self.owners.items():
             at: Sequence[tuple[int, int]] = [(i, i + 1) for i in range(len(owners))]
@@ -362,12 +410,15 @@ class Emission:
         return [{unit: tuple(of_unit) for unit, of_unit in segment.items()} for segment in found]
 
     def repeat(self, length: int, times: int) -> LaneMme:
-        """The entry of an op list that repeats the `length` entries before it `times` more times. Raises `FieldError`
-        if it cannot."""
+        """Return the entry of an op list that repeats the `length` entries before it `times` more times. Raises
+        `FieldError` if the numbers do not fit their fields.
+        """
         return LaneMme(length=length, times=times)
 
     def moves(self, accesses: Sequence[Access]) -> list[LaneDdr]:
-        """The instructions of the unit of the bank of activations, one for each access."""
+        """Return the instructions of the unit of the bank of activations, one for each access. Raises `ValueError` for
+        a peer that it has no stream to, `FieldError` for a value that does not fit its field.
+        """
         return [
             LaneDdr(
                 addr=a.addr // UNIT,
@@ -404,8 +455,11 @@ MOST_TIMES = 4095
 
 
 def ops_of(groups: Sequence[ProductSums]) -> tuple[tuple[LaneMme, ...], list[tuple[int, int]]]:
-    """Groups of products as ops: two groups in one, and pairs that repeat in one. Returns the ops, and for each group
-    the range of ops that it is in: one."""
+    """Turn groups of products into ops: neighbours of equal depth and mode are joined, two groups make one op, and
+    pairs that repeat make one op. Returns the ops, and for each group the half-open range of the one op that it is in.
+
+    Raises `FieldError` for a depth or a number of results that does not fit its field.
+    """
     joined: list[ProductSums] = []
     joins: list[int] = []
     for g in groups:

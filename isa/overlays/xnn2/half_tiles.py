@@ -29,8 +29,9 @@ class Sent(NamedTuple):
 
 
 def findings(expansion: ExpandedProgram) -> Iterator[Finding]:
-    """Find halves that an MME multiplies as whole tiles, the first from each unit. Sends must equal receives on every
-    stream."""
+    """Yield a finding (Y08) for each unit that sends half tiles which an MME multiplies as whole ones: the first such
+    tile. Sends must equal receives on every stream.
+    """
     for lane in range(LANES):
         mme = fields_of(expansion, f"MME{lane}", LaneMme)
         op, _ = spread(mme["times"] * (mme["first"] * mme["first_depth"] + mme["second"] * mme["second_depth"]))

@@ -207,7 +207,9 @@ _LEGAL_PORTS: Mapping[type, Callable[[UnitSpec, Any, int], Iterator[str]]] = {
 
 
 def legal(lanes: RowLanes, unit: UnitSpec, uop: Any) -> Iterator[str]:
-    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range. lanes: of the overlay."""
+    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range; none for a type of uOP that has
+    no such rule. lanes: of the overlay.
+    """
     kind = type(uop)
     if kind in _LEGAL_PORTS:
         yield from _LEGAL_PORTS[kind](unit, uop, slots_of(lanes, unit))
@@ -216,7 +218,9 @@ def legal(lanes: RowLanes, unit: UnitSpec, uop: Any) -> Iterator[str]:
 
 
 def slots_of(lanes: RowLanes, port: UnitSpec) -> int:
-    """Slots of the memory that a port writes or reads."""
+    """Return the number of slots of the memory that a port writes or reads. lanes: of the overlay. port: of an X, a T,
+    a K or a V.
+    """
     match port.kind[0]:
         case "X":
             return BANKS * lanes.columns
@@ -257,8 +261,9 @@ def lint(mop: Any) -> Iterator[str]:
 
 
 def refit(overlay: Overlay) -> Overlay:
-    """The overlay with the lanes that other memories make. Raises `ProgramError` for memories that are not alike, sizes
-    that no field can say, and fewer units."""
+    """Return the overlay with the lanes that its changed memories make. Raises `ProgramError` for memories that are not
+    alike, for sizes that no field can say, and for more or fewer units than xnn2 has.
+    """
     for kind, units in XNN2.by_kind.items():
         left = len(overlay.by_kind.get(kind, ()))
         if left != len(units):

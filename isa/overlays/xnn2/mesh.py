@@ -29,14 +29,15 @@ class LaneMeshB(Record, words=1, name="MeshB"):
 
 
 def left_sources(lane: int) -> tuple[str, ...]:
-    """What MeshA of a lane selects from, in the order of its field."""
+    """Return the read ports that MeshA of a lane selects from, in the order of its field."""
     even = lane & ~1
     return tuple(f"{kind}{i}" for kind in ("XOut", "TOut") for i in (even, even + 1))
 
 
 def right_sources(lane: int) -> tuple[str, ...]:
-    """What MeshB of a lane selects from, in the order of its field: scores are made in even lanes, values in odd ones,
-    which have weights of their own in mode P3."""
+    """Return the units that MeshB of a lane selects from, in the order of its field: scores are made in even lanes,
+    values in odd ones, which have weights of their own in mode P3.
+    """
     heads = tuple(f"KvOut{i}" for i in range(KV) if lane in lanes_of_heads(i))
     return ("W0", "W1", *heads) if lane & 1 else ("W0", *heads)
 

@@ -34,7 +34,7 @@ class LaneMme(Record, words=2, name="Mme"):
 
 
 def repeat(op: LaneMme) -> tuple[int, int] | None:
-    """Entries that this one repeats, and how often more; None for an op."""
+    """Return how many entries before it an entry repeats, and how often more; None for an op."""
     return (op.length, op.times) if op.length else None
 
 
@@ -71,7 +71,9 @@ class LaneMmeUnit(MatrixEngine):
 
 
 def flops(op: LaneMme) -> int:
-    """Multiply-adds of an op, counted as 2 each."""
+    """Return the floating-point operations of an op: its multiply-adds, counted as 2 each. A mode of 64 counts 64, not
+    the padding to 128. The entry of a repeat counts none of its own.
+    """
     products = op.times * (op.first * op.first_depth + op.second * op.second_depth)
     return 2 * products * TILE * (HALF if op.k64 else TILE) * (HALF if op.n64 else TILE)
 

@@ -58,7 +58,9 @@ ROW_PORTS = {
 
 
 def top(overlay: Overlay) -> str:
-    """Return hw/versal/xnn2/dma_hls.cpp."""
+    """Return the text of hw/versal/xnn2/dma_hls.cpp: the kernel's top function, with all streams, memories and
+    processes.
+    """
     streams = [s for s in overlay.streams if MME not in (s.src.rstrip("0123456789"), s.dst.rstrip("0123456789"))]
     units = [u for u in overlay.units if u.kind != MME]
     memories = list(_memories())
@@ -124,7 +126,7 @@ def top(overlay: Overlay) -> str:
 
 
 def dispatcher(overlay: Overlay) -> str:
-    """Return hw/versal/xnn2/dispatch.cpp."""
+    """Return the text of hw/versal/xnn2/dispatch.cpp, which hands mOPs to the decoders of the units."""
     units = [u for u in overlay.units if u.kind != MME]
     lines = [
         "// Dispatcher: the image to the mOP FIFOs of the decoders (contract 1).",
@@ -177,7 +179,7 @@ def dispatcher(overlay: Overlay) -> str:
 
 
 def dispatcher_header(overlay: Overlay) -> str:
-    """Return hw/versal/xnn2/dispatch.h."""
+    """Return the text of hw/versal/xnn2/dispatch.h, which declares the dispatcher."""
     units = [u for u in overlay.units if u.kind != MME]
     lines = [
         f"// {MADE_BY}",

@@ -45,8 +45,11 @@ class LaneLpddr(Record, words=4, name="Lpddr"):
 
 
 class LaneTransfer(NamedTuple):
-    """One chunk, from or to some peers. addr: in units of 64 bytes. size, piece: float32 elements, of the chunk and of
-    a word of the peers' streams."""
+    """One chunk, from or to some peers.
+
+    addr: in units of 64 bytes. size, piece: float32 elements, of the chunk and of a word of the peers' streams. store:
+    write to the memory, else read. peers: names of units; "" is none.
+    """
 
     addr: int
     size: int
@@ -93,14 +96,14 @@ class LaneBankUnit(BankUnit):
 
 
 def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
-    """The off-chip access of a uOP; None if it makes none."""
+    """Return the off-chip access of a uOP; None if it makes none."""
     if isinstance(uop, LaneTransfer) and uop.size:
         return Transfer(str(unit.bank), uop.addr, uop.size, uop.store)
     return None
 
 
 def legal(unit: UnitSpec, uop: LaneTransfer) -> Iterator[str]:
-    """The reasons why the unit cannot execute a uOP."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
     if not all(uop.peers) or not uop.peers:
         yield "names no destination or source"
     if not uop.size:

@@ -26,22 +26,22 @@ FROM_DDR = LANES
 
 
 def lanes_of_weights(w: int) -> range:
-    """The lanes that W0 or W1 sends to."""
+    """Return the numbers of the lanes that W0 or W1 (`w` 0 or 1) sends to."""
     return range(1, LANES, 2) if w else range(LANES)
 
 
 def memories_of(port: int) -> range:
-    """The memories that a write port of K or V writes."""
+    """Return the numbers of the memories that a write port of K or V (0 or 1) writes, in 0 to 3 for K0, K1, V0, V1."""
     return range(OF_PORT * port, OF_PORT * (port + 1))
 
 
 def writer_of(kv: int) -> str:
-    """The write port of a memory of heads."""
+    """Return the name of the write port of a memory of heads (0 to 3)."""
     return f"KvIn{kv // OF_PORT}"
 
 
 def lanes_of_heads(kv: int) -> range:
-    """The lanes that a K or V sends to: K to even ones, V to odd ones."""
+    """Return the numbers of the lanes that a memory of heads (0 to 3) sends to: K to even ones, V to odd ones."""
     return range(kv >= KV // 2, LANES, 2)
 
 
@@ -143,11 +143,11 @@ class HeadMemory(FilledMemory):
         super().__init__(port, f"KvOut{kv}", slots)
 
     def keep(self, slot: int, number: int, piece: Array) -> None:
-        """Keep a block. number: is 0."""
+        """Keep a block, (128, 64) float32, in a slot. number: that of the block in its operation, always 0."""
         self.slots[slot] = piece
 
     def keep_both(self, slot: int, second: int, tile: Array) -> None:
-        """Keep the two blocks of a tile."""
+        """Keep the two blocks of a tile, (128, 128) float32: its left half in `slot`, its right half in `second`."""
         self.slots[slot] = tile[:, :HALF]
         self.slots[second] = tile[:, HALF:]
 

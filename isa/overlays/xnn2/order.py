@@ -28,8 +28,9 @@ Columns = Mapping[str, Ints]
 
 
 def fields_of(expansion: ExpandedProgram, unit: str, record: type[Record]) -> Columns:
-    """The values of all uOPs of a unit by field, each an array as long as its program. Fields of real numbers are left
-    out."""
+    """Return the values of all uOPs of a unit by field: int64 vectors as long as its program. Fields of real numbers
+    are left out. record: the type of all its uOPs.
+    """
     distinct, of = np.unique(expansion.sequences[unit].kinds, return_inverse=True)
     uops = [expansion.uops[kind] for kind in distinct.tolist()]
     return {
@@ -40,7 +41,9 @@ def fields_of(expansion: ExpandedProgram, unit: str, record: type[Record]) -> Co
 
 
 def spread(counts: Ints) -> tuple[Ints, Ints]:
-    """The pieces of operations that have `counts` pieces: the operation of each, and its number in that."""
+    """Number the pieces of operations that have `counts` pieces. Returns two int64 vectors with an element per piece:
+    the operation of the piece, and its number in that operation, from 0.
+    """
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -52,6 +55,7 @@ class Written:
     waited: by operation, the operations of the read port that it and those before it waited for. ends: the tiles that
     are written when it has ended. op: by tile, its operation; number 0 stands for no tile. cell, tile: the writes,
     sorted by cell, then by number of the tile. A cell is what is written and read as a whole: a slot, or half of one.
+    All are int64 vectors.
     """
 
     waited: Ints
@@ -63,27 +67,34 @@ class Written:
     @staticmethod
     def of(waits: Ints, tiles: Ints, cells: Ints, at: Ints) -> Written:
         """Put writes in order. waits, tiles: by operation, what it waits for and how many tiles it writes. cells, at:
-        the writes in any order, as cell and number of the tile."""
+        the writes in any order, as cell and number of the tile, in two vectors of equal length.
+        """
         order = np.lexsort((at, cells))
         op = np.concatenate([[-1], spread(tiles)[0]])
         return Written(np.cumsum(waits), np.cumsum(tiles), op, cells[order], at[order])
 
     def last(self, cells: Ints, bounds: Ints) -> Ints:
-        """For each cell, the position of its last write among those of the tiles up to a bound; -1 if there is none."""
+        """Return, for each cell, the position of its last write among those of the tiles up to a bound; -1 if there is
+        none. cells, bounds: arrays of one shape, or of shapes that numpy broadcasts; the result has it too.
+        """
         most = len(self.op)
         found = np.searchsorted(self.cell * most + self.tile, cells * most + bounds, side="right") - 1
         return np.where(np.concatenate([self.cell, [-1]])[found] == cells, found, -1)
 
     def last_tile(self, cells: Ints, bounds: Ints) -> Ints:
-        """For each cell, the number of the last tile up to a bound that was written to it; 0 if there is none."""
+        """Return, for each cell, the number of the last tile up to a bound that was written to it; 0 if there is none.
+        Shapes as for `last`.
+        """
         return np.concatenate([self.tile, [0]])[self.last(cells, bounds)]
 
     def only(self, keep: Flags) -> Written:
-        """The same without the writes for which `keep` is false."""
+        """Return the same without the writes for which `keep` is false. keep: an element for each write."""
         return Written(self.waited, self.ends, self.op, self.cell[keep], self.tile[keep])
 
     def before(self, op: Ints) -> Ints:
-        """Tiles that are written before each of these operations begins."""
+        """Return how many tiles are written before each of these operations begins. An operation may be one behind the
+        last.
+        """
         return np.where(op > 0, np.concatenate([[0], self.ends])[op], 0)
 
 
@@ -109,12 +120,16 @@ class Reads:
 
 
 def first_behind(free: Ints, count: int) -> Ints:
-    """For each of `count` operations of a read port, the first operation of the write port that waits for it."""
+    """Return, for each of `count` operations of a read port, the first operation of the write port that waits for it;
+    len(free) if none does. free: as in `Reads`.
+    """
     return np.searchsorted(free, np.arange(1, count + 1), side="left")
 
 
 def reads_of(name: str, written: Written, waits: Ints, op: Ints, cell: Ints) -> Reads:
-    """The reads of a port whose tokens stand for tiles."""
+    """Return the reads of a port whose tokens stand for tiles. name: the port. waits: by operation, the tiles that it
+    waits for. op, cell: of each read, two vectors of equal length.
+    """
     waited = np.cumsum(waits)
     high = written.before(first_behind(written.waited, len(waits)))
     low = np.minimum(waited, high)
@@ -147,15 +162,15 @@ class MemoryPorts(ABC):
         self.told: dict[tuple[str, str, str], Told] = {}
 
     def slot(self, cell: int) -> int:
-        """The slot of a cell."""
+        """Return the slot of a cell, as the read port counts. A class whose cells are no slots overrides it."""
         return cell
 
     def writer_slot(self, cell: int) -> int:
-        """The slot of a cell, as the write port counts."""
+        """Return the slot of a cell, as the write port counts."""
         return self.slot(cell)
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong: of each rule the first place, with the number of operations that have the like."""
+        """Yield what is wrong: of each rule the first place, with the number of operations that have the like."""
         self.check()
         for told in self.told.values():
             f = told.finding
@@ -163,12 +178,16 @@ class MemoryPorts(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Find what is wrong."""
+        """Find what is wrong, and `report` it."""
 
     def report(
         self, code: str, unit: str, uop: int, text: str, help: str, *, rule: str = "", warning: bool = False
     ) -> None:
-        """Report a uOP. text: what is wrong, behind the name of unit and uOP. rule: tells apart what has one code."""
+        """Keep a finding about a uOP, or count it if there is one of this code, unit and rule.
+
+        code: of the finding, such as `Y01`. text: what is wrong, behind the name of unit and uOP. help: what to do.
+        rule: tells apart what has one code.
+        """
         told = self.told.get((code, unit, rule))
         if told is None:
             found = Finding(code, f"{unit} uOP {uop} {text}", self.x.where(unit, uop), warning, help)
@@ -176,14 +195,17 @@ class MemoryPorts(ABC):
         told.uops.add(uop)
 
     def place(self, unit: str, uop: int) -> str:
-        """The words for a uOP that a message names besides the one that it is about."""
+        """Return how a message names a uOP besides the one that it is about, with its place in the source."""
         return f"{unit} uOP {uop} ({self.x.where(unit, uop)})"
 
     # -- order of reads and writes
 
     def compare(self, written: Written, ports: list[Reads], uses: Ints) -> list[Ints]:
-        """Find reads that are not ordered with writes, and tiles that nothing reads. uses: the writes that the write
-        port itself reads. Returns the write that each read of each port gets, -1 if that is not decided."""
+        """Report reads that are not ordered with writes, and tiles that nothing reads.
+
+        uses: the positions of the writes that the write port itself reads. Returns, for each port, a vector with the
+        position of the write that each read gets, -1 if that is not decided.
+        """
         firsts = [written.last(p.cell, p.low[p.op]) for p in ports]
         lasts = [written.last(p.cell, p.high[p.op]) for p in ports]
         used = np.zeros(len(written.tile), bool)
@@ -201,8 +223,9 @@ class MemoryPorts(ABC):
         return [np.where(a == b, a, -1) for a, b in zip(firsts, lasts, strict=True)]
 
     def undecided(self, written: Written, port: Reads, i: int, first: int, last: int, clean: Flags) -> None:
-        """Report read i of a port: it gets write `first`, or any up to `last`, of the same cell. clean: the writes that
-        another read certainly gets."""
+        """Report read i of a port: it gets write `first`, or any up to `last`, of the same cell (positions, -1 for
+        none). clean: for each write, whether another read certainly gets it.
+        """
         uop, slot = int(port.op[i]), self.slot(int(port.cell[i]))
         verb = port.verb[:-1]
         if last < 0:
@@ -222,11 +245,11 @@ class MemoryPorts(ABC):
             self.report("Y02", self.writer, op, text, help, rule=port.name)
 
     def wait_longer(self, written: Written, port: Reads, uop: int, tile: int) -> str:
-        """The help of a finding: how operation `uop` of a read port can wait for a tile."""
+        """Return the help of a finding: how operation `uop` of a read port can wait for tile number `tile`."""
         return f"raise its `wait` by {tile - int(port.low[uop])}, or that of uOPs before it"
 
     def contradictions(self, written: Written, port: Reads) -> None:
-        """Find operations of two ports that wait for each other."""
+        """Report operations of two ports that wait for each other (Y06)."""
         known = np.minimum(port.waited, len(written.op) - 1)
         for uop in np.flatnonzero(known > port.high).tolist():
             op = int(written.op[known[uop]])
@@ -238,7 +261,7 @@ class MemoryPorts(ABC):
             self.report("Y06", port.name, uop, text, help)
 
     def unread(self, written: Written, used: Flags) -> None:
-        """Find tiles of which nothing is read."""
+        """Report tiles of which nothing is read, as the warning Y03. used: for each write, whether it is read."""
         read = np.zeros(len(written.op), bool)
         np.logical_or.at(read, written.tile, used)
         read[0] = True

@@ -43,7 +43,7 @@ TOKEN = np.zeros(1, np.float32)
 
 
 def has_fifo(stream: Stream) -> bool:
-    """Whether a stream holds more than the units at its ends need to hand a tile, block or table over."""
+    """Whether a stream is a FIFO: it holds more than the units at its ends need to hand a tile, block or table over."""
     beats = stream.depth * stream.token.word_elements // BEAT
     return stream.token.rows * stream.token.columns < BLOCK_WORDS * BEAT or beats > PIECE
 
@@ -74,12 +74,12 @@ class FilledMemory:
         self._filled, self._free = port.sink(reader, FILLED), port.source(reader, FREE)
 
     def wait(self, tokens: int) -> Steps:
-        """Wait until the reader has ended so many more operations."""
+        """Return the steps that wait until the reader has ended `tokens` more operations."""
         if tokens:
             yield Burst(tokens, gets=(self._free,))
 
     def done(self) -> Step:
-        """Tell the reader that a tile has been written."""
+        """Return the step that tells the reader that a tile has been written."""
         return Step(puts=(self._filled,), do=lambda: (TOKEN,))
 
 
@@ -108,22 +108,23 @@ class ReadPort(Unit):
 
     @cached_property
     def writer(self) -> Any:
-        """The write port of the same memory."""
+        """The unit that is the write port of the same memory. Raises `KeyError` if there is none."""
         return self._net.units[self._writer]
 
     def wait(self, tokens: int) -> Steps:
-        """Wait until the writer has written so many more tiles."""
+        """Return the steps that wait until the writer has written `tokens` more tiles."""
         if tokens:
             yield Burst(tokens, gets=(self.filled,))
 
     def done(self) -> Step:
-        """Tell the writer that an operation has ended."""
+        """Return the step that tells the writer that an operation has ended."""
         return Step(puts=(self.free,), do=lambda: (TOKEN,))
 
 
 def send(sinks: Sequence[Channel], tiles: Sequence[Any], make: Any) -> Burst:
-    """The burst that sends tiles to all sinks at once. tiles: where they are; make: returns the tile, (128, 128)
-    float32, at such a place."""
+    """Return the burst that sends tiles to all sinks at once. tiles: where they are. make: returns the tile, (128, 128)
+    float32, at such a place.
+    """
     at = 0
 
     def some(n: int) -> tuple[list[Array], ...]:
@@ -144,20 +145,25 @@ def tiles_by(
     puts: Sequence[Channel] = (),
     do: Any = None,
 ) -> Burst:
-    """The burst that takes and sends `times` tiles, each word by word. amount: of the rate, for a tile."""
+    """Return the burst that takes and sends `times` tiles, each word by word. rate, amount: name of the rate, and how
+    much of it a tile takes. do: as of a `Burst`.
+    """
     return Burst(times, rate, amount, gets=gets, puts=puts, words=TILE_WORDS, parts=TILE_WORDS, do=do)
 
 
 def tile_by(
     rate: str, amount: float, *, gets: Sequence[Channel] = (), puts: Sequence[Channel] = (), do: Any = None
 ) -> Step:
-    """The step that takes and sends a tile, word by word. amount: of the rate."""
+    """Return the step that takes and sends a tile, word by word. rate, amount: name of the rate, and how much of it the
+    tile takes. do: as of a `Step`.
+    """
     return Step(rate, amount, gets=gets, puts=puts, words=TILE_WORDS, parts=TILE_WORDS, do=do)
 
 
 def blocks_in(source: Channel, count: int, take: Any) -> Iterator[Step]:
-    """The steps that take `count` blocks from off-chip memory. take: is called with the number of each block, and the
-    block, (128, 64) float32."""
+    """Yield the steps that take `count` blocks from off-chip memory. take: is called with the number of each block from
+    0, and the block, (128, 64) float32.
+    """
     for number in range(count):
 
         def one(piece: Any, number: int = number) -> None:
@@ -167,7 +173,9 @@ def blocks_in(source: Channel, count: int, take: Any) -> Iterator[Step]:
 
 
 def blocks_out(sink: Channel, make: Any) -> Iterator[Step]:
-    """The steps that send a tile to off-chip memory, as two blocks. make: returns the tile, (128, 128) float32."""
+    """Yield the steps that send a tile to off-chip memory, as two blocks. make: returns the tile, (128, 128)
+    float32.
+    """
     for half in range(TILE_BLOCKS):
 
         def one(half: int = half) -> tuple[Array]:

@@ -170,7 +170,9 @@ TABLE_PORTS = (LoopWork("table", "", writes=1), LoopWork("rotate", "", reads=2))
 
 
 def needs(overlay: Overlay) -> Iterator[Need]:
-    """What the machine takes of the device: unit by unit, then streams, ports and the instruction path."""
+    """Yield what the machine takes of the device: unit by unit, then streams, ports and the instruction path. Raises
+    `ProgramError` if a write port has no memory.
+    """
     for unit in overlay.units:
         if unit.kind in UNITS:
             yield from UNITS[unit.kind](unit)
@@ -188,12 +190,14 @@ def needs(overlay: Overlay) -> Iterator[Need]:
 
 
 def rams(words: int, halves: int = HALVES, *, ultra: bool = False) -> int:
-    """The RAM blocks of a memory of `words` words. A word is split evenly among `halves` RAMs."""
+    """Return the RAM blocks of a memory of `words` words of 1024 bit. A word is split evenly among `halves` RAMs.
+    ultra: UltraRAM, else block RAM.
+    """
     return halves * (ultra_rams if ultra else block_rams)(WORD_BITS // halves, words)
 
 
 def words_of(unit: UnitSpec) -> int:
-    """Words of 1024 bit of all slots of a memory."""
+    """Return the words of 1024 bit of all slots of a unit's memory. Raises `ProgramError` if the unit has none."""
     memory = memory_of(unit)
     return memory.slots * memory.rows * memory.columns // BEAT
 
@@ -297,7 +301,9 @@ def _softmax(unit: UnitSpec) -> Iterator[Need]:
 
 
 def loops(works: Sequence[LoopWork]) -> Iterator[Need]:
-    """What loops compute. Works of the same name are one loop."""
+    """Yield what loops compute. Works of the same `loop` are one loop, whose control counts once. Raises `KeyError` for
+    an unknown loop.
+    """
     seen = set[str]()
     for work in works:
         loop = LOOPS[work.loop]
@@ -334,12 +340,12 @@ BESIDE = {("Soft", "TIn"): ROW_BANKS * FLOAT, ("XStore", "DDR"): (3 + 2 * WORD_R
 
 
 def is_wide(stream: Stream) -> bool:
-    """Whether it carries words of 1024 bit; others carry tokens and statistics of rows."""
+    """Whether a stream carries words of 1024 bit; others carry tokens and statistics of rows."""
     return stream.token.word_elements >= BEAT and stream.token.rows * stream.token.columns >= TILE and not stream.label
 
 
 def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
-    """A unit's state, and the multiplexers behind the streams to it."""
+    """Yield what the state of a unit takes, and the multiplexers behind the streams to it."""
     sources = [overlay.by_unit[s.src].kind for s in overlay.streams if s.dst == unit.name and is_wide(s)]
     inputs = [sources.count(kind) for kind in TOGETHER[unit.kind]] if unit.kind in TOGETHER else [len(sources)]
     yield from cells_of("state of units", UNIT)
@@ -347,8 +353,9 @@ def ends(overlay: Overlay, unit: UnitSpec) -> Iterator[Need]:
 
 
 def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
-    """What the FIFO of a stream takes: cells or block RAM, by its width and depth; of one to or from an MME, its
-    ports."""
+    """Yield what the FIFO of a stream takes: cells or block RAM, by its width and depth; of one to or from an MME, its
+    ports.
+    """
     source, sink = overlay.by_unit[stream.src], overlay.by_unit[stream.dst]
     part = f"streams {source.kind}->{sink.kind}"
     if "MME" in (source.kind, sink.kind):
@@ -371,7 +378,7 @@ def fifo_of(overlay: Overlay, stream: Stream) -> Iterator[Need]:
 
 
 def size_of(overlay: Overlay, stream: Stream) -> tuple[int, int]:
-    """Bits of a word of a wide stream, and the words that it holds."""
+    """Return the bits of a word of a wide stream, and the number of words that it holds."""
     kinds = overlay.by_unit[stream.src].kind, overlay.by_unit[stream.dst].kind
     words = stream.depth * stream.token.word_elements // BEAT if has_fifo(stream) else STREAM_BEATS
     return WORD_BITS + BESIDE.get(kinds, 0), words
@@ -386,7 +393,7 @@ def in_shift_register(overlay: Overlay, stream: Stream) -> bool:
 
 
 def instruction_path(overlay: Overlay) -> Iterator[Need]:
-    """Fetch and dispatcher; a decoder for each unit, with its window; the streams between them."""
+    """Yield what fetch and dispatcher take, a decoder for each unit with its window, and the streams between them."""
     cells = FETCH
     for form in overlay.formats:
         cells += len(overlay.by_kind[form.kind]) * (DECODER + lut_ram(32 * form.mop.WORDS, MAX_WINDOW))

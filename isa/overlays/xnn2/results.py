@@ -223,7 +223,9 @@ class Head:
         self.total = np.zeros(TILE, np.float32)
 
     def add(self, n: int, tiles: Any) -> tuple[list[Weighted]]:
-        """Take the next n tiles of scores, (128, 128) float32 each. Returns their exps, with the maxima so far."""
+        """Take the next n tiles of scores, (128, 128) float32 each. Returns their exps with the maxima so far, a
+        `Weighted` each: the payloads of a burst of one stream.
+        """
         return ([self._weighted(tile) for tile in tiles],)
 
     def _weighted(self, tile: Array) -> Weighted:
@@ -249,7 +251,9 @@ class Head:
         return Weighted(out.reshape(TILE, TILE), tops)
 
     def end(self) -> tuple[HeadTotals]:
-        """The last maximum and the sum of each row, (128,) float32 each; the maximum of a row without a key is 0."""
+        """Return the last maximum and the sum of each row, (128,) float32 each; the maximum of a row without a key is
+        0.
+        """
         return (HeadTotals(np.where(np.isfinite(self.top), self.top, 0).astype(np.float32), self.total),)
 
 

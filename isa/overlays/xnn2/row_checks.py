@@ -34,7 +34,7 @@ class RowMemory(MemoryPorts):
         self.statistics(written, ports)
 
     def sums(self, written: Written) -> Ints:
-        """The positions of the writes to which a later write adds. Reports writes that add to nothing."""
+        """Return the positions of the writes to which a later write adds. Reports writes that add to nothing (Y01)."""
         (adds,) = np.nonzero(self.w["add"][written.op[written.tile]])
         onto = adds - 1
         empty = (onto < 0) | (written.cell[onto] != written.cell[adds])
@@ -45,12 +45,14 @@ class RowMemory(MemoryPorts):
         return np.asarray(onto[~empty])
 
     def sends(self, written: Written) -> Reads:
-        """The reads of XOut, an operation's slots each; none of operations that send nothing."""
+        """Return the reads of XOut: the slots of each operation; none of an operation that sends nothing."""
         op, i = spread(np.where(self.r["times"] > 0, self.r["tiles"], 0))
         return reads_of(self.reader, written, self.r["wait"], op, self.r["slot"][op] + i)
 
     def stores(self, written: Written) -> Reads:
-        """The reads of XStore, whose tokens stand for operations of XIn with `store`."""
+        """Return the reads of XStore, whose tokens stand for operations of XIn with `store`. Reports operations of the
+        two that wait for each other (Y06).
+        """
         free = np.cumsum(self.w["stored"])
         after = first_behind(free, len(self.s["wait"]))
         high = written.before(after)
@@ -81,7 +83,9 @@ class RowMemory(MemoryPorts):
     # -- statistics
 
     def statistics(self, written: Written, ports: list[Reads]) -> None:
-        """Find norms whose statistics do not belong to what is sent."""
+        """Report norms whose statistics do not belong to what is sent (Y04). ports: the reads of XOut, and those of
+        XStore.
+        """
         w = self.w
         counts = w["statistics"][self.op] > 0
         counted = written.only(np.concatenate([[False], counts])[written.tile])
@@ -98,7 +102,9 @@ class RowMemory(MemoryPorts):
             self.norms(written, counted, ports, made)
 
     def norms(self, written: Written, counted: Written, ports: list[Reads], made: CountedTiles) -> None:
-        """Find uses of the statistics of one bank that are wrong. counted: the writes that statistics count."""
+        """Report uses of the statistics of one bank that are wrong. counted: the writes that statistics count. made:
+        the tiles of the bank that they count.
+        """
         out, store = ports
         of = self.r["slot"] // self.columns == made.bank
         (shares,) = np.nonzero((self.r["share"] == 1) & of)
@@ -123,7 +129,9 @@ class RowMemory(MemoryPorts):
         self.normalise(written, counted, store, uops[known], made, Joined(shares, joined, first[known]))
 
     def moving(self, written: Written, port: Reads, uops: Ints, made: CountedTiles, verb: str) -> Flags:
-        """Whether each of these operations uses statistics while they may still change. Reports those."""
+        """Return whether each of these operations uses statistics while they may still change, and report those that
+        do. uops: of the port. verb: what they do, for the message.
+        """
         low = made.count(port.low[uops])
         found: Flags = low != made.count(port.high[uops])
         for uop, first in zip(uops[found].tolist(), low[found].tolist(), strict=True):
@@ -137,7 +145,9 @@ class RowMemory(MemoryPorts):
     def normalise(
         self, written: Written, counted: Written, port: Reads, uops: Ints, made: CountedTiles, joined: Joined
     ) -> None:
-        """Find operations that normalise by statistics of other data."""
+        """Report operations that normalise by statistics of other data. uops: of the port, those that normalise by the
+        statistics of `made`. joined: what was joined before each of them.
+        """
         help = "set `statistics` in the uOPs that write these slots last: 1 in the first, 2 in the others"
         where = f"normalises by the statistics of bank {made.bank}"
         left = ~self.moving(written, port, uops, made, "normalises")
@@ -171,7 +181,7 @@ class CountedTiles:
     """The tiles that the statistics of a bank count.
 
     tiles: their numbers. starts: of each, the number of the tile with which its statistics begin; 0 is power-on.
-    columns: those that its statistics count up to it.
+    columns: those that its statistics count up to it. Each is an int64 vector with an element per tile.
     """
 
     bank: int
@@ -180,33 +190,39 @@ class CountedTiles:
     columns: Ints
 
     def count(self, bounds: Ints) -> Ints:
-        """How many of these tiles are among the tiles up to each bound."""
+        """Return how many of these tiles are among the tiles up to each bound."""
         return np.searchsorted(self.tiles, bounds, side="right")
 
     def tile(self, counts: Ints) -> Ints:
-        """The number of the last tile, if X has taken the first `counts` of these tiles; 0 for none."""
+        """Return, for each count, the number of the last tile if X has taken so many of these tiles; 0 for none."""
         return np.concatenate([[0], self.tiles])[counts]
 
     def begin(self, counts: Ints) -> Ints:
-        """The tile with which the statistics begin, if X has taken the first `counts` of these tiles."""
+        """Return, for each count, the number of the tile with which the statistics begin if X has taken so many of
+        these tiles; 0 is power-on.
+        """
         return np.concatenate([[0], self.starts])[counts]
 
     def any(self, counts: Ints) -> Flags:
-        """Whether the statistics have any columns, if X has taken the first `counts` of these tiles."""
+        """Return, for each count, whether the statistics have any columns if X has taken so many of these tiles."""
         return np.asarray(np.concatenate([[0], self.columns])[counts] > 0, np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Operations that join statistics of a bank. uops, tiles: of each, and how many tiles its lane had counted then.
-    before: how many of them precede each operation that normalises."""
+    """Operations of XOut that join statistics of a bank.
+
+    uops, tiles: the number of each, and how many tiles its lane had counted then. before: for each operation that
+    normalises, how many of them precede it.
+    """
 
     uops: Ints
     tiles: Ints
     before: Ints
 
     def last(self) -> tuple[Ints, Ints]:
-        """The last one that precedes each operation that normalises, and how many tiles its lane had counted then; -1
-        for none."""
+        """Return two vectors with an element per operation that normalises: the last one of these that precedes it, and
+        how many tiles its lane had counted then; -1 for none.
+        """
         uops, tiles = (np.concatenate([[-1], x])[self.before] for x in (self.uops, self.tiles))
         return uops, tiles

@@ -78,7 +78,11 @@ class RowStatistics:
         self.squares = np.zeros(TILE, np.float32)
 
     def join(self, count: Any, mean: Array, squares: Array) -> None:
-        """Add the statistics of other columns of the same rows."""
+        """Add the statistics of `count` other columns of the same rows. mean, squares: (128,) float32, the mean of each
+        row and its sum of squared deviations from that.
+
+        Source: Chan, Golub and LeVeque (1979).
+        """
         total = self.count + np.float32(count)
         if total:
             share = np.float32(count) / total
@@ -88,8 +92,10 @@ class RowStatistics:
         self.count = total
 
     def add(self, tile: Array) -> None:
-        """Add those of the columns of a tile, 32 at a time. Sums are of what is apart from the first of these, which is
-        at most as far from their mean as the root of their number times their deviation."""
+        """Add those of the columns of a tile, (128, columns) float32, 32 at a time. Sums are of the differences from
+        the first of these columns, which is at most as far from their mean as the root of their number times their
+        deviation.
+        """
         for start in range(0, tile.shape[1], BEAT):
             part = tile[:, start : start + BEAT]
             count, first = np.float32(part.shape[1]), part[:, 0]
@@ -100,7 +106,9 @@ class RowStatistics:
             self.join(count, first + mean, squares)
 
     def factors(self, eps: float, rms: bool) -> tuple[Array, Array]:
-        """What each row is multiplied by, and what is then added: (rows, 1) both."""
+        """Return what each row is multiplied by, and what is then added: (128, 1) float32 both, for (x - mean) /
+        sqrt(variance + eps). rms: the mean counts as 0, and the variance is the mean square.
+        """
         squares = self.squares + self.count * self.mean * self.mean if rms else self.squares
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.float32(1) / np.sqrt(squares / self.count + np.float32(eps))
@@ -109,7 +117,7 @@ class RowStatistics:
 
 
 def columns_of(spec: UnitSpec) -> int:
-    """Column tiles of a bank of an X."""
+    """Return the column tiles of a bank of an X. spec: its write port, which has the memory."""
     assert spec.memory is not None
     return spec.memory.slots // BANKS
 
@@ -156,7 +164,7 @@ class XInUnit(WritePort):
                 self.statistics[bank].add(tile[:, :valid])
 
     def tile(self, uop: XOut | XStore, slot: int) -> Array:
-        """What a read port sends of a slot."""
+        """Return what a read port sends of a slot, (128, 128) float32: the tile, normalised if the uOP says so."""
         tile: Array = self.slots[slot]
         if uop.normalise:
             factor, plus = self.statistics[uop.slot // self.columns].factors(uop.eps, bool(uop.rms))

@@ -31,15 +31,16 @@ GROUPS = TILE // BEAT
 
 
 class Weighted(NamedTuple):
-    """Probabilities before their last factor. tile: (128, 128). tops: (128, 4), the running maximum of each row and
-    group of columns."""
+    """Probabilities before their last factor. tile: (128, 128) float32. tops: (128, 4) float32, the running maximum of
+    each row and group of columns.
+    """
 
     tile: Array
     tops: Array
 
 
 class HeadTotals(NamedTuple):
-    """The last maximum and the sum of each row, (128,) both, that end the tiles of a head."""
+    """The last maximum and the sum of each row, (128,) float32 both, that end the tiles of a head."""
 
     top: Array
     total: Array

@@ -34,8 +34,9 @@ class SlotTokens:
     _read: dict[int, int] = field(default_factory=dict)
 
     def write(self, slots: Iterable[int | tuple[int, ...]]) -> int:
-        """Add an operation that writes a tile to each of these slots, or to several. Returns the reads that it waits
-        for."""
+        """Add an operation that writes a tile to each of these slots, or one tile to all slots of a tuple. Returns the
+        number of reads that it waits for.
+        """
         tiles = [(s,) if isinstance(s, int) else s for s in slots]
         need = max((self._read.get(s, 0) for tile in tiles for s in tile), default=0)
         wait = max(need, self.reads - SLACK) - self.writer_waited
@@ -65,20 +66,20 @@ class SlotTokens:
 
     @property
     def unread(self) -> int:
-        """Tokens of tiles that no operation of the read port has taken."""
+        """Number of tokens of tiles that no operation of the read port has taken."""
         return self.written - self.reader_waited
 
     @property
     def unwaited(self) -> int:
-        """Tokens of operations of the read port that the write port has not taken."""
+        """Number of tokens of operations of the read port that the write port has not taken."""
         return self.reads - self.writer_waited
 
     def needs(self, slots: Iterable[int]) -> int:
-        """The tiles that a read of these slots would have to wait for."""
+        """Return how many more tiles a read of these slots would have to wait for."""
         return max(max((self._written.get(s, 0) for s in slots), default=0) - self.reader_waited, 0)
 
     def read(self, slots: Iterable[int]) -> int:
-        """Add an operation that reads these slots. Returns the tiles that it waits for."""
+        """Add an operation that reads these slots. Returns the number of tiles that it waits for."""
         slots = list(slots)
         wait = max(self.needs(slots), self.written - SLACK - self.reader_waited)
         self.reader_waited += wait
