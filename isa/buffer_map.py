@@ -12,7 +12,7 @@ from .program import Buffer
 class BufferMap:
     """Finds the buffers that hold an address. unit: float32 elements per address unit.
 
-    If buffers share memory, the likeliest one is found from the accesses noted with `touch`, in program order: a
+    If buffers share memory, the likeliest one is found from the accesses noted with `note_access`, in program order: a
     compiler fills buffers in the order of their declaration, so a load reads the buffer stored last, and a store to a
     buffer that was loaded starts the next buffer.
     """
@@ -34,9 +34,10 @@ class BufferMap:
         self._loaded: set[int] = set()
 
     def candidates(self, bank: str, addr: int, store: bool) -> list[tuple[int, Buffer]]:
-        """Return the buffers that hold address `addr` (address units), each with its position in the declarations.
+        """Return the buffers that hold address `addr` (address units), each with its position in the declarations; no
+        buffer if the bank is unknown.
 
-        The likeliest buffer for a store or a load comes first.
+        The likeliest buffer for a store or a load comes first. store: the access is a store.
         """
         row, ends = self._banks.get(bank, []), self._ends.get(bank, [])
         stop = bisect_right(self._starts.get(bank, []), addr)
@@ -56,7 +57,9 @@ class BufferMap:
         return found
 
     def note_access(self, bank: str, order: int, store: bool) -> None:
-        """Note a store to, or a load from, the buffer at position `order` of the declarations."""
+        """Note a store to a buffer of `bank`, or a load from it. order: the buffer's position in the declarations, as
+        `candidates` returns it.
+        """
         if store:
             self._stored[bank] = max(order, self._stored.get(bank, -1))
         else:

@@ -31,7 +31,7 @@ class UopSequence:
     """The uOPs of one unit in execution order.
 
     kinds: indices in `ExpandedProgram.uops`. origins: packet, or position in a preloaded list, of each uOP (ops that a
-    repeat runs again have the same). shifts: address units to add to the address of the distinct uOP.
+    repeat runs again have the same). shifts: number of address units to add to the address of the distinct uOP.
     """
 
     unit: UnitSpec
@@ -161,7 +161,9 @@ class ExpandedProgram:
     # -- places ---------------------------------------------------------------------------------------------------
 
     def where(self, unit: str, uop: int) -> str:
-        """The source line, packet or list position of a unit's uOP; the unit's name if it has no such uOP."""
+        """Return the place of uOP number `uop` of a unit: source line, packet or list position; the unit's name if it
+        has no such uOP. Raises `KeyError` for an unknown unit.
+        """
         run = self.sequences[unit]
         return place_of(self.program, unit, int(run.origins[uop])) if uop < len(run) else unit
 
@@ -195,7 +197,7 @@ class ExpandedProgram:
 
 
 def place_of(program: Program, unit: str, origin: int) -> str:
-    """Return the place of packet (or list position) `origin` of a unit.
+    """Return the place in a program of the packet of index `origin`, or of that entry of a unit's op list.
 
     The place is the source line if known, else `packet N (word W)`, or `UNIT op N` for a unit with an op list.
     """
@@ -206,7 +208,8 @@ def place_of(program: Program, unit: str, origin: int) -> str:
 
 
 def region_name(buffers: Sequence[Buffer], unit: int, start: int, end: int) -> str:
-    """Return the name of the buffer that holds elements start..end of a bank, and the piece of it: `x [0:128, 0:64]`.
+    """Return the name of the buffer that holds elements `start` to `end` (behind the last) of a bank, and the piece of
+    it: `x [0:128, 0:64]`.
 
     If several buffers hold them, the names are joined by `or`, and the piece is that of the first; if none does, the
     text has the address. buffers: those of the bank. unit: float32 elements per address unit.
@@ -230,8 +233,9 @@ def _piece(b: Buffer, start: int, end: int) -> str:
 
 
 def preloaded_uops(overlay: Overlay, preloaded: Mapping[str, Sequence[Any]]) -> int:
-    """Return how many ops all units with op lists execute together. Lists with repeats that are not possible count
-    nothing."""
+    """Return how many ops all units with op lists execute together. preloaded: op lists by unit name. Lists with
+    repeats that are not possible count nothing.
+    """
     total = 0
     for unit, entries in preloaded.items():
         held = overlay.op_list(unit)
@@ -241,7 +245,10 @@ def preloaded_uops(overlay: Overlay, preloaded: Mapping[str, Sequence[Any]]) -> 
 
 
 def uop_upper_bound(packet: Packet, overlay: Overlay) -> int:
-    """Return an upper bound of the uOPs that a packet expands to at all its units together, without expanding it."""
+    """Return an upper bound of the uOPs that a packet expands to at all its units together, without expanding it.
+
+    Raises `KeyError` for an opcode that the overlay does not have; 0 is allowed.
+    """
     header = packet.header
     if not header.opcode:
         return 0

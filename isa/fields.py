@@ -45,12 +45,12 @@ class Field:
 
     @property
     def mask(self) -> int:
-        """The field's bits in its word."""
+        """The field's bits in its 32-bit word, as a mask that is not shifted down."""
         return ((1 << self.width) - 1) << self.low
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The smallest and the largest value that fit."""
+        """The smallest and the largest integer that fit."""
         if self.signed:
             return -(1 << (self.width - 1)), (1 << (self.width - 1)) - 1
         return 0, (1 << self.width) - 1
@@ -68,7 +68,9 @@ def bits(
     to: str | None = None,
     source: str | None = None,
 ) -> Any:
-    """Declare a field of a `Record`; the arguments are those of `Field`."""
+    """Declare a field of a `Record`. default: its value where none is given; the other arguments are those of
+    `Field`.
+    """
     spec = Field("", word, low, width, doc, signed, real, to, source)
     return dataclasses.field(default=default, metadata={"bits": spec})
 
@@ -155,7 +157,9 @@ class Record:
         raise FieldError(f"{cls.NAME} has no field {name!r}; its fields are {', '.join(f.name for f in cls.FIELDS)}")
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed. Raises `FieldError` if a value does not fit its field."""
+        """Return a copy with some fields changed. Raises `FieldError` if a value does not fit its field, `TypeError`
+        for an unknown field.
+        """
         out = object.__new__(type(self))
         values = out.__dict__
         values.update(self.__dict__)
@@ -170,7 +174,7 @@ class Record:
         return out
 
     def encode(self) -> tuple[int, ...]:
-        """Return the 32-bit words of the record; padding bits are 0."""
+        """Return the 32-bit words of the record; padding bits are 0. Word i of the record is element i."""
         out = [0] * self.WORDS
         values = self.__dict__
         for name, word, low, _ in self._PLAIN:
@@ -206,5 +210,7 @@ class Record:
 
     @classmethod
     def padding_set(cls, words: Sequence[int]) -> bool:
-        """Whether padding bits are set. The hardware ignores them, but they show a faulty generator."""
+        """Whether padding bits of the record's `words` are set. The hardware ignores them, but they show a faulty
+        generator. Raises `ValueError` for a wrong number of words.
+        """
         return any(int(w) & p for w, p in zip(words, cls.PADDING, strict=True))

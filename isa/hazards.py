@@ -41,7 +41,9 @@ Flags = npt.NDArray[np.bool_]
 
 
 def hazards(expansion: ExpandedProgram) -> Iterator[Finding]:
-    """Check the accesses of a program to its declared buffers, bank by bank."""
+    """Yield the hazards of a program's accesses to its declared buffers, bank by bank; none of a bank without buffers
+    or accesses.
+    """
     program = expansion.program
     for bank in program.overlay.banks:
         buffers = program.in_bank(bank)

@@ -33,7 +33,9 @@ class ReadImage:
 
 
 def decode_image(words: Words, overlay: Overlay) -> tuple[Packet, ...]:
-    """Return the packets of an image. Raises `ImageError`, with the word's index, if the hardware would misread it."""
+    """Return the packets of an image, a vector of uint32 (contract section 1). Raises `ImageError`, with the word's
+    index, if the hardware would misread it.
+    """
     reader = _ImageReader(overlay, strict=True)
     reader.image(words)
     return reader.out.packets
@@ -50,7 +52,9 @@ def read_image(data: bytes, overlay: Overlay) -> ReadImage:
 
 
 def places(what: str, at: Sequence[int]) -> str:
-    """Format several places: `words 2, 5 and 7 more`. what: the singular, e.g. `word`."""
+    """Format several places: `words 2, 5 and 7 more`. what: the singular, e.g. `word`. at: their numbers, at
+    least one.
+    """
     shown = ", ".join(map(str, at[:MAX_PLACES])) + (f" and {len(at) - MAX_PLACES} more" if len(at) > MAX_PLACES else "")
     return f"{what}{'s' if len(at) > 1 else ''} {shown}"
 

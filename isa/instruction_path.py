@@ -72,11 +72,13 @@ class InstructionPath(Workload):
 
     @staticmethod
     def of(program: Program) -> InstructionPath:
-        """The instruction path of a program."""
+        """Return the instruction path of a program, with its op lists."""
         return InstructionPath(program.overlay, program.packets, program.preloaded)
 
     def packets_for(self, unit: str) -> Iterator[tuple[int, Packet]]:
-        """Yield the packets that select a unit, terminators included, with their numbers."""
+        """Yield the packets that select a unit, terminators included, as (index in the image, packet). Raises
+        `KeyError` for an unknown unit.
+        """
         spec = self.overlay.by_unit[unit]
         for number, packet in enumerate(self.packets):
             header = packet.header
@@ -84,7 +86,9 @@ class InstructionPath(Workload):
                 yield number, packet
 
     def uops(self, unit: str) -> Iterator[Any]:
-        """Yield the uOPs that a unit executes."""
+        """Yield the uOPs that a unit executes, in order. Raises `KeyError` for an unknown unit, `ProgramError` for a
+        repeat in its op list that is not possible.
+        """
         if self.overlay.by_unit[unit].kind in self.overlay.preloaded:
             entries = self.preloaded.get(unit, ())
             yield from map(entries.__getitem__, self._origins(unit))
@@ -243,8 +247,9 @@ _PLANS: WeakKeyDictionary[Program, TimedWorkload[Overlay]] = WeakKeyDictionary()
 
 
 def plan_of(program: Program) -> TimedWorkload[Overlay]:
-    """Return the run of a program whose parameters are at their defaults. It is traced once in the life of the program,
-    because tracing is slow."""
+    """Return the timed run of a program whose parameters are at their defaults. It is traced once in the life of the
+    program, because tracing is slow. `TimedWorkload.run` says what a run raises.
+    """
     plan = _PLANS.get(program)
     if plan is None:
         places = replace(program)  # the plan must not keep the program itself

@@ -36,7 +36,7 @@ ALIGNED = 64
 
 
 def padded(n: int, multiple: int) -> int:
-    """Round n up to a multiple of `multiple`."""
+    """Round n up to a multiple of `multiple`, which is at least 1."""
     return -(-n // multiple) * multiple
 
 
@@ -54,6 +54,8 @@ def block(matrix: Array) -> Array:
 
 
 def unblock(flat: Array, rows: int, cols: int) -> Array:
-    """Convert a blocked vector (R*C,) back to its matrix (R, C): the inverse of `block`."""
+    """Convert a blocked vector (R*C,) back to its matrix (R, C): the inverse of `block`. Raises `ValueError` if the
+    vector has another size, or R x C is not a whole number of blocks.
+    """
     grid = flat.reshape(rows // 128, cols // 64, 4, 2, 16, 64)
     return np.ascontiguousarray(grid.transpose(0, 2, 4, 3, 1, 5)).reshape(rows, cols)

@@ -15,9 +15,10 @@ MAX_KEY = 40
 
 
 def read_op_lists(lists: Any, overlay: Overlay) -> tuple[dict[str, tuple[Record, ...]], list[Finding]]:
-    """Read decoded JSON; return the ops by unit name, and a finding for each defect.
+    """Read op lists from decoded JSON; return the ops by unit name, and a finding for each defect.
 
-    lists: an object that maps the index of an MME ("0") or the name of a unit ("MME0") to a list of 32-bit words.
+    lists: an object that maps the index of an MME ("0") or the name of a unit ("MME0") to a list of 32-bit words. A
+    list with an error is left out; bits set in padding are a warning.
     """
     ops: dict[str, tuple[Record, ...]] = {}
     found: list[Finding] = []

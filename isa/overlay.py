@@ -45,16 +45,16 @@ class ProductGrid:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows of product units."""
         return len(self.left)
 
     @property
     def columns(self) -> int:
-        """Number of columns."""
+        """Number of columns of product units."""
         return len(self.right)
 
     def upper_left(self, rows: int, columns: int) -> ProductGrid:
-        """The grid of the first rows and columns."""
+        """Return the grid of the first `rows` rows and `columns` columns, or of all where there are fewer."""
         return ProductGrid(
             self.left[:rows],
             self.right[:columns],
@@ -93,7 +93,7 @@ class Patterns:
 
 
 def one_uop(mop: Record, iteration: int) -> Iterator[Record]:
-    """The default expansion of a mOP: the mOP itself is the only uOP of every iteration."""
+    """Yield the mOP itself, which is the only uOP of every iteration: the default expansion."""
     yield mop
 
 
@@ -141,10 +141,10 @@ class Transfer:
 class Overlay(StreamNetwork):
     """A machine with its instruction decoder.
 
-    formats: of packets. terminators: names of formats, in the order in which terminators are issued.
+    formats: of packets. terminators: FU types, in the order in which terminators are issued.
     preloaded: FU types whose uOPs do not come in packets but are loaded before the run (the MMEs), each with what such
     a list holds. mop_fifo_depth, uop_fifo_depth: slots in front of a decoder and of a unit. address_unit: float32
-    elements per address unit. image_bytes: size of the host's buffer for an instruction image, None if not known.
+    elements per address unit. image_bytes: bytes of the host's buffer for an instruction image, None if not known.
     legal: given a unit and a uOP, the reasons why the unit cannot execute it, beyond bit ranges. transfer: the
     off-chip access of a unit's uOP, None if it makes none. flops: floating-point operations of a preloaded uOP.
     title: what pictures call a uOP, "" to list its fields.
@@ -162,7 +162,7 @@ class Overlay(StreamNetwork):
     files cannot change its memories.
     whole: of an overlay whose files hold a whole machine: given a parsed file and the name, the machine; raises
     `ProgramError` for what is none.
-    max_bank_bytes: of an off-chip memory that addresses reach.
+    max_bank_bytes: bytes of an off-chip memory that addresses reach.
     device: the chip, None if not known. resources: what each part of the datapath needs of it. costs: times of the
     units' operations by their sources, compared with the simulator's. deviations: how far `resources` is from published
     figures.
@@ -219,11 +219,15 @@ class Overlay(StreamNetwork):
         return {f.name: f for f in self.formats}
 
     def format_of(self, kind: str) -> InstructionFormat:
-        """Return the format that drives an FU type (not the one that configures it)."""
+        """Return the format that drives an FU type (not the one that configures it). Raises `StopIteration` if no
+        format does.
+        """
         return next(f for f in self.formats if f.kind == kind and not f.config)
 
     def selected(self, opcode: int, mask: int) -> tuple[UnitSpec, ...]:
-        """Return the units that a packet drives. For FU types with one instance the mask is ignored."""
+        """Return the units that a packet drives. mask: bit i selects the unit of index i; for FU types with one
+        instance it is ignored. Raises `KeyError` for an unknown opcode.
+        """
         key = opcode, mask
         if key not in self._selections:
             units = self.by_kind[self.by_opcode[opcode].kind]
@@ -236,7 +240,9 @@ class Overlay(StreamNetwork):
         return {}
 
     def op_list(self, unit: str) -> OpList | None:
-        """Return what the op list of a unit holds; None for a unit without one, or that the overlay does not have."""
+        """Return what the op list of the unit of this name holds; None for a unit without one, or that the overlay does
+        not have.
+        """
         spec = self.by_unit.get(unit)
         return None if spec is None else self.preloaded.get(spec.kind)
 
@@ -254,8 +260,9 @@ class Overlay(StreamNetwork):
 
     @cached_property
     def head_columns(self) -> int:
-        """Columns of which an attention head is padded to a multiple: a head is a whole number of the smallest tiles
-        that each product unit multiplies, in K and in columns."""
+        """Number of columns of which an attention head is padded to a multiple: a head is a whole number of the
+        smallest tiles that each product unit multiplies, in K and in columns.
+        """
         sizes = [1]
         for unit in self.units_with("matmul"):
             for size, half in (("tile_depth", "matmul_half_depth"), ("tile_columns", "matmul_half_columns")):
@@ -274,12 +281,14 @@ class Overlay(StreamNetwork):
 
     @cached_property
     def step_seconds(self) -> dict[str, float]:
-        """As `StreamNetwork.step_seconds`, with `dispatch` and `decode`; these are 0 if the overlay has no such
-        rates."""
+        """Seconds per amount of each rate, as `StreamNetwork.step_seconds`, with `dispatch` and `decode`; these are 0
+        if the overlay has no such rates.
+        """
         return {FREE: 0.0, "dispatch": 0.0, "decode": 0.0} | self.seconds
 
     def with_rates(self, /, **values: float) -> Self:
-        """Return a copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4.
+        """Return a copy with some rates or FIFO depths replaced, e.g. ddr_read_gbs=42 or mop_fifo_depth=4: rates in the
+        unit of their `Rate`, depths in slots.
 
         Raises `ProgramError` for unknown names and impossible values, as `StreamNetwork.with_rates`.
         """

@@ -47,17 +47,21 @@ class Packet:
 
     @staticmethod
     def of(opcode: int, mops: Sequence[Record], *, mask: int = 0, reuse: int = 1) -> Packet:
-        """Make a packet of some mOPs."""
+        """Make a packet of some mOPs. mask: bit i selects the unit of index i. reuse: how often the mOPs are issued.
+        Raises `FieldError` for more mOPs than `MAX_WINDOW`, or a number that does not fit its field.
+        """
         return Packet(Header(opcode=opcode, mask=mask, window=len(mops), reuse=reuse), tuple(mops))
 
     @staticmethod
     def terminator(opcode: int, mask: int = 0) -> Packet:
-        """Make a packet that ends the decoders of the selected units."""
+        """Make a packet that ends the decoders of the selected units. mask: bit i selects the unit of index i. Raises
+        `FieldError` for a number that does not fit its field.
+        """
         return Packet(Header(opcode=opcode, mask=mask, last=1))
 
     @property
     def words(self) -> int:
-        """Size in 32-bit words, header included."""
+        """Size in 32-bit words, including the header's word."""
         return 1 + sum(m.WORDS for m in self.mops)
 
 
@@ -70,7 +74,8 @@ def terminators(overlay: Overlay) -> list[Packet]:
 
 
 def encode_image(packets: Sequence[Packet]) -> Words:
-    """Return the image: number of packet words, number of packets, then the packets back to back (contract 1).
+    """Return the image, a vector of uint32: number of packet words, number of packets, then the packets back to back
+    (contract 1).
 
     Raises `ImageError` if the window of a header is not the number of mOPs.
     """
@@ -89,7 +94,8 @@ def encode_image(packets: Sequence[Packet]) -> Words:
 
 
 def expand_window(form: InstructionFormat, mops: Sequence[Any], iterations: range) -> Iterator[Any]:
-    """Yield the uOPs of a window's mOPs in some iterations of its reuse (contract 1.3).
+    """Yield the uOPs of a window's mOPs in some iterations of its reuse (contract 1.3). iterations: numbers of
+    repetitions, from 0.
 
     A format with `loops_window` repeats the whole window; any other format repeats each mOP alone.
     """
@@ -104,5 +110,7 @@ def expand_window(form: InstructionFormat, mops: Sequence[Any], iterations: rang
 
 
 def expand(packet: Packet, overlay: Overlay) -> Iterator[Any]:
-    """Yield the uOPs that one packet expands to, at each unit that it selects."""
+    """Yield the uOPs that one packet expands to, at each unit that it selects. Raises `KeyError` for an opcode that the
+    overlay does not have, 0 included.
+    """
     return expand_window(overlay.by_opcode[packet.header.opcode], packet.mops, range(packet.header.reuse))

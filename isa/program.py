@@ -67,7 +67,7 @@ class Buffer:
 
     @property
     def view_fits(self) -> bool:
-        """Whether the stored shape can hold the view."""
+        """Whether the stored shape can hold the view, and `rows` suits both."""
         view, shape = self.view, self.shape
         if view is None:
             return not self.rows
@@ -96,7 +96,9 @@ class Buffer:
 
     @property
     def items(self) -> Iterator[tuple[int, int]]:
-        """The first stored row and the number of rows of each item, for a view with three dimensions."""
+        """The first stored row and the number of rows of each item of a view (batch, rows, columns). Raises
+        `ValueError` for a view with another number of dimensions.
+        """
         batch, rows, _ = self.view or ()
         at = 0
         for b in range(batch):
@@ -112,7 +114,10 @@ def only_weights(buffers: Collection[Buffer]) -> bool:
 
 @dataclass(frozen=True)
 class Patch:
-    """A field whose value is clamp(parameter - base, 0, cap). packet: its index. mop: index of the mOP in it."""
+    """A field whose value is clamp(parameter - base, 0, cap). packet: its index. mop: index of the mOP in it.
+
+    field: its name. base, cap: numbers in the unit of the parameter.
+    """
 
     packet: int
     mop: int
@@ -121,7 +126,7 @@ class Patch:
     cap: int
 
     def value(self, parameter: int) -> int:
-        """Return the field's value for a value of the parameter."""
+        """Return the field's value for a value of the parameter: clamp(parameter - base, 0, cap)."""
         return min(max(parameter - self.base, 0), self.cap)
 
 
@@ -141,7 +146,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of a source text."""
+    """A line of a source text. file: its path as text. line: its number, from 1."""
 
     file: str
     line: int
@@ -189,7 +194,7 @@ class Program:
 
     @cached_property
     def image(self) -> Words:
-        """The image, with every parameter at its default."""
+        """The image, a vector of uint32, with every parameter at its default. Raises as `bind`."""
         return self.bind({})
 
     @cached_property
@@ -198,7 +203,7 @@ class Program:
 
     @cached_property
     def packet_offsets(self) -> tuple[int, ...]:
-        """The image word at which each packet begins."""
+        """The index of the image word at which each packet begins."""
         out, at = [], 2
         for p in self.packets:
             out.append(at)
@@ -206,9 +211,11 @@ class Program:
         return tuple(out)
 
     def bind(self, values: Mapping[str, int]) -> Words:
-        """Return the image for these values of parameters, with the others at their defaults.
+        """Return the image, a vector of uint32, for these values of parameters by name, with the others at their
+        defaults.
 
-        Raises `TensorError` for unknown names or values out of range.
+        Raises `TensorError` for unknown names or values out of range, `IndexError` or `FieldError` for a patch of a
+        field that does not exist, `ImageError` if a header has another window than mOPs.
         """
         words = self._encoded.copy()
         unknown = set(values) - {p.name for p in self.parameters}
@@ -237,7 +244,7 @@ class Program:
         return self.packets[patch.packet].mops[patch.mop].field(patch.field)
 
     def patched_word(self, patch: Patch) -> int:
-        """Return the index of the image word that a patch changes."""
+        """Return the index of the image word that a patch changes. Raises as `patched_field`."""
         mops = self.packets[patch.packet].mops
         before = sum(m.WORDS for m in mops[: patch.mop])
         return self.packet_offsets[patch.packet] + 1 + before + int(self.patched_field(patch).word)
@@ -249,7 +256,7 @@ class Program:
 
     @cached_property
     def extensions(self) -> tuple[int, ...]:
-        """The opcodes that the base overlay does not have, of those that the program uses."""
+        """The opcodes, in rising order, that the program uses and that the base overlay does not have."""
         config = {f.opcode for f in self.overlay.formats if f.config}
         return tuple(sorted(config & {p.header.opcode for p in self.packets}))
 
@@ -269,7 +276,7 @@ class Program:
         return tuple(b for b in self.buffers if b.bank == bank)
 
     def place(self, buffer: Buffer) -> slice:
-        """Return which float32 elements of its bank a buffer takes."""
+        """Return which float32 elements of its bank a buffer takes, as a slice."""
         start = buffer.offset * self.overlay.address_unit
         return slice(start, start + buffer.size)
 
@@ -320,8 +327,9 @@ class UnpackedProgram:
 
 
 def place_buffers(buffers: Iterable[Buffer], unit: int) -> tuple[Buffer, ...]:
-    """Assign an offset to each buffer whose offset is negative: behind all earlier buffers of its bank, at a multiple
-    of `ALIGNED`. unit: float32 elements per address unit."""
+    """Assign an offset (in address units) to each buffer whose offset is negative: behind all earlier buffers of its
+    bank, at a multiple of `ALIGNED`. unit: float32 elements per address unit. Returns all buffers in their order.
+    """
     at: dict[str, int] = {}
     out = []
     for b in buffers:

@@ -56,7 +56,9 @@ class Comparison:
 
 
 def diff_programs(a: Program, b: Program) -> Comparison:
-    """Compare two programs. If their machines have different units, that is the only difference reported."""
+    """Compare two programs by the uOPs that each unit executes, their buffers and parameters. If their machines have
+    different units, that is the only difference reported.
+    """
     if [u.name for u in a.overlay.units] != [u.name for u in b.overlay.units]:
         text = f"programs for different machines: {a.overlay.name} and {b.overlay.name}"
         return Comparison((Difference("overlay", text),), False)
@@ -302,10 +304,12 @@ def _show(x: ExpandedProgram, unit: str, i: int) -> str:
 
 
 def edits(a: Ints, b: Ints) -> list[Edit]:
-    """Return the edits that turn a into b.
+    """Return the edits that turn a into b, in rising order. a, b: vectors of integers that are equal exactly if the
+    elements are.
 
     Sequences of equal length with few changes are compared element by element. Otherwise the shortest edit script is
-    computed (Myers, O(ND)). If it has more than `MAX_EDITS` edits, one edit covers everything between the equal ends.
+    computed (Myers, "An O(ND) Difference Algorithm and Its Variations", 1986). If it has more than `MAX_EDITS` edits,
+    one edit covers everything between the equal ends.
     """
     if len(a) == len(b):
         (differ,) = np.nonzero(a != b)

@@ -23,8 +23,10 @@ WIDTH = 120
 
 
 def reference(overlays: Mapping[Overlay, ModuleType]) -> str:
-    """Return the reference of some overlays, each with the module whose docstring introduces it. One that extends
-    another comes behind that. Raises `ProgramError` for one that does more than to add opcodes and change rates."""
+    """Return the reference of some overlays as Markdown, each with the module whose docstring introduces it. One that
+    extends another comes behind that. Raises `KeyError` if that is not among them, `ProgramError` for one that does
+    more than to add opcodes and change rates.
+    """
     import jinja2
 
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
@@ -193,7 +195,7 @@ def _paragraphs(doc: str) -> str:
 
 
 def about(record: type[Record]) -> str:
-    """Return the first paragraph of a format's docstring in one line."""
+    """Return the first paragraph of a format's docstring in one line; "" if it has none."""
     return " ".join((inspect.getdoc(record) or "").split("\n\n")[0].split())
 
 

@@ -45,21 +45,22 @@ class OpList:
 
     @property
     def longest(self) -> int:
-        """Entries that a unit holds."""
+        """Number of entries that a unit can hold."""
         return self.words // self.record.WORDS
 
     def repeated(self, entry: Any) -> tuple[int, int] | None:
-        """Return length and times of an entry that is a repeat, None for an op and for a record of another type."""
+        """Return (length, times) of an entry that is a repeat, None for an op and for a record of another type."""
         return self.repeat(entry) if self.repeat is not None and type(entry) is self.record else None
 
     def faults(self, entries: Sequence[Any]) -> Iterator[Fault]:
-        """Yield the repeats that are not possible."""
+        """Yield a fault for each repeat of a list that is not possible."""
         for _, fault in self._runs(entries):
             if fault is not None:
                 yield fault
 
     def runs(self, entries: Sequence[Any]) -> list[tuple[range, int]]:
-        """Return the entries in execution order: indices of entries one behind the other, and how often they run.
+        """Return the entries in execution order, as pairs: a range of indices of entries, and how often these run one
+        after the other.
 
         Raises `ProgramError` for a repeat that is not possible.
         """
@@ -75,7 +76,7 @@ class OpList:
         return len(entries) if self.repeat is None else sum(len(part) * times for part, times in self.runs(entries))
 
     def order(self, entries: Sequence[Any]) -> Ints:
-        """Return the index of each executed op's entry. Raises as `runs`."""
+        """Return the index of each executed op's entry, a vector of int64. Raises as `runs`."""
         if self.repeat is None:
             return np.arange(len(entries))
         return np.concatenate([np.tile(np.arange(part.start, part.stop), times) for part, times in self.runs(entries)])
@@ -85,7 +86,7 @@ class OpList:
         return entries if self.repeat is None else tuple(map(entries.__getitem__, self.order(entries).tolist()))
 
     def walk(self, entries: Sequence[Any]) -> Iterator[int]:
-        """Yield what `order` returns, one after the other."""
+        """Yield what `order` returns, one after the other, without making the array. Raises as `runs`."""
         if self.repeat is None:
             return iter(range(len(entries)))
         return chain.from_iterable(part for part, times in self.runs(entries) for _ in range(times))

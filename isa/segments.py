@@ -48,7 +48,9 @@ def stored_buffers(expansion: ExpandedProgram) -> list[StoredBuffer]:
 
 
 def accessed_buffers(program: Program, bank: str, accesses: Accesses) -> Ints:
-    """Return for each access of a bank the index in `program.buffers` of the buffer that it accesses, -1 if none."""
+    """Return, for each access of a bank, the index in `program.buffers` of the buffer that it accesses, -1 if none: a
+    vector of int64. accesses: those of the bank, as in `ExpandedProgram.accesses`.
+    """
     return _recorded(program, bank, accesses) if have_uops(program) else _guessed(program, bank, accesses)
 
 

@@ -8,13 +8,15 @@ KEYS = ("mops", "packets", "bytes", "uops", "uop_bytes")
 
 
 def count(program: Program) -> dict[str, dict[str, int]]:
-    """Count mOPs, packets, bytes, uOPs and bytes of uOPs, each by FU type and as `total`.
+    """Count mOPs, packets, bytes, uOPs and bytes of uOPs, each by FU type and as `total`. The outer keys of the result
+    are `KEYS`, the inner ones FU types.
 
     A packet counts once, however many units it selects; uOPs count once per selected unit. Terminators are packets with
     bytes but without uOPs: the uOP that a decoder issues when it ends launches no kernel (contract 1.3 and 5, paper
     section 3.1). Bytes are those of headers and mOPs; the two leading words of the image count only in the total. For
     FU types without packets (MMEs) the longest op list of a unit counts, and not in the total: its bytes, and as uOPs
-    the ops that it executes.
+    the ops that it executes. Raises `KeyError` for a packet with an unknown opcode, `ProgramError` for a repeat in an
+    op list that is not possible.
     """
     overlay = program.overlay
     out: dict[str, dict[str, int]] = {key: {} for key in KEYS}

@@ -71,9 +71,10 @@ def missing_declarations(program: Program) -> list[Finding]:
 
 
 def missing_op_lists(program: Program, counted: Balance | None) -> list[Finding]:
-    """Return finding M05 per FU type with op lists, if no unit has ops but other units exchange words with that type.
+    """Return the finding M05 for each FU type with op lists, if no unit has ops but other units exchange words with
+    that type.
 
-    counted: the balance of the program. This replaces a finding S01 for each of those streams.
+    counted: the balance of the program, None to find nothing. A finding replaces the findings S01 for those streams.
     """
     preloaded = program.overlay.preloaded
     kind_of = {u.name: u.kind for u in program.overlay.units}
@@ -108,6 +109,7 @@ def _too_large(program: Program) -> list[Finding]:
 @gc_disabled()
 def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> list[Finding]:
     """Check everything that can be decided without a run: `verify`, streams, hazards, contents of tiles, parameters.
+    Returns errors and warnings; with errors that keep uOPs from being made, those alone.
 
     roles: the buffers have the right roles; with False (a bare image) hazards in memory are not checked. op_lists: the
     op lists are complete; with False the streams of their units are not counted.
@@ -159,7 +161,9 @@ def dry_run(program: Program) -> list[Finding]:
 
 
 def smallest_depth(program: Program) -> int | None:
-    """Return the smallest mOP FIFO depth at which the program runs, at most the overlay's; None if it does not run."""
+    """Return the smallest depth of mOP FIFOs, in slots, at which the program runs, at most the overlay's; None if it
+    does not run at that.
+    """
     plan, depth = plan_of(program), program.overlay.mop_fifo_depth
     return _search(plan, 1, depth) if _runs(plan, depth) else None
 

@@ -50,12 +50,12 @@ class Access(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements of all pieces."""
+        """Number of float32 elements of all pieces."""
         return self.size * self.chunks
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first element that it touches, and one past the last."""
+        """The float32 element that it touches first, and the one behind the last, by address in its bank."""
         return self.addr, self.addr + (self.chunks - 1) * self.stride + self.size
 
 
@@ -82,17 +82,17 @@ class RowStore(NamedTuple):
 
     @property
     def store(self) -> bool:
-        """True: it writes off-chip memory."""
+        """True: it writes off-chip memory, as an `Access` with `store`."""
         return True
 
     @property
     def elements(self) -> int:
-        """Number of elements that the peer sends."""
+        """Number of float32 elements that the peer sends: whole blocks."""
         return self.blocks * BLOCK
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first element that it may touch, and one past the last."""
+        """The float32 element that it may touch first, and the one behind the last, by address in its bank."""
         below = (self.limit - 1) // BLOCK_ROWS * self.pitch
         return self.addr, self.addr + (self.chunks - 1) * self.chunk_stride + below + self.blocks * BLOCK
 
@@ -295,7 +295,7 @@ Emit = Callable[[UnitSpec, Iterable[Item]], Iterator[Record | Patched]]
 class Registers:
     """The registers that one format sets, in the order of the unit's instructions.
 
-    values: those that differ from the power-on values, which are the defaults of `record`.
+    values: the power-on values that are not the defaults of `record`; then the values of now, by field.
     """
 
     def __init__(self, record: type[Record], **values: Any) -> None:
@@ -304,7 +304,9 @@ class Registers:
         self.values: dict[str, Any] = {x.name: getattr(power_on, x.name) for x in record.FIELDS} | values
 
     def require_power_on(self, unit: UnitSpec, needed: Mapping[str, Any]) -> None:
-        """Raise `ProgramError` if work needs other values: for units without these registers."""
+        """Raise `ProgramError` if work needs other values than the registers have, for a unit without them. needed:
+        values by field. unit: for the message.
+        """
         differ = [name for name, value in needed.items() if self.values[name] != value]
         if differ:
             raise ProgramError(
@@ -313,13 +315,17 @@ class Registers:
             )
 
     def set(self, needed: Mapping[str, Any]) -> Iterator[Patched]:
-        """Yield the instruction after which all `needed` registers have their values; none if they have them."""
+        """Yield the instruction after which all `needed` registers have their values; none if they have them. needed:
+        values by field. Raises `FieldError` for a value that does not fit, `KeyError` for an unknown field.
+        """
         if any(self.values[name] != value for name, value in needed.items()):
             self.values |= needed
             yield self.made()
 
     def made(self, **once: Any) -> Patched:
-        """The instruction with the values of now, and with values that hold for this instruction alone."""
+        """Return the instruction with the values of now, and with values (`once`) that hold for this instruction alone.
+        A field that depends on a length is 0 in its record. Raises `FieldError` for a value that does not fit.
+        """
         values = self.values | once
         lengths = tuple((name, value) for name, value in values.items() if isinstance(value, LengthField))
         return Patched(self.record(**values | dict.fromkeys((name for name, _ in lengths), 0)), lengths)

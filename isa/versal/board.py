@@ -50,7 +50,9 @@ routing: the design fills most of the device, and its clock is the machine's spe
 
 
 def lanes(overlay: Overlay) -> Iterator[tuple[str, str, bool]]:
-    """Each stream between kernel and graph: the kernel's port, the graph's PLIO, and whether it leads to the graph."""
+    """Yield each stream between kernel and graph: the kernel's port, the graph's PLIO, and whether it leads to the
+    graph.
+    """
     for mme in overlay.by_kind["MME"]:
         for operand, inward in (("a", True), ("b", True), ("c", False)):
             for lane in range(LANES):

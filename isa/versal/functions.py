@@ -18,7 +18,9 @@ class HeadNorm(NamedTuple):
     rms: bool
 
     def apply(self, x: Array) -> Array:
-        """Return x with each head normalised. x: (rows, heads, columns from a head to the next), float32."""
+        """Return x with each head normalised, and columns behind `columns` 0. x: (rows, heads, columns from a head to
+        the next), float32; the result has this shape too.
+        """
         out = np.zeros_like(x)
         part = x[:, :, : self.columns]
         if not self.rms:
@@ -30,15 +32,16 @@ class HeadNorm(NamedTuple):
 
 
 def erf(x: Array) -> Array:
-    """The error function of each element, float32."""
+    """Return the error function of each element, float32 of the shape of x."""
     from scipy import special  # here, because importing it takes longer than most commands
 
     return np.asarray(special.erf(x), np.float32)
 
 
 def activation(x: Array, which: int) -> Array:
-    """Return x, float32 of any shape, behind an activation by its number: 0 gelu by tanh, 1 gelu by erf, 2 relu, 3
-    silu, 4 x itself. Raises `ProgramError` for another number."""
+    """Return x behind an activation, element by element: float32 of the shape of x. which: 0 gelu by tanh, 1 gelu by
+    erf, 2 relu, 3 silu, 4 x itself. Raises `ProgramError` for another number.
+    """
     match which:
         case 0:
             inner = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)

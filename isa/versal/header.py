@@ -22,8 +22,8 @@ PING_PONG = 2
 
 
 def header(overlay: Overlay, loops: Mapping[str, PipelinedLoop], fields: str) -> str:
-    """Return the C++17 header of an overlay whose units move 128x128 tiles: formats with their codec, and sizes of the
-    datapath.
+    """Return the text of the C++17 header of an overlay whose units move 128x128 tiles: formats with their codec, and
+    sizes of the datapath.
 
     loops: of its sources, by the names of their constants. fields: path of pl/fields.h, from the header's folder. All
     headers have one namespace and one guard, because a machine is built for one overlay.

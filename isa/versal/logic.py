@@ -33,28 +33,34 @@ FIFO_DEPTHS = (2, 4, 16, SRL_DEPTH)
 
 
 def multiplexer(ways: int, bits: int) -> Cells:
-    """Of a choice among so many words of `bits` bits, and of the register behind it."""
+    """Return the cells of a choice among `ways` words of `bits` bits, and of the register behind it; none for fewer
+    than two ways. Between synthesised numbers of ways they are interpolated.
+    """
     return NO_CELLS if ways < 2 else bits / PIECE_BITS * piece("multiplexer", ways)
 
 
 def fifo(width: int, depth: int) -> Cells:
-    """Of a stream: registers or shift registers where it is short; else block RAM, whose output is either the memory's
-    or the word that has just come in. And pointers."""
+    """Return the cells of a stream of `depth` words of `width` bits, with its pointers. A short one is registers or
+    shift registers; one deeper than `SRL_DEPTH` has its words in block RAM, which is not counted here, and chooses
+    between the memory's output and the word that has just come in.
+    """
     if depth > SRL_DEPTH:
         return piece("fifo in block RAM", width)
     return piece(f"fifo of {next(d for d in FIFO_DEPTHS if depth <= d)}", width)
 
 
 def register_slice(width: int) -> Cells:
-    """Of an AXI4-Stream port of a kernel. HLS registers all its signals (UG1399: register mode `both` is the default),
-    so it can hold a second word, and chooses between the two. Only streams to and from MMEs have such ports; others lie
-    between two units of the kernel, and are FIFOs."""
+    """Return the cells of an AXI4-Stream port of a kernel, of `width` bits. HLS registers all its signals (UG1399:
+    register mode `both` is the default), so it can hold a second word, and chooses between the two. Only streams to and
+    from MMEs have such ports; others lie between two units of the kernel, and are FIFOs.
+    """
     return piece("register slice", width)
 
 
 def lut_ram(width: int, depth: int) -> Cells:
-    """Of a memory in LUTs with a port to write and one to read (RAM32M16, RAM64M8 of UG974; more words need a
-    multiplexer), and of the register behind it."""
+    """Return the cells of a memory in LUTs of `depth` words of `width` bits with a port to write and one to read
+    (RAM32M16, RAM64M8 of UG974; more words need a multiplexer), and of the register behind it.
+    """
     return width / MEMORY_BITS * next_larger("memory", depth)
 
 
@@ -62,13 +68,15 @@ def lut_ram(width: int, depth: int) -> Cells:
 
 
 def block_rams(width: int, depth: int) -> int:
-    """Blocks of 36 Kbit for a memory with one port to write and one to read, in the best of their shapes."""
+    """Return the blocks of 36 Kbit that a memory of `depth` words of `width` bits takes, with one port to write and one
+    to read, in the best of their shapes.
+    """
     shapes = ((72, 512), (36, 1024), (18, 2048), (9, 4096))
     return min(ceil(width / w) * ceil(depth / d) for w, d in shapes)
 
 
 def ultra_rams(width: int, depth: int) -> int:
-    """Blocks of 288 Kbit (72 bit by 4096 words) for a memory of so many words of `width` bits."""
+    """Return the blocks of 288 Kbit (72 bit by 4096 words) that a memory of `depth` words of `width` bits takes."""
     return ceil(width / 72) * ceil(depth / 4096)
 
 
@@ -148,8 +156,12 @@ class LoopWork:
 
 
 def arithmetic(loop: PipelinedLoop, work: LoopWork) -> tuple[int, Cells]:
-    """DSPs and cells of what a loop computes. With an interval above 1 HLS shares an operator among as many operations,
-    and puts a multiplexer before each of its inputs; with rounds the item moves past the operators."""
+    """Return the DSPs and the cells of what a loop computes. loop: its interval and rounds. work: its operators.
+
+    With an interval above 1 HLS shares an operator among as many operations, and puts a multiplexer before each of its
+    inputs; with rounds the item moves past the operators. Raises `KeyError` for an operator that `OPERATORS` does not
+    list.
+    """
     dsp, cells = 0, Cells(ff=work.kept)
     for name, count in work.operators.items():
         operator, copies = OPERATORS[name], ceil(count / (loop.ii * loop.rounds))
@@ -163,13 +175,15 @@ def arithmetic(loop: PipelinedLoop, work: LoopWork) -> tuple[int, Cells]:
 
 
 def control(loop: PipelinedLoop) -> Cells:
-    """Of what steers a loop: HLS keeps for each step of the pipeline whether there is an item."""
+    """Return the cells of what steers a loop: HLS keeps for each step of the pipeline whether there is an item."""
     return Cells(CONTROL, LOOP_STATE + loop.fill)
 
 
 def crossbars(works: Sequence[LoopWork], banks: int, slots: int) -> Cells:
-    """Between the loops of a unit and its slots: every access has a butterfly between the order of its words and the
-    banks; the side that fills and the side that empties read any slot; any loop that writes may write to a slot."""
+    """Return the cells between the loops of a unit and its slots. Every access has a butterfly between the order of its
+    words and the `banks` banks; the side that fills and the side that empties read any of the `slots` slots; any loop
+    that writes may write to a slot.
+    """
     writers = sum(work.writes for work in works)
     accesses = writers + sum(work.reads for work in works)
     of_access = accesses * WORD_BITS / PIECE_BITS * piece("butterfly", banks)
@@ -177,7 +191,7 @@ def crossbars(works: Sequence[LoopWork], banks: int, slots: int) -> Cells:
 
 
 def cells_of(part: str, cells: Cells) -> Iterator[Need]:
-    """The needs of a part: its LUTs and flip-flops, an estimate."""
+    """Yield the needs of a part: its LUTs and its flip-flops, rounded up, as estimates."""
     if cells.lut:
         yield Need("LUT", ceil(cells.lut), part, True)
     if cells.ff:
@@ -190,7 +204,7 @@ TILES_PER_MME = 64
 
 
 def axi_ports() -> Iterator[Need]:
-    """What the adapters of the kernel's AXI ports take."""
+    """Yield what the adapters of the kernel's AXI ports take."""
     for where, count in PORTS.items():
         for resource, each in AXI_PORT.items():
             yield Need(resource, ceil(count * each), f"AXI ports, {where}", True)
@@ -198,8 +212,9 @@ def axi_ports() -> Iterator[Need]:
 
 
 def instruction_streams(overlay: Overlay, which: int = 1) -> Iterator[Need]:
-    """The streams of mOPs and uOPs in front of all decoders and units. which: bits in each that say which of
-    the unit's formats it has."""
+    """Yield what the streams of mOPs and uOPs in front of all decoders and units take. which: bits in each word that
+    say which of the unit's formats it has.
+    """
     for kind, units in overlay.by_kind.items():
         words = [form.mop.WORDS for form in overlay.formats if form.kind == kind]
         if words:

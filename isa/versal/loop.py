@@ -22,7 +22,7 @@ class PipelinedLoop:
     rounds: int = 1
 
     def cycles(self, items: int) -> int:
-        """Cycles that the loop takes for so many items; 0 for none."""
+        """Return the cycles that the loop takes for `items` items: items * rounds * ii + fill; 0 for none."""
         return items * self.rounds * self.ii + self.fill if items else 0
 
 

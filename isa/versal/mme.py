@@ -26,8 +26,9 @@ Product = Callable[[Array, Array, bool, bool], Array]
 
 
 class TileProducts:
-    """Multiplies pairs of tiles as they arrive. bias: added to the rows of the first rows x cols products; None for
-    none. In N = 64 mode the other columns are undefined, and here NaN."""
+    """Multiplies pairs of tiles as they arrive. product: multiplies two tiles. bias: (128 * cols,), added to the rows
+    of the first rows x cols products; None for none. In N = 64 mode the other columns are undefined, and here NaN.
+    """
 
     def __init__(self, product: Product, bias: Array | None, rows: int, cols: int, full_k: bool, full_n: bool) -> None:
         self.product = product
@@ -72,7 +73,9 @@ class TileSum:
         self.total: Array | None = None
 
     def add(self, n: int, a: Sequence[Array], b: Sequence[Array]) -> None:
-        """Take n pairs of tiles, (128, 128) float32 each; a: left operands, b: right ones."""
+        """Add the products of n pairs of tiles, (128, 128) float32 each. a: left operands, b: right ones. Raises
+        `ValueError` if there are not as many of both.
+        """
         for x, y in zip(a, b, strict=True):
             more = self.product(x, y, self.full_k, self.full_n)
             if self.total is not None:
@@ -97,7 +100,8 @@ class MatrixEngine(Unit):
     sums: type[TileSum] = TileSum
 
     def product(self, a: Array, b: Array, full_k: bool, full_n: bool) -> Array:
-        """Multiply a tile, or a column of tiles, by a tile, or a row of tiles. a: (M, K). b: (K, N).
+        """Multiply a tile, or a column of tiles, by a tile, or a row of tiles. a: (M, K) float32. b: (K, N) float32.
+        Returns (M, N) float32.
 
         full_k: False for K = 64 mode, which uses only the first 64 of K. full_n: False for N = 64 mode, which computes
         only the first 64 columns of each tile; the others are NaN.

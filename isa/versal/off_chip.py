@@ -18,7 +18,9 @@ READ_ONLY = "lpddr"
 
 
 def starts(mop: Any, iteration: int) -> Iterator[int]:
-    """The address of each chunk of a mOP with `addr`, `reuse_stride`, `chunk_stride` and `chunks`, in address units."""
+    """Return the address of each chunk of a mOP with `addr`, `reuse_stride`, `chunk_stride` and `chunks`, in address
+    units, modulo 2**32. iteration: of the packet's reuse, from 0.
+    """
     base = mop.addr + iteration * mop.reuse_stride
     return ((base + chunk * mop.chunk_stride) & 0xFFFF_FFFF for chunk in range(mop.chunks))
 
@@ -39,8 +41,11 @@ class BankUnit(Unit):
         self._read, self._write = f"{spec.bank}_read_gbs", f"{spec.bank}_write_gbs"
 
     def loaded(self, start: int, pieces: int, size: int, peers: Sequence[str], words: int, parts: int = 1) -> Burst:
-        """The burst that sends so many pieces of `size` elements, from element `start` on, to all peers. words: of a
-        piece on the stream, in `parts`."""
+        """Return the burst that sends `pieces` pieces of `size` float32 elements, from element `start` on, to all
+        peers. words: of a piece on the stream, in `parts` parts.
+
+        Raises `ProgramError` for a peer without a stream; in a run with data, when it reads beyond the bank.
+        """
         at = start
 
         def fetch(n: int) -> tuple[Array, ...]:
@@ -52,7 +57,7 @@ class BankUnit(Unit):
         return Burst(pieces, self._read, size * 4, puts=sinks, words=words, parts=parts, do=fetch)
 
     def stored(self, start: int, pieces: int, size: int, peer: str, words: int, parts: int = 1) -> Burst:
-        """The burst that writes what a peer sends; arguments as for `loaded`."""
+        """Return the burst that writes `pieces` pieces that a peer sends; arguments and errors as for `loaded`."""
         at = start
 
         def keep(n: int, tokens: Any) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Cells:
-    """LUTs and flip-flops."""
+    """Numbers of LUTs and of flip-flops. They may be fractions."""
 
     lut: float = 0
     ff: float = 0
@@ -32,7 +32,7 @@ NO_CELLS = Cells()
 
 @cache
 def synthesised() -> Mapping[str, Mapping[int, Cells]]:
-    """The table: cells by the name of a piece and its size."""
+    """Return the table of pieces that were synthesised: cells by the name of a piece, then by its size."""
     text = tomllib.loads(files(__package__).joinpath("pieces.toml").read_text(encoding="utf-8"))
     rows = {name: row for name, row in text.items() if isinstance(row, dict)}
     return {name: {int(size): Cells(*cells) for size, cells in row.items()} for name, row in rows.items()}
@@ -40,7 +40,9 @@ def synthesised() -> Mapping[str, Mapping[int, Cells]]:
 
 @cache
 def piece(name: str, size: int) -> Cells:
-    """Cells of a piece: as synthesised where the table has the size, else on a line through its neighbours."""
+    """Return the cells of a piece: as synthesised where the table has the size, else on a line through its neighbours;
+    beyond the largest size through the two largest. Raises `KeyError` for an unknown piece.
+    """
     row = synthesised()[name]
     if size in row:
         return row[size]
@@ -51,8 +53,9 @@ def piece(name: str, size: int) -> Cells:
 
 @cache
 def next_larger(name: str, size: int) -> Cells:
-    """Cells of the smallest listed piece that is as large: for what comes in steps. Beyond the largest one, as many of
-    these as are needed."""
+    """Return the cells of the smallest listed piece that is as large, for what comes in steps. Beyond the largest one,
+    as many of these as are needed. Raises `KeyError` for an unknown piece.
+    """
     row = synthesised()[name]
     largest = max(row)
     return row[min(n for n in row if n >= size)] if size <= largest else -(-size // largest) * row[largest]

@@ -55,7 +55,7 @@ def tile(mme: int, row: int, column: int, cascade: int) -> tuple[int, int]:
 
 
 def plio_columns(mme: int, mmes: int) -> range:
-    """Return the columns that have the PLIOs of an MME.
+    """Return the columns of the array that have the PLIOs of MME number `mme` of `mmes`.
 
     They begin below its tiles, or as near to them as leaves enough columns to all others on either side.
     """
@@ -71,7 +71,7 @@ def plio_columns(mme: int, mmes: int) -> range:
 
 @cache
 def shims(overlay: Overlay) -> Mapping[str, Shim]:
-    """Return the place of each PLIO of the overlay's MMEs, by name.
+    """Return the place of each PLIO of the overlay's MMEs, by name, such as `A0_15`: operand, MME, lane.
 
     The lanes of an MME are spread evenly over its columns, in the order of the tile columns that they lead to or come
     from. A lane of B or C has one such column. A lane of A is needed in two columns of each half of the MME; those of A
@@ -109,7 +109,7 @@ def _outputs() -> Iterator[tuple[str, int]]:
 
 
 def placement_header(overlay: Overlay) -> str:
-    """Return the C++ header with the places, for the AI Engine graph."""
+    """Return the text of the C++ header with the places of PLIOs, for the AI Engine graph."""
     places = shims(overlay)
     mmes = range(len(overlay.by_kind["MME"]))
     out = [

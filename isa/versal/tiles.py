@@ -76,25 +76,27 @@ class TilePayloads(Sequence[Array]):
         return self.matrix[i * TILE : (i + 1) * TILE, j * TILE : (j + 1) * TILE]
 
     def block(self, rows: int, cols: int) -> Array:
-        """The upper left part of the matrix: `rows` x `cols` tiles."""
+        """Return the upper left part of the matrix, `rows` x `cols` tiles, as a view (128 * rows, 128 * cols)."""
         return self.matrix[: rows * TILE, : cols * TILE]
 
 
 @cache
 def tile_rows(rows: int, times: int) -> Places:
-    """The order in which the tiles of a left operand are sent, as (row, column): the tiles of one column of `rows`
-    tiles, each `times` times before the next (0 0 1 1)."""
+    """Return the order in which the tiles of a left operand are sent, as (row, column): the tiles of one column of
+    `rows` tiles, each `times` times before the next (0 0 1 1).
+    """
     return tuple((i, 0) for i in range(rows) for _ in range(times))
 
 
 @cache
 def tile_columns(times: int, cols: int) -> Places:
-    """The order in which the tiles of a right operand are sent, as (row, column): the tiles of one row of `cols` tiles,
-    the whole row `times` times (0 1 0 1)."""
+    """Return the order in which the tiles of a right operand are sent, as (row, column): the tiles of one row of `cols`
+    tiles, the whole row `times` times (0 1 0 1).
+    """
     return tuple((0, j) for _ in range(times) for j in range(cols))
 
 
 @cache
 def tile_grid(rows: int, cols: int) -> Places:
-    """The places of `rows` x `cols` tiles as (row, column), row after row."""
+    """Return the places of `rows` x `cols` tiles as (row, column), row after row."""
     return tuple((i, j) for i in range(rows) for j in range(cols))
