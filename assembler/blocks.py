@@ -52,7 +52,8 @@ class Blocks:
         self._blocks[name] = block, self.report.text
 
     def walk(self, body: tuple[Any, ...], visit: Visit, depth: int = 0, calls: bool = True) -> None:
-        """Call `visit` with every item of a body, loops and calls unrolled. Mistakes go to the report.
+        """Call `visit` with every item of a body, loops and calls unrolled. Mistakes go to the report; raises
+        `SourceError` once it is full, or for a text that unrolls into too many items.
 
         depth: number of loops and calls around the body. calls: whether to walk into called blocks; a walk for
         declarations need not, since blocks contain none.

@@ -288,7 +288,9 @@ def _sources(program: Program) -> bytes:
 
 
 def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
-    """Read a program from a `.bin` file. Raises `ContainerError` if it is defective, `OSError` if it cannot be read."""
+    """Read a program from a `.bin` file. overlays: those that it may be for, by name. Raises `ContainerError` if it is
+    defective, `OSError` if it cannot be read.
+    """
     with open(path, "rb") as f:
         start = f.read(len(MAGIC))
         # the path may be an endless device; a few bytes tell what else a file is
@@ -298,7 +300,9 @@ def read(path: str | Path, overlays: Mapping[str, Overlay] = OVERLAYS) -> Progra
 
 @gc_disabled()
 def loads(data: bytes, name: str = "<bytes>", overlays: Mapping[str, Overlay] = OVERLAYS) -> Program:
-    """Decode the bytes of a `.bin`. name: the file name in messages. Raises `ContainerError` if they are defective."""
+    """Decode the bytes of a `.bin`. name: the file name in messages. overlays: those that it may be for, by name.
+    Raises `ContainerError` if they are defective.
+    """
     return _FileReader(data, name, overlays).program()
 
 
@@ -551,7 +555,10 @@ def _decode(data: bytes, overlay: Overlay, fail: Callable[[int, str], NoReturn])
 
 
 def write_raw(program: Program, path: str | Path) -> None:
-    """Write only the wire image of a program, without op lists, buffers and parameters."""
+    """Write only the wire image of a program, without op lists, buffers and parameters.
+
+    The words are little endian, with every parameter at its default. Raises `OSError`.
+    """
     write_bytes(path, program.image.astype("<u4").tobytes())
 
 

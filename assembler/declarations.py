@@ -27,8 +27,8 @@ from .slices import GRAIN
 def overlay(items: tuple[s.Item, ...], file: str, overlays: Mapping[str, Overlay]) -> Overlay:
     """Return the overlay that the first item of a text names, or makes by lines or by an overlay file.
 
-    file: of the text; the path of an overlay file is relative to its folder. Raises `Mistake` if the item names none,
-    an unknown one, or one that cannot be made.
+    items: of the text. file: its path; the path of an overlay file is relative to its folder. Raises `Mistake` if the
+    item names none, an unknown one, or one that cannot be made.
     """
     first = items[0] if items else None
     known = f"overlays are {listing(overlays)}"
@@ -117,7 +117,10 @@ class Declarations:
 
     def finish(self) -> None:
         """Give every buffer an address, set its scale and shift, and check that outputs of segments are buffers.
-        Mistakes go to the report."""
+        Mistakes go to the report.
+
+        Raises `SourceError` once it is full.
+        """
         overlay, buffers = self.names.overlay, self.names.buffers
         for b in place_buffers(buffers.values(), overlay.address_unit):
             buffers[b.name] = b

@@ -46,7 +46,9 @@ class Mistake(Exception):
 
 
 class SourceText:
-    """A source text with its line starts. notes: printed with every error in it, such as where it is included."""
+    """A source text with its line starts. file: its name in messages. notes: printed with every error in it, such as
+    where it is included.
+    """
 
     def __init__(self, text: str, file: str, *notes: str) -> None:
         self.text = text
@@ -58,16 +60,21 @@ class SourceText:
         return [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
 
     def line(self, offset: int) -> int:
-        """Return the number of the line at an offset, counted from 1."""
+        """Return the number of the line at an offset, counted from 1. offset: in characters of the text, as in a
+        `Span`.
+        """
         return bisect_right(self._starts, offset)
 
     def at(self, offset: int) -> str:
-        """Format an offset as file:line:column."""
+        """Format an offset, in characters of the text, as file:line:column, both counted from 1."""
         line = self.line(offset)
         return f"{self.file}:{line}:{offset - self._starts[line - 1] + 1}"
 
     def render(self, d: Diagnostic) -> str:
-        """Format an error of this text: place and message, the source line, a caret line, notes."""
+        """Format an error of this text: place and message, the source line, a caret line, notes.
+
+        It has no line end behind the last line.
+        """
         start, end = d.span
         begin = self._starts[self.line(start) - 1]
         line = self.text[begin:].split("\n", 1)[0].rstrip("\r")
@@ -105,8 +112,10 @@ class ErrorReport:
     @contextmanager
     def inside(self, text: SourceText, *calls: str) -> Iterator[None]:
         """Context in which errors are reported as errors in `text`; a `Mistake` ends it, and is recorded. calls: notes
-        that each of them gets, such as "called from FILE:LINE:COLUMN"; the notes of an enclosing `inside` follow
-        them."""
+        that each of them gets, such as "called from FILE:LINE:COLUMN"; the notes of an enclosing `inside` follow them.
+
+        Raises `SourceError` once there are `ENOUGH` mistakes.
+        """
         before = self.text, self._calls
         self.text, self._calls = text, (*calls, *self._calls)
         try:

@@ -81,7 +81,7 @@ class RsnLexer(RegexLexer):  # type: ignore[misc]
 
 
 def textmate() -> dict[str, Any]:
-    """Build the TextMate grammar of the language as a JSON object."""
+    """Return the TextMate grammar of the language as a JSON object: the keys are those of a `.tmLanguage.json` file."""
 
     def rule(match: str, name: str) -> dict[str, Any]:
         return {"match": match, "name": f"{name}.rsn"}

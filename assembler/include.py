@@ -22,7 +22,7 @@ Identity = tuple[int, int]
 def items(text: SourceText, tree: tuple[s.Item, ...], report: ErrorReport) -> list[Located]:
     """Return the items of a text, each with the text it stands in; an `include` is replaced by the items it includes.
 
-    tree: the items of `text` itself. Mistakes go to the report.
+    tree: the items of `text` itself. Mistakes go to the report; raises `SourceError` once it is full.
     """
     reader = _IncludeReader(report)
     reader.read(text, tree, (_identity(text.file),))

@@ -51,7 +51,9 @@ class ScopedNames:
     # -- scopes ---------------------------------------------------------------------------------------------------
 
     def new(self, token: Token) -> str:
-        """Return the name that a declaration gives. Raises `Mistake` if it is already defined in this scope."""
+        """Return the name that a declaration gives. Raises `Mistake` if it is already defined in this scope, or if the
+        token is no valid name.
+        """
         name = self.name(token)
         outside = name in self.constants or name in self.buffers
         if name in self._local or (outside and not self._in_block):
@@ -60,7 +62,10 @@ class ScopedNames:
 
     @contextmanager
     def variable(self, token: Token) -> Iterator[Callable[[int], None]]:
-        """Context in which a loop variable exists; it yields a function that sets the variable."""
+        """Context in which a loop variable exists; it yields a function that sets the variable.
+
+        Raises `Mistake` as `new`.
+        """
         name = self.new(token)
         try:
             yield lambda value: self._local.__setitem__(name, value)
@@ -69,7 +74,7 @@ class ScopedNames:
 
     @contextmanager
     def frame(self, values: Mapping[str, Value]) -> Iterator[None]:
-        """Context of a block's body: its parameters are the only local names."""
+        """Context of a block's body: its parameters are the only local names. values: of these parameters, by name."""
         before = self._local, self._in_block
         self._local, self._in_block = dict(values), True
         try:
@@ -82,7 +87,9 @@ class ScopedNames:
         return self._local.get(str(token)) if token.type == "NAME" else None
 
     def argument(self, e: s.Expr | s.UnitSelection) -> Value:
-        """Evaluate an argument of a call in the current scope, which is the caller's."""
+        """Evaluate an argument of a call in the current scope, which is the caller's: to units of one kind, a buffer or
+        a number. Raises `Mistake` if it is none of these.
+        """
         if isinstance(e, s.UnitSelection):
             return self.units((e,))
         if isinstance(e, Token) and e.type in ("NAME", "STRING"):
@@ -98,7 +105,9 @@ class ScopedNames:
     # -- quoted names ---------------------------------------------------------------------------------------------
 
     def name(self, token: Token) -> str:
-        """Return the text of a NAME, or of a STRING with its expressions in braces evaluated (`"layer{i}.x"`)."""
+        """Return the text of a NAME, or of a STRING with its expressions in braces evaluated (`"layer{i}.x"`). Raises
+        `Mistake` for a text in quotes that cannot be decoded, or an expression that is no integer.
+        """
         if token.type != "STRING":
             return str(token)
         if id(token) not in self._templates:
@@ -107,7 +116,10 @@ class ScopedNames:
         return "".join(x if isinstance(x, _Letters) else str(self.integer(x)) for x in pieces)
 
     def label(self, label: s.Label) -> str:
-        """Return the name of a run-time parameter, its index evaluated."""
+        """Return the name of a run-time parameter, its index evaluated.
+
+        Raises `Mistake` as `name`, or for an index that is no integer.
+        """
         stem = self.name(label.token)
         return stem if label.number is None else f"{stem}[{self.integer(label.number)}]"
 
@@ -121,10 +133,11 @@ class ScopedNames:
         return value
 
     def number(self, e: s.Expr, units: tuple[UnitSpec, ...] | None = None, depth: int = 0) -> Number:
-        """Evaluate an expression.
+        """Evaluate an expression. Integers stay exact: a division must be exact, and values fit in 64 bits, signed.
 
         units: the units that use the value as an address; a buffer's name then stands for its address, in address
-        units. depth: operators around the expression. Raises `Mistake`.
+        units. depth: number of operators around the expression. Raises `Mistake` for an unknown name, a division that
+        is not exact or by zero, a value that is too large, and an expression that is too deep or too long.
         """
         if isinstance(e, Token):
             if e.type == "INT":
@@ -251,7 +264,9 @@ class ScopedNames:
         return (self.overlay.by_unit[str(token)],)
 
     def peer(self, word: s.To | s.SourceUnit) -> str:
-        """Return the name of the unit behind an arrow. Raises `Mistake` if the word stands for several units."""
+        """Return the name of the unit behind an arrow. Raises `Mistake` if there is no such unit, or the word stands
+        for several.
+        """
         if word.number is not None:
             index = s.Sub(word.number, "", word.number)
             return self.units((s.UnitSelection(word.unit, (index,), word.end),))[0].name

@@ -24,7 +24,9 @@ PARAMETERS = 6
 
 
 class BufferName(NamedTuple):
-    """A buffer's name that does not depend on loops inside the outlined node, so that it can become a parameter."""
+    """A buffer's name that does not depend on loops inside the outlined node, so that it can become a parameter. slot:
+    its text. sums: the numbers in it.
+    """
 
     slot: NumberSlot
     sums: tuple[LoopNumber, ...]
@@ -44,7 +46,8 @@ class BufferName(NamedTuple):
 class NodeShape:
     """The structure of a node, equal for nodes that can share a block, and what may differ between them.
 
-    key: the structure. numbers: in order, without terms of loops inside the node. names: buffers' names, in order.
+    key: the structure. numbers: in order, without terms of loops inside the node; those in `names` are left out. names:
+    buffers' names, in order.
     """
 
     key: Hashable = ()

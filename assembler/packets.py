@@ -45,7 +45,9 @@ class Code:
         self.first: dict[str, _First] = {}
 
     def take(self, item: s.Item | s.Mop) -> None:
-        """Read a section or packet; ignore declarations. Raises `Mistake` for a statement outside of both."""
+        """Read a section or packet; ignore declarations. Raises `Mistake` for a statement outside of both, and for a
+        section or packet that is wrong as a whole; other mistakes go to the report.
+        """
         match item:
             case s.Section():
                 self._section(item)

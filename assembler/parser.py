@@ -31,7 +31,7 @@ def parse(text: str, file: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> P
     """Assemble a text to a `Program`, or, if it has sections instead of packets, to an `UnpackedProgram`.
 
     file: name of the text in messages and in the source map; includes are relative to its folder. Raises `SourceError`
-    with all mistakes found.
+    with all mistakes found. overlays: those that a text may name, by name.
     """
     with gc_disabled():
         return _assemble(SourceText(text, file), overlays)

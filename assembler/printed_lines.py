@@ -62,13 +62,13 @@ class Words:
         self.numbers: list[int] = []
 
     def put(self, part: str | NumberSlot, *numbers: int) -> Self:
-        """Add a word, after a space, with the numbers of its slot."""
+        """Add a word, after a space. numbers: those of its slot; none for text. Returns the object itself."""
         if self.parts:
             self.glue(" ")
         return self.glue(part, *numbers)
 
     def glue(self, part: str | NumberSlot, *numbers: int) -> Self:
-        """Add to the last word, without a space."""
+        """Add to the last word, without a space. numbers: as for `put`. Returns the object itself."""
         last = self.parts[-1] if self.parts else None
         if isinstance(part, str) and isinstance(last, str):
             self.parts[-1] = last + part
@@ -78,14 +78,14 @@ class Words:
         return self
 
     def append(self, row: TextRow) -> Self:
-        """Add a row to the last word, without a space; its body is ignored."""
+        """Add a row to the last word, without a space; its body is ignored. Returns the object itself."""
         for part in row.parts:
             self.glue(part)
         self.numbers += row.numbers
         return self
 
     def join(self, other: Words) -> Self:
-        """Add the words of another, after a space."""
+        """Add the words of another, after a space. Returns the object itself."""
         if self.parts and other.parts:
             self.glue(" ")
         return self.append(other.row())
@@ -139,11 +139,13 @@ class LoopNumber(NamedTuple):
         return "-".join([out, *minus])
 
     def plus(self, variable: LoopVariable, step: int) -> LoopNumber:
-        """Add the term step * variable."""
+        """Return the number with the term step * variable added."""
         return LoopNumber(self.base, (*self.terms, (variable, step)))
 
     def sorted(self, order: Mapping[LoopVariable | str, int]) -> LoopNumber:
-        """Sort the terms by the order of their variables."""
+        """Return the number with its terms sorted. order: the place of each variable. Raises `KeyError` for a variable
+        that it lacks.
+        """
         return LoopNumber(self.base, tuple(sorted(self.terms, key=lambda term: order[term[0]])))
 
     @property
@@ -162,7 +164,9 @@ def _times(variable: LoopVariable | str, step: int) -> str:
 
 
 def render(parts: Sequence[str | NumberSlot], sums: Sequence[LoopNumber]) -> str:
-    """Render a line: its parts with the numbers, or the expressions, of the slots in order."""
+    """Render a line: its parts with the numbers, or the expressions, of the slots in order. sums: the numbers of all
+    slots.
+    """
     return "".join(part if isinstance(part, str) else _filled(part, mine) for part, mine in with_sums(parts, sums))
 
 
@@ -204,8 +208,8 @@ class LineNode:
     """A line, a line with a body in braces, or a loop.
 
     sums: the numbers of the slots in parts. children: the body. inline: whether it may be written on one line. loop: of
-    a loop, how often it runs and the first value of its variable. variable: of a loop whose rounds differ. shape: the
-    number that `rolling` assigns to all nodes of the same shape; -1 while unset.
+    a loop, how often it runs and the first value of its variable, as a pair. variable: of a loop whose rounds differ.
+    shape: the number that `rolling` assigns to all nodes of the same shape; -1 while unset.
     """
 
     parts: tuple[str | NumberSlot, ...]
@@ -218,13 +222,13 @@ class LineNode:
 
     @classmethod
     def of(cls, row: TextRow) -> LineNode:
-        """Convert a row, with its body."""
+        """Convert a row, with its body, to a node without loops."""
         children = None if row.body is None else [cls.of(x) for x in row.body]
         return cls(row.parts, tuple([LoopNumber(n) for n in row.numbers]), children)
 
     @cached_property
     def bases(self) -> tuple[int, ...]:
-        """All numbers of the node and its body, in the first round of every loop."""
+        """All numbers of the node, then those of its body, in the first round of every loop."""
         own = tuple([x.base for x in self.sums])
         return own if not self.children else own + tuple(n for child in self.children for n in child.bases)
 
@@ -243,7 +247,8 @@ class LineNode:
     def looped(self, later: LineNode, variable: LoopVariable) -> LineNode:
         """Return a copy for the body of a loop, with numbers as expressions of the loop's variable, which begins at 0.
 
-        later: the same node in the second round; each number grows by its difference.
+        later: the same node in the second round; each number grows by its difference. Raises `ValueError` if the two
+        nodes have different shapes.
         """
         pairs = zip(self.sums, later.sums, strict=True)
         sums = tuple([a.plus(variable, b.base - a.base) if b.base != a.base else a for a, b in pairs])
@@ -271,7 +276,7 @@ class LineNode:
     def lines(self, width: int, variables: Sequence[str] = "ijklmn" * NESTED) -> list[str]:
         """Render the node in lines of at most `width` columns where that is possible.
 
-        variables: names for the variables of its loops, outermost first.
+        variables: names for the variables of its loops, outermost first. Raises `IndexError` if these are too few.
         """
         head = self.head()
         if self.loop is not None:
@@ -291,7 +296,10 @@ class LineNode:
 
 
 def render_nodes(nodes: Sequence[LineNode], taken: Container[str], width: int) -> list[str]:
-    """Render nodes as lines of text, `width` columns wide. taken: names that loop variables must not have."""
+    """Render nodes as lines of text, `width` columns wide. taken: names that loop variables must not have.
+
+    Raises `IndexError` for more than `NESTED` nested loops.
+    """
     names = (name for n in count() for name in ("ijklmn" if not n else (f"i{n}",)) if name not in taken)
     variables = list(islice(names, NESTED))
     return [line for node in nodes for line in node.lines(width, variables)]

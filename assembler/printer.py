@@ -298,7 +298,9 @@ def quoted_overlay(name: str) -> str:
 
 
 def group(units: Sequence[UnitSpec]) -> str:
-    """Write units of one kind as `MemA0`, `MemC[0..5]` or `MemC[0, 2..4]`."""
+    """Write units of one kind as `MemA0`, `MemC[0..5]` or `MemC[0, 2..4]`, in the order of their indices. units: at
+    least one.
+    """
     if len(units) == 1:
         return units[0].name
     runs: list[list[int]] = []
@@ -312,7 +314,9 @@ def group(units: Sequence[UnitSpec]) -> str:
 
 
 def vector(which: str, b: Buffer) -> list[str]:
-    """Write a buffer's "scale" or "shift" (`which`) as lines of text. Raises `ProgramError` for non-finite numbers."""
+    """Write a buffer's "scale" or "shift" (`which`), one number per column, as lines of text. Raises `ProgramError` for
+    non-finite numbers.
+    """
     values = getattr(b, which)
     start = f"{which} {quoted(b.name)} "
     words = [shortest(v) for v in values]  # for packed vectors too: it refuses numbers that are not finite
@@ -323,7 +327,9 @@ def vector(which: str, b: Buffer) -> list[str]:
 
 
 def wrap(start: str, words: Sequence[str], end: str) -> Iterator[str]:
-    """Yield `start`, words and `end` as lines of at most `WIDTH` columns, indented from the second line on."""
+    """Yield `start`, words and `end` as lines of at most `WIDTH` columns, indented from the second line on; a longer
+    word has a line of its own. words: at least one.
+    """
     line = start + words[0]
     for word in words[1:]:
         if len(line) + 1 + len(word) > WIDTH:

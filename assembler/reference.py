@@ -21,7 +21,9 @@ HEADING = ("in", "flags", "streams", "numbers", "pieces of buffers")
 
 
 def tables(overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
-    """Return the tables in Markdown, one per overlay. An overlay that extends another lists only the added words."""
+    """Return the tables in Markdown, one per overlay, sorted by name. overlays: by name. An overlay that extends
+    another lists only the added words.
+    """
     parts = []
     for overlay in sorted(overlays.values(), key=lambda o: (o.extends or o.name, o.extends is not None)):
         base = overlays.get(overlay.extends or "")
@@ -35,7 +37,9 @@ def tables(overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
 
 
 def insert(document: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
-    """Return a document with its tables replaced by current ones. Raises `ValueError` if it has no place for them."""
+    """Return a Markdown document with its tables replaced by current ones. Raises `ValueError` if it has no place for
+    them.
+    """
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

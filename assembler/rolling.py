@@ -94,8 +94,8 @@ class Candidate(NamedTuple):
 def roll_loops(rows: Sequence[TextRow], width: int, loop_cost: float = 1.0) -> list[LineNode]:
     """Convert rows to nodes, with loops for repeated stretches.
 
-    width: columns of a line. loop_cost: cost of a loop, in lines, in addition to those it has, so that loops replace
-    only stretches that are long enough.
+    rows: of a text, in order. width: columns of a line. loop_cost: cost of a loop, in lines, in addition to those it
+    has, so that loops replace only stretches that are long enough.
     """
     roller = _Roller(width, loop_cost)
     nodes = roller.roll([LineNode.of(row) for row in rows], 0)

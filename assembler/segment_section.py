@@ -29,7 +29,7 @@ SEGMENTS = c.Struct(
 
 
 def encoded(program: Program) -> bytes:
-    """The section of a program."""
+    """Return the bytes of the section with a program's segments, in the format `SEGMENTS`."""
     rows = [{x: getattr(s, x) for x in ("name", "kind", "layers", "outputs")} for s in program.segments]
     uops = []
     for unit in program.overlay.units:
@@ -40,7 +40,9 @@ def encoded(program: Program) -> bytes:
 
 
 def decoded(parsed: Any) -> tuple[ProgramSegment, ...]:
-    """The segments of a parsed section. Raises `ValueError` with the reason if they cannot be told."""
+    """Return the segments of a parsed section. parsed: what `SEGMENTS` makes of its bytes. Raises `ValueError` with the
+    reason if the ranges are cut short, or of a segment that there is not.
+    """
     uops: list[dict[str, tuple[tuple[int, int], ...]]] = [{} for _ in parsed.segments]
     for row in parsed.uops:
         if len(row.ranges) % 12:

@@ -36,12 +36,13 @@ class SliceError(ValueError):
 
 
 def whole_buffer(buffer: Buffer) -> Chunks:
-    """Return a whole buffer as one chunk."""
+    """Return a whole buffer, padding included, as one chunk."""
     return Chunks(buffer.offset, buffer.size)
 
 
 def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
-    """Return the chunks of buffer[start:stop] or buffer[start:stop, start:stop].
+    """Return the chunks of buffer[start:stop] or buffer[start:stop, start:stop]. bounds: (start, stop) of each
+    dimension, in elements.
 
     unit: the overlay's address unit, in elements. Raises `SliceError` unless the slice consists of whole grains of the
     buffer and begins at a whole address unit.
@@ -71,7 +72,9 @@ def cut(buffer: Buffer, bounds: Sequence[tuple[int, int]], unit: int) -> Chunks:
 
 
 def bounds_of(buffer: Buffer, chunks: Chunks, unit: int) -> list[tuple[int, int]] | None:
-    """Return the slice bounds for which `cut` gives these chunks; None if there are none. unit: as for `cut`."""
+    """Return the slice bounds, (start, stop) of each dimension in elements, for which `cut` gives these chunks; None if
+    there are none. unit: as for `cut`.
+    """
     shape, steps = buffer.shape, GRAIN[buffer.layout][-len(buffer.shape) :]
     if len(steps) != len(shape):
         return None

@@ -69,7 +69,9 @@ class Statements:
         return self._places[key]
 
     def read(self, words: tuple[s.Word, ...], site: Site) -> UnrolledMop | None:
-        """Read the words of a statement as one mOP; None if they contain mistakes, which go to the report."""
+        """Read the words of a statement as one mOP; None if they contain mistakes, which go to the report
+        (`SourceError` once it is full).
+        """
         first = words[0]
         record, begin = site.record, 0
         if isinstance(first, s.Bare) and str(first.name) in site.configs:
@@ -274,7 +276,9 @@ def _alone(unit: s.UnitSelection) -> tuple[Token, s.Expr | None, Token]:
 
 
 def fitting(record: type[Record], name: str, value: Number, span: Span) -> Any:
-    """Return the value if it fits the record's field of this name. Raises `Mistake`, at `span`, if not."""
+    """Return the value if it fits the record's field of this name. Raises `Mistake`, at `span`, if it does not fit or
+    there is no such field.
+    """
     try:
         record(**{name: value})
     except FieldError as e:

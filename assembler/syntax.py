@@ -94,7 +94,7 @@ class FieldSetting(NamedTuple):
 
     @property
     def name_span(self) -> Span:
-        """Span of the field's name, without the `=`."""
+        """Span of the field's name, without the `=`. Both are offsets in characters of the text."""
         start = token_span(self.key)[0]
         return start, start + len(self.name)
 
@@ -387,12 +387,14 @@ def _packet(start: Token, head: list[Any], body: tuple[Mop | TextLoop, ...], las
 
 
 def unquoted(token: Token) -> str:
-    """Return the text of a NAME, or the decoded text of a STRING."""
+    """Return the text of a NAME, or the decoded text of a STRING. Raises `Mistake` as `decoded`."""
     return decoded(str(token), token) if token.type == "STRING" else str(token)
 
 
 def decoded(string: str, token: Token) -> str:
-    """Decode a JSON string. token: the token that it is, or is a part of, for messages. Raises `Mistake`."""
+    """Decode a JSON string. token: the token that it is, or is a part of, for messages. Raises `Mistake` if it is none,
+    or has half of a surrogate pair.
+    """
     try:
         name = str(json.loads(string))
     except ValueError:
@@ -413,7 +415,7 @@ def number(token: Token) -> int:
 
 
 def token_span(token: Token) -> Span:
-    """Return the span of a token in the text."""
+    """Return the span of a token in the text: offsets of its first character, and of the one behind its last."""
     assert token.start_pos is not None
     assert token.end_pos is not None
     return token.start_pos, token.end_pos
