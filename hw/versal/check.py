@@ -87,7 +87,9 @@ class Sources:
 
     @cached_property
     def arguments(self) -> list[tuple[str, str]]:
-        """Type and name of each argument of the kernel, from its header. Raises `RsnError` if it is not declared."""
+        """Type and name of each argument of the kernel, in order, from its header. Raises `RsnError` if it is not
+        declared, `OSError` if the header cannot be read.
+        """
         body = re.search(rf"void {KERNEL}\((.*?)\);", self.text(f"pl/{KERNEL}.h"), re.DOTALL)
         if body is None:
             raise RsnError(f"pl/{KERNEL}.h declares no function {KERNEL}")
@@ -99,7 +101,9 @@ class Sources:
 
     @cached_property
     def ports(self) -> set[str]:
-        """Names of the kernel's stream ports: each array of 16 streams becomes 16 ports with a number."""
+        """Names of the kernel's stream ports: each array of 16 streams becomes 16 ports with a number. Raises as
+        `arguments`.
+        """
         return {f"{name}_{i}" for kind, name in self.arguments if "hls::stream" in kind for i in range(16)}
 
     @cached_property
@@ -127,7 +131,9 @@ class Sources:
             return done.stdout.splitlines()
 
     def config(self, key: str, file: str = "system.cfg") -> list[str]:
-        """Return the values of a key in a configuration file, in order."""
+        """Return the values of a key in a configuration file, in order. file: its path below `root`. Raises
+        `OSError`.
+        """
         return re.findall(rf"^{re.escape(key)}=(.*)$", self.text(file), re.MULTILINE)
 
 
@@ -136,14 +142,20 @@ Findings = Iterator[str]
 
 
 def generated(s: Sources) -> Findings:
-    """generated files are up to date"""
+    """generated files are up to date
+
+    Yields a sentence for each file that is not. Raises `OSError` if one cannot be read.
+    """
     for path, text in GENERATED.items():
         if s.text(path) != text():
             yield f"{Path(path).name} differs from what the tables generate (make generate)"
 
 
 def argument_order(s: Sources) -> Findings:
-    """the kernel's arguments are in the order in which hosts set them"""
+    """the kernel's arguments are in the order in which hosts set them
+
+    Yields a sentence if they are not. Raises as `Sources.arguments`.
+    """
     names = [name for kind, name in s.arguments if "hls::stream" not in kind]
     expected = [*(a.name for a in ARGUMENTS), FINGERPRINT]
     if names != expected:
@@ -151,7 +163,10 @@ def argument_order(s: Sources) -> Findings:
 
 
 def interfaces(s: Sources) -> Findings:
-    """every argument of the kernel has the interface pragmas that its type needs"""
+    """every argument of the kernel has the interface pragmas that its type needs
+
+    Yields a sentence for each argument that has not. Raises as `Sources.arguments`.
+    """
     text = s.text(s.top)
     for kind, name in s.arguments:
         modes = re.findall(rf"#pragma HLS INTERFACE (\w+) port={name}\b", text)
@@ -163,14 +178,21 @@ def interfaces(s: Sources) -> Findings:
 
 
 def memories(s: Sources) -> Findings:
-    """each AXI port of the kernel is connected to the memory in which hosts allocate its buffer"""
+    """each AXI port of the kernel is connected to the memory in which hosts allocate its buffer
+
+    Yields a sentence for each connection that is missing or too much. Raises `OSError` if system.cfg cannot be read.
+    """
     expected = {f"{KERNEL}_1.{a.name}:{a.memory}" for a in ARGUMENTS}
     for line in sorted(expected.symmetric_difference(s.config("sp"))):
         yield f"sp={line} is {'missing' if line in expected else 'not what hosts expect'}"
 
 
 def connections(s: Sources) -> Findings:
-    """the 288 lanes each connect a port and the PLIO of the same name, in its direction, once"""
+    """the 288 lanes each connect a port and the PLIO of the same name, in its direction, once
+
+    Yields a sentence for each mistake. Raises as `Sources.graph` and `Sources.arguments`, and `ValueError` for an `sc=`
+    line without two ends.
+    """
     plios = {name: way == "in" for way, name in (line.split() for line in s.graph if line[0] != "{") if way != "kernel"}
     ends: Counter[str] = Counter()
     for line in s.config("sc"):
@@ -194,7 +216,10 @@ def connections(s: Sources) -> Findings:
 
 
 def tiles(s: Sources) -> Findings:
-    """every MME has 64 AIE tiles, whose inputs place the run-time parameters where hosts expect them"""
+    """every MME has 64 AIE tiles, whose inputs place the run-time parameters where hosts expect them
+
+    Yields a sentence if the numbers of tiles or inputs differ. Raises as `Sources.graph`.
+    """
     inputs = Counter(line for line in s.graph if line.startswith("kernel"))
     mmes = len(s.overlay.by_kind["MME"])
     if inputs != {"kernel 3": 16 * mmes, "kernel 4": 48 * mmes}:
@@ -203,27 +228,42 @@ def tiles(s: Sources) -> Findings:
 
 
 def plio_places(s: Sources) -> Findings:
-    """every PLIO has a channel of its own, in a column of the array interface that has PLIOs, near its tiles"""
+    """every PLIO has a channel of its own, in a column of the array interface that has PLIOs, near its tiles
+
+    Yields what `check_places.plios` finds. Raises as `Sources.graph`.
+    """
     return check_places.plios(s.graph)
 
 
 def tile_places(s: Sources) -> Findings:
-    """the tiles of a cascade are neighbours, in the direction of their row"""
+    """the tiles of a cascade are neighbours, in the direction of their row
+
+    Yields what `check_places.tiles` finds. Raises as `Sources.graph`.
+    """
     return check_places.tiles(s.graph)
 
 
 def routes(s: Sources) -> Findings:
-    """the array's stream switches have room for all lanes"""
+    """the array's stream switches have room for all lanes
+
+    Yields what `check_places.routes` finds. Raises as `Sources.graph`.
+    """
     return check_places.routes(s.graph)
 
 
 def tile_memory(s: Sources) -> Findings:
-    """buffers, stack and parameters of every tile fit its own 32 KiB, A and B in different banks"""
+    """buffers, stack and parameters of every tile fit its own 32 KiB, A and B in different banks
+
+    Yields what `check_places.memory` finds. Raises as `Sources.graph`.
+    """
     return check_places.memory(s.graph)
 
 
 def streams(s: Sources) -> Findings:
-    """the kernel declares every stream and unit of the datapath once, streams with their depths"""
+    """the kernel declares every stream and unit of the datapath once, streams with their depths
+
+    Yields a sentence for each that it does not. Raises `OSError` if the source cannot be read.
+    """
     text, overlay = s.text(s.top), s.overlay
     for stream in overlay.streams:
         if "MME" in {overlay.by_unit[unit].kind for unit in (stream.src, stream.dst)}:
@@ -242,7 +282,10 @@ def streams(s: Sources) -> Findings:
 
 
 def hls_files(s: Sources) -> Findings:
-    """hls.cfg lists exactly the source files of the kernel"""
+    """hls.cfg lists exactly the source files of the kernel
+
+    Yields a sentence for each file that is missing on either side. Raises `OSError` if hls.cfg cannot be read.
+    """
     config = s.machine_sources.hls_cfg
     files = {os.path.relpath(path, s.root) for pattern in s.machine_sources.kernel for path in s.root.glob(pattern)}
     listed = {os.path.normpath(Path(config).parent / name) for name in s.config("syn.file", config)}
@@ -251,7 +294,10 @@ def hls_files(s: Sources) -> Findings:
 
 
 def hls_pragmas(s: Sources) -> Findings:
-    """every HLS pragma is one that Vitis 2024.1 knows, and each pipeline states a style that cannot hang"""
+    """every HLS pragma is one that Vitis 2024.1 knows, and each pipeline states a style that cannot hang
+
+    Yields what `pragmas.check` finds. Raises `OSError` if a source cannot be read.
+    """
     folder = Path(s.top).parent
     own = {f"{folder}/{p.name}" for x in ("h", "cpp") for p in (s.root / folder).glob(f"*.{x}")}
     shared = {f"pl/{p.name}" for p in (s.root / "pl").glob("*.h")} - own

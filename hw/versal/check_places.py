@@ -42,18 +42,22 @@ class TileMemory:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Bytes that all parts take together."""
         return sum(end - begin for _, begin, end in self.pinned) + sum(size for _, size in self.others)
 
 
 def parts(graph: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the PLIOs and the tiles of a graph. graph: the lines that the design program prints."""
+    """Return the PLIOs and the tiles of a graph. graph: the lines that the design program prints (`Sources.graph`).
+    Each PLIO or tile is its JSON object.
+    """
     lines = [json.loads(line) for line in graph if line.startswith("{")]
     return [x for x in lines if "plio" in x], [x for x in lines if "plio" not in x]
 
 
 def plios(graph: Sequence[str]) -> Findings:
-    """Yield what is wrong with the places of the PLIOs."""
+    """Yield a sentence for each mistake in the places of the PLIOs: column, channel, channels that are shared, distance
+    from the tiles. graph: as for `parts`.
+    """
     found, _ = parts(graph)
     table = p.shims(XNN)
     users: dict[tuple[bool, int, int], list[str]] = defaultdict(list)
@@ -84,7 +88,10 @@ def plios(graph: Sequence[str]) -> Findings:
 
 
 def tiles(graph: Sequence[str]) -> Findings:
-    """Yield what is wrong with the places of the tiles: a cascade needs neighbours in a row, in the row's direction."""
+    """Yield a sentence for each tile that does not lie where `placement.tile` has it: a cascade needs neighbours in a
+    row, in the row's direction. graph: as for `parts`. Nothing if the number of tiles is wrong, which another check
+    finds.
+    """
     _, found = parts(graph)
     side = range(p.SIDE)
     order = [(m, r, n, c) for m in range(len(XNN.by_kind["MME"])) for r in side for n in side for c in side]
@@ -99,7 +106,9 @@ def tiles(graph: Sequence[str]) -> Findings:
 
 
 def routes(graph: Sequence[str]) -> Findings:
-    """Yield the places where the stream switches have no room for all streams."""
+    """Yield a sentence for each place where the stream switches have no room for all streams. graph: as for `parts`.
+    Nothing if a PLIO has no place, which another check finds.
+    """
     streams: list[tuple[tuple[int, int], list[tuple[int, int]]]] = []
     for plio in parts(graph)[0]:
         if not plio["at"] or None in plio["tiles"]:
@@ -114,7 +123,9 @@ def routes(graph: Sequence[str]) -> Findings:
 
 
 def layout(kernel: dict[str, Any]) -> TileMemory:
-    """Return what lies in the memory of a tile whose parts all have places."""
+    """Return what lies in the memory of a tile whose parts all have places. kernel: its JSON object, from `parts`.
+    Raises `ValueError` if it has not one stack.
+    """
     pinned = []
     for name, buffer in zip(BUFFERS, kernel["buffers"], strict=False):
         pinned += [(name, offset, offset + buffer["bytes"]) for _, _, offset in buffer["at"]]

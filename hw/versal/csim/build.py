@@ -44,7 +44,8 @@ class MachineSources:
 
     def files(self, versal: Path, *, program: bool = False) -> list[Path]:
         """Return the source files of the library. versal: the folder of all sources. program: add the source of the
-        stand-alone program."""
+        stand-alone program. A pattern without files gives none.
+        """
         patterns = (*self.kernel, *self.graph, *self.native, *([MAIN] if program else []))
         return [path for pattern in patterns for path in sorted(versal.glob(pattern))]
 
@@ -96,7 +97,7 @@ def build(
     versal: the folder of all sources; None: that of this installation. machine: one of `MACHINES`. sanitize: one of
     `SANITIZERS`, or "" for none; only for the program. short_streams: streams without a FIFO hold four beats, as in
     hardware, which takes several times as long. Several processes may build at the same time. Raises `BoardError` if
-    there is no compiler, or if the build fails.
+    there is no compiler, or if the build fails, `KeyError` for an unknown machine.
     """
     cxx = compiler()
     made_of = MACHINES[machine]

@@ -35,7 +35,9 @@ class BlockedProcess:
 
 @dataclass(frozen=True)
 class StalledPipeline:
-    """A process whose pipeline, of style stp and with so many stages, holds elements for a stream back."""
+    """A process whose pipeline, of style stp and with so many stages, holds so many elements for a stream back. uop:
+    number of the uOP that it runs.
+    """
 
     process: str
     uop: int
@@ -75,7 +77,9 @@ class NativeReport:
 
     @staticmethod
     def parse(report: str) -> NativeReport:
-        """Parse the text of a report; csim.h describes its lines."""
+        """Parse the text of a report; csim.h describes its lines. Raises `ValueError` for a line that does not have its
+        parts.
+        """
         out = NativeReport()
         for line in report.splitlines():
             kind, *rest = line.split("\t")
@@ -98,7 +102,8 @@ def _whole(stream: str) -> str:
 
 
 def stalled(facts: NativeReport, seed: int) -> str:
-    """Describe a deadlock that pipelines cause which cannot flush: a line for each of them.
+    """Describe a deadlock that pipelines cause which cannot flush: a line for each of them. facts: the report of the
+    run. seed: of its stalls, for the message.
 
     Returns "" if none does: what waits for room alone would wait in any style.
     """
@@ -122,8 +127,8 @@ def stalled(facts: NativeReport, seed: int) -> str:
 def settle(path: InstructionPath, facts: NativeReport, where: Callable[[str, int], str]) -> NoReturn:
     """Raise the error that the executor would raise in the state of the native machine, if any.
 
-    path: the program's instructions. where: source line of a unit's packet or op, for the report. Raises
-    `DeadlockError`, or `ProgramError` if words are left in streams; `BoardError` if a part of a word is.
+    path: the program's instructions. facts: the report of the run. where: source line of a unit's packet or op, for the
+    report. Raises `DeadlockError`, or `ProgramError` if words are left in streams; `BoardError` if a part of a word is.
     """
     net, left = _stopped(path, facts, where)
     tasks = [net.progress[name].task for name in left]

@@ -33,7 +33,7 @@ def files(machine: str, versal: Path) -> list[Path]:
 def lint(compiler: str, versal: Path | None = None) -> str:
     """Return what one of `COMPILERS` says about the sources in `versal`, "" if nothing. None: of this installation.
 
-    Raises `FileNotFoundError` if it is not installed.
+    Raises `FileNotFoundError` if it is not installed, `OSError` if sources cannot be written to the cache.
     """
     versal = versal or sources()
     flags = [*(flag for flag in FLAGS if flag != "-O3"), f"-I{versal / 'csim' / 'include'}", "-fsyntax-only"]

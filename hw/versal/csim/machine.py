@@ -82,7 +82,9 @@ def _library(path: Path) -> ctypes.CDLL:
 
 
 def op_words(program: Program) -> list[Words]:
-    """Encode the op list of each MME as 32-bit words."""
+    """Return the op list of each MME of a program as 32-bit words, uint32 vectors in the order of the MMEs; an empty
+    one for an MME without ops.
+    """
     lists = [program.preloaded.get(f"MME{m}", ()) for m in range(MMES)]
     return [np.array([w for op in ops for w in op.encode()], np.uint32) for ops in lists]
 
@@ -165,7 +167,9 @@ class Native:
 
 
 def machine_of(program: Program) -> str:
-    """Return the machine that runs a program. Raises `BoardError` if the C++ sources describe none that does."""
+    """Return the name of the machine that runs a program, a key of `MADE_FOR`. Raises `BoardError` if the C++ sources
+    describe none that does.
+    """
     overlay = program.overlay
     if reason := without_hardware(overlay):
         raise BoardError(f"board csim: {reason}")

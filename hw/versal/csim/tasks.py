@@ -25,7 +25,9 @@ SECONDS = 600.0
 
 @dataclass(frozen=True)
 class NativeWait:
-    """A process that waits at the end of a run. line: of the user's file. put: it waits for room."""
+    """A process that waits at the end of a run. line: of the user's file, from 1. stream: its name. put: it waits for
+    room.
+    """
 
     process: str
     line: int
@@ -47,8 +49,8 @@ class NativeRun:
 def build_regions(text: str, headers: Sequence[Path], target: Path, optimize: str = "-O2") -> None:
     """Compile a file that states `main` with `rsn::csim::run_region` to the program `target`.
 
-    headers: further folders with headers. optimize: an option of the compiler. Raises `BoardError` if there is no
-    compiler, or if it refuses the text.
+    text: the C++. headers: further folders with headers. optimize: an option of the compiler. Raises `BoardError` if
+    there is no compiler, or if it refuses the text.
     """
     cxx = compiler("a native run")
     source = target.with_suffix(".native.cpp")
@@ -74,8 +76,9 @@ def run_region(
 ) -> NativeRun:
     """Run region `number` of a program that `build_regions` made.
 
-    memories: of the tensors, in order; they are written back. draws: of each task instance that calls `data()`, one
-    byte a call. seconds: limit of the run. Raises `BoardError` for a run that takes longer, or that crashes.
+    memories: of the tensors, in order; they are written back in the result. draws: of each task instance that calls
+    `data()`, one byte a call. seconds: limit of the run on this computer. Raises `BoardError` for a run that takes
+    longer, or that crashes.
     """
     given = b"".join(struct.pack("<Q", len(m)) + m for m in (*memories, *draws))
     try:

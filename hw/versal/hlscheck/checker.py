@@ -68,8 +68,10 @@ def check_kernel(
     flags: Sequence[str] = (),
     table: Mapping[str, PipelinedLoop] | None = None,
 ) -> HlsReport:
-    """Check the sources of one kernel. texts: by path. files: those that are compiled. top: the top function. table: of
-    cycles, to which PIPELINE pragmas refer. Raises `RsnError` if clang is not there, or does not compile them."""
+    """Check the sources of one kernel. texts: by path. files: the paths of those that are compiled. top: the top
+    function. flags: further options of clang. table: of cycles, to which PIPELINE pragmas refer; None: these are not
+    compared. Raises `RsnError` if clang is not there, or does not compile them.
+    """
     design = HlsDesign(texts, files, top, flags)
     facts, report = MemoryFacts(design), HlsReport()
     found: dict[HlsFinding, None] = {}
@@ -98,7 +100,9 @@ def check_kernel(
 
 
 def machine_texts(versal: Path) -> dict[str, str]:
-    """The sources of all machines that are for AMD's tools, by their paths below the folder of all."""
+    """Return the sources of all machines that are for AMD's tools, by their paths below the folder `versal` of all
+    sources. Raises `OSError`.
+    """
     paths = (p.relative_to(versal) for p in sorted(versal.rglob("*")) if p.suffix in (".h", ".cpp", ".cc"))
     return {
         p.as_posix(): (versal / p).read_text(encoding="utf-8")
@@ -108,7 +112,10 @@ def machine_texts(versal: Path) -> dict[str, str]:
 
 
 def check_machine(machine: str, versal: Path) -> HlsReport:
-    """Check the sources of a machine, of `MACHINES`. versal: the folder of all sources."""
+    """Check the sources of a machine, of `MACHINES`. versal: the folder of all sources.
+
+    Raises as `check_kernel`, and `OSError`.
+    """
     made_of = MACHINES[machine]
     texts = machine_texts(versal)
     files = [p.relative_to(versal).as_posix() for pattern in made_of.kernel for p in sorted(versal.glob(pattern))]
@@ -122,7 +129,9 @@ def check_machine(machine: str, versal: Path) -> HlsReport:
 
 
 def check_folder(folder: Path) -> HlsReport:
-    """Check a folder that `rsn hls` has written."""
+    """Check a folder that `rsn hls` has written, except for its test bench. Raises as `check_kernel`, and `OSError` if
+    it has no hls.tcl.
+    """
     texts = {p.name: p.read_text(encoding="utf-8") for p in sorted(folder.iterdir()) if p.suffix in (".h", ".cpp")}
     texts.pop("testbench.cpp", None)
     script = (folder / "hls.tcl").read_text(encoding="utf-8")

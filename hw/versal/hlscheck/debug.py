@@ -23,7 +23,9 @@ class ArrayDimension:
 @dataclass(frozen=True)
 class StoredArray:
     """What HLS makes one memory of: an array, or a scalar, whose elements are words. name: of the member in its
-    variable, "" if it is all of it. offset: of its first byte. size: bytes of a word."""
+    variable, "" if it is all of it. offset: of its first byte in the variable. dims: its dimensions, the outermost
+    first; none for a scalar. size: bytes of a word.
+    """
 
     name: str
     offset: int
@@ -32,18 +34,20 @@ class StoredArray:
 
     @property
     def count(self) -> int:
-        """Words in all."""
+        """Number of words in all."""
         return prod(max(d.count, 1) for d in self.dims)
 
     @property
     def bytes(self) -> int:
-        """From its first byte to behind its last one."""
+        """Number of bytes from its first one to behind its last one."""
         return self.size + sum((max(d.count, 1) - 1) * d.stride for d in self.dims)
 
 
 @dataclass(frozen=True)
 class CppLine:
-    """A line of a source. file: its path below the folder of all sources."""
+    """A line of a source. file: its path below the folder of all sources. line: its number, from 1; 0 if it is not
+    known.
+    """
 
     file: str
     line: int
@@ -53,7 +57,11 @@ class CppLine:
 
 
 class DebugInformation:
-    """That of a module. folder: of the sources that clang read."""
+    """The debug information of a module. folder: of the sources that clang read.
+
+    A number is that of a metadata node in the module's text. node: the fields of a node, by name. lines: given the
+    number of a debug location, the line of the instruction, then those of the calls through which it was inlined.
+    """
 
     def __init__(self, module: Module, folder: Path) -> None:
         self._module, self._folder = module, folder
@@ -77,7 +85,9 @@ class DebugInformation:
         return int(value[1:]) if value.startswith("!") and value[1:].isdigit() else -1
 
     def file(self, node: dict[str, str]) -> str:
-        """The file of a scope, by its path below the folder."""
+        """Return the file of a scope, by its path below the folder, or its name alone if it lies elsewhere. node: the
+        scope's fields.
+        """
         found = self.node(self._reference(node, "file"))
         path = os.path.normpath(Path(found.get("directory", ""), found.get("filename", "")))
         inside = path.startswith(f"{self._folder}/")
@@ -96,16 +106,18 @@ class DebugInformation:
         return tuple(out)
 
     def line_of_function(self, subprogram: int) -> CppLine:
-        """Where a function is defined."""
+        """Return where a function is defined. subprogram: number of its node."""
         node = self.node(subprogram)
         return CppLine(self.file(node), int(node.get("line", "0")))
 
     def name_of_function(self, subprogram: int) -> str:
-        """Its name in the sources."""
+        """Return the name of a function in the sources, "" if it is not known. subprogram: number of its node."""
         return self.node(subprogram).get("name", "")
 
     def variable(self, number: int) -> tuple[str, int, CppLine]:
-        """Name of a variable, which argument it is (0: none), and where it is declared."""
+        """Return the name of a local variable, which argument it is (from 1; 0: none), and where it is declared.
+        number: of its node.
+        """
         node = self.node(number)
         scope = self.node(self._reference(node, "scope"))
         return node.get("name", ""), int(node.get("arg", "0")), CppLine(self.file(scope), int(node.get("line", "0")))
@@ -125,17 +137,23 @@ class DebugInformation:
         return node, tags
 
     def element_name(self, variable: int) -> str:
-        """The name of the type of a variable's elements, behind references, pointers, arrays and names of its own."""
+        """Return the name of the type of a variable's elements, behind references, pointers, arrays and names of its
+        own. variable: number of its node.
+        """
         return self._element(variable)[0].get("name", "")
 
     def is_off_chip(self, variable: int) -> tuple[bool, bool]:
-        """Whether an argument of the top function is a memory by bursts, and whether it is one by a pointer."""
+        """Return whether an argument of the top function is a memory by bursts, and whether it is one by a pointer.
+        variable: number of its node.
+        """
         node, tags = self._element(variable)
         name = node.get("name", "")
         return name.startswith("burst_maxi<"), "DW_TAG_pointer_type" in tags and not name.startswith("stream<")
 
     def bits_of_stream(self, variable: int) -> int:
-        """Bits of an element of a stream, or of an array of streams; as our headers declare it, its member element_."""
+        """Return the bits of an element of a stream, or of an array of streams: those of its member element_, as our
+        headers declare it; 0 if there is none. variable: number of its node.
+        """
         node, _ = self._element(variable)
         for n in self._list(node):
             member = self.node(n)
@@ -145,7 +163,7 @@ class DebugInformation:
         return self._bytes(self.node(self._reference(element, "baseType"))) * 8
 
     def global_variable(self, number: int) -> tuple[str, CppLine]:
-        """Name of a global variable, and where it is declared."""
+        """Return the name of a global variable, and where it is declared. number: of its node."""
         node = self.node(number)
         if node.get("kind") == "DIGlobalVariableExpression":
             node = self.node(self._reference(node, "var"))

@@ -73,7 +73,11 @@ class PipelinedPlace:
 
 
 class HlsDesign:
-    """Sources of one kernel. texts: by their paths. files: those that are compiled. top: the top function."""
+    """Sources of one kernel, compiled, inlined and unrolled. texts: by their paths. files: those that are compiled.
+    top: the top function.
+
+    flags: further options of clang. Raises `RsnError` if clang is not there, or does not compile them.
+    """
 
     def __init__(self, texts: Mapping[str, str], files: Sequence[str], top: str, flags: Sequence[str] = ()) -> None:
         self.top = top
@@ -87,11 +91,13 @@ class HlsDesign:
         self.memories = {f.name: FunctionMemory(f, types, self.debug) for f in self.module.functions.values()}
 
     def marks(self, function: LlvmFunction, kind: str) -> Iterator[tuple[Instruction, MarkedPragma]]:
-        """Yield the calls of a kind of marker in a function, each with its pragma."""
+        """Yield the calls of a kind of marker in a function, each with its pragma. kind: such as `pipeline`, for
+        `rsn_hls_pipeline`.
+        """
         yield from self.marks_of(function.instructions(), kind)
 
     def marks_of(self, instructions: Iterable[Instruction], kind: str) -> Iterator[tuple[Instruction, MarkedPragma]]:
-        """Yield the calls of a kind of marker among instructions, each with its pragma."""
+        """Yield the calls of a kind of marker among instructions, each with its pragma. kind: as for `marks`."""
         for instruction in instructions:
             if instruction.callee == f"rsn_hls_{kind}":
                 number = int(instruction.arguments[0])
@@ -118,7 +124,7 @@ class HlsDesign:
         return levels > 1 and at.file == pragma.file and pragma.line - levels <= at.line < pragma.line
 
     def number_of(self, function: LlvmFunction, loop: NaturalLoop | None) -> int:
-        """The number that a loop got before it was transformed; 0 without a loop."""
+        """Return the number that a loop got before it was transformed; 0 without a loop, -1 if it has none."""
         if loop is None:
             return 0
         line = self.module.lines[function.blocks[loop.latches[0]].instructions[-1].line]
@@ -128,12 +134,14 @@ class HlsDesign:
         return next((int(k[1]) for k in known if k), -1)
 
     def line_of_loop(self, function: LlvmFunction, loop: NaturalLoop) -> CppLine:
-        """The first line of a loop of which an instruction is left."""
+        """Return the first line of a loop of which an instruction is left; that of the function if there is none."""
         places = [self.line(i) for b in loop.blocks for i in function.blocks[b].instructions if i.place >= 0]
         return min(places, key=lambda p: p.line) if places else self.debug.line_of_function(function.subprogram)
 
     def line(self, instruction: Instruction) -> CppLine:
-        """Where an instruction stands in the sources."""
+        """Return where an instruction stands in the sources: its own line, not that of a call through which it was
+        inlined.
+        """
         lines = self.debug.lines(instruction.place)
         return lines[0] if lines else CppLine("?", 0)
 

@@ -30,7 +30,7 @@ class HlsMemory:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is one word."""
+        """Whether it is one word, and no array."""
         return not self.array.dims
 
 
@@ -46,13 +46,17 @@ class DependencePragma:
 
 @dataclass(frozen=True)
 class ArrayPartition:
-    """How a dimension is cut into banks: type as the pragma says it, and its factor."""
+    """How a dimension is cut into banks: type as the pragma says it (`cyclic`, `block`, `complete`), and its factor,
+    the number of banks.
+    """
 
     kind: str
     factor: int
 
     def bank(self, index: int, count: int) -> int:
-        """The bank of an element."""
+        """Return the number of the bank that an element lies in. index: of the element. count: elements of the
+        dimension.
+        """
         if self.kind == "complete":
             return index
         return index % self.factor if self.kind == "cyclic" else index // -(-count // self.factor)
@@ -60,7 +64,9 @@ class ArrayPartition:
 
 @dataclass(frozen=True)
 class ProcessAccess:
-    """How a process of a dataflow region accesses something. call: of the process. how: of r and w."""
+    """How a process of a dataflow region accesses something. call: of the process. name: of the process, in the
+    sources. how: it reads (`r`), writes (`w`), or both.
+    """
 
     call: Instruction
     name: str
@@ -174,7 +180,9 @@ class MemoryFacts:
             self.without_memory.append((pragma, function.name))
 
     def named(self, function: LlvmFunction, pointer: str, name: str) -> Iterator[HlsMemory]:
-        """Yield the memories of a variable, or of a member of it, to which a pointer leads."""
+        """Yield the memories of a variable, or of a member of it, to which a pointer leads. name: as a pragma writes
+        it; with a dot it is one member.
+        """
         memory = self.design.memories[function.name]
         for address in memory.addresses(pointer):
             for at in (address, *memory.copied(address)):
@@ -188,7 +196,7 @@ class MemoryFacts:
 
     @cached_property
     def callers(self) -> Mapping[str, list[tuple[LlvmFunction, Instruction]]]:
-        """Calls of each function that has a body."""
+        """Calls of each function that has a body, by its name: the function that calls, and the instruction."""
         out: dict[str, list[tuple[LlvmFunction, Instruction]]] = defaultdict(list)
         for function in self.design.module.functions.values():
             for i in function.instructions():
@@ -197,7 +205,7 @@ class MemoryFacts:
         return out
 
     def origins(self, memory: HlsMemory) -> list[HlsMemory]:
-        """The memories that this one may be: those that callers pass for an argument, or itself."""
+        """Return the memories that this one may be: those that callers pass for an argument, or itself."""
         function = self.design.module.functions[memory.function]
         if memory.root not in function.parameters:
             return [memory]
@@ -222,7 +230,9 @@ class MemoryFacts:
     # -- what they say
 
     def partitions(self, memory: HlsMemory) -> tuple[ArrayPartition | None, ...]:
-        """How each dimension is cut, None if it is not; of an argument, how all are cut that it may be."""
+        """Return how each dimension is cut, None if it is not; of an argument, how all memories are cut that it may be,
+        None where they differ.
+        """
         if memory not in self._cuts:
             found = [_partitions(memory.array, pragmas) for pragmas in self._stated(memory)]
             cuts = tuple(of[0] if len(set(of)) == 1 else None for of in zip(*found, strict=True))
@@ -230,13 +240,15 @@ class MemoryFacts:
         return self._cuts[memory]
 
     def storage(self, memory: HlsMemory) -> tuple[str, str]:
-        """Type and implementation that BIND_STORAGE states, "" where it does not."""
+        """Return type and implementation that BIND_STORAGE states, each "" where it does not."""
         stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
         bound = next((p for p in stated if p.name == "bind_storage"), None)
         return (bound.option("type") or "", bound.option("impl") or "") if bound else ("", "")
 
     def channel(self, memory: HlsMemory) -> str:
-        """What a STREAM pragma makes of an array between processes, "" without one."""
+        """Return what a STREAM pragma makes of an array between processes: its type, `fifo` if it states none; ""
+        without a pragma.
+        """
         stated = (p.pragma for pragmas in self._stated(memory) for p, _ in pragmas)
         return next((p.option("type") or "fifo" for p in stated if p.name == "stream"), "")
 
@@ -260,7 +272,9 @@ class MemoryFacts:
         return RegionProcesses(self.design)
 
     def dependences(self, memory: HlsMemory, place: PipelinedPlace) -> list[DependencePragma]:
-        """What DEPENDENCE pragmas in a loop say of a memory."""
+        """Return what DEPENDENCE pragmas in a pipelined loop or function say of a memory. Those of one iteration, and
+        of writes behind others, are left out.
+        """
         out = []
         for pragma, call in self.pragmas[memory]:
             if pragma.pragma.name != "dependence" or call.block not in place.blocks:
@@ -289,7 +303,9 @@ class MemoryFacts:
         return out
 
     def bound(self, line: CppLine, operator: str) -> tuple[str, str]:
-        """Implementation and latency that BIND_OP states of an operator in a line, "" where it does not."""
+        """Return implementation and latency, as texts, that BIND_OP states of an operator in a line, each "" where it
+        does not. operator: by the name that HLS gives it, such as `fadd`.
+        """
         return self._bound.get((line, operator), ("", ""))
 
 

@@ -38,7 +38,9 @@ Known = dict[str, int]
 
 
 def entered(function: LlvmFunction, known: Known, block: str, before: str) -> None:
-    """Compute the integers of a block that is entered from the block `before`."""
+    """Compute the integers of a block that is entered from the block `before`. known: changed in place; values that are
+    no longer known leave it.
+    """
     merged = {}
     for i in function.blocks[block].instructions:
         if i.opcode == "phi":
@@ -51,7 +53,9 @@ def entered(function: LlvmFunction, known: Known, block: str, before: str) -> No
 
 
 def successor(function: LlvmFunction, known: Known, block: str) -> str | None:
-    """The block that comes behind one, None if an unknown value decides."""
+    """Return the label of the block that comes behind one, "" if the function ends there, None if an unknown value
+    decides.
+    """
     here = function.blocks[block]
     if len(set(here.successors)) < 2:
         return here.successors[0] if here.successors else ""

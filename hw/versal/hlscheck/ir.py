@@ -26,7 +26,7 @@ _TARGET = re.compile(rf"label ({_LOCAL})")
 @dataclass(eq=False)
 class Instruction:
     """One instruction. result: the name of its value, or "". rest: what follows the opcode, without metadata. line: its
-    last one in the module's text. place: the number of its debug location, or -1."""
+    last one in the module's text. place: the number of its debug location, or -1. block: the label of its block."""
 
     result: str
     opcode: str
@@ -37,7 +37,7 @@ class Instruction:
 
     @cached_property
     def operands(self) -> list[str]:
-        """Names of values, functions and blocks, in order."""
+        """Names of values, functions and blocks, in order, without constants."""
         return _VALUE.findall(_without_types(self.rest))
 
     @cached_property
@@ -58,7 +58,10 @@ class Instruction:
 
     @cached_property
     def arguments(self) -> list[str]:
-        """Of a call: its arguments, without their types and attributes."""
+        """Of a call: its arguments, without their types and attributes.
+
+        Raises `ValueError` for another instruction than a call by name.
+        """
         inside = self.rest[self.rest.index("@" + self.callee) + len(self.callee) + 2 :]
         return [part.split()[-1] for part in split(inside[: _closing(inside)]) if part]
 
@@ -78,7 +81,7 @@ def _closing(text: str) -> int:
 
 
 def split(text: str) -> list[str]:
-    """Split at the commas that are in no brackets and no quotes."""
+    """Split a text at the commas that are in no brackets and no quotes; the parts have no blanks around them."""
     if not _BRACKET.search(text):
         return [part.strip() for part in text.split(",")]
     out, depth, begun, quoted = [], 0, 0, False
@@ -99,7 +102,7 @@ def split(text: str) -> list[str]:
 
 @dataclass(eq=False)
 class BasicBlock:
-    """A basic block. label: with its %."""
+    """A basic block. label: with its %. successors: labels of the blocks that may follow."""
 
     label: str
     instructions: list[Instruction] = field(default_factory=list)
@@ -108,7 +111,9 @@ class BasicBlock:
 
 @dataclass(eq=False)
 class NaturalLoop:
-    """A natural loop. blocks: labels, inner loops' included. outer: the loop around it."""
+    """A natural loop. header, latches: labels of the block that it is entered by, and of those that lead back there.
+    blocks: labels, inner loops' included. outer: the loop around it.
+    """
 
     header: str
     blocks: set[str]
@@ -118,7 +123,7 @@ class NaturalLoop:
 
     @property
     def own(self) -> set[str]:
-        """Blocks that are in no inner loop."""
+        """Labels of the blocks that are in no inner loop."""
         return self.blocks - {b for loop in self.inner for b in loop.blocks}
 
 
@@ -135,7 +140,10 @@ class NamedPointer:
 
 @dataclass(eq=False)
 class LlvmFunction:
-    """A function with a body. parameters: names, with their %. attributes: what follows its parameters."""
+    """A function with a body. parameters: names, with their %. head: what follows its parameters, such as attributes.
+    subprogram: number of its node in the debug information. blocks: by label, the first one first. named: what the
+    debug information says of its values.
+    """
 
     name: str
     parameters: list[str]
@@ -156,7 +164,7 @@ class LlvmFunction:
 
     @cached_property
     def graph(self) -> nx.DiGraph[str]:
-        """Blocks and what follows them."""
+        """The labels of blocks, with an edge to each block that may follow."""
         graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(self.blocks)
         graph.add_edges_from((b.label, s) for b in self.blocks.values() for s in b.successors)
@@ -209,7 +217,7 @@ class LlvmFunction:
 
     @cached_property
     def innermost(self) -> dict[str, NaturalLoop]:
-        """Of each block the innermost loop around it, if there is one."""
+        """The innermost loop around each block, by the block's label; blocks in no loop are left out."""
         out: dict[str, NaturalLoop] = {}
         for loop in self.loops:
             for block in loop.blocks:

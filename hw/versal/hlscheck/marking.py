@@ -82,7 +82,7 @@ def _call(pragma: Pragma, number: int) -> str:
 
 
 def sources_below(folder: Path) -> Iterator[Path]:
-    """Yield the C++ files in a folder."""
+    """Yield the paths of the C++ files below a folder, sorted."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".h", ".hpp", ".cpp", ".cc"):
             yield path

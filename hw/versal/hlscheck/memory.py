@@ -20,26 +20,30 @@ from .ir import Instruction, LlvmFunction, Module, NaturalLoop, split
 
 @dataclass(frozen=True)
 class Offset:
-    """A sum of values times bytes, and a constant."""
+    """A sum of values times bytes, and a constant: `terms` are pairs (name of the value, bytes), `constant` is in
+    bytes.
+    """
 
     terms: tuple[tuple[str, int], ...]
     constant: int
 
     def plus(self, other: Offset) -> Offset:
-        """The sum of two."""
+        """Return the sum of two offsets."""
         terms: dict[str, int] = defaultdict(int)
         for value, scale in (*self.terms, *other.terms):
             terms[value] += scale
         return Offset(tuple(sorted((v, s) for v, s in terms.items() if s)), self.constant + other.constant)
 
     def times(self, factor: int) -> Offset:
-        """The product with a number."""
+        """Return the offset times a number."""
         return Offset(tuple((v, s * factor) for v, s in self.terms), self.constant * factor)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where an access begins. root: the name of a variable, an argument, or a value that nothing more is known of."""
+    """Where an access begins. root: the name of a variable, an argument, or a value that nothing more is known of.
+    offset: from there, in bytes.
+    """
 
     root: str
     offset: Offset
@@ -47,7 +51,9 @@ class Address:
 
 @dataclass
 class StoredVariable:
-    """A variable that lies in memories. number: of its record in the debug information, -1 if there is none."""
+    """A variable that lies in memories. root: the name of its value. name: in the sources. arrays: the memories that
+    HLS makes of it. number: of its record in the debug information, -1 if there is none.
+    """
 
     root: str
     name: str
@@ -56,7 +62,9 @@ class StoredVariable:
 
 
 class ArrayIndex(NamedTuple):
-    """Elements of a dimension that an access may mean: `first`, and others some steps from it; step 0 for none."""
+    """Elements of a dimension that an access may mean: `first`, and others a multiple of `step` away from it; step 0
+    for none.
+    """
 
     first: int
     step: int
@@ -97,7 +105,7 @@ class Types:
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def size(self, text: str) -> int:
-        """From one element of an array to the next."""
+        """Return the bytes from one element of an array of this type to the next. text: a type as LLVM writes it."""
         return self._size_and_alignment(text)[0]
 
     def _size_and_alignment(self, text: str) -> tuple[int, int]:
@@ -131,7 +139,9 @@ class Types:
         return 0, 1
 
     def offset(self, text: str, field_number: int) -> int:
-        """Of a field of a struct."""
+        """Return the bytes from the beginning of a struct to one of its fields. text: its type, as LLVM writes it.
+        field_number: from 0; 0 bytes if there is no such field.
+        """
         inside = self._structs.get(text, text)
         found = re.fullmatch(r"<?\{ ?(.*?) ?\}>?", inside)
         parts, packed, offset = split(found[1]) if found else [], inside.startswith("<{"), 0
@@ -144,7 +154,9 @@ class Types:
         return 0
 
     def part(self, text: str, field_number: int) -> str:
-        """The type of an element, or of a field."""
+        """Return the type of an element of an array, or of a field of a struct, as LLVM writes it. text: the type of
+        the whole. Raises `IndexError` if there is no such field.
+        """
         inside = self._structs.get(text, text)
         if found := re.fullmatch(r"[\[<](\d+) x (.*)[\]>]", inside):
             return found[2]
@@ -152,13 +164,15 @@ class Types:
         return split(found[1])[field_number] if found else inside
 
     def is_struct(self, text: str) -> bool:
-        """Whether it is a struct."""
+        """Whether a type, as LLVM writes it, is a struct."""
         inside = self._structs.get(text, text)
         return inside.startswith(("{", "<{"))
 
 
 def sum_of(function: LlvmFunction, text: str, depth: int = 0) -> Offset:
-    """A number as a sum, as far as it is one."""
+    """Return a number of a function as a sum of values and a constant, as far as it is one; else as itself. text: a
+    value's name or a constant. depth: operators around it; no more than eight are followed.
+    """
     if re.fullmatch(r"-?\d+", text):
         return Offset((), int(text))
     made = function.defined.get(text)
@@ -183,7 +197,9 @@ def sum_of(function: LlvmFunction, text: str, depth: int = 0) -> Offset:
 
 
 def step_of(function: LlvmFunction, loop: NaturalLoop, value: str) -> int | None:
-    """How much a value at the head of a loop grows from iteration to iteration, None if that is not known."""
+    """Return how much a value at the head of a loop grows from iteration to iteration, None if that is not known.
+    value: its name.
+    """
     made = function.defined.get(value)
     if made is None or made.opcode != "phi" or made.block != loop.header:
         return None
@@ -228,7 +244,9 @@ class FunctionMemory:
         return out
 
     def addresses(self, pointer: str, depth: int = 0) -> list[Address]:
-        """Where a pointer may point: several places behind a selection."""
+        """Return where a pointer may point: several places behind a selection. pointer: its name. depth: pointers that
+        it was made of so far.
+        """
         if pointer not in self._addresses:
             self._addresses[pointer] = [Address(pointer, Offset((), 0))]  # of a circle
             self._addresses[pointer] = self._of(pointer, depth)
@@ -291,7 +309,9 @@ class FunctionMemory:
         return self._pointers
 
     def copied(self, address: Address) -> list[Address]:
-        """Where a place of an object without a name is in the variables that it is copied to: an argument by value."""
+        """Return where a place of an object without a name is in the variables that it is copied to: an argument by
+        value. None of any other object.
+        """
         out: list[Address] = []
         if address.root not in self.variables or self.variables[address.root].number >= 0:
             return out
@@ -325,7 +345,7 @@ class FunctionMemory:
         )
 
     def accesses(self, instruction: Instruction) -> list[WordAccess]:
-        """The words that a load, a store, or a copy may access."""
+        """Return the words that a load, a store, or a copy may access; none of any other instruction."""
         if instruction not in self._accesses:
             self._accesses[instruction] = [
                 a

@@ -63,7 +63,9 @@ _DIVISIONS = frozenset(("udiv", "sdiv", "urem", "srem"))
 
 
 def operator_of(opcode: str, rest: str, callee: str) -> str:
-    """The row of `OPERATORS` of an instruction: opcode, what follows it, and the function that it calls or ""."""
+    """Return the row of `OPERATORS` of an instruction: `wire` for one that takes no logic. opcode: its name. rest: what
+    follows it. callee: the function that it calls, or "".
+    """
     if opcode == "call":
         return _CALLS.get(callee, "logic" if callee.startswith("llvm.") else "wire")
     if opcode in _WIRES:

@@ -18,7 +18,9 @@ import networkx as nx
 
 @dataclass(frozen=True)
 class OperatorEdge:
-    """`to` needs the value of `of`, `distance` iterations later. cycles: from the operands of `of` to those of `to`."""
+    """`to` needs the value of `of`, `distance` iterations later (of, to: numbers of operators). cycles: from the
+    operands of `of` to those of `to`.
+    """
 
     of: int
     to: int
@@ -35,7 +37,9 @@ class Recurrence:
 
 
 def tightest(edges: Sequence[OperatorEdge], stated: int) -> Recurrence | None:
-    """Return the circle that needs most cycles per iteration, if they are more than `stated`."""
+    """Return the circle of operators that needs most cycles per iteration, None if none needs more than `stated`
+    cycles. Source: Rau, "Iterative Modulo Scheduling", 1996.
+    """
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_edges_from((e.of, e.to) for e in edges)
     component_of = {n: c for c, nodes in enumerate(nx.strongly_connected_components(graph)) for n in nodes}
@@ -80,6 +84,8 @@ def _circle_above(edges: Iterable[OperatorEdge], interval: int) -> list[Operator
 
 
 def spelled(operators: Iterable[str]) -> str:
-    """The operators of a circle, as text: `exp, 32 compares`."""
+    """Return the operators of a circle as text: `exp, 32 compares`. operators: rows of `OPERATORS`; wires and logic are
+    left out.
+    """
     counted = Counter(operators)
     return ", ".join(f"{n} {name}" for name, n in counted.most_common() if name not in ("wire", "logic"))

@@ -36,7 +36,9 @@ _ITERATOR = r"\b{name}\s*=\s*aie::begin_vector(?:<\d+>)?\(\s*(\w+)"
 
 
 def pointers(texts: Mapping[str, str]) -> HlsFindings:
-    """Yield pointers of pipelined loops that may be aliases for all that the compiler knows."""
+    """Yield pointers of pipelined loops that may be aliases for all that the compiler knows (rule `restrict`). texts:
+    by path.
+    """
     words = "|".join({"__restrict", *(m for t in texts.values() for m in re.findall(r"#define (\w+) __restrict\b", t))})
     for name, text in texts.items():
         for start, end in _pipelined(text):
@@ -73,7 +75,7 @@ def _is_apart(before: str, name: str, words: str, depth: int = 0) -> bool:
 
 
 def alignment(texts: Mapping[str, str]) -> HlsFindings:
-    """Yield arrays of floats that are not aligned for vectors."""
+    """Yield arrays of floats that are not aligned for vectors of 32 bytes (rule `alignment`). texts: by path."""
     for name, text in texts.items():
         for n, line in enumerate(text.splitlines(), 1):
             found = re.match(r"\s*(?:static\s+)?(?:alignas\((\d+)\)\s+)?(?:(?:static|const)\s+)*float (\w+)\[", line)
@@ -82,7 +84,10 @@ def alignment(texts: Mapping[str, str]) -> HlsFindings:
 
 
 def stacks(folder: Path, program: str, flags: Sequence[str]) -> HlsFindings:
-    """Yield what is wrong with the stack of a control program. folder: of all sources."""
+    """Yield what is wrong with the stack of a control program (rule `stack`). folder: of all sources. program: its path
+    below it. flags: options of the compiler. Raises `RsnError` if the program does not compile, `OSError` if it cannot
+    be read.
+    """
     text = (folder / program).read_text(encoding="utf-8")
     first = CppLine(program, 1)
     if "stack_bytes" not in text or "static_assert" not in text:

@@ -25,7 +25,9 @@ def _names(accesses: list[ProcessAccess]) -> str:
 
 
 def processes(facts: MemoryFacts) -> HlsFindings:
-    """Yield arrays that more than two processes access, or two write, or that have no channel."""
+    """Yield arrays that more than two processes access, or two write, or that are read before they are written (rule
+    `processes`), or that have no channel (`unsync`).
+    """
     design = facts.design
     for memory, found in facts.processes.of.items():
         if memory.is_scalar or len(found) < 2:
@@ -50,7 +52,7 @@ def processes(facts: MemoryFacts) -> HlsFindings:
 
 
 def streams(facts: MemoryFacts) -> HlsFindings:
-    """Yield streams without two ends, or with more, and words that are too wide."""
+    """Yield streams without two ends, or with more (rule `stream-ends`), and words that are too wide (`word-width`)."""
     design = facts.design
     for function in facts.processes.regions:
         memory = design.memories[function.name]
@@ -77,7 +79,9 @@ def streams(facts: MemoryFacts) -> HlsFindings:
 
 
 def bundles(facts: MemoryFacts) -> HlsFindings:
-    """Yield m_axi bundles that several processes read, or write, and ports that allow too few or too short bursts."""
+    """Yield m_axi bundles that several processes read, or write, and ports that allow too few or too short bursts
+    (rules `bundle`, `burst-length`, `outstanding`, `request`).
+    """
     design = facts.design
     top = next(
         (f for n, f in design.module.functions.items() if n == design.top or _plain(design, f) == design.top), None
@@ -197,7 +201,7 @@ def _ahead(function: LlvmFunction, request: Instruction) -> int:
 
 
 def responses(facts: MemoryFacts) -> HlsFindings:
-    """Yield write requests without a response."""
+    """Yield write requests that no response answers (rule `response`)."""
     design = facts.design
     for function in design.module.functions.values():
         memory = design.memories[function.name]
@@ -215,7 +219,7 @@ def responses(facts: MemoryFacts) -> HlsFindings:
 
 
 def registers(facts: MemoryFacts) -> HlsFindings:
-    """Yield arrays of which too many registers become."""
+    """Yield arrays of which more than `MOST_REGISTERS` registers become (rule `registers`)."""
     for memory, pragmas in list(facts.pragmas.items()):
         if memory.array.count <= MOST_REGISTERS or not facts.registers(memory):
             continue
@@ -226,7 +230,7 @@ def registers(facts: MemoryFacts) -> HlsFindings:
 
 
 def fences(facts: MemoryFacts) -> HlsFindings:
-    """Yield processes that access an array without a channel, and state no order."""
+    """Yield processes that access an array without a channel, and state no order (rule `fence`)."""
     design = facts.design
     shared: dict[str, set[str]] = defaultdict(set)
     for memory, found in facts.processes.of.items():
@@ -272,7 +276,7 @@ def _accesses(memory: FunctionMemory, instruction: Instruction, roots: set[str])
 
 
 def statics(facts: MemoryFacts) -> HlsFindings:
-    """Yield variables that are no constants and outlive their function."""
+    """Yield variables that are no constants and outlive their function (rule `static`)."""
     for text in facts.design.module.lines:
         found = re.match(r"@(\S+) = .*\bglobal\b", text)
         if found and not re.search(r"\b(?:external|constant)\b", text):
@@ -282,7 +286,7 @@ def statics(facts: MemoryFacts) -> HlsFindings:
 
 
 def synthesisable(facts: MemoryFacts) -> HlsFindings:
-    """Yield calls of functions that HLS has no code of, and circles of calls."""
+    """Yield calls of functions that HLS has no code of, and circles of calls (rule `synthesisable`)."""
     design, calls = facts.design, nx.DiGraph()
     for function in design.module.functions.values():
         for i in function.instructions():
@@ -305,7 +309,9 @@ KNOWN = frozenset(("expf", "sqrtf", "exp", "sqrt", "logf", "log", "powf", "fmaf"
 
 
 def state_order(facts: MemoryFacts) -> HlsFindings:
-    """Yield two streams that could be accessed in one state, outside of pipelines."""
+    """Yield pairs of accesses to two streams that could be made in one state, outside of pipelines (rule
+    `state-order`).
+    """
     design = facts.design
     pipelined = {(p.function.name, b) for p in design.pipelines for b in p.blocks}
     for function in design.module.functions.values():
@@ -387,7 +393,9 @@ def _in_one_state(
 
 
 def regions(facts: MemoryFacts) -> HlsFindings:
-    """Yield regions of processes, as the sources mark them, without the pragma that makes them one."""
+    """Yield regions of processes, as the sources mark them, without the pragma that makes them one (rule
+    `canonical`).
+    """
     found = [(p.file, p.pragma.block) for p in facts.design.pragmas if p.pragma.name == "dataflow"]
     for name, text in facts.design.texts.items():
         for marked in re.finditer(r"^ *RSN_DATAFLOW\(\);", text, re.MULTILINE):
@@ -397,7 +405,7 @@ def regions(facts: MemoryFacts) -> HlsFindings:
 
 
 def canonical(facts: MemoryFacts) -> HlsFindings:
-    """Yield what stands in a dataflow region beside declarations and calls."""
+    """Yield what stands in a dataflow region beside declarations and calls of processes (rule `canonical`)."""
     design = facts.design
     for marked in design.pragmas:
         if marked.pragma.name != "dataflow":

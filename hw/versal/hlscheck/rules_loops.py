@@ -38,7 +38,7 @@ CHAIN = 16
 
 
 def interval(loop: LoopSchedule) -> HlsFindings:
-    """Yield recurrences that need more cycles than are stated."""
+    """Yield a recurrence of the loop that needs more cycles than its interval states (rule `interval`)."""
     found = loop.recurrence if loop.place.interval and not loop.left else None
     if found is None or found.interval <= loop.place.interval:
         return
@@ -53,7 +53,9 @@ def interval(loop: LoopSchedule) -> HlsFindings:
 
 
 def ports(loop: LoopSchedule) -> HlsFindings:
-    """Yield banks that are accessed more often than they have ports."""
+    """Yield memories of which a bank is accessed in an iteration more often than its ports allow in the interval (rules
+    `ports`, `shared-port`).
+    """
     by_bank: dict[tuple[HlsMemory, tuple[int, ...]], list[WordAccess]] = defaultdict(list)
     for accesses in loop.accesses.values():
         for access in accesses:
@@ -119,7 +121,7 @@ def _at_once(loop: LoopSchedule, accesses: list[WordAccess]) -> int:
 
 
 def stream_rate(loop: LoopSchedule) -> HlsFindings:
-    """Yield streams and AXI ports that are accessed more than once in a cycle."""
+    """Yield streams and AXI ports that are accessed more than once in a cycle (rule `stream-rate`)."""
     by_end: dict[tuple[str, Address], list[Instruction]] = defaultdict(list)
     for i in loop.instructions:
         if i.callee in ("rsn_hls_get", "rsn_hls_put"):
@@ -147,7 +149,7 @@ def stream_rate(loop: LoopSchedule) -> HlsFindings:
 
 
 def pipeline_place(loop: LoopSchedule) -> HlsFindings:
-    """Yield loops that are left inside a pipelined loop, or function."""
+    """Yield loops that are left inside a pipelined loop, or function (rules `unroll-bound`, `pipeline-place`)."""
     place = loop.place
     for left in loop.left:
         number = str(loop.design.number_of(place.function, left))
@@ -164,7 +166,7 @@ def pipeline_place(loop: LoopSchedule) -> HlsFindings:
 
 
 def pipeline_call(loop: LoopSchedule) -> HlsFindings:
-    """Yield calls of functions that stay functions."""
+    """Yield calls, in a pipelined loop, of functions that stay functions (rule `pipeline-call`)."""
     for i in loop.instructions:
         if i.callee in loop.design.module.functions:
             name = loop.design.debug.name_of_function(loop.design.module.functions[i.callee].subprogram)
@@ -174,7 +176,7 @@ def pipeline_call(loop: LoopSchedule) -> HlsFindings:
 
 
 def chain(loop: LoopSchedule) -> HlsFindings:
-    """Yield chains of float comparisons."""
+    """Yield the longest chain of float comparisons in an iteration, if it has `CHAIN` or more (rule `chain`)."""
     if loop.operators.count("fcmp") < CHAIN:
         return
     edges = [(e.of, e.to) for e in loop.edges if e.distance == 0]
@@ -190,7 +192,7 @@ def chain(loop: LoopSchedule) -> HlsFindings:
 
 
 def dependences(loop: LoopSchedule) -> HlsFindings:
-    """Yield DEPENDENCE pragmas that HLS would not apply."""
+    """Yield DEPENDENCE pragmas that HLS would not apply (rules `dependence-struct`, `dependence-lost`)."""
     accessed = {loop.memory_of(a) for accesses in loop.accesses.values() for a in accesses}
     by_pragma: dict[object, list[HlsMemory]] = defaultdict(list)
     for memory in accessed | set(loop.facts.pragmas):
@@ -211,7 +213,9 @@ def dependences(loop: LoopSchedule) -> HlsFindings:
 
 
 def table(loop: LoopSchedule, loops: Mapping[str, PipelinedLoop], items: Mapping[str, frozenset[int]]) -> HlsFindings:
-    """Yield what differs from the table of cycles. items: by row the numbers of items that times are computed with."""
+    """Yield what of a loop differs from the table of cycles. loops: the table, by the name that a pragma refers to.
+    items: by row the numbers of items that times are computed with.
+    """
     stated = loop.place.pragma.pragma.option("ii") or "1"
     named = re.fullmatch(r"ii::(\w+)", stated)
     if not named:
@@ -241,7 +245,7 @@ def table(loop: LoopSchedule, loops: Mapping[str, PipelinedLoop], items: Mapping
 
 
 def off(design: HlsDesign) -> HlsFindings:
-    """Yield loops that say that they are no pipelines."""
+    """Yield loops whose pragma says that they are no pipelines (rule `unmodelled`)."""
     for marked in design.pragmas:
         if marked.pragma.name == "pipeline" and ("off", None) in marked.pragma.arguments:
             line = CppLine(marked.file, marked.line)

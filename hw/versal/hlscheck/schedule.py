@@ -20,7 +20,9 @@ from .trips import trips
 
 
 class LoopSchedule:
-    """One pipelined loop, or function, and what it needs."""
+    """One pipelined loop, or function, and what it needs. Cycles are at least those; an instruction is known by its
+    index in `instructions`.
+    """
 
     def __init__(self, design: HlsDesign, place: PipelinedPlace, facts: MemoryFacts) -> None:
         self.design, self.place, self.facts = design, place, facts
@@ -31,7 +33,7 @@ class LoopSchedule:
 
     @cached_property
     def operators(self) -> list[str]:
-        """The row of the table of operators for each instruction."""
+        """The row of the table of operators for each instruction, in the order of `instructions`."""
         out = []
         for i in self.instructions:
             operator = operator_of(i.opcode, i.rest, i.callee)
@@ -48,12 +50,12 @@ class LoopSchedule:
         return {(): "wire", (False,): "load", (True,): "store"}.get(tuple(sorted(set(in_ram))), "copy")
 
     def memory_of(self, access: WordAccess) -> HlsMemory:
-        """The memory of an access."""
+        """Return the memory that an access of this loop is of."""
         return HlsMemory(self.place.function.name, access.root, access.array)
 
     @cached_property
     def accesses(self) -> dict[int, tuple[WordAccess, ...]]:
-        """Accesses of memories by the `id` of their instruction; those of streams and AXI ports are none."""
+        """Accesses of memories by the `id` of their instruction; those of streams and AXI ports are left out."""
         out = {}
         for i in self.instructions:
             found = tuple(a for a in self.memory.accesses(i) if not self.is_stream(a.root))
@@ -62,7 +64,7 @@ class LoopSchedule:
         return out
 
     def is_stream(self, root: str) -> bool:
-        """Whether a variable is a stream, or an array of them, or an AXI port."""
+        """Whether a variable is a stream, or an array of them, or an AXI port. root: the name of its value."""
         variable = self.memory.variables.get(root)
         return (
             variable is not None
@@ -72,7 +74,7 @@ class LoopSchedule:
 
     @cached_property
     def edges(self) -> list[OperatorEdge]:
-        """Of values, choices and memories."""
+        """What an instruction needs of another one: of values, choices and memories."""
         return [*self._of_values(), *self._of_memories()]
 
     def _cycles(self, n: int) -> float:
@@ -140,7 +142,7 @@ class LoopSchedule:
 
     @cached_property
     def reached(self) -> dict[str, set[str]]:
-        """Of each block those that come behind it in the same iteration."""
+        """The labels of the blocks that come behind each block in the same iteration, by its label."""
         out: dict[str, set[str]] = {}
         for label in reversed(list(nx.topological_sort(self._forward))):
             out[label] = {behind for after in self._forward.successors(label) for behind in (after, *out[after])}
@@ -215,12 +217,12 @@ class LoopSchedule:
         return CppLine(self.place.pragma.file, self.place.pragma.line)
 
     def name_of(self, memory: HlsMemory) -> str:
-        """A memory in the words of the sources."""
+        """Return a memory in the words of the sources: variable, or variable and member."""
         variable = self.memory.variables[memory.root]
         return f"{variable.name}.{memory.array.name}".rstrip(".")
 
     def name_of_end(self, end: Address) -> str:
-        """A stream, or an AXI port, in the words of the sources."""
+        """Return a stream, or an AXI port, in the words of the sources."""
         variable = self.memory.variables.get(end.root)
         return variable.name if variable else "a port"
 

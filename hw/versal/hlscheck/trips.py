@@ -25,7 +25,7 @@ def _two_at_most(function: LlvmFunction, loop: NaturalLoop, at: str, branch: Ins
 
 
 def trips(function: LlvmFunction, loop: NaturalLoop) -> int | None:
-    """Return the iterations of a loop that counts from a constant to a constant, else None."""
+    """Return how many iterations a loop has that counts from a constant to a constant, None for any other loop."""
     exits = [b for b in loop.blocks if any(s not in loop.blocks for s in function.blocks[b].successors)]
     if len(exits) != 1:
         return None
