@@ -58,9 +58,8 @@ class Stopped:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write arrays, `flag NAME` and `fill STREAM` (words, depth) as one `.npz`; a write that fails changes no file.
-
-        Raises `OSError`.
+        """Write arrays, `flag NAME` and `fill STREAM` (words, depth) as one `.npz` at `path`; a write that fails
+        changes no file. Raises `OSError`.
         """
         flags = {f"flag {name}": np.asarray(value) for name, value in self.flags.items()}
         fills = {f"fill {name}": np.asarray(pair) for name, pair in self.fills.items()}
@@ -68,7 +67,9 @@ class Stopped:
             np.savez(file, **{**self.arrays, **flags, **fills})  # type: ignore[arg-type]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all but the arrays, of which it has only the shapes, as values for JSON."""
+        """Return all but the values of arrays, as values for JSON: of an array it has the shape, the clock is in
+        seconds.
+        """
         return {
             "unit": self.unit,
             "uop": self.number,
@@ -94,7 +95,8 @@ def stop(machine: Machine, banks: Mapping[str, Array] | None, unit: str, number:
     """Run a program until `unit` is about to begin its uOP `number`, counted from 0.
 
     banks: off-chip memories by name, float32, changed in place; None runs without data and then shows no buffers.
-    Raises `ProgramError` if the unit or the uOP does not exist, and `DeadlockError` if the program deadlocks before.
+    Raises `ProgramError` if the unit or the uOP does not exist, or words are left in streams before, and
+    `DeadlockError` if the program deadlocks before.
     """
     overlay = machine.program.overlay
     if unit not in overlay.by_unit:

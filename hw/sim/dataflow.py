@@ -34,14 +34,18 @@ class Queue(Channel):
         super().__init__(name, capacity if control else capacity * DEEPER, source, sink, control)
 
     def ready(self, words: int) -> int:
-        """Return how many payloads of `words` words can be taken at once."""
+        """Return how many payloads of `words` words can be taken at once; 1 if words have to be split or
+        joined for it.
+        """
         if self.filled < words:
             return 0
         size, payloads = self.tokens[0]
         return len(payloads) if size == words else 1
 
     def take_all(self, words: int, times: int) -> Sequence[Any]:
-        """Take `times` payloads of `words` words. times: at most `ready(words)`."""
+        """Take `times` payloads of `words` words each, and return them in order. times: at least 1, at most
+        `ready(words)`.
+        """
         self.filled -= words * times
         self.space += words * times
         size, payloads = self.tokens[0]
@@ -107,7 +111,7 @@ class DataRun(ProcessNetwork):
         super().__init__(path.overlay, uops, banks=banks, data=True, where=place)
 
     def await_any(self, task: RunningProcess, choice: AnyOf) -> bool:
-        """Refuse: what comes first is not known without clocks."""
+        """Raise `ProgramError`: what comes first is not known without clocks."""
         raise ProgramError(f"{task.unit.owner} chooses by what comes first, which a run without clocks does not know")
 
     def _step(self, task: RunningProcess, ready: deque[RunningProcess], alive: set[RunningProcess]) -> None:

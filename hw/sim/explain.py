@@ -113,7 +113,7 @@ class Explanation:
         return _screen(self)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything but the latency as values for JSON."""
+        """Return everything but the latency as values for JSON, by the names of the fields; times are in seconds."""
         return {
             "causes": self.causes,
             "dependencies": self.dependencies,
@@ -126,7 +126,7 @@ class Explanation:
 
 
 def explain(machine: Machine) -> Explanation:
-    """Explain the latency of a program. Raises as `Machine.timing`."""
+    """Explain the latency of a program from its recorded run. Raises as `Machine.timing`."""
     overlay, done = machine.program.overlay, machine.timing
     launch = launch_seconds(overlay)
     latency = done.latency + launch
@@ -197,8 +197,9 @@ def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
 
 
 def windows(machine: Machine) -> dict[str, float]:
-    """Return the modelled seconds of each segment, by name: from the end of the segment before, or from the first
-    instruction, to its own end. Raises as `Machine.timing`."""
+    """Return the modelled seconds of each segment, by name, in the order in which they end: from the end of the segment
+    before, or from the first instruction, to its own end. Raises as `Machine.timing`.
+    """
     out: dict[str, float] = {}
     start = 0.0
     for end, _, _, s in _timed(machine):
@@ -353,7 +354,7 @@ def _grouped(parts: Sequence[SegmentTime]) -> list[tuple[str, int, float, dict[s
 
 
 def causes_of(segments: Iterable[SegmentTime]) -> dict[str, float]:
-    """Return the seconds of some segments together, by cause, longest first."""
+    """Return the seconds on the critical path of some segments together, by cause, longest first."""
     total: dict[str, float] = {}
     for cause, seconds in (item for s in segments for item in s.causes.items()):
         total[cause] = total.get(cause, 0.0) + seconds

@@ -30,12 +30,13 @@ Watch = Callable[[Buffer, Array], None]
 class Run:
     """Latency, traffic and utilization of one run.
 
-    latency_s: seconds. bytes: bytes moved off chip per direction, and of instructions. utilization: by unit, the share
-    of the latency in which it did not wait. critical_path: by cause, the share of the latency along the chain of steps
-    that determined it. clock: "modelled" for seconds of the modelled machine; "measured" for those of a real one, as
-    its host sees them; "wall" for those of this computer, from a board that only computes the results. facts: facts
-    about the board that ran it, by name. chosen: how often each stream, by name, was chosen among several because its
-    word came first (`machine.steps.AnyOf`); if any was, results may depend on times.
+    latency_s: seconds. bytes: bytes moved off chip, by the name of the bandwidth that they use (`ddr_read`), and of the
+    image as `instructions`. utilization: by unit, the share of the latency in which it did not wait. critical_path: by
+    cause, the share of the latency along the chain of steps that determined it. clock: "modelled" for seconds of the
+    modelled machine; "measured" for those of a real one, as its host sees them; "wall" for those of this computer, from
+    a board that only computes the results. facts: facts about the board that ran it, by name. chosen: how often each
+    stream, by name, was chosen among several because its word came first (`machine.steps.AnyOf`); if any was, results
+    may depend on times.
     """
 
     latency_s: float
@@ -122,7 +123,7 @@ class Machine:
 
     @cached_property
     def bound(self) -> Program:
-        """The program with its parameters patched into its packets."""
+        """The program with its parameters patched into its packets, so that it has none."""
         return replace(self.program, packets=tuple(self.packets), parameters=())
 
     @cached_property
@@ -132,7 +133,7 @@ class Machine:
 
 
 def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: Words | None = None) -> Run:
-    """Run a program once. banks, words: as in `Machine`. Raises as `Machine.run`."""
+    """Run a program once, with data if `banks` is given. banks, words: as in `Machine`. Raises as `Machine.run`."""
     return Machine(program, words).run(banks)
 
 
@@ -143,13 +144,18 @@ def one_blas_thread() -> threadpool_limits:
 
 
 def launch_seconds(overlay: Overlay) -> float:
-    """Return the seconds that every run takes before its first instruction."""
+    """Return the seconds that every run takes before its first instruction: 0 if the overlay has no rate
+    `launch_us`.
+    """
     return overlay.seconds.get("launch_us", 0.0)
 
 
 def summary(done: RunTiming, overlay: Overlay, instructions: int) -> Run:
     """Return latency, off-chip bytes, utilization and critical path of a recorded run. instructions: size of the image
-    in bytes."""
+    in bytes.
+
+    Raises `ValueError` if the run was not recorded.
+    """
     latency = done.latency + launch_seconds(overlay)
     buses = [name for name, rate in overlay.rates.items() if rate.unit == "GB/s"]
     moved = {name.removesuffix("_gbs"): int(done.amounts[name]) for name in buses}
@@ -164,13 +170,18 @@ def summary(done: RunTiming, overlay: Overlay, instructions: int) -> Run:
 
 
 def causes(overlay: Overlay) -> list[str]:
-    """Return the cause under which each rate counts, in the order of `Overlay.step_seconds`."""
+    """Return the cause under which each rate counts, in the order of `Overlay.step_seconds`; `control` for what is no
+    rate of the overlay.
+    """
     return [overlay.rates[name].cause if name in overlay.rates else "control" for name in overlay.step_seconds]
 
 
 def critical_path(done: RunTiming, overlay: Overlay) -> dict[str, float]:
     """Return the seconds per cause along the critical path, longest first. They include the launch and add up to the
-    latency."""
+    latency.
+
+    Raises `ValueError` if the run was not recorded.
+    """
     chain = done.critical_path
     return by_cause(overlay, chain, chain.seconds, launch_seconds(overlay))
 
@@ -178,7 +189,10 @@ def critical_path(done: RunTiming, overlay: Overlay) -> dict[str, float]:
 def by_cause(
     overlay: Overlay, path: CriticalPath, seconds: npt.NDArray[np.float64], launch: float = 0.0
 ) -> dict[str, float]:
-    """Add up seconds by cause, longest first. seconds: of each step of the path. launch: of the launch."""
+    """Add up seconds by cause, longest first; causes without any are left out. path: the steps. seconds: (steps,), of
+    each step of the path. launch: seconds of the launch. Raises `KeyError` for a launch of an overlay without a rate
+    for it.
+    """
     headings = causes(overlay)
     spent = np.bincount(path.rate, seconds, len(headings)).tolist()
     if launch:

@@ -29,7 +29,9 @@ class MemoryPort:
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """The work of the whole program or of one segment: what happened in its window of `seconds`. bytes: by port."""
+    """The work of the whole program or of one segment: what happened in its window of `seconds`. flops: floating-point
+    operations. bytes: by port.
+    """
 
     name: str
     seconds: float
@@ -38,11 +40,13 @@ class RooflinePoint:
 
     @property
     def speed(self) -> float:
-        """Achieved FLOP per second."""
+        """Achieved FLOP per second; 0 for a window without time."""
         return self.flops / self.seconds if self.seconds else 0.0
 
     def intensity(self, port: str) -> float:
-        """Return FLOP per byte through a port; infinite if it moved no bytes."""
+        """Return FLOP per byte through a port; infinite if it moved no bytes. port: its name. Raises `KeyError` if
+        there is no such port.
+        """
         return self.flops / self.bytes[port] if self.bytes[port] else float("inf")
 
 

@@ -50,8 +50,9 @@ class Blob:
         self._size = 0
 
     def array(self, values: npt.ArrayLike) -> list[Any]:
-        """Add an array of non-negative integers, in the smallest type that holds them; return its reference for the
-        header."""
+        """Add a vector of non-negative integers, in the smallest type that holds them. Returns its reference for the
+        header, [offset in bytes, count, type]. A number of more than 32 bits becomes the largest of these.
+        """
         wide = np.asarray(values, np.int64)
         top = int(wide.max(initial=0))
         kind = "u1" if top < 1 << 8 else "u2" if top < 1 << 16 else "u4"
@@ -62,7 +63,9 @@ class Blob:
         return [at, len(wide), kind]
 
     def text(self, header: dict[str, Any]) -> str:
-        """Return header and arrays, compressed, in base64."""
+        """Return header and arrays, compressed, in base64. Raises `ValueError` for a header with a number that is not
+        finite.
+        """
         head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
         head += b" " * (-(len(head) + 4) % 8)
         raw = b"".join([len(head).to_bytes(4, "little"), head, *self._parts])
@@ -78,8 +81,9 @@ class _Texts(dict[str, int]):
 
 
 def scene(timeline: Timeline, explanation: Explanation, slots: Mapping[str, str]) -> str:
-    """Return the data of the page's timeline for `report.js`, as base64. slots: colour by cause, as from
-    `report.colours`."""
+    """Return the data of the page's timeline for `report.js`, as base64. explanation: of the same run. slots: colour by
+    cause, as from `report.colours`.
+    """
     return _Scene(timeline, explanation).text(slots)
 
 
@@ -324,8 +328,9 @@ def _numbered(keys: Ints, number: Callable[[int], int]) -> Ints:
 
 
 def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
-    """Return the seconds that spans cover between neighbouring edges, which are evenly spaced. Spans may overlap, and
-    then count several times."""
+    """Return the seconds that spans cover between neighbouring edges: (edges - 1,). start, end: (spans,), seconds.
+    edges: in seconds, at least two, evenly spaced. Spans may overlap, and then count several times.
+    """
     n, origin = len(edges) - 1, edges[0]
     width = edges[1] - origin
     done = np.zeros(n + 1)
@@ -339,7 +344,9 @@ def covered(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 
 def describe(unit: str, uop: Any, overlay: Overlay) -> str:
-    """Describe a uOP in a few words. The address of an off-chip access is left out: the page looks it up."""
+    """Describe a uOP of a unit in a few words, `nothing` if no field is set. The address of an off-chip access is left
+    out: the page looks it up.
+    """
     if title := overlay.title(uop):
         return title
     transfer = overlay.transfer(overlay.by_unit[unit], uop)

@@ -20,8 +20,9 @@ Tensor = npt.NDArray[Any]
 def run_on_tensors(program: Program, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Run]:
     """Run a program of a task machine. Returns the outputs by name, and the run.
 
-    inputs: for each input tensor an array of its shape and element type. Raises `ProgramError` for what fails in the
-    run, with the place in the user's file.
+    inputs: for each input tensor, by name, an array of its shape and element type; a tensor without one begins with
+    zeros. Raises `ProgramError` for what fails in the run, with the place in the user's file, `DeadlockError` if the
+    tasks wait for each other, `KeyError` for an unknown tensor, `ValueError` for an array of another size.
     """
     tasks = program_of(program.overlay)
     prepared = Prepared(tasks)

@@ -63,7 +63,11 @@ class Pairs:
 
 class Timeline:
     """A recorded run as arrays with an element per step of the log. Times are seconds since the first instruction; the
-    launch before it is left out."""
+    launch before it is left out.
+
+    log: the recorded run. step: of each row, its index in `log.steps`. unit: its process, an index in
+    `Machine.plan.processes`. number: its uOP.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -94,18 +98,21 @@ class Timeline:
 
     @cached_property
     def took(self) -> Floats:
-        """Each step's own duration in seconds. In the rest of the time up to its end it waits for words to arrive."""
+        """Each step's own duration in seconds, (steps,). In the rest of the time up to its end it waits for words to
+        arrive.
+        """
         return np.asarray(self._seconds_of_step[self.step])
 
     @cached_property
     def cause(self) -> Ints:
-        """Index into `causes` of the cause under which each step's duration counts."""
+        """Index into `causes` of the cause under which each step's duration counts, (steps,)."""
         return np.asarray(self._cause_of_step[self.step], np.int64)
 
     @cached_property
     def fetches(self) -> npt.NDArray[np.bool_]:
-        """Whether each step is a unit's fetch of its next uOP, or passes one to its other half. It belongs to no uOP,
-        though the log gives it the number of one."""
+        """Whether each step, (steps,), is a unit's fetch of its next uOP, or passes one to its other half. It belongs
+        to no uOP, though the log gives it the number of one.
+        """
         overlay = self.machine.program.overlay
         units = unit_processes(overlay)
         is_unit = np.array([name in units for name in self.machine.plan.processes])
@@ -114,7 +121,9 @@ class Timeline:
         return found
 
     def ends(self, unit: str, uops: Sequence[int]) -> Floats:
-        """Return the time at which each of these uOPs of a unit ends, in seconds."""
+        """Return the time in seconds at which each of these uOPs of a unit ends, in their order; 0 for a uOP without a
+        step. uops: numbers. Raises `ValueError` for an unknown unit.
+        """
         own = (self.unit == self.machine.plan.processes.index(unit)) & ~self.fetches
         at = np.zeros(max([*uops, int(self.number[own].max(initial=0))]) + 1)
         np.maximum.at(at, self.number[own], self.end[own])
@@ -122,7 +131,7 @@ class Timeline:
 
     def intervals(self, segments: Sequence[ProgramSegment]) -> list[tuple[float, float]]:
         """Return for each segment, in seconds, when the first of its words begins to move and when its last uOP ends,
-        over all units.
+        over all units; (0, 0) for a segment that moves none.
 
         Segments overlap, because units work ahead. A uOP that works for two segments counts for neither.
         """
@@ -214,8 +223,10 @@ class Timeline:
         return np.array([s.words for s in self.log.steps] or [0], np.int64)
 
     def moved(self, stream: int) -> Pairs:
-        """Match the puts and gets of a stream, by its number: its words in order, split wherever a put or a get ends. A
-        stream is a FIFO, so the n-th word put is the n-th word got."""
+        """Match the puts and gets of a stream, by its number in `streams`: its words in order, split wherever a put or
+        a get ends. A stream is a FIFO, so the n-th word put is the n-th word got. Raises `IndexError` for an unknown
+        stream.
+        """
         put, got = self._moves[stream]
         sent, taken = (np.cumsum(self._words_of_step[self.step[rows]]) for rows in (put, got))
         ends = np.union1d(sent, taken)
@@ -227,8 +238,10 @@ class Timeline:
         )
 
     def fill(self, streams: Sequence[int]) -> Iterator[tuple[Floats, Ints]]:
-        """Yield, for each stream number, the times in seconds at which its fill changes and the words in it from then
-        on. The words of a step enter when the putting step ends, and leave when the getting step ends."""
+        """Yield, for each stream number, the times in seconds at which its fill changes and the number of words in it
+        from then on: two vectors of equal length. The words of a step enter when the putting step ends, and leave when
+        the getting step ends.
+        """
         for stream in streams:
             put, got = self._moves[stream]
             rows = np.r_[put, got]
@@ -241,7 +254,9 @@ class Timeline:
             yield clocks[last], level[last]
 
     def binned(self, start: Floats, end: Floats, amount: Floats, edges: Floats) -> Floats:
-        """Spread each amount evenly from its start to its end; return the sum that falls between neighbouring edges."""
+        """Spread each amount evenly from its start to its end; return the sum that falls between neighbouring edges,
+        (edges - 1,). start, end, edges: in seconds; edges in rising order. start, end, amount: of one length.
+        """
         at_once = end <= start
         into: Floats = np.histogram(start[at_once], edges, weights=amount[at_once])[0]
         start, end, amount = (x[~at_once] for x in (start, end, amount))

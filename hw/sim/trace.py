@@ -98,13 +98,14 @@ def _opened(path: Path, compressed: bool) -> Iterator[IO[str]]:
 
 
 def nanoseconds(seconds: Floats) -> Ints:
-    """Convert an array of seconds to nanoseconds, rounded to integers."""
+    """Convert an array of seconds to nanoseconds, rounded to int64, of the same shape."""
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def microseconds(ns: Ints) -> list[float]:
-    """Convert nanoseconds to microseconds that give the same nanoseconds when Perfetto multiplies them by 1000 and
-    truncates."""
+    """Convert a vector of whole nanoseconds to microseconds that give the same nanoseconds when Perfetto multiplies
+    them by 1000 and truncates.
+    """
     us = ns / 1000
     return np.where(us * 1000 < ns, np.nextafter(us, np.inf), us).tolist()  # type: ignore[no-any-return]
 
@@ -130,7 +131,9 @@ class Slices:
 
     @staticmethod
     def of(track: Track, thread: int, together: bool) -> Slices:
-        """Make the slices of a track. together: whether the uOPs of one packet share a slice."""
+        """Make the slices of a track, which has at least one uOP. thread: number of the track. together: whether the
+        uOPs of one packet share a slice.
+        """
         begin = np.arange(len(track.number))
         if together:
             begin = np.flatnonzero(np.r_[True, track.origin[1:] != track.origin[:-1]])
@@ -146,12 +149,16 @@ class Slices:
         return len(self.first)
 
     def of_uops(self, numbers: npt.NDArray[np.integer[Any]]) -> Ints:
-        """Return the index of the slice of each uOP, given by its number."""
+        """Return the index of the slice of each uOP, in an array of the shape of `numbers`. numbers: of uOPs, as in the
+        track.
+        """
         at: Ints = np.searchsorted(self.track.number[self.first], numbers, "right") - 1
         return at
 
     def causes(self, kinds: int) -> Ints:
-        """Return for each slice the cause with most of its time. kinds: the number of causes."""
+        """Return for each slice the index of the cause with most of its time, (slices,). kinds: the number of
+        causes.
+        """
         track = self.track
         seconds = np.zeros((len(self), kinds))
         np.add.at(seconds, (self.of_uops(track.number), track.cause), track.busy)
@@ -179,7 +186,7 @@ class Flows:
         return len(self.at)
 
     def only(self, rows: Bools) -> Flows:
-        """Return the flows that `rows` selects."""
+        """Return the flows that `rows` selects: a Boolean for each of them."""
         columns = {name: getattr(self, name)[rows] for name in ("words", "at", "to", "waited")}
         return dataclasses.replace(self, **columns)
 
@@ -241,8 +248,9 @@ class TraceEvents:
         self.process = {t.name: UNITS if t.name in units else INSTRUCTIONS for t in timeline.tracks}
 
     def events(self) -> Iterator[Event]:
-        """Yield all events, in the order of the file. Slices come before the flows that start or end in them, because
-        viewers keep the order of simultaneous events."""
+        """Yield all events as values for JSON, in the order of the file. Slices come before the flows that start or end
+        in them, because viewers keep the order of simultaneous events.
+        """
         yield from self._names()
         yield from self._work()
         yield from self.segments.events()
@@ -251,7 +259,7 @@ class TraceEvents:
         yield from self._fill()
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the run, and about what the trace merges or leaves out, as text by title."""
+        """Return facts about the run, and about what the trace merges or leaves out, as values for JSON by title."""
         program = self.machine.program
         return {
             "made by": "rsn",
@@ -423,7 +431,7 @@ def _counter(pid: int, name: str, what: str, times: Ints, values: Any) -> Iterat
 
 
 def round_up(ns: float) -> int:
-    """Round up to the next 1, 2 or 5 times a power of ten, in nanoseconds; at least 1."""
+    """Round up to the next 1, 2 or 5 times a power of ten; at least 1. ns: a time in nanoseconds, as is the result."""
     power = 1
     while 5 * power < ns:
         power *= 10
@@ -445,8 +453,10 @@ class Titles:
                 self._about.setdefault(accesses.units[by].name, {})[int(uop)] = int(number)
 
     def uop(self, unit: str, number: int) -> str:
-        """Return the title of a uOP: the memory that it accesses and the fields that are set, as in
-        `load x [0:128, 0:64] -> MemA0`."""
+        """Return the title of a uOP: the memory that it accesses and the fields that are set, as in `load x [0:128,
+        0:64] -> MemA0`. number: of the uOP in its unit. Raises `KeyError` for an unknown unit, `IndexError` for a
+        number beyond its uOPs.
+        """
         run = self.expansion.sequences[unit]
         kind = int(run.kinds[number])
         touch = self.program.overlay.transfer(run.unit, self.expansion.uops[kind])
@@ -467,7 +477,7 @@ class Titles:
         )
 
     def packet(self, number: int) -> str:
-        """Return the title of a packet: its number, units, mOPs and repetitions."""
+        """Return the title of a packet, by its index in the image: its number, units, mOPs and repetitions."""
         if number not in self._packets:
             self._packets[number] = _packet(number, self.program.packets[number], self.expansion)
         return self._packets[number]

@@ -93,7 +93,7 @@ class FU3(Unit):
 
 
 def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
-    """What the bits allow and the units do not do."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
     match uop:
         case Read() if uop.to_fu2 + uop.to_fu3 != 1:
             yield "sends to one of FU2 and FU3"
@@ -102,7 +102,7 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
 
 
 def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
-    """The off-chip access of a uOP, None if it makes none."""
+    """Return the off-chip access of a uOP; None if it makes none."""
     if isinstance(uop, Read | Write) and uop.size:
         return Transfer("ddr", uop.addr, uop.size, store=isinstance(uop, Write))
     return None

@@ -93,12 +93,16 @@ class PingPong(Unit):
         self.buffers = [np.full((SIDE, SIDE), np.nan, np.float32) for _ in range(2)]
 
     def lanes(self, *enabled: Steps | None) -> Steps:
-        """Run the halves of a uOP side by side, then change the buffers. None: a half that does nothing."""
+        """Return the steps that run the halves of a uOP side by side, then change the buffers. None: a half that does
+        nothing.
+        """
         yield Par(*(lane for lane in enabled if lane is not None))
         self.current ^= 1
 
     def send_rows(self, sink: Channel) -> Steps:
-        """The current tile as a left operand: row by row, each row once per column of the product."""
+        """Return the steps that send the current tile as a left operand, element by element: row by row, each row once
+        per column of the product (1000 elements).
+        """
         tile = self.buffers[self.current]
         for i in range(SIDE):
             for _ in range(SIDE):
@@ -106,7 +110,9 @@ class PingPong(Unit):
                     yield Step("word", puts=(sink,), do=lambda i=i, k=k: (tile[i, k],))
 
     def send_columns(self, sink: Channel) -> Steps:
-        """The current tile as a right operand: column by column, once per row of the product."""
+        """Return the steps that send the current tile as a right operand, element by element: column by column, all of
+        them once per row of the product (1000 elements).
+        """
         tile = self.buffers[self.current]
         for _ in range(SIDE):
             for j in range(SIDE):
@@ -205,7 +211,7 @@ class OutUnit(PingPong):
 
 
 def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
-    """What the bits allow and the units do not do."""
+    """Yield the reasons why the unit cannot execute a uOP whose fields are all in range."""
     match uop:
         case Operand(load=1) | Result(store=1) if uop.size > TILE:
             yield f"size {uop.size}: a buffer has {TILE} elements"
@@ -219,7 +225,7 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
 
 
 def transfer(unit: UnitSpec, uop: Any) -> Transfer | None:
-    """The off-chip access of a uOP, None if it makes none."""
+    """Return the off-chip access of a uOP; None if it makes none."""
     match uop:
         case Operand(load=1):
             return Transfer("ddr", uop.addr, uop.size, store=False)

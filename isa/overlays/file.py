@@ -45,7 +45,7 @@ SIZES = ("slots", "rows", "columns")
 
 
 def find(name: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> Overlay:
-    """Return the overlay of a name, or the one that an overlay file makes, given its path (`*.toml`).
+    """Return the overlay of this name, or the one that an overlay file makes, given its path (`*.toml`).
 
     overlays: those that ship. Raises `ProgramError` for an unknown name, or a file that is missing or wrong.
     """
@@ -62,7 +62,7 @@ def changed(overlay: Overlay, path: str | os.PathLike[str]) -> Overlay:
     """Return a copy of an overlay with all changes that a file makes, whose name it keeps.
 
     Raises `ProgramError`, naming the file and the fault: it is missing, no TOML, for another overlay, or has a name or
-    a value that the overlay cannot have.
+    a value that the overlay cannot have. Raises `OSError` if the file cannot be read.
     """
     given = _parsed(_read(path), str(path))
     made_for = given.get("overlay", overlay.name)
@@ -72,7 +72,8 @@ def changed(overlay: Overlay, path: str | os.PathLike[str]) -> Overlay:
 
 
 def made(text: str, label: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> Overlay:
-    """Return the overlay that the text of an overlay file makes. label: the file's path, which messages name.
+    """Return the overlay that the text of an overlay file makes. label: the file's path, which messages name. overlays:
+    those that it may change, by name.
 
     Raises `ProgramError` as `changed`, and for a name that an overlay of `overlays` has.
     """
@@ -273,12 +274,12 @@ def _changes(overlay: Overlay, base: Overlay) -> list[str]:
 
 
 def lines(overlay: Overlay) -> list[str]:
-    """Return the lines of an overlay file that makes a changed overlay, but for its name."""
+    """Return the lines of an overlay file that makes a changed overlay, except for its name."""
     return [f'overlay = "{overlay.base}"', *overlay.changes]
 
 
 def text(overlay: Overlay) -> str:
-    """Return the text of an overlay file that makes a changed overlay (`made`)."""
+    """Return the text of an overlay file that makes a changed overlay: what `made` reads."""
     return "\n".join([f'name = "{overlay.name}"', *lines(overlay), ""])
 
 
@@ -343,7 +344,9 @@ def show(overlay: Overlay) -> str:
 
 
 def facts(overlay: Overlay) -> dict[str, Any]:
-    """Return an overlay's parameters as a JSON object."""
+    """Return an overlay's parameters as a JSON object: memories in float32 elements and slots, banks in bytes, rates
+    each with its unit, `fifos` in slots, streams in words.
+    """
     return {
         "overlay": overlay.name,
         "base": overlay.base,

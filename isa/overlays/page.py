@@ -19,12 +19,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "isa.md"
 
 
 def page() -> str:
-    """Return the text of docs/isa.md."""
+    """Return the text of docs/isa.md, in Markdown."""
     return reference({XNN_BASE: xnn, XNN: xnn, XNN2: xnn2, FIG6: fig6, FIG7: fig7})
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page. It is docs/isa.md of this installation. Raises `OSError`."""
     write_text(PAGE, page())
 
 

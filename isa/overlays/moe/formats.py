@@ -46,7 +46,7 @@ class Rows(Record, words=6):
 
 
 class Move(NamedTuple):
-    """Acts: one row."""
+    """Acts: one row. addr: its first element. size: its elements. port: a value of `RowPort`."""
 
     addr: int
     size: int
@@ -54,7 +54,7 @@ class Move(NamedTuple):
 
 
 def rows_uops(mop: Rows, iteration: int) -> Iterator[Move]:
-    """One uOP for each row."""
+    """Yield one uOP for each row that a mOP names. iteration: ignored, since a repetition does the same again."""
     for i in range(mop.count):
         yield Move(mop.addr + getattr(mop, f"row{i}") * mop.size, mop.size, mop.port)
 
@@ -152,12 +152,15 @@ class Line(Record, words=8):
 
     @staticmethod
     def of(opcode: int, mop: Record, patch: TemplatePatch = TemplatePatch.NONE, pitch: int = 0) -> Line:
-        """The line of an instruction."""
+        """Return the line that holds an instruction. opcode: of its format. patch: what Seq changes in it. pitch:
+        elements from one expert's weights to the next's. Raises `FieldError` for a value that does not fit, `TypeError`
+        for an instruction of more than six words.
+        """
         words = {f"word{i}": word for i, word in enumerate(mop.encode())}
         return Line(opcode=opcode, patch=int(patch), pitch=pitch, **words)
 
     def mop(self, form: type[Record]) -> Record:
-        """The instruction."""
+        """Return the instruction that the line holds. form: its type, of at most six words."""
         return form.decode([getattr(self, f"word{i}") for i in range(form.WORDS)])
 
 

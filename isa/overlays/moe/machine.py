@@ -54,7 +54,7 @@ FORMATS: tuple[tuple[str, str, Any], ...] = (
 
 
 def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
-    """Yield the reasons why a unit cannot execute a uOP."""
+    """Yield the reasons why a unit cannot execute a uOP whose fields are all in range."""
     match uop:
         case Move(port=port) if port > max(RowPort):
             yield f"port {port}: Acts has 0 to {int(max(RowPort))}"
@@ -65,10 +65,10 @@ def legal(unit: UnitSpec, uop: Any) -> Iterator[str]:
 
 
 def moe(*, rows: int = 64, tile: int = 128, fifo: int = 6) -> Overlay:
-    """A machine for experts.
+    """Return a machine for experts.
 
     rows: the most rows of a part, which share a pass over the weights of an expert. tile: K and columns of a tile of
-    weights. fifo: slots in front of each decoder, from the dispatcher and from Seq.
+    weights, in elements. fifo: slots in front of each decoder, from the dispatcher and from Seq.
     """
     size, block = tile * tile, rows * tile
 

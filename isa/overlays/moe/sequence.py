@@ -39,10 +39,11 @@ class ExpertRows(NamedTuple):
 
 
 def parts_of(chosen: Sequence[Sequence[int]], experts: int, tile: int, most: int | None = None) -> list[ExpertRows]:
-    """The parts of a call: experts in ascending order, each one's pairs in the order of tokens, `tile` to a part.
+    """Return the parts of a call: experts in ascending order, each one's pairs in the order of tokens, `tile` to a
+    part.
 
-    chosen: the experts of each token. most: rows that one expert may have. Raises `TensorError` for an expert that
-    there is not, and for more rows than that.
+    chosen: the experts of each token. experts: how many the layer has. tile: the most rows of a part. most: rows that
+    one expert may have. Raises `TensorError` for an expert that there is not, and for more rows than that.
     """
     pairs: dict[int, list[int]] = {}
     for token, row in enumerate(chosen):
@@ -68,8 +69,11 @@ Issued = tuple[InstructionFormat, Record]
 def of_part(
     lines: Sequence[Line], part: ExpertRows, number: int, each: int, overlay: Overlay
 ) -> tuple[list[Issued], list[Issued]]:
-    """The instructions of one part: its stores apart, which come last. number: of the part. each: selectors of a
-    token."""
+    """Return the instructions of one part: those that come first, and its stores, which come last.
+
+    lines: the template. number: of the part, from 0. each: selectors of a token. Raises `KeyError` for an unknown
+    opcode, `ValueError` for an unknown patch, `FieldError` for a value that does not fit its field.
+    """
     first: list[Issued] = []
     stores: list[Issued] = []
     for line in lines:
@@ -92,8 +96,9 @@ def of_part(
 
 
 def issued(lines: Sequence[Line], parts: Iterable[ExpertRows], each: int, overlay: Overlay) -> Iterator[Issued]:
-    """The instructions of parts. Stores of a part come behind the loads of the next one, so that its weights and rows
-    are on their way by then. each: selectors of a token."""
+    """Yield the instructions of parts. Stores of a part come behind the loads of the next one, so that its weights and
+    rows are on their way by then. lines: the template. each: selectors of a token. Raises as `of_part`.
+    """
     waiting: list[Issued] = []
     for number, part in enumerate(parts):
         first, stores = of_part(lines, part, number, each, overlay)
@@ -103,19 +108,21 @@ def issued(lines: Sequence[Line], parts: Iterable[ExpertRows], each: int, overla
 
 
 def by_rows(mop: Rows, rows: Sequence[int]) -> Iterator[Rows]:
-    """An instruction for some rows, in as many instructions as they need."""
+    """Yield an instruction for some rows, by their numbers, as several where they are more than eight. Raises
+    `FieldError` for a number that does not fit.
+    """
     for i in range(0, len(rows), ROWS):
         some = rows[i : i + ROWS]
         yield mop.replace(count=len(some), **{f"row{j}": row for j, row in enumerate(some)})
 
 
 def seq_fifo(unit: str) -> str:
-    """The name of the FIFO from Seq to a unit's decoder."""
+    """Return the name of the FIFO from Seq to a unit's decoder."""
     return f"mOP FIFO from Seq of {unit}"
 
 
 def followers(overlay: Overlay) -> tuple[UnitSpec, ...]:
-    """The units that Seq can issue instructions to: all others."""
+    """Return the units that Seq can issue instructions to: all others."""
     return tuple(u for u in overlay.units if u.kind != SEQ)
 
 
@@ -152,7 +159,7 @@ class SeqUnit(Unit):
 
 
 def following(overlay: Overlay) -> list[Packet]:
-    """The packets that tell all decoders to read from Seq until it ends."""
+    """Return the packets that tell all decoders to read from Seq until it ends, one for each unit."""
     return [Packet(Header(opcode=overlay.format_of(u.kind).opcode)) for u in followers(overlay)]
 
 

@@ -82,7 +82,9 @@ class RowsUnit(Sized):
     held: Array
 
     def sent(self, rows: int, depth: int, times: int) -> Steps:
-        """Send rows x (depth tiles of K) to Mac, `times` times."""
+        """Return the steps that send `rows` rows of `depth` tiles of K to Mac, `times` times, a tile of columns after
+        the other.
+        """
         sink, tile = self.sink("Mac"), self.tile
         words = rows * tile
         for _ in range(times):
@@ -266,8 +268,12 @@ class RouteUnit(Sized):
 
 
 def chosen_of(logits: Array, uop: Choose) -> tuple[npt.NDArray[np.int64], Array]:
-    """The experts of each token, those with larger logits first, and their shares: (tokens, each) both. Of equal logits
-    the first ones are chosen."""
+    """Return the experts of each token, those with larger logits first, int64, and their shares, float32: (tokens,
+    each) both. Of equal logits the first ones are chosen.
+
+    logits: tokens * size elements, any shape; of a row the first `experts` elements count. Raises `ValueError` for
+    another number of elements.
+    """
     x = logits.reshape(uop.tokens, uop.size)[:, : uop.experts]
     chosen = np.argsort(-x, axis=1, kind="stable")[:, : uop.each]
     e = np.exp(x - x.max(axis=1, keepdims=True))

@@ -53,7 +53,9 @@ ROUNDS = 10_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalStatements:
-    """Statements that touch no stream. loops: they end a beat. effects: they change what is no variable."""
+    """Statements that touch no stream. action: executes them. reads, writes: names of variables. loops: they end a
+    beat. effects: they change what is no variable.
+    """
 
     place: Place
     action: Action
@@ -65,7 +67,9 @@ class LocalStatements:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """A get. reads: by its index."""
+    """A get. name: the variable that is bound. index: computes the place in the array of streams. reads: names that the
+    index reads.
+    """
 
     place: Place
     name: str
@@ -88,7 +92,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spend:
-    """Cycles of the beat."""
+    """Cycles of the beat. count: computes their number. reads: names that it reads."""
 
     place: Place
     count: Value
@@ -147,12 +151,12 @@ Block = LocalStatements | Take | Give | Spend | CountedLoop | Until | StreamBran
 
 
 def names_in(*parts: Any) -> frozenset[str]:
-    """Return the names that expressions read."""
+    """Return the names of variables that expressions, or tuples of them, read."""
     return frozenset(node.name for node in nodes(parts) if isinstance(node, Name))
 
 
 def written(parts: Any) -> frozenset[str]:
-    """Return the names that statements write. A store into a tile writes the name of the tile."""
+    """Return the names of variables that statements write. A store into a tile writes the name of the tile."""
     out: set[str] = set()
     for node in nodes(parts):
         match node:
@@ -201,11 +205,14 @@ class Compiler:
         self.body = self.blocks(body)
 
     def blocks(self, body: tuple[Statement, ...]) -> tuple[Block, ...]:
-        """Return the compiled form of statements."""
+        """Return the compiled form of statements, in order. Raises as `block`."""
         return tuple(map(self.block, body))
 
     def block(self, node: Statement) -> Block:
-        """Return the compiled form of one statement."""
+        """Return the compiled form of one statement. Raises `ProgramError` for what is no statement or expression,
+        `KeyError` for an unknown array of streams. Errors of a computation are raised when it runs, as `ProgramError`
+        with the place.
+        """
         match node:
             case Get(place, name, stream, index):
                 return Take(place, name, stream, self._index(place, index), names_in(index))
@@ -272,7 +279,9 @@ class Compiler:
     # -- statements that touch no stream ----------------------------------------------------------------------------
 
     def action(self, node: Statement) -> Action:
-        """Compile a statement without puts, gets and cycles."""
+        """Compile a statement without puts, gets and cycles to a function that executes it on variables. Raises as
+        `block`.
+        """
         compute = self._guarded(node.place, self._action(node))
         return lambda env: compute(env)
 
@@ -362,7 +371,9 @@ def _said(error: Exception) -> str:
 
 
 def bind(env: Variables, names: tuple[str, ...], value: Any) -> None:
-    """Bind a value to one name, or its items to several."""
+    """Bind a value to one name, or its items to several; an unknown value to all. env: variables, changed in place.
+    Raises `ProgramError` for another number of items than names.
+    """
     if len(names) == 1:
         env[names[0]] = value
     elif value is UNKNOWN:

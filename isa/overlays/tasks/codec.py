@@ -29,7 +29,7 @@ DEEPEST = 100
 
 @cache
 def schema_of(node: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of a node's class, and their types."""
+    """Return the fields of a node's class as pairs (name, type), in order."""
     hints = typing.get_type_hints(node)
     return tuple((f.name, hints[f.name]) for f in fields(node))
 
@@ -64,7 +64,9 @@ class TreeCodec:
 
     def decoded(self, given: Any, hint: Any, depth: int = 0) -> Any:
         """Read what `encoded` returned. hint: the type of a field that holds it: a node's class, a number, a text, a
-        tuple or a union of these, or what `read_leaf` knows. Raises `WrongTreeError`."""
+        tuple or a union of these, or what `read_leaf` knows. depth: of the nodes around it. Raises `WrongTreeError` for
+        what is no tree of this type, or is nested too deeply.
+        """
         leaf = self.read_leaf(given, hint)
         if leaf is not None:
             return leaf
@@ -109,16 +111,19 @@ class TreeCodec:
         return made
 
     def written_leaf(self, value: Any) -> Any:
-        """Return a value that is no node as lists, texts and numbers; None if files cannot hold it."""
+        """Return a value that is no node as lists, texts and numbers; None if files cannot hold it. This class knows
+        none.
+        """
         return None
 
     def read_leaf(self, given: Any, hint: Any) -> Any:
         """Return the value that `written_leaf` wrote for a field of this type; None for fields of other types. Raises
-        `WrongTreeError`."""
+        `WrongTreeError` if it wrote no such thing. This class knows none.
+        """
         return None
 
     def check(self, made: Any) -> None:
-        """Check a node that was read. Raises `WrongTreeError`."""
+        """Check a node that was read. Raises `WrongTreeError` if it is wrong. This class finds nothing wrong."""
 
 
 class _TaskCodec(TreeCodec):
@@ -159,7 +164,9 @@ encoded = _TASKS.encoded
 
 
 def statements(given: Any, what: str) -> tuple[Statement, ...]:
-    """Read what `encoded` returned for the body of a task. what: names it in messages. Raises `ProgramError`."""
+    """Read what `encoded` returned for the body of a task. what: names it in messages. Raises `ProgramError` for what
+    is no tree of statements.
+    """
     try:
         body: tuple[Statement, ...] = _TASKS.decoded(given, tuple[Statement, ...])
     except WrongTreeError as wrong:
@@ -168,7 +175,7 @@ def statements(given: Any, what: str) -> tuple[Statement, ...]:
 
 
 def toml(value: Any) -> str:
-    """Return nested lists, texts and numbers as a value of TOML."""
+    """Return nested lists, texts, numbers and Booleans as a value of TOML on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -189,12 +196,14 @@ def _escaped(letter: str) -> str:
 
 
 def toml_key(name: str) -> str:
-    """Return a name as a key of TOML."""
+    """Return a name as a key of TOML, in quotes where it needs them."""
     return name if name.isascii() and name.replace("_", "").replace("-", "").isalnum() else toml(name)
 
 
 def table_of(given: Mapping[str, Any], key: str, kind: type[Any] = object) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a table of a parsed file. kind: of their values. Raises `ProgramError`."""
+    """Yield the entries of a table of a parsed file as (name, value); none if there is no such table. kind: of their
+    values. Raises `ProgramError` for what is no table, and a value of another type.
+    """
     table = given.get(key, {})
     if not isinstance(table, dict):
         raise ProgramError(f"{key} is a table")
@@ -205,7 +214,9 @@ def table_of(given: Mapping[str, Any], key: str, kind: type[Any] = object) -> It
 
 
 def parts_of(what: str, value: Any, *kinds: type[Any]) -> list[Any]:
-    """Return a list with a part of each of these types. what: names it in messages. Raises `ProgramError`."""
+    """Return a list with a part of each of these types. what: names it in messages. Raises `ProgramError` for another
+    length or type.
+    """
     if not isinstance(value, list) or len(value) != len(kinds):
         raise ProgramError(f"{what} has {len(kinds)} parts")
     for part, kind in zip(value, kinds, strict=True):
@@ -215,7 +226,9 @@ def parts_of(what: str, value: Any, *kinds: type[Any]) -> list[Any]:
 
 
 def sizes_of(what: str, value: Any, least: int = 1) -> tuple[int, ...]:
-    """Return a list of whole numbers. what: names it in messages. Raises `ProgramError`."""
+    """Return a list of whole numbers, each from `least` to below 2**31, as a tuple. what: names it in messages. Raises
+    `ProgramError` for anything else.
+    """
     if not isinstance(value, list) or any(type(n) is not int or not least <= n < 1 << 31 for n in value):
         raise ProgramError(f"{what}: {str(value)[:40]} is no list of whole numbers from {least} on")
     return tuple(value)

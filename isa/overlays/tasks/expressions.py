@@ -34,7 +34,9 @@ Value = Callable[[Variables], Any]
 
 
 def value_of(node: Expression) -> Value:
-    """Return a function that computes an expression from the values of variables."""
+    """Return a function that computes an expression from the values of variables. Raises `ProgramError` for what is no
+    expression; the function raises what the computation does, such as `KeyError` for an unbound variable.
+    """
     match node:
         case Constant(value):
             return lambda env: value
@@ -115,7 +117,7 @@ def _applied(
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether a value, or an item of it, is unknown."""
+    """Whether a value, or an item of it, is unknown, or is a tensor of which the run has no data."""
     if type(value) is slice:
         return any(part is UNKNOWN for part in (value.start, value.stop, value.step))
     return value is UNKNOWN or (type(value) is tuple and any(map(is_unknown, value))) or is_absent(value)
@@ -133,7 +135,9 @@ def item(base: Any, index: Any) -> Any:
 
 
 def within(base: Any, index: Any) -> Any:
-    """Return the index, after a check that it is inside the array, if `base` is one. Raises `IndexError`."""
+    """Return the index, after a check that it is inside the array, if `base` is one. Raises `IndexError` for a negative
+    index, one beyond an axis, and more indices than axes.
+    """
     shape = getattr(base, "shape", None)
     if shape is not None:
         parts = tuple(p for p in (index if type(index) is tuple else (index,)) if p is not None)

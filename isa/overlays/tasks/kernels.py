@@ -63,7 +63,9 @@ def _polynomial(x: Tile, coefficients: Sequence[np.float32]) -> Tile:
 
 
 def exp(x: Any) -> Tile:
-    """e to the power of x. Relative error below 2e-7 in float32, where the result is no subnormal number."""
+    """Return e to the power of each element, float32 or (`f64`) float64, of the shape of x. Relative error below 2e-7
+    in float32, where the result is no subnormal number.
+    """
     x = _float(x)
     if x.dtype == np.float64:
         return np.exp(x)
@@ -89,8 +91,12 @@ def _erf(x: Tile) -> Tile:
 
 
 def total(x: Any, axis: int = -1) -> Tile:
-    """The sum along an axis, pair by pair: of neighbours first, then of neighbours of these sums, what is left over
-    last. So as many elements as a machine takes in a cycle are added in one. 0 is added, so a sum of -0 is 0."""
+    """Return the sum along an axis, without that axis, pair by pair: of neighbours first, then of neighbours of these
+    sums, what is left over last. So as many elements as a machine takes in a cycle are added in one. 0 is added, so a
+    sum of -0 is 0.
+
+    Integers are added in 64 bits. Raises `IndexError` for an axis without elements.
+    """
     x = np.asarray(x)
     x = np.moveaxis(x.astype(np.int64 if x.dtype.kind in "iub" else x.dtype), axis, -1)
     while x.shape[-1] > 1:
@@ -101,7 +107,7 @@ def total(x: Any, axis: int = -1) -> Tile:
 
 
 def maximum(a: Any, b: Any) -> Tile:
-    """The larger of two; NaN if one of them is; +0 of -0 and +0."""
+    """Return the larger of two, element by element; NaN if one of them is; +0 of -0 and +0."""
     larger = np.maximum(a, b)
     if larger.dtype.kind != "f":
         return larger
@@ -109,7 +115,7 @@ def maximum(a: Any, b: Any) -> Tile:
 
 
 def minimum(a: Any, b: Any) -> Tile:
-    """The smaller of two; NaN if one of them is; -0 of -0 and +0."""
+    """Return the smaller of two, element by element; NaN if one of them is; -0 of -0 and +0."""
     smaller = np.minimum(a, b)
     if smaller.dtype.kind != "f":
         return smaller
@@ -134,7 +140,10 @@ def _number_or_nan(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def matmul(a: Any, b: Any) -> Tile:
-    """The product of two matrices, or of each two of a batch; the sum runs over k in order."""
+    """Return the product of two matrices, (..., m, k) by (..., k, n), or of each two of a batch, whose axes are
+    broadcast; the sum runs over k in order. Integers give int64. Raises `ValueError` for a batch or, of integers, a k
+    that does not fit.
+    """
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind in "iub":
         return np.asarray(a.astype(np.int64) @ b.astype(np.int64))
@@ -146,14 +155,16 @@ def matmul(a: Any, b: Any) -> Tile:
 
 
 def softmax(x: Any) -> Tile:
-    """Softmax along the last axis."""
+    """Return the softmax along the last axis, of the shape of x; float32, or float64 of float64."""
     x = _float(x)
     powers = exp(x - x.max(axis=-1, keepdims=True))
     return powers / total(powers)[..., None]
 
 
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) -> Tile:
-    """Layer norm along the last axis."""
+    """Return the layer norm along the last axis, of the shape of x: (x - mean) / sqrt(variance + eps), times gamma,
+    plus beta. gamma, beta: (columns,), or None for none.
+    """
     x = _float(x)
     count = x.dtype.type(x.shape[-1])
     centred = x - (total(x) / count)[..., None]
@@ -162,7 +173,9 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, eps: float = 1e-5) ->
 
 
 def rmsnorm(x: Any, gamma: Any = None, eps: float = 1e-5) -> Tile:
-    """RMS norm along the last axis."""
+    """Return the RMS norm along the last axis, of the shape of x: x / sqrt(mean square + eps), times gamma. gamma:
+    (columns,), or None for none.
+    """
     x = _float(x)
     square = total(x * x) / x.dtype.type(x.shape[-1])
     return _scaled(x / np.sqrt(square + x.dtype.type(eps))[..., None], gamma, None)
@@ -174,7 +187,9 @@ def _scaled(x: Tile, gamma: Any, beta: Any) -> Tile:
 
 
 def gelu(x: Any) -> Tile:
-    """GELU with the error function. In float32 its error is below 2e-7 times x."""
+    """Return GELU with the error function, element by element. In float32 its error is below 2e-7 times x (Abramowitz
+    and Stegun, formula 7.1.26).
+    """
     x = _float(x)
     if x.dtype == np.float64:
         from scipy import special  # here, because importing it takes longer than most commands
@@ -184,13 +199,15 @@ def gelu(x: Any) -> Tile:
 
 
 def silu(x: Any) -> Tile:
-    """x times the logistic function of x."""
+    """Return x times the logistic function of x, element by element."""
     x = _float(x)
     return x / (np.float32(1) + exp(-x))
 
 
 def tanh(x: Any) -> Tile:
-    """The hyperbolic tangent, -t / (2 + t) with t = exp(-2 |x|) - 1. Relative error below 4e-7 in float32."""
+    """Return the hyperbolic tangent, -t / (2 + t) with t = exp(-2 |x|) - 1, element by element. Relative error below
+    4e-7 in float32.
+    """
     x = _float(x)
     if x.dtype == np.float64:
         return np.tanh(x)
@@ -199,7 +216,9 @@ def tanh(x: Any) -> Tile:
 
 
 def banded(x: Any, first: Any, last: Any) -> Tile:
-    """x where first <= j - i <= last, and minus infinity elsewhere. i, j: the last two indices of an element."""
+    """Return x where first <= j - i <= last, and minus infinity elsewhere. x: (..., rows, columns). i, j: the last two
+    indices of an element. first, last: whole numbers.
+    """
     x = _float(x)
     rows, columns = x.shape[-2:]
     diagonal = np.arange(columns)[None, :] - np.arange(rows)[:, None]
@@ -207,7 +226,7 @@ def banded(x: Any, first: Any, last: Any) -> Tile:
 
 
 def relu(x: Any) -> Tile:
-    """x, and 0 where it is less; NaN of NaN, and -0 of -0."""
+    """Return each element, or 0 where it is less; NaN of NaN, and -0 of -0."""
     x = np.asarray(x)
     return np.where(x < 0, x.dtype.type(0), x)
 

@@ -26,8 +26,9 @@ def wide(x: Any) -> Any:
 
 
 def exact(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the function with its tiles of integers widened to 64 bits first. If one tile is signed and one unsigned,
-    both become signed."""
+    """Return the function of two operands with its tiles of integers widened to 64 bits first. If one tile is signed
+    and one unsigned, both become signed.
+    """
 
     def compute(a: Any, b: Any) -> Any:
         tiles = isinstance(a, np.ndarray), isinstance(b, np.ndarray)

@@ -107,7 +107,7 @@ def _kinds(program: TaskProgram) -> Iterator[tuple[str, str, int]]:
 
 
 def program_of(overlay: Overlay) -> TaskProgram:
-    """Return the task program of a task machine."""
+    """Return the task program of a task machine, which has at least one unit."""
     behaviour = overlay.units[0].behaviour
     assert issubclass(behaviour, TaskUnit)
     return behaviour.prepared.program
@@ -125,7 +125,9 @@ def without_rates(program: TaskProgram) -> list[str]:
 
 
 def shots_of(program: TaskProgram) -> dict[str, tuple[RunShot, ...]]:
-    """Return the uOPs of each unit, by its name: one for each task instance that it runs, in order."""
+    """Return the uOPs of each unit, by its name: one for each task instance that it runs, in order. They are numbered
+    over all units.
+    """
     lists, number = {}, 0
     for name, shots in program.units:
         lists[name] = tuple(RunShot(shot=number + k) for k in range(len(shots)))

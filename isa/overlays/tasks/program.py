@@ -16,7 +16,9 @@ ELEMENTS = "elements"
 
 @dataclass(frozen=True)
 class StreamArray:
-    """An array of streams, or a single one (shape empty). depth: in elements. packing: elements of one transfer."""
+    """An array of streams, or a single one (shape empty). type: of an element. depth: in elements. packing: elements of
+    one transfer.
+    """
 
     name: str
     type: ElementType
@@ -39,7 +41,7 @@ class OffChipTensor:
 
     @property
     def words(self) -> int:
-        """32-bit words that it takes."""
+        """Number of 32-bit words that it takes off the chip."""
         return prod(self.type.shape) * WORDS[self.type.dtype]
 
 

@@ -224,7 +224,9 @@ NODES: dict[str, type[Any]] = {
 
 
 def nodes(root: Any) -> Iterator[Any]:
-    """Yield a node, and all nodes below it; of a tuple, those of its items."""
+    """Yield a node, and all nodes below it, each before those below it; of a tuple, those of its items. Nothing of what
+    is no node.
+    """
     if isinstance(root, tuple) and not isinstance(root, Place):
         for item in root:
             yield from nodes(item)

@@ -82,7 +82,9 @@ class Prepared:
         return {name: s.type for name, s in self.streams.items()}
 
     def compiled(self, task: str) -> Compiler:
-        """The `Compiler` of a task, whose `body` is the compiled body. Each task is compiled once. task: its name."""
+        """The `Compiler` of a task, whose `body` is the compiled body. Each task is compiled once. task: its name.
+        Raises `KeyError` for an unknown task, `ProgramError` if it cannot be compiled.
+        """
         if task not in self._compiled:
             self._compiled[task] = Compiler(self.tasks[task].body, self.program.file, self.types)
         return self._compiled[task]
@@ -156,7 +158,7 @@ class TaskUnit(Unit):
 
 
 def transfers(label: str) -> str:
-    """The label of the stream that says how many whole transfers a stream holds."""
+    """Return the label of the stream that says how many whole transfers a stream holds. label: of that stream."""
     return f"transfers of {label}"
 
 

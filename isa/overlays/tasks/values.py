@@ -30,7 +30,9 @@ class Symbolic:
     __slots__ = ()
 
     def kernel(self, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """The result of a kernel, one of whose arguments this is."""
+        """Return the result of a kernel, one of whose arguments this is. name: of the kernel. named: arguments by name.
+        A subclass says what it is; this class raises `NotImplementedError`.
+        """
         raise NotImplementedError
 
 
@@ -59,7 +61,12 @@ def is_absent(value: Any) -> bool:
 
 
 def convert(value: Any, kind: ElementType) -> Any:
-    """Return a value as an element type. Raises `ProgramError` for another shape."""
+    """Return a value as an element type; an unknown or `Symbolic` value stays what it is. kind: with the shape of a
+    tile, () for a number.
+
+    Raises `ProgramError` for another shape and, in a tile of integers, for NaN and infinities; of a number these raise
+    `ValueError` or `OverflowError`.
+    """
     if value is UNKNOWN or isinstance(value, Symbolic):
         return value
     if is_absent(value):
@@ -101,22 +108,27 @@ def _whole(tile: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def rounded_to_bf16(tile: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Round float32 values to the nearest bfloat16, ties to even. A NaN becomes one whose upper half is NaN, too."""
+    """Round float32 values to the nearest bfloat16, ties to even; the result is float32 of the same shape. A NaN
+    becomes one whose upper half is NaN, too.
+    """
     bits = np.array(tile, np.float32, order="C").view(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return np.where(np.isnan(tile), np.float32(np.nan), even.view(np.float32))
 
 
 def scalar(value: Any) -> Any:
-    """Return an array without axes as a number: integers as Python's own, which are exact."""
+    """Return an array without axes as a number: integers as Python's own, which are exact. Any other value stays as it
+    is.
+    """
     if isinstance(value, np.ndarray) and not value.shape:
         value = value[()]
     return value.item() if isinstance(value, np.integer | np.bool_) else value
 
 
 def words_of(tile: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
-    """Return the elements of a tile as 32-bit words of off-chip memory. Elements of less than 32 bits are widened to
-    32; those of 64 bits take two words."""
+    """Return the elements of a tile as 32-bit words of off-chip memory, a vector of float32 that holds their bits.
+    name: of the element type. Elements of less than 32 bits are widened to 32; those of 64 bits take two words.
+    """
     dtype = DTYPES[name]
     flat = np.ascontiguousarray(tile, dtype).reshape(-1)
     wide = {"b": np.int32, "i": np.int64 if dtype.itemsize == 8 else np.int32, "u": np.uint32}.get(dtype.kind)
@@ -128,7 +140,9 @@ def words_of(tile: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
 
 
 def from_words(words: npt.NDArray[np.float32], name: str) -> npt.NDArray[Any]:
-    """Return the elements that words of an off-chip memory hold: the inverse of `words_of`."""
+    """Return the elements that words of an off-chip memory hold, as a vector: the inverse of `words_of`. name: of the
+    element type.
+    """
     dtype = DTYPES[name]
     if dtype.itemsize >= 4:
         return words.view(dtype)
