@@ -27,8 +27,8 @@ from .slices import GRAIN
 def overlay(items: tuple[s.Item, ...], file: str, overlays: Mapping[str, Overlay]) -> Overlay:
     """Return the overlay that the first item of a text names, or makes by lines or by an overlay file.
 
-    items: of the text. file: its path; the path of an overlay file is relative to its folder. Raises `Mistake` if the
-    item names none, an unknown one, or one that cannot be made.
+    items: of the text. overlays: by name. file: its path; the path of an overlay file is relative to its folder. Raises
+    `Mistake` if the item names none, an unknown one, or one that cannot be made.
     """
     first = items[0] if items else None
     known = f"overlays are {listing(overlays)}"
@@ -92,7 +92,9 @@ class Declarations:
         self._vectors: list[tuple[SourceText, s.VectorOption, str]] = []
 
     def take_looped(self, item: s.Item) -> None:
-        """Enter a declaration that stands in a loop. Raises `Mistake` for one that may not stand there."""
+        """Enter a declaration that stands in a loop. Raises `Mistake` for one that may not stand there, and
+        as `take`.
+        """
         if isinstance(item, s.Const | s.Include | s.Block):
             raise Mistake(s.start_span(item), "constants, blocks and includes cannot stand in a loop")
         self.take(item)

@@ -126,7 +126,9 @@ class ScopedNames:
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def integer(self, e: s.Expr, units: tuple[UnitSpec, ...] | None = None) -> int:
-        """Evaluate an expression as `number`. Raises `Mistake` if the value is not an integer."""
+        """Evaluate an expression as `number`. units: as there. Raises `Mistake` as `number`, or if the value is not an
+        integer.
+        """
         value = self.number(e, units)
         if not isinstance(value, int):
             raise Mistake(s.span(e), f"this must be an integer, not {value}")
@@ -220,8 +222,9 @@ class ScopedNames:
     # -- units ----------------------------------------------------------------------------------------------------
 
     def units(self, refs: tuple[s.UnitSelection, ...]) -> tuple[UnitSpec, ...]:
-        """Return the units of a list such as `MemC[0..2] MemC5`. Raises `Mistake` unless they are distinct and of one
-        kind."""
+        """Return the units of a list such as `MemC[0..2] MemC5`. refs: its parts. Raises `Mistake` unless they exist,
+        are distinct and of one kind.
+        """
         out: dict[str, UnitSpec] = {}
         kind = ""
         for ref in refs:

@@ -62,13 +62,15 @@ class Words:
         self.numbers: list[int] = []
 
     def put(self, part: str | NumberSlot, *numbers: int) -> Self:
-        """Add a word, after a space. numbers: those of its slot; none for text. Returns the object itself."""
+        """Add a word, after a space. part: text, or a slot. numbers: those of the slot; none for text. Returns the
+        object itself.
+        """
         if self.parts:
             self.glue(" ")
         return self.glue(part, *numbers)
 
     def glue(self, part: str | NumberSlot, *numbers: int) -> Self:
-        """Add to the last word, without a space. numbers: as for `put`. Returns the object itself."""
+        """Add to the last word, without a space. part, numbers: as for `put`. Returns the object itself."""
         last = self.parts[-1] if self.parts else None
         if isinstance(part, str) and isinstance(last, str):
             self.parts[-1] = last + part
@@ -99,7 +101,9 @@ _DIGITS = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 def named(name: str, quote: bool = False) -> tuple[NumberSlot | str, *tuple[int, ...]]:
-    """Split a buffer's name into a slot and its numbers, the arguments of `Words.put`."""
+    """Split a buffer's name into a slot and its numbers, the arguments of `Words.put`. quote: it must be written in
+    quotes.
+    """
     pieces = _DIGITS.split(name)
     return NumberSlot("quote" if quote else "name", tuple(pieces)), *map(int, _DIGITS.findall(name))
 
@@ -173,7 +177,9 @@ def render(parts: Sequence[str | NumberSlot], sums: Sequence[LoopNumber]) -> str
 def with_sums(
     parts: Sequence[str | NumberSlot], sums: Sequence[LoopNumber]
 ) -> Iterator[tuple[str | NumberSlot, Sequence[LoopNumber]]]:
-    """Yield the parts of a line, each slot with its own numbers of those of all slots in order; words have none."""
+    """Yield the parts of a line, each slot with its own numbers; a text has none. sums: the numbers of all slots, in
+    order.
+    """
     at = 0
     for part in parts:
         end = at if isinstance(part, str) else at + part.numbers

@@ -44,8 +44,9 @@ def show(program: Program) -> str:
 
 
 def shortest(value: float) -> str:
-    """Format a number as the shortest decimal that reads back as the same float32. Raises `ProgramError` if it is not
-    finite."""
+    """Format a value as the shortest decimal that reads back as the same float32. Raises `ProgramError` if it is not
+    finite.
+    """
     rounded = np.float32(value)
     if not np.isfinite(rounded):
         raise ProgramError(f"{value} cannot stand in a program: it is not a finite float32")

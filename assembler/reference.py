@@ -39,6 +39,8 @@ def tables(overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
 def insert(document: str, overlays: Mapping[str, Overlay] = OVERLAYS) -> str:
     """Return a Markdown document with its tables replaced by current ones. Raises `ValueError` if it has no place for
     them.
+
+    overlays: those of the tables, by name.
     """
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)

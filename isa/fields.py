@@ -68,8 +68,8 @@ def bits(
     to: str | None = None,
     source: str | None = None,
 ) -> Any:
-    """Declare a field of a `Record`. default: its value where none is given; the other arguments are those of
-    `Field`.
+    """Declare a field of a `Record`, with a default where no value is given; the other arguments are those of `Field`:
+    word, lowest bit (from 0) and width in bits, its meaning, and so on.
     """
     spec = Field("", word, low, width, doc, signed, real, to, source)
     return dataclasses.field(default=default, metadata={"bits": spec})

@@ -54,8 +54,8 @@ def block(matrix: Array) -> Array:
 
 
 def unblock(flat: Array, rows: int, cols: int) -> Array:
-    """Convert a blocked vector (R*C,) back to its matrix (R, C): the inverse of `block`. Raises `ValueError` if the
-    vector has another size, or R x C is not a whole number of blocks.
+    """Convert a blocked vector `flat`, (rows * cols,), back to its matrix (rows, cols): the inverse of `block`. Raises
+    `ValueError` if the vector has another size, or the matrix is not a whole number of blocks.
     """
     grid = flat.reshape(rows // 128, cols // 64, 4, 2, 16, 64)
     return np.ascontiguousarray(grid.transpose(0, 2, 4, 3, 1, 5)).reshape(rows, cols)

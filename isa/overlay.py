@@ -219,8 +219,8 @@ class Overlay(StreamNetwork):
         return {f.name: f for f in self.formats}
 
     def format_of(self, kind: str) -> InstructionFormat:
-        """Return the format that drives an FU type (not the one that configures it). Raises `StopIteration` if no
-        format does.
+        """Return the format that drives the FU type `kind` (not the one that configures it). Raises `StopIteration` if
+        no format does.
         """
         return next(f for f in self.formats if f.kind == kind and not f.config)
 

@@ -47,15 +47,16 @@ class Packet:
 
     @staticmethod
     def of(opcode: int, mops: Sequence[Record], *, mask: int = 0, reuse: int = 1) -> Packet:
-        """Make a packet of some mOPs. mask: bit i selects the unit of index i. reuse: how often the mOPs are issued.
-        Raises `FieldError` for more mOPs than `MAX_WINDOW`, or a number that does not fit its field.
+        """Make a packet of some mOPs of the format with this opcode. mask: bit i selects the unit of index i. reuse:
+        how often the mOPs are issued. Raises `FieldError` for more mOPs than `MAX_WINDOW`, or a number that does not
+        fit its field.
         """
         return Packet(Header(opcode=opcode, mask=mask, window=len(mops), reuse=reuse), tuple(mops))
 
     @staticmethod
     def terminator(opcode: int, mask: int = 0) -> Packet:
-        """Make a packet that ends the decoders of the selected units. mask: bit i selects the unit of index i. Raises
-        `FieldError` for a number that does not fit its field.
+        """Make a packet that ends the decoders of the selected units. opcode: of a format that drives them. mask: bit i
+        selects the unit of index i. Raises `FieldError` for a number that does not fit its field.
         """
         return Packet(Header(opcode=opcode, mask=mask, last=1))
 
@@ -94,8 +95,8 @@ def encode_image(packets: Sequence[Packet]) -> Words:
 
 
 def expand_window(form: InstructionFormat, mops: Sequence[Any], iterations: range) -> Iterator[Any]:
-    """Yield the uOPs of a window's mOPs in some iterations of its reuse (contract 1.3). iterations: numbers of
-    repetitions, from 0.
+    """Yield the uOPs of a window's mOPs in some iterations of its reuse (contract 1.3). mops: of the format.
+    iterations: numbers of repetitions, from 0.
 
     A format with `loops_window` repeats the whole window; any other format repeats each mOP alone.
     """

@@ -141,7 +141,7 @@ class UnitSpec:
     routes: tuple[tuple[str, str], ...] | None = None
 
     def capability(self, op: str) -> Capability | None:
-        """The capability for an operation; None if the unit has none."""
+        """Return the capability for the operation `op`; None if the unit has none."""
         return next((c for c in self.capabilities if c.op == op), None)
 
 
@@ -208,11 +208,11 @@ class StreamNetwork:
         return out
 
     def units_with(self, op: str) -> tuple[UnitSpec, ...]:
-        """The units that can do an operation, in the order of `units`."""
+        """Return the units that can do the operation `op`, in the order of `units`."""
         return tuple(u for u in self.units if u.capability(op) is not None)
 
     def capability(self, op: str) -> Capability | None:
-        """The capability of the first unit that can do an operation; None if no unit can."""
+        """Return the capability of the first unit that can do the operation `op`; None if no unit can."""
         return next((c for u in self.units if (c := u.capability(op)) is not None), None)
 
     def memory_of(self, unit: str) -> Memory:
@@ -225,8 +225,8 @@ class StreamNetwork:
         return memory
 
     def capability_of(self, unit: str, op: str) -> Capability:
-        """Return the capability of the unit of this name for an operation. Raises `ProgramError` if the unit has none,
-        `KeyError` if there is no such unit.
+        """Return the capability of the unit of this name for the operation `op`. Raises `ProgramError` if the unit has
+        none, `KeyError` if there is no such unit.
         """
         capability = self.by_unit[unit].capability(op)
         if capability is None:
@@ -245,7 +245,8 @@ class StreamNetwork:
         return out
 
     def path(self, source: str, sink: str) -> tuple[str, ...] | None:
-        """The shortest way from one unit to another along streams, both included; None if there is none.
+        """Return the shortest way from unit `source` to unit `sink` along streams, both included; None if there is
+        none.
 
         A switch passes on data along its routes only. Off-chip memories and units of one kind among themselves pass on
         nothing. Raises `KeyError` for an unknown `source`.

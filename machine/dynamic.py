@@ -108,9 +108,8 @@ class Ports:
         return choice if until is None else choice.ending(until / CLOCK_HZ)
 
     def peek(self, port: int = 0) -> Generator[AnyOf, Any, Any]:
-        """Wait for a token and leave it there: `token = yield from ports.peek()`.
-
-        Raises `IndexError` if there is no such input.
+        """Wait for a token at input number `port` and leave it there: `token = yield from ports.peek()`. Raises
+        `IndexError` if there is no such input.
         """
         yield self.any_of(port)
         return self._inputs[port].tokens[0][1]
@@ -194,11 +193,10 @@ class DynamicNetwork:
     def connect(
         self, source: str, sink: str, depth: int, *, output: int | None = None, port: int | None = None
     ) -> Stream:
-        """Add a stream of `depth` tokens from an output of a unit to an input of another; by default, the first free
-        numbers of both.
+        """Add a stream of `depth` tokens from output number `output` of unit `source` to input number `port` of unit
+        `sink`; None: the first free number. Returns it; its label is `OUTPUT.INPUT`.
 
-        Raises `ProgramError` for an unknown unit, an input that has a stream, or a depth below 1. The stream that is
-        returned has the label `OUTPUT.INPUT`, the two numbers.
+        Raises `ProgramError` for an unknown unit, an input that has a stream, or a depth below 1.
         """
         for unit in (source, sink):
             if unit not in self._kernels:
@@ -245,9 +243,8 @@ class DynamicNetwork:
         return tuple(self._streams)
 
     def uop(self, name: str) -> DynamicUop:
-        """Return the uOP of a unit. Raises `ProgramError` for ports whose numbers have a gap.
-
-        Raises `KeyError` for an unknown unit.
+        """Return the uOP of the unit `name`. Raises `ProgramError` for ports whose numbers have a gap, `KeyError` for
+        an unknown unit.
         """
         inputs, outputs = self._inputs[name], self._outputs[name]
         for what, ports in (("input", inputs), ("output", outputs)):

@@ -210,8 +210,9 @@ class ProcessNetwork(Wiring):
             self.spawn(draining(name), self._drain(name), owner=name)
 
     def feed(self, name: str, uops: Iterable[Any], origins: Iterable[int] | None = None) -> Steps:
-        """Return the steps of a unit that executes a list of uOPs, without an instruction path. origins: of each uOP;
-        None for their numbers."""
+        """Return the steps of the unit `name` that executes a list of uOPs, without an instruction path. origins: of
+        each of `uops`; None for their numbers.
+        """
         unit, progress = self.units[name], self.progress[name]
         apart = self.apart.get(name)
         has_room = False
@@ -277,8 +278,8 @@ class ProcessNetwork(Wiring):
         return self.run_from(self._tasks)
 
     def run_from(self, tasks: Iterable[RunningProcess]) -> float:
-        """Run to the end with these processes, and with the words that streams hold. Returns the latency in seconds;
-        raises as `run`.
+        """Run these tasks to the end, with the words that streams hold. Returns the latency in seconds; raises as
+        `run`.
         """
         ready: deque[RunningProcess] = deque(tasks)
         alive: set[RunningProcess] = set(ready)

@@ -31,8 +31,8 @@ def trace_workload(
     *,
     where: Callable[[str, int], str] | None = None,
 ) -> Traces:
-    """Trace the workload that `ProcessNetwork` with the same arguments would run. Raises `UntraceableError` if its
-    steps are not known before the run, or fail without data.
+    """Trace the workload that `ProcessNetwork` with the same arguments (`where` too) would run. Raises
+    `UntraceableError` if its steps are not known before the run, or fail without data.
     """
     net = ProcessNetwork(machine, workload, where=where)
     table = TraceTable(net)
@@ -100,5 +100,5 @@ def execute(
     *,
     where: Callable[[str, int], str] | None = None,
 ) -> RunTiming:
-    """Time a workload once: `TimedWorkload(...).run()`. Arguments and errors are those."""
+    """Time a workload once: `TimedWorkload(...).run()`. Arguments (`where` too) and errors are those."""
     return TimedWorkload(machine, workload, where=where).run()

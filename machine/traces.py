@@ -160,8 +160,8 @@ class KernelTraces:
         whole: bool = False,
         times: int = 1,
     ) -> StepSignature:
-        """Return a row for a trace, with channels and rate as numbers. The arguments are those of `Step`; whole: the
-        step needs whole tokens.
+        """Return a row for a trace, with channels and rate as numbers. rate, amount, gets, puts, words, times: as of
+        `Step`. whole: the step needs whole tokens.
 
         Raises `UntraceableError` if the step moves no words, more than `MAX_WORDS`, or uses a stream twice.
         """
@@ -370,7 +370,7 @@ class UnitTraces(KeyedKernels):
 
     def feed(self, uops: Iterable[Any], origins: Sequence[int] | None = None) -> Mapping[str, TraceItems]:
         """Return the items of a unit that executes a list of uOPs (`ProcessNetwork.feed`), by process. origins: of each
-        uOP; those of equal origin are the same uOP. None for their numbers.
+        of `uops`; those of equal origin are the same uOP. None for their numbers.
 
         Errors as for `record`.
         """

@@ -39,7 +39,9 @@ class Wiring:
         return channel
 
     def channel(self, src: str, dst: str, label: str = "") -> Channel:
-        """Return the stream from one unit to another. Raises `ProgramError` if there is none."""
+        """Return the stream from unit `src` to unit `dst`. label: of the stream, where two have the same units. Raises
+        `ProgramError` if there is none.
+        """
         return self.named_channel(f"{src}->{dst}" + (f".{label}" if label else ""))
 
     def named_channel(self, name: str) -> Channel:
@@ -83,11 +85,15 @@ class Unit:
         self._net = net
 
     def source(self, peer: str, label: str = "") -> Channel:
-        """Return the stream from `peer` to this unit. Raises `ProgramError` if there is none."""
+        """Return the stream from `peer` to this unit. label: as for `Wiring.channel`. Raises `ProgramError` if there is
+        none.
+        """
         return self._net.channel(peer, self.name, label)
 
     def sink(self, peer: str, label: str = "") -> Channel:
-        """Return the stream from this unit to `peer`. Raises `ProgramError` if there is none."""
+        """Return the stream from this unit to `peer`. label: as for `Wiring.channel`. Raises `ProgramError` if there is
+        none.
+        """
         return self._net.channel(self.name, peer, label)
 
     def read(self, at: int, size: int) -> Any:

@@ -84,7 +84,9 @@ def page(machine: Machine, title: str) -> str:
 
 
 def colours(overlay: Overlay, causes: Sequence[str]) -> dict[str, str]:
-    """Return the colour of each cause, as a class of `report.css`. It is the same for all programs of an overlay."""
+    """Return the colour of each of some causes, as a class of `report.css`. causes: all of the overlay, in its order;
+    the colours are then the same for all of its programs.
+    """
     rates = overlay.rates
     fixed = {"control": "issue"}
     fixed |= {rates[name].cause: "issue" for name in ("dispatch", "decode") if name in rates}

@@ -103,8 +103,8 @@ def nanoseconds(seconds: Floats) -> Ints:
 
 
 def microseconds(ns: Ints) -> list[float]:
-    """Convert a vector of whole nanoseconds to microseconds that give the same nanoseconds when Perfetto multiplies
-    them by 1000 and truncates.
+    """Convert a vector `ns` of whole nanoseconds to microseconds that give the same nanoseconds when Perfetto
+    multiplies them by 1000 and truncates.
     """
     us = ns / 1000
     return np.where(us * 1000 < ns, np.nextafter(us, np.inf), us).tolist()  # type: ignore[no-any-return]

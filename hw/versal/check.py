@@ -82,7 +82,7 @@ class Sources:
         return MACHINES[self.machine]
 
     def text(self, name: str) -> str:
-        """Read a file, by its path below `root`. Raises `OSError`."""
+        """Read a file as UTF-8. name: its path below `root`. Raises `OSError`."""
         return (self.root / name).read_text(encoding="utf-8")
 
     @cached_property

@@ -446,7 +446,9 @@ def _paired(free: Sequence[frozenset[int]]) -> int:
 
 
 def table(pieces: Sequence[PieceKind]) -> Iterator[str]:
-    """Yield the lines of the file: of each piece, LUTs and flip-flops by size. Raises as `synthesised`."""
+    """Yield the lines of the file that has, of each of some pieces, LUTs and flip-flops by size. Raises as
+    `synthesised`.
+    """
     yield "# LUTs and flip-flops of pieces of a machine, by size. Made by: python -m rsn.hw.versal.pieces"
     yield f'tool = "{version()}"'
     yield f'command = "{SYNTHESIS}"'

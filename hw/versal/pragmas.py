@@ -76,7 +76,7 @@ class Pragma:
         return out
 
     def option(self, key: str) -> str | None:
-        """Return the value of an option, in lower case; None if it is not there or has no value."""
+        """Return the value of the option `key`, in lower case; None if it is not there or has no value."""
         return next((v.lower() for k, v in self.arguments if k == key and v is not None), None)
 
 

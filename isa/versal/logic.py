@@ -180,9 +180,9 @@ def control(loop: PipelinedLoop) -> Cells:
 
 
 def crossbars(works: Sequence[LoopWork], banks: int, slots: int) -> Cells:
-    """Return the cells between the loops of a unit and its slots. Every access has a butterfly between the order of its
-    words and the `banks` banks; the side that fills and the side that empties read any of the `slots` slots; any loop
-    that writes may write to a slot.
+    """Return the cells between the loops of a unit (`works`) and its slots. Every access has a butterfly between the
+    order of its words and the `banks` banks; the side that fills and the side that empties read any of the `slots`
+    slots; any loop that writes may write to a slot.
     """
     writers = sum(work.writes for work in works)
     accesses = writers + sum(work.reads for work in works)

@@ -84,7 +84,9 @@ class TileSum:
                 self.total = more if self.bias is None else more + self.bias
 
     def emit(self, a: Array, b: Array) -> tuple[Array]:
-        """Take the last pair of tiles. Returns the sum, (128, 128) float32."""
+        """Take the last pair of tiles, a and b as for `add`. Returns the sum, (128, 128) float32: the payload of one
+        stream.
+        """
         self.add(1, [a], [b])
         assert self.total is not None
         return (self.total,)

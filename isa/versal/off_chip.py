@@ -57,7 +57,9 @@ class BankUnit(Unit):
         return Burst(pieces, self._read, size * 4, puts=sinks, words=words, parts=parts, do=fetch)
 
     def stored(self, start: int, pieces: int, size: int, peer: str, words: int, parts: int = 1) -> Burst:
-        """Return the burst that writes `pieces` pieces that a peer sends; arguments and errors as for `loaded`."""
+        """Return the burst that writes `pieces` pieces of `size` float32 elements, which a peer sends, from element
+        `start` on. words, parts: as for `loaded`, with the same errors.
+        """
         at = start
 
         def keep(n: int, tokens: Any) -> None:

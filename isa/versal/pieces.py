@@ -40,8 +40,8 @@ def synthesised() -> Mapping[str, Mapping[int, Cells]]:
 
 @cache
 def piece(name: str, size: int) -> Cells:
-    """Return the cells of a piece: as synthesised where the table has the size, else on a line through its neighbours;
-    beyond the largest size through the two largest. Raises `KeyError` for an unknown piece.
+    """Return the cells of the piece of this name and size: as synthesised where the table has the size, else on a line
+    through its neighbours; beyond the largest size through the two largest. Raises `KeyError` for an unknown piece.
     """
     row = synthesised()[name]
     if size in row:
@@ -53,8 +53,8 @@ def piece(name: str, size: int) -> Cells:
 
 @cache
 def next_larger(name: str, size: int) -> Cells:
-    """Return the cells of the smallest listed piece that is as large, for what comes in steps. Beyond the largest one,
-    as many of these as are needed. Raises `KeyError` for an unknown piece.
+    """Return the cells of the smallest listed piece of this name whose size is at least `size`, for what comes in
+    steps. Beyond the largest one, as many of these as are needed. Raises `KeyError` for an unknown piece.
     """
     row = synthesised()[name]
     largest = max(row)

@@ -44,7 +44,7 @@ class Shim:
 
 def tile(mme: int, row: int, column: int, cascade: int) -> tuple[int, int]:
     """Return array column and row of the tile that multiplies lane 4 * row + cascade of A by lane 4 * column + cascade
-    of B.
+    of B, for MME number `mme`.
 
     Two cascades fill a row of an MME. They run eastwards in even rows and westwards in odd ones, as the array's do
     (UG1079, "AI Engine Architecture Overview").

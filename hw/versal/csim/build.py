@@ -132,7 +132,9 @@ def kept(target: Path, make: Callable[[Path], None], failed: str = "board csim c
 
 def compiled(source: Path, flags: Sequence[str]) -> Path:
     """Compile a source to an object file, unless the cache has one of the same text, with all that it includes, and the
-    same options; return its path. Raises `BoardError` if there is no compiler, or if it finds a mistake."""
+    same options; return its path. flags: options of the compiler. Raises `BoardError` if there is no compiler, or if it
+    finds a mistake.
+    """
     cxx = compiler()
     command = [cxx, *flags, "-E", "-P", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -164,8 +166,9 @@ def _compile(cxx: str, flags: Sequence[str], sources: Sequence[Path], target: Pa
 
 
 def call(command: Sequence[str], what: str = "board csim") -> None:
-    """Run a compiler. what: what it builds, for the message. Raises `BoardError` with the first lines of its output if
-    it fails."""
+    """Run a compiler. command: its path and arguments. what: what it builds, for the message. Raises `BoardError` with
+    the first lines of its output if it fails.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         output = "\n".join((done.stderr or done.stdout).splitlines()[:20])

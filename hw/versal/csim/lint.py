@@ -31,7 +31,8 @@ def files(machine: str, versal: Path) -> list[Path]:
 
 
 def lint(compiler: str, versal: Path | None = None) -> str:
-    """Return what one of `COMPILERS` says about the sources in `versal`, "" if nothing. None: of this installation.
+    """Return what a compiler, one of `COMPILERS`, says about the sources in `versal`, "" if nothing. None: of this
+    installation.
 
     Raises `FileNotFoundError` if it is not installed, `OSError` if sources cannot be written to the cache.
     """

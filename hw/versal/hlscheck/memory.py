@@ -35,7 +35,7 @@ class Offset:
         return Offset(tuple(sorted((v, s) for v, s in terms.items() if s)), self.constant + other.constant)
 
     def times(self, factor: int) -> Offset:
-        """Return the offset times a number."""
+        """Return the offset times a factor."""
         return Offset(tuple((v, s * factor) for v, s in self.terms), self.constant * factor)
 
 
@@ -155,7 +155,7 @@ class Types:
 
     def part(self, text: str, field_number: int) -> str:
         """Return the type of an element of an array, or of a field of a struct, as LLVM writes it. text: the type of
-        the whole. Raises `IndexError` if there is no such field.
+        the whole. field_number: from 0; an array ignores it. Raises `IndexError` if there is no such field.
         """
         inside = self._structs.get(text, text)
         if found := re.fullmatch(r"[\[<](\d+) x (.*)[\]>]", inside):

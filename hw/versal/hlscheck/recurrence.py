@@ -38,7 +38,7 @@ class Recurrence:
 
 def tightest(edges: Sequence[OperatorEdge], stated: int) -> Recurrence | None:
     """Return the circle of operators that needs most cycles per iteration, None if none needs more than `stated`
-    cycles. Source: Rau, "Iterative Modulo Scheduling", 1996.
+    cycles. edges: of the loop. Source: Rau, "Iterative Modulo Scheduling", 1996.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_edges_from((e.of, e.to) for e in edges)

@@ -74,7 +74,7 @@ class LoopSchedule:
 
     @cached_property
     def edges(self) -> list[OperatorEdge]:
-        """What an instruction needs of another one: of values, choices and memories."""
+        """Which instructions need which others, by values, by branches that choose between values, and by memories."""
         return [*self._of_values(), *self._of_memories()]
 
     def _cycles(self, n: int) -> float:

@@ -181,6 +181,7 @@ class SequencedPath(InstructionPath):
         self.parts, self.most = parts, most
 
     def attach(self, net: ProcessNetwork) -> None:
+        """Add the FIFOs from Seq and tell Route its parts, then all that `InstructionPath.attach` adds."""
         depth = self.overlay.mop_fifo_depth
         for spec in followers(self.overlay):
             net.add_channel(seq_fifo(spec.name), depth, SEQ, decoder_of(spec.name), control=True)

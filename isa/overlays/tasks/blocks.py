@@ -156,7 +156,9 @@ def names_in(*parts: Any) -> frozenset[str]:
 
 
 def written(parts: Any) -> frozenset[str]:
-    """Return the names of variables that statements write. A store into a tile writes the name of the tile."""
+    """Return the names of variables that statements write. A store into a tile writes the name of the tile. parts:
+    statements, or tuples of them.
+    """
     out: set[str] = set()
     for node in nodes(parts):
         match node:
@@ -169,7 +171,10 @@ def written(parts: Any) -> frozenset[str]:
 
 def deciding(body: tuple[Statement, ...]) -> frozenset[str]:
     """Return the variables that decide the course of a run: tests, bounds of loops, cycles and indices of streams
-    depend on them, directly or through other variables."""
+    depend on them, directly or through other variables.
+
+    body: of a task.
+    """
     found: set[str] = set()
     flows: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in nodes(body):

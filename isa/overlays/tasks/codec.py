@@ -63,9 +63,9 @@ class TreeCodec:
         return leaf
 
     def decoded(self, given: Any, hint: Any, depth: int = 0) -> Any:
-        """Read what `encoded` returned. hint: the type of a field that holds it: a node's class, a number, a text, a
-        tuple or a union of these, or what `read_leaf` knows. depth: of the nodes around it. Raises `WrongTreeError` for
-        what is no tree of this type, or is nested too deeply.
+        """Read what `encoded` returned (`given`). hint: the type of a field that holds it: a node's class, a number, a
+        text, a tuple or a union of these, or what `read_leaf` knows. depth: of the nodes around it. Raises
+        `WrongTreeError` for what is no tree of this type, or is nested too deeply.
         """
         leaf = self.read_leaf(given, hint)
         if leaf is not None:
@@ -117,13 +117,15 @@ class TreeCodec:
         return None
 
     def read_leaf(self, given: Any, hint: Any) -> Any:
-        """Return the value that `written_leaf` wrote for a field of this type; None for fields of other types. Raises
-        `WrongTreeError` if it wrote no such thing. This class knows none.
+        """Return the value that `written_leaf` wrote as `given` for a field of the type `hint`; None for fields of
+        other types. Raises `WrongTreeError` if it wrote no such thing. This class knows none.
         """
         return None
 
     def check(self, made: Any) -> None:
-        """Check a node that was read. Raises `WrongTreeError` if it is wrong. This class finds nothing wrong."""
+        """Check a node that was read and made. Raises `WrongTreeError` if it is wrong. This class finds
+        nothing wrong.
+        """
 
 
 class _TaskCodec(TreeCodec):
@@ -164,8 +166,8 @@ encoded = _TASKS.encoded
 
 
 def statements(given: Any, what: str) -> tuple[Statement, ...]:
-    """Read what `encoded` returned for the body of a task. what: names it in messages. Raises `ProgramError` for what
-    is no tree of statements.
+    """Read what `encoded` returned for the body of a task (`given`). what: names it in messages. Raises `ProgramError`
+    for what is no tree of statements.
     """
     try:
         body: tuple[Statement, ...] = _TASKS.decoded(given, tuple[Statement, ...])
@@ -201,8 +203,8 @@ def toml_key(name: str) -> str:
 
 
 def table_of(given: Mapping[str, Any], key: str, kind: type[Any] = object) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a table of a parsed file as (name, value); none if there is no such table. kind: of their
-    values. Raises `ProgramError` for what is no table, and a value of another type.
+    """Yield the entries of the table `key` of a parsed file (`given`) as (name, value); none if there is no such table.
+    kind: of their values. Raises `ProgramError` for what is no table, and a value of another type.
     """
     table = given.get(key, {})
     if not isinstance(table, dict):
@@ -214,8 +216,8 @@ def table_of(given: Mapping[str, Any], key: str, kind: type[Any] = object) -> It
 
 
 def parts_of(what: str, value: Any, *kinds: type[Any]) -> list[Any]:
-    """Return a list with a part of each of these types. what: names it in messages. Raises `ProgramError` for another
-    length or type.
+    """Return a value if it is a list with a part of each of these types. what: names it in messages. Raises
+    `ProgramError` for another length or type.
     """
     if not isinstance(value, list) or len(value) != len(kinds):
         raise ProgramError(f"{what} has {len(kinds)} parts")
@@ -226,8 +228,8 @@ def parts_of(what: str, value: Any, *kinds: type[Any]) -> list[Any]:
 
 
 def sizes_of(what: str, value: Any, least: int = 1) -> tuple[int, ...]:
-    """Return a list of whole numbers, each from `least` to below 2**31, as a tuple. what: names it in messages. Raises
-    `ProgramError` for anything else.
+    """Return a value as a tuple if it is a list of whole numbers, each from `least` to below 2**31. what: names it in
+    messages. Raises `ProgramError` for anything else.
     """
     if not isinstance(value, list) or any(type(n) is not int or not least <= n < 1 << 31 for n in value):
         raise ProgramError(f"{what}: {str(value)[:40]} is no list of whole numbers from {least} on")

@@ -91,9 +91,9 @@ def _erf(x: Tile) -> Tile:
 
 
 def total(x: Any, axis: int = -1) -> Tile:
-    """Return the sum along an axis, without that axis, pair by pair: of neighbours first, then of neighbours of these
-    sums, what is left over last. So as many elements as a machine takes in a cycle are added in one. 0 is added, so a
-    sum of -0 is 0.
+    """Return the sum of x along an axis, without that axis, pair by pair: of neighbours first, then of neighbours of
+    these sums, what is left over last. So as many elements as a machine takes in a cycle are added in one. 0 is added,
+    so a sum of -0 is 0.
 
     Integers are added in 64 bits. Raises `IndexError` for an axis without elements.
     """
@@ -107,7 +107,7 @@ def total(x: Any, axis: int = -1) -> Tile:
 
 
 def maximum(a: Any, b: Any) -> Tile:
-    """Return the larger of two, element by element; NaN if one of them is; +0 of -0 and +0."""
+    """Return the larger of a and b, element by element; NaN if one of them is; +0 of -0 and +0."""
     larger = np.maximum(a, b)
     if larger.dtype.kind != "f":
         return larger
@@ -115,7 +115,7 @@ def maximum(a: Any, b: Any) -> Tile:
 
 
 def minimum(a: Any, b: Any) -> Tile:
-    """Return the smaller of two, element by element; NaN if one of them is; -0 of -0 and +0."""
+    """Return the smaller of a and b, element by element; NaN if one of them is; -0 of -0 and +0."""
     smaller = np.minimum(a, b)
     if smaller.dtype.kind != "f":
         return smaller
@@ -140,7 +140,7 @@ def _number_or_nan(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def matmul(a: Any, b: Any) -> Tile:
-    """Return the product of two matrices, (..., m, k) by (..., k, n), or of each two of a batch, whose axes are
+    """Return the product of two matrices, a (..., m, k) by b (..., k, n), or of each two of a batch, whose axes are
     broadcast; the sum runs over k in order. Integers give int64. Raises `ValueError` for a batch or, of integers, a k
     that does not fit.
     """
@@ -226,7 +226,7 @@ def banded(x: Any, first: Any, last: Any) -> Tile:
 
 
 def relu(x: Any) -> Tile:
-    """Return each element, or 0 where it is less; NaN of NaN, and -0 of -0."""
+    """Return each element of x, or 0 where it is less; NaN of NaN, and -0 of -0."""
     x = np.asarray(x)
     return np.where(x < 0, x.dtype.type(0), x)
 

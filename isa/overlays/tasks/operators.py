@@ -19,7 +19,7 @@ LARGEST_SHIFT = 64
 
 
 def wide(x: Any) -> Any:
-    """Return a tile of integers or Booleans in 64 bits, and any other value as it is."""
+    """Return x in 64 bits if it is a tile of integers or Booleans with fewer, else as it is."""
     if isinstance(x, np.ndarray) and x.dtype.kind in "biu" and x.dtype.itemsize < 8:
         return x.astype(np.int64)
     return x

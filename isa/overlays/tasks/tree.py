@@ -224,8 +224,8 @@ NODES: dict[str, type[Any]] = {
 
 
 def nodes(root: Any) -> Iterator[Any]:
-    """Yield a node, and all nodes below it, each before those below it; of a tuple, those of its items. Nothing of what
-    is no node.
+    """Yield the node `root` and all nodes below it, each before those below it; of a tuple, those of its items. Nothing
+    of what is no node.
     """
     if isinstance(root, tuple) and not isinstance(root, Place):
         for item in root:
@@ -243,6 +243,7 @@ def last_cycles(cycles: int, before: int) -> int:
 
 
 def divides(body: tuple[Statement, ...]) -> bool:
-    """Whether a branch with these statements ends the beat before it and begins a new beat after it. A branch that only
-    computes stays inside a beat."""
+    """Whether a branch with the statements `body` ends the beat before it and begins a new beat after it. A branch that
+    only computes stays inside a beat.
+    """
     return any(isinstance(node, Get | Put | Cycles | For | While | Leave) for node in nodes(body))

@@ -108,8 +108,8 @@ def _whole(tile: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def rounded_to_bf16(tile: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Round float32 values to the nearest bfloat16, ties to even; the result is float32 of the same shape. A NaN
-    becomes one whose upper half is NaN, too.
+    """Round the float32 values of a tile to the nearest bfloat16, ties to even; the result is float32 of the same
+    shape. A NaN becomes one whose upper half is NaN, too.
     """
     bits = np.array(tile, np.float32, order="C").view(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)

@@ -174,8 +174,8 @@ def _operation(fill: Load | None, drain: Send | None) -> MemA:
 
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemA | Patched]:
-    """Yield the instruction of each `Turn`, and before it the one that loads statistics or sets registers. registers:
-    the unit has those of opcode 12.
+    """Yield the instruction of each of the items, `Turn`s, and before it the one that loads statistics or sets
+    registers. registers: the unit has those of opcode 12.
 
     Raises `ProgramError` for a norm without registers, or with another norm than that of the statistics that the unit
     holds; `FieldError` for a value that does not fit its field.

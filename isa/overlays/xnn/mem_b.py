@@ -229,8 +229,8 @@ def _operation(kind: type[MemBUnit], fill: Load | LoadVector | None, drain: Send
 
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemB | Patched]:
-    """Yield the instruction of each `Turn`, and before it the one that sets registers, if their values change.
-    registers: the unit has those of opcode 13.
+    """Yield the instruction of each of the items, `Turn`s, and before it the one that sets registers, if their values
+    change. registers: the unit has those of opcode 13.
 
     Raises `ProgramError` for whole tiles of a MemB2 without registers, `FieldError` for a value that does not fit its
     field.

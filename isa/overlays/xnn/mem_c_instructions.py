@@ -106,8 +106,8 @@ def _at_store(store: Store) -> Iterator[tuple[str, Any]]:
 
 
 def emit(unit: UnitSpec, items: Iterable[Any], *, registers: bool) -> Iterator[MemC | MemCTable | Patched]:
-    """Yield the instruction of each `Turn`. Before it come those that set registers whose values change, and those that
-    fill the table of its store. registers: the unit has those of opcodes 8 to 11.
+    """Yield the instruction of each of the items, `Turn`s. Before it come those that set registers whose values change,
+    and those that fill the table of its store. registers: the unit has those of opcodes 8 to 11.
 
     Raises `ProgramError` if the unit has no memory, needs a register that it does not have, or if a store says things
     that do not go together; `FieldError` for a value that does not fit its field.

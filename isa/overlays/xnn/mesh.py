@@ -83,7 +83,8 @@ def legal(unit: UnitSpec, uop: MeshA | MeshB) -> Iterator[str]:
 
 
 def emit(record: type[MeshA] | type[MeshB], unit: UnitSpec, items: Iterable[Any]) -> Iterator[MeshA | MeshB]:
-    """Yield the instruction of each `Route`; a route's tiles become beats. record: the format of this switch.
+    """Yield the instruction of each of the items, `Route`s, whose tiles become beats. record: the format of this
+    switch.
 
     Raises `KeyError` for a pair of units that the switch cannot connect, `FieldError` for more tiles than the field
     `size` can say.

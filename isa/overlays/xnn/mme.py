@@ -157,7 +157,7 @@ def flops(op: Mme) -> int:
 
 
 def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Mme]:
-    """Yield the op of each `Multiply`. Raises `FieldError` for a count that does not fit its field."""
+    """Yield the op of each of the items, `Multiply`s. Raises `FieldError` for a count that does not fit its field."""
     for item in items:
         counts = {field: getattr(item, name) for name, field in _COUNTS.items()}
         yield Mme(

@@ -372,8 +372,8 @@ def _ddr_rows(item: RowStore) -> DdrRows:
 
 
 def emit(unit: UnitSpec, items: Iterable[Any]) -> Iterator[Record | Patched]:
-    """Yield the instruction of each `Access`, `RowStore` and `SetRow`. Their addresses are in float32 elements, those
-    of instructions in units of 64 bytes.
+    """Yield the instruction of each of the items: `Access`, `RowStore` and `SetRow`. Their addresses are in float32
+    elements, those of instructions in units of 64 bytes.
 
     Raises `FieldError` for a value that does not fit its field.
     """

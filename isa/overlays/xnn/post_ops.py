@@ -87,7 +87,7 @@ class SoftmaxData:
         return (self.top,)
 
     def other_max(self, top: Array) -> None:
-        """Take the neighbour's maxima, (rows,): both go on with the larger one."""
+        """Take the neighbour's maxima `top`, (rows,) float32: both go on with the larger one of each row."""
         self.top = np.maximum(self.top, top)
 
     def own_sum(self) -> tuple[Array]:
@@ -110,7 +110,7 @@ class SoftmaxData:
             self.total = self.x.sum(axis=1, dtype=np.float32)
 
     def other_sum(self, total: Array) -> None:
-        """Add the neighbour's sums, (rows,)."""
+        """Add the neighbour's sums `total`, (rows,) float32."""
         self.total = self.total + total
 
     def finish(self) -> None:

@@ -55,6 +55,9 @@ class RingUnit(Unit):
             yield from lanes[0]
 
     def halves(self, uop: Any) -> Halves | None:
+        """The two halves of a uOP (`Unit.halves`), which each Mem has of its own; this class raises
+        `NotImplementedError`.
+        """
         raise NotImplementedError
 
     def refuse(self, reason: str) -> None:

@@ -36,12 +36,14 @@ def memories_of(port: int) -> range:
 
 
 def writer_of(kv: int) -> str:
-    """Return the name of the write port of a memory of heads (0 to 3)."""
+    """Return the name of the write port of the memory of heads `kv` (0 to 3)."""
     return f"KvIn{kv // OF_PORT}"
 
 
 def lanes_of_heads(kv: int) -> range:
-    """Return the numbers of the lanes that a memory of heads (0 to 3) sends to: K to even ones, V to odd ones."""
+    """Return the numbers of the lanes that the memory of heads `kv` (0 to 3) sends to: K to even ones, V to
+    odd ones.
+    """
     return range(kv >= KV // 2, LANES, 2)
 
 
@@ -143,7 +145,9 @@ class HeadMemory(FilledMemory):
         super().__init__(port, f"KvOut{kv}", slots)
 
     def keep(self, slot: int, number: int, piece: Array) -> None:
-        """Keep a block, (128, 64) float32, in a slot. number: that of the block in its operation, always 0."""
+        """Keep a block (`piece`), (128, 64) float32, in a slot. number: that of the block in its operation,
+        always 0.
+        """
         self.slots[slot] = piece
 
     def keep_both(self, slot: int, second: int, tile: Array) -> None:

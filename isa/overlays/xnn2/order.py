@@ -83,7 +83,7 @@ class Written:
 
     def last_tile(self, cells: Ints, bounds: Ints) -> Ints:
         """Return, for each cell, the number of the last tile up to a bound that was written to it; 0 if there is none.
-        Shapes as for `last`.
+        cells, bounds: as for `last`.
         """
         return np.concatenate([self.tile, [0]])[self.last(cells, bounds)]
 
@@ -186,7 +186,7 @@ class MemoryPorts(ABC):
         """Keep a finding about a uOP, or count it if there is one of this code, unit and rule.
 
         code: of the finding, such as `Y01`. text: what is wrong, behind the name of unit and uOP. help: what to do.
-        rule: tells apart what has one code.
+        rule: tells apart what has one code. warning: it may be meant.
         """
         told = self.told.get((code, unit, rule))
         if told is None:

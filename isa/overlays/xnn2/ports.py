@@ -146,7 +146,7 @@ def tiles_by(
     do: Any = None,
 ) -> Burst:
     """Return the burst that takes and sends `times` tiles, each word by word. rate, amount: name of the rate, and how
-    much of it a tile takes. do: as of a `Burst`.
+    much of it a tile takes. gets, puts, do: as of a `Burst`.
     """
     return Burst(times, rate, amount, gets=gets, puts=puts, words=TILE_WORDS, parts=TILE_WORDS, do=do)
 
@@ -155,7 +155,7 @@ def tile_by(
     rate: str, amount: float, *, gets: Sequence[Channel] = (), puts: Sequence[Channel] = (), do: Any = None
 ) -> Step:
     """Return the step that takes and sends a tile, word by word. rate, amount: name of the rate, and how much of it the
-    tile takes. do: as of a `Step`.
+    tile takes. gets, puts, do: as of a `Step`.
     """
     return Step(rate, amount, gets=gets, puts=puts, words=TILE_WORDS, parts=TILE_WORDS, do=do)
 

@@ -301,8 +301,8 @@ def _softmax(unit: UnitSpec) -> Iterator[Need]:
 
 
 def loops(works: Sequence[LoopWork]) -> Iterator[Need]:
-    """Yield what loops compute. Works of the same `loop` are one loop, whose control counts once. Raises `KeyError` for
-    an unknown loop.
+    """Yield what loops compute. works: those with the same `loop` are one loop, whose control counts once. Raises
+    `KeyError` for an unknown loop.
     """
     seen = set[str]()
     for work in works:

@@ -181,7 +181,9 @@ class CountedTiles:
     """The tiles that the statistics of a bank count.
 
     tiles: their numbers. starts: of each, the number of the tile with which its statistics begin; 0 is power-on.
-    columns: those that its statistics count up to it. Each is an int64 vector with an element per tile.
+    columns: those that its statistics count up to it. Each is an int64 vector with an element per tile. The methods
+    take vectors, or matrices, of counts of these tiles (`counts`), or of numbers of tiles (`bounds`), and return one of
+    the same shape.
     """
 
     bank: int
