@@ -125,9 +125,9 @@ _REQUIRED = tuple(tag for tag in _FORMATS if tag not in _OPTIONAL)
 
 
 def program_faults(program: Program) -> Iterator[str]:
-    """Yield, as sentences, the reasons why a program can be neither written nor loaded.
+    """Yield, as sentences, the reasons why a program can be neither written nor loaded: none if it can.
 
-    Checks the data around the image: buffers, parameters and their patches, op lists, source map.
+    Checks the data around the image: buffers, parameters and their patches, op lists, source map, segments.
     """
     overlay, unit = program.overlay, program.overlay.address_unit
     names = [f"buffer {b.name}" for b in program.buffers] + [f"parameter {p.name}" for p in program.parameters]

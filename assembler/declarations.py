@@ -100,7 +100,9 @@ class Declarations:
         self.take(item)
 
     def take(self, item: s.Item) -> None:
-        """Enter a declaration into the names; ignore any other item. Raises `Mistake` if it is wrong."""
+        """Enter a declaration into the names; ignore any other item. Raises `Mistake` if it is wrong, such as a name
+        that is taken or a value out of range.
+        """
         match item:
             case s.OverlayName():
                 raise Mistake(s.token_span(item.name), f"the overlay is already set to {self.names.overlay.name}")

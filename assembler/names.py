@@ -191,12 +191,14 @@ class ScopedNames:
     # -- buffers --------------------------------------------------------------------------------------------------
 
     def is_buffer(self, token: Token) -> bool:
-        """Return whether a word without brackets names a buffer; a word in quotes always does."""
+        """Return whether a token names a buffer: a block parameter or a declared one. A word in quotes always does."""
         local = self.local(token)
         return isinstance(local, Buffer) or token.type == "STRING" or (local is None and str(token) in self.buffers)
 
     def buffer(self, token: Token) -> Buffer:
-        """Return the buffer that a token names, a block parameter or a declared one. Raises `Mistake` if none."""
+        """Return the buffer that a token names, a block parameter or a declared one. Raises `Mistake` if it
+        names none.
+        """
         local = self.local(token)
         if isinstance(local, Buffer):
             return local
@@ -213,7 +215,9 @@ class ScopedNames:
         return self.buffers[name]
 
     def require_reach(self, buffer: Buffer, token: Token, units: tuple[UnitSpec, ...]) -> None:
-        """Raise `Mistake`, at the token, if one of the units cannot access the memory bank of a buffer."""
+        """Raise `Mistake`, at the token, if one of the units cannot access the memory bank of a buffer, or
+        any memory.
+        """
         for unit in units:
             if unit.bank != buffer.bank:
                 reach = f"{unit.name} reaches {unit.bank}" if unit.bank else f"{unit.name} reaches no memory"
@@ -280,7 +284,8 @@ class ScopedNames:
 
     def route_source(self, word: s.Word) -> s.UnitSelection | None:
         """Return the unit that a word before an arrow names, as in `MemA0->MME1` and `MemA[k]->MME[2*k]`; None if it
-        names no unit."""
+        names no unit. What it names is not evaluated yet.
+        """
         if isinstance(word, s.Slice) and str(word.name) in self.overlay.by_kind and not word.subs[0].bounds:
             return s.UnitSelection(word.name, word.subs, word.end)
         if isinstance(word, s.Bare) and word.name.type == "NAME":
@@ -303,13 +308,17 @@ class ScopedNames:
         return tuple(out)
 
     def driver(self, kind: str, ref: s.UnitSelection) -> InstructionFormat:
-        """Return the instruction format that drives units of a kind. Raises `Mistake`, at `ref`, if none does."""
+        """Return the instruction format that drives units of an FU type. kind: the type. Raises `Mistake`, at `ref`, if
+        none does.
+        """
         if all(f.config for f in self.overlay.formats if f.kind == kind):
             raise Mistake(s.span(ref), f"{kind} units take no instructions")
         return self.overlay.format_of(kind)
 
     def no_unit(self, name: str, span: Span) -> Mistake:
-        """Make the mistake that says that the overlay has no such unit, with the names of those it has."""
+        """Return the mistake, at `span`, that says that the overlay has no unit of this name, with the names of those
+        it has.
+        """
         kind = name.rstrip("0123456789")
         if kind in self.overlay.by_kind:
             note = f"{kind} units are {listing(u.name for u in self.overlay.by_kind[kind])}"

@@ -33,12 +33,12 @@ class BufferName(NamedTuple):
 
     @property
     def text(self) -> Hashable:
-        """A key that is equal for equal names."""
+        """A key that is equal for equal names: the texts between the numbers, and the numbers."""
         return self.slot.pieces, self.sums
 
     @property
     def fixed(self) -> bool:
-        """Whether it depends on no loop at all."""
+        """Whether the name depends on no loop at all."""
         return all(not x.terms for x in self.sums)
 
 

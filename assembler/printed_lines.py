@@ -34,7 +34,7 @@ class NumberSlot(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers the slot holds."""
+        """Number of numbers that the slot holds."""
         return len(self.pieces) - 1 if self.named or self.what == "title" else 1
 
     @property
@@ -154,7 +154,7 @@ class LoopNumber(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it is a number without variables."""
+        """Whether it depends on no variable."""
         return not self.terms
 
     @property
@@ -244,7 +244,9 @@ class LineNode:
         return any(x.terms for x in self.sums)
 
     def slots(self) -> Iterator[tuple[NumberSlot, LoopNumber]]:
-        """Yield the slot and value of each number of the node and its body."""
+        """Yield the slot and value of each number of the node, then of its body; a slot with several numbers comes once
+        for each.
+        """
         slots = (part for part in self.parts if isinstance(part, NumberSlot) for _ in range(part.numbers))
         yield from zip(slots, self.sums, strict=True)
         for child in self.children or ():
@@ -276,7 +278,7 @@ class LineNode:
         self.parts, self.sums, self.children, self.loop, self.variable = parts, sums, None, None, None
 
     def head(self) -> str:
-        """Render the node's own line, without body and loop."""
+        """Return the text of the node's own line, without body and loop."""
         return render(self.parts, self.sums)
 
     def lines(self, width: int, variables: Sequence[str] = "ijklmn" * NESTED) -> list[str]:

@@ -111,7 +111,7 @@ class Sub(NamedTuple):
 
     @property
     def bounds(self) -> bool:
-        """Whether it bounds a piece of a buffer (`:`, `:+`) rather than selecting units."""
+        """Whether the subscript bounds a piece of a buffer (`:`, `:+`) rather than selecting units."""
         return self.how[:1] == ":"
 
 
@@ -434,7 +434,7 @@ def _edge(node: Any, first: bool) -> Token:
 
 
 def start_span(node: Any) -> Span:
-    """Return the span of the first token of a node."""
+    """Return the span of the first token of a node, as `token_span`."""
     return token_span(_edge(node, True))
 
 
@@ -475,7 +475,8 @@ def tree(text: SourceText) -> tuple[Item, ...]:
 
 
 def expression(text: str, at: int, line: int) -> Expr:
-    """Parse an expression from inside a quoted name. at, line: its offset and line in the whole text.
+    """Parse an expression from inside a quoted name. text: the expression. at, line: offset in characters and line,
+    from 1, of its beginning in the whole text.
 
     Raises `Mistake` if it is not an expression.
     """

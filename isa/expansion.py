@@ -63,7 +63,7 @@ class Accesses:
 
     @property
     def end(self) -> Ints:
-        """First element behind each access."""
+        """The float32 element behind the last one of each access, by address in the bank."""
         return self.start + self.size
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class ExpandedProgram:
         return self.program.overlay
 
     def number(self, uop: Any) -> int:
-        """Return the index of a uOP in `uops`; adds it if it is new."""
+        """Return the index of a uOP in `uops`; it is added if it is new. uop: hashable."""
         n = self._numbers.setdefault(uop, len(self.uops))
         if n == len(self.uops):
             self.uops.append(uop)
@@ -171,7 +171,9 @@ class ExpandedProgram:
 
     @cached_property
     def accesses(self) -> dict[str, Accesses]:
-        """The off-chip accesses by bank, sorted by unit and in program order within a unit."""
+        """The off-chip accesses by bank, sorted by unit and in program order within a unit. A bank without accesses is
+        left out.
+        """
         per_bank: dict[str, list[tuple[UnitSpec, Ints]]] = {}
         for u in self.overlay.units:
             run = self.sequences[u.name]

@@ -188,7 +188,8 @@ class Record:
 
     @classmethod
     def decode(cls, words: Sequence[int]) -> Self:
-        """Return the record that `words` hold; padding bits are ignored, as by the hardware (see `padding_set`).
+        """Return the record that the 32-bit integers `words` hold; padding bits are ignored, as by the hardware (see
+        `padding_set`).
 
         Raises `FieldError` for a wrong number of words, or for a real field that is infinite or NaN.
         """

@@ -204,13 +204,13 @@ class Overlay(StreamNetwork):
 
     @property
     def label(self) -> str:
-        """Its name, fingerprint, and version if it has one, for messages."""
+        """The overlay's name, fingerprint, and version of its instructions if it has one, for messages."""
         version = f" (version {self.extension} of its instructions)" if self.extension else ""
         return f"{self.name} {self.fingerprint}{version}"
 
     @cached_property
     def by_opcode(self) -> dict[int, InstructionFormat]:
-        """Formats by opcode."""
+        """Formats by opcode, an integer from 1 to 15."""
         return {f.opcode: f for f in self.formats}
 
     @cached_property
@@ -247,8 +247,9 @@ class Overlay(StreamNetwork):
         return None if spec is None else self.preloaded.get(spec.kind)
 
     def unrolled(self, preloaded: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """Return the ops that each unit executes. preloaded: op lists by unit name. Raises `ProgramError` for a repeat
-        that is not possible."""
+        """Return the ops that each unit executes, by unit name. preloaded: op lists by unit name. Raises `ProgramError`
+        for a repeat that is not possible.
+        """
         out: dict[str, Sequence[Any]] = {}
         for unit, entries in preloaded.items():
             held = self.op_list(unit)
@@ -272,8 +273,10 @@ class Overlay(StreamNetwork):
         return math.lcm(*sizes)
 
     def head_pitch(self, width: int) -> int:
-        """Columns from an attention head of `width` columns to the next: a multiple of `head_columns`, with patterns a
-        power of two of it, because several product units take parts of a head side by side."""
+        """Return the columns from an attention head of `width` columns to the next: a multiple of `head_columns`. In an
+        overlay with patterns this multiple is a power of two, because several product units take parts of a head side
+        by side.
+        """
         grain = self.head_columns
         if self.patterns is None:
             return padded(width, grain)

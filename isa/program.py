@@ -108,7 +108,7 @@ class Buffer:
 
 
 def only_weights(buffers: Collection[Buffer]) -> bool:
-    """Whether there are buffers, and the host alone writes them: programs may then share their bank."""
+    """Whether there are any buffers, and the host alone writes them: programs may then share their bank."""
     return bool(buffers) and all(b.role is Role.WEIGHT for b in buffers)
 
 
@@ -268,11 +268,11 @@ class Program:
         raise ProgramError(f"no buffer {name!r}; this program has {', '.join(b.name for b in self.buffers)}")
 
     def with_role(self, role: Role) -> tuple[Buffer, ...]:
-        """Return the buffers of one role, in the order of their declaration."""
+        """Return the buffers of this role, in the order of their declaration."""
         return tuple(b for b in self.buffers if b.role is role)
 
     def in_bank(self, bank: str) -> tuple[Buffer, ...]:
-        """Return the buffers of one bank, in the order of their declaration."""
+        """Return the buffers of the bank of this name, in the order of their declaration; none of an unknown bank."""
         return tuple(b for b in self.buffers if b.bank == bank)
 
     def place(self, buffer: Buffer) -> slice:
@@ -281,7 +281,9 @@ class Program:
         return slice(start, start + buffer.size)
 
     def bank_size(self, bank: str) -> int:
-        """Return the number of float32 elements from the start of a bank to the end of its last buffer."""
+        """Return the number of float32 elements from the start of a bank to the end of its last buffer; 0 without
+        buffers.
+        """
         return max((self.place(b).stop for b in self.in_bank(bank)), default=0)
 
     def where(self, unit: str, origin: int) -> str:

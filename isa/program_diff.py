@@ -51,7 +51,9 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether the units execute the same uOPs on the same buffers with the same parameters."""
+        """Whether the units execute the same uOPs on the same buffers with the same parameters; the packets
+        may differ.
+        """
         return not self.differences
 
 

@@ -200,7 +200,7 @@ def about(record: type[Record]) -> str:
 
 
 def expansion(form: InstructionFormat) -> str:
-    """Return a sentence on how the decoder of a format expands a packet to uOPs."""
+    """Return a sentence on how the decoder of a format expands a packet to uOPs, and how many cycles each takes."""
     if form.config:
         how = "Registers of a unit that another format drives: window and reuse 1, never a terminator"
     elif form.loops_window:

@@ -28,7 +28,7 @@ class StoredBuffer:
 
     @property
     def name(self) -> str:
-        """The name of the buffer."""
+        """The name of the buffer that is filled."""
         return self.buffer.name
 
 

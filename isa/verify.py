@@ -141,8 +141,9 @@ def check(program: Program, *, roles: bool = True, op_lists: bool = True) -> lis
 
 
 def dry_run(program: Program) -> list[Finding]:
-    """Run the program without data; find deadlock at the overlay's FIFO depths (D01, D03) and words left over (D02), or
-    that data decides (D04, a warning)."""
+    """Run the program without data. Returns a finding for deadlock at the overlay's FIFO depths (D01, D03) and words
+    left over (D02), or that data decides (D04, a warning); none if it ends.
+    """
     plan = plan_of(program)
     try:
         plan.run()

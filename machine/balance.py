@@ -66,7 +66,7 @@ class Balance:
 
     @property
     def findings(self) -> list[Finding]:
-        """A finding S01 for each uneven stream."""
+        """A finding S01 for each uneven stream, in the order of `uneven`."""
         return [i.finding for i in self.uneven]
 
     @property

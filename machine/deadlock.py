@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def explain(net: ProcessNetwork, alive: Collection[RunningProcess]) -> Callable[[], Deadlock]:
-    """Record why the processes `alive` of `net` are blocked; return a function that makes the report.
+    """Record why the processes `alive` of `net` are blocked; return a function that makes the report. net: stopped.
 
     The waits are recorded now, so the network may be used again. Words are counted only when the returned function is
     called: it is slow, and a search for the smallest FIFO depth does not need it.

@@ -40,9 +40,8 @@ class Rate:
     calibrated: bool = False
 
     def seconds(self, clock_hz: float) -> float:
-        """Seconds per amount (a byte, a tile, a cycle). clock_hz: clock of the programmable logic.
-
-        Raises `ProgramError` if `unit` is unknown.
+        """Return the seconds per amount: per byte of a bandwidth, per cycle of a number of cycles, per step of a time.
+        clock_hz: clock of the programmable logic. Raises `ProgramError` if `unit` is unknown.
         """
         match self.unit:
             case "GB/s":
@@ -78,7 +77,7 @@ class Memory:
 
     @property
     def words(self) -> str:
-        """Sizes as text, such as `2 slots of 256x128`."""
+        """The sizes as text, such as `2 slots of 256x128`: of a slot in float32 elements."""
         return f"{self.slots} slots of {self.rows}x{self.columns}"
 
 
@@ -117,7 +116,7 @@ class Capability:
 
 
 def in_range(value: float, limits: tuple[float, float]) -> bool:
-    """Whether a value lies within limits, both included."""
+    """Whether a value lies within the limits, (smallest, largest), both included."""
     return limits[0] <= value <= limits[1]
 
 
@@ -160,7 +159,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """`SRC->DST`, or `SRC->DST.LABEL`."""
+        """The stream's name: `SRC->DST`, or `SRC->DST.LABEL`."""
         return f"{self.src}->{self.dst}" + (f".{self.label}" if self.label else "")
 
 
@@ -323,14 +322,16 @@ class StreamNetwork:
 
 
 def checked_depth(name: str, value: float) -> int:
-    """Return `value` as the depth of FIFO `name`. Raises `ProgramError` unless it is an integer in 1..`MAX_DEPTH`."""
+    """Return `value` as the depth of FIFO `name`, in words or slots. Raises `ProgramError` unless it is an integer in
+    1..`MAX_DEPTH`.
+    """
     if value != value or value != int(min(max(value, -1), MAX_DEPTH + 1)) or not 1 <= value <= MAX_DEPTH:
         raise ProgramError(f"{name}={value}: a depth must be a whole number from 1 to {MAX_DEPTH}")
     return int(value)
 
 
 def memory_of(unit: UnitSpec) -> Memory:
-    """The memory of a unit. Raises `ProgramError` if it has none."""
+    """Return the on-chip memory of a unit. Raises `ProgramError` if it has none."""
     if unit.memory is None:
         raise ProgramError(f"{unit.name}: a {unit.kind} needs a memory")
     return unit.memory

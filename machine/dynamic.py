@@ -56,17 +56,17 @@ class Ports:
 
     @property
     def inputs(self) -> int:
-        """How many inputs there are."""
+        """Number of inputs."""
         return len(self._inputs)
 
     @property
     def outputs(self) -> int:
-        """How many outputs there are."""
+        """Number of outputs."""
         return len(self._outputs)
 
     @property
     def now(self) -> float:
-        """The cycle in which the unit is."""
+        """The cycle in which the unit is, as its kernel goes on; it may be a fraction."""
         return self._clock() * CLOCK_HZ
 
     def get(self, port: int = 0) -> Step:
@@ -159,14 +159,14 @@ class DynamicRun:
 
     @staticmethod
     def of(net: ProcessNetwork, latency: float) -> DynamicRun:
-        """What a finished run of `net` gave. latency: in seconds."""
+        """Return what a finished run of `net` gave. latency: of the run, in seconds of 2**30 cycles."""
         ends = {name: at.task.clock * CLOCK_HZ for name, at in net.progress.items()}
         busy = {name: at.busy * CLOCK_HZ for name, at in net.progress.items()}
         return DynamicRun(latency * CLOCK_HZ, ends, busy, net.chosen, net.firings, RunTiming.of(net, latency))
 
     @property
     def depends_on_time(self) -> bool:
-        """Whether results may depend on times."""
+        """Whether results may depend on times: a stream was chosen among several."""
         return bool(self.chosen)
 
 
@@ -182,7 +182,9 @@ class DynamicNetwork:
         self._streams: list[Stream] = []
 
     def unit(self, name: str, kernel: DynamicKernel, where: str = "") -> None:
-        """Add a unit. where: its place in the source, for reports. Raises `ProgramError` for a name in use."""
+        """Add a unit of this name, which executes `kernel` once. where: its place in the source, for reports. Raises
+        `ProgramError` for a name in use.
+        """
         if name in self._kernels:
             raise ProgramError(f"there are two units {name}")
         self._kernels[name] = kernel
@@ -234,7 +236,7 @@ class DynamicNetwork:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The names of the units, in their order."""
+        """The names of the units, in the order in which they were added."""
         return tuple(self._kernels)
 
     @property

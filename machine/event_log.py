@@ -56,7 +56,7 @@ class EventLog:
 
     @staticmethod
     def empty() -> EventLog:
-        """A log without firings."""
+        """Return a log without firings."""
         return EventLog([], *(array(c) for c in "iiddiiiii"))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -64,6 +64,7 @@ class EventLog:
 
     def critical_path(self) -> CriticalPath:
         """Walk back from the last firing to the start of the run, each time to the firing that this one waited for.
+        Returns the path, the last step first; without steps for an empty log.
 
         A step that streams a token through ends when its source does; its own duration then does not count.
         """
@@ -100,5 +101,5 @@ class CriticalPath:
 
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
-        """Duration of each step."""
+        """Duration of each step in seconds, (steps,)."""
         return self.end - self.start

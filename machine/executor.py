@@ -232,8 +232,10 @@ class ProcessNetwork(Wiring):
             yield from self.end(name)
 
     def take(self, name: str) -> Generator[Step | Par | AnyOf, Any, bool]:
-        """Execute the current uOP of a unit whose halves are apart, up to the end of its filling half. The process has
-        put a word to the unit's `slots` for it. Returns whether that word still stands for no uOP."""
+        """Return the steps that execute the current uOP of a unit whose halves are apart, up to the end of its filling
+        half. The process has put a word to the unit's `slots` for it. The value of the generator is whether that word
+        still stands for no uOP.
+        """
         unit, progress = self.units[name], self.progress[name]
         assert progress.issue is not None
         halves = unit.halves(progress.issue.uop)
@@ -247,7 +249,9 @@ class ProcessNetwork(Wiring):
         return False
 
     def end(self, name: str) -> Steps:
-        """End the process that drains a unit, for which a word has been put to the unit's `slots`."""
+        """Return the steps that end the process which drains the unit `name`. A word has been put to the unit's `slots`
+        for it.
+        """
         yield Step(puts=(self.apart[name].drains,), send=((None, NEVER, None),))
 
     def _drain(self, name: str) -> Steps:

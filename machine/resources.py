@@ -82,7 +82,7 @@ class Deviation:
 
     @property
     def error(self) -> float:
-        """Relative error of the estimate: 0.1 if it is 10 % too high."""
+        """Relative error of the estimate: 0.1 if it is 10 % too high. Raises `ZeroDivisionError` for a published 0."""
         return self.estimated / self.published - 1
 
 

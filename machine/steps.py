@@ -78,8 +78,8 @@ class Channel:
         """Remove `words` words; gathers or splits tokens as needed. The caller has checked that `filled` is enough.
 
         parts: of the step that takes them; if it has several, a payload comes with the last word of its token. Returns
-        the payload, the clocks of the first word, of the end of its token and of the last word, and the firings
-        that wrote the first and the last one.
+        the payload, the clocks, in seconds, of the first word, of the end of its token and of the last word, and the
+        firings that wrote the first and the last one.
         """
         self.filled -= words
         size, payload, first, last, firing = self.tokens.popleft()

@@ -34,7 +34,9 @@ class RunTiming:
 
     @staticmethod
     def of(net: ProcessNetwork, latency: float) -> RunTiming:
-        """The timing of a finished run of `net`. latency: in seconds."""
+        """Return the timing of a finished run of `net`. latency: of the run, in seconds. Log and critical path can be
+        had only if the run was recorded.
+        """
 
         def recorded() -> EventLog:
             if net.events is None:

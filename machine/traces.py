@@ -107,7 +107,7 @@ class TraceItems:
         self.origin = array("i")
 
     def add(self, trace: int, number: int, origin: int) -> None:
-        """Append one item. number, origin: as in `Progress`."""
+        """Append one item. trace: its number. number, origin: as in `Progress`."""
         self.traces.append(trace)
         self.number.append(number)
         self.origin.append(origin)

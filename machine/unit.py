@@ -118,7 +118,9 @@ class Unit:
         target[:] = piece
 
     def kernel(self, uop: Any) -> Steps:
-        """Execute one uOP: a generator of `Step` and `Par`. It is the only definition of what the unit does."""
+        """Execute one uOP: a generator of `Step`, `Par` and `AnyOf`. It is the only definition of what the unit does. A
+        subclass defines it; this class raises `NotImplementedError`.
+        """
         raise NotImplementedError
 
     def halves(self, uop: Any) -> Halves | None:

@@ -29,11 +29,15 @@ class Workload(ABC):
 
     @abstractmethod
     def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
-        """Return the traces of every process that `attach` adds, by name. Raises `UntraceableError`."""
+        """Return the traces of every process that `attach` adds, by name. Raises `UntraceableError` if they are not
+        known before the run.
+        """
 
     @abstractmethod
     def fifo_depths(self, machine: StreamNetwork) -> list[int]:
-        """Return the capacities of the channels that `attach` adds, in its order, if it runs on `machine`."""
+        """Return the capacities, in slots, of the channels that `attach` adds, in its order, if the workload runs on
+        `machine`.
+        """
 
     @abstractmethod
     def uop_table(self, machine: StreamNetwork) -> UopTable:

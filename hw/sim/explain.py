@@ -181,11 +181,12 @@ def _streams(overlay: Overlay, machine: Machine) -> list[StreamWait]:
 
 
 def seconds_of(machine: Machine, buffers: Container[str]) -> dict[str, float]:
-    """Return the modelled seconds in which some buffers are filled, by name.
+    """Return the modelled seconds in which some buffers are filled, by name, in the order of their last stores.
+    buffers: the names of those that are chosen.
 
     A buffer's time runs from the last store to the chosen buffer before it to its own last store; it includes other
-    buffers in between. With the launch, the times add up to the latency if the buffer stored last is chosen. Raises
-    as `Machine.timing`.
+    buffers in between. With the launch, the times add up to the latency if the buffer stored last is chosen. Raises as
+    `Machine.timing`.
     """
     out: dict[str, float] = {}
     start = 0.0

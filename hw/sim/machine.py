@@ -67,7 +67,9 @@ class Machine:
 
     @property
     def timing(self) -> RunTiming:
-        """The recorded run: every step and its times. Raises `DeadlockError` or `ProgramError`."""
+        """The recorded run: every step and its times, in seconds without the launch. Raises `DeadlockError`, or
+        `ProgramError` if words are left in streams.
+        """
         if self._timing is None:
             self._timing = self.plan.run(record=True)
         return self._timing
@@ -83,7 +85,8 @@ class Machine:
         banks: off-chip memories by name, float32, changed in place; None runs without data, for the time alone. watch:
         called with each buffer that the program fills and its contents when the last store to it has ended; later ones
         may reuse the memory. progress: called with the share of off-chip accesses done, from 0 to 1. Raises
-        `DeadlockError` or `ProgramError`, before it changes `banks` if the kernels can be traced without data.
+        `DeadlockError`, or `ProgramError` if words are left in streams or a kernel fails, before it changes `banks` if
+        the kernels can be traced without data.
         """
         if banks is not None and not self.plan.traced:
             net = ProcessNetwork(
@@ -128,7 +131,7 @@ class Machine:
 
     @cached_property
     def expansion(self) -> ExpandedProgram:
-        """The uOPs of `bound`."""
+        """The uOPs of `bound`, unit by unit."""
         return ExpandedProgram(self.bound)
 
 
@@ -138,8 +141,9 @@ def simulate(program: Program, banks: Mapping[str, Array] | None = None, words: 
 
 
 def one_blas_thread() -> threadpool_limits:
-    """Context in which BLAS uses one thread. Tile products are too small for more threads, which on a loaded computer
-    wait for each other."""
+    """Return a context in which BLAS uses one thread. Tile products are too small for more threads, which on a loaded
+    computer wait for each other.
+    """
     return threadpool_limits(1, user_api="blas")
 
 

@@ -75,7 +75,9 @@ class Roofline:
 
 
 def roofline(timeline: Timeline, explanation: Explanation) -> Roofline | None:
-    """Compute the roofline of a run; None if the program does no operations that the overlay counts as FLOP."""
+    """Compute the roofline of a run; None if the program does no operations that the overlay counts as FLOP.
+    explanation: of the same run.
+    """
     machine = timeline.machine
     overlay = machine.program.overlay
     launch = launch_seconds(overlay)

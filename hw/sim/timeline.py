@@ -155,7 +155,7 @@ class Timeline:
 
     @cached_property
     def tracks(self) -> list[Track]:
-        """Tracks of all processes that took a step, units first."""
+        """The tracks of all processes that took a step: units first, in the overlay's order."""
         names = self.machine.plan.processes
         order = np.argsort(np.where(self.fetches, len(names), self.unit), kind="stable")
         bounds = np.searchsorted(self.unit[order[: len(order) - self.fetches.sum()]], np.arange(len(names) + 1))
@@ -185,7 +185,9 @@ class Timeline:
 
     @cached_property
     def transfers(self) -> list[Transfers]:
-        """Transfers of each rate that is a bandwidth, in the overlay's order of rates."""
+        """The transfers of each rate that is a bandwidth, in the overlay's order of rates; one without steps is there
+        too.
+        """
         out = []
         for i, name in enumerate(self.rates):
             rate = self.machine.program.overlay.rates.get(name)
@@ -198,7 +200,9 @@ class Timeline:
 
     @cached_property
     def streams(self) -> list[str]:
-        """Names of streams by their numbers in the log's steps; the FIFOs of the instruction path come last."""
+        """Names of streams by the numbers that the log's steps have for them; the FIFOs of the instruction path come
+        last.
+        """
         return list(self.machine.timing.waits)
 
     @cached_property

@@ -496,7 +496,7 @@ def _packet(number: int, packet: Packet, x: ExpandedProgram) -> str:
 
 
 def format_fields(uop: Any, touches: bool) -> str:
-    """Format the fields of a uOP that are set, in the words of the assembler: flags, streams, numbers.
+    """Return the fields of a uOP that are set as text, in the words of the assembler: flags, streams, numbers.
 
     touches: whether the title names the memory that the uOP accesses, so that address, size and direction are left out.
     """

@@ -68,17 +68,17 @@ class Sources:
 
     @property
     def overlay(self) -> Overlay:
-        """The overlay whose machine it is."""
+        """The overlay that the machine is for. Raises `KeyError` for an unknown machine."""
         return MADE_FOR[self.machine]
 
     @property
     def top(self) -> str:
-        """The file of the kernel's top function."""
+        """The path, below `root`, of the file with the kernel's top function."""
         return f"pl/{KERNEL}.cpp" if self.machine == "xnn" else f"{self.machine}/{KERNEL}.cpp"
 
     @property
     def machine_sources(self) -> MachineSources:
-        """Which files are for HLS, for the AI Engine, for the native run."""
+        """Which files are for HLS, for the AI Engine, for the native run. Raises `KeyError` for an unknown machine."""
         return MACHINES[self.machine]
 
     def text(self, name: str) -> str:
@@ -110,7 +110,7 @@ class Sources:
     def graph(self) -> list[str]:
         """Parts of the graph, one per line: `in NAME` or `out NAME` of a PLIO, `kernel INPUTS`; then places, as JSON.
 
-        Raises `RsnError` if the graph does not compile or its constructor fails.
+        Raises `RsnError` if the graph does not compile or its constructor fails, `BoardError` if there is no compiler.
         """
         with tempfile.TemporaryDirectory() as folder:
             source, program = Path(folder) / "ports.cpp", Path(folder) / "ports"

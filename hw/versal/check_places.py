@@ -138,7 +138,7 @@ def layout(kernel: dict[str, Any]) -> TileMemory:
 def memory(graph: Sequence[str]) -> Findings:
     """Yield a sentence for each mistake in the memory of the tiles: parts without an address, parts that overlap, more
     than 32 KiB, A and B in one bank. The same mistake in many cascades is told once for each tile of a cascade. graph:
-    the lines that the design program prints, as for `parts`."""
+    as for `parts`."""
     _, found = parts(graph)
     seen = set()
     for i, kernel in enumerate(found):

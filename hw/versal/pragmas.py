@@ -44,7 +44,7 @@ class BracedText:
 
     @property
     def text(self) -> str:
-        """The text in the braces, with the blocks inside."""
+        """The text between the braces, with the blocks inside."""
         return self.file[self.start + 1 : self.end]
 
     def nearest(self, kind: str) -> BracedText | None:
@@ -68,7 +68,9 @@ class Pragma:
 
     @cached_property
     def arguments(self) -> list[tuple[str, str | None]]:
-        """What follows the directive: options with their values, and words with None."""
+        """What follows the directive, in order: options with their values as (key in lower case, value), words with
+        None.
+        """
         out: list[tuple[str, str | None]] = []
         for part in re.sub(r"\s*=\s*", "=", self.text).split()[1:]:
             key, equals, value = part.partition("=")

@@ -284,8 +284,9 @@ def text(overlay: Overlay) -> str:
 
 
 def differences(overlay: Overlay) -> list[str]:
-    """Return, as words, how a changed overlay differs from the one that it changes; units of one kind that changed
-    alike together. Empty if it is none."""
+    """Return, as a list of phrases such as `4 MMEs, not 6`, how a changed overlay differs from the one that it changes;
+    units of one kind that changed alike together. Empty if it is none.
+    """
     if overlay.whole is not None:
         return [f"a machine of {len(overlay.units)} units that its own file describes"]
     base = OVERLAYS.get(overlay.base or "")
@@ -310,8 +311,9 @@ def differences(overlay: Overlay) -> list[str]:
 
 
 def without_hardware(overlay: Overlay) -> str:
-    """Return, as words, why no hardware runs programs of an overlay: it has other units or memories than the one that
-    it changes. Empty if it has the same; rates, depths and sizes of banks are not looked at."""
+    """Return, as a sentence, why no hardware runs programs of an overlay: it has other units or memories than the one
+    that it changes. "" if it has the same; rates, depths and sizes of banks are not looked at.
+    """
     if not any(line.startswith(("units.", "memories.")) for line in overlay.changes):
         return ""
     return (

@@ -61,8 +61,9 @@ def lanes(overlay: Overlay) -> Iterator[tuple[str, str, bool]]:
 
 
 def system_cfg(overlay: Overlay) -> str:
-    """Return the linker's configuration file, system.cfg: memories, lanes between kernel and graph, effort of
-    Vivado."""
+    """Return the text of the linker's configuration file, system.cfg: memories, lanes between kernel and graph, effort
+    of Vivado.
+    """
     kernel = f"{KERNEL}_1"
     out = [
         "# How the linker joins kernel, AI Engine graph and memories: v++ -l --config system.cfg",

@@ -26,7 +26,9 @@ def starts(mop: Any, iteration: int) -> Iterator[int]:
 
 
 def addresses(mop: Any, reuse: int) -> npt.NDArray[np.int64]:
-    """What `starts` gives for the first `reuse` iterations, as an array (reuse, chunks) of int64."""
+    """Return what `starts` gives for the first `reuse` iterations, in address units, as an array (reuse, chunks) of
+    int64.
+    """
     iterations = np.arange(reuse, dtype=np.int64)[:, None] * mop.reuse_stride
     chunks = np.arange(mop.chunks, dtype=np.int64)[None] * mop.chunk_stride
     return np.asarray((mop.addr + iterations + chunks) & 0xFFFF_FFFF)

@@ -176,7 +176,7 @@ def call(command: Sequence[str], what: str = "board csim") -> None:
 
 
 def main() -> None:
-    """Build, as the command line asks, and print the path of the result."""
+    """Build, as the command line asks, and print the path of the result. Raises `BoardError` as `build`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--program", action="store_true", help="build a stand-alone program instead of the library")
     parser.add_argument("--machine", choices=MACHINES, default="xnn", help="build the machine of this overlay")

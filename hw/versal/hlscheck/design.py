@@ -68,7 +68,7 @@ class PipelinedPlace:
 
     @property
     def blocks(self) -> set[str]:
-        """Labels of its blocks."""
+        """Labels of the blocks of the loop, or of the function."""
         return self.loop.blocks if self.loop else set(self.function.blocks)
 
 
@@ -106,7 +106,9 @@ class HlsDesign:
 
     @cached_property
     def pipelines(self) -> list[PipelinedPlace]:
-        """All that PIPELINE pragmas bind, inlined copies of a loop as often as they are there."""
+        """All loops and functions that PIPELINE pragmas bind. A loop that was inlined several times is there
+        as often.
+        """
         out = []
         for function in self.module.functions.values():
             for call, pragma in self.marks(function, "pipeline"):

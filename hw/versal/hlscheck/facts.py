@@ -253,22 +253,24 @@ class MemoryFacts:
         return next((p.option("type") or "fifo" for p in stated if p.name == "stream"), "")
 
     def registers(self, memory: HlsMemory) -> bool:
-        """Whether each element is a register: by pragmas, or because HLS takes few elements apart by itself."""
+        """Whether each element of an array is a register: by pragmas, or because HLS takes few elements apart by
+        itself.
+        """
         left = [d.count for d, p in zip(memory.array.dims, self.partitions(memory), strict=True) if not _is_complete(p)]
         few = prod(left) < COMPLETE_BELOW and all(left)
         return not left or (few and not self.storage(memory)[0])
 
     def is_in_registers(self, memory: HlsMemory) -> bool:
-        """Whether no port limits its accesses: a scalar, or an array that is partitioned whole."""
+        """Whether no port limits the accesses of a memory: it is a scalar, or an array that is partitioned whole."""
         return memory.is_scalar or self.registers(memory)
 
     def is_shared(self, memory: HlsMemory) -> bool:
-        """Whether it lies in a dataflow region of which several processes access it."""
+        """Whether a memory lies in a dataflow region of which several processes access it."""
         return any(len(self.processes.of.get(o, ())) > 1 for o in self.origins(memory))
 
     @cached_property
     def processes(self) -> RegionProcesses:
-        """Which processes of dataflow regions access which memories and streams."""
+        """Which processes of dataflow regions access which memories and streams. It is found once."""
         return RegionProcesses(self.design)
 
     def dependences(self, memory: HlsMemory, place: PipelinedPlace) -> list[DependencePragma]:

@@ -42,18 +42,18 @@ class Instruction:
 
     @cached_property
     def parts(self) -> list[str]:
-        """What the commas of `rest` separate."""
+        """The parts of `rest` between its commas (`split`)."""
         return split(self.rest)
 
     @cached_property
     def callee(self) -> str:
-        """The function that a call calls, or ""."""
+        """The name of the function that a call calls; "" for another instruction, and for a call of a pointer."""
         found = re.search(r"@([-\w.$]+)\(", self.rest) if self.opcode == "call" else None
         return found[1] if found else ""
 
     @cached_property
     def incoming(self) -> list[tuple[str, str]]:
-        """Of a `phi`: each value, or constant, with the block from which it comes."""
+        """The values, or constants, of a `phi`, each with the label of the block from which it comes."""
         return [(v.strip(), b) for v, b in re.findall(rf"\[ (.*?), ({_LOCAL}) \]", self.rest)]
 
     @cached_property
@@ -153,7 +153,7 @@ class LlvmFunction:
     named: list[NamedPointer] = field(default_factory=list)
 
     def instructions(self) -> Iterator[Instruction]:
-        """Yield all instructions."""
+        """Yield all instructions, block by block."""
         for block in self.blocks.values():
             yield from block.instructions
 

@@ -30,7 +30,7 @@ class MarkedPragma:
 
     @property
     def line(self) -> int:
-        """Its line, from 1."""
+        """The line of the pragma in its file, from 1."""
         return self.pragma.line
 
 

@@ -87,7 +87,9 @@ class WordAccess:
 
     @property
     def word(self) -> tuple[str, str, tuple[tuple[str, int], ...], int]:
-        """What accesses of the same word have in common."""
+        """A key that is equal for accesses of the same word: memory, offset without its constant, first byte of the
+        word in the array.
+        """
         within = self.offset.constant - self.array.offset
         return (
             self.root,
@@ -227,7 +229,7 @@ class FunctionMemory:
 
     @cached_property
     def variables(self) -> dict[str, StoredVariable]:
-        """Variables and arguments by their names as values."""
+        """The variables and arguments of the function, by the names of their values."""
         out: dict[str, StoredVariable] = {}
         parameters = set(self.function.parameters)
         roots = {i.result for i in self.function.instructions() if i.opcode == "alloca"} | parameters

@@ -206,14 +206,14 @@ class LoopSchedule:
 
     @cached_property
     def recurrence(self) -> Recurrence | None:
-        """The circle that needs more than one cycle per iteration, if there is one: the tightest."""
+        """The circle of instructions that needs most cycles per iteration; None if one cycle is enough for all."""
         return tightest(self.edges, 1)
 
     # -- for findings
 
     @cached_property
     def line(self) -> CppLine:
-        """Where its pragma stands."""
+        """The line of its PIPELINE pragma."""
         return CppLine(self.place.pragma.file, self.place.pragma.line)
 
     def name_of(self, memory: HlsMemory) -> str:
@@ -228,24 +228,24 @@ class LoopSchedule:
 
     @property
     def left(self) -> list[NaturalLoop]:
-        """Loops inside that could not be unrolled."""
+        """The loops inside that could not be unrolled, those right below it."""
         loop = self.place.loop
         return loop.inner if loop else [x for x in self.place.function.loops if x.outer is None]
 
     @property
     def head(self) -> str:
-        """What stands before the braces around its pragma."""
+        """The C++ text before the braces around its pragma, such as `for (...)`."""
         return self.place.pragma.pragma.block.head
 
     @property
     def function_text(self) -> str:
-        """The text of the function in which its pragma stands."""
+        """The text of the function in which its pragma stands, "" if it stands in none."""
         block = self.place.pragma.pragma.block.nearest("function")
         return block.text if block else ""
 
     @cached_property
     def depth(self) -> int:
-        """Cycles from the beginning of an iteration to its end, at least."""
+        """Number of cycles from the beginning of an iteration to its end, at least."""
         forward: nx.DiGraph[int] = nx.DiGraph()
         for e in self.edges:
             if not e.distance and forward.get_edge_data(e.of, e.to, {"cycles": -1.0})["cycles"] < e.cycles:
@@ -254,7 +254,7 @@ class LoopSchedule:
 
     @cached_property
     def trips(self) -> int | None:
-        """Iterations, where they are a constant."""
+        """Number of iterations; None if it is not a constant, and for a function."""
         return trips(self.place.function, self.place.loop) if self.place.loop else None
 
 

@@ -24,7 +24,7 @@ class RowPort(IntEnum):
 
     @property
     def stores(self) -> bool:
-        """Whether the row goes to memory."""
+        """Whether Acts writes the row to memory; otherwise it reads it."""
         return self >= RowPort.RESULT
 
 

@@ -230,5 +230,5 @@ class SequencedPath(InstructionPath):
                 yield Step("decode", form.decode_cycles, puts=(uops,), send=(Issue(uop, number),))
 
     def trace(self, table: TraceTable) -> Mapping[str, TraceItems]:
-        """Refused: what Seq issues is known only in a run."""
+        """Raise `UntraceableError`: what Seq issues is known only in a run."""
         raise UntraceableError("Seq issues what its selectors say")

@@ -46,7 +46,9 @@ class TreeCodec:
         self._names = {node: name for name, node in nodes.items()}
 
     def encoded(self, node: Any) -> Any:
-        """Return a node, or a tuple of nodes, as nested lists. Raises `ProgramError` for what files cannot hold."""
+        """Return a node, or a tuple of nodes, as nested lists. Raises `ProgramError` for what files cannot hold, such
+        as a function.
+        """
         if node is None:
             return ""
         if isinstance(node, bool | int | float | str):

@@ -51,7 +51,9 @@ LONGEST = 1 << 16
 
 
 def machine_of(program: TaskProgram, part: type[TensorPart] | None = None) -> Overlay:
-    """Return the machine that runs a task program. part: how its instances see tensors, if not as arrays in memory."""
+    """Return the machine that runs a task program, with a unit for each of its lists of shots. part: how its instances
+    see tensors, if not as arrays in memory.
+    """
     prepared = Prepared(program, part)
     behaviour = type("TaskUnit", (TaskUnit,), {"prepared": prepared})
     bank = BANK if program.tensors else None
@@ -114,8 +116,9 @@ def program_of(overlay: Overlay) -> TaskProgram:
 
 
 def without_rates(program: TaskProgram) -> list[str]:
-    """Return the kernels on tiles that take one beat each, whatever their tiles: those of tasks that state neither
-    rates nor cycles."""
+    """Return the names, sorted, of the kernels on tiles that take one beat each, whatever their tiles: those of tasks
+    that state neither rates nor cycles.
+    """
     names = set[str]()
     for task in program.tasks:
         found = list(nodes(task.body))
@@ -136,7 +139,9 @@ def shots_of(program: TaskProgram) -> dict[str, tuple[RunShot, ...]]:
 
 
 def uops_of(program: TaskProgram) -> UnpackedProgram:
-    """Return the program of a task machine: the task instances that each unit runs, and its tensors as buffers."""
+    """Return the program of a task machine: the task instances that each unit runs, and its tensors as buffers, whose
+    sizes are in 32-bit words.
+    """
     overlay, prepared = machine_of(program), Prepared(program)
     lists = shots_of(program)
     places = {

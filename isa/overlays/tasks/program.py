@@ -78,7 +78,7 @@ class Shot:
 
     @property
     def name(self) -> str:
-        """`gemm[1,2]`, or `gemm` for a grid of one point."""
+        """The name of the instance: `gemm[1,2]`, or `gemm` for a grid of one point."""
         return self.task if not any(self.tid) and len(self.tid) == 1 else f"{self.task}[{','.join(map(str, self.tid))}]"
 
 
@@ -96,12 +96,12 @@ class Link:
 
     @property
     def element(self) -> str:
-        """The name of the element."""
+        """The name of the element of the array: `s[1,2]`, or `s` for a single stream."""
         return self.stream + (f"[{','.join(map(str, self.index))}]" if self.index else "")
 
     @property
     def label(self) -> str:
-        """The label of the stream of the machine."""
+        """The label of the stream of the machine: that of the element, or the name of a shared stream."""
         return self.shared or self.element
 
 

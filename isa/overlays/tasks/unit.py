@@ -78,7 +78,7 @@ class Prepared:
 
     @cached_property
     def types(self) -> dict[str, ElementType]:
-        """The element type of each array of streams."""
+        """The element type of each array of streams, by its name."""
         return {name: s.type for name, s in self.streams.items()}
 
     def compiled(self, task: str) -> Compiler:

@@ -176,7 +176,7 @@ class CountedBuffer(SlotData):
         self._keep(kept)
 
     def whole(self, rows: int, cols: int) -> None:
-        """Mark the first `rows` x `cols` tiles as valid."""
+        """Mark the first `rows` x `cols` tiles as valid in all of their rows and columns."""
         self._keep(dict(self.held.tiles) | {(i, j): WHOLE for i in range(rows) for j in range(cols)})
 
     def _use(self, verb: str) -> bool:
@@ -277,7 +277,7 @@ class CountingUnit(Unit):
         self.problems.setdefault((problem.code, problem.text), problem)
 
     def clear(self) -> None:
-        """Forget what was found in the last uOP."""
+        """Forget the problems and exchanges that were found in the last uOP."""
         self.problems, self.exchanges = {}, []
 
     def tiles(self, rows: int, cols: int) -> str:

@@ -213,8 +213,10 @@ def legal_table(unit: UnitSpec, uop: MemCTable) -> Iterator[str]:
 
 
 def check_memory(unit: UnitSpec, *, registers: bool) -> None:
-    """Raise `ProgramError` if a unit's memory is not a whole number of tiles, or is too large for the fields of `MemC`
-    or, with `registers`, for those of its registers. `recv_a` has 3 bits, of which a MemC that sends reads two."""
+    """Raise `ProgramError` if a unit has no memory, or one that is not a whole number of tiles, or is too large for the
+    fields of `MemC` or, with `registers`, for those of its registers. `recv_a` has 3 bits, of which a MemC that sends
+    reads two.
+    """
     rows = [SizeField(MemC, "dim1"), SizeField(MemC, "recv_a", TILE), SizeField(MemC, "send_a", TILE)]
     columns = [SizeField(MemC, "dim2"), SizeField(MemC, "recv_b", TILE)]
     if registers:

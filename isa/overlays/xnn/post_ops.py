@@ -91,7 +91,9 @@ class SoftmaxData:
         self.top = np.maximum(self.top, top)
 
     def own_sum(self) -> tuple[Array]:
-        """Replace the scores by their exps. Returns the sum of each row, (rows,) float32, for the neighbour."""
+        """Replace the scores by their exps, with the maximum subtracted. Returns the sum of each row, (rows,) float32,
+        for the neighbour.
+        """
         self._exp()
         return (self.total,)
 
@@ -203,7 +205,9 @@ class NormData:
         return ((self.sum, self.count),)
 
     def other_sum(self, token: Any) -> None:
-        """Take the neighbour's sums and its number of columns, and make the mean of each row."""
+        """Take the neighbour's sums and its number of columns (`token`), and make the mean of each row, (rows, 1)
+        float32.
+        """
         total, count = token
         self.mean = ((self.sum + total) / np.float32(max(self.count + count, 1)))[:, None]
 
@@ -216,7 +220,9 @@ class NormData:
         return ((self.squares, self.count),)
 
     def other_squares(self, token: Any) -> None:
-        """Take the neighbour's squares and its number of columns, and make the variance of each row."""
+        """Take the neighbour's squares and its number of columns (`token`), and make the variance of each row, (rows,)
+        float32, and the number of columns of both.
+        """
         total, count = token
         self.columns = max(self.count + count, 1)
         self.variance = (self.squares + total) / np.float32(self.columns)
@@ -226,12 +232,14 @@ class NormData:
         return packed(self.mean[:, 0], self.variance, self.columns)
 
     def normalise(self, token: Any) -> None:
-        """Take the neighbour's squares, then replace the rows in the buffer by normalised ones."""
+        """Take the neighbour's squares (`token`), then replace the rows in the buffer by normalised ones."""
         self.other_squares(token)
         self.scale()
 
     def scale(self) -> None:
-        """Replace the rows in the buffer by (x - mean) / sqrt(variance + eps); columns behind `norm_cols` become 0."""
+        """Replace the rows in the buffer by (x - mean) / sqrt(variance + eps), with the `eps` of the registers; columns
+        behind `norm_cols` become 0.
+        """
         part = self._part()
         part -= self.mean
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -142,7 +142,7 @@ registers."""
 
 
 def computes_softmax(overlay: Overlay, unit: UnitSpec) -> bool:
-    """Whether a MemC computes softmax: only those that do exchange numbers of rows with a neighbour."""
+    """Whether a MemC computes softmax: it has a stream of numbers of rows to a neighbour."""
     return any(s.src == unit.name and s.token is ROW_TOKEN for s in overlay.streams)
 
 

@@ -73,7 +73,9 @@ class RingUnit(Unit):
             self.buffers[side].renew(rows, cols)
 
     def detach(self, side: int) -> None:
-        """Give a buffer new memory before it is changed in place, for the same reason."""
+        """Give a buffer new memory, with the same values, before it is changed in place: tiles sent before are views of
+        the old memory.
+        """
         if self.buffers:
             self.buffers[side].detach()
 
