@@ -261,7 +261,7 @@ class Overlay(StreamNetwork):
 
     @cached_property
     def head_columns(self) -> int:
-        """Number of columns of which an attention head is padded to a multiple: a head is a whole number of the
+        """The number of columns to whose multiples an attention head is padded: a head is a whole number of the
         smallest tiles that each product unit multiplies, in K and in columns.
         """
         sizes = [1]

@@ -92,8 +92,8 @@ class Written:
         return Written(self.waited, self.ends, self.op, self.cell[keep], self.tile[keep])
 
     def before(self, op: Ints) -> Ints:
-        """Return how many tiles are written before each of these operations begins. An operation may be one behind the
-        last.
+        """Return how many tiles are written before each of these operations begins. op: numbers of operations, at most
+        one behind the last.
         """
         return np.where(op > 0, np.concatenate([[0], self.ends])[op], 0)
 
