@@ -190,12 +190,14 @@ def memories(s: Sources) -> Findings:
 def connections(s: Sources) -> Findings:
     """the 288 lanes each connect a port and the PLIO of the same name, in its direction, once
 
-    Yields a sentence for each mistake. Raises as `Sources.graph` and `Sources.arguments`, and `ValueError` for an `sc=`
-    line without two ends.
+    Yields a sentence for each mistake. Raises as `Sources.graph` and `Sources.arguments`.
     """
     plios = {name: way == "in" for way, name in (line.split() for line in s.graph if line[0] != "{") if way != "kernel"}
     ends: Counter[str] = Counter()
     for line in s.config("sc"):
+        if not re.fullmatch(r"\w+\.\w+:\w+\.\w+", line):
+            yield f"sc={line} is no pair of ends, as INSTANCE.PORT:INSTANCE.PORT"
+            continue
         source, sink = line.split(":")
         inward = source.startswith(f"{KERNEL}_1.")
         port, plio = (end.split(".")[1] for end in ((source, sink) if inward else (sink, source)))

@@ -279,21 +279,21 @@ def _unstated_stalls(
 
 _INSIDE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.MULTILINE)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _HLS = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+HLS\b((?:\\\n|[^\n])*)", re.MULTILINE | re.IGNORECASE)
 
 
 def _blanked(text: str) -> str:
     """Return C++ without comments, strings and preprocessor lines, in the same places."""
+    return _DIRECTIVE.sub(_spaces, _INSIDE.sub(_spaces, text))
 
-    def blank(found: re.Match[str]) -> str:
-        return re.sub(r"[^\n]", " ", found[0])
 
-    return _DIRECTIVE.sub(blank, _INSIDE.sub(blank, text))
+def _spaces(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", found[0])
 
 
 def _pragmas(text: str, blocks: Collection[BracedText]) -> Iterator[Pragma]:
-    plain = re.sub(r"//[^\n]*", lambda m: " " * len(m[0]), text)
-    for found in _HLS.finditer(plain):
+    for found in _HLS.finditer(_COMMENT.sub(_spaces, text)):
         words = found[1].replace("\\\n", " ").strip()
         at = found.start()
         yield Pragma(text.count("\n", 0, at) + 1, at, words, _innermost(blocks, at))

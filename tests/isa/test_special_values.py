@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rsn.base.element_types import FLOATS, SCALARS, ElementType
 from rsn.base.errors import ProgramError
 from rsn.base.operators import BITWISE
-from rsn.isa.overlays.tasks.kernels import KERNELS
+from rsn.isa.overlays.tasks.kernels import KERNELS, matmul
 from rsn.isa.overlays.tasks.operators import BINARY, UNARY
 from rsn.isa.overlays.tasks.values import DTYPES, convert
 from rsn.tests.effort import examples
@@ -216,3 +216,8 @@ def test_every_special_value_is_in_a_table() -> None:
     assert np.isneginf(x).any()
     assert {False, True} == set(np.signbit(x[x == 0]).tolist())
     assert ((x != 0) & (np.abs(x) < np.finfo(np.float32).tiny)).any()
+
+
+def test_a_product_of_matrices_that_do_not_meet_is_no_product() -> None:
+    with pytest.raises(ValueError, match="3 columns and 4 rows do not meet"):
+        matmul(np.ones((2, 3), np.float32), np.ones((4, 5), np.float32))

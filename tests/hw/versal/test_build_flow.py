@@ -64,6 +64,13 @@ MISTAKES: Iterable[Any] = [
         "other direction",
     ),
     (check.connections, "system.cfg", "sc=ai_engine_0.C0_0:dma_hls_1.c0_0\n", "", "C0_0 is connected 0 times"),
+    (
+        check.connections,
+        "system.cfg",
+        "sc=ai_engine_0.C0_0:",
+        "sc=ai_engine_0.C0_0 ",
+        "C0_0 dma_hls_1.c0_0 is no pair of ends",
+    ),
     long(check.connections, "aie/graph.h", '"C" + name, adf', '"D" + name, adf', "the graph has no PLIO C0_0"),
     long(check.connections, "aie/graph.h", "plio_64_bits", "plio_128_bits", "natively a PLIO has 64 bits"),
     long(check.connections, "pl/types.h", "lane_floats>", "line_floats>", "the graph does not compile"),

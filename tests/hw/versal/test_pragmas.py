@@ -32,6 +32,9 @@ loop:
             int inner = x;
         }
     }
+    /*
+#pragma HLS NONSENSE in another comment
+    */
 }
 """
 
