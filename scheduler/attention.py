@@ -32,9 +32,10 @@ STORE_LAG = 3
 class AttentionSlot:
     """One step of the attention pipeline: rows of one or a few heads of a sequence.
 
-    head: first of `heads` heads. q, k: row blocks and key blocks of each head on the even and on the odd unit of a
-    pair. start: first row block within the sequence. alone: the sequence has one row block, and each MME serves a head
-    of its own. tile: the tile that owns the stores of the output.
+    sequence: its number. head: the first of `heads` query heads. q, k: numbers of row blocks and of key blocks (128
+    rows) of each head on the even and on the odd unit of a pair. start: number of the first row block within the
+    sequence. alone: the sequence has one row block, and each MME serves a head of its own. tile: the tile that owns the
+    stores of the output.
     """
 
     sequence: int
@@ -100,8 +101,9 @@ def hurry(tiles: Sequence[TileAccesses]) -> None:
 
 
 def check(s: Binder, att: AttentionLayer, *, in_memory: bool = False) -> None:
-    """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run. in_memory: the scores go
-    through off-chip memory (mapping type B)."""
+    """Raises `UnsupportedError`, naming the layer, for an attention that the overlay cannot run: too many keys, rows
+    that are no multiple of 128 without a mask, or a mask that it lacks. in_memory: the scores go through off-chip
+    memory (mapping type B), which holds more keys."""
     pipeline = pipeline_of(s.overlay)
     limits = PipelineLimits.of(s.overlay, pipeline)
     unit = s.overlay.by_unit[pipeline.scores.results[0][0]]
@@ -133,7 +135,8 @@ def check(s: Binder, att: AttentionLayer, *, in_memory: bool = False) -> None:
 def softmax_of(
     s: Binder, att: AttentionLayer, sequence: int, key_block: int, keys: int, alone: bool, row_block: int = 0
 ) -> Softmax:
-    """The softmax of a memory that receives rows from `row_block` on and `keys` key blocks from `key_block` on.
+    """The softmax of a memory that receives rows from row block `row_block` of a sequence on, and `keys` key blocks
+    from block `key_block` on. A block has 128 rows.
 
     It masks the padding of the sequence, or the keys beyond its run-time length if `att.masked`. alone: this memory has
     all keys of its rows.
@@ -193,7 +196,8 @@ def _pair_slots(
 
 
 def halved(blocks: int) -> tuple[int, int]:
-    """Divide row or key blocks over the even and the odd unit of a pair; the even one gets the odd block."""
+    """Divide a number of row or key blocks over the even and the odd unit of a pair; the even one gets one more of an
+    odd number."""
     return -(-blocks // 2), blocks // 2
 
 
@@ -201,7 +205,7 @@ def bind_slot_scores(
     s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: TileAccesses, stored: bool = False
 ) -> None:
     """Append softmax(Q K^T) of a slot. The results then store the probabilities if `stored`, else send them to the
-    product units of P V. tile: receives the loads."""
+    product units of P V. tile: receives the loads of Q and K."""
     if slot.alone:
         _scores_single(s, att, slot, tile, stored)
     else:
@@ -327,8 +331,8 @@ def _score_ops(s: Binder, att: AttentionLayer, shapes: Sequence[tuple[tuple[int,
 
 
 def score_op(s: Binder, unit: tuple[int, int], products: int) -> None:
-    """Append tile products with half of K to the product unit at (grid row, column). Each emits one tile, so one op
-    counts products of any heads: a new op starts only when the last is full."""
+    """Append `products` tile products with half of K to the product unit at (grid row, grid column). Each emits one
+    tile, so one op counts products of any heads: a new op starts only when the last is full."""
     i, j = unit
     ops, most_products = s.ops(pipeline_of(s.overlay).scores.products[i][j]), most(s, "matmul", "depth")
     left = products
@@ -367,15 +371,17 @@ def bind_slot_values(s: Binder, att: AttentionLayer, slot: AttentionSlot, tile: 
 
 
 def load_values(s: Binder, rows: int, send: Send, load: bool = True) -> None:
-    """Append the work of the memory of V: `rows` row tiles, loaded unless a slot before holds them, and sent."""
+    """Append the work of the memory of V: `rows` row tiles, loaded if `load` (otherwise a slot before holds them), and
+    sent as `send` says."""
     pipeline = pipeline_of(s.overlay)
     fill = Load(TILE * rows, s.overlay.head_columns, source=pipeline.scores.activations) if load else None
     s.turn(pipeline.values, fill, send)
 
 
 def is_held(s: Binder, unit: str, item: int, parts: int) -> bool:
-    """Whether the slot that item number `item` of a sequence uses holds its data already: the sequence repeats `parts`
-    parts, and an item that loads nothing finds what the item one round of the slots before left there."""
+    """Whether the slot that item number `item` of a sequence of items uses holds its data already: the items repeat
+    `parts` parts, and an item that loads nothing finds what the item one round of the slots before left there. unit:
+    the memory."""
     slots = s.overlay.memory_of(unit).slots
     return item >= slots and slots % parts == 0
 

@@ -24,7 +24,8 @@ from .mapping import pipeline_of
 
 
 def check(s: Binder, att: AttentionLayer) -> None:
-    """Raises `UnsupportedError`, naming the layer, for a bias and a mask that cannot be added to the scores."""
+    """Raises `UnsupportedError`, naming the layer, for a bias and a mask that cannot be added to the scores, and
+    `ScheduleError` for a mask with another number of rows than its heads need."""
     if att.mask is None:
         return
     if att.bias is not None:
@@ -97,15 +98,17 @@ def _ones(s: Binder) -> Buffer:
 def load_queries(
     s: Binder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: TileAccesses
 ) -> None:
-    """Load row tiles of queries into a left memory. The head's 64 columns go to the half of the tile where its keys
-    are, zeros to the other half. row: first of `rows` row blocks."""
+    """Append the loads of `rows` row tiles of queries, from row block `row` on, of each of `heads`, into the left
+    memory `unit`. The head's 64 columns go to the half of the tile where its keys are, zeros to the other half. tile:
+    receives the loads."""
     for at in range(row, row + rows):
         for head in heads:
             tile.loads += beside_zeros(s, att.q, at, head, head % 2, unit)
 
 
 def beside_zeros(s: Binder, name: str, row: int, column: int, half: int, unit: str) -> list[Access]:
-    """The loads of a tile with a block of an activation in one half and zeros in the other. half: of the block."""
+    """The loads of a tile with a block (128 rows, 64 columns) of an activation in one half and zeros in the other. row,
+    column: of the block, in blocks. half: the one that the block takes, 0 or 1. unit: the memory."""
     halves = [s.blocks(name, row, 1, column, 1, unit), s.blocks(_zeros(s).name, 0, 1, 0, 1, unit)]
     return halves[::-1] if half else halves
 
@@ -113,8 +116,8 @@ def beside_zeros(s: Binder, name: str, row: int, column: int, half: int, unit: s
 def load_keys(
     s: Binder, att: AttentionLayer, row: int, rows: int, heads: Sequence[int], unit: str, tile: TileAccesses
 ) -> None:
-    """Load key tiles into a right memory, each with the keys of the head and of its neighbour. row: first of `rows` row
-    blocks."""
+    """Append the loads of `rows` key tiles, from row block `row` on, of each of `heads`, into the right memory `unit`,
+    each with the keys of the head and of its neighbour. tile: receives the loads."""
     if len(heads) == 1:
         tile.loads.append(s.blocks(att.k, row, rows, heads[0] & ~1, 2, unit))
         return
@@ -134,8 +137,8 @@ def send_bias(
 ) -> None:
     """Load the bias tiles of the product units of grid row i into its left memory, and send them.
 
-    places: pairs (head, row block of the sequence). keys: pairs (grid column, number of key blocks), for each of
-    `places`, one behind the other from key block `first_key` on.
+    sequence: its number. places: pairs (head, row block of the sequence). keys: pairs (grid column, number of key
+    blocks), for each of `places`, one behind the other from key block `first_key` on.
     """
     grid = pipeline_of(s.overlay).scores
     unit, total = grid.left[i], sum(count for _, count in keys)
@@ -148,8 +151,9 @@ def send_bias(
 
 
 def score_ops(s: Binder, shapes: Sequence[tuple[tuple[int, int], int, int]], slices: int = 1) -> None:
-    """Append the ops of a slot. shapes: (grid row and column, row tiles, column tiles). slices: of K. An op equal to
-    the one before raises that one's row groups instead, and the weights are loaded once for both."""
+    """Append the ops of a slot. shapes: for each product unit, ((grid row, grid column), row tiles, column tiles).
+    slices: slices of K. An op equal to the one before raises that one's row groups instead, and the weights are loaded
+    once for both."""
     grid = pipeline_of(s.overlay).scores
     fresh = []
     for (i, j), rows, columns in shapes:

@@ -52,7 +52,8 @@ class _BoundAttention:
 
 
 def bind_in_parts(s: Binder, att: AttentionLayer) -> None:
-    """Bind attention by mapping type E. Raises `UnsupportedError` like `check_in_parts`."""
+    """Append the work of an attention by mapping type E, pipelined over steps of keys. Raises `UnsupportedError` and
+    `ScheduleError` like `check_in_parts`."""
     check_in_parts(s, att)
     bound = _BoundAttention(s, att, s.columns[att.q].pitch, att.is_biased)
 
@@ -67,7 +68,8 @@ def bind_in_parts(s: Binder, att: AttentionLayer) -> None:
 
 
 def check_in_parts(s: Binder, att: AttentionLayer) -> None:
-    """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run by mapping type E."""
+    """Raises `UnsupportedError`, naming the layer, for attention that the overlay cannot run by mapping type E, and
+    `ScheduleError` for a mask that is an input with another number of rows than needed."""
     pipeline = pipeline_of(s.overlay)
     unit = s.overlay.by_unit[pipeline.scores.results[0][0]]
     for span in s.spans_of(att.k):

@@ -20,14 +20,14 @@ from .tile import TILE, SequenceSpan
 
 
 class RowBlock(NamedTuple):
-    """128 rows of a query head. block: number of the row block within its sequence."""
+    """128 rows of a query head. head: its number. block: number of the row block within its sequence."""
 
     head: int
     block: int
 
 
 class KeyBlocks(NamedTuple):
-    """Consecutive key blocks of a sequence: the first one, and how many."""
+    """Consecutive key blocks of a sequence, of 128 keys: the number of the first one, and how many."""
 
     first: int
     blocks: int
@@ -41,8 +41,8 @@ class KeyBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class KeySharers:
-    """Row blocks of a sequence that share a key head. rows: for each row of the grid. steps: parts of keys, with what
-    softmax does with them, in order."""
+    """A slot: row blocks of a sequence that share a key head. sequence, kv_head: their numbers. rows: the row blocks
+    for each of the two rows of the grid. steps: parts of the keys, with what softmax does with them, in order."""
 
     sequence: int
     kv_head: int
@@ -56,18 +56,20 @@ class KeySharers:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Numbers of products that the sums of P V have, one after the other."""
+        """Numbers of tile products that the sums of P V have, one after the other: for each part that is sent, the key
+        blocks of the even and of the odd unit of a pair."""
         return tuple(half.blocks for keys in self.sent for half in keys.halves if half.blocks)
 
     @property
     def turned(self) -> KeySharers:
-        """The slot with the parts whose probabilities are sent in the opposite order."""
+        """The same slot, with the parts whose probabilities are sent in the opposite order."""
         kept = tuple(step for step in self.steps if step[1] in (KeyPart.FIRST, KeyPart.MORE))
         return replace(self, steps=kept + self.steps[: len(kept) - 1 if kept else None : -1])
 
 
 def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: SequenceSpan) -> KeyBlocks:
-    """The key blocks that a mask leaves to at least one of the rows, at least one. keys: of the sequence."""
+    """The key blocks that the causal order or a window leaves to at least one of the rows; at least one block. keys:
+    the place of the keys of the sequence."""
     first, last = min(r.block for r in rows) * TILE, (max(r.block for r in rows) + 1) * TILE - 1
     low, high = 0, keys.blocks * TILE - 1
     if att.window is not None:
@@ -79,9 +81,9 @@ def reach(att: AttentionLayer, rows: Sequence[RowBlock], keys: SequenceSpan) -> 
 
 
 def parts_of(keys: KeyBlocks, most: int, *, alike: bool = False) -> list[KeyBlocks]:
-    """Cut keys into as few parts of at most `most` blocks, which is even, as possible, of nearly equal sizes, the
-    smaller first. All but the last one are even, so that both units of a pair have as much to do. alike: if parts of
-    one size of at least 4 blocks are possible, into these, even if they are more."""
+    """Cut keys into as few parts of at most `most` blocks, an even number, as possible, of nearly equal sizes, the
+    smaller first. All but the last one have an even number of blocks, so that both units of a pair have as much to do.
+    alike: if parts of one size of at least 4 blocks are possible, into these, even if they are more."""
     same = next((size for size in range(most, 3, -2) if keys.blocks % size == 0), 0) if alike else 0
     if same:
         sizes = [same] * (keys.blocks // same)
@@ -111,7 +113,7 @@ def slots_of(s: Binder, att: AttentionLayer) -> list[KeySharers]:
 
 
 def at_once(s: Binder) -> int:
-    """Key blocks of which the scores of a slot can be sent on together."""
+    """Number of key blocks (of 128 keys) of which the scores of a slot can be sent on together."""
     limits = PipelineLimits.of(s.overlay, pipeline_of(s.overlay))
     return min(limits.sent, 2 * limits.values)
 
@@ -200,7 +202,7 @@ def _seconds(s: Binder, unit: str, op: str, elements: int) -> float:
 
 
 def runs(rows: Sequence[RowBlock]) -> Iterator[tuple[RowBlock, int]]:
-    """Consecutive row blocks of one head: the first one, and how many."""
+    """Consecutive row blocks of one head: the first one of each run, and how many it has."""
     for _, of_head in groupby(enumerate(rows), lambda pair: (pair[1].head, pair[1].block - pair[0])):
         found = [row for _, row in of_head]
         yield found[0], len(found)
@@ -209,7 +211,8 @@ def runs(rows: Sequence[RowBlock]) -> Iterator[tuple[RowBlock, int]]:
 def softmax_of(
     s: Binder, att: AttentionLayer, slot: KeySharers, keys: KeyBlocks, part: KeyPart, i: int, j: int
 ) -> Softmax:
-    """The softmax of the memory at (i, j) of the grid of scores, which receives half j of a part of the keys.
+    """The softmax of the memory at (i, j) of the grid of scores, which receives half j (0 or 1) of the part `keys`.
+    part: what softmax does with it.
 
     It masks the padding of the sequence and what the attention masks. Both memories of a pair count keys from the first
     one of the part, and both apply a mask by rows if it concerns any key of it.

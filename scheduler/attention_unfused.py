@@ -103,7 +103,7 @@ def bind_scores(s: Binder, att: AttentionLayer, scores: str) -> None:
 
 def bind_values(s: Binder, att: AttentionLayer, scores: str) -> None:
     """Append P V of all heads on the product units behind the grid of scores, the only ones that untransposed V
-    reaches. P comes from the buffer `scores` off chip.
+    reaches. scores: the name of the buffer off chip that has P (`place_scores`).
 
     All get P through one left memory, which sends them row tiles alternately. A tile takes as long to send as to
     multiply, so that both product units work at half rate.

@@ -67,9 +67,9 @@ def choose(
 ) -> Chosen:
     """Take the schedule for a network from the cache, or search for it and cache it.
 
-    The cache key is the network's shapes, the overlay, the seed and VERSION; a schedule found with a smaller budget is
-    searched for again. progress: called with the share of the budget that is spent. Raises like `search`, and
-    `ScheduleError` if the cost model returns no `Price`.
+    An overlay without patterns takes the schedule `paper`. The cache key is the network's shapes, the overlay, the seed
+    and VERSION; a schedule found with a smaller budget is searched for again. progress: called with the share of the
+    budget that is spent, 0 to 1. Raises like `search`, and `ScheduleError` if the cost model returns no `Price`.
     """
     if overlay.patterns is None:
         return Chosen(PAPER, (f"overlay {overlay.name} has no patterns: models are bound product by product",))
@@ -141,8 +141,8 @@ def _user_cache() -> Path:
 def schedule_named(
     schedule: str | os.PathLike[str] | Schedule | Best, budget_s: float = 30.0, seed: int = 0
 ) -> Schedule | Best:
-    """Look up a schedule by name or file; return a `Schedule` or `Best` as it is. budget_s, seed: of the search for
-    "best". Raises `ScheduleError` for an unknown name, a file that cannot be read, and any other type."""
+    """Look up a schedule by name or file; return a `Schedule` or `Best` as it is. budget_s (seconds), seed: of the
+    search for "best". Raises `ScheduleError` for an unknown name, a file that cannot be read, and any other type."""
     if isinstance(schedule, os.PathLike):
         return read_schedule(schedule)
     if isinstance(schedule, Schedule | Best):

@@ -29,7 +29,7 @@ from .tile import TILE, Tiled
 
 def bind(tiled: Tiled) -> BoundWork:
     """Assign all work to units. Raises `UnsupportedError` naming the layer that the overlay cannot run or the bank that
-    is too small, and `ScheduleError` if the schedule does not fit the network."""
+    is too small, and `ScheduleError` if the schedule or a mask that is an input does not fit the network."""
     bound = _bound(tiled)
     return bound if _holds_ops(bound) else _bound(tiled, keeps_slices=False)
 
@@ -83,8 +83,9 @@ def _placed(tiled: Tiled, keeps_slices: bool = True) -> tuple[Binder, Sequence[P
 
 
 def place_activations(s: Binder) -> None:
-    """Place the activations in their bank. Inputs and outputs keep their memory; the memory of other activations is
-    reused after their last reader (liveness)."""
+    """Place the activations in their bank, with the constants that attentions and rotations need there. Inputs and
+    outputs keep their memory; the memory of other activations is reused after their last reader (liveness). Raises
+    `UnsupportedError`, naming the layer, for a rotation that the overlay cannot run."""
     bank = s.bank_of(s.grid.activations)
     for name in s.net.states:  # first, so that all programs of a model have them at the same addresses
         s.buffers[name] = _placed_buffer(s, name, s.made.ends[bank], Role.STATE)
@@ -143,7 +144,8 @@ def _placed_buffer(s: Binder, name: str, at: int, role: Role, output: Output | N
 
 
 def bind_as(s: Binder, att: AttentionLayer, kind: MappingType | None = None) -> None:
-    """Lower attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming the layer."""
+    """Append the work of an attention by a mapping type; None chooses by the roofline. Raises `UnsupportedError` naming
+    the layer."""
     match _mapping_type(s, att, kind):
         case MappingType.A:
             bind_in_turn(s, att)

@@ -17,8 +17,8 @@ from .strips import transposer
 
 
 def require_gemm(c: Circuit, gemm: Gemm, x: Columns, y: Columns, residual: Columns | None, overlay: Overlay) -> None:
-    """Raise `UnsupportedError` if a circuit cannot compute a product. x, y, residual: the layouts of its operand, its
-    result and its residual."""
+    """Raise `UnsupportedError` if a circuit cannot compute a product. x, y, residual: the column layouts of its
+    operand, its result and its residual (None for none)."""
     refuse_extensions(gemm, overlay)
     if gemm.multiplies:
         _require_sum(c, gemm.place, x.end, overlay)
@@ -48,7 +48,8 @@ def require_gemm(c: Circuit, gemm: Gemm, x: Columns, y: Columns, residual: Colum
 
 
 def refuse_extensions(gemm: Gemm, overlay: Overlay) -> None:
-    """Raise `UnsupportedError` for what is bound by patterns only."""
+    """Raise `UnsupportedError` for a layer with what only overlays with patterns bind: gates, norms of heads or
+    operands, rotations, and sums of two activations."""
     norms = gemm.x_norm is not None or gemm.residual_norm is not None
     for needed, what, op in (
         (gemm.gated, "a product times its activated gate", "gate"),
@@ -65,8 +66,8 @@ def refuse_extensions(gemm: Gemm, overlay: Overlay) -> None:
 
 
 def require_scores(c: Circuit, att: AttentionLayer, rows: Sequence[int], grain: int, overlay: Overlay) -> None:
-    """Raise `UnsupportedError` if a circuit cannot compute the scores of an attention. rows: of each sequence. grain:
-    rows are padded to a multiple of this many."""
+    """Raise `UnsupportedError` if a circuit cannot compute the scores of an attention. rows: number of rows of each
+    sequence. grain: rows are padded to a multiple of this many."""
     _require_right(c, att, overlay)
     assert c.right is not None
     for what, asked in {
@@ -104,8 +105,8 @@ def require_scores(c: Circuit, att: AttentionLayer, rows: Sequence[int], grain: 
 
 
 def require_values(c: Circuit, att: AttentionLayer, keys: int, overlay: Overlay) -> None:
-    """Raise `UnsupportedError` if a circuit cannot multiply the scores of an attention with its values. keys: of a
-    sequence, padding included."""
+    """Raise `UnsupportedError` if a circuit cannot multiply the scores of an attention with its values. keys: number of
+    keys of a sequence, padding included."""
     _require_right(c, att, overlay)
     _require_sum(c, att.place, keys, overlay)
 

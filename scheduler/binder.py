@@ -36,11 +36,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass
 class TileAccesses:
-    """DDR accesses of one output tile or attention slot.
+    """DDR accesses of one output tile or attention slot, in program order.
 
-    Its stores go between the loads of the tile `lag` later: behind the first `ahead` loads, evenly spread over the next
-    `within` loads (None: all that follow). head: number of loads before those of the product. step: number of loads of
-    one slice of K. rule: list scheduling policy of its segment. drain: all stores so far end before the next load.
+    Its stores go between the loads of the tile `lag` tiles later: behind the first `ahead` loads, evenly spread over
+    the next `within` loads (None: all that follow). head: number of loads before those of the product. step: number of
+    loads of one slice of K. rule: list scheduling policy of its segment. drain: all stores so far end before the next
+    load.
     """
 
     loads: list[Access] = field(default_factory=list)
@@ -73,8 +74,8 @@ class SegmentRecord:
     _ends: dict[str, int] = field(default_factory=dict)
 
     def note(self, planned: Planned, items: Mapping[str, Sequence[object]], tiles: Sequence[TileAccesses]) -> None:
-        """Note that a segment was lowered. items: all work items so far by unit, without DDR. tiles: those of all
-        segments so far; the ones behind the last segment's are this one's."""
+        """Note that a segment was lowered. items: all work items so far by unit, without the unit of DDR. tiles: those
+        of all segments so far; the ones behind the last segment's are this one's."""
         before = sum(len(noted.tiles) for noted in self._noted)
         last = self._noted[-1].last if self._noted else {}
         ranges = {}
@@ -96,9 +97,12 @@ class SegmentRecord:
         *,
         before: int = 0,
     ) -> tuple[ProgramSegment, ...]:
-        """Return the segments in execution order. sequences: the mOPs of every unit, op lists included. unit: the one
-        whose `accesses`, in their order, are in the tiles. before: its instructions before them, which belong to no
-        segment. Raises `ProgramError` if the accesses are not those of the tiles."""
+        """Return the segments in execution order, with the ranges of their mOPs (uOPs in op lists) by unit.
+
+        sequences: the mOPs of every unit, op lists included. unit: the one whose `accesses`, in their order, are in the
+        tiles. before: how many of its instructions come before them, which belong to no segment. Raises `ProgramError`
+        if the accesses are not those of the tiles.
+        """
         if not self._noted:
             return ()  # work that was bound without segments
         uops: list[dict[str, Ranges]] = [{} for _ in self._noted]
@@ -122,7 +126,8 @@ def _segment(planned: Planned, uops: Mapping[str, Ranges]) -> ProgramSegment:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Several names as one: the first name, and of the others what differs from it, such as `0_query,key,value`."""
+    """Several names, at least one, as one: the first name, and of the others what differs from it, such as
+    `0_query,key,value`."""
     words = [name.split("_") for name in names]
     shared = next((i for i, same in enumerate(zip(*words, strict=False)) if len(set(same)) > 1), 0)
     return ",".join([names[0], *("_".join(of[shared:]) for of in words[1:])])
@@ -186,8 +191,9 @@ class BoundWork:
     """The work of every unit.
 
     memories: of each unit with a memory, in order. others: of all other units, but for the unit of activations, whose
-    accesses are in `tiles`. weights: functions that make the stored elements, by buffer. ends: the end of the weights
-    in each bank, in address units. record: which of it each segment has.
+    accesses are in `tiles`. buffers: of weights and activations, by name. weights: functions that make the stored
+    elements (float32, in the order of memory), by buffer. ends: the end of the weights in each bank, in address units.
+    record: which of it each segment has.
     """
 
     tiled: Tiled
@@ -261,7 +267,8 @@ class Binder:
         """Extra contents by unit: row statistics in a left memory, a rotation table in a memory of results."""
 
     def turn(self, unit: str, fill: Fill | None, drain: Drain | None) -> None:
-        """Append a piece of work to a memory."""
+        """Append a piece of work to a unit with a memory: `fill` goes into its next slot, `drain` empties that slot one
+        operation later. None: that half does nothing."""
         self.made.memories[unit].append(WorkItem(fill, drain))
 
     def add(self, unit: str, item: Item) -> None:
@@ -269,28 +276,30 @@ class Binder:
         self.made.others[unit].append(item)
 
     def ops(self, unit: str) -> list[Item]:
-        """The items of a unit without a memory so far, to join a new one to the last."""
+        """The items of a unit without a memory so far, in order. It is the list itself, so that a new item can be
+        joined to the last."""
         return self.made.others[unit]
 
     def route(self, switch: str, routes: Iterable[tuple[str, str]], tiles: int) -> None:
-        """Append an item that moves `tiles` tiles along all `routes`, pairs (source, destination), at the same time."""
+        """Append an item that moves `tiles` tiles along all `routes`, pairs (source, destination), at the same time.
+        switch: the unit that moves them. Appends nothing without tiles or routes."""
         pairs = tuple(routes)
         if tiles and pairs:
             self.add(switch, Route(pairs, tiles))
 
     def vector(self, buffer: Buffer, half: int, start: int, count: int) -> None:
-        """Append the load of `count` elements of a vector, from element `start` on, into the right memory of a column
-        of the grid, and its send to the product units as one tile."""
+        """Append the load of `count` elements of a vector, from element `start` on, into the right memory of column
+        `half` of the grid, and its send to the product units as one tile."""
         unit, source = self.grid.right[half], self.grid.weights
         self.add(source, Access(unit, False, buffer.offset * UNIT + start, count, vector=True))
         self.turn(unit, LoadVector(count, source), Send(1, 1))
 
     def weight(self, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str = "") -> Buffer:
         """Reserve a buffer for a weight matrix (blocked) or vector (linear) at the end of a bank, by default that of
-        weights.
+        weights. Returns it.
 
-        stored: makes the elements, shape `shape`; called only when weights are read, because no schedule depends on
-        them. A name already in use gets a suffix.
+        stored: makes the elements, an array of shape `shape`; called only when weights are read, because no schedule
+        depends on them. A name already in use gets a suffix.
         """
         bank = bank or self.bank_of(self.grid.weights)
         name = free_name(name, self.buffers)
@@ -301,7 +310,7 @@ class Binder:
         return self.buffers[name]
 
     def shared(self, key: object, name: str, shape: tuple[int, ...], stored: Callable[[], Array], bank: str) -> Buffer:
-        """Reserve a weight once per key; later calls with the same key return the same buffer."""
+        """Reserve a weight once per key, as `weight` does; later calls with the same key return the same buffer."""
         if key not in self._shared:
             self._shared[key] = self.weight(name, shape, stored, bank)
         return self._shared[key]
@@ -312,12 +321,13 @@ class Binder:
         return self.tiled.rows_of(name).blocks if found is None else found
 
     def bank_of(self, unit: str) -> str:
-        """The bank of an off-chip unit."""
+        """The name of the bank of an off-chip unit."""
         return str(self.overlay.by_unit[unit].bank)
 
     def blocks(self, name: str, row: int, rows: int, col: int, cols: int, peer: str, store: bool = False) -> Access:
         """Make an access to `rows` x `cols` blocks of an activation (128 rows, 64 columns each), from block (row, col)
-        on. The columns must lie within one panel. peer: the unit that receives or sends the data."""
+        on. The columns must lie within one panel. name: the buffer. peer: the unit that receives or sends the data.
+        store: a store, otherwise a load."""
         b = self.buffers[name]
         width = b.shape[1] // BLOCK_COLS
         panel, col = divmod(col, width)
@@ -329,8 +339,8 @@ class Binder:
 
 
 def multiply_as(last: Item | None, item: Multiply, field: str, most: int) -> Multiply | None:
-    """The last item with `field` raised by that of `item`, if they are equal otherwise and it stays at most `most`;
-    None if they cannot be joined."""
+    """The last item of a product unit with `field` raised by that of `item`, if they are equal otherwise and the sum is
+    at most `most`; None if they cannot be joined."""
     if not isinstance(last, Multiply) or last._replace(**{field: getattr(item, field)}) != item:
         return None
     total = getattr(last, field) + getattr(item, field)

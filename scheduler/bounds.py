@@ -56,30 +56,31 @@ class _Bound:
 
 @dataclass(frozen=True)
 class SegmentBound(_Bound):
-    """Lower bounds of one segment. Other attributes as of `ProgramSegment`."""
+    """Lower bounds of one segment. seconds: by the text of the resource. name, kind, layers: as of `ProgramSegment`."""
 
     name: str
     kind: str
     layers: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The bounds as values for JSON."""
+        """The bounds as values for JSON: the fields, times in seconds, with `bound_s` and `binding`."""
         facts = {"name": self.name, "kind": self.kind, "layers": self.layers, "seconds": self.seconds}
         return facts | {"bound_s": self.bound_s, "binding": self.binding}
 
 
 @dataclass(frozen=True)
 class ProgramBound(_Bound):
-    """Lower bounds of all segments, and their sum by resource: segments may overlap, but each resource does one thing
-    at a time. rates: names of the machine's rates that they follow from, in its order. calibrated: those of them that
-    were fitted to published latencies."""
+    """Lower bounds of all segments, and their sum by resource (`seconds`): segments may overlap, but each resource does
+    one thing at a time. rates: names of the machine's rates that they follow from, in its order. calibrated: those of
+    them that were fitted to published latencies."""
 
     segments: tuple[SegmentBound, ...]
     rates: tuple[str, ...]
     calibrated: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The bounds as values for JSON."""
+        """The bounds as values for JSON: the fields, times in seconds, with `bound_s` and `binding`, and the segments
+        as such values."""
         facts = {"bound_s": self.bound_s, "binding": self.binding, "seconds": self.seconds, "rates": self.rates}
         return facts | {"calibrated": self.calibrated, "segments": [s.as_json() for s in self.segments]}
 
@@ -256,7 +257,7 @@ class _Resources:
 
 
 def normalised(network: LayerGraph) -> set[str]:
-    """The activations that are normalised as they are loaded."""
+    """The names of the activations that are normalised as they are loaded."""
     out: set[str | None] = set()
     for layer in network.layers:
         if isinstance(layer, Gemm):

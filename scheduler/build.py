@@ -29,8 +29,8 @@ SHOWN = 5
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A compiled program. weights: stored elements by buffer name. chosen: the schedule used. kernels: the kernel
-    sequences that the program was packed from. pack: the pass that packed them."""
+    """A compiled program. weights: stored elements by buffer name. chosen: the schedule used, and why. kernels: the
+    kernel sequences that the program was packed from. pack: the pass that packed them."""
 
     program: Program
     weights: PackedWeights
@@ -45,7 +45,8 @@ Progress = Callable[[float], None]
 
 def require_sound(program: Program, schedule: Schedule) -> None:
     """Raise `CompilerError` with the layer, the code and the text of each error that `rsn check` finds in a program
-    that the compiler made by a schedule. Loads of whole tiles include rows of padding, which no store writes (H01)."""
+    that the compiler made by a schedule. Loads of whole tiles include rows of padding, which no store writes (H01). At
+    most `SHOWN` of them are listed."""
     harmless = {"H01"} if schedule.whole_tiles else set()
     errors = [finding for finding in check(program) if not finding.warning and finding.code not in harmless]
     if not errors:
@@ -99,9 +100,10 @@ def build(
 ) -> Built:
     """Compile a network: search for a schedule if it is a `Best`, lower to kernel sequences, pack into a program.
 
-    progress: called during a search. Raises `UnsupportedError` if the overlay cannot run the network, `ScheduleError`
-    if the schedule does not fit it, `TypeError` if a replaced pass returns another type, and `CompilerError` for a
-    program that is not sound.
+    The network must be folded (`LayerGraph.check_folded`). progress: called during a search. Raises `UnsupportedError`
+    if the overlay cannot run the network, `ScheduleError` if the schedule does not fit it or a layer is not folded,
+    `DeadlockError` or `ProgramError` like `pack`, `TypeError` if a replaced pass returns another type, and
+    `CompilerError` for a program that is not sound.
     """
     chosen = Chosen(schedule) if isinstance(schedule, Schedule) else passes.choose(network, overlay, schedule, progress)
     passes.observe("schedule", _made("choose", chosen, Chosen))
@@ -109,8 +111,9 @@ def build(
 
 
 def rebuild(built: Built, network: LayerGraph, overlay: Overlay, passes: SchedulerPasses = USUAL) -> Built:
-    """Compile the same network with other weights, by the schedule already chosen. If its kernels are unchanged, the
-    program is kept and only the scale and shift of its buffers are replaced. Raises like `build`."""
+    """Compile the same network with other weights, by the schedule already chosen. built: of the network before. If its
+    kernels are unchanged, the program is kept and only the scale and shift of its buffers are replaced. Raises like
+    `build`."""
     return _built(network, overlay, built.chosen, passes, built)
 
 

@@ -23,8 +23,8 @@ from .binder import BoundWork, WorkItem
 @dataclass(frozen=True, eq=False)
 class Chained:
     """Instructions by unit. sequences: of units that packets drive. preloaded: op lists. patches: fields that depend on
-    run-time lengths, by parameter. loads: elements that each operation of a memory loads from the unit of activations,
-    by memory."""
+    run-time lengths, by the name of the parameter. loads: numbers of elements that each operation of a memory loads
+    from the unit of activations, by memory."""
 
     bound: BoundWork
     sequences: dict[str, tuple[Record, ...]]
@@ -38,7 +38,7 @@ class Chained:
 
 
 def show_sequences(sequences: dict[str, tuple[Record, ...]]) -> str:
-    """Sequences of instructions as text, unit by unit; consecutive equal ones are one line."""
+    """Sequences of instructions, by unit, as text; consecutive equal ones of a unit are one line."""
     out = []
     for unit, sequence in sequences.items():
         out.append(f"{unit}: {len(sequence)}")
@@ -52,7 +52,8 @@ def _words(record: Record) -> str:
 
 
 def chain(bound: BoundWork) -> Chained:
-    """Make the instructions of all units except the one of activations."""
+    """Make the instructions of all units except the one of activations, whose accesses are ordered later. Raises
+    `FieldError` for a number that a field of an instruction cannot hold."""
     overlay, activations = bound.tiled.overlay, bound.tiled.grid.activations
     patches: dict[str, list[KernelPatch]] = {}
     made: dict[str, tuple[Record, ...]] = {}
@@ -82,7 +83,9 @@ def turns(work: list[WorkItem]) -> Iterator[Turn]:
 def instructions(
     overlay: Overlay, unit: UnitSpec, items: Iterable[Item], patches: dict[str, list[KernelPatch]] | None = None
 ) -> Iterator[Record]:
-    """The instructions of a unit. patches: receives the fields that depend on run-time lengths."""
+    """The instructions of a unit for its work items. patches: receives the fields that depend on run-time lengths, by
+    the name of the parameter; None drops them. Raises `FieldError` for a number that a field of an instruction cannot
+    hold."""
     assert overlay.emit is not None, overlay.name
     for number, made in enumerate(overlay.emit(unit, items)):
         if not isinstance(made, Patched):
@@ -107,13 +110,15 @@ def _loaded(work: list[WorkItem], source: str) -> list[int]:
 
 def parameters_of(rows: Sequence[int], patches: Container[str], kind: int | str = "") -> tuple[Parameter, ...]:
     """The run-time parameters of sequences that a program has patches for: `len`, by default all rows, and `start`, by
-    default none. rows: of each sequence. kind: of keys (`AttentionLayer.counted`)."""
+    default 0. rows: number of rows of each sequence. patches: names of parameters. kind: number of keys in their names
+    (`AttentionLayer.counted`), "" for none."""
     lengths = [Parameter(f"len{kind}[{i}]", 1, n, n) for i, n in enumerate(rows)]
     starts = [Parameter(f"start{kind}[{i}]", 0, n - 1, 0) for i, n in enumerate(rows)]
     return tuple(parameter for parameter in lengths + starts if parameter.name in patches)
 
 
 def seconds_of(overlay: Overlay, unit: UnitSpec, op: str) -> float:
-    """Seconds of a step of a unit's capability, by its rate; 0 without one."""
+    """Seconds of one amount of work (`Capability.elements`) of a unit's capability, by its rate; 0 without a capability
+    or a rate."""
     capability = unit.capability(op)
     return 0.0 if capability is None or capability.rate is None else overlay.seconds[capability.rate]

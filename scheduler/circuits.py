@@ -24,7 +24,7 @@ ADDED = ("bias", "scale", "residual")
 
 
 class TileSize(NamedTuple):
-    """The sizes of a product of two tiles: (rows, depth) times (depth, columns)."""
+    """The sizes of a product of two tiles, in elements: (rows, depth) times (depth, columns)."""
 
     rows: int
     depth: int
@@ -33,7 +33,8 @@ class TileSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """Units along streams, both ends included. labels: of the streams between them."""
+    """Units along streams, both ends included. labels: of the streams between them, one fewer than units; "" for a
+    stream without a label."""
 
     units: tuple[UnitSpec, ...]
     labels: tuple[str, ...]
@@ -53,9 +54,11 @@ class Path:
 class Circuit:
     """A product unit, the paths of its operands, and the unit that receives its products.
 
-    weights: of the right operand. right: the same, None if it cannot come from the off-chip unit that holds
-    activations; then only weights can be right operands. added: the paths of `ADDED` to the receiver. results, stores:
-    from the product unit to the receiver, and on to the off-chip unit.
+    tile: the sizes of its tiles. left, weights: the paths of the left and of the right operand, from an off-chip unit.
+    right: the same as weights, None if it cannot come from the off-chip unit that holds activations; then only weights
+    can be right operands. receiver, memory: the unit that receives the products, and its memory. added: the paths of
+    `ADDED` to the receiver, by operand. results, stores: from the product unit to the receiver, and on to the off-chip
+    unit.
     """
 
     product: UnitSpec
@@ -75,7 +78,8 @@ class Circuit:
         return able if able is not None and able.where is where else None
 
     def takes(self, op: str) -> bool:
-        """Whether the receiver takes an operand of `ADDED`."""
+        """Whether the receiver takes an operand: `op` is one of `ADDED`, has a path, and the receiver has the
+        capability as it receives."""
         return op in self.added and self.applies(op, Where.RECEIVE) is not None
 
     @property
@@ -85,23 +89,25 @@ class Circuit:
 
     @property
     def sums(self) -> bool:
-        """Whether the product unit adds over K."""
+        """Whether the product unit adds up products over K by itself."""
         able = self.product.capability("sum")
         return able is not None and able.where is Where.COMPUTE
 
     @property
     def strip(self) -> int:
-        """Largest number of column tiles that the receiver holds."""
+        """Largest number of column tiles that the receiver holds in a slot."""
         return self.memory.columns // self.tile.columns
 
     def most(self, size: str) -> int:
-        """The largest value of a count of one operation of the product unit."""
+        """The largest value of a count of one operation of the product unit. size: name of the count in the limits of
+        `matmul`, such as `depth`; without such a limit 2^30."""
         return int(self.matmul.limits.get(size, (0, 1 << 30))[1])
 
 
 @dataclass(frozen=True)
 class Circuits:
-    """All circuits of a machine over one off-chip unit. store: that unit."""
+    """All circuits of a machine over one off-chip unit, of which there is at least one. store: that unit, which loads
+    and stores all activations."""
 
     store: UnitSpec
     all: tuple[Circuit, ...]

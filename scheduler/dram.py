@@ -34,8 +34,8 @@ from .tile import Tiled
 
 
 class PackedWeights(Mapping[str, Array]):
-    """Stored elements by buffer name. Every access packs them anew: together they are as large as the model, and every
-    user copies them elsewhere, so that keeping them would cost memory for nothing."""
+    """Stored elements, (n,) float32, by buffer name. Every access packs them anew: together they are as large as the
+    model, and every user copies them elsewhere, so that keeping them would cost memory for nothing."""
 
     def __init__(self, made: Mapping[str, Callable[[], Array]]) -> None:
         self._made = made
@@ -45,7 +45,7 @@ class PackedWeights(Mapping[str, Array]):
         return self._made[name]()
 
     def digest(self, name: str) -> bytes:
-        """A checksum of the elements, as they were when it was first asked for."""
+        """A checksum of the elements of a buffer, 16 bytes, as they were when it was first asked for."""
         if name not in self._digests:
             elements = np.ascontiguousarray(self[name])
             self._digests[name] = hashlib.blake2b(elements.data, digest_size=16).digest()
@@ -60,7 +60,7 @@ class PackedWeights(Mapping[str, Array]):
 
 @dataclass(frozen=True)
 class Lowered:
-    """The result of lowering: kernel sequences, and the weights as stored off chip."""
+    """The result of lowering: kernel sequences, and the weights as stored off chip, by buffer."""
 
     kernels: UnpackedProgram
     weights: PackedWeights
@@ -106,8 +106,8 @@ def _parameters(tiled: Tiled, patches: Container[str]) -> tuple[Parameter, ...]:
 
 
 def order_dram(chained: Chained) -> Lowered:
-    """Order the accesses of activations. Raises `DeadlockError` if list scheduling finds that the program cannot
-    end."""
+    """Order the accesses of activations as the schedule says (`Tiled.interleave`), and put all sequences together.
+    Raises `DeadlockError` if list scheduling finds that the program cannot end."""
     bound = chained.bound
     tiled = bound.tiled
     overlay, grid = tiled.overlay, tiled.grid
@@ -145,7 +145,8 @@ def order_dram(chained: Chained) -> Lowered:
 
 
 def order_accesses(tiles: Sequence[TileAccesses], interleave: Interleave) -> Iterator[Access | RowStore]:
-    """Order the DDR accesses of a program by a fixed rule. interleave: STRICT or INTERLEAVED."""
+    """Order the DDR accesses of a program by a fixed rule (paper section 4.4 and Fig. 12). tiles: in execution order.
+    interleave: STRICT; any other value stands for INTERLEAVED."""
     # stores not yet issued: index of the tile among whose loads they are due, access, first and end element
     queue: deque[tuple[int, Access | RowStore, int, int]] = deque()
     due: dict[int, TileAccesses] = {}

@@ -45,8 +45,9 @@ MAX_ROW = (1 << 16) - 1
 
 @dataclass(frozen=True)
 class MoeSizes:
-    """A layer with its router. over_chosen: shares are a softmax over the chosen experts, not over all. path: of its
-    module, for messages."""
+    """A layer with its router. path: of its module, for messages. tokens: in a call. each: experts that a token
+    chooses, of `experts`. width, inner: columns of a row, and of what is gated. activation: one of `ACTIVATIONS`.
+    over_chosen: shares are a softmax over the chosen experts, not over all."""
 
     path: str
     tokens: int
@@ -59,7 +60,12 @@ class MoeSizes:
 
 
 class MoePrograms:
-    """The programs of a layer. Raises `UnsupportedError`, naming the layer, for sizes beyond a limit of the machine."""
+    """The programs of a layer for the machine with Seq.
+
+    tile_rows, tile: rows and columns of a tile of Mac. width, inner, logits: the sizes of the layer, padded to whole
+    tiles. Raises `UnsupportedError`, naming the layer, for an activation that Post lacks, and for sizes beyond a limit
+    of the machine.
+    """
 
     def __init__(self, sizes: MoeSizes, overlay: Overlay) -> None:
         self.sizes, self.overlay = sizes, overlay
@@ -86,17 +92,17 @@ class MoePrograms:
 
     @property
     def router_elements(self) -> int:
-        """Elements of the router's weights, which come first."""
+        """Number of elements of the router's weights, which come first in the bank."""
         return self.width * self.logits
 
     @property
     def pitch(self) -> int:
-        """Elements from the weights of one expert to those of the next."""
+        """Number of elements from the weights of one expert to those of the next."""
         return 3 * self.width * self.inner
 
     @property
     def weight_elements(self) -> int:
-        """Elements of all weights."""
+        """Number of elements of all weights: the router's, then those of all experts."""
         return self.router_elements + self.sizes.experts * self.pitch
 
     def packed(self, router: Array, gate_up: Array, down: Array) -> Array:
@@ -143,8 +149,8 @@ class MoePrograms:
         ]
 
     def expert_lines(self, at: dict[str, int], shares: int) -> list[Line]:
-        """Return the template of an expert. at: first element of each buffer, by name. shares: where Post takes them
-        from, 1 for Acts, 2 for Route."""
+        """Return the template of an expert: its instructions, with what Seq or a host patches in each. at: number of
+        the first element of each buffer, by name. shares: where Post takes them from, 1 for Acts, 2 for Route."""
         depth, blocks = self.width // self.tile, self.inner // self.tile
         which = ACTIVATIONS.index(self.sizes.activation)
         lines = [
@@ -231,7 +237,8 @@ class MoePrograms:
             yield from self._one(*by_rows(loads, range(token * each, token * each + each)), *by_rows(stores, [token]))
 
     def static(self) -> Program:
-        """Return the program in which every expert computes all rows."""
+        """Return the program in which every expert computes all rows. Its input is `x`, (tokens, width), its outputs
+        are `logits` and `y`."""
         at, s = self._at(dense=True), self.sizes
         parts = [
             ExpertRows(expert, tuple(token * s.experts + expert for token in part.pairs))
@@ -244,19 +251,22 @@ class MoePrograms:
         return self._program([*packets, *self._combine(at, s.experts)], dense=True)
 
     def router(self) -> Program:
-        """Return the program that computes the logits alone; a host reads them, and chooses the experts."""
+        """Return the program that computes the logits, (tokens, experts), alone; a host reads them, and chooses the
+        experts."""
         return self._program(self._router(self._at()), unused="y")
 
     def patched(self, parts: Sequence[ExpertRows]) -> Program:
-        """Return the program that computes the parts that a host has chosen. Its input `shares`, (parts, tile_rows),
-        has the shares of the rows of each part."""
+        """Return the program that computes the parts that a host has chosen. parts: for each, an expert and the numbers
+        of its pairs, token * `each` + selector. The program's input `shares`, (parts, tile_rows), has the shares of the
+        rows of each part."""
         at = self._at(parts=len(parts))
         lines = self.expert_lines(at, 1)
         packets = self._packed(issued(lines, parts, self.sizes.each, self.overlay))
         return self._program([*packets, *self._combine(at, self.sizes.each)], parts=len(parts), unused="logits")
 
     def sequenced(self) -> Program:
-        """Return the program in which Route chooses experts, and Seq issues their parts."""
+        """Return the program in which Route chooses experts, and Seq issues their parts. Its buffers are those of
+        `static`."""
         at = self._at()
         packets = [*self._router(at), *self._one(*self.expert_lines(at, 2))]
         packets += [*self._choose(at, dense=False), *self._one(Run(each=self.sizes.each))]

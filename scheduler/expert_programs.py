@@ -41,8 +41,8 @@ X, Y = "x", "y"
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """The sizes of a layer of experts. path: of its module, for messages. width, inner: columns of a row, and of what
-    is gated. rows: the most rows that one expert takes in a call."""
+    """The sizes of a layer of experts. path: of its module, for messages. experts: their number. width, inner: columns
+    of a row, and of what is gated. activation: of the gate. rows: the most rows that one expert takes in a call."""
 
     path: str
     experts: int
@@ -52,12 +52,12 @@ class ExpertSizes:
     rows: int
 
     def network(self, rows: int, gate_up: Array | None = None, down: Array | None = None) -> LayerGraph:
-        """One expert as a network. gate_up, down: as for `layers`."""
+        """One expert as a network over one sequence of `rows` rows. gate_up, down: as for `layers`."""
         return LayerGraph(1, rows, {X: self.width}, (Output(Y),), self.layers(gate_up, down))
 
     def layers(self, gate_up: Array | None = None, down: Array | None = None, number: str = "") -> tuple[Gemm, Gemm]:
-        """One expert as layers. gate_up: (width, 2 inner), the gate's columns first. down: (inner, width). None: 0.
-        number: behind the names of what they compute."""
+        """One expert as two layers. gate_up: (width, 2 inner), the gate's columns first. down: (inner, width). None
+        stands for zeros. number: is put behind the names of what they compute."""
         wide = np.zeros((self.width, 2 * self.inner), np.float32) if gate_up is None else gate_up
         back = np.zeros((self.inner, self.width), np.float32) if down is None else down
         h = f"h{number}"
@@ -69,8 +69,8 @@ class ExpertSizes:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The program of one expert over `tiles` row tiles. packets: without terminators. span: address units of its
-    activations."""
+    """The program of one expert over `tiles` row tiles. packets: those of the program without terminators. span:
+    address units that its activations take."""
 
     tiles: int
     program: Program
@@ -80,8 +80,9 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateRows:
-    """Rows of one expert that one template computes. begin, rows: which of the expert's rows. number: of the part in
-    its program, behind the names of its buffers."""
+    """Rows of one expert that one template computes. expert: its number. tiles: row tiles of the template. begin, rows:
+    the first of the expert's rows, and how many. number: of the part in its program, behind the names of its
+    buffers."""
 
     expert: int
     tiles: int
@@ -91,18 +92,19 @@ class TemplateRows:
 
     @property
     def x(self) -> str:
-        """The buffer of its rows."""
+        """The name of the buffer of its rows."""
         return f"{X}{self.number}"
 
     @property
     def y(self) -> str:
-        """The buffer of its results."""
+        """The name of the buffer of its results."""
         return f"{Y}{self.number}"
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A program of some experts. parts: in the order in which they are computed."""
+    """A program of some experts, all of whose weights are in its buffer `experts`. parts: in the order in which they
+    are computed."""
 
     program: Program
     parts: tuple[TemplateRows, ...]
@@ -111,8 +113,9 @@ class Launch:
 class ExpertPrograms:
     """The templates of a layer, and programs made of them.
 
-    tile: rows of a row tile. Raises `UnsupportedError`, naming the layer, if the overlay cannot run one expert, or if
-    the weights of all do not fit its memory.
+    tile: rows of a row tile. max_tiles: row tiles of the largest template. Raises `UnsupportedError`, naming the layer,
+    if the overlay cannot run one expert, if it keeps weights and activations in one memory, or if the weights of all do
+    not fit its memory; other errors as `build` does.
     """
 
     def __init__(self, sizes: ExpertSizes, overlay: Overlay, schedule: Schedule = PAPER) -> None:
@@ -154,7 +157,8 @@ class ExpertPrograms:
         return low
 
     def template(self, tiles: int) -> Template:
-        """The template for a number of row tiles."""
+        """The template for a number of row tiles, made at the first call. Raises `UnsupportedError` if its weights lie
+        otherwise than in the other templates; other errors as `build` does."""
         if tiles not in self._templates:
             program = build(self.sizes.network(tiles * self.tile), self.overlay, self.schedule).program
             if program.parameters:
@@ -173,9 +177,11 @@ class ExpertPrograms:
     # -- weights
 
     def weights(self, expert: int, gate_up: Array, down: Array) -> Iterator[tuple[int, Array]]:
-        """The weights of one expert as the machine stores them: pairs of the first element in the bank, and elements.
+        """The weights of one expert as the machine stores them: pairs of the number of the first element in the bank,
+        and the elements, (n,).
 
-        gate_up: (2 inner, width). down: (width, inner), both as PyTorch has them.
+        expert: its number, from 0 on. gate_up: (2 inner, width), the gate first. down: (width, inner), both as PyTorch
+        has them.
         """
         network = self.sizes.network(1, np.ascontiguousarray(gate_up.T), np.ascontiguousarray(down.T))
         packed = lower(network, self.overlay, self.schedule).weights
@@ -184,15 +190,17 @@ class ExpertPrograms:
 
     @property
     def weight_elements(self) -> int:
-        """Elements of the weights of all experts in their bank."""
+        """Number of float32 elements that the weights of all experts take in their bank."""
         return self._unit * self.pitch * self.sizes.experts
 
     # -- programs
 
     def launches(self, counts: Mapping[int, int]) -> list[Launch]:
-        """The programs for a call. counts: rows of each active expert, 1 to `sizes.rows`; experts in this order.
+        """The programs for a call. counts: the number of rows of each active expert, at least 1, by its number; experts
+        are computed in this order.
 
-        One program, or several if one would exceed the overlay's lists of instructions or memory.
+        One program, or several if one would exceed the overlay's lists of instructions or memory. Raises like
+        `template`.
         """
         out: list[Launch] = []
         held: list[tuple[int, int, int]] = []
@@ -261,8 +269,8 @@ def _weights_of(program: Program) -> list[Buffer]:
 
 
 def counted(index: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
-    """The pairs of token and selector of each expert that is selected, experts in ascending order. index:
-    (tokens, k). Returns indices in the flat index, ascending."""
+    """The pairs of token and selector of each expert that is selected, by the number of the expert, in ascending order.
+    index: (tokens, k), the experts of each token. Returns indices into the flat index, ascending, for each expert."""
     flat = index.reshape(-1)
     order = np.argsort(flat, kind="stable")
     ends = [0, *(np.flatnonzero(np.diff(flat[order])) + 1).tolist(), len(flat)]

@@ -36,7 +36,9 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class SymbolicTile(Symbolic):
-    """A tile: a part of a tensor (`load`), or a kernel of tiles and numbers."""
+    """A tile without numbers, which knows how it was computed. op: "load" for a part of a tensor, whose arguments are
+    the name of the tensor and its ranges; otherwise a kernel, whose arguments are tiles and numbers. shape: in
+    elements."""
 
     op: str
     shape: tuple[int, ...]
@@ -89,12 +91,13 @@ def _within(ranges: tuple[Range, ...], index: Sequence[Any]) -> tuple[Range, ...
 
 
 def loaded(tensor: str, ranges: tuple[Range, ...]) -> SymbolicTile:
-    """A part of a tensor."""
+    """The part of a tensor at `ranges`, one range for each axis."""
     return SymbolicTile("load", tuple(high - low for low, high in ranges), (tensor, ranges))
 
 
 def applied(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> SymbolicTile:
-    """A kernel of tiles. Raises `UnsupportedError` for one that no layer has."""
+    """A kernel of tiles, of which there is at least one among the arguments, and numbers. name: of the kernel. named:
+    its named arguments. Raises `UnsupportedError` for a kernel, or for arguments, that no layer has."""
     if named and name not in ("layernorm", "rmsnorm"):
         raise UnsupportedError(f"{name} with {', '.join(named)} is no part of the machine's layers")
     tiles = [x for x in arguments if isinstance(x, SymbolicTile)]
@@ -124,15 +127,15 @@ def _terms(tile: SymbolicTile) -> tuple[SymbolicTile, ...]:
 
 
 class Stored(NamedTuple):
-    """A part of a matrix, and the tile that it is."""
+    """A part of a matrix, as one range for each axis, and the tile that it is."""
 
     ranges: tuple[Range, ...]
     tile: SymbolicTile
 
 
 def stores(program: TaskProgram) -> dict[str, list[Stored]]:
-    """Run a program without numbers; return for each output what its parts are. Raises `UnsupportedError` for what no
-    layer computes, and the errors of a run."""
+    """Run a program without numbers; return for each output, by its name, what its parts are. Raises `UnsupportedError`
+    for what no layer computes, and the errors of a run (`DeadlockError`)."""
     found: dict[str, dict[tuple[Range, ...], SymbolicTile]] = {}
 
     class TiledTensor(TensorPart):
@@ -167,15 +170,16 @@ def stores(program: TaskProgram) -> dict[str, list[Stored]]:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers that a program is. weights, vectors: the tensors that a layer takes its weight and bias from, by its
-    path. inputs: the tensors that are activations."""
+    """The layers that a program computes, as a graph whose weights and biases are 0. weights, biases: the name of the
+    tensor that a layer takes its weight or bias from, by the path of the layer."""
 
     graph: LayerGraph
     weights: Mapping[str, str]
     biases: Mapping[str, str]
 
     def with_values(self, tensors: Mapping[str, Any]) -> LayerGraph:
-        """The graph with the values of weights and biases."""
+        """The graph with the values of weights and biases, in float32. tensors: arrays by the name of the tensor;
+        raises `KeyError` for one that is missing. A factor of a product is multiplied into its weight."""
         layers: list[Layer] = []
         for layer in self.graph.layers:
             if isinstance(layer, Gemm) and layer.multiplies:
@@ -189,7 +193,8 @@ class Layers:
 
 
 def layers_of(program: TaskProgram) -> Layers:
-    """Return the layers that a stream program computes. Raises `UnsupportedError` if it computes something else."""
+    """Return the layers that a stream program computes. Raises `UnsupportedError` if it computes something else, or
+    with tensors that are not float32, and the errors of `stores`."""
     shapes = {t.name: t.type.shape for t in program.tensors}
     for t in program.tensors:
         if t.type.dtype != "f32":

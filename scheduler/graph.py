@@ -70,12 +70,12 @@ class Rotary:
 
     @property
     def head_dim(self) -> int:
-        """Columns of a head."""
+        """Columns of a head, rotated or not."""
         return int(self.own.shape[1])
 
     @cached_property
     def key(self) -> str:
-        """A digest of the table: equal tables have equal keys."""
+        """SHA-256 of both tables and the name of their source, in hexadecimal: equal tables have equal keys."""
         numbers = np.ascontiguousarray(self.own).tobytes() + b";" + self.partner.tobytes()
         return sha256(numbers + (self.source or "").encode()).hexdigest()
 
@@ -126,38 +126,40 @@ class Gemm:
 
     @property
     def multiplies(self) -> bool:
-        """Whether the pass has a matrix product, i.e. K > 0."""
+        """Whether the layer has a matrix product, i.e. K > 0."""
         return len(self.weight) > 0
 
     @property
     def is_sum(self) -> bool:
-        """Whether it adds two activations without a product."""
+        """Whether it adds two different activations, `x` and `residual`, without a product."""
         return not self.multiplies and self.x != self.residual
 
     @property
     def in_heads(self) -> bool:
-        """Whether it treats its result by heads, which are then stored apart."""
+        """Whether its norm or its rotation goes over each head of the result by itself. Such a result is stored head by
+        head, each padded to its pitch."""
         return self.heads > 0 and (self.norm is not None or self.rotary is not None)
 
     @property
     def is_plain_store(self) -> bool:
-        """Whether nothing is applied to its result behind sums."""
+        """Whether nothing is applied to its result behind the product and the sums: no activation function, norm,
+        rotation or gate."""
         return self.activation is None and self.norm is None and self.rotary is None and not self.gated
 
     @property
     def width(self) -> int:
-        """Number of columns of its result."""
+        """Number of columns N of its result; half the columns of the weight if it is gated."""
         return int(self.weight.shape[1]) // (2 if self.gated else 1)
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The activations that it reads, each once."""
+        """The names of the activations that it reads, each once: x, residual, `into`, and the source of a rotation."""
         names = (self.x, self.residual, self.into, None if self.rotary is None else self.rotary.source)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     @property
     def target(self) -> str:
-        """The activation whose memory its result goes to."""
+        """The name of the activation whose memory its result goes to: `into` if that is given, else y."""
         return self.into or self.y
 
     @property
@@ -167,7 +169,8 @@ class Gemm:
 
     @property
     def is_folded(self) -> bool:
-        """Whether it has no constants that the machine does not apply."""
+        """Whether it has no constants that the machine does not apply: the factor is 1, and there are no scale and
+        shift."""
         return self.factor == 1 and self.scale is None and self.shift is None
 
 
@@ -209,12 +212,12 @@ class AttentionLayer:
 
     @property
     def groups(self) -> int:
-        """Query heads that share a key head."""
+        """Query heads that share a head of keys and values; 1 if each has its own."""
         return self.heads // (self.kv_heads or self.heads)
 
     @property
     def is_biased(self) -> bool:
-        """Whether it adds a bias or a mask to its scores."""
+        """Whether a constant bias or a mask that is an input is added to its scores."""
         return self.bias is not None or self.mask is not None
 
     @property
@@ -229,17 +232,17 @@ class AttentionLayer:
 
     @property
     def width(self) -> int:
-        """Number of columns of its result."""
+        """Number of columns of its result, heads * head_dim."""
         return self.heads * self.head_dim
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The activations that it reads, each once."""
+        """The names of the activations that it reads, each once: q, k, v, and the mask if it is an input."""
         return tuple(dict.fromkeys((self.q, self.k, self.v) + ((self.mask,) if self.mask else ())))
 
     @property
     def target(self) -> str:
-        """The activation whose memory its result goes to."""
+        """The name of the activation whose memory its result goes to, which is y."""
         return self.y
 
     @property
@@ -282,13 +285,13 @@ class LayerGraph:
 
     @property
     def depth(self) -> int:
-        """About how many layers of a transformer it is: an attention each, or six products."""
+        """About how many transformer layers the graph has: the larger of its attentions and a sixth of its products."""
         attentions = sum(isinstance(x, AttentionLayer) for x in self.layers)
         return max(attentions, (len(self.layers) - attentions) // 6)
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Number of rows of each sequence."""
+        """Number of rows of each sequence, `batch` numbers, for activations with `seq` rows."""
         return self.lengths or (self.seq,) * self.batch
 
     @cached_property
@@ -301,7 +304,8 @@ class LayerGraph:
 
     @cached_property
     def readers(self) -> dict[str, list[Layer]]:
-        """The layers that read each activation, in execution order."""
+        """The layers that read each activation, by its name, in execution order. An activation that no layer reads has
+        no entry."""
         found: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for name in layer.operands:
@@ -310,20 +314,22 @@ class LayerGraph:
 
     @property
     def states(self) -> dict[str, str]:
-        """The inputs that keep their contents between runs, each with the activation that it becomes."""
+        """The inputs that keep their contents between runs, by name, each with the name of the activation that it
+        becomes."""
         return {x.into: x.y for x in self.layers if isinstance(x, Gemm) and x.into is not None}
 
     def seq_of(self, name: str) -> int:
-        """Number of rows of the longest sequence of an activation."""
+        """Number of rows of the longest sequence of an activation; `seq` for a name that the graph does not have."""
         return self._seq_of.get(name, self.seq)
 
     def rows_of(self, name: str) -> tuple[int, ...]:
-        """Number of rows of each sequence of an activation."""
+        """Number of rows of each sequence of an activation: `batch` numbers."""
         return self.lengths or (self.seq_of(name),) * self.batch
 
     @property
     def counted_seq(self) -> int:
-        """Rows of the keys that the run-time lengths count: of the attentions with a mask of whole keys."""
+        """Number of keys of a sequence that the run-time lengths and starts count: the rows of the keys of the first
+        attention that has such a mask and no parameters of its own (`counted`); `seq` if there is none."""
         attentions = (x for x in self.layers if isinstance(x, AttentionLayer) and not x.counted)
         keys = (x.k for x in attentions if x.masked or x.left)
         name = next(keys, None)
@@ -331,7 +337,7 @@ class LayerGraph:
 
     @property
     def size(self) -> str:
-        """Batch and rows as text, for messages."""
+        """Batch and rows as text, for messages, such as `2 x 128 rows`."""
         if not self.lengths:
             others = sorted({n for n in self._seq_of.values() if n != self.seq})
             return f"{self.batch} x {' and '.join(map(str, (self.seq, *others)))} rows"
@@ -339,21 +345,21 @@ class LayerGraph:
 
     @property
     def state_rows(self) -> tuple[int, ...]:
-        """The different numbers of rows of inputs that keep their contents. The first have the parameters `row[b]`,
-        others such as `row16[b]`."""
+        """The different numbers of rows of a sequence that inputs which keep their contents have. The first have the
+        parameters `row[b]`, others such as `row16[b]`."""
         return tuple(dict.fromkeys(self.seq_of(name) for name in self.states))
 
     @property
     def rotated_by(self) -> dict[str, Rotary]:
-        """The rotations whose factors the host provides, by the result of their layer."""
+        """The rotations whose factors are an input (`Rotary.source`), by the name of the result of their layer."""
         found = ((x.y, x.rotary) for x in self.layers if isinstance(x, Gemm))
         return {y: rotary for y, rotary in found if rotary is not None and rotary.source is not None}
 
     @property
     def is_step(self) -> bool:
-        """Whether each sequence has one row besides the inputs that keep their contents, as in a step of a decoder: the
-        rows of all sequences can then lie side by side. Only attentions over these inputs see sequences apart, and
-        nothing but them reads their queries."""
+        """Whether the graph is a step of a decoder: each sequence has one row, besides the inputs that keep their
+        contents. The rows of all sequences can then lie side by side, because only attentions over these inputs tell
+        sequences apart, and nothing else reads their queries."""
         states, queries = set(self.states), {x.q for x in self.layers if isinstance(x, AttentionLayer)}
         made = {x.y for x in self.layers if isinstance(x, Gemm) and x.into is None}
         apart = all(
@@ -368,8 +374,8 @@ class LayerGraph:
         return bool(states) and alone and not self.lengths and apart and not queries & others
 
     def in_place(self) -> LayerGraph:
-        """The same graph in which attentions read the inputs that keep their contents, which layers before them have
-        changed."""
+        """The same graph, in which attentions read the inputs that keep their contents by the names of these inputs,
+        not by those of the activations that they become."""
         changed = {y: name for name, y in self.states.items()}
         layers = (
             with_operands(layer, lambda name: changed.get(name, name)) if isinstance(layer, AttentionLayer) else layer
@@ -378,7 +384,8 @@ class LayerGraph:
         return replace(self, layers=tuple(layers))
 
     def columns(self, name: str) -> int:
-        """Number of columns of an activation that a layer of this graph computes."""
+        """Number of columns of an activation that a layer of this graph computes. Raises `StopIteration` for an input
+        or an unknown name."""
         return next(layer for layer in self.layers if layer.y == name).width
 
     def show(self) -> str:
@@ -389,8 +396,9 @@ class LayerGraph:
         return "\n".join([f"{self.size}: {inputs}", *lines, f"  -> {outputs}"]) + "\n"
 
     def check_rows(self) -> None:
-        """Raise `ScheduleError` for operands with different numbers of rows, and for run-time lengths that would count
-        the keys of two numbers of rows."""
+        """Raise `ScheduleError` for operands with different numbers of rows, for a causal mask with more or fewer keys
+        than rows, for run-time lengths that would count the keys of two numbers of rows, and for `lengths` beside
+        inputs with other rows (`seqs`)."""
         for name in self.seqs:
             if self.lengths:
                 raise ScheduleError(
@@ -432,7 +440,8 @@ class LayerGraph:
                 raise ScheduleError(f"{layer.place}: its factor, scale or shift is not folded into weights")
 
     def renamed(self, names: Mapping[str, str]) -> LayerGraph:
-        """The same graph with other names of activations: `names` by the old ones; others stay as they are."""
+        """The same graph with other names of activations. names: the new names by the old ones; activations that are
+        not in it keep their names."""
 
         def new(name: str) -> str:
             return names.get(name, name)
@@ -446,8 +455,8 @@ class LayerGraph:
         )
 
     def with_lengths(self, lengths: Sequence[int]) -> LayerGraph:
-        """The same layers over sequences of these numbers of rows. Raises `ScheduleError` unless there are `batch`
-        whole numbers from 1 to `seq`."""
+        """The same layers over sequences of `lengths` rows, one number for each sequence. Raises `ScheduleError` unless
+        there are `batch` whole numbers from 1 to `seq`, and for a graph whose inputs have other rows (`seqs`)."""
         given: object = lengths
         if isinstance(given, str) or not hasattr(given, "__len__"):
             raise ScheduleError(f"lengths = {lengths!r}: must be a list of whole numbers, one for each sequence")
@@ -469,7 +478,8 @@ class LayerGraph:
 
 
 def with_operands(layer: Layer, new: Callable[[str], str]) -> Layer:
-    """The layer with other activations as operands. new: from the name of an operand to that of the other one."""
+    """The layer with other activations as operands. new: returns the new name of an operand for the old one. The name
+    of the result stays."""
     if isinstance(layer, AttentionLayer):
         mask = None if layer.mask is None else new(layer.mask)
         return replace(layer, q=new(layer.q), k=new(layer.k), v=new(layer.v), mask=mask)
@@ -481,14 +491,14 @@ def with_operands(layer: Layer, new: Callable[[str], str]) -> Layer:
 
 
 def unique_name(stem: str, taken: set[str]) -> str:
-    """`stem`, or `stem` with a number from 2 on, so that it is not in `taken`, to which it is added."""
+    """The first of `stem`, `stem_2`, `stem_3`, ... that is not in `taken`, to which it is added."""
     name = free_name(stem, taken, "_")
     taken.add(name)
     return name
 
 
 def free_name(stem: str, taken: Container[str], sign: str = ".") -> str:
-    """`stem`, or `stem` with a number from 2 on behind `sign`, so that it is not in `taken`."""
+    """The first of `stem`, then `stem`, `sign` and a number from 2 on, that is not in `taken`, which is not changed."""
     name, n = stem, 1
     while name in taken:
         n += 1
@@ -497,8 +507,9 @@ def free_name(stem: str, taken: Container[str], sign: str = ".") -> str:
 
 
 def behind(outputs: Iterable[str], layers: Mapping[str, Layer]) -> dict[str, None]:
-    """The activations `outputs` and all that they are computed from, operands first; a name without a layer is an
-    input. layers: by the name of their results. The keys are an ordered set."""
+    """The names of the activations `outputs` and of all that they are computed from, operands before what reads them; a
+    name without a layer is an input. layers: by the name of their results; they must have no cycle. Only the keys of
+    what is returned count: it is an ordered set."""
     found: dict[str, None] = {}
     stack = list(reversed(list(outputs)))
     while stack:

@@ -53,7 +53,8 @@ class PlacedGemms:
 
 
 def place_gemms(s: Binder, gemms: Sequence[Gemm], loops: Loops) -> PlacedGemms:
-    """Place the weights and vectors of products of one activation in the bank of weights. Raises `UnsupportedError`
+    """Place the weights and vectors of products of one activation in the bank of weights. loops: which loop is outside;
+    Loops.ROWS is taken in any case for many column tiles, normalised operands and rotations. Raises `UnsupportedError`
     naming the layer if the overlay cannot run it, `ScheduleError` if its tiles cannot."""
     passes = [_statistics_pass(s, gemm.place, name) for gemm in gemms for name in _without_statistics(s, gemm)]
     parts = [part for gemm in gemms for part in _parts(s, gemm)]
@@ -241,7 +242,8 @@ def _op_columns(s: Binder, parts: Sequence[ColumnTile]) -> list[list[ColumnTile]
 
 
 def most(s: Binder, op: str, size: str) -> int:
-    """The upper limit of a size of a capability of the grid's product units."""
+    """The upper limit of a size of a capability of the grid's product units. op: the capability. size: the name of the
+    size. Raises `KeyError` if the capability has no limit for it."""
     return int(s.overlay.capability_of(s.grid.products[0][0], op).limits[size][1])
 
 

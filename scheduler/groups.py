@@ -164,7 +164,7 @@ def _layers(group: Group) -> Sequence[Gemm | AttentionLayer]:
 def groups_of(network: LayerGraph, loops: Loops, chosen: _Chosen | None = None) -> Iterator[Group]:
     """Divide a network's layers into segments: an attention is one; consecutive products of the same activation are one
     with Loops.ROWS, where they share slices, if their operand is normalised as it is loaded, or if an entry of
-    schedule.segments (`chosen`) names them together."""
+    schedule.segments (`chosen`) names them together. A list stands for products, in execution order."""
     products: list[Gemm] = []
     for layer in network.layers:
         if products and not (isinstance(layer, Gemm) and _share_segment(products[-1], layer, loops, chosen)):
@@ -190,7 +190,7 @@ def _share_segment(a: Gemm, b: Gemm, loops: Loops, chosen: _Chosen | None) -> bo
 
 def kind_of(group: Group) -> str:
     """The name of a kind of segment in schedules, such as `gemm 1024x4096 gelu_tanh`. Segments of the same operation
-    and shape have the same kind."""
+    and shape have the same kind. group: a list of at least one product, or an attention."""
     if isinstance(group, AttentionLayer):
         return (
             f"attention {group.heads}x{group.head_dim}"

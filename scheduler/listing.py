@@ -34,8 +34,8 @@ from .schedule import DramPolicy
 
 @dataclass(frozen=True, eq=False)
 class ListedOrder:
-    """The result of list scheduling. accesses, mops: of the off-chip unit, in order. starts: when each mOP began. run:
-    the run that found the order, without the instruction path."""
+    """The result of list scheduling. accesses, mops: of the off-chip unit, in order. starts: when each mOP began:
+    seconds, and a number that orders equal times. run: the run that found the order, without the instruction path."""
 
     accesses: list[Access | RowStore]
     mops: list[Record]
@@ -66,8 +66,10 @@ def list_accesses(
 ) -> ListedOrder:
     """Find the order of the accesses of one off-chip unit by list scheduling.
 
-    loads: elements that each uOP of a memory loads from `unit`, by memory. issues: uOPs of all other units. columns: of
-    the grid, by the memory that stores its results. Raises `DeadlockError` if the program cannot end with any order.
+    tiles: the accesses, with the policy of their segment. loads: numbers of elements that each uOP of a memory loads
+    from `unit`, by memory. issues: uOPs of all other units that packets drive, by unit. preloaded: op lists, by unit.
+    columns: numbers of the columns of the grid, by the memory that stores their results. Raises `DeadlockError` if the
+    program cannot end with any order.
     """
     jobs = list(_jobs(tiles, loads, columns))
     forms = {form.mop: form for form in overlay.formats if form.kind == unit.kind}
@@ -184,7 +186,8 @@ def _ranges(access: Access | RowStore) -> Iterator[tuple[int, int]]:
 
 def needs_of(jobs: Sequence[Job]) -> tuple[Any, Any]:
     """The dependencies of each job: earlier jobs on the same memory (one of both being a store), and those before a
-    drain. Returns job numbers one list behind the other, and where each job's list begins."""
+    drain. Returns two int32 arrays: the numbers of the jobs that each job needs, one job's list behind the other's,
+    (n,), and where each list begins in it, (jobs + 1,)."""
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     needs: list[int] = []

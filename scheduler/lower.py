@@ -30,8 +30,9 @@ def unobserved(name: str, made: object) -> None:
 
 def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Observe = unobserved) -> Lowered:
     """Lower a network to kernel sequences. observe: called after each stage. Raises `UnsupportedError` naming the layer
-    that the overlay cannot run or the bank that is too small, and `ScheduleError` if the schedule does not fit the
-    network."""
+    that the overlay cannot run or the bank that is too small, `ScheduleError` if the schedule does not fit the network
+    or if a layer reads what is not computed before it, and `DeadlockError` if list scheduling finds that the program
+    cannot end."""
     network.check_order()
     _check_steps(network, overlay)
     if overlay.lanes is not None:
@@ -55,7 +56,8 @@ def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule, observe: Ob
 
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
-    """Check that a network fits off-chip memory, without lowering it. Raises like `lower`."""
+    """Check that a network fits off-chip memory and the overlay's capabilities, without lowering it. Raises
+    `UnsupportedError` and `ScheduleError` like `lower`."""
     _check_steps(network, overlay)
     if overlay.lanes is not None:
         lowering.place(network, overlay, schedule)
@@ -84,7 +86,8 @@ def _without_lanes(overlay: Overlay, schedule: Schedule) -> None:
 
 
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
-    """How the columns of each activation are stored on an overlay. Raises like `lower`."""
+    """How the columns of each activation are stored on an overlay, by the name of the activation. Raises like
+    `place`."""
     if overlay.lanes is not None:
         return lowering.columns_on(network, overlay)
     if overlay.patterns is None:
@@ -93,7 +96,7 @@ def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
 
 
 class Banks(NamedTuple):
-    """The off-chip memories that hold weights and activations; they may be the same."""
+    """The names of the off-chip memories that hold weights and activations; they may be the same."""
 
     weights: str
     activations: str

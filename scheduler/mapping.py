@@ -36,9 +36,9 @@ class MappingType(Enum):
 
 @dataclass(frozen=True)
 class PipelineLimits:
-    """What an attention pipeline holds, in tiles. rows: row tiles of a slot of a left memory, and of results. keys: key
-    tiles of a slot of a right memory. sent, stored: key tiles that the results of one row of the grid can send on, and
-    store. values: row tiles of V in a slot of its memory."""
+    """What an attention pipeline holds, in tiles of 128x128 elements. rows: row tiles of a slot of a left memory, and
+    of results. keys: key tiles of a slot of a right memory. sent, stored: key tiles that the results of one row of the
+    grid can send on, and store. values: row tiles of V in a slot of its memory."""
 
     rows: int
     keys: int
@@ -67,7 +67,8 @@ class PipelineLimits:
 @dataclass(frozen=True)
 class AttentionShape:
     """Size of an attention: heads of all sequences (batch * heads), and the rows and columns of a head's Q, K and V,
-    padding included. keys: rows of K and V; 0 for as many as Q has. groups: heads of Q that share one of K and V."""
+    padding included. keys: rows of K and V of a sequence; 0 for as many as Q has. groups: heads of Q that share one of
+    K and V."""
 
     heads: int
     rows: int
@@ -77,7 +78,7 @@ class AttentionShape:
 
     @staticmethod
     def of(network: LayerGraph, attention: AttentionLayer) -> AttentionShape:
-        """The size of an attention of a network; every sequence counts as the longest."""
+        """The size of an attention of a network; every sequence counts as the longest, and a head as 64 columns."""
         rows, keys = (padded(max(network.rows_of(name)), BLOCK_ROWS) for name in (attention.q, attention.k))
         keys = 0 if keys == rows else keys
         return AttentionShape(network.batch * attention.heads, rows, HEAD_COLS, keys, attention.groups)
@@ -85,10 +86,10 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class PeakRates:
-    """Peak rates. read, write: seconds per byte from and to the memory of activations. first, second: seconds that one
-    product unit takes for one tile product of Q K^T and of P V. first_units, second_units: product units of each.
-    head_columns: of a tile product, in K or in columns. once: keys whose scores fit on chip. slot: rows that go through
-    the pipeline together."""
+    """Peak rates of a machine, for a roofline. read, write: seconds per byte from and to the memory of activations.
+    first, second: seconds that one product unit takes for one tile product of Q K^T and of P V. first_units,
+    second_units: product units of each. head_columns: columns of a tile product, in K or in N. once: number of keys
+    whose scores fit on chip. slot: number of rows that go through the pipeline together."""
 
     read: float
     write: float
@@ -102,7 +103,7 @@ class PeakRates:
 
     @staticmethod
     def of(overlay: Overlay) -> PeakRates:
-        """The peak rates of an overlay with an attention pipeline."""
+        """The peak rates of an overlay with an attention pipeline. Raises `UnsupportedError` like `pipeline_of`."""
         pipeline = pipeline_of(overlay)
         scores, limits = pipeline.scores, PipelineLimits.of(overlay, pipeline)
 
@@ -164,9 +165,13 @@ class Estimate:
 
 
 def estimate(kind: MappingType, shape: AttentionShape, roofline: PeakRates) -> Estimate:
-    """Estimate an attention by a mapping type; softmax takes no time. Type C counts all product units for each product,
-    as the paper does, although this datapath cannot do that (`MappingType.C`). Type E counts all keys, also masked
-    ones; more of them than fit on chip are loaded for each slot, K twice, and Q K^T is computed twice."""
+    """Estimate an attention by a mapping type, as Table 3 of the paper does (sections 2.2 and 4.3); softmax takes no
+    time.
+
+    Type C counts all product units for each product, as the paper does, although this datapath cannot do that
+    (`MappingType.C`). Type E counts all keys, also masked ones; more of them than fit on chip are loaded for each slot,
+    K twice, and Q K^T is computed twice.
+    """
     keys = shape.keys or shape.rows
     passes = 2 if kind is MappingType.E and keys > roofline.once else 1
     operand, key_operand = 4.0 * shape.rows * shape.cols, 4.0 * keys * shape.cols
@@ -197,7 +202,8 @@ def estimate(kind: MappingType, shape: AttentionShape, roofline: PeakRates) -> E
 
 
 def max_rows(overlay: Overlay) -> dict[MappingType, int]:
-    """Largest number of rows of a sequence, by mapping type. The results can send fewer key tiles than they store."""
+    """Largest number of keys of a sequence that each mapping type can run. The results can send fewer key tiles than
+    they store. Raises `UnsupportedError` like `pipeline_of`."""
     pipeline = pipeline_of(overlay)
     limits = PipelineLimits.of(overlay, pipeline)
     sent, stored = (BLOCK_ROWS * tiles for tiles in (limits.sent, limits.stored))
@@ -233,13 +239,15 @@ def is_plain(attention: AttentionLayer) -> bool:
 
 
 def mapping_of(network: LayerGraph, attention: AttentionLayer, overlay: Overlay) -> MappingType:
-    """The mapping type of an attention for which a schedule names none."""
+    """The mapping type of an attention for which a schedule names none: that of `choose` if all types can run it
+    (`is_plain`), else E. Raises `UnsupportedError` like `pipeline_of`."""
     return choose(AttentionShape.of(network, attention), overlay) if is_plain(attention) else MappingType.E
 
 
 def choose(shape: AttentionShape, overlay: Overlay) -> MappingType:
-    """Choose the mapping type with the lowest steady-state bound among those that can run sequences this long. Equal
-    bounds: D before A before B before E. Sequences too long for every type give D, which then reports the limit."""
+    """Choose the mapping type with the lowest steady-state bound (`Estimate.steady_s`) among those that can run
+    sequences this long. Equal bounds: D before A before B before E. Sequences too long for every type give D, which
+    then reports the limit. Raises `UnsupportedError` like `pipeline_of`."""
     roofline, longest = PeakRates.of(overlay), max_rows(overlay)
     fits = [kind for kind in MappingType if (shape.keys or shape.rows) <= longest[kind]] or [MappingType.D]
     order = (MappingType.D, MappingType.A, MappingType.B, MappingType.E)

@@ -27,7 +27,7 @@ def head_pitch(width: int) -> int:
 @dataclass(frozen=True)
 class Columns:
     """How the columns of an activation are stored: `groups` groups of `width` columns, each padded to `pitch` columns,
-    all together padded to a multiple of `align`, by default the K and N of an MME."""
+    all together padded to a multiple of `align` columns, by default the K and N of an MME."""
 
     groups: int
     width: int
@@ -60,7 +60,7 @@ class Columns:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is no padding between groups."""
+        """Whether there is no padding between groups: column i is stored as column i."""
         return self.groups == 1 or self.pitch == self.width
 
     def positions(self) -> npt.NDArray[np.intp]:
@@ -71,8 +71,12 @@ class Columns:
 
 def lay_out_heads(network: LayerGraph, out: dict[str, Columns], made: Callable[[int, int], Columns]) -> None:
     """Replace the layouts of activations in heads: those that attentions read or write, and those whose heads a product
-    normalises or rotates. made: the layout of a number of heads of a number of columns. Raises `UnsupportedError`
-    naming the layer or output."""
+    normalises or rotates.
+
+    out: the layouts by the name of the activation, changed in place. made: from the number of heads and the columns of
+    each to their layout. Raises `UnsupportedError`, naming the layer or output, for an activation that would need two
+    layouts, and for an input or output whose heads would be padded.
+    """
     heads_of: dict[str, Columns] = {}
     for layer in network.layers:
         for name, count in heads_in(layer):
@@ -98,7 +102,8 @@ def lay_out_heads(network: LayerGraph, out: dict[str, Columns], made: Callable[[
 
 
 def heads_in(layer: Layer) -> list[tuple[str, int]]:
-    """The activations of a layer that are in heads, with the number of these."""
+    """The names of the activations of a layer that are in heads, each with the number of its heads. Empty for a product
+    whose result is not in heads."""
     if isinstance(layer, AttentionLayer):
         keys = layer.heads // layer.groups
         return [(layer.q, layer.heads), (layer.k, keys), (layer.v, keys), (layer.y, layer.heads)]
@@ -106,27 +111,29 @@ def heads_in(layer: Layer) -> list[tuple[str, int]]:
 
 
 def reads(layer: Layer) -> list[str]:
-    """The activations that a layer reads."""
+    """The names of the activations that a layer reads, without those that a product changes in place (`into`) or takes
+    rotation factors from."""
     if isinstance(layer, AttentionLayer):
         return list(layer.operands)
     return [layer.x] if layer.residual is None else [layer.x, layer.residual]
 
 
 def plain(values: Array | None) -> tuple[float, ...] | None:
-    """A vector as a tuple of numbers; None stays None."""
+    """A vector, (N,), as a tuple of N numbers; None stays None."""
     return None if values is None else tuple(float(v) for v in values)
 
 
 def stored_weight(gemm: Gemm, x: Columns, columns: npt.NDArray[np.intp], cols: int) -> Array:
-    """Arrange a weight as stored: rows in the column layout of x, its columns at `columns` of `cols`, and zeros
-    elsewhere; shape (x.used, cols)."""
+    """Arrange a weight as stored: rows in the column layout of x, column i of the weight at `columns[i]` of `cols`
+    columns, and zeros elsewhere; shape (x.used, cols), float32."""
     out = np.zeros((x.used, cols), np.float32)
     out[np.ix_(x.positions(), columns)] = gemm.weight
     return out
 
 
 def stored_vector(vector: Array, columns: npt.NDArray[np.intp], cols: int) -> Array:
-    """Arrange a vector with its elements at `columns` of `cols` elements, and zeros elsewhere."""
+    """Arrange a vector as stored: element i at `columns[i]` of `cols` elements, and zeros elsewhere; shape (cols,),
+    float32."""
     out = np.zeros(cols, np.float32)
     out[columns] = vector
     return out
@@ -141,7 +148,8 @@ class Arena:
         self._free: dict[tuple[str, int], list[int]] = {}
 
     def take(self, units: int, kind: str = "") -> int:
-        """Allocate `units` address units, of memory that only this kind of data reuses. Returns their offset."""
+        """Allocate `units` address units, of memory that only data of this kind (any text) reuses. Returns their offset
+        in the bank, in address units."""
         pool = self._free.get((kind, units))
         if pool:
             return pool.pop()
@@ -150,7 +158,7 @@ class Arena:
         return at
 
     def give(self, at: int, units: int, kind: str = "") -> None:
-        """Free the `units` address units at offset `at`."""
+        """Free the `units` address units at offset `at`, which `take` gave for the same kind."""
         self._free.setdefault((kind, units), []).append(at)
 
 
@@ -161,7 +169,7 @@ class RoomError(UnsupportedError):
 
 def check_room(buffers: Iterable[Buffer], overlay: Overlay, rows: str, weights: str, activations: str) -> None:
     """Raises `RoomError` if buffers end beyond their bank. rows: the network's batch and rows as text, for messages.
-    weights, activations: the banks that hold them, which may be the same; other banks hold weights."""
+    weights, activations: the names of the banks that hold them, which may be the same; other banks hold weights."""
     ends = dict.fromkeys((weights, activations), 0)
     for b in buffers:
         ends[b.bank] = max(ends.get(b.bank, 0), 4 * (b.offset * overlay.address_unit + b.size))
@@ -178,8 +186,8 @@ def check_room(buffers: Iterable[Buffer], overlay: Overlay, rows: str, weights: 
 
 
 def check_weights(elements: int, overlay: Overlay, bank: str) -> None:
-    """Raises `RoomError` if this many float32 weights exceed their bank even without padding. It allows an early error,
-    before weights are copied."""
+    """Raises `RoomError` if `elements` float32 weights exceed the bank named `bank` even without padding. It allows an
+    early error, before weights are copied."""
     _check(4 * elements, bank, overlay, "the weights need", _FEWER)
 
 

@@ -45,7 +45,8 @@ def norms_at_loads(network: LayerGraph, overlay: Overlay) -> LayerGraph:
 
 
 def widest_norm(overlay: Overlay, norm: Norm) -> int:
-    """Columns of the widest norm that a memory of results applies at its store; 0 if it has none."""
+    """Columns of the widest norm of this kind (LayerNorm or RMSNorm) that a memory of results applies at its store; 0
+    if it has none."""
     found = overlay.capability("rmsnorm" if norm.rms else "layernorm")
     return 0 if found is None else int(found.limits["columns"][1])
 

@@ -23,7 +23,8 @@ class OpCounts:
     """By unit: an op of one product, or of one sum, and how often it follows itself."""
 
     def add(self, unit: str, one: Multiply, count: int) -> None:
-        """Append `count` times the same product (`depth` 1) or the same sum of products."""
+        """Append `count` times the same product (`one` with depth 1) or the same sum of products (`one` with `sums`) to
+        the product unit named `unit`."""
         runs = self.runs.setdefault(unit, [])
         if runs and runs[-1][0] == one:
             count += runs.pop()[1]
@@ -31,7 +32,7 @@ class OpCounts:
             runs.append((one, count))
 
     def flush(self, s: Binder) -> None:
-        """Append the ops of all products."""
+        """Append the ops of all products noted so far to the work of their units, and forget them."""
         limits = {name: most(s, "matmul", name) for name in ("row_groups", "rows", "columns", "depth")}
         for unit, runs in self.runs.items():
             for one, count in runs:

@@ -67,7 +67,8 @@ Starts = Mapping[str, Sequence[tuple[float, int]]]
 
 def pack(kernels: UnpackedProgram, starts: Starts | None = None) -> Program:
     """Pack kernel sequences into a program. starts: from a run of these kernels; None runs them here. Raises
-    `DeadlockError` or `ProgramError` if the kernels do not fit together (e.g. more sends than receives)."""
+    `ListTooLong` if an op list is too long, `DeadlockError` or `ProgramError` if the kernels do not fit together (e.g.
+    more sends than receives)."""
     overlay = kernels.overlay
     check_lists(kernels)
     if not overlay.formats:
@@ -131,13 +132,15 @@ def _form(overlay: Overlay, unit: str, mop: Record) -> InstructionFormat:
 
 
 def uops_of(kernels: UnpackedProgram) -> dict[str, list[Any]]:
-    """Expand the mOPs of every unit to uOPs, each mOP issued once."""
+    """Expand the mOPs of every unit to uOPs, each mOP issued once. Returns the uOPs by unit, without those of op
+    lists."""
     return issued(kernels.overlay, kernels.sequences)[0]
 
 
 def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator[Sequence[Any]]:
-    """Yield for each mOP of a unit, in order, the sequence of uOPs that it expands to. Each mOP is expanded
-    once, not repeated as by the `reuse` of a packet."""
+    """Yield for each mOP of the unit named `unit`, in order, the sequence of uOPs that it expands to. Each mOP is
+    expanded once, not repeated as by the `reuse` of a packet. Raises `ProgramError` for a mOP that does not program the
+    unit."""
     forms = {kind: _form(overlay, unit, mop) for kind, mop in {type(m): m for m in mops}.items()}
     known: dict[int, Sequence[Any]] = {}  # by id(): equal mOPs are mostly one object
     for mop in mops:
@@ -148,8 +151,9 @@ def uops_by_mop(overlay: Overlay, unit: str, mops: Sequence[Record]) -> Iterator
 
 
 def issued(overlay: Overlay, sequences: Mapping[str, Sequence[Record]]) -> tuple[dict[str, list[Any]], Firsts]:
-    """Expand the mOPs of every unit to uOPs, each mOP issued once. Returns the uOPs by unit, and for each mOP the
-    number of its first uOP."""
+    """Expand the mOPs of every unit to uOPs, each mOP issued once. sequences: mOPs by unit. Returns the uOPs by unit,
+    and for each mOP of a unit the number of its first uOP. Raises `ProgramError` for a mOP that does not program its
+    unit."""
     issues: dict[str, list[Any]] = {}
     firsts: Firsts = {}
     for unit, mops in sequences.items():
@@ -160,7 +164,8 @@ def issued(overlay: Overlay, sequences: Mapping[str, Sequence[Record]]) -> tuple
 
 
 def starts_of(run: RunTiming, firsts: Firsts) -> dict[str, list[tuple[float, int]]]:
-    """When each mOP began in a run without the instruction path, by unit. firsts: as `issued` returns it."""
+    """When each mOP began in a run without the instruction path, by unit: seconds, and a number that orders equal
+    times. firsts: as `issued` returns it. A mOP without uOPs behind it takes the start of the last uOP."""
     out = {}
     for unit, first in firsts.items():
         begun = run.starts(unit)

@@ -20,11 +20,12 @@ from .tile import TILE, StoredStatistics
 
 @dataclass(frozen=True, eq=False)
 class ProductCut:
-    """How a matrix product is cut: into `passes` column tiles of `halves` x `acc_b` column blocks each.
+    """How a matrix product is cut: into `passes` column tiles, each of `acc_b` blocks of 128 columns in each of
+    `halves` grid columns.
 
-    y: the layout of the result. k_tiles: slices of K, 0 without a product. gated: the left part of what a memory of
-    results receives is the gate of the right part. statistics: what it stores behind the elements. no_data: it stores
-    statistics alone.
+    y: the layout of the result. k_tiles: slices of 128 of K, 0 without a product. gated: the left part of what a memory
+    of results receives is the gate of the right part. statistics: what it stores behind the elements. no_data: it
+    stores statistics alone.
     """
 
     y: Columns
@@ -43,26 +44,28 @@ class ProductCut:
 
     @property
     def columns(self) -> int:
-        """Columns that it computes, padding included."""
+        """Columns that the product computes, padding included; of a gated one those of the gate too."""
         return self.passes * self.halves * self.acc_b * TILE
 
     @property
     def width(self) -> int:
-        """Columns of the result in one memory of a column tile."""
+        """Columns of the result in one memory of a column tile; half of what it receives if the product is gated."""
         return self.acc_b * TILE // (2 if self.gated else 1)
 
     def first(self, n: int, j: int) -> int:
-        """The first stored column of the result in the memory of grid column j, of column tile n."""
+        """The number of the first stored column of the result in the memory of grid column j, of column tile n."""
         return (n * self.halves + j) * self.width
 
     def held(self, n: int, j: int, columns: int) -> int:
-        """How many of the first `columns` stored columns that memory has."""
+        """How many of the first `columns` stored columns of the result the memory of grid column j has, of column tile
+        n."""
         return max(0, min(self.width, columns - self.first(n, j)))
 
     @cached_property
     def positions(self) -> npt.NDArray[np.intp]:
-        """Where each column of the weight is computed. Of a gated product, the columns of the gate of one memory come
-        first, and directly behind those that are stored the columns that they multiply."""
+        """The column at which each column of the weight is computed, shape (columns of the weight,). Of a gated
+        product, the columns of the gate of one memory come first, and directly behind those that are stored the columns
+        that they multiply."""
         at = self.y.positions()
         if not self.gated:
             return at
@@ -83,8 +86,12 @@ class ColumnTile:
 
 
 def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
-    """Place the vectors that an op loads: previous-layer weights, bias; of a sum those of each operand. In each, the
-    part of grid column 0 comes first, tile after tile, then that of column 1 (contract section 3)."""
+    """Place the vectors that an op loads: previous-layer weights, bias; of a sum those of each operand. Returns their
+    buffers, in the order in which the op takes them.
+
+    group: the column tiles of the op. In each vector, the part of grid column 0 comes first, tile after tile, then that
+    of column 1 (contract section 3).
+    """
     part = group[0]
     plan, gemm, size = part.plan, part.gemm, part.plan.acc_b * TILE
 
@@ -114,7 +121,8 @@ def vectors(s: Binder, group: Sequence[ColumnTile]) -> list[Buffer]:
 
 
 def vector_length(s: Binder, group: Sequence[ColumnTile]) -> int:
-    """Elements of a vector that one right memory loads; more than one piece are padded to whole pieces."""
+    """Elements of a vector that one right memory loads for the column tiles of an op; more than one piece are padded to
+    whole pieces."""
     length = len(group) * group[0].plan.acc_b * TILE
     piece = int(s.overlay.capability_of(s.grid.weights, "load_vector").limits["piece"][1])
     return length if length <= piece else padded(length, piece)

@@ -52,7 +52,8 @@ def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
 
 
 def columns_on(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
-    """The column layout of every activation on an overlay without patterns. Raises `UnsupportedError`."""
+    """The column layout of every activation on an overlay without patterns, by name. Raises `UnsupportedError` for an
+    overlay without circuits, and for heads that cannot be laid out."""
     return _columns(network, _column_grain(circuits_of(overlay).all))
 
 

@@ -11,8 +11,9 @@ from ..machine.description import UnitSpec
 def require(place: str, what: str, overlay: Overlay, op: str, unit: UnitSpec | None = None, **sizes: float) -> None:
     """Check that a machine can do an operation of these sizes.
 
-    place: the layer. what: what it needs, in words. unit: which unit must do it; by default any. Raises
-    `UnsupportedError` naming the capability, or the limit of it that a size exceeds, and the overlays that can.
+    place: the layer, for the message. what: what it needs, in words. op: the capability. unit: which unit must do it;
+    by default any. sizes: by their names in the limits of the capability. Raises `UnsupportedError` naming the
+    capability, or the limit of it that a size exceeds, and the overlays that can.
     """
     found = overlay.capability(op) if unit is None else unit.capability(op)
     if found is None:
@@ -26,7 +27,8 @@ def require(place: str, what: str, overlay: Overlay, op: str, unit: UnitSpec | N
 
 
 def others(op: str, **sizes: float) -> str:
-    """The overlays that can do an operation of these sizes, as the end of a message."""
+    """The end of a message: the names of the overlays of this package that have capability `op` for these sizes, or
+    that none has."""
     able = [
         o.name for o in OVERLAYS.values() if o.emit and (c := o.capability(op)) is not None and not c.exceeded(**sizes)
     ]

@@ -21,7 +21,7 @@ from .mapping import MappingType
 
 @cache
 def types_of(made: Any) -> dict[str, Any]:
-    """The type of each field of a dataclass. Cached, because a search makes many schedules."""
+    """The type of each field of a dataclass, by its name. Cached, because a search makes many schedules."""
     return get_type_hints(made)
 
 
@@ -40,8 +40,8 @@ def check(knobs: Any, skip: tuple[str, ...] = ()) -> None:
 
 
 def converted(knob_type: Any, given: Any, name: str) -> Any:
-    """Convert a value to the type of a knob, such as int or Loops | None. name: of the knob, for messages. Raises
-    `ScheduleError`."""
+    """Convert a value to the type of a knob, such as int or Loops | None. name: the name of the knob, for messages.
+    Raises `ScheduleError` if the value has another type, or is none of the values of an Enum."""
     knob_type = next((x for x in get_args(knob_type) if isinstance(x, type) and x is not NoneType), knob_type)
     if issubclass(knob_type, Enum):
         try:
@@ -76,9 +76,9 @@ class Tiles:
     """Limits on how products are cut into output tiles.
 
     tile_rows, tile_cols: largest output tile, in blocks of 128 rows and of 128 columns (paper section 5.3: 768x1024).
-    mme_rows, mme_cols: largest grid of MMEs that computes one tile; each MemA feeds a row of the grid, each MemB a
-    column. A machine that holds less than the defaults takes what it holds; `tile` refuses other values that it cannot
-    hold. Raises `ScheduleError` for numbers below 1.
+    mme_rows, mme_cols: largest grid of MMEs (rows by columns) that computes one tile; each MemA feeds a row of the
+    grid, each MemB a column. A machine that holds less than the defaults takes what it holds; `tile` refuses other
+    values that it cannot hold. Raises `ScheduleError` for numbers below 1.
     """
 
     tile_rows: int = 6
@@ -113,11 +113,12 @@ class LaneKnobs:
     """How an overlay of row lanes computes a network.
 
     mode: None takes the one that takes less time. lag: groups of scores by which probabilities times values are behind
-    them, a group being one head of a row tile of each pair; None takes 3, or what there is room for. trail: rounds of
-    attention by which the slices of the output projection are behind the scores of their heads. hidden: slots of T for
-    activated tiles between the two products of a feed-forward. lpddr: the share of the weights that the bank of weights
-    has in mode P3, which is then taken; None lets both banks take the same time. Raises `ScheduleError` for values out
-    of range; a network for which there is no room with them is refused when it is lowered.
+    them, a group being one head of a row tile of each pair; None takes 2, or what there is room for. trail: number of
+    rounds of attention by which the slices of the output projection are behind the scores of their heads. hidden: slots
+    of T for activated tiles between the two products of a feed-forward. lpddr: the share of the weights, 0.5 to 1, that
+    the bank of weights has in mode P3, which is then taken; None lets both banks take the same time. Raises
+    `ScheduleError` for values out of range; a network for which there is no room with them is refused when it is
+    lowered.
     """
 
     mode: LaneMode | None = None
@@ -266,12 +267,12 @@ class Schedule(Tiles):
     lanes: LaneKnobs = USUAL_LANES
 
     def rule(self, kind: str) -> DramPolicy:
-        """The list scheduling policy of a kind of segment."""
+        """The list scheduling policy of a kind of segment: its entry in `rules`, else the default policy."""
         return dict(self.rules).get(kind, DramPolicy())
 
     def tiles_of(self, kind: str) -> Tiles:
-        """How products of a kind of segment are cut into tiles: as its entry in `tiles` says, else as the schedule
-        itself does. Entries of single segments (`segments`) are not looked at."""
+        """How products of a kind of segment are cut into tiles: as the entry of the kind in `tiles` says, else as the
+        schedule itself does. Entries of single segments (`segments`) are not looked at."""
         return dict(self.tiles).get(kind, self)
 
     def __post_init__(self) -> None:
@@ -328,7 +329,7 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Put the place of what is wrong before the text of a `ScheduleError`."""
+    """A context that puts the place `where` before the text of a `ScheduleError` that is raised in it."""
     try:
         yield
     except ScheduleError as e:
@@ -394,7 +395,7 @@ def _knobs(made: type[Tiles | DramPolicy | Segment | LaneKnobs], given: dict[str
 
 
 def show_schedule(schedule: Schedule, why: Sequence[str] = ()) -> str:
-    """Print a schedule as TOML, below the lines of `why` as comments."""
+    """A schedule as the text of a TOML file, below the lines of `why` as comments. `read_schedule` reads it back."""
     lines = [f"# {line}".rstrip() for line in why]
     lines += _lines(schedule, (*TABLES, NAMED, LANES))
     if schedule.lanes != USUAL_LANES:

@@ -88,8 +88,8 @@ cannot run."""
 
 
 def price(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> RunTiming:
-    """The default cost model: lower a network, run its kernels without the instruction path, and return that run.
-    Raises like `lower`, and `DeadlockError`."""
+    """The default cost model: lower a network, run its kernels without the instruction path, and return that run, whose
+    `latency` is in seconds. Raises like `lower`, and `DeadlockError`."""
     lowered = lower(network, overlay, schedule)
     if lowered.found is not None:
         return lowered.found
@@ -106,8 +106,9 @@ def search(
 ) -> SearchResult:
     """Search for the schedule with the lowest price within a time budget; at least the first candidate is priced.
 
-    budget_s: in seconds. progress: called with the share of the budget that is spent. Raises `ScheduleError` for a
-    budget that is not positive, and the error of the first failure if no candidate can run.
+    budget_s: in seconds. seed: of the order in which candidates are tried. progress: called with the share of the
+    budget that is spent, 0 to 1. cost: prices a candidate. Raises `ScheduleError` for a budget that is not positive,
+    and the error of the first failure if no candidate can run.
     """
     if not budget_s > 0:
         raise ScheduleError(f"budget={budget_s}: must be more than 0 seconds")
@@ -274,7 +275,7 @@ class _Size:
 
 
 def first(network: LayerGraph, layers: int) -> LayerGraph:
-    """The network of the first `layers` layers; its output is that of the last one."""
+    """The network of the first `layers` layers, at least one; its output is that of the last one."""
     kept = network.layers[:layers]
     return replace(network, layers=kept, outputs=(Output(kept[-1].y),))
 
@@ -294,7 +295,8 @@ def _neighbours(rule: DramPolicy, pace: _Pace) -> Iterator[DramPolicy]:
 
 
 def describe(network: LayerGraph) -> tuple[object, ...]:
-    """Everything in a network that a schedule can depend on: shapes and dependencies, without names and weights."""
+    """Everything in a network that a schedule can depend on, as a value that can be compared: shapes and dependencies,
+    without names and weights."""
     shapes = tuple(_shape(network, i) for i in range(len(network.layers)))
     return network.rows, tuple(network.seqs.values()), tuple(network.inputs.values()), len(network.outputs), shapes
 

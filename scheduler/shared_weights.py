@@ -25,8 +25,9 @@ Key = tuple[object, ...]
 
 
 class WeightLibrary:
-    """The weights of programs of one overlay, each content once. A content keeps its place for ever; new ones follow
-    behind. first: the program whose weights keep the places that the compiler gave them."""
+    """The weights of programs of one overlay, each content once, in the bank that holds weights. A content keeps its
+    place for ever; new ones follow behind. first: the program whose weights keep the places that the compiler gave
+    them."""
 
     def __init__(self, first: Built) -> None:
         self._overlay = first.kernels.overlay
@@ -40,7 +41,7 @@ class WeightLibrary:
 
     def common(self, built: Built) -> float:
         """How much of a program's weights the library has, or how much of the library the program has, whichever is
-        more: 0 to 1. 0 also for a program that keeps more than weights in their bank."""
+        more: a share of the elements, 0 to 1. 0 also for a program that keeps more than weights in their bank."""
         own = self._buffers(built)
         if not own or not self.buffers:
             return 0.0
@@ -77,7 +78,8 @@ class WeightLibrary:
 
     def linked(self, built: Built) -> Built:
         """The program with its weights where the library has them, and all of the library's declared; the program as it
-        is if the library lacks one of them. Programs that are linked after the last `add` have the same bank."""
+        is if the library lacks one of them. Programs that are linked after the last `add` have the same bank. Raises
+        like `pack`, and `CompilerError` like `require_sound`."""
         own = self._buffers(built)
         if own == self.buffers:
             return built

@@ -24,7 +24,8 @@ class LoadedSlots:
     ) -> None:
         """Append the work of a memory that sends `content`: it is loaded, unless a slot still has it.
 
-        accesses: the off-chip accesses of `load`; `tile` receives them. Equal contents have equal loads.
+        unit: the memory. content: any key; equal contents have equal loads. load, accesses: how it is loaded, and the
+        off-chip accesses of that, which `tile` receives. send: how it is sent.
         """
         slots = self._s.overlay.memory_of(unit).slots
         known, at = self._known.setdefault(unit, {}), len(self._s.made.memories[unit])
@@ -39,5 +40,5 @@ class LoadedSlots:
         self._s.turn(unit, load, send)
 
     def forget(self, unit: str) -> None:
-        """Note that a memory was filled otherwise."""
+        """Note that a memory was filled by other means, so that nothing is known of its slots."""
         self._known.pop(unit, None)

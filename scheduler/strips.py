@@ -25,7 +25,7 @@ from .circuits import Circuit, Path
 
 class StoredRegion(NamedTuple):
     """A place in a stored matrix or vector. buffer: its name. offset: of the place, in elements of the bank. pitch:
-    elements from one row to the next."""
+    number of elements from one row to the next."""
 
     buffer: str
     offset: int
@@ -37,8 +37,9 @@ class StoredRegion(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a strip is made of. left, right: operands of the product, None for none. depth: tiles of K. transposed: the
-    right operand is stored transposed. vectors: bias and scale, by their names in `circuits.ADDED`."""
+    """What a strip is made of. left, right: operands of the product, None for none. depth: number of tiles of K.
+    transposed: the right operand is stored transposed. vectors: bias and scale, by their names in `circuits.ADDED`.
+    residual: None for none."""
 
     left: StoredRegion | None = None
     right: StoredRegion | None = None
@@ -67,14 +68,14 @@ class _Half(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitWork:
-    """The items of one unit, in order. layers: those that each item belongs to, as numbers; a turn may belong to
-    two."""
+    """The items of one unit, in order. layers: for each item, the numbers of the layers that it belongs to; a turn may
+    belong to two."""
 
     items: list[Item] = field(default_factory=list)
     layers: list[tuple[int, ...]] = field(default_factory=list)
 
     def ranges(self, layer: int) -> tuple[tuple[int, int], ...]:
-        """The items of a layer, as half-open ranges of their indices."""
+        """The items of layer number `layer`, as half-open ranges of their indices, ascending."""
         out: list[tuple[int, int]] = []
         for i, owners in enumerate(self.layers):
             if layer in owners:
@@ -107,7 +108,11 @@ class WorkLists:
         store: Store,
         softmax: Softmax | None = None,
     ) -> None:
-        """Add a strip of `count` output tiles, stored at `out` as `store` says."""
+        """Add a strip of `count` output tiles side by side, stored at `out` as `store` says.
+
+        circuit: the units that compute it. operands: a product, a residual, or both. softmax: what the receiver applies
+        to the products; None for none.
+        """
         tile, product = circuit.tile, circuit.product.name
         reads = [x for x in (operands.left, operands.right, operands.residual) if x is not None]
         if {p.buffer for p in self._pending} & {x.buffer for x in reads}:
@@ -142,7 +147,8 @@ class WorkLists:
             self._list_stores()
 
     def finish(self) -> dict[str, UnitWork]:
-        """The items of every unit, in order. In each turn a memory fills a slot and drains the one filled before."""
+        """The items of every unit, in order, by its name. In each turn a memory fills a slot and drains the one filled
+        before. Call it once, after the last strip."""
         self._list_stores()
         for unit, halves in self._halves.items():
             for begun, ended in zip([*halves, None], [None, *halves], strict=True):
@@ -251,7 +257,7 @@ class WorkLists:
 
 
 def transposer(path: Path) -> UnitSpec | None:
-    """The first unit on a path that can deliver a matrix transposed; None if none can."""
+    """The first unit on a path, before its end, that can deliver a matrix transposed; None if none can."""
     for u in path.units[:-1]:
         able = u.capability("transpose")
         if able is not None and able.where is Where.LOAD:

@@ -61,7 +61,8 @@ def _table(s: Binder, gemm: Gemm) -> Buffer:
 
 
 def stored_table(rotary: Rotary, pitch: int, rows: int) -> Array:
-    """Arrange a table as a memory of results takes it: (rows, 2 * pitch). Columns and rows of padding are 0."""
+    """Arrange a table as a memory of results takes it: (rows, 2 * pitch), float32, in groups of 8 columns: their own
+    factors, then those of their partners. Columns and rows of padding are 0. pitch: columns from a head to the next."""
     out = np.zeros((rows, 2 * pitch), np.float32)
     group, column = np.divmod(np.arange(rotary.head_dim), GROUP)
     count = rows if len(rotary.own) == 1 else min(rows, len(rotary.own))
@@ -78,8 +79,8 @@ def _ones(s: Binder, pitch: int) -> Buffer:
 
 
 def positions(s: Binder, gemm: Gemm, row: OutputRows, i: int) -> tuple[int, ...]:
-    """The row blocks of the table of the rows of grid row i: those of the rows within their sequences, or of all rows
-    if the host makes the table."""
+    """The numbers of the row blocks of the table for the `row.acc` row blocks of grid row i: those of the rows within
+    their sequences, or of all rows if the table is an input."""
     blocks = range(row.start + i * row.acc, row.start + (i + 1) * row.acc)
     if gemm.rotary is not None and gemm.rotary.source is not None:
         return tuple(blocks)
@@ -91,7 +92,8 @@ def positions(s: Binder, gemm: Gemm, row: OutputRows, i: int) -> tuple[int, ...]
 
 
 def needed(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]]) -> bool:
-    """Whether the memories of results at these (grid row, grid column) need another table, which they then have."""
+    """Whether the memories of results at these (grid row, grid column) need another table than they have. If so, notes
+    that they have it from now on."""
     assert gemm.rotary is not None
     wanted = {s.grid.results[i][j]: (gemm.rotary.key, positions(s, gemm, row, i)) for i, j in units}
     if all(s.held.get(unit) == table for unit, table in wanted.items()):
@@ -122,5 +124,6 @@ def bind(s: Binder, gemm: Gemm, row: OutputRows, units: Sequence[tuple[int, int]
 
 
 def fresh(row: OutputRows, y: Columns) -> tuple[int, int]:
-    """Row tiles and column tiles of a table that a memory of results takes for a row tile."""
+    """Row tiles and column tiles of a table that a memory of results takes for the output tile of `row`. y: the layout
+    of the result."""
     return row.acc, 2 * y.pitch // TILE

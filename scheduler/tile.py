@@ -26,8 +26,8 @@ TILE = BLOCK_ROWS
 
 
 class SequenceSpan(NamedTuple):
-    """The place of a sequence among the rows of all: its first block of 128 rows, the number of its blocks, and its
-    rows without padding."""
+    """The place of a sequence among the rows of all. start: its first block of 128 rows. blocks: the number of its
+    blocks. rows: its rows without padding."""
 
     start: int
     blocks: int
@@ -40,8 +40,9 @@ ENTRIES = 128
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How the rows of an activation lie in memory. spans: the places of the sequences. blocks: blocks of 128 rows of
-    all sequences, padding included. together: row b of the one block is that of sequence b."""
+    """How the rows of an activation lie in memory. spans: the places of the sequences, in order. blocks: blocks of 128
+    rows of all sequences together, padding included. together: all sequences have one row and share one block, in which
+    row b is that of sequence b."""
 
     spans: list[SequenceSpan]
     blocks: int
@@ -50,7 +51,8 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class OutputRows:
-    """The rows of one output tile: `groups` left memories hold `acc` row blocks each, from row block `start` on."""
+    """The rows of one output tile, from row block `start` of the activation on: `groups` left memories hold `acc` row
+    blocks (of 128 rows) each."""
 
     start: int
     groups: int
@@ -61,8 +63,8 @@ class OutputRows:
 class GridLimits:
     """What a grid of product units holds.
 
-    grid_rows, grid_cols: its size. rows: row blocks of one product unit's part of an output tile. cols: column blocks
-    of it. slices: slices of K in a slot of a right memory.
+    grid_rows, grid_cols: its size in product units. rows, cols: blocks of 128 rows and of 128 columns of one product
+    unit's part of an output tile. slices: slices of 128 of K in a slot of a right memory.
     """
 
     grid_rows: int
@@ -73,7 +75,8 @@ class GridLimits:
 
     @staticmethod
     def of(overlay: Overlay, grid: ProductGrid) -> GridLimits:
-        """The limits of an overlay's grid, from the smallest of its memories and the counts of its product units."""
+        """The limits of an overlay's grid, from the smallest of its memories and the counts that its product units can
+        take (`matmul` of the first unit)."""
         left, right = ([overlay.memory_of(unit) for unit in units] for units in (grid.left, grid.right))
         results = [overlay.memory_of(unit) for row in grid.results for unit in row]
         counts = overlay.capability_of(grid.products[0][0], "matmul").limits
@@ -87,7 +90,7 @@ class GridLimits:
 
     def fit(self, cut: Tiles) -> Tiles:
         """The cut with defaults that are too large replaced by what the grid holds. Raises `ScheduleError` for other
-        values that the grid cannot hold."""
+        values that the grid cannot hold, and for a height that no number of left memories makes (`row_shapes`)."""
         default = Tiles()
         known = {"mme_rows": self.grid_rows, "mme_cols": self.grid_cols}
         known |= {"tile_rows": self.grid_rows * self.rows, "tile_cols": self.grid_cols * self.cols}
@@ -127,8 +130,8 @@ def _either(sizes: Sequence[int]) -> str:
 class StoredStatistics:
     """Mean and variance of the rows of an activation, for norms that are applied as it is loaded.
 
-    rms: mean squares are enough. parts: of the columns, each with statistics of its own: the column tiles of whatever
-    makes them. at_store: the product that computes the activation makes them; otherwise a pass over it does.
+    rms: mean squares are enough. parts: number of column tiles, each of which has statistics of its own. at_store: the
+    product that computes the activation makes them as it stores it; otherwise a pass over the stored activation does.
     """
 
     rms: bool
@@ -139,9 +142,10 @@ class StoredStatistics:
 def statistics_of(
     network: LayerGraph, overlay: Overlay, cuts: Mapping[str, Tiles], limits: GridLimits
 ) -> dict[str, StoredStatistics]:
-    """The statistics that the norms of operands need, by activation. A product makes them at its store unless the
-    memory of results applies something else there or has no neighbour to complete rows with, or unless its tiles are
-    more parts than a load can join. cuts: by activation."""
+    """The statistics that the norms of operands (`x_norm`, `residual_norm`) need, by the name of the activation. A
+    product makes them at its store unless the memory of results applies something else there or has no neighbour to
+    complete rows with, or unless its tiles are more parts than a load can join. cuts: how each product is cut, by the
+    name of its result. Raises `ScheduleError` like `column_tiles`."""
     able = overlay.capability("normalise")
     most = able.limits["parts"][1] if able is not None else 0
     norms: dict[str, list[Norm]] = {}
@@ -172,9 +176,9 @@ class Tiled:
     """A network, cut for an overlay.
 
     plan: its segments with their knobs. cuts: how a product is cut, by the activation that it computes. columns: how
-    the columns of each activation are stored. rows: how the rows of activations lie, by the rows of a sequence.
-    statistics: of the activations that are normalised as they are loaded. apart: activations whose sequences have
-    blocks of their own, where others of one row a sequence lie together.
+    the columns of each activation are stored, by its name. rows: how the rows of activations lie, by their rows of a
+    sequence. statistics: of the activations that are normalised as they are loaded, by name. apart: activations whose
+    sequences have blocks of their own, where others of one row a sequence lie together.
     """
 
     network: LayerGraph
@@ -195,14 +199,15 @@ class Tiled:
         return self.patterns.grid
 
     def rows_of(self, name: str) -> RowLayout:
-        """How the rows of an activation lie."""
+        """How the rows of an activation lie in memory. Raises `KeyError` for an activation whose number of rows was not
+        cut."""
         if self.apart and self.network.seq_of(name) == 1 and name not in self.apart:
             batch = self.network.batch
             return RowLayout([SequenceSpan(0, 1, 1)] * batch, 1, together=True)
         return self.rows[self.network.seq_of(name)]
 
     def spans_of(self, name: str) -> list[SequenceSpan]:
-        """The places of the sequences of an activation."""
+        """The places of the sequences of an activation, in order."""
         return self.rows_of(name).spans
 
     def seq_blocks_of(self, name: str) -> int:
@@ -227,7 +232,8 @@ class Tiled:
         return Interleave.STRICT if self.row_blocks <= self.limits.grid_rows else Interleave.INTERLEAVED
 
     def show(self) -> str:
-        """The segments as text, a line for each."""
+        """The segments as text: a line for each segment, and one for the tiles of each of its products, whose sizes are
+        in elements."""
         out = [f"{self.network.size}: {self.row_blocks} row blocks of {TILE}"]
         for segment in self.plan:
             layers = [segment.layers] if isinstance(segment.layers, AttentionLayer) else segment.layers
@@ -245,8 +251,12 @@ class Tiled:
 
 
 def tile(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Tiled:
-    """Cut a network for an overlay with patterns. Raises `ScheduleError` if the schedule fits neither, and
-    `UnsupportedError` naming the layer whose columns cannot be laid out."""
+    """Cut a network for an overlay with patterns (`Overlay.patterns`, else `AssertionError`).
+
+    Raises `ScheduleError` if the schedule does not fit the network or the overlay, and for operands whose rows do not
+    match (`LayerGraph.check_rows`); `UnsupportedError`, naming the layer, for columns that cannot be laid out, for an
+    attention that the overlay has no pipeline for, and for more caches than the table of rows has entries.
+    """
     patterns = overlay.patterns
     assert patterns is not None, overlay.name
     limits = GridLimits.of(overlay, patterns.grid)
@@ -322,13 +332,15 @@ def _row_blocks(network: LayerGraph, schedule: Schedule, limits: GridLimits, blo
 
 
 def row_shapes(grid_rows: int, rows: int) -> dict[int, tuple[int, int]]:
-    """The heights of output tiles in row blocks, with the memories and the row blocks of each that they take. Of equal
-    heights, that with most memories wins."""
+    """The heights that an output tile may have, in row blocks of 128 rows. Each has the number of left memories that it
+    takes, and the row blocks in each of them. Of equal heights, that with most memories wins. grid_rows: left memories.
+    rows: row blocks that one can hold."""
     return {groups * acc: (groups, acc) for acc in range(rows, 0, -1) for groups in range(1, grid_rows + 1)}
 
 
 def row_tiles(blocks: int, cut: Tiles, limits: GridLimits) -> list[OutputRows]:
-    """Cut `blocks` row blocks into tiles, each as large as the rows of the grid and cut.tile_rows allow."""
+    """Cut `blocks` row blocks (of 128 rows) into tiles, each as large as the rows of the grid and cut.tile_rows
+    allow."""
     shapes = row_shapes(cut.mme_rows, limits.rows)
     out, at = [], 0
     while at < blocks:
@@ -341,9 +353,13 @@ def row_tiles(blocks: int, cut: Tiles, limits: GridLimits) -> list[OutputRows]:
 def column_tiles(
     blocks: int, cut: Tiles, whole: bool, limits: GridLimits, pairs: bool = False, grain: int = 1
 ) -> tuple[int, int, int]:
-    """Cut `blocks` column blocks into equal tiles. Returns the number of tiles, of grid columns in use, and of blocks
-    in each. whole: make one tile over all columns of the grid, as a norm needs whole rows. pairs: take all columns of
-    the grid for each tile. grain: blocks that must stay together, such as those of a head."""
+    """Cut `blocks` column blocks (of 128 columns) into equal tiles. Returns the number of tiles, the columns of the
+    grid that each takes, and the blocks in each of these.
+
+    whole: make one tile over all columns of the grid, as a norm needs whole rows. pairs: take all columns of the grid
+    for each tile. grain: blocks that must stay together, such as those of a head; raises `ScheduleError` if a memory of
+    results holds fewer.
+    """
     tiles = 1 if whole else -(-blocks // cut.tile_cols)
     halves = limits.grid_cols if whole or pairs else min(cut.mme_cols, -(-blocks // tiles))
     each = -(-blocks // (halves * tiles))
@@ -358,8 +374,9 @@ def column_tiles(
 def product_tiles(
     gemm: Gemm, y: Columns, cut: Tiles, limits: GridLimits, statistics: Mapping[str, StoredStatistics]
 ) -> tuple[int, int, int]:
-    """Cut the columns that a product computes, or that a pass goes over, as `column_tiles` does. y: the layout of the
-    result; a gated product computes twice as many columns."""
+    """Cut the columns that a product computes, or that a pass goes over; returns and raises as `column_tiles` does. y:
+    the layout of the result; a gated product computes twice as many columns. statistics: by the name of the activation
+    (`statistics_of`)."""
     made = statistics.get(gemm.y)
     blocks = y.stored // TILE * (2 if gemm.gated else 1)
     grain = max(1, y.pitch // TILE) if gemm.in_heads else 1
@@ -375,11 +392,12 @@ def columns_of(
     whole_tiles: bool,
     statistics: Mapping[str, StoredStatistics],
 ) -> dict[str, Columns]:
-    """Choose the column layout of every activation.
+    """Choose the column layout of every activation; returns them by name.
 
     Attention heads get as many columns as the overlay's; an activation that is computed in several column tiles and is
-    not an output lies in panels; all others are plain. cuts: how the product that computes an activation is cut. Raises
-    `UnsupportedError` naming the layer or output.
+    not an output lies in panels; all others are plain. cuts: how the product that computes an activation is cut, by its
+    name. whole_tiles: pad results to whole output tiles (`Schedule.whole_tiles`). Raises `UnsupportedError` naming the
+    layer or output, `ScheduleError` like `column_tiles`.
     """
     outputs = {o.name for o in network.outputs}
     out: dict[str, Columns] = {n: Columns(1, c, padded(c, TILE)) for n, c in network.inputs.items()}

@@ -26,8 +26,9 @@ USUAL_LAG = 2
 
 
 class SoftmaxGroup(NamedTuple):
-    """What a softmax goes over: a head, and a row tile of each pair. round: of the attention. place: which of the two
-    tiles of a round the queries are in: in R6 those of the even or the odd lane, in P3 those that it computes."""
+    """What a softmax goes over: a head, and a row tile of each pair. round: number of the round of the attention.
+    place: which of the two tiles of a round the queries are in: in R6 those of the even or the odd lane, in P3 those
+    that it computes. head: number of the query head."""
 
     round: int
     place: int
@@ -55,8 +56,13 @@ class _Slots:
 
 
 class AttentionEmitter:
-    """attention(rows) @ out + residual of a panel, in the other bank. In a round, each half of the columns has one tile
-    of queries. beside: brings the residual beside the products of the first round."""
+    """Emits attention(rows) @ out + residual of a panel, into the other bank. In a round, each half of the columns has
+    one tile of queries.
+
+    bank: of X, with the rows. norm: with which X sends them. residual: None adds nothing. width: the columns of a row
+    of the result. beside: brings the residual beside the products of the first round. Raises `UnsupportedError` if T
+    cannot hold the probabilities of one head, `ScheduleError` for a `lag` that there is no room for.
+    """
 
     def __init__(
         self,
@@ -121,7 +127,7 @@ class AttentionEmitter:
         return asked
 
     def heads(self, r: int) -> list[tuple[int, int]]:
-        """The heads of a round, each with the half that computes its queries."""
+        """The query heads of round r, each as (half of the columns that computes its queries, number of the head)."""
         a = self.a
         return [
             (half, h)
@@ -163,7 +169,7 @@ class AttentionEmitter:
     # -- queries, and what the results become
 
     def queries(self, r: int) -> None:
-        """Compute the queries of round r, and keep them in T of the even lane of each pair. Beyond the last round:
+        """Emit the queries of round r, which are kept in T of the even lane of each pair. Beyond the last round:
         nothing."""
         if r >= self.rounds:
             return
@@ -175,7 +181,8 @@ class AttentionEmitter:
                 self.e.take_tiles(lane & ~1, (slot,), TileSource.ODD if lane & 1 else TileSource.EVEN)
 
     def project(self) -> None:
-        """Add the slices of the output projection of the next round."""
+        """Emit the slices of the output projection of the next round that has none yet. The values of all its heads
+        must have been emitted."""
         r, self.done = self.done, self.done + 1
         assert not self.left[r], "its heads are not complete"
         tiles = [
@@ -201,8 +208,9 @@ class AttentionEmitter:
     # -- keys and values
 
     def memory_of(self, seq: int, head: int) -> int:
-        """The memory of keys of a head. In P3 it is that of the half that computes it. Otherwise a sequence has one of
-        them; of a single sequence, heads take turns."""
+        """The number of the memory of keys, 0 or 1, for a head of keys of a sequence; values are in that number plus 2.
+        In P3 it is that of the half that computes the head, if keys stay on chip. Otherwise a sequence has one of them;
+        of a single sequence, heads take turns."""
         column = head // self.a.each
         if self.mode.halves > 1 and self.a.stored is None:
             return int(column not in self.mode.split(self.a.k.columns)[0])
@@ -215,7 +223,7 @@ class AttentionEmitter:
         return int(seqs.index(seq) >= half)
 
     def keys(self, r: int) -> None:
-        """Bring the keys and values of the heads up to those of a round, as far as there is room, in their order."""
+        """Bring the keys and values of the heads up to those of round r, as far as there is room, in their order."""
         if r >= self.rounds:
             return
         last = max(self.order.index(h // self.a.groups) for _, h in self.heads(r))
@@ -225,8 +233,8 @@ class AttentionEmitter:
             self.brought += 1
 
     def need(self, head: int) -> None:
-        """Bring keys and values of a head. If there is no room, values that wait are computed first. Raises
-        `UnsupportedError` if there will never be room."""
+        """Bring keys and values of a head of keys, and of all before it. If there is no room, values that wait are
+        computed first. Raises `UnsupportedError` if there will never be room."""
         while self.brought <= self.order.index(head):
             if self.bring_both():
                 self.brought += 1
@@ -240,12 +248,12 @@ class AttentionEmitter:
             self.values()
 
     def bring_both(self) -> bool:
-        """Bring keys and values of the next head. Returns whether they are there."""
+        """Bring keys and values of the next head of keys. Returns False if there is no room for both."""
         return all(self.bring(self.order[self.brought], which) for which in range(2))
 
     def bring(self, head: int, which: int) -> bool:
-        """Bring keys (0) or values (1) of a head, and of those that are computed together. Returns whether they are
-        there."""
+        """Bring keys (`which` = 0) or values (1) of a head of keys, from DDR or by computing them, then with those that
+        are computed together. Returns False if there is no room."""
         if (self.panel.seqs[0], head) in self.memories[self.memory_of(self.panel.seqs[0], head) + 2 * which].live:
             return True
         return self._load(head, which) if self.a.stored is not None else self._compute(head, which)
@@ -319,7 +327,8 @@ class AttentionEmitter:
         return True
 
     def used(self, which: int, head: int) -> None:
-        """One group has used keys (0) or values (1) of a head; after the last one they are given back."""
+        """Note that one group has used keys (`which` = 0) or values (1) of a head of keys; after the last use their
+        slots are free."""
         self.uses[which, head] -= 1
         if not self.uses[which, head]:
             for memory in self.memories[2 * which : 2 * which + 2]:
@@ -327,12 +336,12 @@ class AttentionEmitter:
                     del memory.live[key]
 
     def pairs(self, place: int) -> list[tuple[int, RowTile]]:
-        """The pairs that compute a group, each with its row tile."""
+        """The pairs that compute a group, each as its number and its row tile. place: of the group."""
         return self.panel.pairs(place) if self.mode.halves == 1 else list(enumerate(self.panel.tiles))
 
     def send(self, which: int, head: int, place: int) -> dict[int, int]:
-        """The memories of keys (0) or values (1) send what they hold of a head to the lanes that compute with it.
-        Returns the memory of each sequence."""
+        """Emit that the memories of keys (`which` = 0) or values (1) send what they hold of a head of keys to the lanes
+        that compute with it. place: of the group. Returns the number of the memory (0 to 3) by sequence."""
         pairs = self.pairs(place)
         memories: dict[int, int] = {}
         for seq in sorted({t.seq for _, t in pairs}):
@@ -344,12 +353,13 @@ class AttentionEmitter:
     # -- scores and values
 
     def slots(self, turn: int, count: int) -> range:
-        """Where T keeps the probabilities of a group."""
+        """The slots of T of an odd lane that keep the `count` tiles of probabilities of group number `turn`, counted
+        from 0 over the attention."""
         at = turn % self.ring * self.longest
         return range(at, at + count)
 
     def scores(self, g: SoftmaxGroup) -> None:
-        """Q K^T of one head, for one row tile of each pair."""
+        """Emit softmax(Q K^T) of one head, for one row tile of each pair, and let the group wait for its values."""
         e, a = self.e, self.a
         wide, head = a.blocks > 1, g.head // a.groups
         memories = self.send(0, head, g.place)
@@ -368,7 +378,8 @@ class AttentionEmitter:
         self.used(0, head)
 
     def values(self) -> None:
-        """Probabilities times values of the head that waits longest, for one row tile of each pair."""
+        """Emit probabilities times values of the head that waits longest, for one row tile of each pair. Some group
+        must wait."""
         e, a = self.e, self.a
         turn = self.scored - len(self.waiting)
         g = self.waiting.popleft()
@@ -390,7 +401,7 @@ class AttentionEmitter:
 
 
 def softmax_of(mask: Mask, rows: RowTile, keys: int) -> Softmax:
-    """The softmax of the scores of a row tile. keys: of its sequence."""
+    """The softmax of the scores of a row tile. mask: which keys count. keys: number of keys of its sequence."""
     at = rows.at * TILE
     causal, offset = mask.causal, at
     if mask.window is not None and not causal:

@@ -15,8 +15,8 @@ BLOCK = TILE_SIZE // 2
 
 @dataclass(frozen=True)
 class Matrix:
-    """An activation or a weight, in blocks: `rows` x `columns` tiles from `addr` on. ddr: a weight lies in DDR, not in
-    LPDDR."""
+    """An activation or a weight in the bank's memory: `rows` x `columns` tiles of 128x128 elements from address `addr`
+    (in elements) on, one row of tiles after the other. ddr: a weight lies in DDR, not in LPDDR."""
 
     addr: int
     rows: int
@@ -24,19 +24,19 @@ class Matrix:
     ddr: bool = False
 
     def at(self, row: int, column: int) -> int:
-        """The address of a tile, which is contiguous."""
+        """The address of the tile in row `row` and column `column` of tiles, in elements. A tile is contiguous."""
         return self.addr + (row * self.columns + column) * TILE_SIZE
 
     @property
     def row(self) -> int:
-        """Elements of a row of tiles."""
+        """Elements of a row of tiles: the distance from a tile to the one below it."""
         return self.columns * TILE_SIZE
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors of column tiles from `addr` on. each: vectors of a tile: 1, or 2 where the scale of a residual follows
-    each bias."""
+    """Vectors for the column tiles of a product, from address `addr` (in elements) on, 128 elements for each. each:
+    vectors of a tile: 1, or 2 where the scale of a residual follows each bias."""
 
     addr: int
     each: int = 1
@@ -44,8 +44,9 @@ class Vectors:
 
 @dataclass(frozen=True)
 class HeadOps:
-    """What is applied to the heads of a projection. table: address of the tables of row tiles of a sequence. gains:
-    address of the factors of a tile's columns."""
+    """What is applied to the heads of a projection. functions: norm and rotation. table: address of the rotation tables
+    of the row tiles of a sequence, None for no rotation. gains: address of the factors of a tile's 128 columns, None
+    for 1. Both in elements."""
 
     functions: HeadFunctions
     table: int | None = None
@@ -54,8 +55,12 @@ class HeadOps:
 
 @dataclass(frozen=True)
 class TiledProduct:
-    """A product with a weight of `rows` tiles of K, for `columns` column tiles of its result. weights: of each half of
-    the columns. gate: for each column tile there is a pair of tiles: one of the gate, and one that it multiplies."""
+    """A product with a weight of `rows` tiles of K, for `columns` column tiles of its result, of 128 each.
+
+    weights: of each half of the columns. vectors: bias, and scale of a residual. activation: value of the
+    `ActivationFunction`. gate: for each column tile there is a pair of tiles: one of the gate, and one that it
+    multiplies. head: what is applied to the heads of the result. None for none.
+    """
 
     weights: tuple[Matrix, ...]
     rows: int
@@ -68,7 +73,8 @@ class TiledProduct:
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys count: all of a sequence, or fewer. lengths, starts: as run-time parameters of the sequences."""
+    """Which keys count: all of a sequence, or fewer. causal, window, softcap: as in `AttentionLayer`, but a softcap of
+    0 is none. lengths, starts: keys from the run-time parameter len[b] on, or before start[b], do not count."""
 
     causal: bool = False
     window: int | None = None
@@ -93,23 +99,24 @@ class AttentionHeads:
 
     @property
     def each(self) -> int:
-        """Heads that a column tile has."""
+        """Whole heads in a column tile of 128 columns."""
         return TILE // self.pitch
 
     @property
     def groups(self) -> int:
-        """Query heads that share a head of keys."""
+        """Query heads that share a head of keys and values."""
         return self.heads // self.kv_heads
 
     @property
     def blocks(self) -> int:
-        """128x64 blocks that a head of keys has for 128 rows."""
+        """Blocks of 128 rows by 64 columns that a head of keys has for 128 rows: 1 or 2."""
         return self.pitch // (TILE // 2)
 
 
 @dataclass(frozen=True)
 class RowTile:
-    """128 rows of a sequence. seq: its number. at: the number of the tile in the sequence. row: in the activations."""
+    """128 rows of a sequence. seq: number of the sequence. at: number of the tile in the sequence. row: number of the
+    tile in the stored activations."""
 
     seq: int
     at: int
@@ -118,17 +125,17 @@ class RowTile:
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of a network. rows: of each."""
+    """The sequences of a network. rows: number of rows of each."""
 
     rows: tuple[int, ...]
 
     def tiles(self, seq: int) -> int:
-        """Row tiles of a sequence."""
+        """Number of row tiles, of 128 rows, of sequence number `seq`."""
         return -(-self.rows[seq] // TILE)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first row tile of each sequence, in the activations."""
+        """The number of the first row tile of each sequence, in the activations."""
         return tuple(sum(self.tiles(s) for s in range(seq)) for seq in range(len(self.rows)))
 
     @cached_property
@@ -139,18 +146,18 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Panel:
-    """Row tiles that are computed together, by lane."""
+    """Row tiles that are computed together, in the order of the lanes (R6) or of the pairs of lanes (P3)."""
 
     tiles: tuple[RowTile, ...]
 
     @property
     def lanes(self) -> range:
-        """Lanes that have rows."""
+        """The numbers of the row tiles; in mode R6 also the lanes that have rows."""
         return range(len(self.tiles))
 
     @property
     def mask(self) -> int:
-        """The lanes that have rows, as bits."""
+        """A bit for each row tile; in mode R6 the lanes that have rows."""
         return (1 << len(self.tiles)) - 1
 
     @cached_property
@@ -159,5 +166,6 @@ class Panel:
         return tuple(sorted({t.seq for t in self.tiles}))
 
     def pairs(self, odd: int) -> list[tuple[int, RowTile]]:
-        """Pairs, each with its row tile of the even or the odd lane, where there is one."""
+        """In mode R6: the pairs of lanes whose even (`odd` = 0) or odd (1) lane has a row tile, each as its number and
+        that row tile."""
         return [(lane // 2, self.tiles[lane]) for lane in self.lanes if lane & 1 == odd]

@@ -70,8 +70,8 @@ def _columns(network: LayerGraph, overlay: Overlay) -> dict[str, Columns]:
 
 
 class Lowering:
-    """Lowers one network in one mode. Raises `ScheduleError` for a schedule that does not apply, `UnsupportedError` for
-    what the lanes cannot compute."""
+    """Lowers one network in one mode. Raises `ScheduleError` for a schedule that does not apply and for operands whose
+    rows do not match, `UnsupportedError` for what the lanes cannot compute."""
 
     def __init__(self, network: LayerGraph, overlay: Overlay, schedule: Schedule, mode: Mode) -> None:
         if replace(schedule, lanes=USUAL_LANES) not in (Schedule(), Schedule(interleave=Interleave.STRICT)):
@@ -288,7 +288,9 @@ class Lowering:
     # -- steps
 
     def lowered(self) -> Lowered:
-        """Emit all panels, and order the accesses of DDR."""
+        """Emit all panels, and order the accesses of DDR. Raises `UnsupportedError` for keys, values or probabilities
+        that do not fit, `RoomError` if a bank is too small, `ScheduleError` for a `lag` that there is no room for, and
+        `DeadlockError` like `order_ddr`."""
         outputs = {o.name: o for o in self.net.outputs}
         cut = not self.on_chip
         planner = Planner(self.ops, {*self.net.inputs, *outputs}, self.matched.norms, cut=cut)
@@ -549,7 +551,7 @@ def _placed(vector: npt.NDArray[np.floating], places: npt.NDArray[np.intp], colu
 
 def best(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowering:
     """The lowering in the mode that takes least time: a panel of P3 has half the rows, and takes half the time, of one
-    of R6. Raises like `lower`."""
+    of R6. A mode that the schedule names is taken. Raises as `Lowering` does."""
     assert overlay.lanes is not None
     knobs = schedule.lanes
     modes = modes_of(overlay.lanes, knobs)
@@ -569,10 +571,12 @@ def best(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowering:
 
 
 def lower(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> Lowered:
-    """Lower a network. Raises `UnsupportedError` naming the layer, or the memory that is too small."""
+    """Lower a network to the instructions of an overlay of row lanes. Raises as `Lowering` and `Lowering.lowered` do;
+    an `UnsupportedError` names the layer, or the memory that is too small."""
     return best(network, overlay, schedule).lowered()
 
 
 def place(network: LayerGraph, overlay: Overlay, schedule: Schedule) -> None:
-    """Raise what `lower` would raise, without emitting anything."""
+    """Raise what `Lowering` would raise for this network, without emitting anything: not what only shows in
+    `Lowering.lowered`."""
     best(network, overlay, schedule)

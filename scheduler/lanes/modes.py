@@ -22,7 +22,8 @@ PIECES = 3
 
 
 class Half(NamedTuple):
-    """Lanes that compute the same columns. number: 0 or 1. mask: the lanes, as bits."""
+    """Lanes that compute the same columns. number: 0 for the first half of the columns, 1 for the second. lanes: their
+    numbers. mask: the lanes, as bits."""
 
     number: int
     lanes: Sequence[int]
@@ -30,9 +31,12 @@ class Half(NamedTuple):
 
 
 class Mode:
-    """A way to share rows and columns among lanes. halves: parts of the columns. rows: row tiles of a panel. hidden:
-    the first slot of activated tiles in T, of an even and of an odd lane. ring: slots of T of an odd lane for
-    probabilities. staging: slots of T of an odd lane for rows that come from DDR and go to X."""
+    """A way to share rows and columns among lanes.
+
+    halves: parts of the columns, 1 or 2. rows: row tiles of a panel. hidden: the first slot of activated tiles in T, of
+    an even and of an odd lane. ring: slots of T of an odd lane for probabilities. staging: slots of T of an odd lane
+    for rows that come from DDR and go to X. A slot holds a tile of 128x128 elements.
+    """
 
     def __init__(self, name: str, halves: int, lanes: RowLanes, knobs: LaneKnobs) -> None:
         self.name, self.halves, self.lane, self.knobs = name, halves, lanes, knobs
@@ -63,29 +67,31 @@ class Mode:
 
     @property
     def columns(self) -> int:
-        """Column tiles of rows in a bank."""
+        """Column tiles of rows that a bank of X can hold, in all lanes that share a row."""
         return self.lane.columns * self.halves
 
     def split(self, columns: int) -> list[range]:
-        """The column tiles that each half computes, of so many."""
+        """The column tiles that each half computes, of `columns` in all: one range, or two of which the first may have
+        one tile more."""
         first = -(-columns // self.halves)
         return [range(first)] + ([range(first, columns)] if self.halves > 1 else [])
 
     def steps(self, columns: int) -> int:
-        """How many steps it takes to compute so many column tiles. In a step, each half computes one."""
+        """How many steps it takes to compute `columns` column tiles. In a step, each half computes one."""
         return -(-columns // self.halves)
 
     def lane_of(self, row: int, half: int) -> int:
-        """The lane of a row tile of the panel and a half of the columns."""
+        """The number of the lane that has a row tile of the panel and a half of the columns. row: number of the row
+        tile in the panel. half: 0 or 1."""
         return row if self.halves == 1 else 2 * row + half
 
     def lanes(self, panel: Panel) -> range:
-        """The lanes that compute for a panel."""
+        """The numbers of the lanes that compute for a panel."""
         return range(len(panel.tiles) * self.halves)
 
     def result(self, r: int, pair: int, place: int) -> tuple[int, int]:
-        """The lane of the T, and its slot, that hold the results of the heads of a round. place: which of the two tiles
-        of queries of a pair they are of."""
+        """The lane whose T holds the results of the heads of a round, and the slot there. r: the round. pair: of lanes.
+        place: which of the two tiles of queries of a pair they are of."""
         at = r % self.knobs.trail
         if self.results_even:
             return 2 * pair, QUERY_SLOTS + 2 * at + place
@@ -94,11 +100,11 @@ class Mode:
         return 2 * pair + 1, self.ring + 2 * at + place
 
     def tile(self, panel: Panel, lane: int) -> RowTile:
-        """The row tile of a panel that a lane computes."""
+        """The row tile of a panel that lane number `lane` computes."""
         return panel.tiles[lane // self.halves]
 
     def of_halves(self, panel: Panel) -> list[Half]:
-        """The lanes of each half."""
+        """The lanes of each half that have rows of a panel."""
         out = []
         for number in range(self.halves):
             lanes = [self.lane_of(row, number) for row in range(len(panel.tiles))]

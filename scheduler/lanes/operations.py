@@ -18,7 +18,8 @@ from .modes import Mode
 
 
 class SentOperand(NamedTuple):
-    """An activation as an operation reads it: what is kept, and the norm that it is sent with."""
+    """An activation as an operation reads it. name: of what is kept in X or in DDR. norm: the norm that X applies as it
+    sends it, None for none."""
 
     name: str
     norm: SentNorm | None
@@ -26,7 +27,8 @@ class SentOperand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation of a panel. y: what it computes. x, residual: what it reads. layers: that it computes."""
+    """One operation on the rows of a panel. y: the name of what it computes. x, residual: what it reads. layers: the
+    layers of the network that it computes, in execution order."""
 
     y: str
     x: SentOperand
@@ -47,7 +49,7 @@ class Attend(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Feed(Operation):
-    """functions(x @ up) @ down + residual."""
+    """functions(x @ up) @ down + residual: two products, with an activation function or a gate between them."""
 
     up: Gemm
     down: Gemm
@@ -63,14 +65,14 @@ class Project(Operation):
 
 @dataclass(frozen=True, eq=False)
 class AddResidual(Operation):
-    """x + residual * scale, in place of x."""
+    """x + residual * scale, in place of x: the sum overwrites the bank of x."""
 
     gemm: Gemm
 
 
 @dataclass(frozen=True, eq=False)
 class Copy(Operation):
-    """x * scale, in the other bank."""
+    """x * scale, in the other bank of X."""
 
     gemm: Gemm
 
@@ -81,7 +83,8 @@ def row_norm(norm: Norm | None) -> SentNorm | None:
 
 
 def check_width(place: str, columns: int, mode: Mode) -> None:
-    """Raise `UnsupportedError` for rows that a bank of X does not hold."""
+    """Raise `UnsupportedError` for rows of `columns` columns that a bank of X does not hold. place: name of the layer
+    for the message."""
     tiles = padded(columns, TILE) // TILE
     if tiles > mode.columns:
         lanes = mode.halves
@@ -93,9 +96,9 @@ def check_width(place: str, columns: int, mode: Mode) -> None:
 
 
 def projected(network: LayerGraph) -> LayerGraph:
-    """The network with a product behind each attention whose result it then takes alone: one with the identity matrix,
-    which is exact, where there is none. Results of heads stay in T, from which only a product that X adds up can take
-    them."""
+    """The same network, in which each attention is read by one product that adds up in X and by nothing else. Where
+    that is not so, a product with the identity matrix, which is exact, is put behind the attention. Results of heads
+    stay in T, from which only a product that X adds up can take them."""
     outputs, readers = {o.name for o in network.outputs}, network.readers
     taken = {*network.inputs, *readers, *(layer.y for layer in network.layers)}
     layers: list[Layer] = []
@@ -123,8 +126,7 @@ def _is_sum(gemm: Gemm) -> bool:
 
 
 class Matched:
-    """The operations of a network, which is `projected`. overlay: the name that refusals say. Raises `UnsupportedError`
-    naming the layer."""
+    """Finds the operations of a network, which is `projected`. overlay: its name, for messages."""
 
     def __init__(self, network: LayerGraph, mode: Mode, overlay: str) -> None:
         self.net, self.mode, self.overlay = network, mode, overlay
@@ -138,7 +140,7 @@ class Matched:
 
     def operations(self) -> list[Operation]:
         """All operations, in execution order: each stands where the last of its layers does, so that what it reads has
-        been computed."""
+        been computed. Raises `UnsupportedError`, naming the layer, for what the lanes cannot compute."""
         out: list[Operation] = []
         for layer in self.net.layers:
             if isinstance(layer, AttentionLayer) or self._feeds_attention(layer) or self._is_up(layer):
@@ -156,7 +158,8 @@ class Matched:
         self.norms[op.y] = row_norm(last.norm) if isinstance(last, Gemm) and not last.in_heads else None
 
     def operand(self, name: str, norm: Norm | None = None) -> SentOperand:
-        """An activation as an operation reads it. norm: the one that the layer itself applies to it."""
+        """An activation as an operation reads it. norm: the one that the layer itself applies to it, None for none.
+        Raises `UnsupportedError` if that is a norm of a result that has a norm already."""
         if name in self.views:
             found = self.views[name]
         else:

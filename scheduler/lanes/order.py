@@ -30,8 +30,10 @@ RULE = DramPolicy(patience_us=0.0)
 class Ordered:
     """The order of the accesses of the bank of activations.
 
-    unit: the one of that bank. mops: its own, in order. order: of the accesses. run: the run that found the order,
-    without the instruction path. starts: when each mOP of each unit began, in seconds."""
+    unit: the name of the unit of that bank. mops: its own, in order. order: the indices of the accesses
+    (`Emission.accesses`), in order. run: the run that found the order, without the instruction path. starts: when each
+    mOP of each unit began, in seconds.
+    """
 
     unit: str
     mops: tuple[Record, ...]
@@ -46,8 +48,9 @@ def order_ddr(
     preloaded: Mapping[str, Sequence[Any]],
     overlay: Overlay,
 ) -> Ordered:
-    """Order the accesses of a program. work: of all units. sequences: the instructions of all units but that of the
-    bank of activations. preloaded: op lists. Raises `DeadlockError` if the program cannot end with any order."""
+    """Order the accesses of a program by list scheduling. work: the work of all units. sequences: the mOPs of all units
+    but that of the bank of activations, by unit. preloaded: op lists, by unit. Raises `DeadlockError` if the program
+    cannot end with any order."""
     assert overlay.lanes is not None
     accesses, bank = work.accesses, overlay.lanes.activations
     (ddr,) = (unit.name for unit in overlay.units if unit.bank == bank)
@@ -86,8 +89,11 @@ def order_ddr(
 
 
 def jobs(accesses: Sequence[Access]) -> Iterator[Job]:
-    """The accesses as jobs. Nobody but T waits for rows, so they do not overtake the stores that were added before
-    them; but the first rows of all are what the first product waits for, so weights come behind them."""
+    """The accesses as jobs of list scheduling, each with the numbers of those that it must be behind.
+
+    Nobody but T waits for rows, so they do not overtake the stores that were added before them; but the first rows of
+    all are what the first product waits for, so weights come behind them.
+    """
     first_rows = tuple(range(len(list(takewhile(_brings_rows, accesses)))))
     behind: dict[bool, tuple[int, ...]] = {False: first_rows, True: ()}
     """What the next access must be behind: one that brings rows, and any other load."""

@@ -38,14 +38,16 @@ EMPTY: Iterator[None] = iter(())
 
 
 class Residual(NamedTuple):
-    """What a product adds: rows of a bank, with the norm that they are sent with."""
+    """Rows that a product adds to its result. bank: the bank of X (0 or 1) that holds them. norm: the norm that X
+    applies when it sends them; None for none."""
 
     bank: int
     norm: SentNorm | None
 
 
 class WeightTiles(NamedTuple):
-    """`tiles` tiles of a weight for a half of the lanes: of a column, or else of a row, from a tile on."""
+    """`tiles` tiles of a weight for one half of the lanes, from the tile at (`row`, `column`) of the matrix on.
+    is_column: they are below each other; otherwise they are side by side."""
 
     half: Half
     matrix: Matrix
@@ -61,16 +63,21 @@ class WeightTiles(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Elements from one tile to the next."""
+        """Elements from one tile to the next in memory."""
         return self.matrix.row if self.is_column else TILE_SIZE
 
     def addr(self, at: int) -> int:
-        """The address of tile number `at`."""
+        """The address of tile number `at` of these, from 0 on, in elements of the bank."""
         return self.matrix.at(self.row, self.column) + at * self.stride
 
 
 class PanelEmitter:
-    """Emits what panels compute."""
+    """Emits the instructions of what panels compute, into `work`. sequences: all sequences of the network. mode: how
+    the lanes share rows and columns.
+
+    A bank is a bank of X, 0 or 1; a column tile has 128 columns, a row tile 128 rows. `norm` is the norm that X applies
+    to rows as it sends them, None for none.
+    """
 
     def __init__(self, work: Emission, sequences: Sequences, mode: Mode) -> None:
         self.e, self.sequences, self.mode = work, sequences, mode
@@ -103,7 +110,8 @@ class PanelEmitter:
         return out
 
     def stage(self, panel: Panel, x: Matrix) -> Iterator[None]:
-        """Load the rows of a panel into T of the odd lanes; yields after each tile of all pairs."""
+        """Load the rows of a panel from the activation `x` in DDR into T of the odd lanes; yields after each tile of
+        all pairs."""
         for step in self._pieces(panel, x.columns):
             for pair, row, column, slot, _ in step:
                 self.e.move(f"T{2 * pair + 1}", x.at(panel.tiles[row].row, column), TILE_SIZE)
@@ -158,9 +166,9 @@ class PanelEmitter:
     ) -> None:
         """Emit that X of a lane takes column tiles into slots of a bank.
 
-        slots: numbers within the bank. first: the column tile of slot 0. width: the columns of a whole row, over which
-        X makes the statistics; None makes no statistics. source: where the tiles come from. add: they are added to
-        what the slots hold.
+        slots: consecutive numbers within the bank, at least one. first: the column tile of slot 0. width: the columns
+        of a whole row, over which X makes the statistics; None makes no statistics. source: where the tiles come from.
+        add: they are added to what the slots hold.
         """
         statistics, columns = 0, 0
         if width is not None:
@@ -184,7 +192,8 @@ class PanelEmitter:
         yield from land
 
     def store(self, panel: Panel, bank: int, y: Matrix, norm: SentNorm | None) -> None:
-        """Store the rows of a bank of X in DDR, at `y`. norm: the norm that X applies to them, None for none."""
+        """Store the rows of a bank of X in DDR, at `y`. norm: the norm that X applies to them, None for none. `y` gives
+        the number of column tiles."""
         if norm is not None:
             self._join(panel, bank)
         self._storing.add(bank)
@@ -210,12 +219,14 @@ class PanelEmitter:
                     self.e.join_statistics(lane, bank, empty=not own)
 
     def slots(self, bank: int, at: int, count: int) -> range:
-        """The numbers of `count` slots of X from column tile `at` of a bank on."""
+        """The numbers of `count` slots of X, from column tile `at` of a bank on. Bank 1 begins behind all slots of bank
+        0."""
         first = bank * self.mode.lane.columns + at
         return range(first, first + count)
 
     def rows_to_mme(self, panel: Panel, bank: int, depth: int, norm: SentNorm | None, halves: Sequence[Half]) -> None:
-        """X sends all column tiles of its rows to the MMEs of these halves, and MeshA passes them on."""
+        """X sends all `depth` column tiles of its rows to the MMEs of these halves, and MeshA passes them on. The rows
+        must have the layout of the mode: in P3 each lane of a pair holds half of the columns."""
         if norm is not None:
             self._join(panel, bank)
         parts = self.mode.split(depth)
@@ -238,8 +249,9 @@ class PanelEmitter:
     # -- products
 
     def weights(self, parts: Sequence[WeightTiles]) -> None:
-        """Load the weight tiles of the halves. Two halves whose weights lie in the same bank take turns, tile by tile:
-        their lanes take the same left tiles, so neither gets far ahead of the other."""
+        """Load weight tiles and hand them to the lanes of their halves. parts: one entry for each half of the lanes
+        that computes. Two halves whose weights lie in the same bank take turns, tile by tile: their lanes take the same
+        left tiles, so neither gets far ahead of the other."""
         shared = [part for part in parts if not part.matrix.ddr]
         if len(shared) > 1:
             for at in range(max(part.tiles for part in shared)):
@@ -326,7 +338,8 @@ class PanelEmitter:
 
     def tables(self, panel: Panel, table: int) -> None:
         """Bring the table of a rotation for the rows of each lane to its Post, unless that has it. It comes before the
-        weights: behind them it would keep those of the next product waiting."""
+        weights: behind them it would keep those of the next product waiting. table: address of the tables of row tiles
+        of a sequence, in elements of the bank of weights."""
         lacking: dict[int, list[int]] = {}
         for lane in self.mode.lanes(panel):
             addr = table + self.mode.tile(panel, lane).at * TILE_SIZE
@@ -354,10 +367,10 @@ class PanelEmitter:
     ) -> None:
         """Add the products of one tile of K to the rows of a bank of X.
 
-        k: number of the tile. where: returns, for a row tile of the panel, the number of the T that has the left tile,
-        and the slot there. residual: what the first slice adds. width: the columns of a row, over which the last slice
-        makes the statistics. first: this slice overwrites the rows of the bank. last: no other slice follows. beside:
-        emits what else T of the odd lanes does between its tiles.
+        p: the product. k: number of its tile of K. where: returns, for a row tile of the panel, the lane whose T has
+        the left tile, and the slot there. residual: what the first slice adds. width: the columns of a row, over which
+        the last slice makes the statistics. first: this slice overwrites the rows of the bank. last: no other slice
+        follows. beside: emits what else T of the odd lanes does between its tiles.
         """
         e = self.e
         parts = self.mode.split(p.columns)
@@ -420,8 +433,8 @@ class PanelEmitter:
         to: Matrix,
         beside: Iterator[None] = EMPTY,
     ) -> None:
-        """Emit functions(rows @ weight), stored in DDR at `to`. bank: of the rows. norm: with which they are sent.
-        beside: takes a step after each column tile."""
+        """Emit functions(rows @ weight), stored in DDR at `to`. p: the product with its functions. bank: of the rows.
+        norm: with which they are sent. beside: takes a step after each column tile."""
         for step in range(self.mode.steps(p.columns)):
             made = self.column(panel, p, step, bank, norm)
             self.functions(panel, p, made, lambda lane: PostTarget.DDR)
@@ -436,8 +449,9 @@ class PanelEmitter:
     def product_on_chip(
         self, panel: Panel, p: TiledProduct, bank: int, norm: SentNorm | None, residual: Residual | None, width: int
     ) -> None:
-        """Emit rows @ weight + residual, into the other bank. bank: of the rows. norm: with which they are sent. width:
-        the columns of a row of the result, over which X makes the statistics."""
+        """Emit rows @ weight + residual, into the other bank. p: the product. bank: of the rows. norm: with which they
+        are sent. residual: None adds nothing. width: the columns of a row of the result, over which X makes the
+        statistics."""
         if residual is not None and residual.norm is not None:
             self._join(panel, residual.bank)
         starts = [columns.start for columns in self.mode.split(p.columns)]
@@ -447,8 +461,9 @@ class PanelEmitter:
                     self.take(lane, 1 - bank, (step,), starts[half.number], width)
 
     def copy(self, panel: Panel, columns: int, source: Residual, scale: int | None, width: int) -> None:
-        """Multiply the rows of a bank by vectors, into the other bank. columns: column tiles of a row. scale: address
-        of the vectors; None multiplies by 1. width: as for `add`."""
+        """Multiply the rows of a bank by vectors, into the other bank. columns: column tiles of a row. source: the bank
+        of the rows, and the norm with which they are sent. scale: address of the vectors, in elements of the bank of
+        weights; None multiplies by 1. width: as for `add`."""
         self.add(panel, columns, 1 - source.bank, source, scale, width, begin=True)
 
     def add(
@@ -464,9 +479,9 @@ class PanelEmitter:
     ) -> None:
         """Add rows of a bank, times vectors, to the rows of bank `to`.
 
-        columns: column tiles of a row. addend: the rows that are added, and their norm. scale: address of the vectors;
-        None multiplies by 1. width: the columns of a row, over which X makes the statistics. begin: overwrite the rows
-        of `to` instead.
+        columns: column tiles of a row. addend: the bank of the rows that are added, and their norm. scale: address of
+        the vectors, in elements of the bank of weights; None multiplies by 1. width: the columns of a row, over which X
+        makes the statistics. begin: overwrite the rows of `to` instead.
         """
         if addend.norm is not None:
             self._join(panel, addend.bank)
@@ -494,8 +509,12 @@ class PanelEmitter:
         beside: Iterator[None] = EMPTY,
         behind: Iterator[None] = EMPTY,
     ) -> None:
-        """functions(rows @ up) @ down + residual, in the other bank. beside: emits what goes beside it. behind: what
-        goes between the last slices, where the bank of the rows is free."""
+        """Emit functions(rows @ up) @ down + residual, into the other bank.
+
+        bank, norm: of the rows, as for `product`. residual: None adds nothing. width: the columns of a row of the
+        result, over which X makes the statistics. beside: emits what goes beside it, a step for each column tile.
+        behind: what goes between the last slices, where the bank of the rows is free.
+        """
         steps = self.mode.steps(up.columns)
         computed: dict[int, list[tuple[Half, int]]] = {}
 
@@ -549,7 +568,9 @@ class PanelEmitter:
     def keys_to_ddr(
         self, panel: Panel, a: AttentionHeads, bank: int, norm: SentNorm | None, beside: Iterator[None] = EMPTY
     ) -> None:
-        """Compute keys and values of a panel, and store them."""
+        """Compute keys and values of a panel, and store them in DDR where `a.stored` says, which must not be None.
+        bank, norm: of the rows, as for `product`. beside: takes two steps after each column tile of keys, and two after
+        each of values."""
         assert a.stored is not None
         for step in range(self.mode.steps(a.k.columns)):
             for p, stored in ((a.k, a.stored[0]), (a.v, a.stored[1])):
@@ -569,13 +590,14 @@ def _rows_of(lane: int) -> TileTarget:
 
 
 def panels_of(sequences: Sequences, size: int) -> list[Panel]:
-    """The row tiles of all sequences, cut into panels of `size` or, the last one, fewer."""
+    """The row tiles (of 128 rows) of all sequences, cut in order into panels of `size` tiles or, the last one,
+    fewer."""
     tiles = sequences.all
     return [Panel(tiles[i : i + size]) for i in range(0, len(tiles), size)]
 
 
 def shared(panels: list[Panel]) -> Iterator[list[Panel]]:
-    """The panels in groups. Two neighbours that have rows of one sequence are in one group."""
+    """The panels in groups, in order. Two neighbours that have rows of one sequence are in one group."""
     group: list[Panel] = []
     for panel, after in zip(panels, [*panels[1:], None], strict=True):
         group.append(panel)

@@ -15,15 +15,15 @@ from .panels import Residual
 
 
 class PlannedLoad(NamedTuple):
-    """Bring an activation into a bank of X."""
+    """Bring the activation `name` from DDR into a bank of X, 0 or 1."""
 
     name: str
     bank: int
 
 
 class PlannedOperation(NamedTuple):
-    """An operation on a panel. bank, norm: of x, and what it is sent with. residual: what is added. to: the bank of the
-    result, None for DDR. stored: whether the result is stored as well."""
+    """An operation on a panel. bank, norm: the bank of x, and the norm that it is sent with. residual: what is added.
+    to: the bank of the result, None for DDR. stored: whether a result in a bank is stored in DDR as well."""
 
     op: Operation
     bank: int
@@ -34,7 +34,8 @@ class PlannedOperation(NamedTuple):
 
 
 class PlannedKeys(NamedTuple):
-    """Keys and values of an attention, to DDR. bank, norm: of x."""
+    """Compute keys and values of an attention, and store them in DDR. bank, norm: the bank of x, and the norm that it
+    is sent with."""
 
     op: Attend
     bank: int
@@ -57,8 +58,11 @@ Banks = list[BankContents | None]
 
 
 class Planner:
-    """Which activation lies in which bank of X, and which ones have to be stored. norms: by activation, the norm of its
-    own. cut: a section ends in front of each attention."""
+    """Plans which activation lies in which bank of X, and which ones have to be stored in DDR.
+
+    operations: in execution order. stored: activations that are stored in any case, by name. norms: the norm that each
+    activation is sent with, by its name. cut: a section ends in front of each attention.
+    """
 
     def __init__(
         self,
@@ -88,8 +92,9 @@ class Planner:
         return out
 
     def plan(self, section: int, banks: Banks) -> list[Step]:
-        """The steps of a section. banks: when it begins; changed in place. Activations that must be stored are added to
-        `stored`: if there are new ones, earlier plans must be made again."""
+        """The steps of a section. section: its number in `sections()`. banks: what they hold when it begins; changed in
+        place. Activations that must be stored are added to `stored`: if there are new ones, earlier plans must be made
+        again. Raises `UnsupportedError` for a normalised residual that cannot be kept."""
         sections = self.sections()
         steps: list[Step] = []
         for op in sections[section]:
